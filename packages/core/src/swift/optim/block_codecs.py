@@ -15,6 +15,8 @@ from swift.config.obstacles import no_bitsandbytes
 
 _PART = 256 * 1024
 """Elements of a weight that are updated at once where the kernel makes copies in fp32 of all that it is given."""
+_BLOCKS = 64 * 1024
+"""Blocks that are encoded at once: on the way a code has eight bytes."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,18 @@ class BlockCodec:
         """Return the values of the codes."""
         raise NotImplementedError
 
+    def zeros(self, elements: int, *, signed: bool, device: torch.device) -> Moments:
+        """Return as many zeros, which are a multiple of the block: what `encode` makes of them, with nothing in fp32."""
+        one = self.encode(torch.zeros(self.block, device=device), signed=signed)
+        return Moments(one.codes.repeat(elements // self.block), one.scales.repeat(elements // self.block))
+
     def encode(self, values: torch.Tensor, *, signed: bool) -> Moments:
         """Return the codes of a tensor whose size is a multiple of the block."""
-        blocks, levels = values.reshape(-1, self.block), self.levels(signed, values.device)
+        parts = [self._encode(part, signed=signed) for part in values.reshape(-1, self.block).split(_BLOCKS)]
+        return Moments(torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts]))
+
+    def _encode(self, blocks: torch.Tensor, *, signed: bool) -> Moments:
+        levels = self.levels(signed, blocks.device)
         scales = blocks.abs().amax(dim=1)
         fractions = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
         codes = torch.bucketize(fractions, (levels[1:] + levels[:-1]) / 2)

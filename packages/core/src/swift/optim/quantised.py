@@ -51,8 +51,7 @@ class QuantisedAdamW(torch.optim.Optimizer):
     def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
-            zeros = torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.contiguous_format)
-            self.take_slots(parameter, {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros})
+            self._begin(parameter, state)
         state["step"] += 1
         hyper = AdamStep(state["step"], group["lr"], group["betas"], group["eps"], group["weight_decay"])
         first, second = state["exp_avg"], state["exp_avg_sq"]
@@ -62,6 +61,14 @@ class QuantisedAdamW(torch.optim.Optimizer):
         first.lerp_(grad, 1 - hyper.betas[0])
         second.mul_(hyper.betas[1]).addcmul_(grad, grad, value=1 - hyper.betas[1])
         adam(parameter, first, second, hyper)
+
+    def _begin(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        state["step"] = 0
+        for name, signed in _MOMENTS:
+            if self._few[parameter]:
+                state[name] = self._codec.zeros(parameter.numel(), signed=signed, device=parameter.device)
+            else:
+                state[name] = torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.contiguous_format)
 
     def slot_values(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Return AdamW's slots in fp32: what was in few bits on the CPU, since the device may have no room for it."""
