@@ -30,8 +30,8 @@ test-vllm: setup ## Of all tests, what starts a real vLLM: serving, engines, qua
 browser: ## Install the Chromium that tests of the dashboard open, where there is none
 	@$(PYTHON) tools/browser.py
 
-gpu: setup ## All that needs a GPU: wheels, the tests marked gpu, benchmarks/gpu.py; DRY=1 tries it without one
-	@$(BIN)/python tools/gpu_day.py $(if $(DRY),--dry)
+gpu: setup ## All that needs a GPU: wheels, the tests marked gpu, benchmarks/gpu.py; DRY=1 tries it without one, JOBS=N
+	@$(BIN)/python tools/gpu_day.py $(if $(DRY),--dry) $(if $(JOBS),--jobs $(JOBS))
 
 clusters: setup ## Ray, a store as S3 is, and the models of Kubernetes' jobs and SkyPilot: examples and URLs for real; installs them once
 	@$(PYTHON) tools/setup.py clusters

@@ -1,9 +1,9 @@
 """All that a GPU is needed for, in one command: `make gpu`. Builds wheels, runs the tests marked `gpu`, and measures.
 
 What was found is written as it comes, after each test: `docs/reference/proven-where.json`, from which `make docs` makes
-a page, and `benchmarks/results/gpu.json`. A test takes ten minutes at most; called again with the same device and
-libraries, those that have passed are not run again. `--dry` goes the same way on any machine, without a GPU, and writes
-into `build/gpu`.
+a page, and `benchmarks/results/gpu.json`. A test takes ten minutes at most, and several run at once, on tiny models;
+called again with the same device and libraries, those that have passed are not run again. `--dry` goes the same way on
+any machine, without a GPU, and writes into `build/gpu`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -30,12 +33,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make gpu", description=__doc__)
     parser.add_argument("--dry", action="store_true", help="on the CPU, with tiny models: only that it runs")
     parser.add_argument("--only", choices=("wheels", "tests", "benchmarks"), action="append", help="some of the parts")
+    parser.add_argument("--jobs", type=int, default=max(1, min(6, (os.cpu_count() or 1) // 2)), help="tests at a time")
     chosen = parser.parse_args(arguments)
     device = _device(dry=chosen.dry)
     if device is None:
         print("make gpu: this machine has no NVIDIA GPU. To see that it runs: make gpu DRY=1", file=sys.stderr)
         return 1
-    parts = {"wheels": _wheels, "tests": _tests, "benchmarks": _measured}
+    parts = {"wheels": _wheels, "tests": partial(_tests, jobs=chosen.jobs), "benchmarks": _measured}
     WORK.mkdir(parents=True, exist_ok=True)
     worst = 0
     for name in chosen.only or parts:
@@ -49,26 +53,44 @@ def _wheels(_: str, *, dry: bool) -> int:
     return _call([sys.executable, "tools/wheels.py", str(WORK / "wheels")])
 
 
-def _tests(device: str, *, dry: bool) -> int:
-    """Run the tests one after the other, and write down after each whether it passed."""
+def _tests(device: str, *, dry: bool, jobs: int) -> int:
+    """Run the tests, each in a process of its own, and write down after each whether it passed."""
     known = runpy.run_path(str(ROOT / "tests" / "helpers" / "gpu_cases.py"))["everything"]()
     out = WORK / FOUND.name if dry else FOUND
     about: dict[str, object] = {"device": device, "versions": _versions()}
     found = _passed_before(out, about)
-    report, worst = WORK / "test.xml", 0
-    for name in known:
-        if name in found:
-            continue
-        report.unlink(missing_ok=True)
-        words = [f"{TESTS}::{name}", f"--timeout={LIMIT}", f"--junit-xml={report}"]
-        worst = max(worst, _call([sys.executable, "-m", "pytest", *words], dry=dry))
-        found[name] = "failed"
-        if report.exists():  # a test that ends its process leaves none
-            for case in ElementTree.parse(report).iter("testcase"):
-                found[name] = _outcome(case)
-        out.write_text(json.dumps({**about, "found": found}, indent=2) + "\n", encoding="utf-8")
+    left, worst = [name for name in known if name not in found], 0
+    with ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(_tested, name, dry=dry): name for name in left}
+        for done in as_completed(running):
+            name, (code, outcome, printed) = running[done], done.result()
+            print(f"{name}: {outcome}" + (f"\n{printed}" if outcome == "failed" else ""), flush=True)
+            worst, found[name] = max(worst, code), outcome
+            ordered = {each: found[each] for each in known if each in found}
+            out.write_text(json.dumps({**about, "found": ordered}, indent=2) + "\n", encoding="utf-8")
     print(f"written to {out}")
     return worst
+
+
+def _tested(name: str, *, dry: bool) -> tuple[int, str, str]:
+    """Return how a test ended: its process, in a word, and what it printed."""
+    report = WORK / f"{re.sub('[^a-z0-9_]+', '-', name)}.xml"
+    report.unlink(missing_ok=True)
+    words = [f"{TESTS}::{name}", f"--timeout={LIMIT}", f"--junit-xml={report}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=ROOT,
+        env=_variables(dry=dry),
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    outcome = "failed"
+    if report.exists():  # a test that ends its process leaves none
+        for case in ElementTree.parse(report).iter("testcase"):
+            outcome = _outcome(case)
+    return done.returncode, outcome, done.stdout
 
 
 def _passed_before(out: Path, about: dict[str, object]) -> dict[str, str]:
@@ -95,9 +117,12 @@ def _measured(_: str, *, dry: bool) -> int:
     return _call([sys.executable, "-m", "benchmarks.gpu", *place])
 
 
-def _call(command: list[str], *, dry: bool = False) -> int:
-    variables = {**os.environ, "SWIFT_GPU_TESTS_ON": "cpu"} if dry else dict(os.environ)
-    return subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+def _call(command: list[str]) -> int:
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def _variables(*, dry: bool) -> dict[str, str]:
+    return {**os.environ, **({"SWIFT_GPU_TESTS_ON": "cpu"} if dry else {})}
 
 
 def _device(*, dry: bool) -> str | None:

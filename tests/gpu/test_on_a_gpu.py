@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from gpu_cases import CASES, EXPORTS, Case
+from gpu_cases import CASES, EXPORTS, KERNELS, Case
 from tiny_runs import conversations, write_jsonl, write_model
 
 DRY = os.environ.get("SWIFT_GPU_TESTS_ON") == "cpu"
@@ -37,6 +37,35 @@ def test_a_run_on_a_gpu(case: Case, place: Path) -> None:
     assert found[0] == pytest.approx(expected[0], rel=case.tolerance)
     if case.saves:
         assert saved(found[1]) == saved(expected[1])
+
+
+@pytest.mark.full
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KERNELS)
+def test_attention_of_packs(kind: str) -> None:
+    import torch
+    from torch.nn.functional import cosine_similarity
+
+    from swift.toolkit import packing_of, varlen_attention
+
+    device = torch.device("cpu" if DRY else "cuda")
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, heads, 700, 64) for heads in (8, 2, 2)]
+    weights = torch.randn(1, 700, 8, 64)
+
+    def answers(place: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+        given = [each.to(place, dtype).requires_grad_() for each in inputs]
+        packing = packing_of([0, 1, 300, 333], 700, place)
+        assert (packing.edges is None) == (place.type == "cpu")
+        window = {"causal": None, "window": 50}[kind]
+        output, _ = varlen_attention(torch.nn.Module(), *given, None, sliding_window=window, packing=packing)
+        (output * weights.to(place, dtype)).sum().backward()
+        return [each.detach().float().cpu().flatten() for each in (output, *(each.grad for each in given))]
+
+    found, expected = answers(device, torch.bfloat16), answers(torch.device("cpu"), torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() < 0.02 * other.norm()
+        assert cosine_similarity(one, other, dim=0) > 0.999
 
 
 @pytest.mark.full

@@ -62,6 +62,21 @@ CASES = (
         only_gpu=("--train.compile", "true"),
     ),
     Case(
+        "packed",
+        "torch's FlashAttention on samples that lie end to end against float32 on the CPU, one by one",
+        (*FULL, *BF16, *PACKED),
+        (*FP32, *PACKED, "--backend.device", "cpu"),
+        "tests/core/models/test_attention.py (the call, and attention by a mask in its place)",
+    ),
+    Case(
+        "packed_compiled",
+        "the same, in compiled blocks",
+        (*FULL, *BF16, *PACKED, "--train.compile", "true"),
+        (*FULL, *BF16, *PACKED),
+        "tests/core/models/test_attention.py (compiled once for packs of any samples)",
+        only_gpu=("--train.compile", "true"),
+    ),
+    Case(
         "flash",
         "flash-attn on samples that lie end to end against SDPA, one by one",
         (*FULL, *BF16, *PACKED, "--attn_impl", "flash_attention_2"),
@@ -166,6 +181,11 @@ CASES = (
         no_dry="Transformer Engine has no CPU",
     ),
 )
+KERNELS = {
+    "causal": "torch's FlashAttention on packs, values and gradients, against float32",
+    "window": "the same with a sliding window",
+}
+KERNELS_ON_CPU = "tests/core/models/test_attention.py (attention by a mask in its place)"
 EXPORTS = {
     "gptq": "4 bits by GPTQ, read by vLLM's kernels",
     "awq": "4 bits by AWQ, read by vLLM's kernels",
@@ -177,5 +197,6 @@ EXPORTS_ON_CPU = "tests/export_vllm (vLLM's kernels for the CPU)"
 def everything() -> dict[str, tuple[str, str]]:
     """Return what each test proves, and where on the CPU, by the test's name as pytest says it."""
     runs = {f"test_a_run_on_a_gpu[{case.name}]": (case.proves, case.cpu) for case in CASES}
+    kernels = {f"test_attention_of_packs[{name}]": (text, KERNELS_ON_CPU) for name, text in KERNELS.items()}
     exports = {f"test_an_export_answers_on_a_gpu[{name}]": (text, EXPORTS_ON_CPU) for name, text in EXPORTS.items()}
-    return runs | exports
+    return runs | kernels | exports
