@@ -14,8 +14,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -118,15 +120,19 @@ def training(place: Place, name: str, *words: str, shape: str | None = None, ste
         "--export.verify",
         "none",
     ]
-    call(command)
+    with ThreadPoolExecutor(1) as beside:  # only its first seconds lie beside the plan, and those are of loading
+        plan_to_come = beside.submit(planned, model, settings, place)
+        call(command)
+        plan = plan_to_come.result()
     lines = [json.loads(line) for line in (output / model.name / "run" / "logging.jsonl").read_text().splitlines()]
     measured = [line for line in lines if "tokens_per_second" in line]
     ends = [0.0, *(line["elapsed_time"] for line in measured)]
     seconds = [end - begin for begin, end in pairwise(ends)]
     rate = median(line["tokens_per_second"] for line in measured[WARM:])
     memory = max(line["memory(GiB)"] for line in measured)
-    plan = planned(model, settings, place)
-    trained = 0 if "lora" in words else plan["model"]["parameters"]
+    size = SHAPES[shape or place.shape]
+    multiplied = plan["model"]["parameters"] - size["vocab_size"] * size["hidden_size"]  # embedding is looking up
+    trained = 0 if "lora" in words else multiplied
     facts: dict[str, Any] = {
         "tokens_per_second": rate,
         "peak_gib": memory,
@@ -137,7 +143,7 @@ def training(place: Place, name: str, *words: str, shape: str | None = None, ste
     }
     known = device_called(device_name(place))
     if known is not None:
-        facts["mfu"] = rate * (4 * plan["model"]["parameters"] + 2 * trained) / (known.tflops * 1e12)
+        facts["mfu"] = rate * (4 * multiplied + 2 * trained) / (known.tflops * 1e12)
     return facts
 
 
@@ -150,18 +156,21 @@ def planned(model: Path, settings: Sequence[str], place: Place) -> dict[str, Any
     return found
 
 
+ACCUMULATED = ("--gradient_accumulation_steps", "4")
+
+
 def _lora(place: Place, tokens: int, *more: str) -> dict[str, Any]:
     name = f"lora-{tokens}"
     return training(place, name, "--train_type", "lora", "--max_length", str(tokens), *more)
 
 
 def _full(place: Place, tokens: int, *more: str) -> dict[str, Any]:
-    words = ["--train_type", "full", "--optim", "adamw_8bit", "--max_length", str(tokens), *more]
+    words = ["--train_type", "full", "--optim", "adamw_8bit", "--max_length", str(tokens), *ACCUMULATED, *more]
     return training(place, f"full-{tokens}", *words)
 
 
 def _compiled(place: Place) -> tuple[str, ...]:
-    return () if place.dry else ("--train.compile", "true")  # FP8 pays where the rounding is fused
+    return () if place.dry else ("--train.compile", "true")
 
 
 def _fp8(place: Place) -> dict[str, Any]:
@@ -182,6 +191,8 @@ def _saving(place: Place) -> dict[str, Any]:
 
 
 def _serving(place: Place) -> dict[str, Any]:
+    if find_spec("vllm") is None:
+        return {"left_out": "vllm is not installed"}
     from benchmarks.inputs import ensure
     from benchmarks.serving import SETTINGS, course
 
@@ -200,7 +211,7 @@ def _grpo(place: Place) -> dict[str, Any]:
     shutil.rmtree(output, ignore_errors=True)
     (FOLDER / "reward.py").write_text(REWARD)
     engine = ["--rollout_engine", "transformers"]
-    if not place.dry:
+    if not place.dry and find_spec("vllm") is not None:
         engine = ["--rollout_engine", "vllm", "--rollout_options", '{"gpu_memory_utilization": 0.5}']
     command = [
         SWIFT,
@@ -248,7 +259,7 @@ def _grpo(place: Place) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[Place], dict[str, Any]]] = {
-    "lora_4k": lambda place: _lora(place, place.tokens[0], "--gradient_accumulation_steps", "4"),
+    "lora_4k": lambda place: _lora(place, place.tokens[0], *ACCUMULATED, *_compiled(place)),
     "lora_16k": lambda place: _lora(place, place.tokens[1], "--gradient_checkpointing", "true"),
     "full_4k": lambda place: _full(place, place.tokens[0], *_compiled(place)),
     "full_16k": lambda place: _full(place, place.tokens[1], "--gradient_checkpointing", "true"),
@@ -329,7 +340,9 @@ def device_name(place: Place) -> str:
 
 def call(command: Sequence[str]) -> str:
     """Run a command to its end and answer what it printed; a failure raises with its last words."""
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    # Packs are of many lengths: without it, the allocator keeps blocks that fit none of those to come.
+    variables = environment(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError("\n".join((done.stdout + done.stderr).splitlines()[-15:]))
     return done.stdout
@@ -365,6 +378,8 @@ def report(out: Path, place: Place, results: dict[str, dict[str, Any]]) -> Path:
         )
     shown = []
     for name, facts in results.items():
+        if "left_out" in facts:
+            shown.append({"what": name, "figure": "not measured", "verdict": facts["left_out"]})
         if "failed" in facts:
             shown.append({"what": name, "figure": "failed", "verdict": facts["failed"].strip().splitlines()[-1][:200]})
         for key, unit in _UNITS.items():
@@ -405,7 +420,9 @@ def main() -> int:
         print(f"{name} ...", flush=True)
         results[name] = apart(name, place)
         path = report(arguments.out, place, results)
-        facts = {key: results[name][key] for key in ("failed", *_UNITS) if results[name].get(key) is not None}
+        facts = {
+            key: results[name][key] for key in ("failed", "left_out", *_UNITS) if results[name].get(key) is not None
+        }
         print(f"  {facts}\n  written to {path}", flush=True)
     return int(any("failed" in facts for facts in results.values()))
 

@@ -2,8 +2,8 @@
 
 Without flash-attn, transformers keeps packed samples apart with a mask of tokens × tokens and computes all of it.
 `swift_varlen` computes within samples alone, so that work and memory grow with the sum of squared lengths: on a GPU by
-the kernel of FlashAttention that torch brings, which takes all samples at once; elsewhere, and in fp32, it cuts queries,
-keys and values at the boundaries and calls torch's kernel on each sample.
+the FlashAttention that torch brings, which takes all samples at once; elsewhere, and in fp32, it cuts queries, keys and
+values at the boundaries and calls torch's kernel on each sample.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,7 +168,7 @@ class HfSource:
                 parameter.data = parameter.data.to(dtype)
             model.to(device)
         else:
-            model = self._load(dtype).to(device)
+            model = self._load(dtype, device).to(device)
         # PEFT writes this into the adapter's configuration: the name that others can find, not our cache.
         model.name_or_path = self.name  # type: ignore[assignment]  # a plain attribute of PreTrainedModel
         return model
@@ -355,8 +356,11 @@ class HfSource:
             hint="The files and config.json do not belong together.",
         )
 
-    def _load(self, dtype: torch.dtype) -> torch.nn.Module:
+    def _load(self, dtype: torch.dtype, device: str) -> torch.nn.Module:
         settings: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
+        if device != "cpu" and find_spec("accelerate") is not None:
+            # Tensor by tensor onto the device, where they are cast and looked at too; transformers needs accelerate.
+            settings["device_map"] = {"": device}
         fits = as_model_error(
             f"The weights in {self.folder} do not fit its {CONFIG}", hint=_COPY_AGAIN, config=self._config_json
         )
@@ -384,6 +388,7 @@ class HfSource:
         extra = sorted(name for name in info["unexpected_keys"] if not self._is_dropped(name))
         if extra:
             self._say(f"{len(extra)} weights in {self.folder} are not part of the model, the first is {extra[0]}")
+        model.__dict__.pop("hf_device_map", None)  # all is in one place
         loaded: torch.nn.Module = model
         for name, parameter in loaded.named_parameters():
             check_finite(name, parameter, self.folder)

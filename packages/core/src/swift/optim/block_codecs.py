@@ -49,7 +49,7 @@ class BlockCodec:
         raise NotImplementedError
 
     def zeros(self, elements: int, *, signed: bool, device: torch.device) -> Moments:
-        """Return as many zeros, which are a multiple of the block: what `encode` makes of them, with nothing in fp32."""
+        """Return what `encode` makes of as many zeros, which are a multiple of the block, with nothing in fp32."""
         one = self.encode(torch.zeros(self.block, device=device), signed=signed)
         return Moments(one.codes.repeat(elements // self.block), one.scales.repeat(elements // self.block))
 
