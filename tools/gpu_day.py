@@ -16,6 +16,7 @@ import runpy
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from importlib import metadata
@@ -39,7 +40,11 @@ def main(arguments: list[str]) -> int:
     if device is None:
         print("make gpu: this machine has no NVIDIA GPU. To see that it runs: make gpu DRY=1", file=sys.stderr)
         return 1
-    parts = {"wheels": _wheels, "tests": partial(_tests, jobs=chosen.jobs), "benchmarks": _measured}
+    parts: dict[str, Callable[..., int]] = {
+        "wheels": _wheels,
+        "tests": partial(_tests, jobs=chosen.jobs),
+        "benchmarks": _measured,
+    }
     WORK.mkdir(parents=True, exist_ok=True)
     worst = 0
     for name in chosen.only or parts:
@@ -122,7 +127,7 @@ def _call(command: list[str]) -> int:
 
 
 def _variables(*, dry: bool) -> dict[str, str]:
-    return {**os.environ, **({"SWIFT_GPU_TESTS_ON": "cpu"} if dry else {})}
+    return {**os.environ, **({"SWIFT_GPU_TESTS_ON": "cpu", "TRITON_INTERPRET": "1"} if dry else {})}
 
 
 def _device(*, dry: bool) -> str | None:

@@ -100,6 +100,7 @@ FLOORS = (
     "hookspecs",
     "processes",
     "plugins",
+    "kernels",
     "tuners",
     "optim",
     "deferred",

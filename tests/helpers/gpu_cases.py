@@ -11,6 +11,8 @@ BF16 = ("--torch_dtype", "bfloat16")
 FULL = ("--train_type", "full")
 FP32 = (*FULL, "--torch_dtype", "float32")
 SAVED = (*FP32, "--train.deterministic", "true", "--save_steps", "2", "--save_total_limit", "9")
+MASKED = "tests/core/models/test_attention.py (attention by a mask in its place)"
+INTERPRETED = "by Triton's interpreter, where there is Triton: `make gpu DRY=1`"
 PACKED = ("--packing", "true", "--max_length", "256")
 
 
@@ -182,10 +184,13 @@ CASES = (
     ),
 )
 KERNELS = {
-    "causal": "torch's FlashAttention on packs, values and gradients, against float32",
-    "window": "the same with a sliding window",
+    "attention_of_packs[causal]": ("torch's FlashAttention on packs, values and gradients, against float32", MASKED),
+    "attention_of_packs[window]": ("the same with a sliding window", MASKED),
+    "views_by_kernels[logps]": ("kernels of the loss, values and gradients, against torch's operators", INTERPRETED),
+    "views_by_kernels[entropy]": ("the same with entropy and mean", INTERPRETED),
+    "adamw_8bit_by_a_kernel": ("the update of AdamW in 8 bits against its definition", INTERPRETED),
 }
-KERNELS_ON_CPU = "tests/core/models/test_attention.py (attention by a mask in its place)"
+"""What each test of a kernel proves, and where on the CPU."""
 EXPORTS = {
     "gptq": "4 bits by GPTQ, read by vLLM's kernels",
     "awq": "4 bits by AWQ, read by vLLM's kernels",
@@ -197,6 +202,6 @@ EXPORTS_ON_CPU = "tests/export_vllm (vLLM's kernels for the CPU)"
 def everything() -> dict[str, tuple[str, str]]:
     """Return what each test proves, and where on the CPU, by the test's name as pytest says it."""
     runs = {f"test_a_run_on_a_gpu[{case.name}]": (case.proves, case.cpu) for case in CASES}
-    kernels = {f"test_attention_of_packs[{name}]": (text, KERNELS_ON_CPU) for name, text in KERNELS.items()}
+    kernels = {f"test_{name}": facts for name, facts in KERNELS.items()}
     exports = {f"test_an_export_answers_on_a_gpu[{name}]": (text, EXPORTS_ON_CPU) for name, text in EXPORTS.items()}
     return runs | kernels | exports

@@ -104,7 +104,8 @@ def test_attention_of_ours_generates_like_the_usual_one():
 def torchs_flash_attention(monkeypatch):
     """Take the way of a GPU, with attention by a mask in the place of its kernel."""
 
-    def by_a_mask(query, key, value, edges, longest, dropout, scaling, window):
+    def by_a_mask(row, edges, longest, dropout, scaling, window):
+        query, key, value = row
         assert torch.compiler.is_compiling() or longest == edges.diff().max()
         places = torch.arange(len(query))
         sample, distance = torch.searchsorted(edges, places, right=True), places[:, None] - places[None, :]
@@ -125,7 +126,8 @@ def test_all_samples_at_once_are_what_they_are_one_by_one(torchs_flash_attention
     query, key, value = (torch.randn(1, heads, 12, 16, dtype=torch.bfloat16) for heads in (4, 2, 2))
     together = packing_of([0, 3, 9], 12, torch.device("cpu"))
     assert together.edges.tolist() == [0, 3, 9, 12]
-    assert together == (apart := packing_of([0, 3, 9], 12))
+    apart = packing_of([0, 3, 9], 12)
+    assert together == apart
     given = (torch.nn.Module(), query, key, value, None)
     found, _ = varlen_attention(*given, sliding_window=window, packing=together)
     expected, _ = varlen_attention(*given, sliding_window=window, packing=apart)
@@ -154,7 +156,7 @@ def test_torchs_kernel_is_called_as_it_wants_to_be_and_has_a_gradient():
     )
     edges = torch.empty(3, dtype=torch.int32, device="meta")
     for window in (None, 4):
-        attention._all_at_once(query, key, value, edges, 6, 0.0, None, window).sum().backward()
+        attention._all_at_once((query, key, value), edges, 6, 0.0, None, window).sum().backward()
     assert key.grad.shape == key.shape
 
 

@@ -161,8 +161,8 @@ def varlen_attention(
                 hint="Type --model.attention eager",
             )
     if packing.edges is not None and len(query) == 1 and (dtype := _flash_dtype(query)) is not None:
-        together = [tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value)]
-        return _all_at_once(*together, packing.edges, packing.longest, dropout, scaling, sliding_window)[None], None
+        together = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
+        return _all_at_once((*together,), packing.edges, packing.longest, dropout, scaling, sliding_window)[None], None
     queries, keys, values = (tensor.split_with_sizes(packing.lengths, dim=2) for tensor in (query, key, value))
     outputs = [
         _causal(*sample, dropout=dropout, scaling=scaling, window=sliding_window)
@@ -172,20 +172,16 @@ def varlen_attention(
 
 
 def _all_at_once(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    row: tuple[torch.Tensor, ...],
     edges: torch.Tensor,
     longest: int,
     dropout: float,
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Attention by torch's own FlashAttention, which has a gradient; tensors are [tokens, heads, width]."""
+    """Attention by torch's own FlashAttention, which has a gradient, to [tokens, heads, width] of a row."""
     output: torch.Tensor = torch.ops.aten._flash_attention_forward(
-        query,
-        key,
-        value,
+        *row,
         edges,
         edges,
         longest,

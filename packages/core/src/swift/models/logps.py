@@ -15,6 +15,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from swift.contracts import ModelView, Need
+from swift.kernels.available import kernels_for
 from swift.models.logits import LogitTransform, VocabularyShard
 from swift.models.logps_autograd import HeadLogps, Settings, chunks
 
@@ -91,22 +92,24 @@ def token_logps(
     transform = transform or LogitTransform()
     small = tokens * vocabulary * 4 <= keep_bytes
     everything = shard is None and _is_everything(candidates, vocabulary)
+    fused = candidates is None and bias is None and shard is None and transform.softcap is None and kernels_for(hidden)
+    # Kernels keep nothing in fp32 of the size of logits: four times as many tokens take as much memory.
+    size = tokens_per_chunk(vocabulary, hidden.device.type) * (4 if fused else 1)
     settings = Settings(
         transform=transform,
         dtype=_product_dtype(weight),
-        chunk=max(1, tokens) if small else chunk_tokens or tokens_per_chunk(vocabulary, hidden.device.type),
+        chunk=max(1, tokens) if small else chunk_tokens or size,
         vocabulary=vocabulary if shard is None else shard.vocabulary,
-        # Entropy and candidates need the logits themselves again.
+        # Entropy and candidates need the logits themselves again, which only kernels leave there.
         keep=small
         and torch.is_grad_enabled()
-        and transform.softcap is None
-        and Need.TOKEN_ENTROPY not in want
-        and candidates is None,
+        and (fused or (transform.softcap is None and Need.TOKEN_ENTROPY not in want and candidates is None)),
         correct=Need.TOKEN_CORRECT in want,
         means=Need.MEAN_LOGPS in want,
         entropy=Need.TOKEN_ENTROPY in want,
         everything=everything,
         shard=shard,
+        fused=fused,
     )
     candidates = None if everything else candidates
     return TokenViews(*cast("Any", HeadLogps.apply)(hidden, weight, bias, targets, candidates, settings))

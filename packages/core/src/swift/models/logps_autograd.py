@@ -48,13 +48,21 @@ class Settings:
     """Whether the candidates are the whole vocabulary in its order: they need no ids, and nothing is left beside them.
     """
     shard: VocabularyShard | None = None
+    fused: bool = False
+    """Whether kernels of `swift.kernels.logits` read the product and turn it into its gradient."""
+
+    @property
+    def factor(self) -> float:
+        """Return what a product is multiplied by to be logits, where nothing else is done to it."""
+        return self.transform.scale / self.transform.temperature
 
 
 class HeadLogps(torch.autograd.Function):
     """hidden, weight, bias → the fields of `TokenViews`.
 
-    With `keep`, the forward pass leaves exp(logit - largest) behind, whole, and the backward pass overwrites it with
-    the gradient. A second backward pass is then refused by autograd, which counts changes in place.
+    With `keep`, the forward pass leaves exp(logit - largest) behind, whole (the product, where it is `fused`), and the
+    backward pass overwrites it with the gradient. A second backward pass is then refused by autograd, which counts
+    changes in place.
     """
 
     @staticmethod
@@ -80,11 +88,12 @@ class HeadLogps(torch.autograd.Function):
         cast_weight = weight.to(settings.dtype)
         kept = None
         for rows in chunks(tokens, settings.chunk):
-            logits = _logits(hidden[rows], cast_weight, bias, settings)
+            make = _product if settings.fused else _logits
+            logits = make(hidden[rows], cast_weight, bias, settings)
             for piece, part in _blocks(logits, rows.start):
                 if chosen is not None and settings.everything:
                     chosen[part] = piece
-                look = _look if settings.shard is None else _look_together
+                look = _look_fused if settings.fused else _look if settings.shard is None else _look_together
                 seen = look(piece, targets[part], None if candidates is None else candidates[part], settings)
                 totals[part] = seen.total
                 normalisers[part] = seen.largest + seen.total.log()
@@ -116,9 +125,15 @@ class HeadLogps(torch.autograd.Function):
         settings: Settings = ctx.settings
         sums = _Gradients(hidden, weight, bias, ctx.needs_input_grad, settings.dtype)
         pull = _Pull.of(gradients, targets, candidates, (normalisers, entropy, rest), settings)
-        if kept is not None:
+        if kept is not None and not settings.fused:
             pull.shrink = pull.shrink / totals
         for rows in chunks(hidden.shape[0], settings.chunk):
+            if settings.fused:
+                product = _product(hidden[rows], sums.cast_weight, bias, settings) if kept is None else kept
+                pull.on_product(product, rows, settings.factor)
+                sums.add(rows, product)
+                del product
+                continue
             if every is not None:
                 logits = every[rows].exp()
             else:
@@ -236,6 +251,16 @@ class _Pull:
         if others is not None and self.candidates is not None and self.chosen is not None:
             piece.add_(others).scatter_add_(-1, self.candidates[part], self.chosen[part])
 
+    def on_product(self, product: torch.Tensor, part: slice, factor: float) -> None:
+        """Overwrite `product`, which times a factor is the logits of the tokens `part`, with its gradient."""
+        from swift.kernels.logits import to_gradient
+
+        def here(values: torch.Tensor | None) -> torch.Tensor | None:
+            return None if values is None else values[part]
+
+        always = (self.targets[part], factor, self.normalisers[part], self.shrink[part], self.added[part])
+        to_gradient(product, *always, here(self.spread), here(self.entropy))
+
 
 class _Gradients:
     """Add up the gradients of hidden, weight and bias, of those that want one, chunk by chunk in fp32."""
@@ -281,6 +306,13 @@ class _Gradients:
         if self._weight_sum is None:  # not a single token was looked at
             return torch.zeros_like(self.cast_weight, dtype=self._weight_dtype)
         return self._weight_sum.to(self._weight_dtype)
+
+
+def _product(
+    hidden: torch.Tensor, cast_weight: torch.Tensor, bias: torch.Tensor | None, settings: Settings
+) -> torch.Tensor:
+    assert bias is None
+    return torch.nn.functional.linear(hidden.to(settings.dtype), cast_weight)
 
 
 def _logits(
@@ -333,6 +365,17 @@ def _look(
     total = logits.sub_(largest).exp_().sum(-1)
     surprise = torch.xlogy(logits, logits).sum(-1) if settings.entropy else None
     return _Statistics(largest[:, 0], total, at_target[:, 0], hits, mean, surprise, chosen)
+
+
+def _look_fused(
+    product: torch.Tensor, targets: torch.Tensor, candidates: torch.Tensor | None, settings: Settings
+) -> _Statistics:
+    """Return the same by one kernel, which leaves the product alone."""
+    from swift.kernels.logits import statistics
+
+    largest, total, at_target, hits, sums, surprise = statistics(product, targets, settings.factor)
+    assert candidates is None
+    return _Statistics(largest, total, at_target, hits, sums / settings.vocabulary, surprise, None)
 
 
 def _look_together(

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 
 from swift.config.obstacles import no_bitsandbytes
+from swift.kernels.available import kernels_for
 
 _PART = 256 * 1024
 """Elements of a weight that are updated at once where the kernel makes copies in fp32 of all that it is given."""
@@ -38,6 +39,12 @@ class AdamStep:
     eps: float
     weight_decay: float
 
+    @property
+    def factors(self) -> tuple[float, float, float]:
+        """Return those of the weight, of the update, and of the second moment before its root."""
+        size = -self.lr / (1 - self.betas[0] ** self.step)
+        return 1 - self.lr * self.weight_decay, size, 1 / (1 - self.betas[1] ** self.step)
+
 
 class BlockCodec:
     """Codes of the nearest among a few values, ascending from -1 or 0 to 1, times the largest element of a block."""
@@ -55,7 +62,8 @@ class BlockCodec:
 
     def encode(self, values: torch.Tensor, *, signed: bool) -> Moments:
         """Return the codes of a tensor whose size is a multiple of the block."""
-        parts = [self._encode(part, signed=signed) for part in values.reshape(-1, self.block).split(_BLOCKS)]
+        blocks = torch.split(values.reshape(-1, self.block), _BLOCKS)
+        parts = [self._encode(part, signed=signed) for part in blocks]
         return Moments(torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts]))
 
     def _encode(self, blocks: torch.Tensor, *, signed: bool) -> Moments:
@@ -128,6 +136,13 @@ class EightBits(BlockCodec):
     ) -> None:
         """Update a weight and its moments in place, by one fused kernel; on a CPU it is not fused, and takes parts."""
         gradients, weights = grad.reshape(-1), weight.view(-1)
+        if kernels_for(weight):  # several times as fast as bitsandbytes' own
+            from swift.kernels.adam_8bit import update
+
+            levels = _dynamic_levels(True, weight.device), _dynamic_levels(False, weight.device)
+            moments = first.codes, first.scales, second.codes, second.scales
+            update(weights, gradients, moments, levels, betas=hyper.betas, eps=hyper.eps, factors=hyper.factors)
+            return
         part = weights.numel() if weight.device.type != "cpu" else _PART
         for start in range(0, weights.numel(), part):
             elements = slice(start, start + part)
@@ -165,9 +180,10 @@ def eight_bits() -> EightBits:
 
 def adam(weight: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, hyper: AdamStep) -> None:
     """Update a weight in place by moments that have seen its gradient, as torch.optim.AdamW does."""
-    weight.mul_(1 - hyper.lr * hyper.weight_decay)
+    decay, size, _ = hyper.factors
+    weight.mul_(decay)
     unbiased = square.div(1 - hyper.betas[1] ** hyper.step).sqrt_().add_(hyper.eps)
-    weight.addcdiv_(mean, unbiased, value=-hyper.lr / (1 - hyper.betas[0] ** hyper.step))
+    weight.addcdiv_(mean, unbiased, value=size)
 
 
 @cache
