@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -78,7 +79,7 @@ def token_logps(
     candidates: torch.Tensor | None = None,
     want: Collection[Need] = (Need.TOKEN_LOGPS,),
     chunk_tokens: int | None = None,
-    keep_bytes: int = KEEP_BYTES,
+    keep_bytes: int | None = None,
     shard: VocabularyShard | None = None,
 ) -> TokenViews:
     """View `targets` [tokens] under the head `weight` [vocabulary, width] applied to `hidden` [tokens, width].
@@ -90,14 +91,17 @@ def token_logps(
     candidates = _asked(candidates, want)
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
     transform = transform or LogitTransform()
-    small = tokens * vocabulary * 4 <= keep_bytes
     everything = shard is None and _is_everything(candidates, vocabulary)
+    dtype = _product_dtype(weight)
     fused = candidates is None and bias is None and shard is None and transform.softcap is None and kernels_for(hidden)
+    if keep_bytes is None:
+        keep_bytes = _keep_bytes(hidden.device) if fused else KEEP_BYTES
+    small = tokens * vocabulary * (dtype.itemsize if fused else 4) <= keep_bytes
     # Kernels keep nothing in fp32 of the size of logits: four times as many tokens take as much memory.
     size = tokens_per_chunk(vocabulary, hidden.device.type) * (4 if fused else 1)
     settings = Settings(
         transform=transform,
-        dtype=_product_dtype(weight),
+        dtype=dtype,
         chunk=max(1, tokens) if small else chunk_tokens or size,
         vocabulary=vocabulary if shard is None else shard.vocabulary,
         # Entropy and candidates need the logits themselves again, which only kernels leave there.
@@ -170,6 +174,13 @@ def at_places(candidates: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def tokens_per_chunk(vocabulary: int, device: str) -> int:
     """Return how many tokens may have all their logits in memory at once on a type of device."""
     return max(MIN_CHUNK, CHUNK_BYTES.get(device, CHUNK_BYTES["cuda"]) // (4 * vocabulary))
+
+
+@cache
+def _keep_bytes(device: torch.device) -> int:
+    """Return up to which size products are kept for the backward pass on a device: a fiftieth of what it has."""
+    whole = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    return max(KEEP_BYTES, whole // 50)
 
 
 def _product_dtype(weight: torch.Tensor) -> torch.dtype:
