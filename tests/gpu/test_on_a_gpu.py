@@ -171,7 +171,7 @@ def flags_of(case: Case) -> tuple[str, ...]:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model whose sides fit FP8, and chats."""
     folder = tmp_path_factory.mktemp("gpu")
-    write_model(folder / "tiny", intermediate_size=128, num_attention_heads=4, num_key_value_heads=4)
+    write_model(folder / "tiny", intermediate_size=128, num_attention_heads=4, num_key_value_heads=4, head_dim=32)
     wide = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "initializer_range": 0.2}
     write_model(folder / "wide", num_attention_heads=4, num_key_value_heads=4, **wide)  # as wide as kernels want it
     write_jsonl(folder / "chats.jsonl", conversations(32))
