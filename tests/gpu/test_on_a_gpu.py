@@ -54,7 +54,7 @@ def test_attention_of_packs(kind: str) -> None:
     weights = torch.randn(1, 700, 8, 64)
 
     def answers(place: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
-        given = [each.to(place, dtype).requires_grad_() for each in inputs]
+        given = [each.to(place, dtype, copy=True).requires_grad_() for each in inputs]
         packing = packing_of([0, 1, 300, 333], 700, place)
         assert (packing.edges is None) == (place.type == "cpu")
         window = {"causal": None, "window": 50}[kind]
@@ -98,7 +98,7 @@ def test_views_by_kernels(views: str, kernels: str) -> None:
     targets[5] = (hidden @ weight.t())[5].argmax()  # one that is right
 
     def answers(device: str, **how: int) -> list[torch.Tensor]:
-        given = [each.to(device).requires_grad_() for each in (hidden, weight)]
+        given = [each.to(device, copy=True).requires_grad_() for each in (hidden, weight)]
         with torch.autocast(device, torch.bfloat16):
             found = token_logps(
                 *given, targets.to(device), want=want, transform=LogitTransform(scale=0.7, temperature=1.3), **how
@@ -132,7 +132,7 @@ def test_adamw_8bit_by_a_kernel(kernels: str) -> None:
             codec.encode(each.to(device), signed=signed) for each, signed in ((before, True), (before**2, False))
         ]
         given = weight.to(device, copy=True)
-        update(given, grad.to(device), *moments, AdamStep(3, 1e-2, (0.9, 0.95), 1e-8, 0.1))
+        update(given, grad.to(device), *moments, AdamStep(3, 1e-2, (0.9, 0.95), 1e-8, 0.1, 0.5))
         return [each.cpu() for each in (given, *(part for one in moments for part in (one.codes, one.scales)))]
 
     found = updated(kernels, codec.update)

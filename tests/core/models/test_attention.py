@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.compiler.config
 import transformers
 
 from swift.errors import ModelError
@@ -160,7 +161,9 @@ def test_torchs_kernel_is_called_as_it_wants_to_be_and_has_a_gradient():
     assert key.grad.shape == key.shape
 
 
-def test_compiled_blocks_are_compiled_once_for_packs_of_any_samples(torchs_flash_attention, monkeypatch):
+@pytest.mark.parametrize("packs", ["of any width", "of one width"])
+@torch.compiler.config.patch(dynamic_sources="mine")
+def test_compiled_blocks_are_compiled_once_for_packs_of_any_samples(torchs_flash_attention, monkeypatch, packs):
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
@@ -169,8 +172,10 @@ def test_compiled_blocks_are_compiled_once_for_packs_of_any_samples(torchs_flash
     config = transformers.Qwen3Config(vocab_size=64, num_hidden_layers=2, head_dim=16, **sizes)
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.set_attn_implementation(VARLEN)
-    compile_blocks(model)
-    for edges in ([0, 5, 12], [0, 3, 4, 20], [0, 30], [0, 1, 2, 3, 4, 40]):
+    last = 40 if packs == "of one width" else None
+    compile_blocks(model, one_width=last is not None)
+    for *starts, end in ([0, 5, 12], [0, 3, 4, 20], [0, 30], [0, 1, 2, 3, 4, 40]):
+        edges = [*starts, last or end]
         given = {
             "input_ids": torch.randint(0, 64, (1, edges[-1])),
             "position_ids": torch.cat([torch.arange(end - start) for start, end in pairwise(edges)])[None],
@@ -180,3 +185,4 @@ def test_compiled_blocks_are_compiled_once_for_packs_of_any_samples(torchs_flash
         with torch.autocast("cpu", torch.bfloat16):
             model.model(**given, use_cache=False).last_hidden_state.sum().backward()
     assert counters["stats"]["unique_graphs"] == 1
+    assert torch.compiler.config.dynamic_sources.startswith("mine")  # what others want is kept

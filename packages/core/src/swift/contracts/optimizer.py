@@ -120,6 +120,14 @@ class TakesGradientsElsewhere(Protocol):
 
 
 @runtime_checkable
+class ScalesGradients(Protocol):
+    """A `torch.optim.Optimizer` whose `step` multiplies gradients itself: clipping them takes no pass of its own."""
+
+    gradient_factor: float
+    """Set before each step."""
+
+
+@runtime_checkable
 class StoresSlots(Protocol):
     """A `torch.optim.Optimizer` that keeps its slots in another form than they have in a checkpoint."""
 

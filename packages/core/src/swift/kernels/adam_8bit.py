@@ -61,6 +61,7 @@ def _update(
     beta1: tl.tensor,
     beta2: tl.tensor,
     eps: tl.tensor,
+    factor: tl.tensor,
     decay: tl.tensor,
     size: tl.tensor,
     unbias: tl.tensor,
@@ -71,7 +72,7 @@ def _update(
     row_inside = rows < blocks
     places = rows[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = row_inside[:, None] & (tl.arange(0, BLOCK) < BLOCK)[None, :]
-    gradient = tl.load(gradients + places, mask=inside, other=0.0).to(tl.float32)
+    gradient = tl.load(gradients + places, mask=inside, other=0.0).to(tl.float32) * factor
     mean = tl.load(signed_levels + tl.load(mean_codes + places, mask=inside, other=0).to(tl.int32))
     mean *= tl.load(mean_scales + rows, mask=row_inside, other=0.0)[:, None]
     square = tl.load(levels + tl.load(square_codes + places, mask=inside, other=0).to(tl.int32))
@@ -99,12 +100,13 @@ def update(
     *,
     betas: tuple[float, float],
     eps: float,
-    factors: tuple[float, float, float],
+    factors: tuple[float, float, float, float],
 ) -> None:
     """Update a weight and its moments in place.
 
     `moments` are codes and scales of the first, then of the second; `levels` the 256 values of signed codes and of
-    others; `factors` those of the weight, of the update, and of the second moment before its root.
+    others; `factors` those of the gradient, of the weight, of the update, and of the
+    second moment before its root.
     """
     blocks = len(moments[1])
     tables = [tables_of(each) for each in levels]

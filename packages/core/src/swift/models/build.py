@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from swift.data.batch import MediaReader
 
 
+_SAMPLES = r".*\['packing'\]\.(edges|longest)"
+"""Where the compiler finds what it has to take for variable, in `swift.models.attention.Packing`."""
+
+
 def build_view(
     run: Run,
     source: ModelSource,
@@ -78,7 +82,7 @@ def build_view(
     with without_fp8(view):
         _look_at_pictures(view, run.media_reader, weights=weights)
     if config.train.compile:
-        compile_blocks(view)
+        compile_blocks(view, one_width=config.data.packing)
     trained, total = weight_counts(model)
     fp8 = fp8_of(run)
     run.model_facts = ModelFacts(dtype_name if fp8 is None else f"{dtype_name} fp8 {fp8}", total, trained)
@@ -102,17 +106,22 @@ def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     return max(([*each] for each in lists if _alike(each)), key=_weight_of, default=[])
 
 
-def compile_blocks(model: torch.nn.Module) -> None:
+def compile_blocks(model: torch.nn.Module, *, one_width: bool = False) -> None:
     """Compile each decoder block in place: the graph is small, is reused by all blocks, and names stay as they are.
 
     Only sizes change from step to step. A block's numbers are fixed: taking them for variables, as `dynamic` would,
-    has the compiler begin anew as soon as it meets one.
+    has the compiler begin anew as soon as it meets one. Where rows have `one_width`, as packs have, code is made for
+    it, and what changes is the samples in them alone.
     """
     from torch._dynamo import config
+    from torch.compiler import config as settings
 
     config.specialize_float = True
+    if one_width:
+        others = [source for source in settings.dynamic_sources.split(",") if source not in ("", _SAMPLES)]
+        settings.dynamic_sources = ",".join([*others, _SAMPLES])
     for block in decoder_blocks(model):
-        block.compile(dynamic=True)
+        block.compile(dynamic=None if one_width else True)
 
 
 def _alike(modules: torch.nn.ModuleList) -> bool:

@@ -38,12 +38,17 @@ class AdamStep:
     betas: tuple[float, float]
     eps: float
     weight_decay: float
+    gradient_factor: float = 1.0
+
+    def scaled(self, grad: torch.Tensor) -> torch.Tensor:
+        """Return the gradient times its factor."""
+        return grad if self.gradient_factor == 1.0 else grad * self.gradient_factor
 
     @property
-    def factors(self) -> tuple[float, float, float]:
-        """Return those of the weight, of the update, and of the second moment before its root."""
+    def factors(self) -> tuple[float, float, float, float]:
+        """Return those of the gradient, of the weight, of the update, and of the second moment before its root."""
         size = -self.lr / (1 - self.betas[0] ** self.step)
-        return 1 - self.lr * self.weight_decay, size, 1 / (1 - self.betas[1] ** self.step)
+        return self.gradient_factor, 1 - self.lr * self.weight_decay, size, 1 / (1 - self.betas[1] ** self.step)
 
 
 class BlockCodec:
@@ -90,7 +95,11 @@ class BlockCodec:
         self, weight: torch.Tensor, grad: torch.Tensor, first: Moments, second: Moments, hyper: AdamStep
     ) -> None:
         """Update a weight and its moments in place."""
-        flat, mean, square = grad.reshape(-1), self.decode(first, signed=True), self.decode(second, signed=False)
+        flat, mean, square = (
+            hyper.scaled(grad).reshape(-1),
+            self.decode(first, signed=True),
+            self.decode(second, signed=False),
+        )
         mean.lerp_(flat, 1 - hyper.betas[0])
         square.mul_(hyper.betas[1]).addcmul_(flat, flat, value=1 - hyper.betas[1])
         adam(weight, mean.view_as(weight), square.view_as(weight), hyper)
@@ -143,6 +152,7 @@ class EightBits(BlockCodec):
             moments = first.codes, first.scales, second.codes, second.scales
             update(weights, gradients, moments, levels, betas=hyper.betas, eps=hyper.eps, factors=hyper.factors)
             return
+        gradients = hyper.scaled(gradients)
         part = weights.numel() if weight.device.type != "cpu" else _PART
         for start in range(0, weights.numel(), part):
             elements = slice(start, start + part)
@@ -180,7 +190,7 @@ def eight_bits() -> EightBits:
 
 def adam(weight: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, hyper: AdamStep) -> None:
     """Update a weight in place by moments that have seen its gradient, as torch.optim.AdamW does."""
-    decay, size, _ = hyper.factors
+    _, decay, size, _ = hyper.factors
     weight.mul_(decay)
     unbiased = square.div(1 - hyper.betas[1] ** hyper.step).sqrt_().add_(hyper.eps)
     weight.addcdiv_(mean, unbiased, value=size)

@@ -33,6 +33,8 @@ class QuantisedAdamW(torch.optim.Optimizer):
         eps: float,
     ) -> None:
         super().__init__(groups, {"betas": betas, "eps": eps})
+        self.gradient_factor = 1.0
+        """What gradients are multiplied by, as `swift.contracts.ScalesGradients` has it."""
         self._codec = codec
         self._few = {
             parameter: _in_few_bits(placement, codec.block)
@@ -53,11 +55,14 @@ class QuantisedAdamW(torch.optim.Optimizer):
         if not state:
             self._begin(parameter, state)
         state["step"] += 1
-        hyper = AdamStep(state["step"], group["lr"], group["betas"], group["eps"], group["weight_decay"])
+        hyper = AdamStep(
+            state["step"], group["lr"], group["betas"], group["eps"], group["weight_decay"], self.gradient_factor
+        )
         first, second = state["exp_avg"], state["exp_avg_sq"]
         if self._few[parameter]:
             self._codec.update(parameter, grad.contiguous(), first, second, hyper)
             return
+        grad = hyper.scaled(grad)
         first.lerp_(grad, 1 - hyper.betas[0])
         second.mul_(hyper.betas[1]).addcmul_(grad, grad, value=1 - hyper.betas[1])
         adam(parameter, first, second, hyper)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from swift.backends.torch.shard import take_turn
+from swift.optim.clipping import clip
 from swift.train.steps import accumulate, gradient_view, score, update
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from swift.backends.torch.shard import TorchState
     from swift.contracts import ForwardResult, Objective, Run, StepResult
     from swift.data.batch import Batch
-    from swift.train.steps import AllReduce
+    from swift.optim.clipping import clip
+from swift.train.steps import AllReduce
 
 
 def train_step(run: Run, state: TorchState, batch: Batch, objective: Objective) -> StepResult:
@@ -49,7 +51,7 @@ def _train_step(run: Run, state: TorchState, batch: Batch, objective: Objective)
                 parameter.grad = torch.zeros_like(parameter)
     state.arithmetic.scaler.unscale_(state.optimizer)
     limit = run.config.optim.max_grad_norm or math.inf
-    grad_norm = float(torch.nn.utils.clip_grad_norm_(state.trained(), limit))
+    grad_norm = clip(state.trained(), limit, state.optimizer)
     return update(
         run,
         state,

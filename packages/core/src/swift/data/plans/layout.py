@@ -38,6 +38,7 @@ class BatchLayout:
     epochs: float = 1.0
     max_steps: int | None = None
     pad_to_multiple: int = 1
+    """Of the width of rows; packs are as wide as all others where blocks are compiled: code is made for one width."""
 
     @classmethod
     def from_config(cls, config: Config) -> BatchLayout:
@@ -55,6 +56,7 @@ class BatchLayout:
             padding_free=bool(config.data.padding_free),
             epochs=config.train.epochs,
             max_steps=config.train.max_steps,
+            pad_to_multiple=_multiple(config, config.train.micro_batch),
         )
 
     @classmethod
@@ -72,6 +74,7 @@ class BatchLayout:
             shuffle=False,
             packing=config.data.packing,
             padding_free=bool(config.data.padding_free),
+            pad_to_multiple=_multiple(config, per_process),
         )
 
     @property
@@ -88,6 +91,10 @@ class BatchLayout:
     def capacity(self) -> int | None:
         """Tokens of a pack; None without packing."""
         return self.max_length if self.packing else None
+
+
+def _multiple(config: Config, rows: int) -> int:
+    return config.data.max_length * rows if config.data.packing and config.train.compile else 1
 
 
 @dataclass(frozen=True)
