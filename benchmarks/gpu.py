@@ -143,8 +143,22 @@ def training(place: Place, name: str, *words: str, shape: str | None = None, ste
     }
     known = device_called(device_name(place))
     if known is not None:
-        facts["mfu"] = rate * (4 * multiplied + 2 * trained) / (known.tflops * 1e12)
+        each_token = 4 * multiplied + 2 * trained + attention_of(size, chats)
+        facts["mfu"] = rate * each_token / (known.tflops * 1e12)
     return facts
+
+
+def attention_of(size: dict[str, int], chats: Path) -> float:
+    """Return the operations of attention for a token of these chats, forward and backward, as far as it is causal.
+
+    A token of a chat looks at half of it on average: two products forward, and four backward.
+    """
+    lengths = [
+        sum(len(message["content"]) for message in json.loads(line)["messages"])
+        for line in chats.read_text().splitlines()
+    ]
+    attended = sum(length * length for length in lengths) / sum(lengths) / 2
+    return 12 * attended * size["num_attention_heads"] * size["head_dim"] * size["num_hidden_layers"]
 
 
 def planned(model: Path, settings: Sequence[str], place: Place) -> dict[str, Any]:
