@@ -66,15 +66,15 @@ CASES = (
     Case(
         "packed",
         "torch's FlashAttention on samples that lie end to end against float32 on the CPU, one by one",
-        (*FULL, *BF16, *PACKED),
+        (*FULL, *BF16, *PACKED, "--attn_impl", "sdpa"),
         (*FP32, *PACKED, "--backend.device", "cpu"),
         "tests/core/models/test_attention.py (the call, and attention by a mask in its place)",
     ),
     Case(
         "packed_compiled",
         "the same, in compiled blocks",
-        (*FULL, *BF16, *PACKED, "--train.compile", "true"),
-        (*FULL, *BF16, *PACKED),
+        (*FULL, *BF16, *PACKED, "--attn_impl", "sdpa", "--train.compile", "true"),
+        (*FULL, *BF16, *PACKED, "--attn_impl", "sdpa"),
         "tests/core/models/test_attention.py (compiled once for packs of any samples)",
         only_gpu=("--train.compile", "true"),
     ),

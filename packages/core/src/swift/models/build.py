@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from swift.data.batch import MediaReader
 
 
-_SAMPLES = r".*\['packing'\]\.(edges|longest)"
-"""Where the compiler finds what it has to take for variable, in `swift.models.attention.Packing`."""
+_SAMPLES = r".*\['(packing'\]\.(edges|longest)|(cu_seq_lens|max_length)_[qk]'\])"
+"""Where the compiler finds what it has to take for variable: in `swift.models.attention.Packing`, or flash-attn's."""
 
 
 def build_view(
