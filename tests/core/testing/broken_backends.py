@@ -10,6 +10,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -44,17 +45,26 @@ def scale_gradients(state: Any, factor: float) -> None:
 @contextlib.contextmanager
 def before_clipping(state: Any, act: Any) -> Iterator[None]:
     """Calls `act` between the backward pass and clipping."""
-    real = torch.nn.utils.clip_grad_norm_
 
-    def clip(parameters: Any, limit: float) -> torch.Tensor:
+    def clip(real: Any, *given: Any) -> float:
         act(state)
-        return real(parameters, limit)
+        return float(real(*given))
 
-    torch.nn.utils.clip_grad_norm_ = clip
+    with clipped_by(clip):
+        yield
+
+
+@contextlib.contextmanager
+def clipped_by(clip: Any) -> Iterator[None]:
+    """Calls `clip` with the real clipping and its arguments."""
+    from swift.backends.torch import step as module
+
+    real = module.clip
+    module.clip = partial(clip, real)
     try:
         yield
     finally:
-        torch.nn.utils.clip_grad_norm_ = real
+        module.clip = real
 
 
 def step(run: Any, state: Any, batch: Any, objective: Any) -> Any:
@@ -91,25 +101,23 @@ class ClipsBeforeReducing(TorchBackend):
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
         replica, state.replica = state.replica, state.view
-        real = torch.nn.utils.clip_grad_norm_
 
-        def clip(parameters: Any, limit: float) -> torch.Tensor:
-            norm = real(parameters, limit)
+        def clip(real: Any, parameters: Any, *given: Any) -> float:
+            norm: float = real(parameters, *given)
             for parameter in parameters:
                 if parameter.grad is not None and dist.is_initialized():
                     dist.all_reduce(parameter.grad)
             if dist.is_initialized():
-                square = norm.square()
+                square = torch.tensor(norm).square()
                 dist.all_reduce(square)
-                norm = square.sqrt()
+                norm = float(square.sqrt())
             return norm
 
-        torch.nn.utils.clip_grad_norm_ = clip
-        try:
-            return step(run, state, batch, objective)
-        finally:
-            torch.nn.utils.clip_grad_norm_ = real
-            state.replica = replica
+        with clipped_by(clip):
+            try:
+                return step(run, state, batch, objective)
+            finally:
+                state.replica = replica
 
 
 @caught_by("shares", None)
@@ -626,17 +634,12 @@ class LeavesTheHeadOutOfTheNorm(TorchBackend):
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
         head = [each for name, each in state.model.named_parameters() if name.startswith("score.")]
-        real = torch.nn.utils.clip_grad_norm_
 
-        def clip(parameters: Any, limit: float) -> torch.Tensor:
-            others = [each for each in parameters if all(each is not one for one in head)]
-            return real(others, limit)
+        def clip(real: Any, parameters: Any, *given: Any) -> Any:
+            return real([each for each in parameters if all(each is not one for one in head)], *given)
 
-        torch.nn.utils.clip_grad_norm_ = clip
-        try:
+        with clipped_by(clip):
             return step(run, state, batch, objective)
-        finally:
-            torch.nn.utils.clip_grad_norm_ = real
 
 
 @caught_by("trajectory", "negatives")

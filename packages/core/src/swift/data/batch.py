@@ -39,7 +39,7 @@ class MicroBatch:
     attention_mask: torch.Tensor | None
     """bool, padded layout only, and only when something is padded."""
     boundaries: torch.Tensor | None
-    """int32 [segments + 1], flat layout only."""
+    """int32 [segments + 1], flat layout only; on the CPU, wherever the rest is: layouts are planned by it."""
     longest: int
     """Tokens of the longest segment."""
     values: dict[str, torch.Tensor]
@@ -64,6 +64,17 @@ class MicroBatch:
     """int64 [samples]: how many segments each sample has; samples and segments lie in the same order."""
     segment_values: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per segment, float32 [segments, ...]: what `Objective.from_first_pass` returned, or a plan of its own set."""
+    _learned: tuple[torch.Tensor, torch.Tensor] | None = None
+    """The weights that were looked at, and which of them count."""
+
+    def learned(self) -> torch.Tensor:
+        """Return the indices of tokens with weight, in rows laid end to end.
+
+        What `to` has brought to a GPU knows them already: asking the GPU would wait for all that it has to do.
+        """
+        if self._learned is not None and self._learned[0] is self.weights:
+            return self._learned[1]
+        return self.weights.flatten().nonzero()[:, 0]
 
     def without_last_sample(self) -> MicroBatch:
         """Return the same tensors of tokens, of which the last sample's, one segment's, belong to no sample any more.
@@ -84,13 +95,15 @@ class MicroBatch:
 
     def segment_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a per-position tensor over each segment; shape [segments]."""
-        inside = self.segment_ids >= 0
-        sums = values.new_zeros(self.segments)
-        return sums.index_add(0, self.segment_ids[inside], values[inside])
+        # Padding has a place of its own: choosing what is inside would wait for a GPU to say how much that is.
+        places = torch.where(self.segment_ids >= 0, self.segment_ids, self.segments)
+        sums = values.new_zeros(self.segments + 1)
+        return sums.index_add(0, places.flatten(), values.flatten())[: self.segments]
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        """Return the same micro-batch on another device."""
-        return self.map(lambda tensor: _moved(tensor, device))
+        """Return the same micro-batch on another device, but for its boundaries."""
+        moved = replace(self.map(lambda tensor: _moved(tensor, device)), boundaries=self.boundaries)
+        return replace(moved, _learned=(moved.weights, _moved(self.learned(), device)))
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
         """Return a micro-batch with `function` applied to every tensor."""

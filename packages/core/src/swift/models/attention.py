@@ -251,7 +251,12 @@ def packing_of(boundaries: Sequence[int], tokens: int, device: torch.device | No
     lengths = tuple(end - start for start, end in pairwise(edges))
     if device is None or not _has_flash(device):
         return Packing(lengths)
-    return Packing(lengths, torch.tensor(edges, dtype=torch.int32, device=device))
+    return Packing(lengths, edges_on(device, edges))
+
+
+def edges_on(device: torch.device, edges: Sequence[int]) -> torch.Tensor:
+    """Return where samples begin and the last one ends, as kernels take it, without waiting for the device."""
+    return torch.tensor(edges, dtype=torch.int32).to(device, non_blocking=True)
 
 
 def _layer_types(config: Any) -> set[str]:

@@ -17,7 +17,7 @@ from swift.contracts import ModelView, Need
 from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import ModelError
-from swift.models.attention import FLASH, VARLEN, AttentionChoice, packing_of, use_attention
+from swift.models.attention import FLASH, VARLEN, AttentionChoice, edges_on, packing_of, use_attention
 from swift.models.fp8 import without_fp8
 from swift.models.heads import apply_head, head_of, value_head_of
 from swift.models.logits import LogitTransform
@@ -95,7 +95,7 @@ class ViewModule(nn.Module):
         causal_lm = causal_lm_of(self.model)
         if not self._unembeds:
             return self._without_logits(self._hidden(batch), batch, needs)
-        places = batch.weights.flatten().nonzero()[:, 0]
+        places = batch.learned()
         asked = _Asked.of(batch, places, needs)
         hidden = None
         if self.own_logits:
@@ -139,7 +139,7 @@ class ViewModule(nn.Module):
     def logits(self, batch: MicroBatch) -> Iterator[torch.Tensor]:
         """Yield the logits of the tokens that count, in order, in fp32 and a chunk of tokens at a time."""
         causal_lm = causal_lm_of(self.model)
-        places = batch.weights.flatten().nonzero()[:, 0]
+        places = batch.learned()
         head, transform = causal_lm.get_output_embeddings(), self._transform
         if self.own_logits:
             hidden = causal_lm(**self.inputs(batch)).logits
@@ -264,7 +264,7 @@ class ViewModule(nn.Module):
             inputs["attention_mask"] = batch.weights.new_zeros((1, 1, 1, 1))
         elif self.attention.implementation == FLASH:
             packing = packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1])
-            edges = torch.tensor([0, *np.cumsum(packing.lengths)], dtype=torch.int32, device=batch.input_ids.device)
+            edges = edges_on(batch.input_ids.device, [0, *np.cumsum(packing.lengths).tolist()])
             inputs |= {"cu_seq_lens_q": edges, "cu_seq_lens_k": edges}
             inputs |= {"max_length_q": packing.longest, "max_length_k": packing.longest}
         return inputs

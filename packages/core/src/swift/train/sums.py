@@ -53,7 +53,9 @@ class GlobalSums:
             self._tokens.append((detached, batch.segment_ids))
 
     def _scalar(self, value: torch.Tensor | float) -> torch.Tensor:
-        return torch.as_tensor(value, device=self._device, dtype=torch.float64).detach()
+        if not isinstance(value, torch.Tensor):
+            return torch.full((), value, device=self._device, dtype=torch.float64)
+        return value.detach().to(self._device, torch.float64)
 
     def reduce(
         self, all_reduce: Callable[[torch.Tensor], object] | None
