@@ -136,7 +136,10 @@ def training(place: Place, name: str, *words: str, shape: str | None = None, ste
     facts: dict[str, Any] = {
         "tokens_per_second": rate,
         "peak_gib": memory,
-        "planned_gib": plan["fits"][0]["peak_bytes"] / 2**30 if plan["fits"] else None,
+        "planned_gib": next((each["peak_bytes"] / 2**30 for each in (*plan["fits"], *plan["nearest"])), None),
+        "planned_tokens_per_second": next(
+            (each["tokens_per_second"] for each in (*plan["fits"], *plan["nearest"])), None
+        ),
         "parameters": plan["model"]["parameters"],
         "seconds": seconds,
         "command": " ".join(command),
@@ -162,10 +165,13 @@ def attention_of(size: dict[str, int], chats: Path) -> float:
 
 
 def planned(model: Path, settings: Sequence[str], place: Place) -> dict[str, Any]:
-    """Return what `swift plan` says of the run."""
+    """Return what `swift plan` says of the run as it is, whether or not it fits."""
+    recompute = () if "--gradient_checkpointing" in settings else ("--gradient_checkpointing", "false")
     known = device_called(device_name(place))
     device = "CPU" if known is None else known.name
-    printed = call([SWIFT, "plan", str(model), "--gpus", f"1x{device}", "--backend", "torch", *settings, "--json"])
+    printed = call(
+        [SWIFT, "plan", str(model), "--gpus", f"1x{device}", "--backend", "torch", *settings, *recompute, "--json"]
+    )
     found: dict[str, Any] = json.loads(printed[printed.index("{") :])
     return found
 
@@ -272,12 +278,54 @@ def _grpo(place: Place) -> dict[str, Any]:
     return {"seconds_a_round": median(line["train_speed(s/it)"] for line in steps[1:]), "command": " ".join(command)}
 
 
+def _kernels(place: Place) -> dict[str, Any]:
+    """Return how much faster swift's kernels are than what computes the same without them, in turns."""
+    if place.dry:
+        return {"left_out": "kernels run on a GPU alone"}
+    import torch
+    from triton.testing import do_bench
+
+    from swift.models import logps
+    from swift.optim import block_codecs
+    from swift.toolkit import token_logps
+
+    def ratio(user: Any, what: Callable[[], object]) -> float:
+        own = user.kernels_for
+        times: dict[bool, list[float]] = {True: [], False: []}
+        try:
+            for _ in range(5):
+                for used, found in times.items():
+                    user.kernels_for = own if used else lambda tensor: False
+                    found.append(do_bench(what, warmup=10, rep=50, return_mode="median"))
+        finally:
+            user.kernels_for = own
+        return median(times[False]) / median(times[True])
+
+    size = SHAPES["8b"]
+    codec, elements = block_codecs.eight_bits(), size["hidden_size"] * size["intermediate_size"]
+    weight, grad = torch.randn(2, elements, device="cuda").unbind()
+    moments = [codec.zeros(elements, signed=signed, device=weight.device) for signed in (True, False)]
+    hyper = block_codecs.AdamStep(3, 1e-5, (0.9, 0.95), 1e-8, 0.1)
+    hidden = torch.randn(4096, size["hidden_size"], device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    head = torch.randn(size["vocab_size"], size["hidden_size"], device="cuda", dtype=torch.bfloat16)
+    targets = torch.randint(size["vocab_size"], (4096,), device="cuda")
+
+    def loss() -> None:
+        token_logps(hidden, head, targets).logps.sum().backward()
+
+    return {
+        "adamw_8bit_over_bitsandbytes": ratio(block_codecs, lambda: codec.update(weight, grad, *moments, hyper)),
+        "loss_over_operators": ratio(logps, loss),
+    }
+
+
 PARTS: dict[str, Callable[[Place], dict[str, Any]]] = {
     "lora_4k": lambda place: _lora(place, place.tokens[0], *ACCUMULATED, *_compiled(place)),
     "lora_16k": lambda place: _lora(place, place.tokens[1], "--gradient_checkpointing", "true"),
     "full_4k": lambda place: _full(place, place.tokens[0], *_compiled(place)),
     "full_16k": lambda place: _full(place, place.tokens[1], "--gradient_checkpointing", "true"),
     "full_4k_fp8": _fp8,
+    "kernels": _kernels,
     "saving": _saving,
     "serving": _serving,
     "grpo": _grpo,
@@ -289,12 +337,15 @@ _UNITS = {
     "tokens_per_second": "tokens/s",
     "peak_gib": "GiB",
     "planned_gib": "GiB",
+    "planned_tokens_per_second": "tokens/s",
     "mfu": "",
     "stall": "",
     "rate": "requests/s",
     "first_token": "s",
     "seconds_a_round": "s",
     "over_bf16": "x",
+    "adamw_8bit_over_bitsandbytes": "x",
+    "loss_over_operators": "x",
 }
 
 

@@ -238,8 +238,9 @@ def proven_page(results: dict[str, Any]) -> str:
         "it has, the last column says so: nothing here is promised for a GPU that was not tried on one.",
         "\n".join(rows),
         *([f"Versions: {versions}."] if versions else []),
-        "Exercised on the CPU, and by stand-ins only: more than one machine (several processes of one machine), NCCL "
-        "(gloo), Transformer Engine (layers in plain torch with its names). Never run: several GPUs.",
+        *results.get("notes", []),
+        "Exercised on the CPU only: several processes (over gloo; NCCL was tried with one), and several machines by "
+        "processes of one. Never run: several GPUs.",
     ]
     return "\n\n".join(parts) + "\n"
 

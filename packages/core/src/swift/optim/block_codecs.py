@@ -145,7 +145,7 @@ class EightBits(BlockCodec):
     ) -> None:
         """Update a weight and its moments in place, by one fused kernel; on a CPU it is not fused, and takes parts."""
         gradients, weights = grad.reshape(-1), weight.view(-1)
-        if kernels_for(weight):  # several times as fast as bitsandbytes' own
+        if kernels_for(weight):  # bitsandbytes' own waits for its search among the codes
             from swift.kernels.adam_8bit import update
 
             levels = _dynamic_levels(True, weight.device), _dynamic_levels(False, weight.device)
