@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
+from swift.config.sections import Config
 from swift.data.batch import Batch, Row
 from swift.data.plans import BatchLayout, EpochPlan
 from swift.data.plans.epochs import EpochOrder, evaluation_batches
@@ -194,6 +196,40 @@ def test_packed_batches_are_flat_whatever_was_asked() -> None:
     assert micro.input_ids.shape[0] == 1
     assert micro.boundaries is not None
     assert len(micro.boundaries) == len(batch.rows[0]) + 1
+
+
+def test_a_micro_batch_elsewhere_is_not_asked_what_the_cpu_knows() -> None:
+    micro = next(iter(plan(InMemory(LENGTHS), packing=True).batch(0, 0, 1).micro_batches()))
+    elsewhere = micro.to("meta")  # tensors there have no values to be asked for
+    assert micro.boundaries is not None
+    assert elsewhere.boundaries is micro.boundaries
+    assert elsewhere.weights.is_meta
+    assert elsewhere.learned().shape == micro.learned().shape == (int((micro.weights != 0).sum()),)
+
+
+def test_weights_that_are_changed_afterwards_are_looked_at_again() -> None:
+    micro = next(iter(plan(InMemory(LENGTHS)).batch(0, 0, 1).micro_batches())).to("cpu")
+    everything = replace(micro, weights=torch.ones_like(micro.weights))
+    assert len(everything.learned()) == micro.weights.numel() > len(micro.learned())
+    micro.weights = torch.zeros_like(micro.weights)
+    assert not len(micro.learned())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_packs_are_one_width_where_blocks_are_compiled(compiled: bool) -> None:
+    config = Config.model_validate(
+        {
+            "model": {"path": "m"}, "data": {"train": ["d"], "packing": True, "max_length": 64},
+            "train": {"global_batch": 4, "micro_batch": 2, "compile": compiled}, "logging": {"output": "."},
+        }
+    )  # fmt: skip
+    samples, objective = InMemory(LENGTHS), cast("Any", TokenMean())
+    training = EpochPlan(samples, objective, BatchLayout.from_config(config))
+    steps = [training.batch(step, 0, 1) for step in range(training.total_steps)]
+    evaluation = evaluation_batches(samples, objective, BatchLayout.for_evaluation(config, 1), 0, 1)
+    for batches in (steps, evaluation):
+        widths = {micro.input_ids.shape[1] for batch in batches for micro in batch.micro_batches()}
+        assert (widths == {128}) == compiled
 
 
 @pytest.mark.parametrize("packing", [False, True])

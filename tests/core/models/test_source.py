@@ -55,6 +55,18 @@ def test_what_is_built_computes_what_the_saved_model_computes(folder: Path) -> N
     assert all(parameter.is_meta for parameter in source.build(dtype=torch.float32, weights=False).parameters())
 
 
+@pytest.mark.parametrize("accelerate", [True, False])
+def test_weights_go_straight_to_a_device_where_accelerate_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, accelerate: bool
+) -> None:
+    if not accelerate:
+        monkeypatch.setattr("swift.models.source.find_spec", lambda name: None)
+    elsewhere = opened(folder).build(dtype=torch.float32, device="cpu:0")  # for transformers another one than 'cpu'
+    assert not hasattr(elsewhere, "hf_device_map")  # PEFT would ask it where adapters go
+    for one, other in zip(elsewhere.parameters(), opened(folder).build(dtype=torch.float32).parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_folder_without_the_base_models_prefix_is_read_under_canonical_names(tmp_path: Path) -> None:
     model = write_architecture(tmp_path, "gpt2")
     tensors = load_file(tmp_path / "model.safetensors")
