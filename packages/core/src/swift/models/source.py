@@ -388,7 +388,6 @@ class HfSource:
         extra = sorted(name for name in info["unexpected_keys"] if not self._is_dropped(name))
         if extra:
             self._say(f"{len(extra)} weights in {self.folder} are not part of the model, the first is {extra[0]}")
-        model.__dict__.pop("hf_device_map", None)  # all is in one place
         loaded: torch.nn.Module = model
         for name, parameter in loaded.named_parameters():
             check_finite(name, parameter, self.folder)
