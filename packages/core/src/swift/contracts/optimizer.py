@@ -124,7 +124,7 @@ class ScalesGradients(Protocol):
     """A `torch.optim.Optimizer` whose `step` multiplies gradients itself: clipping them takes no pass of its own."""
 
     gradient_factor: float
-    """Set before each step."""
+    """1.0 at first; set before each step by backends that clip by it."""
 
 
 @runtime_checkable
