@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from gpu_cases import CASES, EXPORTS, Case
+from gpu_cases import BF16, CASES, EXPORTS, PACKED, Case
 from tiny_runs import conversations, write_jsonl, write_model
 
 DRY = os.environ.get("SWIFT_GPU_TESTS_ON") == "cpu"
@@ -145,6 +145,32 @@ def test_adamw_8bit_by_a_kernel(kernels: str) -> None:
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
+WITHOUT_WAITING = """
+import sys, torch
+from swift.backends.torch import step
+real, calls = step.accumulate, []
+def accumulate(*given, **named):
+    calls.append(None)
+    if len(calls) == 1 or not torch.cuda.is_available():  # kernels are loaded and chosen in the first step
+        return real(*given, **named)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return real(*given, **named)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+step.accumulate = accumulate
+from swift.cli.main import main
+main()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.gpu
+def test_micro_batches_do_not_wait(place: Path) -> None:
+    words = (*BF16, *PACKED, "--attn_impl", "sdpa", "--gradient_accumulation_steps", "2", "--train_type", "full")
+    assert len(trained(place, words, start=("-c", WITHOUT_WAITING))[0]) == STEPS
+
+
 @pytest.mark.full
 @pytest.mark.gpu
 @pytest.mark.parametrize("scheme", EXPORTS)
@@ -179,7 +205,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def trained(place: Path, flags: tuple[str, ...], model: str = "tiny") -> tuple[list[float], Path]:
+def trained(
+    place: Path, flags: tuple[str, ...], model: str = "tiny", start: tuple[str, ...] = ("-m", "swift")
+) -> tuple[list[float], Path]:
     """Train in a new interpreter, and return the losses and the run's folder; a run is made once."""
     output = place / f"run-{abs(hash(flags))}"
     device = [] if "--backend.device" in flags else ["--backend.device", "cpu" if DRY else "cuda"]
@@ -188,16 +216,16 @@ def trained(place: Path, flags: tuple[str, ...], model: str = "tiny") -> tuple[l
         "--max_steps", str(STEPS), "--per_device_train_batch_size", "4", "--report_to", "jsonl", "--seed", "0",
         "--output_dir", str(output), "--logging.run_name", "run", *flags, *device,
     ]  # fmt: skip
-    swift(words, place)
+    swift(words, place, start)
     folder = output / model / "run"
     lines = map(json.loads, (folder / "logging.jsonl").read_text().splitlines())
     return [line["loss"] for line in lines if "loss" in line], folder
 
 
-def swift(words: list[str], folder: Path) -> None:
+def swift(words: list[str], folder: Path, start: tuple[str, ...] = ("-m", "swift")) -> None:
     """Run a command to its end."""
     done = subprocess.run(
-        [sys.executable, "-m", "swift", *words], cwd=folder, capture_output=True, text=True, check=False, timeout=500
+        [sys.executable, *start, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=500
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 

@@ -188,6 +188,10 @@ KERNELS = {
     "attention_of_packs[window]": ("the same with a sliding window", MASKED),
     "views_by_kernels[logps]": ("kernels of the loss, values and gradients, against torch's operators", INTERPRETED),
     "views_by_kernels[entropy]": ("the same with entropy and mean", INTERPRETED),
+    "micro_batches_do_not_wait": (
+        "micro-batches of a step are given to the GPU without waiting for it",
+        "tests/core/data/test_batches.py (what the CPU knows is not asked for)",
+    ),
     "adamw_8bit_by_a_kernel": ("the update of AdamW in 8 bits against its definition", INTERPRETED),
 }
 """What each test of a kernel proves, and where on the CPU."""
