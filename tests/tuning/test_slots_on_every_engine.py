@@ -13,6 +13,7 @@ from tiny_runs import Trained, conversations, run_training, write_model
 from torch.optim import optimizer
 
 from swift.checkpoint.load import open_checkpoint
+from swift.contracts import ScalesGradients
 from swift.toolkit import generator_of
 
 ROWS = conversations(8)
@@ -127,6 +128,8 @@ def with_gradients_of_its_own(updating: torch.optim.Optimizer, *_: Any) -> None:
             step = int(updating.state[parameter]["step"]) if updating.state.get(parameter) else 0
             whole = torch.randn(placement.shape, generator=generator_of(step, placement.name)).pow_(3)
             parameter.grad = whole[placement.region].contiguous()
+    if isinstance(updating, ScalesGradients):
+        updating.gradient_factor = 1.0  # which was for those of the run
 
 
 def on_gradients_of_its_own(model: Path, out: Path, optim: str, plan: dict[str, Any]) -> Path:
