@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiers import Groups, is_full, longest_first
+from tiers import Groups, is_full, is_rare, longest_first
 
 pytest_plugins = ["times"]
 
@@ -35,6 +35,8 @@ os.environ.update(
     # Kernels for the instructions that the processor reports. Without this every process tries each set of them first,
     # by compiling a program and starting Python with torch, which takes longer than most kernels.
     TORCHINDUCTOR_VEC_ISA_OK="1",
+    # In the process that asks for it: a pool of others would each import torch first.
+    TORCHINDUCTOR_COMPILE_THREADS="1",
     # Of one test each: what runs of others took would be the bars of its plans.
     SWIFT_PLAN_LEDGER=str(LEDGER),
     # Of the whole session: what one worker has compiled, the others find.
@@ -82,6 +84,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.vllm)
     if is_full(item):
         item.add_marker(pytest.mark.full)
+    if is_rare(item):
+        item.add_marker(pytest.mark.rare)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

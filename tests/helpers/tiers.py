@@ -2,7 +2,7 @@
 
 `make test` runs what has neither the marker `full` nor `rare`, `make test-all` what is not `rare`, in one run, and
 `make conformance` what is: further variants of things that the others have tried. Most get a marker by hand; those of
-the conformance kit get `full` here, from their layout and case, and `tiered` gives both to values of a parameter.
+the conformance kit get theirs here, from their layout and case, and `tiered` gives both to values of a parameter.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def tiered(values: Iterable[Any], quick: Collection[Any], rare: Collection[Any] 
 
     Of a test that waits as a whole, none is quick.
     """
-    if unknown := {*quick, *rare} - {*values}:
+    known = list(values)
+    if unknown := {*quick, *rare} - {*known}:
         raise ValueError(f"not among the values: {unknown}")
-    return [pytest.param(each, marks=_marks(each in quick, each in rare)) for each in values]
+    return [pytest.param(each, marks=_marks(each in quick, each in rare)) for each in known]
 
 
 def _marks(quick: bool, rare: bool) -> Sequence[pytest.MarkDecorator]:
@@ -106,6 +107,17 @@ class Groups(LoadScopeScheduling):
 def longest_first(item: pytest.Item) -> int:
     """Returns what to sort by."""
     return next((at for at, each in enumerate(LONGEST_FIRST) if item.nodeid.startswith(each)), len(LONGEST_FIRST))
+
+
+def is_rare(item: pytest.Item) -> bool:
+    """Whether a test of the conformance kit trains two models in a layout beyond a backend's first two.
+
+    A second model is sharded by the code that shards the first, which each layout is tried with.
+    """
+    layouts = getattr(getattr(item, "cls", None), "layouts", ())
+    if getattr(item, "originalname", None) != "test_two_roles" or not hasattr(item, "callspec"):
+        return False
+    return item.callspec.params["layout"] not in layouts[:2]
 
 
 def is_full(item: pytest.Item) -> bool:

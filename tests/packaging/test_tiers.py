@@ -84,3 +84,12 @@ def test_the_list_of_slow_tests_has_what_the_workers_measured(tmp_path: Path) ->
     assert first.startswith("2 tests took ")
     assert [line.rpartition("::")[2] for line in lines if "::" in line] == ["test_busy", "test_idle"]
     assert any(line.endswith("  test_two.py") for line in lines)
+
+
+def test_values_that_come_one_after_the_other_are_all_tried() -> None:
+    found = tiers.tiered(iter("abc"), "a", "c")
+    assert [(each.values[0], [mark.name for mark in each.marks]) for each in found] == [
+        ("a", []),
+        ("b", ["full"]),
+        ("c", ["rare"]),
+    ]

@@ -160,7 +160,7 @@ class BackendConformance:
             )
         elif values == {"layout", "reads"}:
             pairs = [pytest.param(one, other, id=f"{one}-to-{other}") for one, other in self._resumes()]
-            metafunc.parametrize(("layout", "reads"), pairs)
+            metafunc.parametrize(("layout", "reads"), pairs or [_NONE])
 
     def _resumes(self) -> list[tuple[Layout, Layout]]:
         """Return pairs of layouts: the one that saves, and the one that resumes.
@@ -177,12 +177,13 @@ class BackendConformance:
         capabilities = load_backend(self.backend).capabilities
         assert capabilities is not None
         shown = [case for case in cases if case.applies_to(capabilities) or case.missing(capabilities)]
-        return [
+        tried = [
             pytest.param(layout, case, id=f"{layout}-{case.name}", marks=_left_out(case, capabilities))
             for layout in self.layouts
             for case in shown
             if layout.tries(case.name) and not case.kept_whole(capabilities, layout)
         ]
+        return tried or [_NONE]
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -218,6 +219,10 @@ class BackendConformance:
             if name in each
         ]
         return list({case.name: case for case in cases}.values())
+
+
+_NONE = pytest.param(None, None, id="none", marks=pytest.mark.skip(reason="no layout here has such a case"))
+"""For tests that a backend's layouts leave without values."""
 
 
 def _left_out(case: Case, capabilities: Capabilities) -> Sequence[pytest.MarkDecorator]:
