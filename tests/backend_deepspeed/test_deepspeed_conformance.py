@@ -32,7 +32,6 @@ def zero(preset: str) -> dict[str, str]:
 class TestDeepSpeed(BackendConformance):
     backend = "deepspeed"
     cases = ALL_CASES
-    fresh_processes = True
     environment: ClassVar = {"DS_ACCELERATOR": "cpu"}
     preload = (
         "deepspeed",

@@ -94,7 +94,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     import deepspeed  # noqa: F401  # once, for all processes
 
     chosen = {name: PAIRS[name] for name in selected(request, "name")}
-    yield run_pairs(tmp_path_factory.mktemp("models"), chosen, "deepspeed", fresh=True)
+    yield run_pairs(tmp_path_factory.mktemp("models"), chosen, "deepspeed")
     if before is None:
         del os.environ["DS_ACCELERATOR"]
 

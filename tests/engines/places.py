@@ -31,12 +31,11 @@ class Engine:
     backend: str
     preload: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    fresh: bool = False
 
 
 TORCH = Engine("torch")
 FSDP = Engine("fsdp", ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "swift_backend_fsdp.shard"))
-DEEPSPEED = Engine("deepspeed", ("deepspeed", "swift_backend_deepspeed.shard"), {"DS_ACCELERATOR": "cpu"}, fresh=True)
+DEEPSPEED = Engine("deepspeed", ("deepspeed", "swift_backend_deepspeed.shard"), {"DS_ACCELERATOR": "cpu"})
 MEGATRON = Engine("megatron", ("megatron_imported",))
 
 

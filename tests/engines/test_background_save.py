@@ -87,7 +87,6 @@ def test_a_copy_that_is_late_holds_the_next_update_and_nothing_else(place: Place
         place.layout.world,
         [lambda: train(place, model, tmp_path, False), lambda: train(place, model, tmp_path, True)],
         environment={"CUDA_VISIBLE_DEVICES": "", **place.engine.environment},
-        fresh=place.engine.fresh,
     )
     assert set(crew.succeeded(answers[1])) == {4}
     (folder,) = tmp_path.glob("untied")

@@ -68,7 +68,6 @@ class Matrix:
                 self._folder / f"{engine.backend}-{subject.architecture}",
                 environment=engine.environment,
                 preload=engine.preload,
-                fresh=engine.fresh,
                 subject=subject,
             )
         return self._trials[key]

@@ -6,7 +6,6 @@ import json
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from places import DEEPSPEED, FSDP, TORCH, Place
@@ -41,8 +40,9 @@ PLACES = (
 
 def trials_at(place: Place, folder: Path) -> Trials:
     engine = place.engine
-    more: dict[str, Any] = {"environment": engine.environment, "preload": engine.preload, "fresh": engine.fresh}
-    return Trials(engine.backend, folder / engine.backend, subject=SUBJECT, **more)
+    return Trials(
+        engine.backend, folder / engine.backend, subject=SUBJECT, environment=engine.environment, preload=engine.preload
+    )
 
 
 @pytest.mark.parametrize("pair", tiered(pairwise(PLACES), [PLACES[:2]]), ids=lambda pair: " to ".join(map(str, pair)))

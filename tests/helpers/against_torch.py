@@ -79,6 +79,14 @@ def compile_plain_loops() -> None:
     config.cpp.simdlen = 0
 
 
+def import_compiler() -> None:
+    """Import once what compiling takes, for all processes that are forked from this one."""
+    import torch._functorch.aot_autograd
+    import torch._inductor.codegen.cpp
+    import torch._inductor.codegen.cpp_wrapper_cpu
+    import torch._inductor.compile_fx  # noqa: F401
+
+
 def slug(name: str) -> str:
     return re.sub(r"\W+", "-", name)
 
@@ -91,8 +99,10 @@ class Both:
     backend: list[Any]
 
 
-def run_pairs(folder: Path, pairs: Mapping[str, Pair], backend: str, *, fresh: bool = False) -> dict[str, Both]:
+def run_pairs(folder: Path, pairs: Mapping[str, Pair], backend: str) -> dict[str, Both]:
     """Each pair on torch and on the backend."""
+    if any(pair.settings.get("train.compile") for pair in pairs.values()):
+        import_compiler()
     models = {
         name: write_model(folder / slug(name), architecture=pair.architecture, **pair.shape)
         for name, pair in pairs.items()
@@ -105,7 +115,7 @@ def run_pairs(folder: Path, pairs: Mapping[str, Pair], backend: str, *, fresh: b
     for size in sorted({pair.processes for pair in pairs.values()}):
         names = [name for name, pair in pairs.items() if pair.processes == size]
         jobs = [partial(pairs[name].run, name, models[name], out, backend) for name in names]
-        answers |= zip(names, on_processes(size, *jobs, fresh=fresh), strict=True)
+        answers |= zip(names, on_processes(size, *jobs), strict=True)
     return {name: Both(alone[name], answers[name]) for name in pairs}
 
 
