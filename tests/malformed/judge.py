@@ -51,6 +51,8 @@ CANARY = "canary"
 SECONDS = 60.0
 """After so long a case hangs. Clear answers take a fraction of a second, or a few where torch is imported first; a
 busy machine takes many times that."""
+MEDIA = "media"
+"""Among the stores of the cache: the pictures and sounds that rows hold themselves, each whole."""
 MEMORY = 2 << 30
 """Bytes of address space that a case may take beyond what this process has."""
 
@@ -179,7 +181,8 @@ def _left(case: Case, new: set[str], cache_folder: Path) -> list[str]:
     halves = [
         store.name
         for store in stores.glob("*")
-        if store.name.startswith(".") or (store.is_dir() and not (store / "manifest.json").exists())
+        if store.name != MEDIA
+        and (store.name.startswith(".") or (store.is_dir() and not (store / "manifest.json").exists()))
     ]
     return sorted(new - allowed - {CANARY}) + halves
 

@@ -167,10 +167,13 @@ class MediaTokens:
         key = (each.kind, each.width, each.height, *((each.frames, each.rate) if each.kind == "audio" else (0, 0.0)))
         if key not in self._known:
             try:
-                self._known[key] = self._rules.replacement(each)
-            except (ValueError, ZeroDivisionError, OverflowError) as error:
+                text = self._rules.replacement(each)
+                if not text:
+                    raise ValueError("it makes nothing of something as short")
+            except (ValueError, ZeroDivisionError, OverflowError, MemoryError) as error:
                 name = NAMES[each.kind]
                 raise Unusable(f"{name} refused by the processor", f"{described(each)}: {error}") from None
+            self._known[key] = text
         return self._known[key]
 
     def _compare(self, seen: Sequence[Measured], texts: Sequence[str]) -> None:
@@ -183,8 +186,8 @@ class MediaTokens:
         paths = " ".join(dict.fromkeys(each.path for each in seen))
         try:
             made = self._rules.replacements(seen)
-        except (OSError, ValueError) as error:
-            raise Unusable(f"broken {NAMES[seen[0].kind]}", f"{paths}: {error}") from None
+        except (OSError, ValueError, MemoryError) as error:
+            raise Unusable(f"broken {NAMES[seen[0].kind]}", f"{paths}: {error or 'not enough memory'}") from None
         if made != list(texts):
             raise ModelError(
                 f"The processor of this model makes {[len(each) for each in made]} characters of {paths}, "

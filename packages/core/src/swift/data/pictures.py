@@ -6,9 +6,10 @@ import base64
 import binascii
 import io
 import os
+import stat
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ from swift.data.conversation import Unusable, parse_json
 from swift.data.media import Measured, MediaRef, Medium
 from swift.data.videos import close_video, measure_video, open_frame
 from swift.data.web import Web, fetched, is_address
-from swift.errors import ModelError
+from swift.errors import ModelError, SwiftError
+from swift.untrusted import shown
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -87,13 +89,12 @@ def medium_of_part(part: Mapping[str, Any], root: Path | None, kind: str) -> Med
 
 def thumbnail(picture: MediaRef, side: int) -> str | None:
     """Return a picture, or one of a video, as a small JPEG in a data URI; None for one that cannot be read."""
-    pillow = _pillow()
     written = io.BytesIO()
     try:
-        with _small(picture, side) as image:
+        with _errors(), _small(picture, side) as image:
             image.thumbnail((side, side))
             image.convert("RGB").save(written, format="JPEG", quality=80)
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError):
+    except (OSError, ValueError):
         return None
     return f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
 
@@ -118,9 +119,8 @@ def measure(picture: Medium, folder: Path, *, decode: bool = False, web: Web = "
     path = path_of(picture, folder, web)
     if picture.frame:
         return replace(measure_video(path), kind="image", frames=picture.frame)
-    pillow = _pillow()
     try:
-        with pillow.open(path) as image:
+        with _errors(), _pillow().open(path) as image:
             width, height = image.size
             # PNG may have its EXIF behind the pixels, all of which Pillow would decode to look for it.
             if (image.format != "PNG" or "exif" in image.info) and image.getexif().get(0x0112) in _TURNED:
@@ -130,15 +130,29 @@ def measure(picture: Medium, folder: Path, *, decode: bool = False, web: Web = "
             return Measured(path, width, height, Path(path).stat().st_size)
     except FileNotFoundError:
         raise Unusable("missing picture", f"there is no file {path}") from None
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:  # what decoders raise
+    except (OSError, ValueError) as error:
         raise Unusable("broken picture", f"{path} cannot be read as a picture: {error}") from None
 
 
 def path_of(medium: Medium, folder: Path, web: Web = "no") -> str:
-    """Return the path of a file; what has none is written into `folder` once, fetched where `web` allows it."""
+    """Return the path of a file; what has none is written into `folder` once, fetched where `web` allows it.
+
+    Raise `Unusable` for a pipe, a device or a folder, which decoders would wait for or read without end.
+    """
     if medium.url:
         return fetched(medium.url, folder, web, NAMES[medium.kind])
-    return medium.path or str(_kept(medium.content, folder))
+    if not medium.path:
+        return str(_kept(medium.content, folder))
+    name = NAMES[medium.kind]
+    try:
+        found = os.stat(medium.path)  # noqa: PTH116  # for each medium of a data set: paths need not be parsed
+    except FileNotFoundError:
+        raise Unusable(f"missing {name}", f"there is no file {medium.path}") from None
+    except (OSError, ValueError) as error:
+        raise Unusable(f"broken {name}", f"{shown(medium.path)} cannot be read as a {name}: {error}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise Unusable(f"broken {name}", f"{medium.path} cannot be read as a {name}: it is no file")
+    return medium.path
 
 
 def as_url(picture: Medium) -> str:
@@ -148,19 +162,37 @@ def as_url(picture: Medium) -> str:
     content = picture.content
     if picture.path:
         try:
-            content = Path(picture.path).read_bytes()
-        except OSError:
-            raise Unusable("missing picture", f"there is no file {picture.path}") from None
+            content = Path(path_of(picture, Path())).read_bytes()
+        except OSError as error:
+            raise Unusable("broken picture", f"{picture.path} cannot be read: {error}") from None
     kind = next((kind for kind, marks in _FORMATS.items() if content.startswith(marks)), "image/png")
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def open_picture(path: str) -> Image:
-    """Return a picture upright and in three colours, as transformers loads them."""
+    """Return a picture upright and in three colours, as transformers loads them.
+
+    Raise `OSError` or `ValueError` where it is broken.
+    """
     from PIL import ImageOps
 
-    with _pillow().open(path) as image:
+    with _errors(), _pillow().open(path) as image:
         return ImageOps.exif_transpose(image).convert("RGB")
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Raise as `OSError` what Pillow raises of damaged files: each of its fifty decoders fails in its own way.
+
+    With that of an AVIF it is RuntimeError, with that of a QOI IndexError, and what is too large for this machine ends
+    in MemoryError.
+    """
+    try:
+        yield
+    except (OSError, ValueError, SwiftError):
+        raise
+    except Exception as error:
+        raise OSError(str(error) or type(error).__name__) from None
 
 
 def _pillow() -> Any:

@@ -21,6 +21,12 @@ _CROSSINGS = 6
 """Zeros of the sinc function on either side that a resampled value is made of."""
 _CUT = 0.99
 """Where the filter cuts, as a part of the lower rate's half."""
+_WIDEST = 4
+"""Bytes of a whole number that are read."""
+_RATES = range(1_000, 1_000_001)
+"""Samples a second that a file may have. Of fewer, a small file would be hours, and that is no rate of a sound."""
+_FILTER = 1 << 24
+"""Values that a filter from one rate to another may have: 22254 to 16000 needs 90 million, 44100 a hundred thousand."""
 
 
 def measure_sound(path: str, *, decode: bool = False) -> Measured:
@@ -30,6 +36,8 @@ def measure_sound(path: str, *, decode: bool = False) -> Measured:
     """
     try:
         frames, rate = _header(path)
+        if rate not in _RATES:
+            raise ValueError(f"its header says {rate} samples a second")
         if decode:
             _samples(path)
         size = Path(path).stat().st_size
@@ -49,8 +57,20 @@ def open_sound(path: str, rate: int) -> np.ndarray:
 
 
 def length_at(frames: int, own: float, rate: int) -> int:
-    """Return how many samples a sound has at another rate."""
+    """Return how many samples a sound has at another rate; raise `ValueError` where the rates do not go together."""
+    step, phases = _steps(round(own), rate)
+    if step * phases > _FILTER:
+        raise ValueError(
+            f"from its {round(own)} samples a second to the model's {rate} it is a long way: make a file of {rate}, "
+            f"for example with ffmpeg -i FILE -ar {rate} NEW.wav"
+        )
     return math.ceil(frames * rate / round(own))
+
+
+def _steps(own: int, rate: int) -> tuple[int, int]:
+    """Return two rates without what they have in common."""
+    common = math.gcd(own, rate)
+    return own // common, rate // common
 
 
 def resampled(sound: np.ndarray, own: int, rate: int) -> np.ndarray:
@@ -58,8 +78,7 @@ def resampled(sound: np.ndarray, own: int, rate: int) -> np.ndarray:
     if own == rate:
         return sound.astype(np.float32)
     length = length_at(len(sound), own, rate)
-    common = math.gcd(own, rate)
-    step, phases = own // common, rate // common
+    step, phases = _steps(own, rate)
     cut = min(step, phases) * _CUT
     width = math.ceil(_CROSSINGS * step / cut)
     moments = np.arange(-width, width + step)[None] / step - np.arange(phases)[:, None] / phases
@@ -76,6 +95,8 @@ def _header(path: str) -> tuple[int, int]:
     try:
         with wave.open(path, "rb") as file:
             frames = file.getnframes()
+            if file.getsampwidth() > _WIDEST:
+                raise ValueError(f"its samples have {8 * file.getsampwidth()} bits")
             if Path(path).stat().st_size < frames * file.getnchannels() * file.getsampwidth():
                 raise ValueError(_SHORT)
             return frames, file.getframerate()
