@@ -60,7 +60,8 @@ def read_round(folder: Path, number: int, fingerprint: str | None = None) -> Rou
         return None
     if fingerprint is not None and facts.get("fingerprint") != fingerprint:
         return None
-    return _round_of([json.loads(line) for line in text.splitlines()], columns)
+    # Not splitlines: texts may hold other separators of lines as they are.
+    return _round_of([json.loads(line) for line in text.split("\n")[:-1]], columns)
 
 
 def _lines(made: Round) -> Iterator[Mapping[str, Any]]:
