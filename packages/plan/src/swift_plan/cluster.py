@@ -10,7 +10,7 @@ from typing import Any
 
 from swift.errors import UsageError, did_you_mean
 from swift.hardware import DEVICES, DeviceFacts
-from swift.untrusted import read_json_object
+from swift.untrusted import check_unicode, read_json_object
 
 _NUMBERS = ("gigabytes", "tflops", "memory_bandwidth", "link", "network")
 _EXAMPLE = {"name": "T4", "gigabytes": 16, "tflops": 65, "memory_bandwidth": 320, "link": 16, "network": 3}
@@ -133,6 +133,7 @@ def described(file: Path) -> DeviceFacts:
         raise UsageError(f"{file}: per_machine is a whole number from 1.", hint=_keys(known))
     numbers = {key: float(content[key]) for key in _NUMBERS}
     name = str(content.get("name", file.stem))
+    check_unicode(name, f"{file}: name", UsageError)
     return DeviceFacts(name, **numbers, known_as=(), per_machine=per_machine, fp8=content.get("fp8") is True)
 
 

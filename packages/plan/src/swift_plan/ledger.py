@@ -10,6 +10,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift.errors import UsageError
+from swift.untrusted import read_bytes, read_json_object
 from swift_plan.messages import MessageCost, MessageKind
 from swift_plan.timing import Speeds, Timing
 
@@ -20,6 +22,9 @@ _SPEEDS = "speeds.json"
 _MESSAGES, _VERSION = "messages.json", 1
 LEDGER = "SWIFT_PLAN_LEDGER"
 """Environment variable that names another file."""
+
+_LARGEST = 1 << 28
+"""Bytes that a ledger may have: a million runs."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,8 @@ def add(entry: LedgerEntry) -> None:
     path = place()
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (json.dumps(asdict(entry)) + "\n").encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    # Not blocking: whoever opens a pipe for writing waits for a reader.
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
     try:
         os.write(descriptor, line)
     finally:
@@ -68,10 +74,10 @@ def entries(backend: str, device: str, level: int = 0) -> Iterator[LedgerEntry]:
     Lines that are no entries are passed over.
     """
     try:
-        lines = place().read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        content = read_bytes(place(), UsageError, limit=_LARGEST)
+    except UsageError:
         return
-    for line in lines:
+    for line in content.decode("utf-8", errors="replace").splitlines():
         entry = _entry(line)
         if entry is None or (entry.backend, entry.level) != (backend, level):
             continue
@@ -93,7 +99,7 @@ def known_speeds(device: str) -> tuple[Speeds, int]:
         speeds = Speeds(**{field.name: float(kept["speeds"][field.name]) for field in fields(Speeds)})
         if all(0 < value < inf for value in asdict(speeds).values()):
             return speeds, int(kept["rows"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         pass  # of another version, or damaged
     return Speeds(), 0
 
@@ -118,7 +124,7 @@ def known_messages(where: Cluster) -> dict[MessageKind, MessageCost]:
             )
             for row in rows
         }
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         return {}
     return costs if all(0 <= each < inf for cost in costs.values() for each in asdict(cost).values()) else {}
 
@@ -143,9 +149,8 @@ def _keep(name: str, content: Mapping[str, Any]) -> None:
 
 def _kept(name: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(place().with_name(name).read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError, RecursionError):
+        return read_json_object(place().with_name(name), UsageError)
+    except UsageError:
         return {}
 
 
@@ -153,7 +158,9 @@ def _entry(line: str) -> LedgerEntry | None:
     try:
         content: Any = json.loads(line)
         entry = LedgerEntry(**{field.name: content[field.name] for field in fields(LedgerEntry)})
+        if not isinstance(entry.backend, str) or not isinstance(entry.device, str):
+            return None
         residuals = [entry.residual(what) for what in ("bytes", "seconds")]
         return entry if all(-1 < residual < inf for residual in residuals) else None  # NaN is no residual
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
