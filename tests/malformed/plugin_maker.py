@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +23,14 @@ GROUPS = {
     "observer": "swift.observers",
     "engine": "swift.engines",
 }
+FURTHER = {
+    "optimizer": "swift.optimizers",
+    "tuner": "swift.tuners",
+    "planner": "swift.planners",
+    "command": "swift.commands",
+    "reward": "swift.rewards",
+}
+"""Kinds whose cases stand in a file of their own."""
 TRAINING = ("--model", "model", "--dataset", "data.jsonl", "--max_steps", "2", "--train_type", "full")
 SMALL = ("--backend.device", "cpu", "--data.workers", "1", "--logging.run_name", "run")
 
@@ -82,6 +92,46 @@ GOOD = {
             def swift_open_engine(self, request):
                 return Engine()
     """,
+    "optimizer": """
+        from swift.contracts import Reads, Slot
+        from swift.testing.third_party import Momentum
+
+        class Plugin(Momentum):
+            pass
+    """,
+    "tuner": """
+        from swift.testing.third_party import EverySecond
+
+        class Plugin(EverySecond):
+            pass
+    """,
+    "planner": """
+        from swift.contracts.planner import ChosenPlan, ExpectedMemory
+
+        class Plugin:
+            def choose(self, words, verb, processes, machines):
+                return ChosenPlan(("--backend", "torch"), "It is there.")
+    """,
+    "command": """
+        from swift.config.options import Section
+
+        class Options(Section):
+            speed: int = 1
+
+        class Plugin:
+            summary = "Go fast"
+            options_model = Options
+
+            def run(self, options):
+                return 0
+    """,
+    "reward": """
+        class Plugin:
+            isolation = "inline"
+
+            def score(self, items):
+                return [1.0 for _ in items]
+    """,
 }
 """Kind → a plugin that works."""
 
@@ -92,7 +142,20 @@ def command(kind: str, name: str) -> list[str]:
         return ["export", "model", "--to", name, "--out", "exported", "--verify", "transformers"]
     if kind == "engine":
         return ["infer", "model", "--engine", name, "--prompt", "one", "--prompt", "two", "--max_new_tokens", "2"]
-    chosen = {"backend": "--backend", "objective": "--objective", "observer": "--report_to"}[kind]
+    if kind == "command":
+        return [name]
+    if kind == "reward":
+        return ["rewards", "test", "answers.jsonl", "--reward_funcs", name]
+    if kind == "planner":
+        return ["train", *TRAINING, *SMALL[2:], "--report_to", "jsonl", "--backend", "auto"]
+    if kind == "tuner":
+        return ["train", *TRAINING[:-2], *SMALL, "--report_to", "jsonl", "--tuner.kind", name]
+    chosen = {
+        "backend": "--backend",
+        "objective": "--objective",
+        "observer": "--report_to",
+        "optimizer": "--optim.name",
+    }[kind]
     return ["train", *TRAINING, *SMALL, *([] if kind == "observer" else ["--report_to", "jsonl"]), chosen, name]
 
 
@@ -150,7 +213,12 @@ def case(
     distribution = module.replace("_", "-")
 
     def build(folder: Path) -> Sequence[str]:
-        install(folder, module, source, f"[{GROUPS[kind]}]\nhostile = {module}:{target}\n")
+        install(folder, module, source, f"[{(GROUPS | FURTHER)[kind]}]\nhostile = {module}:{target}\n")
+        if kind == "planner":  # without swift's own, and what else is installed
+            os.environ["SWIFT_PLUGINS"] = distribution
+        if kind == "reward":
+            answer = {"messages": [{"role": "user", "content": "?"}], "completion": "abc"}
+            (folder / "answers.jsonl").write_text(json.dumps(answer), encoding="utf-8")
         return command(kind, "hostile") if argv is None else argv
 
     who = f"{kind} 'hostile' ({distribution} {VERSION})"

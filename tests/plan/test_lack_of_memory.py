@@ -32,7 +32,7 @@ def test_the_plan_is_shown_beside_what_was_measured(
 
     monkeypatch.setattr("swift.backends.torch.step.update", lacks)
     if not planned:
-        monkeypatch.setattr("swift.train.failures.list_plugins", lambda *_: [])
+        monkeypatch.setattr("swift.plugins.discover.list_plugins", lambda *_: [])
     write_model(tmp_path / "model")
     write_jsonl(tmp_path / "rows.jsonl", conversations(16))
     words = ["sft", "--model", "model", "--dataset", "rows.jsonl", "--train_type", "full", "--max_length", "512"]

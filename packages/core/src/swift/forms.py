@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -27,7 +27,7 @@ from swift.plugins.discover import list_plugins
 from swift.plugins.kinds import KINDS
 from swift.plugins.load import find, load
 from swift.remote.urls import is_remote
-from swift.terminal import say_nothing
+from swift.terminal import print_note, say_nothing
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -254,15 +254,11 @@ def _files_of(options: BaseModel) -> list[str]:
 
 def _expected(parsed: Parsed, processes: int, words: Sequence[str], verb: str) -> ExpectedMemory | None:
     """Return what a planner expects; None where there is none, or it cannot count this run."""
+    from swift.plugins import planners
+
     config = parsed.config
     run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
-    for entry in list_plugins("swift.planners"):
-        expect = getattr(load(entry).object, "expect", None) if entry.allowed else None
-        if expect is not None:
-            with suppress(SwiftError):
-                came: ExpectedMemory | None = expect(run, list(words), verb)
-                return came
-    return None
+    return planners.expected(run, words, verb, say=print_note)
 
 
 def _check_other(verb: str, words: list[str]) -> CheckedCommand:

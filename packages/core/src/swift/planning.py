@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -37,6 +37,7 @@ from swift.hookspecs import BackendHooks
 from swift.models.cache_room import row_bytes, rows_at_once
 from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
+from swift.plugins import answers
 from swift.plugins.blame import failing
 from swift.plugins.discover import list_plugins
 from swift.plugins.guard import guarded
@@ -130,7 +131,9 @@ class PlannedBackend:
     def layout(self, run: Run) -> ProcessLayout:
         """Return the sizes of all parallel dimensions; `UnsupportedPlan` where they do not fit the processes."""
         came = self._ask("swift_layout", config=run.config, processes=run.world.size)
-        return cast("ProcessLayout", came or ProcessLayout.of(run.config.parallel, run.world.size))
+        if came is None:
+            return ProcessLayout.of(run.config.parallel, run.world.size)
+        return answers.layout(self.plugin.entry, "swift_layout", came)
 
     def refusal(self, run: Run) -> SwiftError | None:
         """Return the error with which core or the backend would refuse this plan, whatever the model."""
@@ -154,7 +157,8 @@ class PlannedBackend:
 
     def memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float] | None:
         """Return what the fullest process keeps, in bytes by name; None where the backend has no answer."""
-        return cast("Mapping[str, float] | None", self._ask("swift_estimate_memory", run=run, weights=weights))
+        hook = "swift_estimate_memory"
+        return answers.memory(self.plugin.entry, hook, self._ask(hook, run=run, weights=weights))
 
     @property
     def own_layers(self) -> bool:
@@ -163,12 +167,14 @@ class PlannedBackend:
 
     def activations(self, run: Run, layer: LayerSizes) -> float | None:
         """Return what a layer keeps for its backward pass, in bytes a token; None where the backend has no answer."""
-        return cast("float | None", self._ask("swift_estimate_activations", run=run, layer=layer))
+        hook = "swift_estimate_activations"
+        return answers.activations(self.plugin.entry, hook, self._ask(hook, run=run, layer=layer))
 
     def traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
         """Return what keeps weights and gradients together; nothing where the backend has no answer."""
-        came = self._ask("swift_estimate_traffic", run=run, weights=weights, micro_batches=micro_batches)
-        return cast("Sequence[Traffic]", came or ())
+        hook = "swift_estimate_traffic"
+        came = self._ask(hook, run=run, weights=weights, micro_batches=micro_batches)
+        return answers.traffic(self.plugin.entry, hook, came)
 
     @cached_property
     def _objective(self) -> Objective:
@@ -206,9 +212,11 @@ class PlannedBackend:
         ask = getattr(optimizer.object, "bytes_with_options", None)
         if ask is not None:
             with failing(optimizer.entry, "bytes_with_options"):
-                return float(ask(shape, self.config.optim.options(optimizer.object.options_model)))
+                came = ask(shape, self.config.optim.options(optimizer.object.options_model))
+            return answers.size(optimizer.entry, "bytes_with_options", came)
         with failing(optimizer.entry, "bytes_per_parameter"):
-            return float(optimizer.object.bytes_per_parameter(shape))
+            came = optimizer.object.bytes_per_parameter(shape)
+        return answers.size(optimizer.entry, "bytes_per_parameter", came)
 
     @property
     def tuner_options(self) -> Any:
@@ -223,7 +231,8 @@ class PlannedBackend:
         options = self.config.tuner.options(tuner.object.options_model)
         count = getattr(tuner.object, "values_beside", None)
         with failing(tuner.entry, "values_beside"):
-            return float(count(rows, columns, options)) if count is not None else _low_rank(rows, columns, options)
+            came = count(rows, columns, options) if count is not None else _low_rank(rows, columns, options)
+        return answers.size(tuner.entry, "values_beside", came)
 
 
 def _answer(hook: pluggy.HookCaller) -> _Answer:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from swift.errors import PluginError, SwiftError, UsageError
 from swift.terminal import Say, say_nothing
 
 if TYPE_CHECKING:
@@ -22,45 +20,22 @@ def chosen(args: Sequence[str], verb: str, say: Say) -> list[str]:
     if words == list(args):
         return words
     from swift.planning import counted_processes
-    from swift.plugins.blame import failing
-    from swift.plugins.discover import list_plugins
-    from swift.plugins.load import load
+    from swift.plugins import planners
 
-    planners = [entry for entry in list_plugins("swift.planners") if entry.allowed]
-    if not planners:
-        raise UsageError(
-            "Nothing is installed that chooses backend and layout.", hint='Run: pip install "swift-core[plan]"'
-        )
-    planner = load(planners[0])
     processes, machines = counted_processes(words, os.environ)
-    with failing(planner.entry, "choose"):
-        plan = planner.object.choose(words, verb, processes, machines)
-    flags = getattr(plan, "flags", None)
-    if not isinstance(flags, tuple) or not all(isinstance(flag, str) for flag in flags):
-        raise PluginError(
-            f"{planner.entry} chooses {plan!r}, which is no swift.contracts.ChosenPlan.",
-            hint="Name backend and layout yourself, or report it to those who publish it.",
-        )
-    say(str(plan.reason))
-    return [*words, *flags]
+    plan = planners.choose(words, verb, processes, machines)
+    say(plan.reason)
+    return [*words, *plan.flags]
 
 
 def foreseen(parsed: Parsed, processes: int, args: Sequence[str], verb: str) -> str | None:
     """Return what a planner that is installed warns of; None where there is none, or nothing to warn of."""
     from swift.contracts import Run, World
-    from swift.plugins.discover import list_plugins
-    from swift.plugins.load import load
+    from swift.plugins import planners
 
-    for entry in list_plugins("swift.planners"):
-        foresee = getattr(load(entry).object, "foresee", None) if entry.allowed else None
-        if foresee is None:
-            continue
-        config = parsed.config
-        run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
-        with suppress(SwiftError):  # what cannot be counted is no reason not to try
-            warning = foresee(run, list(args), verb)
-            return None if warning is None else str(warning)
-    return None
+    config = parsed.config
+    run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
+    return planners.foreseen(run, args, verb)
 
 
 def without_auto(args: Sequence[str]) -> list[str]:

@@ -31,10 +31,10 @@ def run(name: str, args: Sequence[str]) -> int:
         given = typed.options
         passed_on = [[*typed.words, *typed.passed_on]] if passes_on else []
     with failing(plugin.entry, f"swift {name}"):
-        code = command.run(given, *passed_on)
-    if not isinstance(code, int):
-        raise PluginError(
-            f"{plugin.entry} returns {code!r} from run, which is no exit code.",
-            hint="Return 0 where the verb did its work.",
-        )
-    return int(code)
+        code: object = command.run(given, *passed_on)
+        if not isinstance(code, int):
+            raise PluginError(
+                f"{plugin.entry} returns {code!r} from run, which is no exit code.",
+                hint="Return 0 where the verb did its work.",
+            )
+        return int(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -121,8 +122,9 @@ def plugin_verbs() -> list[PluginEntry]:
     """Return the verbs that allowed plugins add, by name. Reads metadata, imports no plugin."""
     from importlib import metadata
 
-    if not any(True for _ in metadata.entry_points(group=COMMANDS)):
-        return []
+    with suppress(Exception):  # of one distribution whose file is damaged, which others are read without
+        if not any(True for _ in metadata.entry_points(group=COMMANDS)):
+            return []
     from swift.plugins.discover import list_plugins
 
     return [entry for entry in list_plugins(COMMANDS) if entry.allowed and collision(entry) is None]

@@ -10,6 +10,7 @@ from swift.config.media import NAMES
 from swift.config.tasks import view_of
 from swift.contracts import Acts, Capabilities, Need, Reads, Trains
 from swift.errors import SwiftError, UnsupportedPlan
+from swift.plugins.answers import wrong
 from swift.plugins.blame import failing
 from swift.plugins.discover import duplicates, list_plugins
 from swift.plugins.entry import CORE
@@ -160,7 +161,9 @@ def _acts_of(config: Config) -> Acts | None:
     if not hasattr(tuner.object, "cut"):
         return None
     with failing(tuner.entry, "cut"):
-        acts: Acts | None = tuner.object.cut(config.tuner.options(tuner.config_model))
+        acts: object = tuner.object.cut(config.tuner.options(tuner.config_model))
+        if acts is not None and not isinstance(acts, Acts):
+            raise wrong(tuner.entry, "cut", "one of swift.contracts.Acts, or None", acts)
         return acts
 
 
@@ -187,7 +190,10 @@ def _needs_of_tuner(config: Config) -> frozenset[str]:
     tuner = load_tuner(config.tuner.kind)
     assert tuner.config_model is not None
     with failing(tuner.entry, "needs"):
-        return frozenset(tuner.object.needs(config.tuner.options(tuner.config_model)))
+        came: Any = tuner.object.needs(config.tuner.options(tuner.config_model))
+        if isinstance(came, str) or not all(isinstance(need, str) for need in came):
+            raise wrong(tuner.entry, "needs", "a frozenset of swift.contracts.Trains", came)
+        return frozenset(came)
 
 
 def _of_tuner(kind: str, need: str) -> Requirement:

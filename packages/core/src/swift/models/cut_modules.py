@@ -19,6 +19,7 @@ from torch.nn import functional
 from swift.contracts import Acts
 from swift.models.names import base_model
 from swift.models.tensor_plan import COLUMNS, TensorPlan
+from swift.plugins.blame import failing
 from swift.plugins.load import load_tuner
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def cut_modules(run: Run, model: nn.Module, plan: TensorPlan, group: dist.Proces
     """
     tuner = load_tuner(run.config.tuner.kind)
     cut = getattr(tuner.object, "cut", None)
-    acts = None if cut is None else cut(run.config.tuner.options(cast(Any, tuner.config_model)))
+    with failing(tuner.entry, "cut"):
+        acts = None if cut is None else cut(run.config.tuner.options(cast(Any, tuner.config_model)))
     if acts is None:
         return
     base = base_model(model)

@@ -6,7 +6,9 @@ A backend calls `parameter_groups` on whatever holds its weights, `build_optimiz
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +17,25 @@ import torch
 from swift.contracts import Reads
 from swift.models.names import whole_shape
 from swift.plugins.answers import wrong
-from swift.plugins.blame import failing
+from swift.plugins.blame import blaming, failing
 from swift.plugins.load import load_optimizer
 from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.config.sections import OptimSection, TunerSection
+    from swift.plugins.entry import PluginEntry
+
+_CALLED = (
+    "step",
+    "slot_values",
+    "take_slots",
+    "matrix_slots",
+    "empty_matrix_slots",
+    "take_matrix_slots",
+    "to_gradient_view",
+    "to_weights",
+)
+"""Methods of optimizers that backends call."""
 
 
 def parameter_groups(
@@ -68,10 +83,28 @@ def build_optimizer(
     plain = [{key: value for key, value in group.items() if key not in left_out} | {"lr": lr} for group in groups]
     with failing(loaded.entry, "make"):
         optimizer = loaded.object.make(plain, optim.options(loaded.config_model), torch.device(device))
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise wrong(loaded.entry, "make", "a torch.optim.Optimizer", optimizer)
-    set_learning_rate(optimizer, lr)
-    return optimizer
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise wrong(loaded.entry, "make", "a torch.optim.Optimizer", optimizer)
+        _blame(loaded.entry, optimizer)
+        set_learning_rate(optimizer, lr)
+        return optimizer
+
+
+def _blame(entry: PluginEntry, optimizer: torch.optim.Optimizer) -> None:
+    """Let what an optimizer raises be blamed on its plugin, rather than on the backend that calls it."""
+    itself = weakref.ref(optimizer)  # one that held itself would keep its memory until garbage is looked for
+
+    def surrounded(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            with blaming(entry, f"{name} of its optimizer"):
+                return function(itself(), *arguments, **named)
+
+        return call
+
+    for name in _CALLED:
+        function = getattr(type(optimizer), name, None)
+        if inspect.isfunction(function) and name not in vars(optimizer):
+            setattr(optimizer, name, surrounded(function, name))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

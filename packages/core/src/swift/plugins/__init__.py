@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from swift.plugins.load import LoadedPlugin
 
-__all__ = ["load_plugin", "plugin_names"]
+__all__ = ["blaming_on", "interrupts", "load_plugin", "plugin_names"]
 
 
 def load_plugin(group: str, name: str) -> LoadedPlugin:
@@ -22,3 +24,20 @@ def plugin_names(group: str) -> list[str]:
     from swift.plugins.discover import list_plugins
 
     return sorted({entry.name for entry in list_plugins(group) if entry.allowed})
+
+
+def blaming_on(plugin: LoadedPlugin, function: str) -> AbstractContextManager[None]:
+    """Raise `PluginError`, which names a plugin and its function, for what is raised inside.
+
+    Errors for the user (`SwiftError`) pass, as does Ctrl-C.
+    """
+    from swift.plugins.blame import failing
+
+    return failing(plugin.entry, function)
+
+
+def interrupts(cause: BaseException) -> bool:
+    """Return whether what was raised ends the process or the work, such as Ctrl-C, and is nobody's failure."""
+    from swift.plugins import blame
+
+    return blame.interrupts(cause)

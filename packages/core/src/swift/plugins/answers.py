@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from swift.contracts import ForwardResult, Quantized, StepResult, Topology
+from swift.contracts import ForwardResult, ProcessLayout, Quantized, StepResult, Topology, Traffic
 from swift.errors import PluginError
-from swift.plugins.blame import blaming, if_not_yours
+from swift.plugins.blame import blaming, class_name, failing, if_not_yours
 from swift.plugins.entry import PluginEntry
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _END = object()
+
+
+def looking(check: Callable[Concatenate[PluginEntry, str, P], T]) -> Callable[Concatenate[PluginEntry, str, P], T]:
+    """Let what an answer raises when it is looked at be blamed on its plugin: it may be of any class."""
+
+    @wraps(check)
+    def look(entry: PluginEntry, function: str, /, *arguments: P.args, **named: P.kwargs) -> T:
+        with failing(entry, function):
+            return check(entry, function, *arguments, **named)
+
+    return look
 
 
 def wrong(
@@ -29,13 +45,14 @@ def described(value: object) -> str:
     """Return a value in a few words, whatever its author made of `repr`."""
     if value is None:
         return "nothing (None)"
-    kind = type(value).__name__
-    if isinstance(value, bool | int | float | str | bytes):
+    kind = class_name(value)
+    if type(value) in (bool, int, float, str, bytes):  # and not of a class that is made of one
         text = repr(value)
         return f"the {kind} {text if len(text) <= 60 else f'{text[:60]}...'}"
     return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
+@looking
 def topology(entry: PluginEntry, hook: str, came: object) -> Topology:
     """Check that `swift_setup` returned this process's position."""
     if not isinstance(came, Topology):
@@ -51,6 +68,7 @@ def topology(entry: PluginEntry, hook: str, came: object) -> Topology:
     return came
 
 
+@looking
 def train_state(entry: PluginEntry, hook: str, came: object) -> Any:
     """Check that `swift_shard` returned a state with a step number."""
     if not _is_count(getattr(came, "step", None)):
@@ -58,6 +76,7 @@ def train_state(entry: PluginEntry, hook: str, came: object) -> Any:
     return came
 
 
+@looking
 def step_result(entry: PluginEntry, hook: str, came: object) -> StepResult:
     """Check that `swift_train_step` returned plain numbers."""
     if not isinstance(came, StepResult):
@@ -75,6 +94,7 @@ def _are_mappings(values: object) -> bool:
     return isinstance(values, Sequence) and all(isinstance(each, Mapping) for each in values)
 
 
+@looking
 def forward_result(entry: PluginEntry, hook: str, came: object) -> ForwardResult:
     """Check that `swift_forward` returned plain numbers, and a tensor of segments."""
     if not isinstance(came, ForwardResult):
@@ -92,6 +112,7 @@ def forward_result(entry: PluginEntry, hook: str, came: object) -> ForwardResult
     return came
 
 
+@looking
 def weights(entry: PluginEntry, hook: str, came: object) -> Iterator[tuple[str, Any]]:
     """Check the stream that `swift_iter_weights` returned.
 
@@ -119,6 +140,7 @@ def _weights(entry: PluginEntry, hook: str, stream: Iterator[Any]) -> Iterator[t
             close()
 
 
+@looking
 def exported_folder(entry: PluginEntry, hook: str, came: object, destination: Path) -> Path:
     """Check that `swift_export` returned the folder that it was given."""
     if not isinstance(came, str | os.PathLike):
@@ -128,6 +150,7 @@ def exported_folder(entry: PluginEntry, hook: str, came: object, destination: Pa
     return Path(came)
 
 
+@looking
 def quantized(entry: PluginEntry, hook: str, came: object, prompts: int) -> Quantized:
     """Check that `swift_quantize` returned log-probabilities of the quantised weights for each prompt."""
     if not isinstance(came, Quantized):
@@ -135,9 +158,59 @@ def quantized(entry: PluginEntry, hook: str, came: object, prompts: int) -> Quan
     logps: object = came.logps
     if not (isinstance(logps, Sequence) and len(logps) == prompts and all(isinstance(e, Sequence) for e in logps)):
         raise wrong(entry, hook, f"log-probabilities of {prompts} prompts", logps)
-    if not _is_number(came.tolerance):
-        raise wrong(entry, hook, "a float for its tolerance", came.tolerance)
+    if not all(_is_number(value) for each in logps for value in each):
+        raise wrong(entry, hook, "log-probabilities that are floats", logps)
+    if not is_finite(came.tolerance):
+        raise wrong(entry, hook, "a finite number for its tolerance", came.tolerance)
     return came
+
+
+@looking
+def size(entry: PluginEntry, function: str, came: Any) -> float:
+    """Check that a count of bytes or values is one."""
+    number = float(came)
+    if not math.isfinite(number) or number < 0:
+        raise wrong(entry, function, "a finite number that is not negative", came)
+    return number
+
+
+@looking
+def layout(entry: PluginEntry, hook: str, came: object) -> ProcessLayout:
+    """Check that `swift_layout` returned sizes of dimensions."""
+    if not isinstance(came, ProcessLayout):
+        raise wrong(entry, hook, "a swift.contracts.ProcessLayout", came)
+    return came
+
+
+@looking
+def memory(entry: PluginEntry, hook: str, came: object) -> Mapping[str, float] | None:
+    """Check that `swift_estimate_memory` returned bytes by name, or nothing."""
+    if came is None:
+        return None
+    if not isinstance(came, Mapping) or not all(isinstance(name, str) for name in came):
+        raise wrong(entry, hook, "a mapping of names to bytes, or None", came)
+    for name, count in came.items():
+        if not is_finite(count) or count < 0:
+            raise wrong(entry, hook, f"a finite number of bytes for {name!r}", count)
+    return came
+
+
+@looking
+def traffic(entry: PluginEntry, hook: str, came: object) -> Sequence[Traffic]:
+    """Check that `swift_estimate_traffic` returned messages, or nothing."""
+    if came is None:
+        return ()
+    if not isinstance(came, Sequence) or not all(isinstance(each, Traffic) for each in came):
+        raise wrong(entry, hook, "a sequence of swift.contracts.Traffic, or None", came)
+    return came
+
+
+@looking
+def activations(entry: PluginEntry, hook: str, came: Any) -> float | None:
+    """Check that `swift_estimate_activations` returned a number of bytes, or nothing."""
+    if came is not None and not (is_finite(came) and came >= 0):
+        raise wrong(entry, hook, "a finite number of bytes, or None", came)
+    return cast("float | None", came)
 
 
 def is_tensor(value: object) -> bool:
@@ -150,6 +223,11 @@ def _mapping(entry: PluginEntry, hook: str, owner: str, value: object) -> Mappin
     if not isinstance(value, Mapping):
         raise wrong(entry, hook, f"a {owner} whose metrics are a mapping", value)
     return value
+
+
+def is_finite(value: object) -> bool:
+    """Return whether this is a number that can be counted with."""
+    return _is_number(value) and math.isfinite(cast(float, value))
 
 
 def _is_number(value: object) -> bool:

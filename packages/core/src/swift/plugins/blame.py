@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -66,20 +68,42 @@ def mark(cause: BaseException, entry: PluginEntry, function: str) -> None:
     """Note who raised an error; the innermost plugin stays the one that is blamed.
 
     What other code would take for the end of a loop or of the process, such as `SystemExit`, is raised as a
-    `PluginError` here and now. An interruption by the user passes.
+    `PluginError` here and now, as is an error that raises another one when it is looked at. An interruption by the user
+    passes.
     """
-    if isinstance(cause, SwiftError) or interrupts(cause):
-        return
-    if not isinstance(cause, Exception) or isinstance(cause, StopIteration | StopAsyncIteration):
+    if not _can_be_handled(cause):
         raise failure_of(Blame(entry, function), cause) from cause
-    cause.__dict__.setdefault(_MARK, Blame(entry, function))
+    if not isinstance(cause, SwiftError) and not interrupts(cause):
+        cause.__dict__.setdefault(_MARK, Blame(entry, function))
+
+
+def _can_be_handled(cause: BaseException) -> bool:
+    """Return whether others may look at an error, and none of them takes it for something else."""
+    try:
+        loose = isinstance(cause, StopIteration | StopAsyncIteration) or not isinstance(cause, Exception)
+    except BaseException:  # its class overrides what every error has
+        return False
+    return not loose or interrupts(cause)
 
 
 def interrupts(cause: BaseException) -> bool:
-    """Return whether this ends the process or the work: Ctrl-C or another signal, a reader that has gone."""
+    """Return whether this ends the process or the work: Ctrl-C or another signal, a reader that has gone.
+
+    A pipe that is broken may be a plugin's own, to a process that it has started.
+    """
     from swift.processes.signals import Stopped
 
-    return isinstance(cause, KeyboardInterrupt | GeneratorExit | BrokenPipeError | Stopped)
+    kind = type(cause)  # and not `isinstance`, which asks the error itself
+    return issubclass(kind, KeyboardInterrupt | Stopped) or (issubclass(kind, BrokenPipeError) and _reader_has_gone())
+
+
+def _reader_has_gone() -> bool:
+    """Return whether nobody reads any more what this process prints."""
+    looking = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # none, closed, or a stand-in
+            looking.register(stream.fileno(), 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in looking.poll(0))
 
 
 def blamed(cause: BaseException) -> Blame | None:
@@ -119,12 +143,24 @@ def words_of(cause: BaseException) -> str:
     """Type and text of an error in one line that ends in a full stop, whatever its author made of both."""
     try:
         text = " ".join(str(cause).split())
-    except Exception:
+    except BaseException:
         text = "its text cannot be shown"
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} ..."
-    words = f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+    kind = class_name(cause)
+    words = printable(f"{kind}: {text}" if text else kind)
     return words if words[-1] in ".!?" else f"{words}."
+
+
+def class_name(value: object) -> str:
+    """Return the name of a value's class, whatever its metaclass made of it."""
+    name: str = type.__dict__["__name__"].__get__(type(value))
+    return name
+
+
+def printable(text: str) -> str:
+    """Return a text without what a terminal would act on: colours, other windows' titles, a cleared screen."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def keep_traceback(error: SwiftError, folder: Path | None = None, *, name: str = "traceback") -> None:
@@ -135,10 +171,19 @@ def keep_traceback(error: SwiftError, folder: Path | None = None, *, name: str =
     cause, error.traceback_of = error.traceback_of, None
     if cause is None:
         return
-    text = "".join(traceback.format_exception(cause))
+    text = traceback_text(cause)
     with suppress(OSError):
         path = _write(text, folder, name)
         error.message = f"{error.message} The traceback is in {path}."
+
+
+def traceback_text(cause: BaseException) -> str:
+    """Return a traceback as Python prints it, or its lines alone where the error cannot be looked at."""
+    try:
+        return "".join(traceback.format_exception(cause))
+    except BaseException:
+        lines = BaseException.__dict__["__traceback__"].__get__(cause)
+        return "".join([*traceback.format_tb(lines), words_of(cause), "\n"])
 
 
 def _write(text: str, folder: Path | None, name: str) -> Path:

@@ -7,6 +7,7 @@ silent mistakes, so they are looked for here.
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, fields
@@ -231,8 +232,9 @@ def check_tuner(entry: PluginEntry, tuner: Any) -> None:
     """Refuse a tuner that does not say how it is stored, or at which rate it learns."""
     if not isinstance(tuner.adapter, bool):
         raise _faulty(entry, f"says {tuner.adapter!r} of whether it trains an adapter", "It is True or False")
-    if isinstance(tuner.learning_rate, bool) or not isinstance(tuner.learning_rate, float | int):
-        raise _faulty(entry, f"has the learning rate {tuner.learning_rate!r}", "It is a number")
+    rate = tuner.learning_rate
+    if isinstance(rate, bool) or not isinstance(rate, float | int) or not 0 < rate < math.inf:
+        raise _faulty(entry, f"has the learning rate {rate!r}", "It is a finite number above 0")
 
 
 def check_reward(entry: PluginEntry, reward: Any) -> None:

@@ -39,9 +39,9 @@ class CheckedPlan:
         """Return how many passes over the data are complete before this step."""
         with failing(self._entry, "epoch_at of its plan"):
             came: Any = self._plan.epoch_at(step)
-        if not isinstance(came, int | float) or not math.isfinite(came):
-            raise wrong(self._entry, "epoch_at of its plan", "a finite number", came)
-        return float(came)
+            if not isinstance(came, int | float) or not math.isfinite(came):
+                raise wrong(self._entry, "epoch_at of its plan", "a finite number", came)
+            return float(came)
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
         """Return one process's slice of the global batch of a step."""
@@ -49,11 +49,13 @@ class CheckedPlan:
 
         with blaming(self._entry, "batch of its plan"):
             came: Any = self._plan.batch(step, data_rank, data_size)
-        if not isinstance(came, Batch):
-            raise wrong(self._entry, "batch of its plan", "a swift.data.batch.Batch", came)
-        if not came.rows and came.spare_row is None:
-            raise wrong(self._entry, "batch of its plan", "a batch with rows, or a spare row", words="an empty batch")
-        return came
+            if not isinstance(came, Batch):
+                raise wrong(self._entry, "batch of its plan", "a swift.data.batch.Batch", came)
+            if not came.rows and came.spare_row is None:
+                raise wrong(
+                    self._entry, "batch of its plan", "a batch with rows, or a spare row", words="an empty batch"
+                )
+            return came
 
     def metrics(self, step: int) -> Mapping[str, float]:
         """Return what the plan has to say of a step, counted from 0."""
@@ -62,7 +64,7 @@ class CheckedPlan:
             return {}
         with failing(self._entry, "metrics of its plan"):
             came: Any = own(step)
-        return self._numbers("metrics of its plan", came)
+            return self._numbers("metrics of its plan", came)
 
     def train_roles(self, step: int, batch: Batch) -> Mapping[str, float]:
         """Let the plan make the steps of other models than the policy."""
@@ -71,7 +73,7 @@ class CheckedPlan:
             return {}
         with blaming(self._entry, "train_roles of its plan"):
             came: Any = own(step, batch)
-        return self._numbers("train_roles of its plan", came)
+            return self._numbers("train_roles of its plan", came)
 
     def learning_rate(self, step: int, planned: float) -> float:
         """Return the policy's learning rate at a step."""
@@ -80,18 +82,18 @@ class CheckedPlan:
             return planned
         with failing(self._entry, "learning_rate of its plan"):
             came: Any = own(step, planned)
-        return self._numbers("learning_rate of its plan", {"learning_rate": came})["learning_rate"]
+            return self._numbers("learning_rate of its plan", {"learning_rate": came})["learning_rate"]
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Return the plan's own evaluation after so many steps."""
         with blaming(self._entry, "evaluate of its plan"):
             came: Any = self._plan.evaluate(step)  # type: ignore[attr-defined]  # optional
-        numbers = self._numbers("evaluate of its plan", came)
-        missing = [name for name in self.evaluation_metrics or () if name not in numbers]
-        if missing and numbers:  # what the main process returns counts: others may leave it out
-            expected = "a number for each of its evaluation_metrics"
-            raise wrong(self._entry, "evaluate of its plan", expected, words=f"no number for {missing[0]!r}")
-        return numbers
+            numbers = self._numbers("evaluate of its plan", came)
+            missing = [name for name in self.evaluation_metrics or () if name not in numbers]
+            if missing and numbers:  # what the main process returns counts: others may leave it out
+                expected = "a number for each of its evaluation_metrics"
+                raise wrong(self._entry, "evaluate of its plan", expected, words=f"no number for {missing[0]!r}")
+            return numbers
 
     def close(self) -> None:
         """Let the plan give back what it holds."""
@@ -107,14 +109,14 @@ class CheckedPlan:
             return {}
         with failing(self._entry, "state of its plan"):
             came = own()
-        try:
-            # As a checkpoint gives it back: JSON has no tuples, and its keys are texts.
-            kept = json.loads(json.dumps(came, allow_nan=False))
-        except (TypeError, ValueError):
-            kept = None
-        if not isinstance(kept, dict):
-            raise wrong(self._entry, "state of its plan", "a mapping of JSON values", came)
-        return kept
+            try:
+                # As a checkpoint gives it back: JSON has no tuples, and its keys are texts.
+                kept = json.loads(json.dumps(came, allow_nan=False))
+            except (TypeError, ValueError):
+                kept = None
+            if not isinstance(kept, dict):
+                raise wrong(self._entry, "state of its plan", "a mapping of JSON values", came)
+            return kept
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Let the plan take up where `state` was asked for."""

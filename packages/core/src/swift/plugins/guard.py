@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Generator
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from swift.errors import SHOW_TRACEBACK, PluginError, SwiftError
 from swift.hookspecs import hookimpl
 from swift.plugins.answers import described
-from swift.plugins.blame import interrupts, keep_traceback, mark, words_of
+from swift.plugins.blame import interrupts, keep_traceback, mark, traceback_text, words_of
 from swift.plugins.check import Implementation, implementations
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class Participation:
         )
         told.traceback_of = cause
         if os.environ.get(SHOW_TRACEBACK):
-            sys.stderr.write("".join(traceback.format_exception(cause)))
+            sys.stderr.write(traceback_text(cause))
         keep_traceback(told, folder, name=f"traceback-{self.entry.name}-{rank}")
         return told.message
 
@@ -154,4 +153,4 @@ def _given_error(generator: Around, within: BaseException, failed: Callable[[Bas
 
 
 def _is_failure(cause: BaseException) -> bool:
-    return not isinstance(cause, SwiftError) and not interrupts(cause)
+    return not issubclass(type(cause), SwiftError) and not interrupts(cause)

@@ -215,11 +215,10 @@ class Hooks:
         """Errors of an exporter are its own, but for those of the disk that it writes to."""
         try:
             return self._ask(hook, **arguments)
-        except OSError:
-            raise
         except Exception as error:
             failure = explained(error)
-            if failure is None or failure is error:
+            of_the_disk = isinstance(error, OSError) and not isinstance(error, ConnectionError)
+            if of_the_disk or failure is None or failure is error:
                 raise
             raise failure from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from swift.contracts import (
 )
 from swift.errors import DataError, PluginError
 from swift.hookspecs import EngineHooks
-from swift.plugins.answers import wrong
+from swift.plugins.answers import described, wrong
 from swift.plugins.blame import failing
 from swift.plugins.guard import guarded
 from swift.plugins.known import ENGINE, TRANSFORMERS
@@ -38,7 +39,8 @@ _REASONS = ("stop", "length")
 def open_inference(engine: LoadedPlugin, request: EngineRequest) -> InferenceEngine:
     """Return a model loaded by an inference engine."""
     came = _ask(engine, "swift_open_engine", request)
-    missing = [name for name in _METHODS if not callable(getattr(came, name, None))]
+    with failing(engine.entry, "swift_open_engine"):
+        missing = [name for name in _METHODS if not callable(getattr(came, name, None))]
     if missing:
         raise wrong(engine.entry, "swift_open_engine", f"an engine that has {', '.join(missing)}", came)
     return CheckedEngine(engine.entry, came)
@@ -53,9 +55,10 @@ def outputs_of(engine: InferenceEngine, prompts: Sequence[Sequence[int]]) -> Ite
 def serve(engine: LoadedPlugin, request: ServeRequest) -> int:
     """Serve a model with an inference engine; returns the exit code."""
     code = _ask(engine, "swift_serve", request)
-    if not isinstance(code, int):
-        raise wrong(engine.entry, "swift_serve", "an exit code", code)
-    return code
+    with failing(engine.entry, "swift_serve"):
+        if not isinstance(code, int):
+            raise wrong(engine.entry, "swift_serve", "an exit code", code)
+    return int(code)
 
 
 def _ask(engine: LoadedPlugin, hook: str, request: Any) -> Any:
@@ -86,15 +89,18 @@ class CheckedEngine:
         self._check_media(prompts)
         make: Callable[[], Iterable[Any]] = lambda: self.engine.generate(prompts, sampling)  # noqa: E731
         for place, answer in self._placed("generate", len(prompts), make):
-            completion = self._completion(answer)
+            with failing(self._entry, "generate"):
+                completion = self._completion(answer, sampling.max_new_tokens)
             yield place, replace(completion, version=self.version) if completion.version is None else completion
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Yield the tokens of one answer."""
         self._check_media([prompt])
-        for token in self._each("stream", lambda: self.engine.stream(prompt, sampling)):
-            if not isinstance(token, int):
+        for number, token in enumerate(self._each("stream", lambda: self.engine.stream(prompt, sampling))):
+            if not issubclass(type(token), int) or token < 0:
                 raise wrong(self._entry, "stream", "tokens as whole numbers", token)
+            if number == sampling.max_new_tokens:  # it may never end
+                raise wrong(self._entry, "stream", f"at most {number} tokens", words="more of them")
             yield token
 
     def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
@@ -107,13 +113,8 @@ class CheckedEngine:
             )
         asked = {"top": top} if top else {}
         for place, score in self._placed("score", len(prompts), lambda: self.engine.score(prompts, **asked)):
-            if not isinstance(score, Score):
-                raise wrong(self._entry, "score", "pairs (place, swift.contracts.Score)", score)
-            count = len(prompts[place]) - 1
-            if not len(score.logprobs) == len(score.likeliest) == count:
-                lengths = f"{len(score.logprobs)} log-probabilities and {len(score.likeliest)} choices"
-                raise wrong(self._entry, "score", f"{count} of each for a prompt of {count + 1} tokens", words=lengths)
-            self._check_top(score, (count, top))
+            with failing(self._entry, "score"):
+                self._check_score(score, len(prompts[place]) - 1, top)
             yield place, score
 
     def outputs(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[float]]]:
@@ -165,6 +166,19 @@ class CheckedEngine:
                 "name its address: --engine http://HOST:PORT",
             )
 
+    def _check_score(self, score: object, count: int, top: int) -> None:
+        if not isinstance(score, Score):
+            raise wrong(self._entry, "score", "pairs (place, swift.contracts.Score)", score)
+        for name in ("logprobs", "likeliest"):
+            if not isinstance(getattr(score, name), Sequence):
+                raise wrong(self._entry, "score", f"a Score whose {name} are a sequence", getattr(score, name))
+        if not len(score.logprobs) == len(score.likeliest) == count:
+            lengths = f"{len(score.logprobs)} log-probabilities and {len(score.likeliest)} choices"
+            raise wrong(self._entry, "score", f"{count} of each for a prompt of {count + 1} tokens", words=lengths)
+        if not all(map(_is_logprob, score.logprobs)):
+            raise wrong(self._entry, "score", "a Score whose logprobs are numbers", score.logprobs)
+        self._check_top(score, (count, top))
+
     def _check_top(self, score: Score, shape: tuple[int, int]) -> None:
         """Check the shapes of the likeliest tokens, where they were asked for."""
         if shape[1]:
@@ -176,13 +190,14 @@ class CheckedEngine:
         """Yield pairs (index, answer), in which each index comes once."""
         left = set(range(count))
         for item in self._each(method, make):
-            if not (isinstance(item, tuple) and len(item) == 2):
+            if type(item) is not tuple or len(item) != 2:
                 raise wrong(self._entry, method, "pairs (place of the prompt, answer)", item)
             place, answer = item
-            if not isinstance(place, int) or place not in left:
-                again = isinstance(place, int) and 0 <= place < count
+            if type(place) is not int or place not in left:
+                again = type(place) is int and 0 <= place < count
                 expected = f"each of the places 0 to {count - 1} once" if again else f"a place from 0 to {count - 1}"
-                raise wrong(self._entry, method, expected, words=f"the place {place!r}" + " again" * again)
+                shown = repr(place) if type(place) in (int, str) else described(place)
+                raise wrong(self._entry, method, expected, words=f"the place {shown}" + " again" * again)
             left.discard(place)
             yield place, answer
         if left:
@@ -195,9 +210,9 @@ class CheckedEngine:
     def _each(self, method: str, make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
         with failing(self._entry, method):
             came = make()
-        if not isinstance(came, Iterable):
-            raise wrong(self._entry, method, "an iterator", came)
-        iterator = iter(came)
+            if not isinstance(came, Iterable):
+                raise wrong(self._entry, method, "an iterator", came)
+            iterator = iter(came)
         try:
             while True:
                 with failing(self._entry, method):
@@ -210,18 +225,27 @@ class CheckedEngine:
             if close is not None:
                 close()
 
-    def _completion(self, came: object) -> Completion:
-        expected = "pairs (place, swift.contracts.Completion)"
+    def _completion(self, came: object, most: int) -> Completion:
         if not isinstance(came, Completion):
-            raise wrong(self._entry, "generate", expected, came)
-        if not all(isinstance(token, int) for token in came.token_ids):
-            raise wrong(self._entry, "generate", "a Completion whose token_ids are whole numbers", came.token_ids)
-        if len(came.logprobs) != len(came.token_ids):
-            lengths = f"{len(came.token_ids)} tokens and {len(came.logprobs)} log-probabilities"
+            raise wrong(self._entry, "generate", "pairs (place, swift.contracts.Completion)", came)
+        ids: object = came.token_ids
+        if not isinstance(ids, Sequence) or not all(isinstance(token, int) and token >= 0 for token in ids):
+            raise wrong(self._entry, "generate", "a Completion whose token_ids are whole numbers", ids)
+        logprobs: object = came.logprobs
+        if not isinstance(logprobs, Sequence) or not all(map(_is_logprob, logprobs)):
+            raise wrong(self._entry, "generate", "a Completion whose logprobs are numbers", logprobs)
+        if len(logprobs) != len(ids):
+            lengths = f"{len(ids)} tokens and {len(logprobs)} log-probabilities"
             raise wrong(self._entry, "generate", "a Completion with a log-probability for each token", words=lengths)
+        if len(ids) > most:
+            raise wrong(self._entry, "generate", f"a Completion of at most {most} tokens", words=f"{len(ids)} tokens")
         if came.finish_reason not in _REASONS:
             raise wrong(self._entry, "generate", "a Completion that ended by 'stop' or 'length'", came.finish_reason)
         return came
+
+
+def _is_logprob(value: object) -> bool:
+    return isinstance(value, float | int) and not math.isnan(value)
 
 
 _END = object()

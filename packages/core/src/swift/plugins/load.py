@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from swift.config.sections import Config
 
 
-_PASSED: set[tuple[PluginEntry, type]] = set()
+_PASSED: dict[tuple[PluginEntry, int], type] = {}
 """Classes whose plugins have passed: one command selects a plugin several times, and looking costs milliseconds."""
 _LOADED: set[PluginEntry] = set()
 """Plugins that were loaded once: nobody waits for them again."""
@@ -129,12 +129,12 @@ def load(entry: PluginEntry) -> LoadedPlugin:
         if kind.adapt is not None:
             with failing(entry, entry.target):
                 plugin = kind.adapt(entry, plugin)
-        made_of = (entry, target) if isinstance(target, type) else None
+        made_of = entry, id(target)  # a class compares as its metaclass says
         if made_of not in _PASSED:
             with failing(entry, "its checks"):
                 kind.check(entry, plugin)
-        if made_of is not None:
-            _PASSED.add(made_of)
+        if isinstance(target, type):
+            _PASSED[made_of] = target
     _LOADED.add(entry)
     capabilities = getattr(plugin, "capabilities", None) if kind.states_api else None
     return LoadedPlugin(entry, plugin, hook_api, capabilities, kind.options_of(plugin))
@@ -164,7 +164,7 @@ def _import(entry: PluginEntry) -> Any:
         for part in filter(None, attribute.split("[")[0].strip().split(".")):
             target = getattr(target, part)
     except BaseException as cause:  # whatever a plugin's code raises when it is imported
-        if isinstance(cause, SwiftError) or interrupts(cause):
+        if issubclass(type(cause), SwiftError) or interrupts(cause):
             raise
         raise _failed(entry, "could not be imported", cause, f"Run: {_fix_for_import(entry, cause)}") from cause
     return target
@@ -180,7 +180,7 @@ def _fix_for_import(entry: PluginEntry, cause: BaseException) -> str:
     known = install_command(entry.group, entry.name)
     if known:
         return known.replace("pip install", "pip install --upgrade")
-    missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+    missing: str | None = getattr(cause, "name", None) if issubclass(type(cause), ModuleNotFoundError) else None
     own_package = entry.target.partition(":")[0].split(".")[0]
     if missing and missing.split(".")[0] == own_package:
         return f"pip install --force-reinstall --no-deps {entry.distribution}"
@@ -191,7 +191,7 @@ def _make(entry: PluginEntry, target: type) -> Any:
     try:
         return target()
     except BaseException as cause:
-        if isinstance(cause, SwiftError) or interrupts(cause):
+        if issubclass(type(cause), SwiftError) or interrupts(cause):
             raise
         hint = f"A plugin's class is called without arguments. If it is not yours: {upgrade(entry)}"
         raise _failed(entry, "could not be made", cause, hint) from cause

@@ -93,7 +93,7 @@ class CheckedObjective:
         with failing(self._entry, "for_training_set"):
             came = own(samples, say)
             check_objective(self._entry, came)
-        return cast(Objective, CheckedObjective(self._entry, came))
+            return cast(Objective, CheckedObjective(self._entry, came))
 
     def roles(self, config: Config) -> Sequence[ModelRole]:
         """Return the models that the objective asks for besides the policy; mostly none."""
@@ -102,9 +102,9 @@ class CheckedObjective:
             return ()
         with failing(self._entry, "roles"):
             came: Any = own(config)
-        if not isinstance(came, Sequence) or not all(isinstance(each, ModelRole) for each in came):
-            raise wrong(self._entry, "roles", "a sequence of swift.contracts.ModelRole", came)
-        return came
+            if not isinstance(came, Sequence) or not all(isinstance(each, ModelRole) for each in came):
+                raise wrong(self._entry, "roles", "a sequence of swift.contracts.ModelRole", came)
+            return came
 
     def rounds(self, config: Config) -> RoundWork:
         """Return what the objective's plan holds and does besides the steps of models; mostly nothing."""
@@ -113,46 +113,46 @@ class CheckedObjective:
             return RoundWork()
         with failing(self._entry, "rounds"):
             came: Any = own(config)
-        if not isinstance(came, RoundWork):
-            raise wrong(self._entry, "rounds", "a swift.contracts.RoundWork", came)
-        return came
+            if not isinstance(came, RoundWork):
+                raise wrong(self._entry, "rounds", "a swift.contracts.RoundWork", came)
+            return came
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return how much these samples weigh: a number that can be added up and divided by."""
         with failing(self._entry, "row_weight"):
             came: Any = self._objective.row_weight(samples)
-        try:
-            fits = math.isfinite(came) and came >= 0
-        except (TypeError, ValueError):
-            fits = False
-        if not fits:
-            raise wrong(self._entry, "row_weight", "a number that is not negative", came)
-        return cast(float, came)
+            try:
+                fits = math.isfinite(came) and came >= 0
+            except (TypeError, ValueError):
+                fits = False
+            if not fits:
+                raise wrong(self._entry, "row_weight", "a number that is not negative", came)
+            return cast(float, came)
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the sums over one micro-batch, with a gradient where the model has one."""
         with blaming(self._entry, "loss"):
             came = self._objective.loss(view, batch)
-        if not isinstance(came, LossSums):
-            raise wrong(self._entry, "loss", "a swift.LossSums", came)
-        loss: Any = came.loss
-        if not is_tensor(loss) or loss.numel() != 1:
-            what = f"a tensor of the shape {tuple(loss.shape)}" if is_tensor(loss) else None
-            raise wrong(self._entry, "loss", "a LossSums whose loss is a tensor with one value", loss, words=what)
-        if came.reported is not None and not (is_tensor(came.reported) and came.reported.numel() == 1):
-            raise wrong(self._entry, "loss", "a LossSums whose reported is a tensor with one value", came.reported)
-        if not loss.requires_grad and _has_gradient(view):
-            raise wrong(
-                self._entry,
-                "loss",
-                "a loss made of the view by differentiable operations",
-                words="a loss without gradient",
-            )
-        self._check_metrics(came.metrics)
-        if came.segments is not None and not is_tensor(came.segments):
-            raise wrong(self._entry, "loss", "segments that are a tensor", came.segments)
-        self._check_tokens(came.tokens, batch)
-        return came
+            if not isinstance(came, LossSums):
+                raise wrong(self._entry, "loss", "a swift.LossSums", came)
+            loss: Any = came.loss
+            if not is_tensor(loss) or loss.numel() != 1:
+                what = f"a tensor of the shape {tuple(loss.shape)}" if is_tensor(loss) else None
+                raise wrong(self._entry, "loss", "a LossSums whose loss is a tensor with one value", loss, words=what)
+            if came.reported is not None and not (is_tensor(came.reported) and came.reported.numel() == 1):
+                raise wrong(self._entry, "loss", "a LossSums whose reported is a tensor with one value", came.reported)
+            if not loss.requires_grad and _has_gradient(view):
+                raise wrong(
+                    self._entry,
+                    "loss",
+                    "a loss made of the view by differentiable operations",
+                    words="a loss without gradient",
+                )
+            self._check_metrics(came.metrics)
+            if came.segments is not None and not is_tensor(came.segments):
+                raise wrong(self._entry, "loss", "segments that are a tensor", came.segments)
+            self._check_tokens(came.tokens, batch)
+            return came
 
     def with_baseline(self, metrics: Mapping[str, float]) -> Objective:
         """Return the objective with the global metrics of its baseline filled in."""
@@ -160,24 +160,24 @@ class CheckedObjective:
         name = "given" if hasattr(self._objective, "given") else "with_baseline"
         with failing(self._entry, name):
             came = getattr(self._objective, name)(metrics)
-        if came is self._objective:
-            return cast(Objective, self)
-        if not all(hasattr(came, member) for member in ("loss", "row_weight", "needs")):
-            raise wrong(self._entry, name, "an objective", came)
-        return cast(Objective, CheckedObjective(self._entry, came))
+            if came is self._objective:
+                return cast(Objective, self)
+            if not all(hasattr(came, member) for member in ("loss", "row_weight", "needs")):
+                raise wrong(self._entry, name, "an objective", came)
+            return cast(Objective, CheckedObjective(self._entry, came))
 
     def from_first_pass(self, vectors: torch.Tensor, samples: GlobalSegments) -> Mapping[str, torch.Tensor]:
         """Return the values of all segments that the objective makes of their vectors."""
         with blaming(self._entry, "from_first_pass"):
             came = self._objective.from_first_pass(vectors, samples)  # type: ignore[attr-defined]  # optional
-        if not isinstance(came, Mapping):
-            raise wrong(self._entry, "from_first_pass", "a mapping", came)
-        for name, values in came.items():
-            if not is_tensor(values) or values.shape[:1] != vectors.shape[:1]:
-                what = f"a tensor of the shape {tuple(values.shape)}" if is_tensor(values) else None
-                expected = f"{name!r} as a tensor with {len(vectors)} rows, one per segment"
-                raise wrong(self._entry, "from_first_pass", expected, values, words=what)
-        return came
+            if not isinstance(came, Mapping):
+                raise wrong(self._entry, "from_first_pass", "a mapping", came)
+            for name, values in came.items():
+                if not is_tensor(values) or values.shape[:1] != vectors.shape[:1]:
+                    what = f"a tensor of the shape {tuple(values.shape)}" if is_tensor(values) else None
+                    expected = f"{name!r} as a tensor with {len(vectors)} rows, one per segment"
+                    raise wrong(self._entry, "from_first_pass", expected, values, words=what)
+            return came
 
     def plan(self, context: PlanContext) -> Plan:
         """Return the objective's own plan, or the default one."""
@@ -186,7 +186,7 @@ class CheckedObjective:
             return context.default()
         with failing(self._entry, "plan"):
             came = own(context)
-        return CheckedPlan(self._entry, came)
+            return CheckedPlan(self._entry, came)
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else is asked of the objective is its own."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import pluggy
 
 from swift.contracts import ProcessLayout
 from swift.hookspecs import BackendHooks
+from swift.plugins import answers
 from swift.plugins.answers import wrong
 from swift.plugins.blame import failing
 from swift.plugins.check import implementations
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from swift.plugins.entry import PluginEntry
     from swift.plugins.load import LoadedPlugin
 
+P = ParamSpec("P")
+T = TypeVar("T")
+_Asking: TypeAlias = "Callable[Concatenate[LoadedPlugin, P], T]"
+
 _PLAIN_METHODS = {
     "swift_describe_plan": "describe_plan",
     "swift_read_foreign": "foreign_checkpoint",
@@ -34,12 +39,27 @@ _PLAIN_METHODS = {
 """Hook → the method without `hookimpl` by which backends answered before it was one, with the same arguments."""
 
 
+def _looking(hook: str) -> Callable[[_Asking[P, T]], _Asking[P, T]]:
+    """Let what an answer raises when it is looked at be blamed on the backend."""
+
+    def surrounded(ask: _Asking[P, T]) -> _Asking[P, T]:
+        @wraps(ask)
+        def look(backend: LoadedPlugin, /, *arguments: P.args, **named: P.kwargs) -> T:
+            with failing(backend.entry, hook):
+                return ask(backend, *arguments, **named)
+
+        return look
+
+    return surrounded
+
+
 def implements(backend: LoadedPlugin, hook: str) -> bool:
     """Return whether a backend has one of these hooks."""
     hooks = {found.hook for found in implementations(backend.entry, backend.object)}
     return hook in hooks or callable(getattr(backend.object, _PLAIN_METHODS.get(hook, ""), None))
 
 
+@_looking("swift_core_settings")
 def core_settings(backend: LoadedPlugin, options: BaseModel) -> Mapping[str, tuple[Any, str]]:
     """Return the values of core's keys that a backend's options imply: (value, its location)."""
     hook = "swift_core_settings"
@@ -57,6 +77,7 @@ def core_settings(backend: LoadedPlugin, options: BaseModel) -> Mapping[str, tup
     return came
 
 
+@_looking("swift_describe_plan")
 def describe_plan(backend: LoadedPlugin, config: Config, processes: int) -> list[str]:
     """Return which process holds what, in lines."""
     came = _ask(backend, "swift_describe_plan", config=config, processes=processes)
@@ -67,16 +88,16 @@ def describe_plan(backend: LoadedPlugin, config: Config, processes: int) -> list
     return list(came)
 
 
+@_looking("swift_layout")
 def layout_of(backend: LoadedPlugin, config: Config, processes: int) -> ProcessLayout:
     """Return how many processes each parallel dimension has."""
     came = _ask(backend, "swift_layout", config=config, processes=processes)
     if came is None:
         return ProcessLayout.of(config.parallel, processes)
-    if not isinstance(came, ProcessLayout):
-        raise wrong(backend.entry, "swift_layout", "a swift.contracts.ProcessLayout", came)
-    return came
+    return answers.layout(backend.entry, "swift_layout", came)
 
 
+@_looking("swift_variants")
 def variants(backend: LoadedPlugin) -> Mapping[str, Sequence[str]]:
     """Return the ways to set a backend up, as flags by name; one without a name and flags where it has no answer."""
     came = _ask(backend, "swift_variants")
@@ -90,6 +111,7 @@ def variants(backend: LoadedPlugin) -> Mapping[str, Sequence[str]]:
     return came
 
 
+@_looking("swift_presets")
 def presets(backend: LoadedPlugin) -> Mapping[str, str]:
     """Files to begin from, by name."""
     came = _ask(backend, "swift_presets")
@@ -102,6 +124,7 @@ def presets(backend: LoadedPlugin) -> Mapping[str, str]:
     return came
 
 
+@_looking("swift_read_foreign")
 def read_foreign(backend: LoadedPlugin, folder: Path) -> ForeignCheckpoint | None:
     """Return a checkpoint that the backend's engine saved; None where it knows nothing of what is there."""
     came = _ask(backend, "swift_read_foreign", folder=folder)

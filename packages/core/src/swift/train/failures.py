@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,14 +9,12 @@ import torch
 
 from swift.errors import SwiftError, TrainingError
 from swift.plugins.blame import Blame, blamed, keep_traceback, words_of
-from swift.plugins.discover import list_plugins
-from swift.plugins.load import load
+from swift.plugins.planners import lacking
 from swift.train.memory import peak_memory_gib
 from swift.train.run_folder import ARGS_FILE
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
-    from swift.contracts import Run
     from swift.train.job import Job
     from swift.train.sums import NonFiniteStep
 
@@ -55,7 +52,7 @@ def failure_of(job: Job, error: Exception, last: Path | None) -> Exception:
 
 def lacks_memory(error: Exception) -> bool:
     """Return whether an error says that there is no memory left: of a device, or of the machine."""
-    of_machine = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    of_machine = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in words_of(error)
     return of_machine or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
@@ -66,21 +63,11 @@ def _out_of_memory(job: Job, error: Exception, blame: Blame | None, last: Path |
     failure = TrainingError(
         f"Process {run.world.rank} ran out of memory in {job.watchdog.doing}: {words_of(error)} "
         f"It had {peak:.1f} GiB at most until then.{f' It was raised by {blame}.' if blame else ''}",
-        hint="\n".join([_counted(run, peak * 2**30) or LESS_MEMORY, resume_advice(run.config, last)]),
+        hint="\n".join([lacking(run, peak * 2**30) or LESS_MEMORY, resume_advice(run.config, last)]),
     )
     failure.traceback_of = error
     keep_traceback(failure, run.folder, name=f"traceback-{run.world.rank}")
     return failure
-
-
-def _counted(run: Run, peak: float) -> str | None:
-    """Return what a planner says of the memory that the run takes; None where none does."""
-    for entry in list_plugins("swift.planners"):
-        with suppress(Exception):  # the error of the run is what counts
-            explain = getattr(load(entry).object, "lacking", None) if entry.allowed else None
-            if explain is not None and (said := explain(run, peak)) is not None:
-                return str(said)
-    return None
 
 
 def not_finite(job: Job, step: int, failure: NonFiniteStep, last: Path | None) -> TrainingError:

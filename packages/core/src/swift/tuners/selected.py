@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from swift.contracts.tuner import Trains
-from swift.plugins.answers import wrong
+from swift.plugins.answers import is_finite, is_tensor, wrong
 from swift.plugins.blame import failing
 from swift.plugins.load import load_tuner
 
@@ -39,19 +39,26 @@ class SelectedTuner:
 
         with failing(self.entry, "attach"):
             tuned: object = self.tuner.attach(model, self.options, context)
-        if not isinstance(tuned, torch.nn.Module):
-            raise wrong(self.entry, "attach", "the model", tuned)
-        if not any(parameter.requires_grad for parameter in tuned.parameters()):
-            raise wrong(self.entry, "attach", "a model in which something is trained", words="one that is all frozen")
-        if self.adapter != hasattr(tuned, "peft_config"):
-            what = "a model of PEFT, since it trains an adapter" if self.adapter else "a model without adapters"
-            raise wrong(self.entry, "attach", what, tuned)
-        return tuned
+            if not isinstance(tuned, torch.nn.Module):
+                raise wrong(self.entry, "attach", "the model", tuned)
+            if not any(parameter.requires_grad for parameter in tuned.parameters()):
+                raise wrong(
+                    self.entry, "attach", "a model in which something is trained", words="one that is all frozen"
+                )
+            if self.adapter != hasattr(tuned, "peft_config"):
+                what = "a model of PEFT, since it trains an adapter" if self.adapter else "a model without adapters"
+                raise wrong(self.entry, "attach", what, tuned)
+            return tuned
 
     def initial(self, name: str, shape: Sequence[int], seed: int) -> torch.Tensor | None:
         """Return what an adapter's parameter begins with; None leaves it as it is."""
         with failing(self.entry, "initial"):
-            return self.tuner.initial(name, shape, self.options, seed)
+            came: Any = self.tuner.initial(name, shape, self.options, seed)
+            if came is not None and not (is_tensor(came) and came.is_floating_point() and came.shape == tuple(shape)):
+                what = f"a tensor of {came.dtype} and the shape {tuple(came.shape)}" if is_tensor(came) else None
+                expected = f"None, or a tensor of floats of the shape {tuple(shape)} for {name}"
+                raise wrong(self.entry, "initial", expected, came, words=what)
+        return cast("torch.Tensor | None", came)
 
     @property
     def takes_turns(self) -> bool:
@@ -62,10 +69,10 @@ class SelectedTuner:
     def trained(self, names: Sequence[str], step: int, seed: int) -> Collection[str]:
         """Return which of the weights have their turn at a step."""
         with failing(self.entry, "trained"):
-            due: Collection[str] = self.tuner.trained(names, step, self.options, seed)  # type: ignore[attr-defined]  # of those whose weights take turns
-        if not due or not set(due) <= set(names):
-            raise self.wrong("trained", "some of the names that it was given", due)
-        return due
+            due: Any = self.tuner.trained(names, step, self.options, seed)  # type: ignore[attr-defined]  # of those whose weights take turns
+            if not isinstance(due, Collection) or not due or not set(due) <= set(names):
+                raise self.wrong("trained", "some of the names that it was given", due)
+        return cast("Collection[str]", due)
 
     def wrong(self, method: str, expected: str, came: object) -> PluginError:
         """Return the error for an answer of the tuner that is none."""
@@ -74,7 +81,10 @@ class SelectedTuner:
     def lr_scale(self, name: str) -> float:
         """Return the factor on the learning rate of a parameter."""
         with failing(self.entry, "lr_scale"):
-            return self.tuner.lr_scale(name, self.options)
+            came: object = self.tuner.lr_scale(name, self.options)
+            if not is_finite(came) or cast(float, came) < 0:
+                raise self.wrong("lr_scale", "a finite number that is not negative", came)
+        return cast(float, came)
 
 
 def tuner_of(section: TunerSection) -> SelectedTuner:

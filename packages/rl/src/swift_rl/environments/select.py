@@ -42,6 +42,8 @@ def select_environment(options: OnlineOptions, columns: Collection[str], tokeniz
     described = _described(options.environment, options, tokenizer)
     told = _asked(described)
     title = f"The environment {options.environment!r}"
+    if "failure" in told and described["kind"] == "installed":
+        raise _failed(load_plugin(GROUP, options.environment).entry, told)
     if "failure" in told:
         raise ConfigError(f"{title} could not be used: {told['failure']}\n{told.get('traceback', '')}".rstrip())
     if told["fault"]:
@@ -54,6 +56,14 @@ def select_environment(options: OnlineOptions, columns: Collection[str], tokeniz
                 hint=f"Its columns: {', '.join(columns) or 'none'}.",
             )
     return SelectedEnvironment(described, tuple(told["wants"]))
+
+
+def _failed(entry: object, told: Mapping[str, Any]) -> PluginError:
+    """Return the error of an installed environment that cannot be made; its traceback goes into a file."""
+    failure = PluginError(f"The {entry} failed in its constructor: {told['failure']}.")
+    failure.traceback_of = RuntimeError("raised in the process that ran it:")
+    failure.traceback_of.add_note(told.get("traceback", ""))
+    return failure
 
 
 def _described(name: str, options: OnlineOptions, tokenizer: Path) -> dict[str, Any]:

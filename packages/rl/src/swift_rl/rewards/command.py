@@ -118,7 +118,8 @@ def _summary(reward: SelectedReward, verdicts: Sequence[dict[str, Verdict]]) -> 
         parts.append(f"does not apply to {without}")
     if failed:
         parts.append(f"failed for {len(failed)} of {len(of_one)}, the first: {failed[0]}")
-    return f"{reward.name}: {'; '.join(parts)}"
+    named = f"{reward.name} ({reward.origin})" if failed and reward.origin else reward.name
+    return f"{named}: {'; '.join(parts)}"
 
 
 def _beginning(text: str) -> str:

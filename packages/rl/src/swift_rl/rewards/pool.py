@@ -14,6 +14,7 @@ from typing import Any
 
 from swift.contracts import RewardItem
 from swift.errors import SwiftError
+from swift.plugins import interrupts
 from swift_rl.reward_options import RewardOptions
 from swift_rl.rewards.failures import Failures
 from swift_rl.rewards.process import WorkerProcess, with_news
@@ -92,8 +93,13 @@ class RewardPool:
         """End the processes and remove their folders."""
         self._end([*self._workers])
         for reward in self._selected:
-            if (close := getattr(reward.reward, "close", None)) is not None:
-                close()
+            try:
+                if (close := getattr(reward.reward, "close", None)) is not None:
+                    close()
+            except BaseException as problem:  # its answers are scored
+                if issubclass(type(problem), SwiftError) or interrupts(problem):
+                    raise
+                self._say(f"{reward.title} failed in close: {in_one_line(problem)}")
         if self._home is not None:
             self._home.cleanup()
             self._home = None
@@ -112,9 +118,9 @@ class RewardPool:
             try:
                 assert call.reward.reward is not None
                 answer = {"values": checked(call.reward.reward.score(call.items), len(call.items))}
-            except SwiftError:
-                raise
-            except Exception as problem:
+            except BaseException as problem:  # SystemExit too: this process is the run's
+                if issubclass(type(problem), SwiftError) or interrupts(problem):
+                    raise
                 answer = {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
             call.made += 1
             if "values" in answer or call.made > self._options.reward_retries:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from swift.errors import ConfigError, DataError, PluginError, did_you_mean
-from swift.plugins import load_plugin, plugin_names
+from swift.plugins import blaming_on, load_plugin, plugin_names
 from swift_rl.reward_options import RewardOptions
 from swift_rl.rewards.describe import describe_files
 from swift_rl.rewards.loading import installed
@@ -38,11 +38,13 @@ class SelectedReward:
     """The reward itself, where it is computed in this process."""
     flags: tuple[str, ...] = field(default=(), compare=False)
     """What selects it on a command line."""
+    origin: str = ""
+    """Distribution and version, where it is installed."""
 
     @property
     def title(self) -> str:
         """The reward in a message."""
-        return f"The reward {self.name!r}"
+        return f"The reward {self.name!r}{self.origin and f' ({self.origin})'}"
 
 
 def select_rewards(names: Iterable[str], options: RewardOptions) -> list[SelectedReward]:
@@ -73,7 +75,7 @@ def check_columns(selected: Iterable[SelectedReward], columns: Collection[str]) 
         for column in reward.wants:
             if column not in columns:
                 raise DataError(
-                    f"{reward.title} wants the column {column!r}, which the data set does not have."
+                    f"The reward {reward.name!r} wants the column {column!r}, which the data set does not have."
                     f"{did_you_mean(column, columns)}",
                     hint=f'Its columns: {", ".join(columns) or "none"}. To read another: --columns \'{{"OTHER": '
                     f'"{column}"}}\'',
@@ -125,7 +127,8 @@ def _installed(name: str, options: RewardOptions, registered: Sequence[str]) -> 
             error.hint = f"{error.hint}. {files}A function of your own: --reward_funcs FILE.py:FUNCTION"
         raise
     values = _values(name, loaded.config_model, options)
-    reward = installed(loaded.object, values)
+    with blaming_on(loaded, "its constructor"):
+        reward = installed(loaded.object, values)
     flags = ["--reward_funcs", name]
     if values:
         flags += ["--reward_options", json.dumps({name: values})]
@@ -138,6 +141,7 @@ def _installed(name: str, options: RewardOptions, registered: Sequence[str]) -> 
         batched=getattr(reward, "batched", False),
         reward=reward if isolation == "inline" else None,
         flags=tuple(flags),
+        origin=f"{loaded.entry.distribution} {loaded.entry.version}",
     )
 
 

@@ -57,22 +57,23 @@ def _checked_value(value: Any) -> Checked:
 def in_one_line(problem: BaseException) -> str:
     """Return the type and the text of an error."""
     try:
-        text = " ".join(str(problem).split())
-    except Exception:
+        text = _printable(" ".join(str(problem).split()))
+    except BaseException:  # whatever its author made of it
         text = "its text cannot be shown"
-    return _short(f"{type(problem).__name__}: {text}" if text else type(problem).__name__)
+    kind: str = type.__dict__["__name__"].__get__(type(problem))  # whatever its metaclass made of it
+    return _short(f"{kind}: {text}" if text else kind)
 
 
 def traceback_text(problem: BaseException) -> str:
     """Return the traceback of an error from the reward's first frame on, or nothing where it was not raised in one."""
-    frames = problem.__traceback__
+    frames = BaseException.__dict__["__traceback__"].__get__(problem)  # whatever its class made of it
     while frames is not None and _calls_rewards(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     if frames is None and not isinstance(problem, SyntaxError):
         return ""
     try:
         text = "".join(traceback.format_exception(type(problem), problem, frames))
-    except Exception:
+    except BaseException:
         text = in_one_line(problem)
     return text[-MOST_OUTPUT:]
 
@@ -83,10 +84,15 @@ def _calls_rewards(file: str) -> bool:
 
 def _shown(value: Any) -> str:
     try:
-        return _short(repr(value))
-    except Exception:
+        return _printable(_short(repr(value)))
+    except BaseException:
         return f"an object of the type {type(value).__name__}"
 
 
 def _short(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:300]} ..."
+
+
+def _printable(text: str) -> str:
+    """Return a text without what a terminal would act on."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in _short(text))

@@ -1,0 +1,244 @@
+"""Optimizers, tuners, planners, verbs and rewards that misbehave, and ways to misbehave that few programs think of."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from judge import Case, judge, sampled
+from plugin_maker import TRAINING, Build, case, command, hook, install, plugin
+
+RAISED = {
+    "GeneratorExit": ("raise GeneratorExit", "GeneratorExit."),
+    "a broken pipe of its own": (
+        "raise BrokenPipeError(32, 'Broken pipe')",
+        "BrokenPipeError: [Errno 32] Broken pipe.",
+    ),
+    "colours": ("raise ValueError('\\x1b[2J red')", "ValueError: \\x1b[2J red."),
+    "a text that exits": (
+        "raise type('Mute', (Exception,), {'__str__': lambda self: exit(0)})()",
+        "Mute: its text cannot be shown.",
+    ),
+    "what cannot be looked at": (
+        "raise type('Odd', (Exception,), {'__getattribute__': lambda self, name: 1 / 0})('odd')",
+        "Odd: odd.",
+    ),
+    "a class without a name": (
+        "raise type('Meta', (type,), {'__name__': property(lambda self: 1 / 0)})('Odd', (Exception,), {})('odd')",
+        "Odd: odd.",
+    ),
+}
+"""How something fails: the statement, and what is said of it."""
+ANSWERED = {
+    "nothing": ("None", "nothing"),
+    "a text": ("'done'", "the str 'done'"),
+    "no number": ("float('nan')", "the float nan"),
+    "a coroutine": ("(lambda: (yield))()", "a generator"),
+    "an object without repr": ("type('Shy', (), {'__repr__': lambda self: 1 / 0})()", "a Shy"),
+    "an object that fakes its class": (
+        "type('Fake', (), {'__class__': property(lambda self: 1 / 0)})()",
+        "",
+    ),
+}
+"""What is answered instead, and how it is described."""
+RUNS = {
+    "choose(self, words, verb, processes, machines)": ("planner", 3),
+    "run(self, options)": ("command", 3),
+    "make(self, groups, options, device)": ("optimizer", 3),
+    "attach(self, model, options, context)": ("tuner", 3),
+    "lr_scale(self, name, options)": ("tuner", 3),
+    "trained(self, names, step, options, seed)": ("tuner", 3),
+}
+"""Signature of a method → the kind of plugin that has it, and the exit code where it fails."""
+PLAN = ("plan", "model", "--gpus", "2xA100", "--train_type", "full")
+
+
+def _name(signature: str) -> str:
+    """The method as messages call it."""
+    name = signature.partition("(")[0]
+    return "swift hostile" if name == "run" else name
+
+
+def _method(kind: str, signature: str, body: str) -> str:
+    return plugin(kind, f"\ndef {signature}:\n    {body}\n")
+
+
+def raised() -> Iterator[Case]:
+    for how, (statement, said) in RAISED.items():
+        at_once = how in ("GeneratorExit", "what cannot be looked at")  # what a run cannot take for its own error
+        yield case(f"import, {how}", "backend", f"{statement}\n{plugin('backend')}", "could not be imported", said)
+        for name in ("swift_setup", "swift_train_step"):
+            code = 3 if at_once or name == "swift_setup" else 1
+            yield case(f"{name}, {how}", "backend", plugin("backend", hook(name, statement)), name, said, code=code)
+        yield case(
+            f"observer, {how}",
+            "observer",
+            plugin("observer", hook("swift_step_end", statement)),
+            "{who} failed in swift_step_end and is switched off",
+            expected="works",
+            prints=(said,),
+        )
+        member = hook("swift_export", statement, arguments="self, weights, request")
+        yield case(f"swift_export, {how}", "exporter", plugin("exporter", member), "swift_export", said)
+        for signature, (kind, code) in RUNS.items():
+            yield case(
+                f"{signature}, {how}",
+                kind,
+                _method(kind, signature, statement),
+                _name(signature),
+                said,
+                code=code,
+            )
+        stepping = f"""
+            def make(self, groups, options, device):
+                from swift.testing.momentum import TorchMomentum
+
+                def step(optimizer, closure=None):
+                    {statement}
+
+                return type("Own", (TorchMomentum,), {{"step": step}})(groups, options.momentum)
+        """
+        source = plugin("optimizer", stepping)
+        yield case(
+            f"step of an optimizer, {how}", "optimizer", source, "step of its optimizer", code=3 if at_once else 1
+        )
+        foresee = "foresee(self, run, words, verb)"
+        yield case(
+            f"foresee, {how}",
+            "planner",
+            _method("planner", foresee, statement),
+            "{who} failed in foresee",
+            expected="works",
+            argv=[*command("planner", "hostile")[:-2], "--backend", "torch"],
+            prints=(said,),
+        )
+        yield case(
+            f"constructor of a reward, {how}",
+            "reward",
+            _method("reward", "__init__(self)", statement),
+            "constructor",
+            said,
+        )
+        shown = said.rstrip(".")
+        yield Case(
+            f"score of a reward, {how}", _reward(f"{how} in score", statement), prints=("hostile (", shown), exit_code=1
+        )
+
+
+def _reward(title: str, statement: str) -> Build:
+    built = case(title, "reward", _method("reward", "score(self, items)", statement))
+    return built.build
+
+
+def answered() -> Iterator[Case]:
+    for how, (value, said) in ANSWERED.items():
+        for signature, (kind, _) in RUNS.items():
+            source = _method(kind, signature, f"return {value}")
+            if kind == "command":
+                yield case(f"{signature} answers {how}", kind, source, "" if "object" in how else "no exit code")
+                continue
+            yield case(f"{signature} answers {how}", kind, source, _name(signature), said)
+        source = _method("optimizer", "bytes_per_parameter(self, shape)", f"return {value}")
+        argv = [*PLAN, "--optim.name", "hostile"]
+        yield case(f"bytes_per_parameter answers {how}", "optimizer", source, "bytes_per_parameter", argv=argv)
+        for name in ("memory", "traffic", "activations"):
+            if how == "nothing":
+                continue
+            member = hook(f"swift_estimate_{name}", f"return {value}")
+            argv = [*PLAN, "--backend", "hostile"]
+            yield case(f"swift_estimate_{name} answers {how}", "backend", plugin("backend", member), name, argv=argv)
+        if how != "nothing":
+            member = hook("swift_layout", f"return {value}")
+            argv = [*PLAN, "--backend", "hostile"]
+            yield case(f"swift_layout answers {how}", "backend", plugin("backend", member), "swift_layout", argv=argv)
+        for field, answer in (
+            ("token_ids", f"Completion({value}, [-1.0], 'length')"),
+            ("logprobs", f"Completion([65], {value}, 'length')"),
+        ):
+            yield case(f"{field} are {how}", "engine", _engine(f"yield from [(0, {answer})]"), "generate")
+        for name, hooked in (("loss", "loss(self, view, batch)"), ("roles", "roles(self, config)")):
+            if "class" in how:
+                source = _method("objective", hooked, f"return {value}")
+                yield case(
+                    f"{name} of an objective is {how}", "objective", source, name, code=1 if name == "loss" else 3
+                )
+    yield case(
+        "more tokens than asked for",
+        "engine",
+        _engine("yield 0, Completion([65] * 3, [-1.0] * 3, 'length')"),
+        "at most 2",
+    )
+    yield case(
+        "log-probabilities that are no numbers",
+        "engine",
+        _engine("yield 0, Completion([65], ['a'], 'length')"),
+        "logprobs",
+    )
+    for value in ("float('nan')", "float('inf')", "0.0"):
+        source = plugin("tuner", f"\nlearning_rate = {value}\n")
+        yield case(f"learning_rate of a tuner is {value}", "tuner", source, "learning rate")
+    yield case(
+        "needs of a tuner are a text", "tuner", _method("tuner", "needs(self, options)", "return 'full'"), "needs"
+    )
+
+
+def _engine(generate: str) -> str:
+    source = plugin("engine", "\npass\nEngine.generate = lambda self, prompts, sampling: answers(prompts)\n")
+    return f"{source}\ndef answers(prompts):\n    {generate}\n"
+
+
+def compared() -> Iterator[Case]:
+    """Classes that compare as their metaclass says."""
+    metaclass = """
+class Meta(type):
+    def __hash__(self):
+        raise RuntimeError("no hash today")
+    def __eq__(self, other):
+        raise RuntimeError("not the same")
+"""
+    source = metaclass + plugin("backend").replace(
+        "class Plugin(TorchBackend)", "class Plugin(TorchBackend, metaclass=Meta)"
+    )
+    yield case("a class that cannot be compared", "backend", source, expected="works")
+
+
+def planners() -> Iterator[Case]:
+    def two(folder: Path) -> Sequence[str]:
+        for module in ("hostile_planner_one", "hostile_planner_two"):
+            install(folder, module, plugin("planner"), f"[swift.planners]\n{module[-3:]} = {module}:Plugin\n")
+        os.environ["SWIFT_PLUGINS"] = "hostile-planner-one,hostile-planner-two"
+        return command("planner", "auto")
+
+    yield Case("two planners", two, names=("hostile-planner-one 1.2", "hostile-planner-two 1.2"), exit_code=3)
+
+
+def verbs() -> Iterator[Case]:
+    """Help, and the refusal of an unknown verb, beside a distribution whose entry points cannot be read."""
+    for how, argv in (("help", ["--help"]), ("an unknown verb", ["trian", *TRAINING])):
+
+        def beside(folder: Path, how: str = how, argv: Sequence[str] = tuple(argv)) -> Sequence[str]:
+            install(folder, f"hostile_points_{how.replace(' ', '_')}", "", "[swift.commands]\nhostile\n")
+            return argv
+
+        works = how == "help"
+        yield Case(
+            f"beside damaged entry points, {how}", beside, "works" if works else "refused", () if works else ("train",)
+        )
+
+
+CASES = [*raised(), *answered(), *compared(), *planners(), *verbs()]
+
+
+@pytest.fixture(autouse=True)
+def tracebacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where files with tracebacks go that belong to no run."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", sampled(CASES))
+def test_a_plugin_that_misbehaves_is_named(case: Case, template: Path) -> None:
+    judge(case, template)
