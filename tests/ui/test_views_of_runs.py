@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from run_folders import add_lines, line_of, summary_of, write_run
 from starlette.testclient import TestClient
 
+from swift_ui.looking import view
 from swift_ui.looking.events import RunEvents
 from swift_ui.looking.lines import MOST_POINTS, RunLines
 from swift_ui.looking.state import StateReader
@@ -236,3 +238,29 @@ def test_rounds_are_shown_prompt_by_prompt(page: TestClient, root: Path) -> None
         ["answer 1", "answer 3"],
     ]
     assert groups[1]["dropped"] == "all the same"
+
+
+_DOUBLED = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefghij")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (f"{_DOUBLED}train: {{all: *j}}\n", {}),
+        (f"train: {{seed: {'9' * 5000}}}\n", {}),
+        ("train: {since: 2024-13-45}\n", {}),
+        ("train: {since: 2024-01-02, lr: .nan, of: !!binary aGk=}\n",
+         {"train.since": "2024-01-02", "train.lr": "nan", "train.of": "b'hi'"}),
+        ("train: {7: [1, .inf]}\n", {"train.7": [1, "inf"]}),
+        ('train: {a: "\\ud800"}\n', {"train.a": "\\ud800"}),
+    ],
+    ids=["aliases of aliases", "5,000 digits", "a date that is none", "values", "names", "half of a surrogate pair"],
+)  # fmt: skip
+def test_a_configuration_that_json_cannot_say_is_shown_as_text(text: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    shown = view.configuration(folder)
+    assert (shown["text"], shown["keys"]) == (text, keys)
+    json.dumps(shown, allow_nan=False)

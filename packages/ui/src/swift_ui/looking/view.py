@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from swift_ui.looking.state import LOG_FILE, RunState
 PLAN_FILE = "plan.json"
 SAMPLES_FILE = "samples.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
+_MOST = 20_000
+"""Values of a configuration that the page is told; a file of swift's has some hundreds."""
 _ASIDE = ("swift_version", "plugins", "environment")
 """Keys of `args.json` that are no settings."""
 _PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif"})
@@ -106,13 +109,32 @@ def configuration(folder: Path) -> dict[str, Any]:
     """Return `config.yaml` as text, and its settings by key."""
     text = read_text(file_in(folder, CONFIG_FILE), NotThere)
     try:
-        sections = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError):
+        sections = _plain(yaml.safe_load(text), [_MOST])
+    except (yaml.YAMLError, RecursionError, ValueError):  # ValueError: dates that are none, and thousands of digits
         sections = {}
     keys: dict[str, Any] = {}
     for section, values in sections.items() if isinstance(sections, dict) else ():
         keys |= {f"{section}.{name}": value for name, value in values.items()} if isinstance(values, dict) else {}
     return {"text": text, "path": str(folder / CONFIG_FILE), "keys": keys}
+
+
+def _plain(value: Any, room: list[int]) -> Any:
+    """Return what YAML holds as JSON can say it; raise `ValueError` beyond so many values.
+
+    What aliases name is one value in memory, and one for each of them in JSON: a small file can stand for any number.
+    """
+    room[0] -= 1
+    if room[0] < 0:
+        raise ValueError("too many values")
+    if isinstance(value, dict):
+        return {_plain(str(name), room): _plain(each, room) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each, room) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()  # half of a surrogate pair is no text
+    return value if value is None or isinstance(value, int) else str(value)
 
 
 def pages(folder: Path) -> list[str]:
