@@ -205,6 +205,56 @@ class Meta(type):
     yield case("a class that cannot be compared", "backend", source, expected="works")
 
 
+def validated() -> Iterator[Case]:
+    """Options whose models fail where something is typed, though their defaults are valid."""
+    models = {
+        "a validator that fails": ("raise RuntimeError('no device today')", "no device today"),
+        "a validator that exits": ("raise SystemExit(0)", "SystemExit: 0"),
+    }
+    flags = {"optimizer": "--optim.momentum", "tuner": "--tuner.speed", "command": "--speed"}
+    head = """
+import pydantic
+from swift.config.options import Section
+
+class Options(Section):
+    speed: int = 1
+    momentum: float = 0.5
+"""
+    for how, (statement, said) in models.items():
+        validator = f"""
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def look(cls, given):
+        if given:
+            {statement}
+        return given
+"""
+        for kind, flag in flags.items():
+            source = plugin(kind, "\noptions_model = Own\n")
+            source = f"{head}{validator}\nOwn = Options\n{source}"
+            yield case(f"{how}, {kind}", kind, source, "Options", said, argv=[*command(kind, "hostile"), flag, "2"])
+        source = f"{head}{validator}\n{plugin('reward', chr(10) + 'options_model = Options' + chr(10))}"
+        argv = [*command("reward", "hostile"), "--reward_options", '{"hostile": {"speed": 2}}']
+        yield case(f"{how}, reward", "reward", source, "options_model", said, argv=argv)
+    nothing = "\n    @classmethod\n    def model_validate(cls, given, **how):\n        return None\n"
+    source = f"{head}{nothing}\nOwn = Options\n{plugin('command', chr(10) + 'options_model = Own' + chr(10))}"
+    yield case("a model that validates to nothing", "command", source, "nothing (None)")
+
+
+def shown() -> Iterator[Case]:
+    """What a distribution calls itself is shown without what a terminal would act on."""
+
+    def coloured(folder: Path) -> Sequence[str]:
+        told = "Metadata-Version: 2.1\nName: hostile-colours\nVersion: \x1b[31m1.2\n"
+        source = plugin("command", "\ndef run(self, options):\n    raise ValueError('red')\n")
+        install(
+            folder, "hostile_colours", source, "[swift.commands]\nhostile = hostile_colours:Plugin\n", metadata=told
+        )
+        return ["hostile"]
+
+    yield Case("colours in a version", coloured, names=("(hostile-colours \\x1b[31m1.2)",), exit_code=3)
+
+
 def planners() -> Iterator[Case]:
     def two(folder: Path) -> Sequence[str]:
         for module in ("hostile_planner_one", "hostile_planner_two"):
@@ -229,7 +279,7 @@ def verbs() -> Iterator[Case]:
         )
 
 
-CASES = [*raised(), *answered(), *compared(), *planners(), *verbs()]
+CASES = [*raised(), *answered(), *compared(), *validated(), *shown(), *planners(), *verbs()]
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from string import printable
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift.contracts import EpisodeStart, Observation, Turn
 from swift.errors import ConfigError, DataError, SwiftError
+from swift_rl.environments.hosted import HostedEpisodes
 from swift_rl.environments.pool import EnvironmentPool, EpisodeCall
 from swift_rl.environments.select import select_environment
 from swift_rl.environments.turns import TemplateDrift, TurnRenderer
@@ -595,3 +597,24 @@ def test_plugin_files_derive_from_the_schedulers_of_ms_swift(tied: Path, tmp_pat
     assert doors.seen[0].reward == 1.0
     with pytest.raises(ConfigError, match="there are math_tip_trick, gym_scheduler, openenv_scheduler, taking"):
         played(tied, tmp_path, "dor", source=DERIVED)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("Observation([], float('nan'))", "the reward nan, which is no finite number"),
+        ("Observation([], 'much')", "the reward 'much', which is no finite number"),
+        ("Observation([5], 1.0)", "messages are no mappings"),
+        ("Observation(text=5)", "text is none"),
+    ],
+)
+def test_an_observation_that_nothing_can_be_learned_from_fails_its_episode(answer: str, said: str) -> None:
+    episodes = HostedEpisodes()
+    scope: dict[str, Any] = {}
+    exec(f"def step(self, turn):\n    return {answer}", {"Observation": Observation}, scope)
+    environment = type("Odd", (), {"reset": lambda self, start: None, **scope})
+    task = {"key": "0", "turns": [asdict(Turn("a", 1))], "environment": {}, "start": asdict(EpisodeStart([], {}))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("swift_rl.environments.hosted.new_episode", lambda _: environment())
+        assert episodes.answer({**task, "turns": []}, lambda: None) == {"first": None}
+        assert said in episodes.answer(task, lambda: None)["failure"]

@@ -125,4 +125,6 @@ def _unknown_verb(name: str) -> UsageError:
 
 def _complain(message: str) -> None:
     colour, plain = ("\x1b[31m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
-    sys.stderr.write(f"{colour}Error:{plain} {message}\n")
+    # What plugins and files put into a message is not for the terminal to act on.
+    shown = "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in message)
+    sys.stderr.write(f"{colour}Error:{plain} {shown}\n")

@@ -8,6 +8,7 @@ from typing import Any
 from swift.cli.help import asks_for_help, show_help
 from swift.cli.options import read_options
 from swift.errors import PluginError
+from swift.plugins.answers import wrong
 from swift.plugins.blame import failing
 from swift.plugins.load import load_command
 
@@ -27,8 +28,11 @@ def run(name: str, args: Sequence[str]) -> int:
             show_help(name, command.summary, options)
             return 0
         passes_on = bool(getattr(command, "passes_on", False))
-        typed = read_options(name, args, options, passes_on=passes_on)
+        with failing(plugin.entry, options.__name__):
+            typed = read_options(name, args, options, passes_on=passes_on)
         given = typed.options
+        if not isinstance(given, options):
+            raise wrong(plugin.entry, f"{options.__name__}.model_validate", f"a {options.__name__}", given)
         passed_on = [[*typed.words, *typed.passed_on]] if passes_on else []
     with failing(plugin.entry, f"swift {name}"):
         code: object = command.run(given, *passed_on)

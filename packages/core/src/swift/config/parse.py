@@ -34,7 +34,8 @@ from swift.config.sections import COPIES, Config, OpenSection
 from swift.config.tasks import TRAINED_BY, check_task, for_objective
 from swift.config.values import coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
-from swift.plugins.blame import Blame, failure_of
+from swift.plugins.answers import wrong
+from swift.plugins.blame import failing
 from swift.plugins.discover import list_plugins
 from swift.plugins.entry import CORE
 from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective, load_optimizer, load_tuner
@@ -278,16 +279,16 @@ def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, source: 
     for name, value in (values.model_extra or {}).items():
         known = fields.get(f"{section}.{name}")
         typed[name] = coerce(known, value, source(f"{section}.{name}")) if known else value
-    try:
-        return model.model_validate(typed)
-    except ValidationError as problem:
-        owner = f"{plugin.entry.kind} {plugin.entry.name!r}"
-        raise config_error(problem, source, fields, section=section, owner=owner) from None
-    except SwiftError:
-        raise
-    except Exception as cause:
-        blame = Blame(plugin.entry, f"{model.__name__}, which validates the section {section!r}")
-        raise failure_of(blame, cause) from cause
+    function = f"{model.__name__}, which validates the section {section!r}"
+    with failing(plugin.entry, function):
+        try:
+            options = model.model_validate(typed)
+        except ValidationError as problem:
+            owner = f"{plugin.entry.kind} {plugin.entry.name!r}"
+            raise config_error(problem, source, fields, section=section, owner=owner) from None
+        if not isinstance(options, model):
+            raise wrong(plugin.entry, function, f"a {model.__name__}", options)
+        return options
 
 
 def _check_foreign(plugin: LoadedPlugin, section: str, values: BaseModel, source: Callable[[str], str]) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.errors import PluginError, SwiftError
+from swift.plugins.entry import printable
 
 if TYPE_CHECKING:
     from swift.plugins.entry import PluginEntry
@@ -156,11 +157,6 @@ def class_name(value: object) -> str:
     """Return the name of a value's class, whatever its metaclass made of it."""
     name: str = type.__dict__["__name__"].__get__(type(value))
     return name
-
-
-def printable(text: str) -> str:
-    """Return a text without what a terminal would act on: colours, other windows' titles, a cleared screen."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def keep_traceback(error: SwiftError, folder: Path | None = None, *, name: str = "traceback") -> None:

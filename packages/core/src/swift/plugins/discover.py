@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
 
-from swift.plugins.entry import CORE, GROUPS, PluginEntry, normal_name
+from swift.plugins.entry import CORE, GROUPS, PluginEntry, normal_name, printable
 
 ALLOW_LIST = "SWIFT_PLUGINS"
 """Environment variable.
@@ -89,8 +89,8 @@ def _entry(point: metadata.EntryPoint) -> PluginEntry:
     return PluginEntry(
         group=point.group,
         name=point.name,
-        distribution=name,
-        version=version,
+        distribution=printable(name),
+        version=printable(version),
         target=point.value,
         requirements=requirements,
         problem=_problem(point),

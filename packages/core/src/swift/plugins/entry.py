@@ -56,6 +56,11 @@ class PluginEntry:
         return f"{self.kind} {self.name!r} ({self.distribution} {self.version})"
 
 
+def printable(text: str) -> str:
+    """Return a text without what a terminal would act on: colours, other windows' titles, a cleared screen."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 def normal_name(name: str) -> str:
     """Return a distribution's name as package indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).strip().lower()

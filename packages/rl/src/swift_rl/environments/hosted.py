@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -88,6 +89,7 @@ class HostedEpisodes:
         held.turns += 1
         if not isinstance(seen, Observation):
             raise TypeError(f"step returned {type(seen).__name__}, which is no swift.contracts.Observation")
+        _check(seen)
         return {**asdict(seen), "done": bool(seen.done) or not (seen.messages or seen.text)}
 
     def _close(self, key: str) -> None:
@@ -109,6 +111,17 @@ class HostedEpisodes:
             return await returned
 
         return self._loop.run_until_complete(wait())
+
+
+def _check(seen: Observation) -> None:
+    """Raise where what an environment observed cannot be shown to the model, or be learned from."""
+    if not all(isinstance(each, Mapping) for each in seen.messages):
+        raise TypeError("step returned an Observation whose messages are no mappings")
+    if seen.text is not None and not isinstance(seen.text, str):
+        raise TypeError("step returned an Observation whose text is none")
+    reward: Any = seen.reward
+    if reward is not None and (isinstance(reward, str) or not math.isfinite(reward)):
+        raise ValueError(f"step returned the reward {reward!r}, which is no finite number")
 
 
 def _seed(seed: int, turn: int) -> None:

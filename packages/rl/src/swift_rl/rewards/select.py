@@ -126,7 +126,8 @@ def _installed(name: str, options: RewardOptions, registered: Sequence[str]) -> 
             files = f"The files of external_plugins register {', '.join(registered)}. " if registered else ""
             error.hint = f"{error.hint}. {files}A function of your own: --reward_funcs FILE.py:FUNCTION"
         raise
-    values = _values(name, loaded.config_model, options)
+    with blaming_on(loaded, "its options_model"):
+        values = _values(name, loaded.config_model, options)
     with blaming_on(loaded, "its constructor"):
         reward = installed(loaded.object, values)
     flags = ["--reward_funcs", name]
