@@ -252,8 +252,8 @@ _DOUBLED = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (f"train: {{seed: {'9' * 5000}}}\n", {}),
         ("train: {since: 2024-13-45}\n", {}),
         ("train: {since: 2024-01-02, lr: .nan, of: !!binary aGk=}\n",
-         {"train.since": "2024-01-02", "train.lr": "nan", "train.of": "b'hi'"}),
-        ("train: {7: [1, .inf]}\n", {"train.7": [1, "inf"]}),
+         {"train.since": "2024-01-02", "train.lr": None, "train.of": "b'hi'"}),
+        ("train: {7: [1, .inf]}\n", {"train.7": [1, None]}),
         ('train: {a: "\\ud800"}\n', {"train.a": "\\ud800"}),
     ],
     ids=["aliases of aliases", "5,000 digits", "a date that is none", "values", "names", "half of a surrogate pair"],
@@ -264,3 +264,26 @@ def test_a_configuration_that_json_cannot_say_is_shown_as_text(text: str, keys: 
     shown = view.configuration(folder)
     assert (shown["text"], shown["keys"]) == (text, keys)
     json.dumps(shown, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("args.json", "model.path", "a \ud800"),
+        ("args.json", "plugins", float("nan")),
+        ("args.json", "optim.learning_rate", float("inf")),
+        ("plan.json", "measured", [float("nan")]),
+        ("logging.jsonl", "status", ["completed"]),
+        ("logging.jsonl", "step", 10**400),
+    ],
+)
+def test_a_file_of_one_run_that_json_cannot_say_hides_no_other_run(
+    page: TestClient, root: Path, file: str, key: str, value: object
+) -> None:
+    write_run(root / "m" / "v0", [line_of(1)])
+    folder = write_run(root / "m" / "v1", [line_of(1)])
+    held = json.loads((folder / file).read_text(encoding="utf-8")) if (folder / file).exists() else {}
+    (folder / file).write_text(json.dumps({**held, key: value}) + "\n", encoding="utf-8")
+    assert key_of(page, "v0")
+    answers = [page.get(f"/api/runs/{key_of(page, 'v1')}{part}") for part in ("", "/series")]
+    assert [answer.status_code for answer in answers] == [200, 200]

@@ -24,6 +24,8 @@ from swift_ui.looking.state import StateReader
 
 MOST_COMPARED = 24
 MOST_KEPT = 32
+_MOST = 1 << 22
+"""Values of an answer that JSON cannot say as it is: looking at each of more would take minutes."""
 """Runs whose lines are kept in memory."""
 PAGE_POLICY = (
     "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -76,6 +78,17 @@ class RunLooker:
         return self.index.once(folder, lambda: view.short_facts(view.arguments(folder)))
 
 
+class RunAnswer(JSONResponse):
+    """An answer with what files of runs hold, which may be more than JSON can say: NaN, or texts that are none."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the answer as JSON."""
+        try:
+            return super().render(content)
+        except ValueError:  # UnicodeEncodeError is one of them
+            return super().render(view.plain(content, [_MOST]))
+
+
 def looker(request: Request) -> RunLooker:
     """Return what the application keeps about runs."""
     found: RunLooker = request.app.state.looker
@@ -110,7 +123,7 @@ def _runs(request: Request) -> Response:
     looks = looker(request)
     rows = [looks.row(key, folder) for key, folder in looks.index.find().items()]
     rows.sort(key=lambda row: (row["state"]["started"], row["name"]), reverse=True)
-    return JSONResponse({"runs": rows, "roots": [str(root) for root in looks.index.roots]})
+    return RunAnswer({"runs": rows, "roots": [str(root) for root in looks.index.roots]})
 
 
 def _run(request: Request) -> Response:
@@ -118,7 +131,7 @@ def _run(request: Request) -> Response:
     looks = looker(request)
     state = looks.states.state(folder)
     summary = next((line for line in looks.states.tail(folder)[-1:] if "status" in line), None)
-    return JSONResponse({"key": request.path_params["key"], **view.run_view(folder, state, summary)})
+    return RunAnswer({"key": request.path_params["key"], **view.run_view(folder, state, summary)})
 
 
 def _series(request: Request) -> Response:
@@ -127,7 +140,7 @@ def _series(request: Request) -> Response:
     looks = looker(request)
     lines, whole = looks.first_lines(folder) if "glance" in request.query_params else (looks.lines(folder), True)
     peak = view.arguments(folder).get("optim.learning_rate")
-    return JSONResponse(
+    return RunAnswer(
         {
             "whole": whole,
             "place": lines.place,
@@ -148,23 +161,23 @@ def _events(request: Request) -> Response:
 
 
 def _log(request: Request) -> Response:
-    return JSONResponse(log_part(run_of(request), _number(request, "after"), _number(request, "before")))
+    return RunAnswer(log_part(run_of(request), _number(request, "after"), _number(request, "before")))
 
 
 def _config(request: Request) -> Response:
-    return JSONResponse(view.configuration(run_of(request)))
+    return RunAnswer(view.configuration(run_of(request)))
 
 
 def _samples(request: Request) -> Response:
-    return JSONResponse(samples.samples(run_of(request)))
+    return RunAnswer(samples.samples(run_of(request)))
 
 
 def _rounds(request: Request) -> Response:
-    return JSONResponse({"rounds": rounds.rounds(run_of(request))})
+    return RunAnswer({"rounds": rounds.rounds(run_of(request))})
 
 
 def _round(request: Request) -> Response:
-    return JSONResponse(rounds.answers(run_of(request), request.path_params["number"]))
+    return RunAnswer(rounds.answers(run_of(request), request.path_params["number"]))
 
 
 def _page(request: Request) -> Response:
@@ -194,7 +207,7 @@ def _compare(request: Request) -> Response:
         names |= dict.fromkeys(lines.columns)
         runs.append({**looks.row(key, folder), "series": lines.series(most=most)})
     settings = [view.settings_of(view.arguments(folder)) for folder in folders]
-    return JSONResponse({"runs": runs, "charts": _charts_of_all(names), "differences": differences(settings)})
+    return RunAnswer({"runs": runs, "charts": _charts_of_all(names), "differences": differences(settings)})
 
 
 def _charts_of_all(names: dict[str, None]) -> list[dict[str, Any]]:

@@ -27,6 +27,8 @@ LONG = 8 * TOGETHER
 """Bytes of a file of which some lines are shown before all of them are read."""
 GLANCES, _A_GLANCE = 600, 4096
 """Places of a long file at which lines are read first, and bytes at each."""
+_LAST_STEP = 1 << 53
+"""From there on not every step is a number of its own for a page."""
 _MISSING = math.nan
 _ONLY_NEWEST = NOT_DRAWN - {*SHARES}
 """Numbers and texts of a line of which no curve is drawn."""
@@ -132,7 +134,7 @@ class RunLines:
             file.seek(self.offset)
 
     def _add(self, lines: Sequence[Line]) -> None:
-        rows = [line for line in lines if isinstance(line.get("step"), int)]
+        rows = [line for line in lines if isinstance(line.get("step"), int) and abs(line["step"]) < _LAST_STEP]
         if lines:
             self.summary = lines[-1] if "status" in lines[-1] else None
         if not rows:

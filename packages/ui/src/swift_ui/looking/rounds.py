@@ -35,7 +35,8 @@ def answers(folder: Path, number: int) -> dict[str, Any]:
         lines = parsed(file.read(MOST_BYTES))
     head, told = (lines[0], lines[1:]) if lines else ({}, [])
     dropped = head["dropped"] if isinstance(head.get("dropped"), dict) else {}
-    asked = [each for each in head.get("prompts") or () if isinstance(each, dict)]
+    prompts = head.get("prompts")
+    asked = [each for each in prompts if isinstance(each, dict)] if isinstance(prompts, list) else []
     groups: list[dict[str, Any]] = [
         {
             "place": each.get("place"),

@@ -91,9 +91,10 @@ class StateReader:
         if alive:
             self._seen_alive.setdefault(folder, _killed_here())
             return RUNNING, ""
-        if last.get("status") in ENDINGS:
+        status = last.get("status")
+        if isinstance(status, str) and status in ENDINGS:
             message = last.get("message")
-            return str(last["status"]), message if isinstance(message, str) else ""
+            return status, message if isinstance(message, str) else ""
         if alive is None:
             return (RUNNING, "") if time.time() - updated < SILENCE else (SILENT, "")
         return DIED, self._cause(folder)

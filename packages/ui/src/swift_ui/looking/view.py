@@ -109,7 +109,7 @@ def configuration(folder: Path) -> dict[str, Any]:
     """Return `config.yaml` as text, and its settings by key."""
     text = read_text(file_in(folder, CONFIG_FILE), NotThere)
     try:
-        sections = _plain(yaml.safe_load(text), [_MOST])
+        sections = plain(yaml.safe_load(text), [_MOST])
     except (yaml.YAMLError, RecursionError, ValueError):  # ValueError: dates that are none, and thousands of digits
         sections = {}
     keys: dict[str, Any] = {}
@@ -118,20 +118,21 @@ def configuration(folder: Path) -> dict[str, Any]:
     return {"text": text, "path": str(folder / CONFIG_FILE), "keys": keys}
 
 
-def _plain(value: Any, room: list[int]) -> Any:
-    """Return what YAML holds as JSON can say it; raise `ValueError` beyond so many values.
+def plain(value: Any, room: list[int]) -> Any:
+    """Return a value as JSON can say it, NaN and infinities as null; raise `ValueError` beyond so many values.
 
-    What aliases name is one value in memory, and one for each of them in JSON: a small file can stand for any number.
+    What aliases of YAML name is one value in memory, and one for each of them in JSON: a small file can stand for any
+    number.
     """
     room[0] -= 1
     if room[0] < 0:
         raise ValueError("too many values")
     if isinstance(value, dict):
-        return {_plain(str(name), room): _plain(each, room) for name, each in value.items()}
+        return {plain(str(name), room): plain(each, room) for name, each in value.items()}
     if isinstance(value, list):
-        return [_plain(each, room) for each in value]
+        return [plain(each, room) for each in value]
     if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
+        return value if math.isfinite(value) else None
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()  # half of a surrogate pair is no text
     return value if value is None or isinstance(value, int) else str(value)
