@@ -124,6 +124,7 @@ def test_a_language_model_is_asked_as_qwen3_reranker_is_and_only_the_answer_coun
         ({"messages": [{"role": "user", "content": "q"}], "positive_messages": "no"}, False, "malformed JSON"),
         ({"messages": [{"role": "user", "content": "q"}], "positive_messages": ["a"]}, False, "malformed messages"),
         ({"messages": ONE, "positive_messages": [ONE]}, False, "malformed query"),
+        ({"messages": [{"role": ["user"], "content": "q"}], "positive_messages": [ONE]}, False, "malformed query"),
     ],
 )
 def test_a_row_without_anything_to_rank_says_why(row: dict[str, Any], listwise: bool, reason: str) -> None:

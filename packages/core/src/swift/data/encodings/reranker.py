@@ -213,7 +213,7 @@ def _query(row: RowReader) -> tuple[Conversation, str | None]:
     """Return the query, and what it asks for where the row says so."""
     if row.has(*MESSAGES):
         messages = parse_json(row.take(MESSAGES), "messages")
-        contents = {each.get("role"): each.get("content") for each in _dicts(messages)}
+        contents = {str(each.get("role")): each.get("content") for each in _dicts(messages)}
         if len(contents) != len(messages) or not contents.keys() <= {"system", "user"}:
             raise Unusable("malformed query", "the messages are not a question, perhaps after a system message")
         return _content(row, contents.get("user"), "query"), contents.get("system")
