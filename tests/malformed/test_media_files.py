@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import spoil
 from judge import Case, judge, sampled
 from PIL import Image
 from tiny_pictures import picture, picture_files, picture_model, sound_files
@@ -178,6 +179,31 @@ CASES += [
         "an object without a name": {"held": 1},
         "a path that is a number": {"path": 5},
     }.items()
+]
+
+
+# ---------------------------------------------------------------- what the model says of them
+
+
+def of_processor(kind: str, keys: str, value: object) -> Build:
+    """Shows good rows to a model whose processor has this setting."""
+    change = lambda folder: spoil.set_in(folder / MODELS[kind] / "processor_config.json", keys, value)  # noqa: E731
+    return partial(shown, kind, GOOD[kind], change)
+
+
+CASES += [
+    Case(f"processor: {keys} is {value!r}", of_processor(kind, keys, value), "refused", ("rows.jsonl:1", "processor"))
+    for kind, keys, values in (
+        ("image", "image_processor.patch_size", ("many", ["1"], None, 0)),
+        ("image", "image_processor.merge_size", ("many", ["1"], None, 0)),
+        ("image", "image_processor.temporal_patch_size", ("many", None)),
+        ("image", "image_processor.rescale_factor", ("many", ["1"])),
+        ("image", "image_processor.size.longest_edge", ("many", ["1"])),
+        ("audio", "feature_extractor.dither", ("many", ["1"], None)),
+        ("audio", "feature_extractor.chunk_length", (0,)),
+        ("audio", "feature_extractor.padding_value", ("many",)),
+    )
+    for value in values
 ]
 
 

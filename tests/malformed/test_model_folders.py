@@ -14,6 +14,8 @@ import pytest
 import spoil
 from judge import CANARY, Case, judge, sampled
 
+from swift.models.sentence_files import write_sentence_files
+
 INFER = ["infer", "model", "--prompt", "hello", "--max_new_tokens", "2"]
 TRAIN = [
     "sft",
@@ -557,6 +559,67 @@ def places() -> Iterator[Case]:
         yield case(f"a model called {name[:20]!r}", lambda _: None, argv=argv)
 
 
+SENTENCES: dict[str, list[tuple[str, Any]]] = {
+    "modules.json": [
+        (f"{key} of the pooling is {what}", [{"type": "models.Pooling", "path": "1_Pooling", key: value}])
+        for key, what, value in (
+            ("path", "a number", 7),
+            ("path", "null", None),
+            ("path", "empty", ""),
+            ("path", "the folder above", ".."),
+            ("path", "absolute", "/etc"),
+            ("path", "a name with NUL", "a\0b"),
+            ("path", "half a surrogate pair", "\ud800"),
+            ("path", "very long", "x" * 100_000),
+        )
+    ]
+    + [("a list of numbers", [1]), ("an object", {"a": 1}), ("a text", "x")],
+    "1_Pooling/config.json": [
+        ("a list", [1]),
+        ("no pooling", {}),
+        ("an unknown pooling", {"pooling_mode": "weightedmean"}),
+        ("two poolings", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}),
+    ],
+    "config_sentence_transformers.json": [
+        (f"prompts is {what}", {"prompts": value})
+        for what, value in (
+            ("a number", 7),
+            ("a text", "query"),
+            ("a list", [1]),
+            ("to a number", {"query": 7}),
+            ("to a list", {"query": ["x"]}),
+            ("to half a surrogate pair", {"query": "\ud800"}),
+            ("named half a surrogate pair", {"\ud800": "x"}),
+        )
+    ],
+}
+
+
+def files_beside() -> Iterator[Case]:
+    """Files that sentence-transformers and processors keep in a model's folder."""
+
+    def vectors(change: Spoil, file: str) -> Spoil:
+        def build(model: Path) -> None:
+            spoil.edit(model / "config.json", architectures=["Qwen3Model"])
+            write_sentence_files(model, size=64, pooling="mean")
+            change(model / file)
+
+        return build
+
+    def written(value: Any) -> Spoil:
+        return lambda file: file.write_text(json.dumps(value))
+
+    yield case("sentence files are as they should be", vectors(lambda _: None, ""), argv=EXPORT, expected="works")
+    for file, values in SENTENCES.items():
+        spoils = {**spoil.NOT_A_FILE, **spoil.NOT_AN_OBJECT, **{what: written(value) for what, value in values}}
+        for what, change in spoils.items():
+            yield case(f"{file}: {what}", vectors(change, file), Path(file).name, argv=EXPORT)
+    file = "video_preprocessor_config.json"
+    for what, change in {**spoil.NOT_A_FILE, **spoil.NOT_AN_OBJECT}.items():
+        if what not in ("cut off", "UTF-16"):
+            yield case(f"{file} is {what}", change, file, argv=SAMPLE, file=file)
+
+
 CASES = [
     *config_values(),
     *(case(f"config.json must not have {key} {value!r:.40}", of_config(key, value), "model") for key, value in REFUSED),
@@ -566,6 +629,7 @@ CASES = [
     *indices(),
     *code(),
     *places(),
+    *files_beside(),
 ]
 
 

@@ -284,7 +284,12 @@ class MediaProcessor:
             given.setdefault(_ARGUMENTS[kind], []).append(content)
         if "audio" in given:
             options["sampling_rate"] = self.rate
-        return self.processor(text=text, return_tensors="pt", add_special_tokens=False, **given, **options)
+        try:
+            return self.processor(text=text, return_tensors="pt", add_special_tokens=False, **given, **options)
+        except (SwiftError, ValueError, MemoryError):
+            raise
+        except Exception as error:  # numbers that are texts, in its files, fail in its arithmetic
+            raise ValueError(first_line(error)) from error
 
 
 def load_processor(folder: Path, config: Any, tokenizer: Any, *, trust_remote_code: bool = False) -> Any:

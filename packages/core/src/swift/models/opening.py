@@ -14,7 +14,7 @@ from swift.untrusted import check_regular, read_json_object, read_text, shown
 GENERATION = "generation_config.json"
 _SETTINGS = (
     GENERATION, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.json", "processor_config.json", "preprocessor_config.json",
+    "chat_template.json", "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json",
 )  # fmt: skip
 _OTHERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model")
 _TEMPLATES = ("*.jinja", "additional_chat_templates/*.jinja", "*.tiktoken")

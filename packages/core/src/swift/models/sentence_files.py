@@ -6,13 +6,14 @@ The names of classes and keys are those that every release of sentence-transform
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from swift.errors import ModelError
-from swift.untrusted import read_json, read_json_object
+from swift.untrusted import check_unicode, inside, json_kind, read_json, read_json_object, shown
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
@@ -82,22 +83,44 @@ def stored_pooling(folder: Path) -> str | None:
 def stored_prompts(folder: Path) -> dict[str, str]:
     """Return the prompts of a folder of sentence-transformers, by their names."""
     path = folder / SETTINGS
-    if not path.is_file():
+    if not _lies_there(path):
         return {}
-    prompts = read_json_object(path, ModelError).get("prompts")
-    return {str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {}
+    prompts = read_json_object(path, ModelError).get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise ModelError(f"{path}: prompts is {json_kind(prompts)}, not an object.", hint="Copy the file again.")
+    for name, text in prompts.items():
+        if not isinstance(text, str | None):
+            raise ModelError(
+                f"{path}: the prompt {shown(name)!r} is {json_kind(text)}, not a text.", hint="Copy the file again."
+            )
+        check_unicode(f"{name}{text}", f"{path}: a prompt", ModelError)
+    return {name: text for name, text in prompts.items() if text is not None}
 
 
 def _pooling_file(folder: Path) -> Path | None:
     """Return the settings of the module that pools, if the folder lists one."""
-    if not (folder / MODULES).is_file():
+    file = folder / MODULES
+    if not _lies_there(file):
         return None
-    modules: Any = read_json(folder / MODULES, ModelError)
-    for module in modules if isinstance(modules, list) else ():
-        if isinstance(module, dict) and str(module.get("type", "")).endswith(".Pooling"):
-            path = folder / Path(str(module.get("path"))).name / "config.json"
-            return path if path.is_file() else None
+    modules: Any = read_json(file, ModelError)
+    if not isinstance(modules, list):
+        raise ModelError(f"{file} should hold a list, and holds {json_kind(modules)}.", hint="Copy it again.")
+    for place, module in enumerate(modules):
+        if not isinstance(module, dict):
+            raise ModelError(
+                f"{file} should hold a list of objects, and holds {json_kind(module)} at place {place}.",
+                hint="Copy it again.",
+            )
+    for module in modules:
+        if str(module.get("type", "")).endswith(".Pooling"):
+            path = inside(folder, module.get("path"), ModelError, source=str(file)) / "config.json"
+            return path if _lies_there(path) else None
     return None
+
+
+def _lies_there(path: Path) -> bool:
+    """Return whether anything has this name: what is no file is refused where it is read, and not passed over."""
+    return os.path.lexists(path)
 
 
 def _write(path: Path, value: Any) -> None:
