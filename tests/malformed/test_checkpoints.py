@@ -596,7 +596,25 @@ def numbered(cases: Sequence[Case]) -> list[Case]:
     return [replace(each, name=f"{number}: {each.name}") for number, each in enumerate(cases)]
 
 
-CASES = numbered([*manifests(), *states(), *runs(), *adapters(), *pickles()])
+def counts() -> Iterator[Case]:
+    """How often an optimizer updated a weight, where it is no number of times."""
+    name = f"optim.{NORM.removeprefix('model.')}.step"
+
+    def counted(number: float) -> Spoil:
+        def build(checkpoint: Path) -> None:
+            entry = json.loads((checkpoint / "state" / "index.json").read_text())["tensors"][name]["chunks"][0]
+            tensors = spoil.tensors_of(checkpoint / entry["file"])
+            tensors[entry["key"]].fill_(number)
+            spoil.put_tensors(checkpoint / entry["file"], tensors)
+
+        return sealed(build)
+
+    for argv in (RESUME, [*RESUME, "--optim.name", "adamw_4bit"]):
+        for number in (math.nan, math.inf, -math.inf, -1.0):
+            yield case(f"{name} is {number} for {argv[-1]}", counted(number), name, argv=argv, at="full/checkpoint-1")
+
+
+CASES = numbered([*manifests(), *states(), *runs(), *adapters(), *pickles(), *counts()])
 
 
 @pytest.mark.parametrize("case", sampled(CASES, every=30))
