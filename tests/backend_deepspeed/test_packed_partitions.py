@@ -137,7 +137,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     chosen = {
         name: Both("Qwen3", shape, settings, processes=size) for name, (shape, settings, size) in VARIANTS.items()
     }
-    return run_pairs(tmp_path_factory.mktemp("variants"), chosen, "deepspeed", fresh=True)
+    return run_pairs(tmp_path_factory.mktemp("variants"), chosen, "deepspeed")
 
 
 @pytest.mark.full
