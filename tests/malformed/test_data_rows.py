@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,20 @@ CASES = [
     and any(case.name.endswith(f" {name}") for name in NEVER_LEARNED)
     else case
     for case in (*ROWS, *QUESTIONS)
+]
+
+
+def labelled(label: object, folder: Path) -> Sequence[str]:
+    """Shows texts of which the second has this label."""
+    rows = [{"text": "Good.", "label": 1}, {"text": "Bad.", "label": label}]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    task = ["--model.task", "seq_cls", "--model.num_labels", "2"]
+    return ["config", "show", "sft", "--model", "model", "--dataset", "rows.jsonl", *task, "--sample", "2"]
+
+
+CASES += [
+    Case(f"a class that is {name}", partial(labelled, label), "refused", ("rows.jsonl:2",))
+    for name, label in (("a list", [1]), ("a text with NUL", "a\0b"), ("a long list", [1] * 50_000))
 ]
 
 

@@ -99,6 +99,11 @@ class RowReader:
         self._root = root
         """The folder that paths of pictures are taken from."""
 
+    @property
+    def place(self) -> str:
+        """The file and line of the row."""
+        return self._place
+
     def conversation(self) -> Conversation:
         """Return the conversation of the row, in whichever format it is."""
         if (messages := self.take(MESSAGES)) is not None:

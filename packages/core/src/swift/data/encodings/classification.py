@@ -15,6 +15,7 @@ from swift.data.formats import ANSWER, MESSAGES, QUESTION, RowReader, Sample
 from swift.data.samples import Encoded
 from swift.data.texts import Rendered, Span, Steps, Text, Whole
 from swift.errors import DataError, ModelError
+from swift.untrusted import shown
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
@@ -50,7 +51,10 @@ class ClassificationEncoding(Encoding):
         label = row.take(LABEL)
         if label is None or label == "":
             raise Unusable("no label", "the column 'label' is missing or empty")
-        numbers = {SINGLE: self._single, MULTI: self._multi, REGRESSION: self._numbers}[self.problem_type](label)
+        try:
+            numbers = {SINGLE: self._single, MULTI: self._multi, REGRESSION: self._numbers}[self.problem_type](label)
+        except DataError as error:
+            raise DataError(f"{row.place}: {error.message}", hint=error.hint) from None
         return Sample(conversation, values=dict(zip(self.values, numbers, strict=True)))
 
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
@@ -79,7 +83,7 @@ class ClassificationEncoding(Encoding):
     def _single(self, label: Any) -> list[float]:
         if isinstance(label, list | tuple):
             raise DataError(
-                f"A row has the label {label!r}, and this run learns one class for each text.",
+                f"The row has the label {shown(repr(label))}, and this run learns one class for each text.",
                 hint="Type --problem_type multi_label_classification",
             )
         return [float(self._index(label))]
@@ -123,7 +127,7 @@ class ClassificationEncoding(Encoding):
     def _unknown(self, label: str) -> Exception:
         if not any(self.names):
             return DataError(
-                f"A row has the label {label!r}, and the labels have no names.",
+                f"The row has the label {shown(repr(label))}, and the labels have no names.",
                 hint=f"Name them in the order of the model's scores: --labels {label},...",
             )
         return Unusable("unknown label", f"the label is {label!r}, and labels are {', '.join(self.names)}")
