@@ -36,7 +36,7 @@ ANSWERED = {
     "nothing": ("None", "nothing"),
     "a text": ("'done'", "the str 'done'"),
     "no number": ("float('nan')", "the float nan"),
-    "a coroutine": ("(lambda: (yield))()", "a generator"),
+    "a generator": ("(lambda: (yield))()", "a generator"),
     "an object without repr": ("type('Shy', (), {'__repr__': lambda self: 1 / 0})()", "a Shy"),
     "an object that fakes its class": (
         "type('Fake', (), {'__class__': property(lambda self: 1 / 0)})()",
