@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import ClassVar
 
-from kit_cases import ALL_CASES, GKD, MIXED_PICTURES, SHARED_CRITIC, all_of_text, chosen, combined
+from kit_cases import ALL_CASES, GKD, MIXED_PICTURES, SHARED_CRITIC, all_of_text, chosen, combined, more
 
 from swift.testing import BackendConformance, Layout
 
@@ -58,7 +58,7 @@ class TestDeepSpeed(BackendConformance):
             zero("zero2"),
             cases=chosen("clipped hard, tied", "accumulated", "packed", "lora", HEADED_LORA, "bfloat16", "negatives"),
         ),
-        Layout(4, {"dp_shard": 4}, zero("zero3"), cases=combined("packed")),
+        *more(Layout(4, {"dp_shard": 4}, zero("zero3"))),
         Layout(2, {"dp_shard": 2}, zero("zero2_offload"), cases=chosen("accumulated", "lora")),
         Layout(2, {"dp_shard": 2}, zero("zero3_offload"), cases=chosen("dpo, lora", "bfloat16")),
         Layout(2, {"dp_shard": 2}, {"backend.config": NVME}, "nvme", cases=chosen("accumulated", "lora", "reward")),

@@ -27,7 +27,6 @@ from against_torch import (
     assert_equal,
     run_pairs,
 )
-from kit_cases import WHOLE_KIT
 from tiers import selected, tiered
 from tiny_runs import pairs, verdicts
 
@@ -72,17 +71,14 @@ PAIRS = {
         }
     ),
     "compiled, zero 2": replace(COMPILED, settings={**COMPILED.settings, **TWO}),
-    **(
-        {"compiled, bnb-nf4, zero 2": replace(COMPILED_QLORA, settings={**COMPILED_QLORA.settings, **TWO})}
-        if WHOLE_KIT
-        else {}
-    ),
+    "compiled, bnb-nf4, zero 2": replace(COMPILED_QLORA, settings={**COMPILED_QLORA.settings, **TWO}),
     "ulysses of four, packed, zero 3": Pair(settings={"parallel.ulysses": 4, **PACKED, **THREE}, processes=4),
 }
 QUICK = ("qwen3-moe, lora, zero 2", "qwen2, biases, tensor parallel, zero 1")
 RARE = (
     *("llama, zero 3", "gemma, zero 2", "gpt-2, zero 3", "qwen2, with biases, zero 1", "llama, tensor parallel"),
     *("modules to save, zero 3", "lora+, zero 2", "orpo, zero 2", "rm, zero 3", "reranker, zero 3"),
+    *("compiled, zero 2", "compiled, bnb-nf4, zero 2"),
 )
 """Of which others combine what they try."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit_cases import ALL_CASES, GKD, GRPO, MIXED_PICTURES, VIT, all_of_text, chosen, combined
+from kit_cases import ALL_CASES, GKD, GRPO, MIXED_PICTURES, VIT, all_of_text, chosen, combined, more
 
 from swift.testing import BackendConformance, Layout
 
@@ -23,7 +23,7 @@ class TestFsdp(BackendConformance):
             cases=combined("packed", "dpo, lora", "negatives"),
             without=NO_DORA,
         ),
-        Layout(4, {"dp_shard": 4}, cases=combined("packed")),
+        *more(Layout(4, {"dp_shard": 4})),
         Layout(4, {"dp_replicate": 2, "dp_shard": 2}, cases=combined("dpo, lora")),
         Layout(
             2,

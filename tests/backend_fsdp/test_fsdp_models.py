@@ -23,7 +23,6 @@ from against_torch import (
     assert_equal,
     run_pairs,
 )
-from kit_cases import WHOLE_KIT
 from tiers import selected, tiered
 from tiny_runs import pairs, verdicts
 
@@ -59,7 +58,7 @@ PAIRS = {
     "generative reranker, tensor parallel": Pair(settings={**YES_NO, "parallel.tp": 2}, rows=RERANKED),
     "gathered weights are kept": Pair(settings={"backend.reshard_after_forward": False, "backend.prefetch": 2}),
     "compiled": COMPILED,
-    **({"compiled, bnb-nf4": COMPILED_QLORA} if WHOLE_KIT else {}),
+    "compiled, bnb-nf4": COMPILED_QLORA,
     "every second block recomputed": Pair(
         "Qwen3", {"num_hidden_layers": 4}, {"train.gradient_checkpointing": True, "backend.checkpoint_every": 2}
     ),
@@ -73,6 +72,7 @@ QUICK = ("gpt-2, context parallel", "ulysses of four, packed", "bnb-nf4")
 RARE = (
     *("llama", "gemma", "mistral", "qwen2, with biases", "gpt-2", "qwen3-moe", "mistral, ulysses"),
     *("mistral, context parallel", "modules to save", "reranker, lora", "ulysses of four", "ulysses x fsdp"),
+    "compiled, bnb-nf4",
 )
 """Of which others combine what they try."""
 

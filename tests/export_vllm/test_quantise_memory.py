@@ -67,7 +67,7 @@ def peaks_of(folder: Path, few: Path, many: Path) -> tuple[int, int]:
     return peaks[0], peaks[1]
 
 
-@pytest.mark.full
+@pytest.mark.rare
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")
 def test_memory_does_not_grow_with_the_number_of_blocks(tmp_path: Path) -> None:
     from swift.demo.model import write_model

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from swift.testing import CASES
+from swift.testing import CASES, Layout
 from swift_rl import testing as online
 
 ALL_CASES = (*CASES, *online.CASES)
@@ -21,6 +21,11 @@ OTHER_OPTIMIZER = "third party's optimizer"
 GRPO, PPO, SHARED_CRITIC, GKD = (case.name for case in online.CASES)
 WHOLE_KIT = bool(os.environ.get("SWIFT_WHOLE_KIT"))
 MIXED_PICTURES, PICTURES_LORA, VIT, TWO_KINDS = "pictures, mixed", "pictures, lora", "vit trained", "two kinds"
+
+
+def more(layout: Layout) -> tuple[Layout, ...]:
+    """Return a layout that differs from another in nothing but the number of processes, for `make conformance`."""
+    return (layout,) if WHOLE_KIT else ()
 
 
 def chosen(*names: str) -> frozenset[str] | None:

@@ -87,7 +87,11 @@ def test_it_trains_by_its_name_and_what_it_saved_goes_on_with_the_built_in_one(e
 @pytest.mark.full
 def test_the_conformance_kit_certifies_it(environment: Path, example: Path) -> None:
     kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir", str(example), str(example / "tests")]
-    done = run(environment, "python", *kit, "-k", "not 4-dp", OMP_NUM_THREADS="1")
+    # The older one has hooks that are asked otherwise, which these cases go through.
+    cases = (
+        "not 4-dp" if example is EXAMPLE else "not 4-dp and (clipped or accumulated or contract or refuses or alike)"
+    )
+    done = run(environment, "python", *kit, "-k", cases, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout[-4000:]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from killed_runs import PHASES, assert_killed
+from tiers import tiered
 from tiny_runs import Trained, run_training
 from transformers import AutoModelForCausalLM
 
@@ -90,12 +91,16 @@ def test_a_run_is_resumed_to_the_same_bits(
     assert learned(rest) == learned(whole, after=step)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("phase", PHASES)
+KILLED = [(phase, lag) for lag in (0, 1) for phase in PHASES]
+LATER = [("scoring", 1), ("before the file", 1), ("after the file", 1)]
+"""Phases whose work a run that lags does as one that does not."""
+
+
+@pytest.mark.parametrize("killed", tiered(KILLED, (), LATER), ids=str)
 def test_a_run_that_is_killed_anywhere_goes_on_to_the_same_bits(
-    tied: Path, rewards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, lag: int
+    tied: Path, rewards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: tuple[str, int]
 ) -> None:
+    phase, lag = killed
     changes = {"objective.steps_per_generation": 2, "objective.rollout_lag": lag, "train.max_steps": 6}
     changes["objective.rollout_batch_size"] = 4  # the batch in which a run is killed is drawn again, others are not
     whole = run_training(tied, tmp_path / "whole", ROWS, settings(rewards, **changes))

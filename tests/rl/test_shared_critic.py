@@ -15,6 +15,7 @@ from processes import on_processes, succeeded
 from safetensors.torch import load_file
 from test_ppo_rounds import settings
 from test_rounds import ROWS, learned, rounds
+from tiers import tiered
 from tiny_runs import Trained, run_training
 from transformers import AutoModelForCausalLM
 
@@ -115,8 +116,7 @@ def trained(model: Path, out: Path, rewards: Path, changes: dict[str, Any]) -> T
     return run_training(model, out, ROWS, settings(rewards, **{**SHARED, **few, **changes}))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("backend", LAYOUTS)
+@pytest.mark.parametrize("backend", tiered(LAYOUTS, (), ("zero3",)))
 def test_a_run_is_resumed_in_the_middle_of_a_round_on_another_backend(
     tied: Path, rewards: Path, tmp_path: Path, backend: str
 ) -> None:

@@ -107,7 +107,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tra
     return model, {kind: trained(model, folder, kind, {"optim.eps": 1e-6}) for kind in KINDS}
 
 
-@pytest.mark.parametrize("layout", tiered(LAYOUTS, (), ("two processes", "fsdp", "zero 2")))
+@pytest.mark.parametrize("layout", tiered(LAYOUTS, (), ("two processes", "fsdp", "zero 2", "AutoTP")))
 def test_other_adapters_have_the_numbers_of_one_process(
     tmp_path: Path, layout: str, alone: tuple[Path, dict[str, Trained]]
 ) -> None:

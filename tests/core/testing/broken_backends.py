@@ -699,7 +699,7 @@ class StartsFromAHeadOfItsOwn(TorchBackend):
         return view
 
 
-@caught_by("all_end_alike")
+@caught_by("all_processes_end_alike")
 class UpdatesWhateverComes(TorchBackend):
     """No look at loss or gradient before the update."""
 
@@ -718,7 +718,7 @@ class UpdatesWhateverComes(TorchBackend):
         return result
 
 
-@caught_by("nothing_left_behind")
+@caught_by("nothing_is_left_behind")
 class StaysInTheGroup(TorchBackend):
     @hookimpl
     def swift_teardown(self) -> bool:

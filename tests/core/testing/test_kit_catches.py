@@ -48,7 +48,7 @@ def test_a_broken_backend_is_caught(name: str, tmp_path: Path, monkeypatch: pyte
     arguments: tuple[Any, ...] = () if case is None else (NAMED[case], TWO)
     if check == "refuses_other_world":
         arguments = (PLAN,)
-    elif check in ("all_end_alike", "two_roles"):
+    elif check in ("all_processes_end_alike", "two_roles"):
         arguments = (TWO,)
     elif check == "shares":
         arguments = ()

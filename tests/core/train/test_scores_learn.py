@@ -47,7 +47,7 @@ def test_the_digits_that_occur_and_their_mean_are_learned(tmp_path: Path) -> Non
     assert 1 - mse / variance > 0.95**2  # no more than the squared correlation
 
 
-@pytest.mark.full
+@pytest.mark.rare  # `swift demo --task rm`, which is always tried, learns the same
 def test_a_reward_model_tells_a_right_answer_from_one_with_a_wrong_digit(tmp_path: Path) -> None:
     settings = {"objective.name": "rm", "optim.lr": 2e-3}
     write_model(tmp_path / "demo", spread=SPREAD)

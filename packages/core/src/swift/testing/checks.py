@@ -21,7 +21,7 @@ from swift.plugins.hooks import open_hooks
 from swift.plugins.load import load_backend
 from swift.terminal import say_nothing
 from swift.testing.cases import BY_NAME, FP32, SAVED_AT, STEPS, Case
-from swift.testing.crew import succeeded
+from swift.testing.crew import Job, succeeded
 from swift.testing.layouts import Layout
 from swift.testing.roles import CRITIC, role_of
 from swift.testing.slow_steps import ASLEEP, LATE_RANK, SLOW_AT
@@ -42,17 +42,34 @@ PARALLEL = ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp", "u
 class Checks:
     """The checks of one backend under its layouts."""
 
-    def __init__(self, trials: Trials, layouts: Sequence[Layout], selected: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, trials: Trials, layouts: Sequence[Layout]) -> None:
         self.trials = trials
         self.layouts = layouts
-        self.selected = selected
-        """Parameters of the tests that pytest was asked to run: what they need under one layout is run together."""
 
-    def trajectory(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+    def announce(self, check: str, layout: Layout, case: Case | None = None, reads: Layout | None = None) -> None:
+        """Note that a check will be made: what checks need under one layout is run in as few launches as possible."""
+        plain = BY_NAME["clipped"]
+        if check == "all_processes_end_alike":
+            self.trials.announce(layout, (layout, "poisoned"), lambda: self._poisoned(layout))
+        elif check == "shares":
+            self.trials.announce(self._shared_layout, (self._shared_layout, "measured"), self._measured)
+        elif check == "two_roles" and self.trials.capabilities.roles > 1:
+            self.trials.announce_both(plain, layout, AFTER_RESUME)
+        elif check == "resume_elsewhere" and reads is not None:
+            self.trials.announce_whole(plain, layout)
+            self.trials.announce_resumed(plain, layout, reads, AFTER_RESUME)
+        elif check in ("one_tensor_at_a_time", "nothing_is_left_behind"):
+            self.trials.announce_whole(plain, layout)
+        elif case is not None:
+            self.trials.announce_whole(case, layout)
+            if check == "resume":
+                self.trials.announce_resumed(case, layout, layout, STEPS - SAVED_AT)
+
+    def trajectory(self, case: Case, layout: Layout) -> None:
         """Loss, gradient norm and learning rate of every step, on every process, are the reference's."""
         expected = self.trials.expected(case)
         of_loss, of_norm = case.tolerance
-        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
             where = f"{case.name} under {layout}, process {rank}"
             assert list(outcome.results) == list(range(1, STEPS + 1)), f"{where}: steps {list(outcome.results)}"
             for step, result in outcome.results.items():
@@ -64,9 +81,9 @@ class Checks:
                 for name, values in expected.metrics.items():
                     near(f"{at}: {name}", result.metrics[name], values[step - 1], of_norm)
 
-    def processes_agree(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+    def processes_agree(self, case: Case, layout: Layout) -> None:
         """Check that the result of a step is the same on every process, to the last bit."""
-        first, *others = succeeded(self.trials.whole(case, layout, together=together))
+        first, *others = succeeded(self.trials.whole(case, layout))
         for rank, outcome in enumerate(others, start=1):
             for step, result in outcome.results.items():
                 at = f"{case.name} under {layout}, step {step}: process {rank} against process 0"
@@ -74,29 +91,29 @@ class Checks:
                 near(f"{at}: gradient norm", result.grad_norm, first.results[step].grad_norm, 1e-6)
                 assert result.metrics.keys() == first.results[step].metrics.keys(), f"{at}: other metrics"
 
-    def evaluation(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+    def evaluation(self, case: Case, layout: Layout) -> None:
         """Check that evaluating on held-out samples gives the reference's loss, on every process."""
         expected = self.trials.expected(case)
-        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
             where = f"{case.name} under {layout}, process {rank}"
             assert list(outcome.evaluations) == list(expected.evaluations), f"{where}: {list(outcome.evaluations)}"
             for step, loss in outcome.evaluations.items():
                 at = f"{where}: evaluation after step {step}"
                 near(at, loss, expected.evaluations[step], case.tolerance[0])
 
-    def first_pass(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+    def first_pass(self, case: Case, layout: Layout) -> None:
         """Check that the pass before a step has the dropout of the step: the vectors of both are the same."""
-        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
             for step, result in outcome.results.items():
                 off = result.metrics.get("drift", math.nan)
                 at = f"{case.name} under {layout}, process {rank}, step {step}"
                 assert off <= SAME_VECTORS, f"{at}: the vectors of the first pass are {off:.1e} from those of the step"
 
-    def token_results(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+    def token_results(self, case: Case, layout: Layout) -> None:
         """`swift_forward` returns the reference's values of the tokens of every sample, on a process that has it."""
         expected = self.trials.expected(case).tokens
         seen: set[int] = set()
-        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
             where = f"{case.name} under {layout}, process {rank}"
             results = outcome.token_results
             for (sample, tokens), (_, vector) in zip(results.tokens, results.segments, strict=True):
@@ -107,10 +124,10 @@ class Checks:
         missing = sorted(expected.keys() - seen)
         assert not missing, f"{case.name} under {layout}: no process has results of the samples {_some(missing)}"
 
-    def weights(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+    def weights(self, case: Case, layout: Layout) -> None:
         """`swift_iter_weights` streams the reference's weights, under the names that they have on disk, in fp32."""
         expected = self.trials.expected(case)
-        outcomes = succeeded(self.trials.whole(case, layout, together=together))
+        outcomes = succeeded(self.trials.whole(case, layout))
         where = f"{case.name} under {layout}"
         for rank, outcome in enumerate(outcomes):
             streamed = outcome.streamed
@@ -134,10 +151,10 @@ class Checks:
             off = float(abs(weights[name] - tensor.numpy()).max())
             assert off <= MOVED * moved, f"{where}: {name} is off by {off:.2g} where weights moved by up to {moved:.2g}"
 
-    def changes(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+    def changes(self, case: Case, layout: Layout) -> None:
         """Check that each step changes the weights that it is to change on every process, and no others."""
         expected = self.trials.expected(case).changed
-        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
             assert list(outcome.changed) == list(expected), f"{case.name} under {layout}: steps {list(outcome.changed)}"
             for step, names in outcome.changed.items():
                 missing, extra = set(expected[step]) - set(names), set(names) - set(expected[step])
@@ -145,9 +162,9 @@ class Checks:
                 assert not missing, f"{where} has not changed {_some(sorted(missing))}"
                 assert not extra, f"{where} has changed {_some(sorted(extra))}"
 
-    def one_tensor_at_a_time(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+    def one_tensor_at_a_time(self, case: Case, layout: Layout) -> None:
         """While weights are streamed, no process holds more than two of the largest tensors next to its own state."""
-        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
             streamed = outcome.streamed
             allowed = 2 * streamed.largest
             assert allowed < streamed.total, "the model is too small to tell"
@@ -156,9 +173,9 @@ class Checks:
                 f"streamed; the largest tensor has {streamed.largest:,}, all have {streamed.total:,}"
             )
 
-    def nothing_left_behind(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+    def nothing_is_left_behind(self, case: Case, layout: Layout) -> None:
         """After teardown there is no group, process, thread, listener or variable that was not there before."""
-        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
             left = ", ".join(outcome.left_behind)
             assert not left, f"{case.name} under {layout}, process {rank} left behind: {left}"
 
@@ -175,12 +192,9 @@ class Checks:
                 near(f"{at}: gradient norm", result.grad_norm, whole[rank].results[step].grad_norm, SAME_LAYOUT)
         self._follows_reference(case, outcomes, f"{case.name} under {layout}")
 
-    def resume_elsewhere(self, case: Case, wrote: Layout, reads: Layout, *, together: Sequence[Layout] = ()) -> None:
-        """Resume under one layout from another's checkpoint and follow the reference.
-
-        `together` are other writers for it.
-        """
-        outcomes = self.trials.resumed(case, wrote, reads, AFTER_RESUME, together=together)
+    def resume_elsewhere(self, case: Case, wrote: Layout, reads: Layout) -> None:
+        """Resume under one layout from another's checkpoint and follow the reference."""
+        outcomes = self.trials.resumed(case, wrote, reads, AFTER_RESUME)
         self._follows_reference(case, outcomes, f"{case.name}, saved under {wrote}, resumed under {reads}")
 
     def _follows_reference(self, case: Case, outcomes: list[Any], where: str) -> None:
@@ -231,24 +245,25 @@ class Checks:
         answers = self.trials.answers(layout, {key: partial(trial.refused, roles)})[key]
         _all_refused(answers, f"one model more than it holds, under {layout}")
 
-    def all_end_alike(self, layout: Layout) -> None:
+    def all_processes_end_alike(self, layout: Layout) -> None:
         """Check that a loss that is not a number on one process stops all of them, before any weight has moved."""
-        case = BY_NAME["clipped"]
-        trial = self.trials.trial(case, layout, "poisoned")
-        sample = _sample_of_step(case, self.trials.model(case), POISONED_STEP)
         key = (layout, "poisoned")
-        jobs = {key: lambda: trial.poisoned(POISONED_STEP, sample), **self._measured(layout)}
-        answers = self.trials.answers(layout, jobs)[key]
+        answers = self.trials.answers(layout, {key: self._poisoned(layout)})[key]
         for rank, (error, moved) in enumerate(succeeded(answers)):
             where = f"one sample's loss is not a number, under {layout}: process {rank}"
             assert error.startswith("TrainingError"), f"{where} ended with {error}"
             assert moved == 0.0, f"{where} has weights that moved by {moved}"
 
+    def _poisoned(self, layout: Layout) -> Job:
+        case = BY_NAME["clipped"]
+        sample = _sample_of_step(case, self.trials.model(case), POISONED_STEP)
+        return partial(self.trials.trial(case, layout, "poisoned").poisoned, POISONED_STEP, sample)
+
     def shares(self) -> None:
         """Check that what a step's time goes into is told: a slow part of it is the one that grows."""
         layout = self._shared_layout
-        (answers,) = self.trials.answers(layout, self._measured(layout)).values()
-        everyone = succeeded(answers)
+        key = (layout, "measured")
+        everyone = succeeded(self.trials.answers(layout, {key: self._measured()})[key])
         for rank, records in enumerate(everyone):
             for record in records:
                 at = f"shares under {layout}, process {rank}, step {record.step}"
@@ -270,10 +285,8 @@ class Checks:
         """Return the first layout of several processes."""
         return next((layout for layout in self.layouts if layout.world > 1), self.layouts[0])
 
-    def _measured(self, layout: Layout) -> dict[tuple[Any, ...], Any]:
-        """Return the job of `shares`, for the layout that has it, to be run together with others."""
-        trial = self.trials.trial(BY_NAME["clipped"], layout, "measured")
-        return {(layout, "measured"): trial.measured} if layout is self._shared_layout else {}
+    def _measured(self) -> Job:
+        return self.trials.trial(BY_NAME["clipped"], self._shared_layout, "measured").measured
 
     def refuses_other_world(self, layout: Layout) -> None:
         """One process more than the plan divides is refused, on all of them, before weights are read."""

@@ -9,7 +9,7 @@ class TestMine(BackendConformance):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -23,6 +23,9 @@ from swift.testing.layouts import Layout
 from swift.testing.seeing import SEEING
 from swift.testing.subjects import Subject
 from swift.testing.trials import Trials
+
+CASES_OF_TESTS = ("case", "resumed", "about_tokens", "dropout", "changing")
+"""Parameters of tests that are cases."""
 
 
 class BackendConformance:
@@ -89,34 +92,34 @@ class BackendConformance:
         checks.refuses_media(layout)
 
     def test_trajectory(self, checks: Checks, layout: Layout, case: Case) -> None:
-        checks.trajectory(case, layout, together=self._together(checks, layout))
+        checks.trajectory(case, layout)
 
     def test_processes_agree(self, checks: Checks, layout: Layout, case: Case) -> None:
-        checks.processes_agree(case, layout, together=self._together(checks, layout))
+        checks.processes_agree(case, layout)
 
     def test_evaluation(self, checks: Checks, layout: Layout, case: Case) -> None:
-        checks.evaluation(case, layout, together=self._together(checks, layout))
+        checks.evaluation(case, layout)
 
     def test_token_results(self, checks: Checks, layout: Layout, about_tokens: Case) -> None:
-        checks.token_results(about_tokens, layout, together=self._together(checks, layout))
+        checks.token_results(about_tokens, layout)
 
     def test_first_pass(self, checks: Checks, layout: Layout, dropout: Case) -> None:
-        checks.first_pass(dropout, layout, together=self._together(checks, layout))
+        checks.first_pass(dropout, layout)
 
     def test_weights(self, checks: Checks, layout: Layout, case: Case) -> None:
-        checks.weights(case, layout, together=self._together(checks, layout))
+        checks.weights(case, layout)
 
     def test_which_weights_change(self, checks: Checks, layout: Layout, changing: Case) -> None:
-        checks.changes(changing, layout, together=self._together(checks, layout))
+        checks.changes(changing, layout)
 
     def test_one_tensor_at_a_time(self, checks: Checks, layout: Layout) -> None:
-        checks.one_tensor_at_a_time(BY_NAME["clipped"], layout, together=self._together(checks, layout))
+        checks.one_tensor_at_a_time(BY_NAME["clipped"], layout)
 
     def test_nothing_is_left_behind(self, checks: Checks, layout: Layout) -> None:
-        checks.nothing_left_behind(BY_NAME["clipped"], layout, together=self._together(checks, layout))
+        checks.nothing_is_left_behind(BY_NAME["clipped"], layout)
 
     def test_all_processes_end_alike(self, checks: Checks, layout: Layout) -> None:
-        checks.all_end_alike(layout)
+        checks.all_processes_end_alike(layout)
 
     def test_shares(self, checks: Checks) -> None:
         checks.shares()
@@ -125,8 +128,7 @@ class BackendConformance:
         checks.resume(resumed, layout)
 
     def test_resume_elsewhere(self, checks: Checks, layout: Layout, reads: Layout) -> None:
-        writers = [each["layout"] for each in checks.selected if each.get("reads") is reads]
-        checks.resume_elsewhere(BY_NAME["clipped"], layout, reads, together=writers)
+        checks.resume_elsewhere(BY_NAME["clipped"], layout, reads)
 
     def test_two_roles(self, checks: Checks, layout: Layout) -> None:
         if checks.trials.capabilities.roles == 1:
@@ -137,11 +139,7 @@ class BackendConformance:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Which layouts and cases each test is made for."""
-        values = {
-            name
-            for name in ("layout", "case", "resumed", "reads", "about_tokens", "dropout", "changing")
-            if name in metafunc.fixturenames
-        }
+        values = {name for name in ("layout", "reads", *CASES_OF_TESTS) if name in metafunc.fixturenames}
         if values == {"layout"}:
             metafunc.parametrize("layout", [pytest.param(layout, id=str(layout)) for layout in self.layouts])
         elif values == {"layout", "case"}:
@@ -201,7 +199,12 @@ class BackendConformance:
             seeing=cls.seeing,
             cases=cls.cases,
         )
-        return Checks(trials, cls.layouts, _parameters(cls, request.session.items))
+        checks = Checks(trials, cls.layouts)
+        for test, parameters in _selected(cls, request.session.items):
+            case = next((parameters[name] for name in CASES_OF_TESTS if name in parameters), None)
+            layout = parameters.get("layout", cls.layouts[0])
+            checks.announce(test.removeprefix("test_"), layout, case, parameters.get("reads"))
+        return checks
 
     @pytest.fixture(autouse=True)
     def _stated_deviation(self, request: pytest.FixtureRequest) -> None:
@@ -209,16 +212,6 @@ class BackendConformance:
         replaced = name in vars(type(self)) and vars(type(self))[name] is not None
         if name in self.deviations and not replaced:
             pytest.skip(f"left out by {type(self).__name__}: {self.deviations[name]}")
-
-    def _together(self, checks: Checks, layout: Layout) -> list[Case]:
-        parameters = [each for each in checks.selected if each["layout"] is layout]
-        cases = [
-            each[name]
-            for each in parameters
-            for name in ("case", "about_tokens", "dropout", "changing")
-            if name in each
-        ]
-        return list({case.name: case for case in cases}.values())
 
 
 _NONE = pytest.param(None, None, id="none", marks=pytest.mark.skip(reason="no layout here has such a case"))
@@ -231,8 +224,8 @@ def _left_out(case: Case, capabilities: Capabilities) -> Sequence[pytest.MarkDec
     return [pytest.mark.skip(reason=f"capabilities.provides lacks {missing}")] if missing else []
 
 
-def _parameters(kit: type, items: Iterable[pytest.Item]) -> list[Mapping[str, Any]]:
-    """Return the parameters of the selected tests of one class."""
-    tried = (each for each in items if getattr(each, "cls", None) is kit and not each.get_closest_marker("skip"))
-    calls = [getattr(item, "callspec", None) for item in tried]
-    return [call.params for call in calls if call is not None]
+def _selected(kit: type, items: Iterable[pytest.Item]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the tests of one class that pytest was asked to run, each with its parameters."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.cls is kit and not item.get_closest_marker("skip"):
+            yield item.originalname, item.callspec.params if hasattr(item, "callspec") else {}

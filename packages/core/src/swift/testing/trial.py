@@ -85,7 +85,8 @@ class Trial:
         """Return the configuration of the run, by dotted keys."""
         place = {"model.path": str(self.model), "logging.output": str(self.output), "logging.run_name": "run"}
         place["data.cache"] = str(self.cache)
-        return {"backend.name": self.backend, **self.case.settings(self.layout), **place, **more}
+        unmeasured = {"logging.shares": 0}
+        return {"backend.name": self.backend, **self.case.settings(self.layout), **place, **unmeasured, **more}
 
     def whole(self) -> Outcome:
         """From the first step to the last, with a checkpoint on the way in some cases; then the weights."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,9 +33,12 @@ from swift.testing.seeing import PARTS, SEEING
 from swift.testing.seen import seen_of
 from swift.testing.stored import shared_reference
 from swift.testing.subjects import Subject, shared_model
-from swift.testing.trial import Outcome, Trial
+from swift.testing.trial import Trial
 
 KILLED_AT = STEPS // 2
+
+Key = tuple[Any, ...]
+"""What a result is known by."""
 
 
 class Trials:
@@ -65,7 +68,8 @@ class Trials:
         self._environment = {"CUDA_VISIBLE_DEVICES": "", **(environment or {})}
         self._preload = ("torch._dynamo", *preload)  # what takes seconds when it is first used
         self._fresh = fresh
-        self._answers: dict[tuple[Any, ...], list[Any]] = {}
+        self._answers: dict[Key, list[Any]] = {}
+        self._announced: dict[Layout, dict[Key, Callable[[], Job | None]]] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -83,15 +87,27 @@ class Trials:
         """Return the model that a case trains."""
         return shared_model(self._subject if case.modality is None else self._seeing, tied=case.tied)
 
-    def whole(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> list[Any]:
-        """Return each process's outcome of a whole run.
+    def announce(self, layout: Layout, key: Key, make: Callable[[], Job | None]) -> None:
+        """Note what will be asked for: the first launch under its layout for which it can be made takes it along."""
+        self._announced.setdefault(layout, {})[key] = make
 
-        Other cases that will be asked for are run in the same launch.
-        """
-        for each in (case, *together):
-            self.expected(each)  # imports, in the process that is forked, what the trials will need
-        jobs = {(layout, each.name, "whole"): self.trial(each, layout).whole for each in (case, *together)}
-        return self.answers(layout, jobs)[layout, case.name, "whole"]
+    def announce_whole(self, case: Case, layout: Layout) -> None:
+        """Note that a whole run will be asked for."""
+        self.announce(layout, (layout, case.name, "whole"), lambda: self._run(case, layout))
+
+    def announce_resumed(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> None:
+        """Note that a resumed run will be asked for."""
+        key = (reads, case.name, "resumed", wrote, steps)
+        self.announce(reads, key, lambda: self._resuming(case, wrote, reads, steps))
+
+    def whole(self, case: Case, layout: Layout) -> list[Any]:
+        """Return each process's outcome of a whole run."""
+        key = (layout, case.name, "whole")
+        return self.answers(layout, {key: self._run(case, layout)})[key]
+
+    def _run(self, case: Case, layout: Layout) -> Job:
+        self.expected(case)  # imports, in the process that is forked, what the trials will need
+        return self.trial(case, layout).whole
 
     def killed(self, case: Case, layout: Layout) -> list[Any]:
         """Return each process's outcome up to the checkpoint after which it died."""
@@ -99,55 +115,85 @@ class Trials:
         key = (layout, case.name, "killed")
         return self.answers(layout, {key: lambda: trial.killed(KILLED_AT)})[key]
 
-    def resumed(
-        self, case: Case, wrote: Layout, reads: Layout, steps: int, *, together: Sequence[Layout] = ()
-    ) -> list[Any]:
-        """Return each process's outcome of going on under a layout from what another saved on its way.
+    def resumed(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> list[Any]:
+        """Return each process's outcome of going on under a layout from what another saved on its way."""
+        whole = succeeded(self.whole(case, wrote))
+        job = self._resuming(case, wrote, reads, steps)
+        assert job is not None, f"{case.name} under {wrote} has saved no checkpoint: {whole[0].checkpoint}"
+        key = (reads, case.name, "resumed", wrote, steps)
+        return self.answers(reads, {key: job})[key]
 
-        What others saved, and will be asked for as well, is resumed in the same launch.
+    def _resuming(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> Job | None:
+        """Return the job that goes on from a checkpoint, once there is one.
+
+        Its processes are others than those that saved: what it needs must be in the checkpoint.
         """
-        jobs: dict[tuple[Any, ...], Job] = {}
-        for writer in (wrote, *together):
-            answers = self.whole(case, writer)
-            if isinstance(answers[0], Outcome) and answers[0].checkpoint is not None:
-                trial = self.trial(case, reads, f"resumed from {writer}")
-                jobs[reads, case.name, "resumed", writer, steps] = partial(trial.resumed, answers[0].checkpoint, steps)
-            elif writer is wrote:
-                succeeded(answers)
-        return self.answers(reads, jobs)[reads, case.name, "resumed", wrote, steps]
+        checkpoint = self._saved((wrote, case.name, "whole"))
+        if checkpoint is None:
+            return None
+        return partial(self.trial(case, reads, f"resumed from {wrote}").resumed, checkpoint, steps)
+
+    def _saved(self, key: Key) -> Path | None:
+        """Return the checkpoint of a run that has been made."""
+        saved: Path | None = getattr(next(iter(self._answers.get(key, ())), None), "checkpoint", None)
+        return saved
 
     def critic(self) -> Path:
         """Return the model that is trained besides the policy: other weights, in other shapes."""
         changes = (*self._subject.changes, ("intermediate_size", 128))
         return shared_model(replace(self._subject, changes=changes, seed=1), tied=False)
 
+    def announce_both(self, case: Case, layout: Layout, steps: int) -> None:
+        """Note that a run with two models will be asked for, and one that goes on from it for so many steps."""
+        self.announce(layout, (layout, case.name, "two roles"), lambda: self._run_of_both(case, layout))
+        key = (layout, case.name, "two roles resumed", layout, steps)
+        self.announce(layout, key, lambda: self._resuming_both(case, layout, layout, steps))
+
     def both(self, case: Case, layout: Layout) -> list[Any]:
         """Return each process's outcome of a run that trains two models, and saves both on its way."""
+        key = (layout, case.name, "two roles")
+        return self.answers(layout, {key: self._run_of_both(case, layout)})[key]
+
+    def _run_of_both(self, case: Case, layout: Layout) -> Job:
         self.expected(case), self.expected_of_critic(case)
-        trial, key = self.trial(case, layout, "two roles"), (layout, case.name, "two roles")
-        return self.answers(layout, {key: partial(train_both, trial, self.critic())})[key]
+        return partial(train_both, self.trial(case, layout, "two roles"), self.critic())
 
     def both_resumed(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> list[Any]:
         """Return each process's outcome of resuming two models under a layout from what another saved."""
-        checkpoint = succeeded(self.both(case, wrote))[0].checkpoint
-        trial = self.trial(case, reads, f"two roles resumed from {wrote}")
+        both = succeeded(self.both(case, wrote))
+        job = self._resuming_both(case, wrote, reads, steps)
+        assert job is not None, f"two models under {wrote} have saved no checkpoint: {both[0].checkpoint}"
         key = (reads, case.name, "two roles resumed", wrote, steps)
-        job = partial(train_both, trial, self.critic(), checkpoint=checkpoint, steps=steps)
         return self.answers(reads, {key: job})[key]
+
+    def _resuming_both(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> Job | None:
+        checkpoint = self._saved((wrote, case.name, "two roles"))
+        if checkpoint is None:
+            return None
+        trial = self.trial(case, reads, f"two roles resumed from {wrote}")
+        return partial(train_both, trial, self.critic(), checkpoint=checkpoint, steps=steps)
 
     def expected_of_critic(self, case: Case) -> Expected:
         """Return the reference's results for a run that trains the critic alone."""
         return _expected(case, self.critic())
 
-    def answers(self, layout: Layout, jobs: dict[tuple[Any, ...], Job]) -> dict[tuple[Any, ...], list[Any]]:
+    def answers(self, layout: Layout, jobs: Mapping[Key, Job]) -> dict[Key, list[Any]]:
         """Run jobs under a layout and return their results by rank; known results are not computed again."""
-        new = [key for key in jobs if key not in self._answers]
-        for module in self._preload if new else ():
-            importlib.import_module(module)
+        new = {key: job for key, job in jobs.items() if key not in self._answers}
         if new:
-            run = run_jobs(layout.world, [jobs[key] for key in new], environment=self._environment, fresh=self._fresh)
+            new = {**self._taken_along(layout), **new}
+            for module in self._preload:
+                importlib.import_module(module)
+            run = run_jobs(layout.world, [*new.values()], environment=self._environment, fresh=self._fresh)
             self._answers.update(zip(new, run, strict=True))
         return {key: self._answers[key] for key in jobs}
+
+    def _taken_along(self, layout: Layout) -> dict[Key, Job]:
+        """Return what was announced and can be made by now; the rest is left for the next launch."""
+        announced = self._announced.get(layout, {})
+        made = {key: make() for key, make in announced.items() if key not in self._answers}
+        self._announced[layout] = {key: announced[key] for key, job in made.items() if job is None}
+        return {key: job for key, job in made.items() if job is not None}
 
     def expected(self, case: Case) -> Expected:
         """Return the reference's results for a case."""
