@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from swift.errors import SwiftError
 from swift.observers.charts import NOT_DRAWN, charts_of
 from swift.observers.jsonl import FILE_NAME as LOGGING_FILE
 from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SHARES, SPEED, Line
 from swift.observers.report import FILE_NAME as REPORT_FILE
 from swift.observers.text import count, duration, figure, label
 from swift.train.run_folder import ARGS_FILE, CONFIG_FILE, LOCK_FILE
+from swift.untrusted import open_regular
 
 __all__ = [
     "ARGS_FILE",
@@ -42,6 +44,8 @@ __all__ = [
 ]
 
 _HOLDER = re.compile(r"process (?P<process>\d+) on (?P<host>\S+)")
+_LINE = 400
+"""Bytes of a lock that are read: it holds one short line."""
 _CLOCKS_DIFFER = 2.0
 """Seconds by which the clock of a file system may be behind that of the processes."""
 
@@ -66,9 +70,10 @@ def holder_of(folder: Path) -> RunHolder | None:
     """
     path = folder / LOCK_FILE
     try:
-        found = _HOLDER.match(path.read_text(encoding="utf-8", errors="replace")[:200])
-        since = path.stat().st_mtime
-    except OSError:
+        with open_regular(path, SwiftError) as file:
+            found = _HOLDER.match(file.read(_LINE).decode(errors="replace"))
+            since = os.fstat(file.fileno()).st_mtime
+    except (SwiftError, OSError):
         return None
     if found is None:
         return None

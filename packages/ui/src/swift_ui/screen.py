@@ -15,7 +15,7 @@ from rich.text import Text
 from swift.errors import SwiftError
 from swift.runs import EVAL_PREFIX, MEMORY, count, duration, figure, label
 from swift_ui.braille import curve
-from swift_ui.looking.lines import RunLines
+from swift_ui.looking.lines import RunLines, number
 from swift_ui.looking.log import log_part
 from swift_ui.looking.state import RunState, StateReader
 from swift_ui.looking.view import arguments, short_facts, title_of
@@ -29,6 +29,8 @@ SHARES = {
 ROWS = 7
 """Lines of the curve."""
 LOG_LINES = 6
+MOST_RANKS, MOST_COLUMNS = 256, 16
+"""Rows and columns of the table of processes."""
 _COLOURS = {"completed": "green", "running": "blue", "failed": "red", "died": "red"}
 _SLOWER = 1.1
 """How many times the median a process computes that is named."""
@@ -57,11 +59,11 @@ class WatchScreen:
         words = [str(facts[name]) for name in ("model", "objective", "tuner", "backend") if name in facts]
         if _is_number(facts.get("processes")) and facts["processes"] > 1:
             words.append(f"{facts['processes']} processes")
-        text = Text(f"{title['model']}/{title['name']}", style="bold")
+        text = Text(plain(f"{title['model']}/{title['name']}"), style="bold")
         text.append(f"  {self.state.name}", style=_COLOURS.get(self.state.name, "yellow"))
-        text.append(f"\n{' · '.join(words)}", style="dim")
+        text.append(f"\n{plain(' · '.join(words))}", style="dim")
         if self.state.cause:
-            text.append(f"\n{self.state.cause}", style="red")
+            text.append(f"\n{plain(self.state.cause)}", style="red")
         return text
 
     def _progress(self) -> Iterator[RenderableType]:
@@ -101,13 +103,17 @@ class WatchScreen:
         if len(rows) < 2:
             return None
         slow = slowest(rows)
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        names = list(dict.fromkeys(name for row in rows for name in row))
+        left_out = rows[MOST_RANKS:]
+        shown = [*rows[:MOST_RANKS], *(row for row in left_out if slow is not None and row.get("rank") == slow)]
+        more = f"and {count(len(rows) - len(shown))} more" if len(shown) < len(rows) else None
+        table = Table(box=None, pad_edge=False, header_style="dim", caption=more)
+        names = list(dict.fromkeys(name for row in shown for name in row))[:MOST_COLUMNS]
         for name in names:
-            table.add_column(label(name).lower(), justify="left" if name == "host" else "right")
-        for row in rows:
+            table.add_column(Text(plain(label(name).lower())), justify="left" if name == "host" else "right")
+        for row in shown:
             is_slow = slow is not None and row.get("rank") == slow
-            table.add_row(*(figure(row.get(name)) for name in names), style="red" if is_slow else None)
+            cells = (_cell(row.get(name)) for name in names)
+            table.add_row(*cells, style="red" if is_slow else None)
         return table
 
     def _log(self) -> Iterator[Text]:
@@ -115,7 +121,7 @@ class WatchScreen:
             lines = str(log_part(self._folder)["text"]).splitlines()[-LOG_LINES:]
         except SwiftError:
             return
-        yield Text("\n".join(lines), style="dim", no_wrap=True, overflow="ellipsis")
+        yield Text(plain("\n".join(lines)), style="dim", no_wrap=True, overflow="ellipsis")
 
 
 class _Parts:
@@ -148,15 +154,25 @@ class _Curve:
             yield Text("")
 
 
+def plain(text: str) -> str:
+    """Return what a file of a run says without what a terminal would take for an order to it."""
+    return "".join(letter for letter in text if letter == "\n" or letter.isprintable())
+
+
 def slowest(rows: Sequence[Mapping[str, Any]]) -> object:
     """Return the rank that computes longest, where it takes much longer than others; None where none does.
 
     Waiting for others makes all processes look equally slow: what they do without communication tells them apart.
     """
-    own = [float(row.get("own_seconds") or 0.0) for row in rows]
+    measured = [number(row.get("own_seconds")) for row in rows]
+    own = [each if each == each else 0.0 for each in measured]
     median = sorted(own)[(len(own) - 1) // 2]
     longest = max(range(len(own)), key=own.__getitem__)
     return rows[longest].get("rank") if len(rows) > 1 and own[longest] > _SLOWER * median else None
+
+
+def _cell(value: object) -> Text:
+    return Text(plain(figure(number(value) if _is_number(value) else value)))
 
 
 def _is_number(value: object) -> bool:

@@ -6,7 +6,6 @@ ROOT/.swift-ui/jobs/ID/   job.json (what was asked), started.json, ended.json, l
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -14,16 +13,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from swift.errors import UsageError
+from swift.errors import SwiftError, UsageError
+from swift.untrusted import open_regular, read_text
 from swift_ui.acting import keeper
+from swift_ui.acting.told import Asked, Ended, Facts, Started, Stopping, told
 from swift_ui.looking.missing import NotThere
 
 PLACE = Path(".swift-ui") / "jobs"
@@ -55,7 +55,9 @@ class StartedCommand:
     cause: str = ""
     ended: float | None = None
     stopping: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts | None = None
+    log_from: int = 0
+    """The place in its log where what it printed begins."""
 
     @property
     def alive(self) -> bool:
@@ -64,13 +66,12 @@ class StartedCommand:
 
     def log(self, most: int = _TAIL) -> str:
         """Return the end of what the command printed."""
-        begins = int(_read(self.folder / keeper.STARTED).get("log_from", 0))
         try:
-            with (self.folder / keeper.LOG).open("rb") as file:
+            with open_regular(self.folder / keeper.LOG, SwiftError) as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(begins, size - most))
+                file.seek(max(self.log_from, size - most))
                 return file.read(most).decode(errors="replace")
-        except OSError:
+        except (SwiftError, OSError):
             return ""
 
 
@@ -133,8 +134,8 @@ class JobBook:
     def secret(self, job: StartedCommand) -> str:
         """Return what only the server and the command know."""
         try:
-            return (job.folder / "secret").read_text()
-        except OSError:
+            return read_text(job.folder / "secret", SwiftError)
+        except SwiftError:
             raise NotThere("This command has no secret any more.") from None
 
     def stop(self, job: StartedCommand, *, now: bool = False) -> None:
@@ -146,47 +147,48 @@ class JobBook:
 
     def _job(self, name: str) -> StartedCommand | None:
         folder = self._place / name
-        asked = _read(folder / keeper.JOB)
-        if not asked:
+        asked = told(folder / keeper.JOB, Asked)
+        if asked is None:
             return None
-        started = _read(folder / keeper.STARTED)
-        alive = bool(started) and lives(started["keeper"], started["keeper_began"])
-        ended = _read(folder / keeper.ENDED)  # after the look at its keeper, who writes this before it ends
-        stopping = _read(folder / STOPPING)
-        state, cause = _state(asked, ended, started=bool(started), alive=alive)
-        if state == "died" and stopping.get("now"):
+        started = told(folder / keeper.STARTED, Started)
+        alive = started is not None and lives(started.keeper, started.keeper_began)
+        ended = told(folder / keeper.ENDED, Ended)  # after the look at its keeper, who writes this before it ends
+        stopping = told(folder / STOPPING, Stopping)
+        state, cause = _state(asked, ended, started=started is not None, alive=alive)
+        if state == "died" and stopping is not None and stopping.now:
             state, cause = "stopped", "Ended at once, as it was told."
-        elif state == "completed" and stopping and asked["run_folder"] is None:
+        elif state == "completed" and stopping is not None and asked.run_folder is None:
             state = "stopped"  # a server has no end of its own
         return StartedCommand(
             name,
             folder,
-            asked["kind"],
-            tuple(asked["words"]),
-            None if asked["run_folder"] is None else Path(asked["run_folder"]),
-            asked["asked"],
+            asked.kind,
+            tuple(asked.words),
+            None if asked.run_folder is None else Path(asked.run_folder),
+            asked.asked,
             state,
-            started.get("process"),
-            started.get("began"),
-            ended.get("code"),
+            None if started is None else started.process,
+            None if started is None else started.began,
+            None if ended is None else ended.code,
             cause,
-            ended.get("at"),
-            bool(stopping),
-            _read(folder / "facts.json"),
+            None if ended is None else ended.at,
+            stopping is not None,
+            told(folder / "facts.json", Facts),
+            0 if started is None else started.log_from,
         )
 
 
-def _state(asked: Mapping[str, Any], ended: dict[str, Any], *, started: bool, alive: bool) -> tuple[str, str]:
+def _state(asked: Asked, ended: Ended | None, *, started: bool, alive: bool) -> tuple[str, str]:
     """Return the state of a command, and what is to be said of it."""
-    if ended:
-        code = int(ended["code"])
+    if ended is not None:
+        code = ended.code
         if code < 0 and -code not in (signal.SIGTERM, signal.SIGINT):
-            return "died", keeper.cause(ended)
+            return "died", keeper.cause(ended.model_dump())
         if code in (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT):
             return "stopped", ""
-        return ("completed", "") if code == 0 else ("failed", str(ended.get("problem", "")))
+        return ("completed", "") if code == 0 else ("failed", ended.problem)
     if not started:
-        late = time.time() - asked["asked"] > _STARTS
+        late = time.time() - asked.asked > _STARTS
         return ("died", "It was never started.") if late else ("starting", "")
     if alive:
         return "running", ""
@@ -217,11 +219,3 @@ def end_process(process: int, *, now: bool) -> None:
         raise UsageError("This command has ended already.") from None
     except psutil.AccessDenied:
         raise UsageError("It belongs to another user of this machine, who alone can stop it.") from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from swift.errors import UsageError
+from swift.errors import SwiftError, UsageError
 from swift.forms import resume_words
-from swift.runs import ARGS_FILE, CONFIG_FILE, holder_of
+from swift.runs import CONFIG_FILE, holder_of
 from swift_ui.acting.jobs import JobBook, StartedCommand, end_process
+from swift_ui.looking.view import arguments, configuration
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
@@ -73,16 +70,13 @@ def _resume(folder: Path, checkpoints: tuple[Path, ...]) -> tuple[str, ...]:
 
 def _processes(folder: Path) -> int:
     """Return how many processes the run had, where all of them were on one machine."""
-    try:
-        args: Any = json.loads((folder / ARGS_FILE).read_text(encoding="utf-8"))
-        return int(args["environment"]["processes"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 1
+    environment = arguments(folder).get("environment")
+    processes = environment.get("processes") if isinstance(environment, dict) else None
+    return processes if type(processes) is int else 1
 
 
 def _has_optimizer_state(folder: Path) -> bool:
     try:
-        config: Any = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        return bool(config["checkpoint"].get("optimizer_state", True))
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return bool(configuration(folder)["keys"].get("checkpoint.optimizer_state", True))
+    except SwiftError:
         return True

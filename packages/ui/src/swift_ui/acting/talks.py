@@ -32,18 +32,18 @@ def open_talk(jobs: JobBook, model: str, *, trust: bool, device: str | None = No
 
 def view_of(job: StartedCommand) -> dict[str, Any]:
     """Return what the page shows of a model that it talks with."""
-    ready = job.state == "running" and bool(job.facts)
+    ready = job.state == "running" and job.facts is not None
     state = "ready" if ready else "loading" if job.alive else job.state
     problem = "" if job.alive else _last_words(job)
-    facts = {name: job.facts[name] for name in ("name", "multi_turn", "pictures") if name in job.facts}
-    return {"id": job.id, "model": job.words[1], "state": state, "problem": problem, **facts}
+    told = {} if job.facts is None else job.facts.model_dump(exclude={"port"}, exclude_none=True)
+    return {"id": job.id, "model": job.words[-1], "state": state, "problem": problem, **told}
 
 
 def answer_of(jobs: JobBook, job: StartedCommand, asked: dict[str, Any]) -> Iterator[str]:
     """Yield the answer to a conversation as lines of JSON: pieces of text, or an error."""
-    if job.kind != KIND or not job.alive or "port" not in job.facts:
+    if job.kind != KIND or not job.alive or job.facts is None:
         raise NotThere("This model is not loaded (any more).")
-    server = OpenAiServer(f"http://127.0.0.1:{job.facts['port']}", jobs.secret(job))
+    server = OpenAiServer(f"http://127.0.0.1:{job.facts.port}", jobs.secret(job))
     body: dict[str, Any] = {name: asked[name] for name in _ASKED if name in asked}
     return _pieces(server, {**body, "stream": True})
 

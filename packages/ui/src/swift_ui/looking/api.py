@@ -24,8 +24,6 @@ from swift_ui.looking.state import StateReader
 
 MOST_COMPARED = 24
 MOST_KEPT = 32
-_MOST = 1 << 22
-"""Values of an answer that JSON cannot say as it is: looking at each of more would take minutes."""
 """Runs whose lines are kept in memory."""
 PAGE_POLICY = (
     "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -83,10 +81,7 @@ class RunAnswer(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         """Return the answer as JSON."""
-        try:
-            return super().render(content)
-        except ValueError:  # UnicodeEncodeError is one of them
-            return super().render(view.plain(content, [_MOST]))
+        return view.as_json(content)
 
 
 def looker(request: Request) -> RunLooker:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from swift_ui.looking.lines import MOST_POINTS, RunLines
 from swift_ui.looking.state import RunState, StateReader
+from swift_ui.looking.view import as_json
 
 EVERY = 0.25
 """Seconds between two looks at a file."""
@@ -68,8 +68,7 @@ class RunEvents:
         return [self._event("lines", {"lines": rows[-MOST_POINTS:]})] if rows else []
 
     def _event(self, name: str, data: dict[str, Any]) -> bytes:
-        text = json.dumps(data, ensure_ascii=True)
-        return f"event: {name}\nid: {self._lines.place}\ndata: {text}\n\n".encode()
+        return f"event: {name}\nid: {self._lines.place}\n".encode() + b"data: " + as_json(data) + b"\n\n"
 
 
 def _differs(state: RunState, told: RunState | None) -> bool:

@@ -98,10 +98,7 @@ class RunLines:
         """Take all lines that are there as known, without reading them."""
         with self._lock, suppress(NotThere), open_regular(file_in(self._folder, LOGGING_FILE), NotThere) as file:
             self.generation = str(os.fstat(file.fileno()).st_ino)
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TOGETHER))
-            end = file.read(size - file.tell())
-            self.offset = size - len(end) + end.rfind(b"\n") + 1
+            self.offset = _end_of_lines(file)
 
     def go_on(self, place: str) -> bool:
         """Go on at a place that was known before; returns False where that is of another file."""
@@ -123,9 +120,11 @@ class RunLines:
         while chunk := file.read(TOGETHER):
             whole = chunk.rfind(b"\n") + 1
             if not whole:  # a line of more than a megabyte, or one that is being written
-                chunk += file.readline()
+                chunk += file.readline(LONG)
                 whole = chunk.rfind(b"\n") + 1
                 if not whole:
+                    if len(chunk) > LONG:  # which no run writes: lines are looked for again behind it
+                        self.offset = max(self.offset, _end_of_lines(file))
                     return
             self.offset += whole
             lines = parsed(chunk[:whole])
@@ -176,6 +175,14 @@ class RunLines:
         return charts_of([names], peak)
 
 
+def _end_of_lines(file: BinaryIO) -> int:
+    """Return the place behind the last line that has an end, where that is near the end of the file."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - TOGETHER))
+    end = file.read(size - file.tell())
+    return size - len(end) + end.rfind(b"\n") + 1
+
+
 def _some_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
     """Yield whole lines: the first, the last, and those that follow places at even distances between them."""
     for number in range(GLANCES + 1):
@@ -190,8 +197,8 @@ def _some_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 def _newest(rows: Sequence[Line], names: Iterable[str]) -> dict[str, float]:
     found = {name: next((row[name] for row in reversed(rows) if row.get(name) is not None), None) for name in names}
-    numbers = {name: _number(value) for name, value in found.items()}
-    return {name: number for name, number in numbers.items() if number == number}
+    numbers = {name: number(value) for name, value in found.items()}
+    return {name: each for name, each in numbers.items() if each == each}
 
 
 def parsed(text: bytes) -> list[Line]:
@@ -248,18 +255,18 @@ def _numbers(values: Sequence[object]) -> Sequence[float]:
         else:
             if math.isfinite(sum(numbers)):
                 return numbers
-    return [_number(value) for value in values]
+    return [number(value) for value in values]
 
 
-def _number(value: object) -> float:
+def number(value: object) -> float:
     """Return a number as it is, and anything else as missing: texts, lists, true and what is too large to draw."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return _MISSING
     try:
-        number = float(value)
+        found = float(value)
     except OverflowError:
         return _MISSING
-    return number if math.isfinite(number) else _MISSING
+    return found if math.isfinite(found) else _MISSING
 
 
 def _rounded(value: float) -> float:

@@ -12,7 +12,7 @@ from swift_ui.looking.state import LOG_FILE
 
 PART = 1 << 16
 """Bytes that are sent at a time."""
-_MARKS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
+_MARKS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07\x1b]*\x07")
 _REWRITTEN = re.compile(r"^.*\r(?!\n)", re.M)
 
 

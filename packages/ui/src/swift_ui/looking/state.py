@@ -94,7 +94,7 @@ class StateReader:
         status = last.get("status")
         if isinstance(status, str) and status in ENDINGS:
             message = last.get("message")
-            return status, message if isinstance(message, str) else ""
+            return status, _CONTROL.sub("", message) if isinstance(message, str) else ""
         if alive is None:
             return (RUNNING, "") if time.time() - updated < SILENCE else (SILENT, "")
         return DIED, self._cause(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -19,8 +20,12 @@ from swift_ui.looking.state import LOG_FILE, RunState
 PLAN_FILE = "plan.json"
 SAMPLES_FILE = "samples.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
+_LARGEST = 1 << 18
+"""Bytes of a configuration that is read: YAML is parsed slowly, and a file of swift's has some kilobytes."""
 _MOST = 20_000
 """Values of a configuration that the page is told; a file of swift's has some hundreds."""
+_MOST_ANSWERED = 1 << 22
+"""Values of an answer that JSON cannot say as it is: looking at each of more would take minutes."""
 _ASIDE = ("swift_version", "plugins", "environment")
 """Keys of `args.json` that are no settings."""
 _PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif"})
@@ -107,7 +112,7 @@ def plan(folder: Path) -> dict[str, Any] | None:
 
 def configuration(folder: Path) -> dict[str, Any]:
     """Return `config.yaml` as text, and its settings by key."""
-    text = read_text(file_in(folder, CONFIG_FILE), NotThere)
+    text = read_text(file_in(folder, CONFIG_FILE), NotThere, limit=_LARGEST)
     try:
         sections = plain(yaml.safe_load(text), [_MOST])
     except (yaml.YAMLError, RecursionError, ValueError):  # ValueError: dates that are none, and thousands of digits
@@ -136,6 +141,18 @@ def plain(value: Any, room: list[int]) -> Any:
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()  # half of a surrogate pair is no text
     return value if value is None or isinstance(value, int) else str(value)
+
+
+def as_json(content: Any) -> bytes:
+    """Return what files of runs hold as JSON, which a page can read: without NaN, and without texts that are none."""
+    try:
+        return _compact(content)
+    except ValueError:  # UnicodeEncodeError is one of them
+        return _compact(plain(content, [_MOST_ANSWERED]))
+
+
+def _compact(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def pages(folder: Path) -> list[str]:
