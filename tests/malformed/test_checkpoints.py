@@ -264,6 +264,15 @@ def states() -> Iterator[Case]:
                 at=at,
                 expected="either" if empty else "refused",
             )
+
+    def lost(checkpoint: Path) -> None:
+        file = checkpoint / "state" / "index.json"
+        content = json.loads(file.read_text())
+        del content["tensors"][NORM]
+        file.write_text(json.dumps(content))
+
+    for argv in (EXPORT, CONVERT):
+        yield case(f"index: a weight is gone for {argv[0]}", sealed(lost), "checkpoint-1", NORM, argv=argv, at=at)
     for what, change in {**spoil.NOT_A_FILE, **spoil.NOT_AN_OBJECT}.items():
 
         def spoilt(checkpoint: Path, change: Spoil = change) -> None:
@@ -591,16 +600,55 @@ def pickles() -> Iterator[Case]:
             yield case(f"args.json: {key} is {value!r:.40}", beside_it, argv=argv, at=".", expected="either")
 
 
+def optimizers() -> Iterator[Case]:
+    """AdamW's state as the Trainer leaves it, where a number of it is none."""
+
+    def holding(change: Callable[[dict[Any, Any]], object]) -> Spoil:
+        def build(folder: Path) -> None:
+            import torch
+
+            assert run(["convert", "full", "--to", "trainer", "--out", "trainer"]) == 0
+            file = folder / "trainer" / "optimizer.pt"
+            state = torch.load(file, weights_only=True)
+            change(state)
+            torch.save(state, file)
+
+        return build
+
+    argv = ["convert", "trainer", "--model", "model", "--out", "out"]
+    yield case("the Trainer's optimizer", holding(lambda _: None), argv=argv, at=".", expected="works")
+    settings: dict[str, list[Any]] = {
+        "initial_lr": ["x", None, -1.0, math.nan, 10**30],
+        "betas": ["x", (0.9,), (2.0, 0.9), (math.nan, 0.9), {"a": 1}],
+        "eps": [None, [1], -1.0, math.nan, True],
+        "weight_decay": ["x", math.inf, -1.0],
+    }
+    for name, values in settings.items():
+        for value in values:
+            change = lambda state, n=name, v=value: state["param_groups"][0].update({n: v})  # noqa: E731
+            shown = "beta" if name == "betas" else name.removeprefix("initial_")
+            yield case(f"{name} is {value!r}", holding(change), "trainer", shown, argv=argv, at=".")
+    for slot in ("step", "exp_avg", "exp_avg_sq"):
+        changes: dict[str, Callable[[dict[str, Any]], object]] = {
+            "not there": lambda slots, s=slot: slots.pop(s),  # type: ignore[misc]
+            "NaN": lambda slots, s=slot: slots[s].fill_(math.nan),  # type: ignore[misc]
+            "complex": lambda slots, s=slot: slots.update({s: slots[s] * 1j}),  # type: ignore[misc]
+        }
+        for what, spoilt in changes.items():
+            change = lambda state, c=spoilt: c(state["state"][0])  # noqa: E731
+            yield case(f"{slot} is {what}", holding(change), slot if what != "complex" else "", argv=argv, at=".")
+
+
 def numbered(cases: Sequence[Case]) -> list[Case]:
     """Gives cases of the same name, which take different commands, names of their own."""
     return [replace(each, name=f"{number}: {each.name}") for number, each in enumerate(cases)]
 
 
-def counts() -> Iterator[Case]:
-    """How often an optimizer updated a weight, where it is no number of times."""
-    name = f"optim.{NORM.removeprefix('model.')}.step"
+def numbers() -> Iterator[Case]:
+    """Numbers from which nothing can go on: of a weight, of its moments, of how often it was updated."""
+    moments = f"optim.{NORM.removeprefix('model.')}"
 
-    def counted(number: float) -> Spoil:
+    def holding(name: str, number: float) -> Spoil:
         def build(checkpoint: Path) -> None:
             entry = json.loads((checkpoint / "state" / "index.json").read_text())["tensors"][name]["chunks"][0]
             tensors = spoil.tensors_of(checkpoint / entry["file"])
@@ -609,12 +657,41 @@ def counts() -> Iterator[Case]:
 
         return sealed(build)
 
-    for argv in (RESUME, [*RESUME, "--optim.name", "adamw_4bit"]):
-        for number in (math.nan, math.inf, -math.inf, -1.0):
-            yield case(f"{name} is {number} for {argv[-1]}", counted(number), name, argv=argv, at="full/checkpoint-1")
+    unsound = {
+        f"{moments}.step": (1e30, math.nan, math.inf, -math.inf, -1.0, 0.5),
+        f"{moments}.exp_avg": (math.inf, math.nan),
+        f"{moments}.exp_avg_sq": (-1.0, math.inf, math.nan),
+        NORM: (math.nan, math.inf),
+    }
+    few_bits = [*RESUME, "--optim.name", "adamw_4bit"]
+    for argv in (CONVERT, RESUME, EXPORT, few_bits):
+        for name, values in unsound.items():
+            for number in values if argv is not EXPORT or name == NORM else ():
+                change = holding(name, number)
+                yield case(f"{name} is {number}", change, "checkpoint-1", name, argv=argv, at="full/checkpoint-1")
 
 
-CASES = numbered([*manifests(), *states(), *runs(), *adapters(), *pickles(), *counts()])
+def heads() -> Iterator[Case]:
+    """Heads of adapters, of which a folder says no other size."""
+
+    def shaped(*shape: int) -> Spoil:
+        def build(adapter: Path) -> None:
+            import torch
+
+            spoil.edit(adapter / "adapter_config.json", task_type="SEQ_CLS", modules_to_save=["score"])
+            tensors = spoil.tensors_of(adapter / "adapter_model.safetensors")
+            tensors["base_model.model.score.weight"] = torch.ones(shape)
+            spoil.put_tensors(adapter / "adapter_model.safetensors", tensors)
+
+        return build
+
+    infer = ["infer", "adapter", "--prompt", "hello"]
+    yield case("a head of two labels", shaped(2, 64), argv=infer, at="adapter", expected="works")
+    for shape in ((), (64,), (0, 64), (2, 8)):
+        yield case(f"a head of the shape {shape}", shaped(*shape), "score", argv=infer, at="adapter")
+
+
+CASES = numbered([*manifests(), *states(), *runs(), *adapters(), *pickles(), *numbers(), *heads(), *optimizers()])
 
 
 @pytest.mark.parametrize("case", sampled(CASES, every=30))

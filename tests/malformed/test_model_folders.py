@@ -559,6 +559,32 @@ def places() -> Iterator[Case]:
         yield case(f"a model called {name[:20]!r}", lambda _: None, argv=argv)
 
 
+def heads() -> Iterator[Case]:
+    """Heads of models that score: a new one would score at random."""
+    ask = ["infer", "model", "--prompt", "hello"]
+    judge_it = ["eval", "model", "--dataset", "labels.jsonl"]
+
+    def scoring(*shape: int, **settings: Any) -> Spoil:
+        def build(model: Path) -> None:
+            import torch
+
+            spoil.edit(model / "config.json", architectures=["Qwen3ForSequenceClassification"], **settings)
+            (model.parent / "labels.jsonl").write_text('{"query": "a", "label": 0}\n')
+            if shape:
+                tensors = spoil.tensors_of(model / "model.safetensors")
+                spoil.put_tensors(model / "model.safetensors", {**tensors, "score.weight": torch.ones(shape)})
+
+        return build
+
+    for argv in (ask, EXPORT):
+        yield case(f"no head for scores: {argv[0]}", scoring(), "model", "score.weight", argv=argv)
+    for argv in (ask, judge_it, EXPORT):
+        yield case(f"a head for scores: {argv[0]}", scoring(2, 64), argv=argv, expected="works")
+        for shape in ((64,), (0, 64), (2, 8)):
+            yield case(f"a head of the shape {shape}: {argv[0]}", scoring(*shape), "score.weight", argv=argv)
+    yield case("labels of no kind", scoring(2, 64, problem_type="none"), "config.json", "problem_type", argv=judge_it)
+
+
 SENTENCES: dict[str, list[tuple[str, Any]]] = {
     "modules.json": [
         (f"{key} of the pooling is {what}", [{"type": "models.Pooling", "path": "1_Pooling", key: value}])
@@ -630,6 +656,7 @@ CASES = [
     *code(),
     *places(),
     *files_beside(),
+    *heads(),
 ]
 
 

@@ -15,6 +15,7 @@ from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.checkpoint.names import owned_name, owner_of
 from swift.checkpoint.owners import owned_facts
 from swift.checkpoint.planning import fill
+from swift.checkpoint.sound import WHAT, unsound
 from swift.checkpoint.storage import INDEX, StoredTensors, index_from_json
 from swift.errors import CheckpointError, SwiftError
 from swift.processes.comms import Comms
@@ -70,9 +71,11 @@ class Checkpoint:
         if stored not in self._stored.index:
             raise CheckpointError(f"{self.folder} has no tensor {stored}.")
         try:
-            return self._stored.read(stored)
+            tensor = self._stored.read(stored)
         except Exception as error:
             raise _unreadable(self.folder, error) from error
+        self._check_sound({name: tensor})
+        return tensor
 
     def _fill(self, tensors: dict[str, Any]) -> None:
         stored = {owned_name(self._owner, name): tensor for name, tensor in tensors.items()}
@@ -93,6 +96,15 @@ class Checkpoint:
                 hint="It was saved with another model or other adapter settings.",
             )
         fill(stored, self._stored)
+        self._check_sound(tensors)
+
+    def _check_sound(self, tensors: Mapping[str, Any]) -> None:
+        names = [owned_name(self._owner, name) for name in unsound(tensors)]
+        if names:
+            raise CheckpointError(
+                f"{self.folder} holds {WHAT}, in {_some(names)}: its training had diverged, or it is damaged.",
+                hint=_instead_of(self.folder),
+            )
 
 
 def open_checkpoint(folder: Path, *, verify: bool | Literal["sizes"] = True) -> Checkpoint:

@@ -24,6 +24,11 @@ def weight_name(canonical: str) -> str | None:
     return canonical.removeprefix(MODEL) if canonical.startswith(MODEL) else None
 
 
+def slot_owner(canonical: str) -> str | None:
+    """Return the Hugging Face (or PEFT) name of the weight that an optimizer's state belongs to; None for weights."""
+    return canonical.removeprefix(OPTIMIZER).rpartition(".")[0] if canonical.startswith(OPTIMIZER) else None
+
+
 def owned_name(owner: str, canonical: str) -> str:
     """Return the name in a checkpoint of a tensor of a role: `critic/model.<HF name>`. The policy's, '', stay bare."""
     return f"{owner}/{canonical}" if owner else canonical

@@ -6,6 +6,7 @@ tensors and plain containers and nothing else. Both stay on the disk until a ten
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from itertools import chain
 from pathlib import Path
@@ -103,7 +104,7 @@ class HfFolder(ForeignCheckpoint):
     def labels(self) -> int | None:
         """Return how many scores per text the head returns; None where the folder has no head."""
         heads = [name for name in (HEAD, f"{PREFIX}{HEAD}") if name in self._files]
-        return self._files.shape(heads[0])[0] if heads else None
+        return next(iter(self._files.shape(heads[0])), 0) if heads else None
 
     def left_out(self) -> list[str]:
         """Tensors in the files that no parameter is made of: tied copies, buffers, frozen layers."""
@@ -189,13 +190,21 @@ def _slots_of(content: Any) -> set[Any] | None:
         isinstance(each, dict) and isinstance(each.get("params"), list) for each in groups
     ):
         return None
-    if any(not isinstance(slots[slot], torch.Tensor) for slots in state.values() for slot in ADAM & slots.keys()):
+    if any(not _is_slot(slot, slots[slot]) for slots in state.values() for slot in ADAM & slots.keys()):
+        return None
+    if not all(type(number) is int for number in state):
         return None
     return {slot for slots in state.values() for slot in slots}
 
 
+def _is_slot(slot: str, value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_complex() and (slot != "step" or value.numel() == 1)
+
+
 def _misfit(state: Mapping[str, Mapping[str, torch.Tensor]], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     for name, slots in state.items():
+        if lacking := ADAM - slots.keys():
+            return f"{min(lacking)} of {name} is not in {OPTIMIZER}."
         for slot in ("exp_avg", "exp_avg_sq"):
             found = tuple(slots[slot].shape)
             if found != shapes[name]:
@@ -209,7 +218,7 @@ def _counted(sizes: list[int]) -> str:
 
 def _progress(file: Path) -> dict[str, Any]:
     """trainer_state.json, or nothing where there is none."""
-    if not file.exists():
+    if not os.path.lexists(file):  # a link to nothing is a file that was not copied
         return {}
     content = read_json_object(file, CheckpointError)
     for key in ("global_step", "max_steps"):

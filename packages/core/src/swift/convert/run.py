@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import ValidationError
 
 from swift.checkpoint.folders import checkpoint_folder
 from swift.checkpoint.manifest import Manifest
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import save_checkpoint
+from swift.checkpoint.sound import WHAT, unsound
+from swift.config.own_options import AdamOptions
 from swift.config.sections import Config, ModelSection
 from swift.convert.hf_folder import has_weights, is_whole, open_hf_folder
 from swift.convert.ms_swift import TrainingArgs, find_adapter_config, read_args
@@ -27,6 +31,7 @@ from swift.plugins.known import MARKS, install_command
 from swift.plugins.load import load
 from swift.plugins.outside import implements, read_foreign
 from swift.terminal import Say, progress
+from swift.untrusted import shown
 
 if TYPE_CHECKING:
     from swift.checkpoint.storage import StoredTensors
@@ -71,7 +76,7 @@ def convert_checkpoint(
     adapter = _checked(adapter) if any(name.startswith("base_model.model.") for name in names) else None
     say(f"{path} is {foreign.description}, step {foreign.step}.")
     _say_left_out(foreign, say)
-    tensors = _tensors(foreign, source, adapter, names, weights_only=weights_only)
+    tensors = _sound(_tensors(foreign, source, adapter, names, weights_only=weights_only), path)
 
     def fill(writer: CheckpointWriter) -> None:
         writer.stream(_counted(tensors, len(names), say))
@@ -80,7 +85,13 @@ def convert_checkpoint(
         if adapter is not None:
             write_model_weights(stored, source=source, adapter=adapter)
 
-    manifest = _manifest(foreign, source, section, adapter, rows_per_step=told.rows_per_step, seed=seed)
+    try:
+        manifest = _manifest(foreign, source, section, adapter, rows_per_step=told.rows_per_step, seed=seed)
+    except _NoSetting as error:
+        raise CheckpointError(
+            f"{path}: the optimizer's state has {error}, which no training has.",
+            hint="Copy it again, or take the weights without it: --weights-only",
+        ) from None
     new = not out.exists()
     try:
         folder = save_checkpoint(
@@ -112,7 +123,12 @@ def _manifest(
         {"kind": "full"} if adapter is None else {"kind": "lora", "rank": adapter["r"], "alpha": adapter["lora_alpha"]}
     )
     optim, total = _hyperparameters(getattr(foreign, "param_groups", ())), getattr(foreign, "total_steps", 0)
-    config = Config.model_validate({"model": section, "tuner": tuner, "optim": optim})
+    try:
+        AdamOptions.model_validate({name: optim[name] for name in AdamOptions.model_fields if name in optim})
+        config = Config.model_validate({"model": section, "tuner": tuner, "optim": optim})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _NoSetting(str(first["loc"][-1]), first["input"]) from None
     known = ("model", "tuner", "optim") if optim else ("model", "tuner")
     return Manifest(
         step=foreign.step,
@@ -133,13 +149,33 @@ def _hyperparameters(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if not groups:
         return {}
     first = groups[0]
-    return {
-        "lr": float(first.get("initial_lr", first["lr"])),
-        "weight_decay": max(float(group.get("weight_decay", 0.0)) for group in groups),
-        "beta1": float(first["betas"][0]),
-        "beta2": float(first["betas"][1]),
-        "eps": float(first["eps"]),
+    betas = first.get("betas")
+    beta1, beta2 = betas if isinstance(betas, list | tuple) and len(betas) == 2 else (betas, betas)
+    decays = [_number("weight_decay", group.get("weight_decay", 0.0)) for group in groups]
+    found = {
+        "lr": _number("lr", first.get("initial_lr", first.get("lr"))),
+        "weight_decay": max(decays),
+        "beta1": _number("betas", beta1),
+        "beta2": _number("betas", beta2),
+        "eps": _number("eps", first.get("eps")),
     }
+    return found if found["lr"] else {name: value for name, value in found.items() if name != "lr"}
+
+
+def _number(name: str, value: object) -> float:
+    """Return a number that the optimizer's state in the checkpoint tells."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise _NoSetting(name, value)
+    return float(value)
+
+
+class _NoSetting(Exception):
+    """A hyperparameter of an optimizer, and a value that it cannot have."""
+
+    def __init__(self, name: str, value: object) -> None:
+        super().__init__(f"{name} {shown(repr(value), 60)}")
 
 
 def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> ForeignCheckpoint:
@@ -291,6 +327,17 @@ def _named(disk: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str
     for slot in SLOTS:
         if slot in tensors:
             yield optim_name(disk, slot), torch.as_tensor(tensors[slot]).float()
+
+
+def _sound(tensors: Iterator[tuple[str, torch.Tensor]], path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Hand tensors on, and refuse those from which no training can go on."""
+    for name, tensor in tensors:
+        if unsound({name: tensor}):
+            raise CheckpointError(
+                f"{path} holds {WHAT}, in {name}: its training had diverged, or it is damaged.",
+                hint="Take an earlier one.",
+            )
+        yield name, tensor
 
 
 def _counted(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from swift.checkpoint.load import Checkpoint
 from swift.checkpoint.manifest import MANIFEST
-from swift.checkpoint.names import model_name, weight_name
+from swift.checkpoint.names import model_name, slot_owner, weight_name
 from swift.checkpoint.storage import StoredTensors
 from swift.config.sections import ExportSection, ModelSection
 from swift.contracts import ExportRequest, ModelSource
@@ -22,6 +22,8 @@ from swift.terminal import Say
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
+
+_OF_PEFT = "base_model.model."
 
 
 def base_of(checkpoint: Checkpoint, say: Say, *, trust_remote_code: bool = False, model: str | None = None) -> HfSource:
@@ -52,6 +54,8 @@ def stored_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the canonical stream out of a checkpoint; what was frozen comes from the base model."""
     stored = [name for name in map(weight_name, checkpoint.names()) if name is not None and name != VALUE_HEAD]
+    if isinstance(checkpoint, Checkpoint):
+        _check_trained(checkpoint, stored, source)
     if adapter is not None:
         ordered = sorted(stored, key=is_start, reverse=True)
         yield from as_plain_lora((name, checkpoint.read(model_name(name))) for name in ordered)
@@ -59,6 +63,18 @@ def stored_weights(
     trained = set(stored)
     for name in source.names():
         yield name, checkpoint.read(model_name(name)) if name in trained else source.read(name)
+
+
+def _check_trained(checkpoint: Checkpoint, stored: Collection[str], source: ModelSource) -> None:
+    """Refuse a checkpoint that has an optimizer's state of a weight, and not the weight: another would stand for it."""
+    of_model = frozenset(source.names())
+    kept = {name for name in map(slot_owner, checkpoint.names()) if name is not None} - {*stored}
+    lost = sorted(name for name in kept if name.startswith(_OF_PEFT) or name in of_model)
+    if lost:
+        raise CheckpointError(
+            f"{checkpoint.folder} lacks {model_name(lost[0])}, of which it has the optimizer's state: it is damaged.",
+            hint="Copy it again, or take another checkpoint.",
+        )
 
 
 def write_model_weights(stored: StoredTensors, *, source: ModelSource, adapter: Mapping[str, Any] | None) -> None:

@@ -95,9 +95,27 @@ def settings_of_adapter(path: Path, config: Mapping[str, Any]) -> dict[str, Any]
     if task in HEADED and (path / ADAPTER_WEIGHTS).is_file():
         weights = SafetensorsFolder(path, file=ADAPTER_WEIGHTS)
         heads = [name for name in weights.names() if name.endswith(_HEAD)]
-        settings |= {"num_labels": weights.shape(heads[0])[0]} if heads else {}
+        settings |= {"num_labels": _rows(weights, heads[0])} if heads else {}
     pooling = stored_pooling(path) if task == EMBEDDING else None
     return settings | ({} if pooling is None else {"pooling": pooling})
+
+
+def holds_head(adapter: Path) -> bool:
+    """Return whether an adapter brings the head of its model for scores."""
+    file = adapter / ADAPTER_WEIGHTS
+    return file.is_file() and any(
+        name.endswith(_HEAD) for name in SafetensorsFolder(adapter, file=ADAPTER_WEIGHTS).names()
+    )
+
+
+def _rows(weights: SafetensorsFolder, head: str) -> int:
+    shape = weights.shape(head)
+    if len(shape) != 2 or not shape[0]:
+        raise ModelError(
+            f"{head} in {weights.folder / ADAPTER_WEIGHTS} has the shape {shape}, and a head has a row for each label.",
+            hint="Copy the adapter again.",
+        )
+    return shape[0]
 
 
 def display_name(name: str) -> str:

@@ -93,7 +93,7 @@ def find_model(options: ModelOptions, *, generates: bool = True, say: Callable[[
     name = str(options.model)
     # Only here: these modules import torch, which whoever asks a server does without.
     with importing():
-        from swift.infer.find import find_weights
+        from swift.infer.find import find_weights, holds_head
         from swift.models.source import open_source
 
     engine = load_engine(options.engine)
@@ -105,7 +105,10 @@ def find_model(options: ModelOptions, *, generates: bool = True, say: Callable[[
             f"{name} adapts a model of random weights, which are stored in no folder.",
             hint=f"Type: swift export {name} --to hf --out FOLDER, and ask FOLDER.",
         )
-    return FoundModel(name, engine, place, open_source(place.weights, say=say))
+    source = open_source(place.weights, say=say)
+    if place.adapter is None or not holds_head(place.adapter):
+        source.check_has_head()
+    return FoundModel(name, engine, place, source)
 
 
 def open_local(

@@ -191,12 +191,14 @@ def _shown(value: Any) -> str:
 
 
 _NAMES = ("architectures", "layer_types")
+_PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 _RULES: tuple[tuple[Callable[[str], bool], Callable[[Any], bool], str], ...] = (
     (_POSITIVE.__contains__, lambda value: _is_number(value) and 0 < value < math.inf, "be a number above 0"),
     (_FRACTIONS.__contains__, lambda value: _is_number(value) and 0 <= value <= 1, "be a number from 0 to 1"),
     (_SWITCHES.__contains__, lambda value: isinstance(value, bool), "be true or false"),
     (_NAMES.__contains__, _is_list_of_names, "be a list of names"),
     (_PARTS.__contains__, lambda value: isinstance(value, dict), "be an object"),
+    ("problem_type".__eq__, _PROBLEM_TYPES.__contains__, f"be one of {', '.join(_PROBLEM_TYPES)}"),
     ("auto_map".__eq__, _is_auto_map, "name a class for each of transformers' own"),
     (lambda key: key.endswith("_token_id"), _is_token, "be the number of a token, or several"),
 )

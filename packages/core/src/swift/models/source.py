@@ -243,16 +243,34 @@ class HfSource:
         """Whether the model has a head, and the folder has none for it."""
         return self.task in HEADED and (self.random or HEAD not in self._files)
 
+    @property
+    def lacks_head(self) -> bool:
+        """Whether the model has a head for scores that no file of it holds: a new one, at random."""
+        return self._fresh
+
+    def check_has_head(self) -> None:
+        """Refuse a model whose scores would be those of a head that nothing has trained."""
+        if self.lacks_head:
+            raise ModelError(
+                f"{self.folder} has no {HEAD}: the head that makes scores of a text is in none of its files.",
+                hint="Copy or download it again. A model gets a head by training: swift sft --task_type seq_cls",
+            )
+
     def _labels(self) -> int:
         if self.task != "seq_cls":
             return 1
-        stored = None if self._fresh else self._files.shape(HEAD)[0]
-        return self._section.num_labels or len(self._section.labels) or stored or 2
+        stored = () if self._fresh else self._files.shape(HEAD)
+        return self._section.num_labels or len(self._section.labels) or (stored[0] if stored else 0) or 2
 
     def _check_head(self) -> None:
         if self.task not in HEADED or self._fresh:
             return
         stored = self._files.shape(HEAD)
+        if len(stored) != 2 or not stored[0]:
+            raise ModelError(
+                f"{HEAD} in {self.folder} has the shape {stored}, and a head for {self.task} has a row for each label.",
+                hint="Copy or download the model again.",
+            )
         if stored[0] != self._labels():
             raise ModelError(
                 f"{self.folder} has a head with {stored[0]} labels, and model.task {self.task} asks for "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,6 @@ from swift.errors import CheckpointError
 
 if TYPE_CHECKING:
     from swift.contracts import CheckpointReader, Slot
-
-_COUNT = "step"
-"""The slot in which optimizers count how often they updated a weight."""
 
 
 def kept(
@@ -72,29 +68,12 @@ def load_slots(optimizer: torch.optim.Optimizer, parameters: Iterable[SlotsToRea
     if isinstance(optimizer, StoresSlots):
         for each in parameters:
             reader.tensors(each.views)
-            _check_count(each)
             if each.values:
                 optimizer.take_slots(each.parameter, each.values)
         return
     views: dict[str, Any] = {}
-    read = [each for each in parameters if each.values]
-    for each in read:
-        optimizer.state[each.parameter].update(each.values)
-        views.update(each.views)
+    for each in parameters:
+        if each.values:
+            optimizer.state[each.parameter].update(each.values)
+            views.update(each.views)
     reader.tensors(views)
-    for each in read:
-        _check_count(each)
-
-
-def _check_count(read: SlotsToRead) -> None:
-    """Refuse a number of updates that none can be: optimizers divide by what they make of it."""
-    count = read.values.get(_COUNT)
-    if count is None or count.numel() != 1:
-        return
-    number = float(count)
-    if not math.isfinite(number) or number < 0:
-        name = next((name for name in read.views if name.endswith(f".{_COUNT}")), _COUNT)
-        raise CheckpointError(
-            f"The checkpoint is damaged: {name} is {number:g}, which is no number of updates.",
-            hint="Resume from another checkpoint.",
-        )
