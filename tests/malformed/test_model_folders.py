@@ -585,6 +585,29 @@ def heads() -> Iterator[Case]:
     yield case("labels of no kind", scoring(2, 64, problem_type="none"), "config.json", "problem_type", argv=judge_it)
 
 
+def templates() -> Iterator[Case]:
+    """Chat templates that raise, or write nothing."""
+    ask = ["infer", "model", "--dataset", "rows.jsonl", "--max_new_tokens", "1"]
+
+    def holding(template: str) -> Spoil:
+        def build(model: Path) -> None:
+            (model / "chat_template.jinja").write_text(template)
+            (model.parent / "rows.jsonl").write_text('{"query": "Hello"}\n')
+
+        return build
+
+    for what, template in {
+        "a variable that is not there": "{{ x.y.z }}",
+        "an operation on what it is not for": "{{ messages + 5 }}",
+        "a message that is not there": "{{ messages[5].content }}",
+        "nothing": "",
+        "an order to the terminal": "{{ raise_exception('no \x1b[2J') }}",
+    }.items():
+        for argv, place in ((INFER, "The prompt"), (ask, "rows.jsonl:1")):
+            name = f"a chat template with {what}: {place}"
+            yield case(name, holding(template), "chat_template.jinja", place, argv=argv)
+
+
 SENTENCES: dict[str, list[tuple[str, Any]]] = {
     "modules.json": [
         (f"{key} of the pooling is {what}", [{"type": "models.Pooling", "path": "1_Pooling", key: value}])
@@ -657,6 +680,7 @@ CASES = [
     *places(),
     *files_beside(),
     *heads(),
+    *templates(),
 ]
 
 

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 from jinja2.runtime import Context
 
 from swift.data.template_turns import TurnsTemplate, turns_template
-from swift.errors import DataError
-from swift.untrusted import memory_limit, time_limit
+from swift.errors import DataError, SwiftError
+from swift.untrusted import memory_limit, read_text, shown, time_limit
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -38,6 +39,38 @@ def render_chat(tokenizer: Any, messages: Sequence[Any], *, place: str, **argume
     guard = Guard(tokenizer)
     with guard.limits():
         return guard.run(place, lambda: str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments)))
+
+
+def render_asked(tokenizer: Any, messages: Sequence[Any], *, place: str, **arguments: Any) -> str:
+    """Return a conversation that a model is asked; `DataError` where its template refuses it, or writes nothing."""
+    try:
+        text = render_chat(tokenizer, messages, place=place, **arguments)
+    except SwiftError:
+        raise
+    except Exception as error:  # templates raise what they like
+        reason = shown(str(error)) if isinstance(error, TemplateError) else shown(f"{type(error).__name__}: {error}")
+        raise _refusal(tokenizer, place, f"refuses it: {reason}") from error
+    if not text:
+        raise _refusal(tokenizer, place, "writes nothing of it")
+    return text
+
+
+def _refusal(tokenizer: Any, place: str, what: str) -> DataError:
+    return DataError(
+        f"{place}: the chat template {_place_of_template(tokenizer)} {what}.",
+        hint="Ask something else, or copy the template again.",
+    )
+
+
+def _place_of_template(tokenizer: Any) -> str:
+    """Return the file that holds a tokenizer's chat template, where it is one of its folder."""
+    folder = Path(str(getattr(tokenizer, "name_or_path", "") or "."))
+    file = folder / "chat_template.jinja"
+    try:
+        own = read_text(file, DataError)
+    except DataError:
+        return f"of {shown(folder)}"
+    return f"in {shown(file)}" if own == tokenizer.chat_template else f"of {shown(folder)}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from swift.contracts import Sampling
-from swift.data.rendering import render_chat
+from swift.data.rendering import render_asked
 from swift.infer.speaker import EngineSpeaker
 from swift.terminal import progress
 
@@ -53,7 +53,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Return a conversation as the model knows it; a last turn of the assistant is continued."""
-        return render_chat(
+        return render_asked(
             self.tokenizer,
             chat_history,
             place="A question of the task",

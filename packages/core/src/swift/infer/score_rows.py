@@ -20,7 +20,7 @@ from swift.data.encodings.classification import whole_text
 from swift.data.encodings.embedding import asked_whole, prompted
 from swift.data.encodings.reranker import pair_of, text_of
 from swift.data.formats import RowReader, rename
-from swift.data.rendering import render_chat
+from swift.data.rendering import render_asked
 from swift.errors import DataError
 from swift.infer.batch import WINDOW
 from swift.infer.find import is_asked
@@ -232,7 +232,7 @@ def tokens_of(
         return list(tokenizer("".join(message["content"] for message in messages))["input_ids"])
     if roles != ["query", "document"]:
         messages = with_system(messages, found.location.system)
-    text = render_chat(tokenizer, messages, place=question.place, tools=question.tools or None)
+    text = render_asked(tokenizer, messages, place=question.place, tools=question.tools or None)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

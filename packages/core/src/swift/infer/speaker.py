@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from swift.config.sections import DataSection
 from swift.config.tasks import check_generates
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
-from swift.data.rendering import render_chat
+from swift.data.rendering import render_asked, render_chat
 from swift.errors import DataError, ModelError, SwiftError, UsageError
 from swift.importing import importing
 from swift.infer.answers import Answer, Messages, Speaker
@@ -193,7 +193,9 @@ class EngineSpeaker:
         except DataError:
             return None
 
-    def prompt(self, messages: Messages, tools: Sequence[Any] | None = None) -> Sequence[int]:
+    def prompt(
+        self, messages: Messages, tools: Sequence[Any] | None = None, *, place: str = "The prompt"
+    ) -> Sequence[int]:
         """Return the tokens up to where the assistant speaks; plain text where there is no chat template."""
         messages = with_system(messages, self.system)
         if has_pictures(messages):
@@ -205,10 +207,10 @@ class EngineSpeaker:
                     hint="Give one prompt, or a template with --model.chat_template when training.",
                 )
             return list(self.tokenizer(messages[0]["content"])["input_ids"])
-        text = render_chat(
+        text = render_asked(
             self.tokenizer,
             messages,
-            place="The prompt",
+            place=place,
             tools=tools or None,
             add_generation_prompt=True,
             **self._template_arguments,
@@ -217,7 +219,10 @@ class EngineSpeaker:
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
         """Yield answers as they are ready; all prompts go to the engine at once, which batches them as it can."""
-        prompts = [self.prompt(question.messages, question.tools) for question in questions]
+        prompts = [
+            self.prompt(question.messages, question.tools, place=question.place or "The prompt")
+            for question in questions
+        ]
         stops = StopStrings(self.tokenizer, sampling.stop)
         for place, completion in self.engine.generate(prompts, stops.told(sampling)):
             text, found = stops.before(self._text(completion.token_ids))
