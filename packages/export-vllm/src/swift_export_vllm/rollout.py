@@ -8,6 +8,7 @@ is in `/dev/shm`.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,13 +121,35 @@ class _Served:
         if not prompt:
             raise DataError("There is a prompt without any tokens.", hint="Give each prompt some text.")
         answer = self.server.post("/v1/completions", {**settings, "model": self.answers_as, "prompt": list(prompt)})
-        choice = answer["choices"][0]
+        choice: dict[str, Any] = self.server.found(answer, "choices", 0, kind=dict)
         if choice.get("token_ids") is None:
             raise ModelError(
                 f"The server at {self.server.address} does not return tokens.",
                 hint="Rollouts need vLLM's own server, of a version that swift-export-vllm goes with.",
             )
         return choice
+
+    def drawn(self, choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+        """Return the tokens of a completion and their log-probabilities."""
+        ids = self.server.numbers(choice, "token_ids", kind=int)
+        logprobs = self.server.numbers(choice, "logprobs", "token_logprobs")
+        if len(ids) != len(logprobs):
+            told = f"{len(logprobs)} log-probabilities for {len(ids)} tokens"
+            raise self.server.odd("logprobs.token_logprobs", told)
+        return ids, logprobs
+
+    def scored(self, choice: Mapping[str, Any], prompt: Sequence[int], top: int) -> Score:
+        """Return what a completion tells of its prompt."""
+        steps = self.server.found(choice, "prompt_logprobs", kind=list)
+        try:
+            told = [
+                {int(token): (_logprob(each["logprob"]), int(each["rank"])) for token, each in (step or {}).items()}
+                for step in steps
+            ]
+            return score_of(prompt, told, top)
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
+            told_of = "something that does not tell of each token of its prompt"
+            raise self.server.odd("prompt_logprobs", told_of) from None
 
     def check_logprobs(self, prompt: Sequence[int], sampling: Sampling) -> None:
         """Refuse log-probabilities of another kind than the server returns; it does not say which, but they tell."""
@@ -135,7 +158,8 @@ class _Served:
 
         def likeliest(temperature: float) -> float:
             asked = {**_PLAIN, "max_tokens": 1, "temperature": temperature, "logprobs": 1, "return_token_ids": True}
-            return float(max(self.completion(prompt, asked)["logprobs"]["top_logprobs"][0].values()))
+            found = self.server.found(self.completion(prompt, asked), "logprobs", "top_logprobs", 0, kind=dict)
+            return float(max(self.server.numbers({"logprobs": [*found.values()]}, "logprobs"), default=0.0))
 
         self.logprobs = self.logprobs or kind_of(likeliest)
         if self.logprobs != sampling.logprobs:
@@ -150,8 +174,9 @@ class _Served:
     def on_workers(self, method: str, **arguments: Any) -> list[Mapping[str, Any]]:
         """Call a method of `swift_export_vllm.worker` on all workers, and return what each says."""
         body = {"method": method, "kwargs": arguments}
-        results: list[Mapping[str, Any]] = self.server.post("/collective_rpc", body)["results"]
-        return results
+        answer = self.server.post("/collective_rpc", body)
+        results = self.server.found(answer, "results", kind=list)
+        return [self.server.found(answer, "results", number) or {} for number in range(len(results))]
 
     def prepare(self) -> None:
         """Have the server draw by seeds as the engine `transformers` does, where its workers know how."""
@@ -171,7 +196,7 @@ class _Served:
                 missing = [
                     each
                     for report in self.on_workers("swift_reload", folder=str(folder), mark=mark)
-                    for each in report["missing"]
+                    for each in self.server.found(report, "missing", kind=list)
                 ]
                 if missing:
                     raise ModelError(
@@ -189,7 +214,7 @@ class _Served:
     def put_on(self, folder: Path, mark: str) -> None:
         """Have the server load an adapter, and let go of the one before."""
         self.prepare()
-        if not self.mark and self.extended and any(report["mark"] for report in self.on_workers("swift_state")):
+        if not self.mark and self.extended and any(self.marks()):
             raise ModelError(
                 f"The server at {self.server.address} has been sent the weights of another run, and adapters belong on "
                 "those that it was started with.",
@@ -205,13 +230,17 @@ class _Served:
         """Refuse answers of a server that has other weights than it was sent."""
         if not self.mark or not self.extended or self.adapter is not None:
             return  # an adapter's name tells its version with every answer
-        held = {str(report["mark"]) for report in self.on_workers("swift_state")}
+        held = self.marks()
         if held != {self.mark}:
             why = "it was started again" if held == {""} else "another run has sent it its own"
             raise ModelError(
                 f"The server at {self.server.address} does not have the weights that it was sent: {why}.",
                 hint="Resume the run from its last checkpoint, with servers of its own.",
             )
+
+    def marks(self) -> set[str]:
+        """Return the marks of the weights that its workers have."""
+        return {self.server.found(report, "mark", kind=str) for report in self.on_workers("swift_state")}
 
     def told(self, path: str, body: dict[str, Any] | None = None) -> None:
         """Send a command of the development mode."""
@@ -266,13 +295,14 @@ class VllmServer:
 
         def ask(place: int) -> Completion:
             number = place if sampling.numbers is None else sampling.numbers[place]
-            choice = self._server_of(number).completion(prompts[place], self._settings(sampling, place))
-            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            served = self._server_of(number)
+            choice = served.completion(prompts[place], self._settings(sampling, place))
+            ids, logprobs = served.drawn(choice)
             # The server knows no function: what it said after the end of an answer is left out here.
             for length in range(1, len(ids) + 1 if sampling.is_over is not None else 0):
                 if sampling.is_over is not None and sampling.is_over(ids[:length]):
                     return Completion(ids[:length], logprobs[:length], "stop", self.version)
-            reason = "stop" if choice["finish_reason"] == "stop" else "length"
+            reason = "stop" if choice.get("finish_reason") == "stop" else "length"
             return Completion(ids, logprobs, reason, self.version)
 
         self._check_marks()
@@ -284,9 +314,10 @@ class VllmServer:
         served = self._servers[0]
         body = {**self._settings(sampling, 0), "model": served.answers_as, "prompt": list(prompt), "stream": True}
         told: list[int] = []
-        for event in served.server.events("/v1/completions", body):
-            for choice in event.get("choices") or ():
-                for token in choice.get("token_ids") or ():
+        for event in served.server.events("/v1/completions", body, tokens=sampling.max_new_tokens):
+            for choice in served.server.choices(event):
+                given = choice.get("token_ids") is not None
+                for token in served.server.numbers(choice, "token_ids", kind=int) if given else ():
                     yield token
                     told.append(token)
                     if sampling.is_over is not None and sampling.is_over(told):
@@ -297,11 +328,8 @@ class VllmServer:
 
         def ask(place: int) -> Score:
             asked = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": top, "return_token_ids": True}
-            steps = self._server_of(place).completion(prompts[place], asked)["prompt_logprobs"]
-            told = [
-                {int(token): (each["logprob"], each["rank"]) for token, each in (step or {}).items()} for step in steps
-            ]
-            return score_of(prompts[place], told, top)
+            served = self._server_of(place)
+            return served.scored(served.completion(prompts[place], asked), prompts[place], top)
 
         # With room for adapters, vLLM on a CPU takes the logits of a prompt for those of as many requests, and ends if
         # there are others: one at a time is right.
@@ -365,6 +393,12 @@ class VllmServer:
             "logprobs": 0,
             "return_token_ids": True,
         }
+
+
+def _logprob(value: Any) -> float:
+    if math.isnan(value):
+        raise ValueError("it is NaN")
+    return float(value)
 
 
 def _nothing(_: str) -> None:

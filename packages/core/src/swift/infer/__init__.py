@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swift.contracts import InferenceEngine, ModelSource
+    from swift.infer.answer_fields import found, numbers
     from swift.infer.asking import answer_into, check_model, check_result, quiet_libraries
     from swift.infer.conversations import ConversationScorer
     from swift.infer.journal import Journal, read_lines
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from swift.infer.speaker import open_speaker
     from swift.infer.steps import StepScorer
     from swift.infer.stop import StopStrings
+    from swift.infer.whole_answers import BROKEN, AnswerRefused, stay_here, whole_answer
 
 __all__ = [
+    "BROKEN",
+    "AnswerRefused",
     "ConversationScorer",
     "Journal",
     "OpenAiServer",
@@ -33,6 +37,8 @@ __all__ = [
     "check_result",
     "draw_tokens",
     "find_source",
+    "found",
+    "numbers",
     "open_engine",
     "open_scorer",
     "open_speaker",
@@ -41,6 +47,8 @@ __all__ = [
     "quiet_libraries",
     "read_lines",
     "read_questions",
+    "stay_here",
+    "whole_answer",
 ]
 
 
@@ -153,6 +161,12 @@ _LATER = {
     "read_questions": "questions",
     "OpenAiServer": "openai_server",
     "at_once": "openai_server",
+    "found": "answer_fields",
+    "numbers": "answer_fields",
+    "BROKEN": "whole_answers",
+    "AnswerRefused": "whole_answers",
+    "stay_here": "whole_answers",
+    "whole_answer": "whole_answers",
 }
 """Name → the module that has it, imported only when it is asked for: HTTP, TLS and torch take long."""
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import os
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from http.client import HTTPException, HTTPResponse
 from ipaddress import ip_address
 from queue import Queue
 from threading import Event, Thread
@@ -20,17 +18,20 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from swift.errors import DataError, ModelError, SwiftError, UsageError, did_you_mean
+from swift.infer.answer_fields import LOOK, found, numbers, odd
+from swift.infer.whole_answers import BROKEN, AnswerRefused, lines, patiently, stay_here, whole_answer
+from swift.untrusted import is_unicode
 
 API_KEYS = ("SWIFT_API_KEY", "OPENAI_API_KEY")
 """Environment variables that may hold the key, the first that is set counts."""
 _TRIES = 6
 _BUSY = frozenset({429, 502, 503, 504})
 _TIMEOUT = 600.0
-"""Seconds without a word from the server."""
+"""Seconds that an answer may take, or the next event of one that is streamed."""
+_EVENTS = 16
+"""Events of a stream for each token: some servers send letters. And so many more."""
+_MORE_EVENTS = 1000
 T = TypeVar("T")
-
-_BROKEN = (OSError, HTTPException)
-"""What a connection fails with; `urllib.error.URLError` is an OSError."""
 
 
 class OpenAiServer:
@@ -45,14 +46,14 @@ class OpenAiServer:
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         # A proxy cannot know what this machine calls itself.
         proxies = urllib.request.ProxyHandler({}) if _is_loopback(parts.hostname) else urllib.request.ProxyHandler()
-        self._opener = urllib.request.build_opener(proxies)
+        self._opener = stay_here(proxies)
 
     def choose(self, requested: str | None, say: Callable[[str], None]) -> str:
         """Return the name that requests use; if none is requested, the first adapter or else the first model."""
         served = self.models()
         if requested is None:
             if not served:
-                raise ModelError(f"The server at {self.address} serves no model.", hint="Look at the server's log.")
+                raise ModelError(f"The server at {self.address} serves no model.", hint=LOOK)
             if len(served) > 1:
                 say(f"Asking {served[0]}; also served, by --model: {', '.join(served[1:])}")
             return served[0]
@@ -67,9 +68,12 @@ class OpenAiServer:
         """Names of all models, adapters first: they are what was trained. vLLM tells them by their `parent`."""
         listed = self._json("/v1/models", None, tries=1)
         try:
-            return [str(model["id"]) for model in sorted(listed["data"], key=lambda model: not model.get("parent"))]
+            told = [(bool(model.get("parent")), model["id"]) for model in listed["data"]]
         except (KeyError, TypeError, AttributeError):
             raise self._not_openai() from None
+        if not all(isinstance(name, str) and is_unicode(name) for _, name in told):
+            raise self._not_openai()
+        return [name for _, name in sorted(told, key=lambda each: not each[0])]
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """Return a request that is tried again while the server is busy or the connection breaks."""
@@ -77,75 +81,122 @@ class OpenAiServer:
 
     def tell(self, path: str, body: dict[str, Any] | None = None) -> None:
         """Send a command whose answer says nothing more; it is tried again like a request."""
+        self._asked(path, body or {}, _TRIES)
 
-        def read() -> None:
-            with self._open(path, body or {}) as response:
-                response.read()
+    def events(self, path: str, body: dict[str, Any], *, tokens: int = 1 << 20) -> Iterator[dict[str, Any]]:
+        """Yield the JSON of server-sent events about an answer of at most so many tokens, as they come."""
+        most = _EVENTS * tokens + _MORE_EVENTS
 
-        self._tried(read, _TRIES)
+        def opened() -> Iterator[Any]:
+            events = patiently(lambda: self._events(self._request(path, body)), _TIMEOUT)
+            next(events)
+            return events
 
-    def events(self, path: str, body: dict[str, Any]) -> Iterator[Any]:
-        """Yield the JSON of server-sent events, as they come."""
         try:
-            with self._tried(lambda: self._open(path, body), _TRIES) as response:
-                for line in response:
-                    text = line.decode().strip()
-                    if text.startswith("data:") and (data := text.removeprefix("data:").strip()) != "[DONE]":
-                        event = json.loads(data)
-                        if "error" in event:
-                            raise ModelError(f"The server at {self.address} failed: {_message_of(event)}")
-                        yield event
-        except ValueError as cause:
-            raise self._not_openai() from cause
-        except _BROKEN as cause:
+            for number, event in enumerate(self._tried(opened, _TRIES)):
+                if not isinstance(event, dict):
+                    raise odd(self.address, "an event", event, "an object")
+                if event.get("error") is not None:
+                    raise ModelError(f"The server at {self.address} failed: {_message_of(event) or LOOK}")
+                if number == most:
+                    raise ModelError(
+                        f"The server at {self.address} sends more than {most} events for an answer of {tokens} tokens.",
+                        hint=LOOK,
+                    )
+                yield event
+        except BROKEN as cause:
             raise self._lost(cause) from cause
 
-    def _json(self, path: str, body: dict[str, Any] | None, *, tries: int) -> Any:
-        def read() -> bytes:
-            with self._open(path, body) as response:
-                whole: bytes = response.read()
-                return whole
+    def pieces(self, body: dict[str, Any], *, tokens: int) -> Iterator[str]:
+        """Yield the text of an answer to a conversation as it comes."""
+        for event in self.events("/v1/chat/completions", {**body, "stream": True}, tokens=tokens):
+            for choice in self.choices(event):
+                delta = self.found(choice, "delta", kind=dict)
+                if delta.get("content") is not None:
+                    yield self.found(delta, "content", kind=str)
 
-        answer = self._tried(read, tries)
+    def found(self, answer: Any, *place: str | int, kind: type | None = None) -> Any:
+        """Return what stands at a place of an answer of this server; see `swift.infer.answer_fields`."""
+        return found(self.address, answer, *place, kind=kind)
+
+    def numbers(self, answer: Any, *place: str | int, kind: type[int] | type[float] = float) -> list[Any]:
+        """Return the numbers that stand at a place of an answer of this server."""
+        return numbers(self.address, answer, *place, kind=kind)
+
+    def odd(self, place: str, told: str) -> ModelError:
+        """Return the error about something in an answer that cannot be meant."""
+        return odd(self.address, place, told)
+
+    def choices(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the choices of an event; one that tells of something else has none."""
+        if event.get("choices") is None:
+            return []
+        count = len(self.found(event, "choices", kind=list))
+        return [self.found(event, "choices", number, kind=dict) for number in range(count)]
+
+    def _events(self, request: urllib.request.Request) -> Iterator[Any]:
+        """Yield nothing (None) once the answer has begun, and then what its events say, which end with '[DONE]'."""
+        for line in lines(self._opener, request, _TIMEOUT):
+            if not line:
+                yield None
+                continue
+            text = line.decode(errors="replace").strip()
+            if text.startswith("data:"):
+                data = text.removeprefix("data:").strip()
+                if data == "[DONE]":
+                    return
+                yield self._value(data)
+        raise ConnectionError("it ended in the middle of an answer")
+
+    def _json(self, path: str, body: dict[str, Any] | None, *, tries: int) -> Any:
+        return self._value(self._asked(path, body, tries) or b"null")
+
+    def _value(self, text: str | bytes) -> Any:
         try:
-            return json.loads(answer or b"null")
-        except ValueError as cause:
+            return json.loads(text)
+        except (ValueError, RecursionError) as cause:
             raise self._not_openai() from cause
 
-    def _open(self, path: str, body: dict[str, Any] | None) -> HTTPResponse:
+    def _asked(self, path: str, body: dict[str, Any] | None, tries: int) -> bytes:
+        return self._tried(lambda: whole_answer(self._opener, self._request(path, body), _TIMEOUT), tries)
+
+    def _request(self, path: str, body: dict[str, Any] | None) -> urllib.request.Request:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.address}{path}", data, self._headers)
-        response: HTTPResponse = self._opener.open(request, timeout=_TIMEOUT)
-        return response
+        return urllib.request.Request(f"{self.address}{path}", data, self._headers)
 
     def _tried(self, request: Callable[[], T], tries: int) -> T:
         for left in range(tries - 1, -1, -1):
             try:
                 return request()
-            except urllib.error.HTTPError as error:
-                if error.code not in _BUSY or not left:
-                    raise self._complaint(error) from error
-            except _BROKEN as cause:
+            except AnswerRefused as refused:
+                if refused.code not in _BUSY or not left:
+                    raise self._complaint(refused) from refused
+            except BROKEN as cause:
                 if not left:
                     raise self._lost(cause) from cause
             time.sleep(min(8.0, 0.5 * 2 ** (tries - 1 - left)))
         raise AssertionError("the last try returns or raises")
 
-    def _complaint(self, error: urllib.error.HTTPError) -> SwiftError:
+    def _complaint(self, refused: AnswerRefused) -> SwiftError:
         """Return the error that a failed request means."""
-        message = _message_of(_parsed(error))
-        if error.code in (401, 403):
+        message = _message_of(_parsed(refused.body))
+        if refused.leads_to:
+            return UsageError(
+                f"The server at {self.address} sends requests on, to {refused.leads_to}",
+                hint="Give that address, without its path, if it is what you mean.",
+            )
+        if refused.code in (401, 403):
             return UsageError(
                 f"The server at {self.address} rejects the API key, or requires one.",
                 hint=f"Give it with --api-key, or in the environment: {API_KEYS[0]}=...",
             )
-        if error.code == 404 and not message:
+        if refused.code == 404 and not message:
             return self._not_openai()
-        if error.code in (400, 404, 413, 422):
-            return DataError(f"The server at {self.address} refuses a question: {message or error.reason}")
+        if refused.code in (400, 404, 413, 422):
+            return DataError(f"The server at {self.address} refuses a question: {message or refused.reason}")
         return ModelError(
-            f"The server at {self.address} failed with {error.code}: {message or error.reason}",
-            hint="Look at the server's log.",
+            f"The server at {self.address} failed with {refused.code}: {message or refused.reason}",
+            hint=LOOK,
         )
 
     def _lost(self, cause: BaseException) -> SwiftError:
@@ -209,10 +260,10 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _parsed(error: urllib.error.HTTPError) -> Any:
+def _parsed(body: bytes) -> Any:
     try:
-        return json.loads(error.read())
-    except (ValueError, OSError):
+        return json.loads(body)
+    except (ValueError, RecursionError):
         return None
 
 

@@ -46,17 +46,20 @@ class RemoteSpeaker:
             body = self._body(question.messages, sampling, place)
             if question.tools:
                 body["tools"] = list(question.tools)
-            choice = self._server.post("/v1/chat/completions", body)["choices"][0]
-            return Answer(choice["message"].get("content") or "", choice.get("finish_reason") or "stop")
+            answer = self._server.post("/v1/chat/completions", body)
+            choice = self._server.found(answer, "choices", 0, kind=dict)
+            message = self._server.found(choice, "message", kind=dict)
+            said, ended = message.get("content"), choice.get("finish_reason")
+            return Answer(
+                self._server.found(message, "content", kind=str) if said is not None else "",
+                self._server.found(choice, "finish_reason", kind=str) if ended is not None else "stop",
+            )
 
         yield from at_once(ask, range(len(questions)), self._at_a_time)
 
     def stream(self, messages: Messages, sampling: Sampling) -> Iterator[str]:
         """Stream server-sent events."""
-        for event in self._server.events("/v1/chat/completions", {**self._body(messages, sampling, 0), "stream": True}):
-            for choice in event.get("choices") or ():
-                if piece := choice["delta"].get("content"):
-                    yield piece
+        yield from self._server.pieces(self._body(messages, sampling, 0), tokens=sampling.max_new_tokens)
 
     def close(self) -> None:
         """There is nothing to close."""

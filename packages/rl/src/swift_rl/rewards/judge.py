@@ -14,6 +14,7 @@ from swift.config.limits import Name, Threads
 from swift.config.options import Section
 from swift.contracts import RewardItem
 from swift.errors import ConfigError, ModelError
+from swift.infer import found
 from swift_rl.rewards.http import posted
 
 _PROMPT = (
@@ -88,8 +89,8 @@ class JudgeReward:
         try:
             key = os.environ.get(options.key_variable)
             answer = posted(self._address, body, key=key, seconds=options.seconds)
-            return self._read(str(answer["choices"][0]["message"]["content"]))
-        except (OSError, ValueError, LookupError, TypeError, ModelError) as problem:
+            return self._read(found(self._address, answer, "choices", 0, "message", "content", kind=str))
+        except (OSError, ModelError) as problem:
             return problem
 
     def _read(self, reply: str) -> float:

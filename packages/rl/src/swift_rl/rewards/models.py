@@ -10,8 +10,9 @@ from typing import Any
 
 from swift.contracts import Reward, RewardItem
 from swift.errors import ModelError
+from swift.infer import numbers
 from swift_rl.reward_options import RewardOptions, is_address
-from swift_rl.rewards.http import posted
+from swift_rl.rewards.http import WAITED, posted
 
 _AT_ONCE = 8
 """Requests to a server."""
@@ -70,7 +71,8 @@ class StepReward:
 class ServerReward:
     """A reward model behind `/classify`, as vLLM serves one: the one number of its head before any activation."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, seconds: float = WAITED) -> None:
+        self._seconds = seconds
         self._address = f"{address.rstrip('/').removesuffix('/classify').removesuffix('/v1')}/classify"
 
     def score(self, items: Sequence[RewardItem]) -> list[float | Exception]:
@@ -80,9 +82,10 @@ class ServerReward:
 
     def _score(self, item: RewardItem) -> float | Exception:
         try:
-            answer = posted(self._address, {"messages": conversation_of(item), "use_activation": False})
-            return _only_number(answer["data"][0]["probs"])
-        except (OSError, ValueError, LookupError, TypeError, ModelError) as problem:
+            asked = {"messages": conversation_of(item), "use_activation": False}
+            answer = posted(self._address, asked, seconds=self._seconds)
+            return _only_number(numbers(self._address, answer, "data", 0, "probs"))
+        except (OSError, ModelError) as problem:
             return problem
 
 
@@ -91,7 +94,7 @@ def conversation_of(item: RewardItem) -> list[dict[str, Any]]:
     return [*map(dict, item.messages), {"role": "assistant", "content": item.completion}]
 
 
-def _only_number(outputs: Any) -> float:
+def _only_number(outputs: Sequence[float]) -> float:
     if len(outputs) != 1:
         raise ModelError(f"The server classifies into {len(outputs)} labels; a reward model has one output.")
     return float(outputs[0])

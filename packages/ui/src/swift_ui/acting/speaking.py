@@ -26,10 +26,10 @@ from swift.contracts import Sampling
 from swift.errors import SwiftError, UsageError
 from swift.infer import open_speaker, question_with
 from swift.infer.options import ModelOptions
+from swift_ui.acting.talks import MOST_TOKENS
 
 IDLE = 1800.0
 """Seconds without a question after which the process ends: a model takes memory that a run may need."""
-_MOST_TOKENS = 8192
 
 
 class SpeakingModel:
@@ -71,7 +71,7 @@ class SpeakingModel:
         asked = await request.json()
         messages = [message_of(each) for each in asked["messages"]]
         sampling = Sampling(
-            max_new_tokens=min(int(asked.get("max_tokens") or 512), _MOST_TOKENS),
+            max_new_tokens=min(int(asked.get("max_tokens") or 512), MOST_TOKENS),
             temperature=float(asked.get("temperature") or 0.0),
             top_p=float(asked.get("top_p") or 1.0),
             seed=int(asked.get("seed") or 0),

@@ -15,6 +15,8 @@ from swift_ui.looking.missing import NotThere
 
 KIND = "chat"
 _ASKED = ("messages", "max_tokens", "temperature", "top_p", "seed")
+MOST_TOKENS = 8192
+"""Tokens of an answer."""
 _MODULE = "swift_ui.acting.speaking"
 
 
@@ -45,15 +47,13 @@ def answer_of(jobs: JobBook, job: StartedCommand, asked: dict[str, Any]) -> Iter
         raise NotThere("This model is not loaded (any more).")
     server = OpenAiServer(f"http://127.0.0.1:{job.facts.port}", jobs.secret(job))
     body: dict[str, Any] = {name: asked[name] for name in _ASKED if name in asked}
-    return _pieces(server, {**body, "stream": True})
+    return _pieces(server, body)
 
 
 def _pieces(server: OpenAiServer, body: dict[str, Any]) -> Iterator[str]:
     try:
-        for event in server.events("/v1/chat/completions", body):
-            for choice in event.get("choices") or ():
-                if piece := choice["delta"].get("content"):
-                    yield json.dumps({"text": piece}) + "\n"
+        for piece in server.pieces(body, tokens=MOST_TOKENS):
+            yield json.dumps({"text": piece}) + "\n"
     except SwiftError as error:
         yield json.dumps({"error": error.message}) + "\n"
 

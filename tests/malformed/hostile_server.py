@@ -1,0 +1,71 @@
+"""A server that answers as a case says, with whatever bytes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Thread
+
+Reply = bytes | Callable[[], Iterator[bytes]]
+"""What is sent before the connection is closed; an iterator may have no end."""
+
+
+def reply(body: object, status: str = "200 OK", *more: str, length: object = None) -> bytes:
+    """An answer with this body: bytes, or what becomes JSON."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    said = [f"HTTP/1.1 {status}", f"Content-Length: {len(content) if length is None else length}", *more]
+    return "\r\n".join([*said, "Connection: close", "", ""]).encode() + content
+
+
+def stream(*events: object, end: bytes = b"data: [DONE]\n\n") -> bytes:
+    """Server-sent events."""
+    told = [event if isinstance(event, bytes) else json.dumps(event).encode() for event in events]
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+    return head + b"".join(b"data: " + each + b"\n\n" for each in told) + end
+
+
+def without_end(first: bytes, again: bytes, seconds: float = 0.0) -> Callable[[], Iterator[bytes]]:
+    """The same once and again, until the other side is gone."""
+
+    def say() -> Iterator[bytes]:
+        yield first
+        while True:
+            yield again
+            time.sleep(seconds)
+
+    return say
+
+
+@contextmanager
+def hostile_server(replies: dict[str, Reply]) -> Iterator[str]:
+    """The address of a server that answers requests by the beginnings of their paths."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as asked, suppress(OSError):
+            path = asked.readline().split()[1].decode()
+            length = 0
+            while (line := asked.readline().strip()) != b"":
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line.partition(b":")[2])
+            asked.read(length)
+            said = next((each for start, each in replies.items() if path.startswith(start)), reply({}, "404 None"))
+            for part in (said,) if isinstance(said, bytes) else said():
+                connection.sendall(part)
+            connection.shutdown(socket.SHUT_WR)  # or unread bytes would make the system drop what was sent
+            asked.read()
+
+    def serve() -> None:
+        with suppress(OSError):  # closed
+            while True:
+                Thread(target=answer, args=(listening.accept()[0],), daemon=True).start()
+
+    Thread(target=serve, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()

@@ -1,0 +1,201 @@
+"""Servers that answer what cannot be meant, or never come to an end: one message that names server and place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_server import Reply, hostile_server, reply, stream, without_end
+from judge import Case, judge, sampled
+
+from swift.contracts import RewardItem, Sampling
+from swift.errors import ModelError
+from swift.infer.remote import RemoteSpeaker
+from swift_export_vllm.rollout import connect
+from swift_rl.rewards.judge import JudgeOptions, JudgeReward
+from swift_rl.rewards.models import ServerReward
+
+LATE = "has not answered for"
+NOT_OPENAI = "does not speak OpenAI's API"
+HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+DEEP = b"[" * 100_000
+MODELS = reply({"data": [{"id": "swallow"}]})
+
+BROKEN: dict[str, tuple[Reply, str]] = {
+    "a byte now and then": (without_end(HEAD, b" ", 0.02), LATE),
+    "headers without end": (without_end(b"HTTP/1.1 200 OK\r\n", b"A: b\r\n", 0.02), LATE),
+    "more than anyone needs": (without_end(HEAD, b" " * 65536), "more than 1 MiB"),
+    "an error without end": (without_end(b"HTTP/1.1 500 No\r\n\r\n", b" " * 65536), "failed with 500: No"),
+    "half of an error": (reply(b'{"error"', "500 No", length=1000), "failed with 500: No"),
+    "half of an answer": (reply(b'{"data"', length=1000), "cannot be reached"),
+    "nothing": (b"", "cannot be reached"),
+    "no HTTP": (b"\0\xff\r\n\r\n", "cannot be reached"),
+    "a broken chunk": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "cannot be reached"),
+    "another address": (reply(b"", "307 There", "Location: http://127.0.0.1:1/v1"), "on, to http://127.0.0.1:1/v1"),
+    "an address that is none": (reply(b"", "302 There", "Location: http://[::1"), "on, to http://[::1"),
+    "deep JSON": (reply(DEEP), NOT_OPENAI),
+}
+"""What a server does → what is said of it."""
+
+
+def unlike(**changes: Any) -> Reply:
+    return reply({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"} | changes]})
+
+
+ANSWERS: dict[str, tuple[Reply, str]] = {
+    "no content at all": (reply(b"", "204 None"), "without choices"),
+    "null": (reply(None), "without choices"),
+    "a list": (reply([]), "without choices"),
+    "no choice": (reply({"choices": []}), "without choices[0]"),
+    "a text of choices": (reply({"choices": "Hi"}), "without choices[0]"),
+    "a choice that is null": (reply({"choices": [None]}), "null as choices[0]"),
+    "a message that is null": (unlike(message=None), "null as message instead of an object"),
+    "a content of parts": (unlike(message={"content": [{"text": "Hi"}]}), "a list as content instead of a text"),
+    "a reason that is a number": (unlike(finish_reason=5), "the number 5 as finish_reason"),
+    "half of a surrogate pair": (unlike(message={"content": "\ud800"}), "half of a surrogate pair as content"),
+}
+
+
+def asking(models: Reply, answers: Reply, folder: Path) -> Sequence[str]:
+    server = hostile_server({"/v1/models": models, "/v1/chat/completions": answers})
+    SERVERS.append(server)
+    return ["infer", "--engine", server.__enter__(), "--prompt", "Hello", "--max_new_tokens", "2"]
+
+
+SERVERS: list[Any] = []
+CASES = [
+    *(
+        Case(f"{how}, for its models", partial(asking, each, b""), names=(said,))
+        for how, (each, said) in BROKEN.items()
+    ),
+    *(Case(how, partial(asking, MODELS, each), names=(said,)) for how, (each, said) in (BROKEN | ANSWERS).items()),
+    *(
+        Case(
+            f"a model's name that is {how}", partial(asking, reply({"data": [{"id": name}]}), b""), names=(NOT_OPENAI,)
+        )
+        for how, name in (("null", None), ("a list", ["a"]), ("no Unicode", "\ud800"))
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less to read, and no waiting between tries."""
+    monkeypatch.setattr("swift.infer.openai_server.time.sleep", lambda _: None)
+    monkeypatch.setattr("swift.infer.openai_server._TRIES", 2)
+    monkeypatch.setattr("swift.infer.whole_answers.LARGEST", 1 << 20)
+    monkeypatch.setattr("swift.infer.whole_answers.LONGEST_LINE", 1 << 20)
+
+
+def wait_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For servers that never say anything to be read in time: a busy machine must not make others late."""
+    monkeypatch.setattr("swift.infer.openai_server._TIMEOUT", 0.2)
+
+
+@pytest.mark.parametrize("case", sampled(CASES, 4))
+def test_a_server_that_misbehaves_is_named(case: Case, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if LATE in case.names:
+        wait_less(monkeypatch)
+    try:
+        judge(case, template)
+    finally:
+        SERVERS.pop().__exit__(None, None, None)
+
+
+def piece(delta: object) -> dict[str, Any]:
+    return {"choices": [{"delta": delta, "token_ids": [65]}]}
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        (stream(b"5"), "the number 5 as an event"),
+        (stream(DEEP), NOT_OPENAI),
+        (stream({"choices": 5}), "the number 5 as choices"),
+        (stream(piece(None)), "null as delta"),
+        (stream(piece({"content": 5})), "the number 5 as content"),
+        (stream(piece({"content": "Hi"}), end=b""), "ended in the middle of an answer"),
+        (without_end(stream(end=b""), b": still there\n\n", 0.02), LATE),
+        (without_end(stream(end=b""), b"data: {}\n\n"), "more than 1032 events for an answer of 2 tokens"),
+        (without_end(stream(end=b""), b"a" * 65536), "a line of more than 1 MiB"),
+    ],
+)
+def test_a_stream_of_events_that_nobody_can_mean_is_refused(
+    said: Reply, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if complaint == LATE:
+        wait_less(monkeypatch)
+    with hostile_server({"/v1/models": MODELS, "/v1/chat": said}) as address:
+        speaker = RemoteSpeaker(address, say=lambda _: None)
+        with pytest.raises(ModelError, match=r"The server at|What answers at") as refused:
+            list(speaker.stream([{"role": "user", "content": "Hello"}], Sampling(max_new_tokens=2)))
+    assert complaint in refused.value.message
+
+
+def completion(**changes: Any) -> bytes:
+    said = {"token_ids": [65, 66], "logprobs": {"token_logprobs": [-1.0, -1.0]}, "finish_reason": "stop"}
+    of_the_prompt = {"prompt_logprobs": [None, {"66": {"logprob": -1.0, "rank": 1}}]}
+    return json.dumps({"choices": [said | of_the_prompt | changes]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        (b"{}", "without choices"),
+        (completion(token_ids=["a", "b"]), r"a text as token_ids\[0\] instead of a whole number"),
+        (completion(token_ids=[-1, 5]), "the number -1 as token_ids"),
+        (completion(token_ids=[10**30, 5]), "a huge number as token_ids"),
+        (completion(token_ids=[65]), "2 log-probabilities for 1 tokens"),
+        (completion(logprobs=None), "without logprobs.token_logprobs"),
+        (completion(logprobs={"token_logprobs": [float("nan"), -1.0]}), r"nan as logprobs.token_logprobs\[0\]"),
+        (completion(logprobs={"token_logprobs": [None, -1.0]}), "null as logprobs.token_logprobs"),
+    ],
+)
+def test_tokens_that_no_model_draws_are_refused_by_their_place(said: bytes, complaint: str) -> None:
+    with (
+        hostile_server({"/v1/models": MODELS, "/v1/completions": reply(said)}) as address,
+        pytest.raises(ModelError, match=complaint),
+    ):
+        list(connect(address).generate([[65]], Sampling(max_new_tokens=2, temperature=1.0)))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        [],
+        [None],
+        [None, {"67": {"logprob": -1.0, "rank": 1}}],
+        [None, {"66": "likely"}],
+        [None, {"66": {}}],
+        [None, {"66": {"logprob": float("nan"), "rank": 1}}],
+        [None, {"b": {"logprob": -1.0, "rank": 1}}],
+    ],
+)
+def test_what_a_server_tells_of_a_text_is_about_its_tokens(told: object) -> None:
+    said = completion(prompt_logprobs=told)
+    with (
+        hostile_server({"/v1/models": MODELS, "/v1/completions": reply(said)}) as address,
+        pytest.raises(ModelError, match=f"The server at {address} answers with .* as prompt_logprobs"),
+    ):
+        list(connect(address).score([[65, 66]]))
+
+
+ITEM = RewardItem([{"role": "user", "content": "?"}], "!", [65], "stop", {}, "row 1")
+
+
+@pytest.mark.parametrize("how", [*BROKEN, "other fields", "NaN", "a text"])
+def test_servers_that_judge_answers_are_named_where_they_fail(how: str) -> None:
+    score = {"NaN": float("nan"), "a text": "5"}.get(how)
+    said = BROKEN[how][0] if how in BROKEN else reply({} if score is None else {"data": [{"probs": [score]}]})
+    seconds = 0.2 if LATE in BROKEN.get(how, ()) else 60.0
+    with hostile_server({"/": said}) as address:
+        (scored,) = ServerReward(address, seconds=seconds).score([ITEM])
+        (judged,) = JudgeReward(JudgeOptions(base_url=address, seconds=seconds)).score([ITEM])
+    for problem in (scored, judged):
+        assert isinstance(problem, OSError | ModelError)
+        assert address in str(problem)
