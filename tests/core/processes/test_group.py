@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -19,7 +20,9 @@ from swift.processes.group import (
     find_group,
     first_machine,
     join,
+    threads_told,
 )
+from swift.processes.reports import reported_errors
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -228,3 +231,40 @@ def test_a_wrong_variable_in_front_of_a_command_is_named(wrong: dict[str, str], 
     with pytest.raises(ConfigError, match=named) as refused:
         find_group(TWO_MACHINES | wrong)
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        (POD | {"RANK": "2"}, "number 2 of 2"),
+        (POD | {"WORLD_SIZE": "0"}, "WORLD_SIZE should be a whole number from 1"),
+        (POD | {"MASTER_PORT": "65536"}, "MASTER_PORT should be a whole number from 1 to 65535, and is '65536'"),
+        (POD | {"RANK": "9" * 5000}, "RANK should be a whole number"),
+        (POD | {"RANK": "\N{ARABIC-INDIC DIGIT ONE}"}, "RANK should be a whole number"),
+        (POD | {"LOCAL_RANK": "0", "RANK": "2"}, "number 2 of 2"),
+        (POD | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE should be a whole number from 1"),
+        ({"RANK": "1", "LOCAL_RANK": "0"}, "number 1 of 1"),
+        ({"LOCAL_WORLD_SIZE": "two"}, "LOCAL_WORLD_SIZE should be a whole number"),
+        ({"OMP_NUM_THREADS": "1.5"}, "OMP_NUM_THREADS should be a whole number"),
+        (TASK | {"SLURM_PROCID": "16"}, "number 16 of 16"),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "2"}, "number 2 of 2"),
+    ],
+)
+def test_variables_that_contradict_each_other_or_tell_no_number_are_refused(
+    variables: dict[str, str], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)) as refused:
+        find_group(variables)
+    assert refused.value.hint
+    assert len(refused.value.message) < 400
+
+
+def test_threads_for_nested_regions_are_not_those_of_a_process() -> None:
+    assert threads_told({"OMP_NUM_THREADS": "4,2"}) == 4
+    assert threads_told({"OMP_NUM_THREADS": ""}) is None
+
+
+def test_an_error_about_the_number_of_a_process_is_told_without_that_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ConfigError, match="RANK should be"), reported_errors():
+        current_world()

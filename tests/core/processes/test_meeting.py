@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -12,6 +13,8 @@ import torch
 import torch.distributed as dist
 from processes import on_processes, succeeded
 
+from swift.contracts import World
+from swift.errors import ConfigError
 from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.toolkit import join_group, leave_group
@@ -46,4 +49,12 @@ def test_a_process_that_does_not_come_is_named() -> None:
         join_group(torch.device("cpu"), replace(current_world(), size=2), timeout=timedelta(seconds=1))
 
     ((answer,),) = on_processes(1, wait)
-    assert isinstance(answer, dist.DistStoreError)
+    assert isinstance(answer, ConfigError)
+    assert re.match(r"Process 0 of 2 did not meet the others at 127.0.0.1, port \d+: .*\b1\b", answer.message)
+
+
+def test_an_address_at_which_nobody_is_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"Process 1 of 2 did not meet the others at 127.0.0.1, port 1: "):
+        join_group(torch.device("cpu"), World(rank=1, size=2), timeout=timedelta(seconds=0.2))

@@ -44,7 +44,7 @@ from swift.plugins.guard import guarded
 from swift.plugins.load import LoadedPlugin, load_backend, load_objective, load_optimizer, load_tuner
 from swift.plugins.objective import make_objective, roles_of, rounds_of
 from swift.plugins.outside import variants
-from swift.processes.group import wanted_group
+from swift.processes.group import current_world, processes_here, wanted_group
 from swift.terminal import say_nothing
 
 if TYPE_CHECKING:
@@ -298,8 +298,9 @@ def counted_processes(words: Sequence[str], environment: Mapping[str, str]) -> t
     machines = {name.upper(): str(line.flags[name].value) for name in MACHINES if name in line.flags}
     told = [line.flags[name].value for name in ("nproc", "nproc_per_node") if name in line.flags]
     if "RANK" in environment:
-        here = int(environment.get("LOCAL_WORLD_SIZE", environment.get("WORLD_SIZE", "1")))
-        return here, max(1, int(environment.get("WORLD_SIZE", str(here))) // here)
+        size = current_world(environment).size
+        here = processes_here(environment, size)
+        return here, max(1, size // here)
     return wanted_group({**environment, **machines}, int(told[0]) if told and str(told[0]).isdecimal() else None)
 
 

@@ -8,11 +8,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as distributed_c10d
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 
 from swift.config.obstacles import no_cuda
 from swift.contracts import World
-from swift.errors import UnsupportedPlan
+from swift.errors import ConfigError, UnsupportedPlan
+from swift.processes.group import processes_here, threads_told
 from swift.processes.meeting import meet
 
 _joined = False
@@ -48,13 +49,25 @@ def join_group(device: torch.device, world: World, *, timeout: timedelta, alone:
     global _joined
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
-        store=HashStore() if world.size == 1 else meet(world, timeout),
+        store=HashStore() if world.size == 1 else _met(world, timeout),
         rank=world.rank,
         world_size=world.size,
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
     _joined = True
+
+
+def _met(world: World, timeout: timedelta) -> Store:
+    try:
+        return meet(world, timeout)
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+        raise ConfigError(
+            f"Process {world.rank} of {world.size} did not meet the others at {address}, port {port}: "
+            f"{str(error).partition(chr(10))[0]}",
+            hint="MASTER_ADDR must be the machine of process 0, seen from all, and all processes must be started.",
+        ) from error
 
 
 def leave_group() -> None:
@@ -67,7 +80,4 @@ def leave_group() -> None:
 
 def share_of_cores() -> int:
     """Return the cores of this machine divided by the processes of the run on it."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return max(1, int(os.environ["OMP_NUM_THREADS"]))
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, len(os.sched_getaffinity(0)) // here)
+    return threads_told() or max(1, len(os.sched_getaffinity(0)) // processes_here())

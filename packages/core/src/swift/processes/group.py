@@ -22,12 +22,15 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from swift.config.limits import MOST_PROCESSES
+from swift.config.limits import LARGEST, MOST_PROCESSES
 from swift.contracts import World
 from swift.errors import ConfigError
 
 PORT = 29500
 """Torch's own default."""
+_DIGITS = 20
+"""Of a number; more are far too many as it is, and Python refuses thousands."""
+_SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -47,24 +50,48 @@ def current_world(environment: Mapping[str, str] = os.environ) -> World:
     """Return where this process stands, once `launch` has put the variables in place."""
     if "RANK" not in environment:
         return World(rank=0, local_rank=0, size=1)
-    rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE", 1)
-    if size > 1 and "MASTER_ADDR" not in environment:
+    rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE", 1, least=1)
+    if size > 1 and not environment.get("MASTER_ADDR"):
         raise ConfigError(
             f"RANK and WORLD_SIZE ({size}) are set, but MASTER_ADDR, which says where the processes meet, is not.",
             hint="Set it, or take the two away to train in one process: unset RANK WORLD_SIZE",
         )
+    _check_place(rank, size)
     return World(rank=rank, local_rank=_number(environment, "LOCAL_RANK", 0), size=size)
+
+
+def told_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of this process for messages; 0 where the variables tell none."""
+    try:
+        return _number(environment, "RANK", 0)
+    except ConfigError:
+        return 0
+
+
+def processes_here(environment: Mapping[str, str] = os.environ, default: int = 1) -> int:
+    """Return how many processes of the run a launcher started on this machine."""
+    return _number(environment, "LOCAL_WORLD_SIZE", default, least=1, most=MOST_PROCESSES)
+
+
+def threads_told(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return how many threads `OMP_NUM_THREADS` gives each process; None where it is not set."""
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0]  # the next ones are for threads within threads
+    return _number({"OMP_NUM_THREADS": first}, "OMP_NUM_THREADS") or 1 if first.strip() else None
 
 
 def find_group(environment: Mapping[str, str], nproc: int | None = None) -> Group:
     """Return the group of places that this process is one of. `nproc` is what the user asked for, if anything."""
+    processes_here(environment)
+    threads_told(environment)
     if {"RANK", "LOCAL_RANK"} <= environment.keys():
+        current_world(environment)
         _check_member(environment, nproc)
         return Group()
     nproc = nproc or wanted_processes(environment)
     for scheduler in (_numbered, _operator, _by_machine, _slurm):
         group = scheduler(environment, nproc)
         if group is not None:
+            _check_place(group.rank, group.size)
             return group
     return Group(processes=nproc or 1)
 
@@ -125,7 +152,7 @@ def check_port(environment: Mapping[str, str]) -> None:
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # The launcher listens already.
         return
-    check_port_is_free(_number(environment, "MASTER_PORT", PORT))
+    check_port_is_free(_port(environment, "MASTER_PORT"))
 
 
 def check_port_is_free(port: int) -> None:
@@ -162,6 +189,7 @@ def alone_in_slurm(environment: Mapping[str, str], processes: int) -> str | None
 
 def _check_member(environment: Mapping[str, str], nproc: int | None) -> None:
     started = environment.get("LOCAL_WORLD_SIZE")
+    _port(environment, "MASTER_PORT")
     if nproc is not None and started not in (None, str(nproc)):
         raise ConfigError(
             f"--nproc {nproc} is asked for, but a launcher started {started} processes on this machine already.",
@@ -180,10 +208,10 @@ def _operator(environment: Mapping[str, str], nproc: int | None) -> Group | None
             "or describe the job without elasticPolicy.",
         )
     return Group(
-        size=_number(environment, "PET_NNODES"),
+        size=_number(environment, "PET_NNODES", least=1),
         rank=_number(environment, "PET_NODE_RANK", _number(environment, "RANK", 0)),
         address=address or "localhost",
-        port=_number(environment, "PET_MASTER_PORT", _number(environment, "MASTER_PORT", PORT)),
+        port=_port(environment, "PET_MASTER_PORT", _port(environment, "MASTER_PORT")),
         processes=nproc or _processes(environment, "PET_NPROC_PER_NODE"),
     )
 
@@ -194,14 +222,7 @@ def _processes(environment: Mapping[str, str], name: str) -> int:
         import torch
 
         return max(1, torch.cuda.device_count())
-    requested = _number(environment, name, 1)
-    if not 1 <= requested <= MOST_PROCESSES:
-        raise ConfigError(
-            f"The environment variable {name} should be a number of processes from 1 to {MOST_PROCESSES}, and is "
-            f"{requested}.",
-            hint=f"For example: {name}=2, or take it away: unset {name}",
-        )
-    return requested
+    return _number(environment, name, 1, least=1, most=MOST_PROCESSES)
 
 
 def _numbered(environment: Mapping[str, str], nproc: int | None) -> Group | None:
@@ -226,19 +247,19 @@ def _numbered(environment: Mapping[str, str], nproc: int | None) -> Group | None
         size=machines,
         rank=rank,
         address=environment["MASTER_ADDR"],
-        port=_number(environment, "MASTER_PORT", PORT),
+        port=_port(environment, "MASTER_PORT"),
         processes=nproc or 1,
     )
 
 
 def _by_machine(environment: Mapping[str, str], nproc: int | None) -> Group | None:
-    if not {"MASTER_ADDR", "RANK", "WORLD_SIZE"} <= environment.keys():
+    if not {"RANK", "WORLD_SIZE"} <= environment.keys() or not environment.get("MASTER_ADDR"):
         return None
     return Group(
-        size=_number(environment, "WORLD_SIZE"),
+        size=_number(environment, "WORLD_SIZE", least=1),
         rank=_number(environment, "RANK"),
         address=environment["MASTER_ADDR"],
-        port=_number(environment, "MASTER_PORT", PORT),
+        port=_port(environment, "MASTER_PORT"),
         processes=nproc or 1,
     )
 
@@ -254,7 +275,7 @@ def _slurm(environment: Mapping[str, str], nproc: int | None) -> Group | None:
         rank=_number(environment, "SLURM_PROCID"),
         local_rank=0 if own_gpu else _number(environment, "SLURM_LOCALID", 0),
         address=environment.get("MASTER_ADDR") or first_machine(_machines(environment)),
-        port=_number(environment, "MASTER_PORT", _slurm_port(environment)),
+        port=_port(environment, "MASTER_PORT", _slurm_port(environment)),
         processes=nproc or 1,
     )
 
@@ -280,13 +301,32 @@ def _slurm_port(environment: Mapping[str, str]) -> int:
     return 15000 + (job + 7919 * step) % 15000
 
 
-def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+def _check_place(rank: int, size: int) -> None:
+    if rank >= size:
+        raise ConfigError(
+            f"This process is number {rank} of {size}, and they are numbered from 0 to {size - 1}: the variables of "
+            "its launcher (RANK, WORLD_SIZE) contradict each other.",
+            hint="Set them as torchrun does, or take them away to train in one process: unset RANK WORLD_SIZE",
+        )
+
+
+def _port(environment: Mapping[str, str], name: str, default: int = PORT) -> int:
+    return _number(environment, name, default, least=1, most=65535)
+
+
+def _number(
+    environment: Mapping[str, str], name: str, default: int | None = None, *, least: int = 0, most: int = LARGEST
+) -> int:
     value = environment.get(name)
     if value is None and default is not None:
         return default
-    if value is None or not value.strip().isdecimal():
+    digits = "" if value is None else value.strip()
+    number = int(digits[:_DIGITS]) if digits.isascii() and digits.isdecimal() else -1
+    if not least <= number <= most:
+        bounds = "" if number < 0 else f" from {least} to {most}"
+        told = repr(value) if value is None or len(value) <= _SHOWN else f"{value[:_SHOWN]!r}..."
         raise ConfigError(
-            f"The environment variable {name} should be a whole number, and is {value!r}.",
+            f"The environment variable {name} should be a whole number{bounds}, and is {told}.",
             hint=f"Set it, or take it away to train in one process: unset {name}",
         )
-    return int(value)
+    return number

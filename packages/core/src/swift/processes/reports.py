@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from swift.errors import SHOW_TRACEBACK, SwiftError
 from swift.plugins.blame import keep_traceback
+from swift.processes.group import told_rank
 from swift.processes.signals import is_worker
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -41,7 +42,7 @@ def reported_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        rank = int(os.environ.get("RANK", "0"))
+        rank = told_rank()
         worker = is_worker()
         if not worker and os.environ.get("WORLD_SIZE", "1") == "1":
             raise
