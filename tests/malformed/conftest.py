@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,3 +17,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "model")
     write_jsonl(folder / "data.jsonl", conversations(8))
     return folder
+
+
+@pytest.fixture
+def tracebacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where files with tracebacks go that belong to no run."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path

@@ -11,7 +11,8 @@ from textwrap import dedent, indent
 from typing import Literal
 from zlib import crc32
 
-from judge import Case
+import pytest
+from judge import Case, judge, sampled
 
 VERSION = "1.2"
 Build = Callable[[Path], Sequence[str]]
@@ -239,3 +240,14 @@ def hook(name: str, *body: str, arguments: str = "self", wrapper: bool = False) 
     """One hook's implementation."""
     lines = "\n".join(indent(dedent(each), "    ") for each in body)
     return f"\n@hookimpl{'(wrapper=True)' if wrapper else ''}\ndef {name}({arguments}):\n{lines}\n"
+
+
+def as_test(cases: Sequence[Case]) -> Callable[[Case, Path], None]:
+    """The test that all of these plugins are named where they misbehave."""
+
+    @pytest.mark.usefixtures("tracebacks")
+    @pytest.mark.parametrize("case", sampled(cases))
+    def test(case: Case, template: Path) -> None:
+        judge(case, template)
+
+    return test

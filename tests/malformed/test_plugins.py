@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
 
-import pytest
-from judge import Case, judge, sampled
-from plugin_maker import GROUPS, SMALL, TRAINING, case, command, hook, install, plugin
+from judge import Case
+from plugin_maker import GROUPS, SMALL, TRAINING, as_test, case, command, hook, install, plugin
 
 RAISED = {
     "RuntimeError": ("raise RuntimeError('the cable fell out')", "RuntimeError: the cable fell out."),
@@ -293,6 +291,21 @@ def observers() -> Iterator[Case]:
             f"{{who}} failed in {name} and is switched off",
             expected="works",
         )
+    for name, value in itertools.product(
+        ("folder", "config", "say", "world", "topology", "total_steps"), ("None", "5")
+    ):
+        for hooked in ("swift_run_start", "swift_setup"):
+            around = hooked == "swift_setup"
+            body = (f"run.{name} = {value}", "return (yield)") if around else (f"run.{name} = {value}",)
+            member = hook(hooked, *body, arguments="self, run", wrapper=around)
+            yield case(
+                f"observer sets {name} to {value} in {hooked}",
+                "observer",
+                plugin("observer", member),
+                f"{{who}} failed in {hooked} and is switched off",
+                f"an observer cannot set Run.{name}",
+                expected="works",
+            )
     full = "raise __import__('swift.errors').errors.TrainingError('The log is full.', hint='Empty it.')"
     yield case(
         "an observer's own refusal",
@@ -532,14 +545,4 @@ CASES = [
     *metadata(),
 ]
 
-
-@pytest.fixture(autouse=True)
-def tracebacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where files with tracebacks go that belong to no run."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
-@pytest.mark.parametrize("case", sampled(CASES))
-def test_a_plugin_that_misbehaves_is_named(case: Case, template: Path) -> None:
-    judge(case, template)
+test_a_plugin_that_misbehaves_is_named = as_test(CASES)

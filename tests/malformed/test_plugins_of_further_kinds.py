@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pytest
-from judge import Case, judge, sampled
-from plugin_maker import TRAINING, Build, case, command, hook, install, plugin
+from judge import Case
+from plugin_maker import TRAINING, Build, as_test, case, command, hook, install, plugin
 
 RAISED = {
     "GeneratorExit": ("raise GeneratorExit", "GeneratorExit."),
@@ -281,14 +279,4 @@ def verbs() -> Iterator[Case]:
 
 CASES = [*raised(), *answered(), *compared(), *validated(), *shown(), *planners(), *verbs()]
 
-
-@pytest.fixture(autouse=True)
-def tracebacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where files with tracebacks go that belong to no run."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
-@pytest.mark.parametrize("case", sampled(CASES))
-def test_a_plugin_that_misbehaves_is_named(case: Case, template: Path) -> None:
-    judge(case, template)
+test_a_plugin_that_misbehaves_is_named = as_test(CASES)

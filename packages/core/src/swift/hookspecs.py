@@ -273,7 +273,11 @@ class EngineHooks:
 
 
 class ObserverHooks:
-    """Any number of observers per run implement these; all are called, on the main process only."""
+    """Any number of observers per run implement these; all are called, on the main process only.
+
+    An observer reads its run, which others rely on: setting anything of it fails, in these hooks and in wrappers around
+    others.
+    """
 
     @hookspec
     def swift_run_start(self, run: Run) -> None:

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Generator
 from functools import wraps
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
+from swift.contracts import Run
 from swift.errors import SHOW_TRACEBACK, PluginError, SwiftError
 from swift.hookspecs import hookimpl
 from swift.plugins.answers import described
@@ -21,6 +23,29 @@ if TYPE_CHECKING:
 
 Hook = Callable[..., Any]
 Around = Generator[None, Any, Any]
+
+
+class SeenRun(Run):
+    """A `Run` as observers get it: always as it is now, and theirs to read, since core and backends rely on it."""
+
+    @classmethod
+    def of(cls, run: Run) -> SeenRun:
+        """Return the same view of a run each time."""
+        if run not in _SEEN:
+            _SEEN[run] = seen = cls.__new__(cls)
+            object.__setattr__(seen, "__dict__", vars(run))
+        return _SEEN[run]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse to set anything."""
+        raise AttributeError(f"an observer cannot set Run.{name}, which is read by all others")
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse to take anything away."""
+        raise AttributeError(f"an observer cannot delete Run.{name}, which is read by all others")
+
+
+_SEEN: WeakKeyDictionary[Run, SeenRun] = WeakKeyDictionary()
 
 
 class Participation:
@@ -64,10 +89,22 @@ def guarded(plugin: LoadedPlugin, observing: Participation | None = None) -> obj
     members: dict[str, Any] = {}
     for found in implementations(plugin.entry, plugin.object):
         method = getattr(plugin.object, found.method)
+        if observing is not None:
+            method = _reading(method)
         guard = _surrounded if found.wrapper else _called
         function = wraps(method)(guard(plugin, found, method, observing))
         members[found.method] = staticmethod(hookimpl(**found.options)(function))
     return type("Guarded", (), members)()
+
+
+def _reading(method: Hook) -> Hook:
+    """Return a hook of an observer, called with what it may read of the run."""
+
+    @wraps(method)
+    def read(*arguments: Any) -> Any:
+        return method(*(SeenRun.of(each) if type(each) is Run else each for each in arguments))
+
+    return read
 
 
 def _called(plugin: LoadedPlugin, found: Implementation, method: Hook, observing: Participation | None) -> Hook:
