@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from swift.errors import ModelError, SwiftError, UsageError
 from swift.hardware import DEVICES
 from swift.planning import PlannedBackend, planned_backends
+from swift.plugins import result_alone
 from swift_plan import ledger
 from swift_plan.cluster import CPU, Cluster, cluster
 from swift_plan.failures import Reliability
@@ -43,17 +44,22 @@ class PlanCommand:
 
     def run(self, options: PlanOptions, words: Sequence[str]) -> int:
         """Search, and print the best plans; return the exit code."""
-        say = _say if not options.json_out else lambda _: None
+        if options.json_out:
+            with result_alone() as result:
+                planned = self._planned(options, words, lambda _: None)
+                result(json.dumps(planned.as_json(), indent=2))
+        else:
+            planned = self._planned(options, words, _say)
+            planned.show()
+        return 0 if planned.found.fitting else NOTHING_FITS
+
+    def _planned(self, options: PlanOptions, words: Sequence[str], say: Callable[[str], None]) -> Planned:
         if options.level == 3:
             measure_messages(options, words, say)
         planned = Planned.of(options, words)
         if options.measure or options.level == 2:
             planned.measure(say)
-        if options.json_out:
-            _say(json.dumps(planned.as_json(), indent=2))
-        else:
-            planned.show()
-        return 0 if planned.found.fitting else NOTHING_FITS
+        return planned
 
 
 class Planned:

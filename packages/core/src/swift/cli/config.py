@@ -14,7 +14,8 @@ from swift.cli.verbs import KIN, TRAINING, VERBS
 from swift.config.limits import Rows
 from swift.config.options import Bare, Section
 from swift.errors import UsageError, did_you_mean
-from swift.terminal import print_line, print_note
+from swift.plugins import result_alone
+from swift.terminal import print_note
 
 USAGE = """\
 swift config show     [pt|sft|rlhf|train] [config.yaml] [flags]   the resolved configuration and layout
@@ -67,10 +68,12 @@ def run(verb: str, args: list[str]) -> int:
     from swift.cli import show
 
     if action == "schema":
-        print_line(show.schema_json().rstrip("\n"))
+        with result_alone() as say:
+            say(show.schema_json().rstrip("\n"))
         return 0
     if action not in ("show", "validate"):
-        presets = presets_of_backends()
+        with result_alone():
+            presets = presets_of_backends()
         if action in presets:
             sys.stdout.write(_preset(action, rest, presets[action]))  # a file as it stands
             return 0
@@ -87,16 +90,17 @@ def run(verb: str, args: list[str]) -> int:
     from swift.imports.sources import check_is_own
 
     check_is_own(typed.words)
-    words = chosen([*typed.words, *typed.passed_on], trained, print_note)
-    parsed = parse(words, trained, complete=samples > 0 or action == "validate")
-    if action == "validate":
-        check_anywhere(parsed.config)
-        check_layout(parsed)
-        print_line("The configuration is right.")
-        return 0
-    check_here(parsed.config)
-    check_plan(parsed, show.processes_of(parsed))
-    print_line((show.resolved_yaml(parsed) + show.layout(parsed)).rstrip("\n"))
+    with result_alone() as say:
+        words = chosen([*typed.words, *typed.passed_on], trained, print_note)
+        parsed = parse(words, trained, complete=samples > 0 or action == "validate")
+        if action == "validate":
+            check_anywhere(parsed.config)
+            check_layout(parsed)
+            say("The configuration is right.")
+            return 0
+        check_here(parsed.config)
+        check_plan(parsed, show.processes_of(parsed))
+        say((show.resolved_yaml(parsed) + show.layout(parsed)).rstrip("\n"))
     if samples:
         show.print_samples(parsed, samples)
     return 0

@@ -22,7 +22,7 @@ from swift.cli.options import run_verb
 from swift.cli.verbs import collision
 from swift.config.options import Section
 from swift.errors import SwiftError
-from swift.terminal import print_line
+from swift.plugins import result_alone
 from swift.version import __version__
 
 if TYPE_CHECKING:
@@ -80,10 +80,11 @@ def run(verb: str, args: list[str]) -> int:
 
 def report(options: DoctorOptions) -> int:
     """Print all findings."""
-    findings = list(examine())
-    if options.as_json:
-        print_line(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
+    with result_alone() as say:
+        findings = list(examine())
+        if options.as_json:
+            say(json.dumps([asdict(finding) for finding in findings], indent=2))
+    if not options.as_json:
         _print(findings)
     return 1 if any(finding.verdict == "broken" for finding in findings) else 0
 

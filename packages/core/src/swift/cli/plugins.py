@@ -13,6 +13,7 @@ from swift.cli.verbs import collision
 from swift.config.limits import Name
 from swift.config.options import Section
 from swift.errors import PluginError, SwiftError
+from swift.plugins import result_alone
 from swift.terminal import print_line
 
 if TYPE_CHECKING:
@@ -58,10 +59,11 @@ def show(options: PluginsOptions) -> int:
     """List what is installed, or try one backend."""
     if options.tried is not None:
         return _try(options.tried, options.nproc)
-    rows = plugin_rows(check=options.check)
-    if options.as_json:
-        print_line(json.dumps([_facts(row) for row in rows], indent=2))
-    else:
+    with result_alone() as say:
+        rows = plugin_rows(check=options.check)
+        if options.as_json:
+            say(json.dumps([_facts(row) for row in rows], indent=2))
+    if not options.as_json:
         _print_table(rows)
     return PluginError.exit_code if options.check and any(row.broken for row in rows) else 0
 

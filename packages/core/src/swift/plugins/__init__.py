@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from swift.plugins.load import LoadedPlugin
 
-__all__ = ["blaming_on", "interrupts", "load_plugin", "plugin_names"]
+__all__ = ["blaming_on", "interrupts", "load_plugin", "plugin_names", "result_alone"]
 
 
 def load_plugin(group: str, name: str) -> LoadedPlugin:
@@ -41,3 +42,10 @@ def interrupts(cause: BaseException) -> bool:
     from swift.plugins import blame
 
     return blame.interrupts(cause)
+
+
+def result_alone() -> AbstractContextManager[Callable[[str], None]]:
+    """Yield what takes lines of a command's result; what plugins print meanwhile goes to standard error."""
+    from swift.plugins.output import result_alone
+
+    return result_alone()

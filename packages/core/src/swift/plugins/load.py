@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +121,8 @@ def load(entry: PluginEntry) -> LoadedPlugin:
         raise PluginError(f"{entry} {entry.problem}.", hint=f"If the plugin is not yours: {upgrade(entry)}")
     kind = KINDS[entry.group]
     _check_core_requirement(entry)
-    with nullcontext() if _is_there(entry) else waiting_for(entry, "importing"):
+    # A command's output may be what a program reads on.
+    with nullcontext() if _is_there(entry) else waiting_for(entry, "importing"), redirect_stdout(sys.stderr):
         target = _import(entry)
         with failing(entry, "HOOK_API"):
             hook_api = check_hook_api(entry, target, must_state=kind.states_api)
