@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import socket
+import struct
 from dataclasses import asdict
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from string import printable
@@ -18,10 +23,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from swift.contracts import EpisodeStart, Observation, Turn
 from swift.errors import ConfigError, DataError, SwiftError
 from swift_rl.environments.hosted import HostedEpisodes
+from swift_rl.environments.observed import plain
 from swift_rl.environments.pool import EnvironmentPool, EpisodeCall
 from swift_rl.environments.select import select_environment
 from swift_rl.environments.turns import TemplateDrift, TurnRenderer
 from swift_rl.options import GrpoOptions
+from swift_rl.rewards.process import WorkerProcess
 from swift_rl.rounds.data import Round
 from swift_rl.rounds.files import read_round
 
@@ -606,6 +613,18 @@ def test_plugin_files_derive_from_the_schedulers_of_ms_swift(tied: Path, tmp_pat
         ("Observation([], 'much')", "the reward 'much', which is no finite number"),
         ("Observation([5], 1.0)", "messages are no mappings"),
         ("Observation(text=5)", "text is none"),
+        ("Observation([], 10**400)", "which is no finite number"),
+        ("Observation([], [1.0])", "the reward [1.0], which is no finite number"),
+        ("Observation(None)", "messages that are no list of them, but of the type NoneType"),
+        ("Observation([{'role': 'user', 'content': b'a'}])", "messages that JSON cannot say"),
+        ("Observation([{'role': 'user', 'content': chr(0xD800)}])", "messages with half of a surrogate pair"),
+        ("Observation(text=chr(0xD800))", "text with half of a surrogate pair"),
+        ("Observation(text='a', keep=-1)", "keeps -1 letters of the answer"),
+        ("Observation(text='a', keep='b')", "keeps 'b' letters of the answer"),
+        ("Observation([], done='no')", "done is 'no'"),
+        ("Observation([], info='a')", "info is no mapping"),
+        ("Observation([], info={(1, 2): 3})", "info is no mapping of texts"),
+        ("1 / 0", "ZeroDivisionError: division by zero (in step)"),
     ],
 )
 def test_an_observation_that_nothing_can_be_learned_from_fails_its_episode(answer: str, said: str) -> None:
@@ -618,3 +637,62 @@ def test_an_observation_that_nothing_can_be_learned_from_fails_its_episode(answe
         patch.setattr("swift_rl.environments.hosted.new_episode", lambda _: environment())
         assert episodes.answer({**task, "turns": []}, lambda: None) == {"first": None}
         assert said in episodes.answer(task, lambda: None)["failure"]
+
+
+def test_a_reward_of_another_kind_of_number_is_that_number() -> None:
+    said = [plain(Observation([], reward))["reward"] for reward in (np.float32(1.5), Decimal("1.5"), True, None)]
+    assert said == [1.5, 1.5, 1.0, None]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("wants = None", "has wants that are no names of columns"),
+        ("wants = 'word'", "has wants that are no names of columns"),
+        ("wants = [5]", "has wants that are no names of columns"),
+        ("options_model = dict", "has an options_model that is no pydantic model"),
+        ("raise KeyError('wheel')", "failed in its constructor: KeyError: 'wheel'."),
+    ],
+)
+def test_what_a_class_says_of_itself_is_looked_at_before_weights_are_loaded(
+    source: str, said: str, tied: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.py").write_text(f"class Odd:\n    {source}\n    def reset(self, start): ...\n    step = reset\n")
+    with pytest.raises(ConfigError) as refused:
+        select_environment(GrpoOptions(environment=f"{tmp_path / 'odd.py'}:Odd"), ["word"], tied)
+    assert said in refused.value.message
+    assert "Traceback" not in refused.value.message
+
+
+def test_an_installed_environment_that_fails_is_named_with_a_traceback_in_a_file(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = COUNTING.replace("def step(self, turn):", "def step(self, turn):\n        1 / 0\n")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "hostile_turns.py").write_text(broken)
+    info = tmp_path / "site" / "hostile_turns-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-turns\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[swift.environments]\nhostile = hostile_turns:Counting\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    with pytest.raises(SwiftError) as refused:
+        run_training(tied, tmp_path, ROWS, settings("hostile"))
+    message = refused.value.message
+    assert "environment 'hostile' (hostile-turns 1.2) failed for 8 of 8 episodes" in message
+    assert "ZeroDivisionError: division by zero (in step)" in message
+    assert "Traceback" not in message
+    (kept,) = re.findall(r"The traceback is in (\S+)\.$", message)
+    assert "ZeroDivisionError" in Path(kept).read_text()
+
+
+@pytest.mark.parametrize("words", [b"garbage" * 9, struct.pack("!Q", 3) + b"[1]", struct.pack("!Q", 9) + b"{"])
+def test_what_user_code_writes_into_the_channel_ends_its_process(words: bytes, tmp_path: Path) -> None:
+    worker: WorkerProcess[str] = WorkerProcess(tmp_path / "home", memory=0)
+    theirs, ours = socket.socketpair()
+    worker.channel.close()
+    worker.channel = ours
+    with theirs, contextlib.suppress(OSError):
+        theirs.sendall(words)
+        theirs.shutdown(socket.SHUT_WR)
+        assert worker.answer() is None
+    worker.kill()

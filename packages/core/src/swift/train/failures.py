@@ -38,9 +38,11 @@ def failure_of(job: Job, error: Exception, last: Path | None) -> Exception:
     blame = None if isinstance(error, SwiftError) else blamed(error)
     if lacks_memory(error):
         return _out_of_memory(job, error, blame, last)
-    if blame is None:
-        return error
     rank = job.run.world.rank
+    if blame is None:
+        if isinstance(error, SwiftError):
+            keep_traceback(error, job.run.folder, name=f"traceback-{rank}")
+        return error
     failure = TrainingError(
         f"Process {rank} failed in {job.watchdog.doing}: {words_of(error)} It was raised by {blame}.",
         hint=resume_advice(job.run.config, last),

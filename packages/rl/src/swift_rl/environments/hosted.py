@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from swift.contracts import EpisodeStart, Observation, Turn
+from swift.contracts import EpisodeStart, Turn
 from swift_rl.environments.loading import faults, new_episode
+from swift_rl.environments.observed import plain, plain_messages
 from swift_rl.rewards.verdicts import in_one_line, traceback_text
 
 
@@ -29,6 +29,8 @@ class HostedEpisodes:
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
+        self._doing = ""
+        """Which function of an environment is at work."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def describe(self, task: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,8 +39,11 @@ class HostedEpisodes:
 
         try:
             fault = faults(task["environment"])
-            wants = tuple(getattr(episode_class(task["environment"]), "wants", ()))
-            return {"fault": fault, "wants": wants}
+            wants = getattr(episode_class(task["environment"]), "wants", ())
+            listed = isinstance(wants, Iterable) and not isinstance(wants, str)
+            if not listed or not all(isinstance(each, str) for each in wants):
+                fault = fault or "has wants that are no names of columns"
+            return {"fault": fault, "wants": [] if fault else [*wants]}
         except BaseException as problem:
             return {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
 
@@ -64,7 +69,10 @@ class HostedEpisodes:
             return {"observation": seen, "replayed": replayed}
         except BaseException as problem:  # SystemExit too: this process decides when it ends
             self._held.pop(key, None)
-            return {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
+            return {
+                "failure": f"{in_one_line(problem)} (in {self._doing})",
+                "traceback": traceback_text(problem),
+            }
 
     def close(self, keys: Sequence[str]) -> None:
         """Close episodes that are over."""
@@ -73,24 +81,23 @@ class HostedEpisodes:
 
     def _again(self, task: Mapping[str, Any], turns: Sequence[Any], begun: Callable[[], None]) -> Any:
         self._close(task["key"])
+        self._doing = "its constructor"
         episode = new_episode(task["environment"])
         begun()
         start = EpisodeStart(**task["start"])
         _seed(start.seed, 0)
+        self._doing = "reset"
         first = self._settled(episode.reset(start))
+        messages = None if first is None else plain_messages(first, "reset")
         held = self._held[task["key"]] = _Held(episode)
-        return held, None if first is None else [dict(each) for each in first], [
-            self._step(held, task, turn) for turn in turns
-        ]  # fmt: skip
+        return held, messages, [self._step(held, task, turn) for turn in turns]
 
     def _step(self, held: _Held, task: Mapping[str, Any], turn: Mapping[str, Any]) -> dict[str, Any]:
+        self._doing = "step"
         _seed(task["start"]["seed"], turn["number"])
         seen = self._settled(held.episode.step(Turn(**turn)))
         held.turns += 1
-        if not isinstance(seen, Observation):
-            raise TypeError(f"step returned {type(seen).__name__}, which is no swift.contracts.Observation")
-        _check(seen)
-        return {**asdict(seen), "done": bool(seen.done) or not (seen.messages or seen.text)}
+        return plain(seen)
 
     def _close(self, key: str) -> None:
         held = self._held.pop(key, None)
@@ -111,17 +118,6 @@ class HostedEpisodes:
             return await returned
 
         return self._loop.run_until_complete(wait())
-
-
-def _check(seen: Observation) -> None:
-    """Raise where what an environment observed cannot be shown to the model, or be learned from."""
-    if not all(isinstance(each, Mapping) for each in seen.messages):
-        raise TypeError("step returned an Observation whose messages are no mappings")
-    if seen.text is not None and not isinstance(seen.text, str):
-        raise TypeError("step returned an Observation whose text is none")
-    reward: Any = seen.reward
-    if reward is not None and (isinstance(reward, str) or not math.isfinite(reward)):
-        raise ValueError(f"step returned the reward {reward!r}, which is no finite number")
 
 
 def _seed(seed: int, turn: int) -> None:

@@ -56,5 +56,8 @@ def faults(described: Mapping[str, Any]) -> str | None:
         return None
     if missing := [each for each in ("reset", "step") if not callable(getattr(found, each, None))]:
         return f"lacks {' and '.join(missing)}"
+    model = getattr(found, "options_model", None)
+    if model is not None and not callable(getattr(model, "model_validate", None)):
+        return "has an options_model that is no pydantic model"
     new_episode(described)
     return None

@@ -12,6 +12,7 @@ from swift.errors import ConfigError, DataError, PluginError, did_you_mean
 from swift.plugins import load_plugin, plugin_names
 from swift_rl.options import OnlineOptions
 from swift_rl.rewards.process import LOADING, WorkerProcess
+from swift_rl.rewards.verdicts import with_traceback
 
 GROUP = "swift.environments"
 OF_MS_SWIFT = ("gym_scheduler", "math_env", "math_tip_trick", "openenv_scheduler")
@@ -41,11 +42,11 @@ def select_environment(options: OnlineOptions, columns: Collection[str], tokeniz
         return None
     described = _described(options.environment, options, tokenizer)
     told = _asked(described)
-    title = f"The environment {options.environment!r}"
-    if "failure" in told and described["kind"] == "installed":
-        raise _failed(load_plugin(GROUP, options.environment).entry, told)
+    title = who(options.environment) or f"The environment {options.environment!r}"
     if "failure" in told:
-        raise ConfigError(f"{title} could not be used: {told['failure']}\n{told.get('traceback', '')}".rstrip())
+        wrong = PluginError if described["kind"] == "installed" else ConfigError
+        failure = wrong(f"{title} failed in its constructor: {told['failure'].rstrip('.')}.")
+        raise with_traceback(failure, told.get("traceback", ""))
     if told["fault"]:
         raise ConfigError(f"{title} {told['fault']}.", hint="See swift.contracts.Environment")
     for column in told["wants"]:
@@ -58,12 +59,9 @@ def select_environment(options: OnlineOptions, columns: Collection[str], tokeniz
     return SelectedEnvironment(described, tuple(told["wants"]))
 
 
-def _failed(entry: object, told: Mapping[str, Any]) -> PluginError:
-    """Return the error of an installed environment that cannot be made; its traceback goes into a file."""
-    failure = PluginError(f"The {entry} failed in its constructor: {told['failure']}.")
-    failure.traceback_of = RuntimeError("raised in the process that ran it:")
-    failure.traceback_of.add_note(told.get("traceback", ""))
-    return failure
+def who(environment: str) -> str | None:
+    """Return an installed environment as messages name it, with who publishes it; None for one in a file."""
+    return f"The {load_plugin(GROUP, environment).entry}" if environment in plugin_names(GROUP) else None
 
 
 def _described(name: str, options: OnlineOptions, tokenizer: Path) -> dict[str, Any]:

@@ -17,10 +17,13 @@ def send(channel: socket.socket, message: Any) -> None:
 
 
 def receive(channel: socket.socket) -> Any | None:
-    """Return the next message; None where the other side is gone."""
+    """Return the next message; None where the other side is gone, or says no JSON."""
     head = _exactly(channel, _LENGTH.size)
     data = None if head is None else _exactly(channel, _LENGTH.unpack(head)[0])
-    return None if data is None else json.loads(data)
+    try:
+        return None if data is None else json.loads(data)
+    except (ValueError, RecursionError):  # somebody else wrote into the channel
+        return None
 
 
 def _exactly(channel: socket.socket, count: int) -> bytes | None:

@@ -14,7 +14,7 @@ from swift.contracts import RewardItem
 from swift.errors import SwiftError
 from swift_rl.reward_options import RewardOptions
 from swift_rl.rewards.select import SelectedReward
-from swift_rl.rewards.verdicts import Verdict
+from swift_rl.rewards.verdicts import Verdict, with_traceback
 
 
 class RewardFailed(SwiftError):
@@ -62,10 +62,11 @@ class Failures:
             f"{self._reward.title} failed for {len(self._failed)} of {len(self._items)} answers, and {allowed} may. "
             f"{self._where(place)}: {verdict.failure}"
         )
-        if verdict.output:
+        if verdict.output and not self._reward.origin:  # else it is nothing that its user could mend
             message += f"\n{verdict.output.rstrip()}"
         again = shlex.join(["swift", "rewards", "test", str(self._written()), *self._reward.flags, "--row", "1"])
-        return RewardFailed(message, hint=f"Repeat it: {again}")
+        failure = RewardFailed(message, hint=f"Repeat it: {again}")
+        return with_traceback(failure, verdict.output) if self._reward.origin else failure
 
     def _where(self, place: int) -> str:
         return self._items[place].place or f"Answer {place + 1}"

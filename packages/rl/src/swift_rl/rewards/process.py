@@ -23,6 +23,8 @@ LOADING = 180.0
 _DYING = 10.0
 """Seconds between the end of a process's channel and its own."""
 
+_LAST_WORDS = 5.0
+"""Seconds for an answer that has begun to come."""
 _TICK = 0.25
 """Seconds after which it is looked whether a process is gone without a word."""
 
@@ -69,7 +71,11 @@ class WorkerProcess(Generic[Task]):
 
     def answer(self) -> dict[str, Any] | None:
         """Return the answer to the task, an empty one when its reward is loaded, None where the process ended."""
-        message: dict[str, Any] | None = receive(self.channel)
+        self.channel.settimeout(max(self.deadline - time.monotonic(), _LAST_WORDS))
+        message: Any = receive(self.channel)
+        self.channel.settimeout(None)
+        if not isinstance(message, dict):  # its code wrote into the channel
+            return None
         if message == {"loaded": True}:
             self.began = time.monotonic()
             self.deadline = self.began + self._seconds

@@ -7,7 +7,9 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from swift.errors import SwiftError
 
 _CALLERS = tuple(str(Path(__file__).with_name(name)) for name in ("worker.py", "loading.py", "functions.py", "pool.py"))
 MOST_OUTPUT = 4000
@@ -28,6 +30,7 @@ class Verdict:
     """How long the call took."""
 
 
+Failure = TypeVar("Failure", bound=SwiftError)
 Checked = tuple[float | None, str | None]
 """A value, or None and why: an empty reason means that the reward does not apply."""
 
@@ -76,6 +79,14 @@ def traceback_text(problem: BaseException) -> str:
     except BaseException:
         text = in_one_line(problem)
     return text[-MOST_OUTPUT:]
+
+
+def with_traceback(failure: Failure, told: str) -> Failure:
+    """Return an error that keeps for a file what the process of somebody's code printed, and its traceback."""
+    if told:
+        failure.traceback_of = RuntimeError("the process that ran it printed:")
+        failure.traceback_of.add_note(told)
+    return failure
 
 
 def _calls_rewards(file: str) -> bool:

@@ -10,10 +10,11 @@ import numpy as np
 from swift.contracts import PlanContext, RewardItem
 from swift.errors import ConfigError, SwiftError
 from swift.toolkit import heartbeat
+from swift_rl.environments.select import who
 from swift_rl.options import OnlineOptions
 from swift_rl.rewards.pool import RewardPool
 from swift_rl.rewards.select import check_columns, select_rewards
-from swift_rl.rewards.verdicts import Verdict
+from swift_rl.rewards.verdicts import Verdict, with_traceback
 from swift_rl.rounds.data import DrawnAnswer, Episode, Prompt
 from swift_rl.rounds.files import FOLDER
 
@@ -49,6 +50,7 @@ class Judge:
         self.weights = [each.weight for each in selected]
         """Of each reward in the sum."""
         if options.environment is not None:
+            self._environment = who(options.environment) or "The environment"
             self.names.append(ENVIRONMENT)
             self.weights.append(options.environment_weight)
         self._pool: RewardPool | None = None
@@ -86,15 +88,15 @@ class Judge:
             first = failed[0].episode
             assert first is not None
             told = (
-                f"The environment failed for {len(failed)} of {len(answers)} episodes. "
+                f"{self._environment} failed for {len(failed)} of {len(answers)} episodes. "
                 f"{prompts[failed[0].prompt].place}: {first.failure}"
             )
             if len(failed) > most:
                 allowed = "none may" if not most else f"{most} may"
-                raise EnvironmentFailed(
-                    f"{told}; {allowed}.\n{first.output}".rstrip(),
-                    hint="Fix it, or let more fail: --reward_max_failed 0.2",
+                failure = EnvironmentFailed(
+                    f"{told}; {allowed}.", hint="Fix it, or let more fail: --reward_max_failed 0.2"
                 )
+                raise with_traceback(failure, first.output)
             self._context.say(told)
 
     def _verdicts(self, prompts: Sequence[Prompt], answers: Sequence[DrawnAnswer]) -> list[dict[str, Verdict]]:
