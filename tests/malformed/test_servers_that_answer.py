@@ -136,6 +136,14 @@ def test_a_stream_of_events_that_nobody_can_mean_is_refused(
     assert complaint in refused.value.message
 
 
+def test_a_stream_that_says_why_it_is_over_needs_no_other_mark() -> None:
+    last = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+    with hostile_server({"/v1/models": MODELS, "/v1/chat": stream(piece({"content": "Hi"}), last, end=b"")}) as address:
+        speaker = RemoteSpeaker(address, say=lambda _: None)
+        said = speaker.stream([{"role": "user", "content": "Hello"}], Sampling(max_new_tokens=2))
+        assert "".join(said) == "Hi"
+
+
 def completion(**changes: Any) -> bytes:
     said = {"token_ids": [65, 66], "logprobs": {"token_logprobs": [-1.0, -1.0]}, "finish_reason": "stop"}
     of_the_prompt = {"prompt_logprobs": [None, {"66": {"logprob": -1.0, "rank": 1}}]}

@@ -135,7 +135,11 @@ class OpenAiServer:
         return [self.found(event, "choices", number, kind=dict) for number in range(count)]
 
     def _events(self, request: urllib.request.Request) -> Iterator[Any]:
-        """Yield nothing (None) once the answer has begun, and then what its events say, which end with '[DONE]'."""
+        """Yield nothing (None) once the answer has begun, and then what its events say.
+
+        They end with '[DONE]', which some servers leave out behind the event that says why the answer is over.
+        """
+        is_over = False
         for line in lines(self._opener, request, _TIMEOUT):
             if not line:
                 yield None
@@ -145,8 +149,11 @@ class OpenAiServer:
                 data = text.removeprefix("data:").strip()
                 if data == "[DONE]":
                     return
-                yield self._value(data)
-        raise ConnectionError("it ended in the middle of an answer")
+                event = self._value(data)
+                is_over = is_over or _is_last(event)
+                yield event
+        if not is_over:
+            raise ConnectionError("it ended in the middle of an answer")
 
     def _json(self, path: str, body: dict[str, Any] | None, *, tries: int) -> Any:
         return self._value(self._asked(path, body, tries) or b"null")
@@ -265,6 +272,11 @@ def _parsed(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         return None
+
+
+def _is_last(event: Any) -> bool:
+    choices = event.get("choices") if isinstance(event, dict) else None
+    return isinstance(choices, list) and any(isinstance(each, dict) and each.get("finish_reason") for each in choices)
 
 
 def _message_of(answer: Any) -> str:
