@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -61,6 +62,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # at a fork may have threads, which the fork has not, and would end it with an abort: there it is left alone.
 gc.set_threshold(20_000, 20, 20)
 os.register_at_fork(after_in_child=gc.freeze)
+importlib.import_module("swift.testing.forks")  # for all that is forked here
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 
+import swift.testing.forks  # noqa: F401 - only for its effect
+
 # Threads do not survive a fork.
 torch.set_num_threads(1)
 

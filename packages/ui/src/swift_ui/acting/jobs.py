@@ -23,7 +23,7 @@ import psutil
 from swift.errors import SwiftError, UsageError
 from swift.untrusted import open_regular, read_text
 from swift_ui.acting import keeper
-from swift_ui.acting.told import Asked, Ended, Facts, Started, Stopping, told
+from swift_ui.acting.told import EndTold, FactsTold, JobTold, StartTold, StopTold, told
 from swift_ui.looking.missing import NotThere
 
 PLACE = Path(".swift-ui") / "jobs"
@@ -55,7 +55,7 @@ class StartedCommand:
     cause: str = ""
     ended: float | None = None
     stopping: bool = False
-    facts: Facts | None = None
+    facts: FactsTold | None = None
     log_from: int = 0
     """The place in its log where what it printed begins."""
 
@@ -147,13 +147,13 @@ class JobBook:
 
     def _job(self, name: str) -> StartedCommand | None:
         folder = self._place / name
-        asked = told(folder / keeper.JOB, Asked)
+        asked = told(folder / keeper.JOB, JobTold)
         if asked is None:
             return None
-        started = told(folder / keeper.STARTED, Started)
+        started = told(folder / keeper.STARTED, StartTold)
         alive = started is not None and lives(started.keeper, started.keeper_began)
-        ended = told(folder / keeper.ENDED, Ended)  # after the look at its keeper, who writes this before it ends
-        stopping = told(folder / STOPPING, Stopping)
+        ended = told(folder / keeper.ENDED, EndTold)  # after the look at its keeper, who writes this before it ends
+        stopping = told(folder / STOPPING, StopTold)
         state, cause = _state(asked, ended, started=started is not None, alive=alive)
         if state == "died" and stopping is not None and stopping.now:
             state, cause = "stopped", "Ended at once, as it was told."
@@ -173,12 +173,12 @@ class JobBook:
             cause,
             None if ended is None else ended.at,
             stopping is not None,
-            told(folder / "facts.json", Facts),
+            told(folder / "facts.json", FactsTold),
             0 if started is None else started.log_from,
         )
 
 
-def _state(asked: Asked, ended: Ended | None, *, started: bool, alive: bool) -> tuple[str, str]:
+def _state(asked: JobTold, ended: EndTold | None, *, started: bool, alive: bool) -> tuple[str, str]:
     """Return the state of a command, and what is to be said of it."""
     if ended is not None:
         code = ended.code

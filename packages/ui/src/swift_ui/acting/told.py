@@ -19,8 +19,8 @@ class _Told(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-class Asked(_Told):
-    """What was asked: `job.json`."""
+class JobTold(_Told):
+    """The command that was asked for: `job.json`."""
 
     words: Annotated[list[str], Field(min_length=1)]
     kind: str
@@ -28,7 +28,7 @@ class Asked(_Told):
     asked: FiniteFloat
 
 
-class Started(_Told):
+class StartTold(_Told):
     """Processes of a command and of its keeper: `started.json`."""
 
     process: _Process
@@ -38,7 +38,7 @@ class Started(_Told):
     log_from: Annotated[int, Field(ge=0, lt=1 << 62)] = 0
 
 
-class Ended(_Told):
+class EndTold(_Told):
     """How a command ended: `ended.json`."""
 
     code: Annotated[int, Field(gt=-(1 << 31), lt=1 << 31)]
@@ -47,15 +47,15 @@ class Ended(_Told):
     problem: str = ""
 
 
-class Stopping(_Told):
+class StopTold(_Told):
     """That a command was told to end: `stopping.json`."""
 
     at: FiniteFloat
     now: bool
 
 
-class Facts(_Told):
-    """What a model that answers the page says of itself: `facts.json`."""
+class FactsTold(_Told):
+    """Facts that a model that answers the page tells of itself: `facts.json`."""
 
     port: Annotated[int, Field(gt=0, lt=1 << 16)]
     name: str | None = None
