@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,3 +33,24 @@ def test_of_a_process_that_is_waited_for_in_vain_it_is_said_where_it_was(monkeyp
 
     with pytest.raises(AssertionError, match=r"process 0 of 2 did not come to an end(.*\n)+.* in waits$"):
         crew.succeeded(crew.run_jobs(2, [waits])[0])
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    def waits() -> None:
+        (tmp_path / os.environ["RANK"]).write_text(str(os.getpid()))
+        time.sleep(1000)
+
+    starter = get_context("fork").Process(target=lambda: crew.run_jobs(2, [waits]))
+    starter.start()
+    written = [tmp_path / "0", tmp_path / "1"]
+    _wait_until(lambda: all(each.is_file() and each.read_text() for each in written))
+    starter.kill()
+    starter.join()
+    _wait_until(lambda: not any(Path(f"/proc/{each.read_text()}/cwd").exists() for each in written))
+
+
+def _wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

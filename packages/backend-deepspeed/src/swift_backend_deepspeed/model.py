@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -69,6 +69,26 @@ class EngineRoot(nn.Module):
         return tuple(getattr(view, each.name) for each in fields(ModelView))
 
 
+class _AllOrNone(torch.autograd.Function):
+    """Views that all get a gradient where one of them gets one.
+
+    ZeRO 3 notes in the backward pass which of the engine's results it comes to, and processes that came to different
+    ones wait for each other without end. A loss may leave a view alone where a micro-batch has nothing to learn.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *views: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        found = tuple(None if view is None else view.view_as(view) for view in views)
+        learned = zip(found, ctx.needs_input_grad, strict=True)
+        ctx.mark_non_differentiable(*(view for view, learns in learned if view is not None and not learns))
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        wanted = zip(gradients, ctx.needs_input_grad, strict=True)
+        return tuple(gradient if wants else None for gradient, wants in wanted)
+
+
 class EngineView(nn.Module):
     """DeepSpeed's engine as a module that returns views, for `swift.toolkit.accumulate` and `score`."""
 
@@ -78,7 +98,7 @@ class EngineView(nn.Module):
 
     def forward(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         """Run one forward pass of the engine."""
-        return ModelView(*self._engine[0](batch, needs))
+        return ModelView(*cast("Any", _AllOrNone.apply)(*self._engine[0](batch, needs)))
 
     def train(self, mode: bool = True) -> EngineView:
         """Set the engine's mode."""

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 import swift.testing.forks  # noqa: F401 - only for its effect
+from swift.processes.signals import follow_parent
 
 # Threads do not survive a fork.
 torch.set_num_threads(1)
@@ -108,8 +109,9 @@ def _one_crew(folder: Path, size: int, jobs: Sequence[Job], environment: dict[st
             if any(isinstance(each, Lost | FinalResult | BaseException) for each in answers):
                 break
     finally:
+        came_to_its_end = len(done) == len(jobs) and not any(isinstance(each, Lost) for each in done[-1])
         for worker in workers:
-            worker.join(0 if len(done) < len(jobs) else 5)
+            worker.join(5 if came_to_its_end else 0)
             if worker.is_alive():
                 _end(worker)
     return done
@@ -156,6 +158,7 @@ def _work(
     folder: Path,
 ) -> None:
     os.setpgrp()
+    follow_parent(signal.SIGKILL)
     told = (folder / str(rank)).open("w")
     faulthandler.register(ASKED, file=told)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
