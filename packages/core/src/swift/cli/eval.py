@@ -135,17 +135,17 @@ def _scores(options: EvalOptions, sampling: Sampling) -> dict[str, float]:
     result = options.result_path
     metric = None if options.metric == "loss" else metric_of(options.metric)
     if metric is not None and result is not None:
-        compared = with_answers(questions)
+        compared = with_answers(questions, say=print_note)
         line = partial(judged, metric=metric)
         answer_into(result, options, sampling, compared, further={"metric": options.metric}, line=line)
         return metric.of_lines(read_lines(result))
     speaker = open_speaker(options, batch_size=options.batch_size, say=print_note)
     try:
         if metric is not None:
-            compared = with_answers(questions)
+            compared = with_answers(questions, say=print_note)
             lines = (judged(question, answer, metric) for _, question, answer in answered(speaker, compared, sampling))
             return metric.of_lines(lines)
         assert isinstance(speaker, EngineSpeaker)
-        return score_loss(speaker, options.dataset, options.columns)
+        return score_loss(speaker, options.dataset, options.columns, say=print_note)
     finally:
         speaker.close()

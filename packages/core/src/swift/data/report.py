@@ -102,11 +102,7 @@ class DataReport:
         if self.media:
             counts = ", ".join(f"{count:,} {NAMES[kind]}s" for kind, count in self.media.items())
             lines.append(f"{counts}, which are {self.media_tokens:,} of the tokens")
-        if self.rejected:
-            of_all = f" of {self.rows:,}" if self.rows else ""
-            lines.append(f"{self.unusable:,}{of_all} rows cannot be used:")
-        for reason, rejected in sorted(self.rejected.items(), key=lambda item: -item[1].count):
-            lines.append(f"  {rejected.count:,} × {reason}; first {rejected.place}: {rejected.detail}")
+        lines += self.lines_of_rejected()
         if self.turn_by_turn:
             lines.append(
                 f"{self.turn_by_turn:,} conversations are laid out turn by turn, because the chat template rewrites "
@@ -117,6 +113,17 @@ class DataReport:
         if self.unused_columns:
             lines.append(f"Columns that are not used: {', '.join(self.unused_columns)}")
         return lines
+
+    def lines_of_rejected(self) -> list[str]:
+        """Return the part of the report on rows that cannot be used; nothing where all can be."""
+        if not self.rejected:
+            return []
+        of_all = f" of {self.rows:,}" if self.rows else ""
+        often_first = sorted(self.rejected.items(), key=lambda item: -item[1].count)
+        return [f"{self.unusable:,}{of_all} rows cannot be used:"] + [
+            f"  {rejected.count:,} × {reason}; first {rejected.place}: {rejected.detail}"
+            for reason, rejected in often_first
+        ]
 
     def count_media(self, counts: Mapping[str, int], tokens: int) -> None:
         """Add pictures, videos and sounds, by kind, and how many tokens they are."""

@@ -15,17 +15,19 @@ from swift.infer.batch import WINDOW, Asked
 from swift.infer.picture_messages import written
 from swift.infer.questions import Question
 from swift.infer.speaker import EngineSpeaker
-from swift.terminal import progress, say_nothing
+from swift.terminal import Say, progress, say_nothing
 
 
-def with_answers(questions: Asked) -> list[Question]:
-    """Return the questions that have an answer to compare with."""
+def with_answers(questions: Asked, *, say: Say = say_nothing) -> list[Question]:
+    """Return the questions that have an answer to compare with; say how many have none."""
     asked = [question for question in questions if question.expected is not None]
     if not asked:
         raise DataError(
             f"None of the {len(questions)} questions has an answer to compare with.",
             hint="Give a data set whose rows end with the assistant's message, or ask with swift infer.",
         )
+    if left := len(questions) - len(asked):
+        say(f"{left:,} of {len(questions):,} questions have no answer to compare with, and are not asked")
     return asked
 
 
@@ -36,8 +38,10 @@ def judged(question: Question, answer: Answer, metric: AnswerMetric) -> dict[str
     return {**question.extras, **asked, **metric.of_answer(answer.text, expected)}
 
 
-def score_loss(speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, str]) -> dict[str, float]:
-    """Return mean loss and token accuracy of the expected answers, as in training."""
+def score_loss(
+    speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, str], *, say: Say = say_nothing
+) -> dict[str, float]:
+    """Return mean loss and token accuracy of the expected answers, as in training; say which rows cannot be used."""
     from swift.data.pipeline import prepare_data  # imports torch, which counting right answers does without
 
     section = DataSection(train=tuple(names), columns=columns, system=speaker.system)
@@ -45,6 +49,8 @@ def score_loss(speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, 
         section, speaker.tokenizer, encoding="chat", seed=0, say=say_nothing, pictures=speaker.picture_rules
     )
     assert data.train is not None
+    for line in data.report.lines_of_rejected():
+        say(line)
     samples = data.train.samples
     loss = weight = right = counted = 0.0
 

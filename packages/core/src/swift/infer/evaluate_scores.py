@@ -79,6 +79,8 @@ def evaluate_scores(
     rules = None if processor is None else MediaProcessor(processor, section)
     data = prepare_data(section, found.source.tokenizer, encoding=measured.encoding, seed=0, say=say, pictures=rules)
     assert data.train is not None
+    for line in data.report.lines_of_rejected():
+        say(line)
     samples = [data.train.samples[index] for index in range(len(data.train.samples))]
     reranker = None if yes_no is None else yes_no.objective
     scorer = Scorer(found, options, batch_size=asked.batch_size, say=say, reranker=reranker)
