@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import spoil
 from judge import Case, judge, sampled
 
 from swift.cli.main import run
 
-Build = Callable[[Path], Sequence[str]]
+Words = Sequence[str]
+Build = Callable[[Path], Words]
 
 INFER = ["infer", "--model", "model", "--max_new_tokens", "1"]
 EVAL = ["eval", "--model", "model", "--max_new_tokens", "1"]
@@ -174,6 +176,83 @@ CASES += [
         ("without a judgement", line(lambda said: said.pop("right")), "refused", ("--overwrite",)),
         ("a judgement that is a text", line(lambda said: said.update(right="yes")), "refused", ("--overwrite",)),
         ("an answer that is a number", line(lambda said: said.update(answer=5)), "works", ()),
+    )
+]
+
+
+# ---------------------------------------------------------------- models that score
+
+
+def scored(line: str, verb: str, folder: Path, *, good: str = "", labels: int = 1, words: Sequence[str] = ()) -> Words:
+    """Gives the model a head for scores, and a data set with perhaps a good row and another line."""
+    import torch
+
+    names = {str(index): name for index, name in enumerate(("red", "green", "blue")[:labels])}
+    spoil.edit(folder / "model/config.json", architectures=["Qwen3ForSequenceClassification"], id2label=names)
+    weights = folder / "model/model.safetensors"
+    spoil.put_tensors(weights, {**spoil.tensors_of(weights), "score.weight": torch.ones(labels, 64)})
+    (folder / "rows.jsonl").write_text("".join(f"{each}\n" for each in (good, line) if each), encoding="utf-8")
+    return [verb, "--model", "model", "--dataset", "rows.jsonl", *words]
+
+
+PAIR = '{"query": "What is red?", "document": "Blood", "label": 1}'
+SCORED = {
+    "half a surrogate pair in the text": '{"text": "a \\ud800"}',
+    "half a surrogate pair in the query": '{"query": "\\ud800", "document": "d"}',
+    "half a surrogate pair in another column": '{"text": "a", "label": "\\udc00"}',
+    "a document that is a number": '{"query": "a", "document": 1.5}',
+    "a document that is a list": '{"query": "a", "document": ["b"]}',
+    "an empty document": '{"query": "a", "document": " "}',
+    "an empty query": '{"query": "", "document": "b"}',
+    "a text longer than the model": '{"text": "' + "x" * 3_000_000 + '"}',
+}
+CASES += [
+    Case(f"infer, scoring: {name}", partial(scored, line, "infer", good=PAIR), "refused", ("rows.jsonl:2",))
+    for name, line in SCORED.items()
+]
+CASES += [
+    Case(
+        "infer, scoring: a text longer than --max_length",
+        partial(scored, '{"text": "abcdefghij"}', "infer", words=["--max_length", "5"]),
+        "refused",
+        ("rows.jsonl:1", "--max_length"),
+    ),
+    Case(
+        "infer: a question longer than the model",
+        partial(rows, '{"query": "' + "x" * 200_000 + '"}', INFER),
+        "refused",
+        ("512 positions",),
+    ),
+    Case(
+        "eval, scoring: a list of classes for a model of one class",
+        partial(scored, '{"text": "a b c", "label": [1]}', "eval", labels=3),
+        "refused",
+        ("rows.jsonl:1", "this model has one class for each text"),
+    ),
+]
+CASES += [
+    Case(
+        f"eval, scoring: {name}",
+        partial(scored, line, "eval", good=good, labels=labels),
+        "works",
+        prints=("1 of 2 rows cannot be used", "rows.jsonl:2"),
+    )
+    for name, labels, good, line in (
+        ("a label that is no class", 3, '{"text": "a b c", "label": 1}', '{"text": "a b c", "label": "pink"}'),
+        ("an empty document", 1, PAIR, '{"query": "a", "document": "", "label": 1}'),
+        ("half a pair", 1, '{"query": "q", "chosen": "a", "rejected": "b"}', '{"query": "q", "chosen": "a"}'),
+    )
+]
+CASES += [
+    Case(
+        f"eval{name}: a row that cannot be used",
+        partial(rows, '{"query": "a"}', [*EVAL, *words]),
+        "works",
+        prints=(said,),
+    )
+    for name, words, said in (
+        ("", [], "1 of 2 questions have no answer"),
+        (" by the loss", ["--metric", "loss"], "1 of 2 rows cannot be used"),
     )
 ]
 

@@ -30,6 +30,7 @@ from swift.models.load_adapter import load_adapter
 from swift.models.media import TowerReader
 from swift.models.media_processor import MediaProcessor
 from swift.models.names import base_model, name_map
+from swift.models.positions import check_text
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.source import open_source
 from swift.models.view import ViewModule
@@ -227,6 +228,7 @@ class LocalEngine:
                 f"than the {self._longest} that were allowed.",
                 hint="Raise --max_length, or shorten --max_new_tokens.",
             )
+        check_text(len(prompt), self._model.config, str(self._source.folder), "A prompt")
 
     @cached_property
     def _view(self) -> ViewModule:

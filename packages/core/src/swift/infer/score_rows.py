@@ -19,20 +19,21 @@ from swift.data.corpus import Part, open_parts
 from swift.data.encodings.classification import whole_text
 from swift.data.encodings.embedding import asked_whole, prompted
 from swift.data.encodings.reranker import pair_of, text_of
-from swift.data.formats import RowReader, rename
+from swift.data.formats import RowReader
 from swift.data.rendering import render_asked
 from swift.errors import DataError
 from swift.infer.batch import WINDOW
 from swift.infer.find import is_asked
 from swift.infer.journal import Journal
 from swift.infer.picture_messages import has_pictures, written
-from swift.infer.questions import Question, Questions, with_system
+from swift.infer.questions import Question, Questions, read_row, with_system
 from swift.infer.scorer import Outputs, Scorer, Tokens
 from swift.infer.speaker import picture_writer, text_alone
 from swift.infer.yes_no import YesNo, yes_no_of
 from swift.models.pair_template import renders_pairs
 from swift.models.sentence_files import stored_prompts
 from swift.terminal import progress
+from swift.untrusted import json_kind
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
@@ -68,12 +69,18 @@ class TextRows(Questions):
 
     def of(self, part: Part, index: int) -> Question:
         """Return one row."""
-        row = rename(part.rows[index], part.columns, part.rows.place(index))
+        row = read_row(part, index)
         column = None if self._pairs else next((name for name in self._columns if isinstance(row.get(name), str)), None)
         if column is not None:
             return self._said(part, row, (column,), part.rows.place(index))
         if all(isinstance(row.get(name), str) for name in PAIR):
             return self._said(part, row, PAIR, part.rows.place(index))
+        if isinstance(row.get("query"), str) and "document" in row:
+            raise DataError(
+                f"{part.rows.place(index)}: the column 'document' beside 'query' is "
+                f"{json_kind(row['document'])}, not a text.",
+                hint="Give each document a row of its own.",
+            )
         if self._pairs:
             raise DataError(
                 f"{part.rows.place(index)}: a generative reranker scores a document for a query, and the columns query "
@@ -97,6 +104,11 @@ class TextRows(Questions):
                 raise DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Fix the row.") from None
             extras = _without(extras, *reader.used)
         said = [{**text.messages[0], "role": name} for name, text in zip(columns, texts, strict=True)]
+        for message in said if len(said) > 1 else ():
+            if isinstance(message["content"], str) and not message["content"].strip():
+                raise DataError(
+                    f"{place}: the {message['role']} is empty, and there is nothing to score.", hint="Leave the row out."
+                )
         return Question(said, extras=extras, place=place)
 
 
@@ -179,6 +191,8 @@ def _scored(
             some = chosen[start : start + WINDOW]
             questions = [rows[row] for row in some]
             tokens = [_some_tokens(question, found, yes_no, writer) for question in questions]
+            for question, each in zip(questions, tokens, strict=True):
+                scorer.check_length(len(each), question.place or "The text")
             for place, outputs in scorer.outputs(tokens):
                 question = questions[place]
                 messages = written(question.messages)

@@ -17,11 +17,13 @@ from swift.config.tasks import EMBEDDING
 from swift.contracts import ModelView, Need
 from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
+from swift.errors import DataError
 from swift.infer.local import BATCH, by_length, device_of, dtype_of, media_of
 from swift.models.attention import choose_attention
 from swift.models.load_adapter import load_adapter
 from swift.models.media import TowerReader
 from swift.models.media_processor import MediaProcessor
+from swift.models.positions import check_text
 from swift.models.view import ViewModule
 from swift.terminal import waiting
 
@@ -60,6 +62,16 @@ class Scorer:
         self._view.pooling = source.pooling
         self._batch = batch_size or BATCH
         self._source, self._limits = source, options.pixels(found.location.pixels)
+        self._name, self._longest = found.name, options.max_length
+
+    def check_length(self, count: int, what: str) -> None:
+        """Refuse a text with more tokens than --max_length allows, or than the model has positions."""
+        if self._longest is not None and count > self._longest:
+            raise DataError(
+                f"{what} has {count:,} tokens, more than the {self._longest:,} of --max_length.",
+                hint="Raise --max_length, or shorten the text.",
+            )
+        check_text(count, self._source.config, self._name, what)
 
     @torch.no_grad()
     def outputs(self, texts: Sequence[Tokens]) -> Iterator[tuple[int, Outputs]]:

@@ -60,6 +60,16 @@ def check_longest(longest: int, model_config: Any, name: str) -> str | None:
     )
 
 
+def check_text(length: int, model_config: Any, name: str, what: str) -> None:
+    """Refuse a text that a model is to read and that has more tokens than the model has positions."""
+    positions = positions_of(model_config)
+    if positions is not None and length > positions.reach:
+        raise DataError(
+            f"{what} has {length:,} tokens, and {name} has {positions.reach:,.0f} positions.",
+            hint="Shorten it, or scale the positions in config.json (rope_scaling).",
+        )
+
+
 def limit_note(max_length: int, model_config: Any, name: str) -> str | None:
     """Return what to say of a limit for samples above the model's positions, before any sample is known."""
     positions = positions_of(model_config)
