@@ -606,6 +606,16 @@ def templates() -> Iterator[Case]:
         for argv, place in ((INFER, "The prompt"), (ask, "rows.jsonl:1")):
             name = f"a chat template with {what}: {place}"
             yield case(name, holding(template), "chat_template.jinja", place, argv=argv)
+    for what, template, said in (
+        ("that refuses every row", "{{ raise_exception('not that') }}", "not that"),
+        ("that writes the same of every row", "hello", "is not in the text"),
+    ):
+        named = ("chat_template.jinja", "data.jsonl:1", said)
+        yield case(f"a chat template {what}", holding(template), *named, argv=TRAIN)
+    half = "{{ '\\ud800' }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    for argv in (INFER, TRAIN):
+        name = f"a chat template with half a surrogate pair: {argv[0]}"
+        yield case(name, holding(half), "the chat template", "surrogate", argv=argv)
 
 
 SENTENCES: dict[str, list[tuple[str, Any]]] = {

@@ -20,6 +20,7 @@ from swift.data.encodings import Encoding, encoding_of
 from swift.data.identity import cache_key
 from swift.data.media_tokens import MediaRules, MediaTokens
 from swift.data.plans.epochs import shuffler
+from swift.data.rendering import place_of_template
 from swift.data.report import DataReport
 from swift.data.shards import check_identity
 from swift.data.store import SampleSet, Store, StoreWriter, open_store
@@ -153,8 +154,19 @@ class DataPreparation:
             # A cache that is not shared between machines has nothing here yet.
             store = self._store(corpus, folder)
         report = DataReport.from_dict(store.notes).under_names([part.name for part in corpus.parts])
-        report.check(strict=section.strict)
+        self._check(report)
         return Prepared(store, report, corpus, range(len(corpus)), store)
+
+    def _check(self, report: DataReport) -> None:
+        """Refuse what cannot be used; where the chat template is the reason, say which one it is."""
+        try:
+            report.check(strict=self.encoder.section.strict)
+        except DataError as error:
+            if not any("template" in reason for reason in report.rejected):
+                raise
+            place = place_of_template(self.encoder.tokenizer)
+            which = f"The chat template is that {place}; another one is given by --model.chat_template FILE"
+            raise DataError(error.message, hint=f"{error.hint}\n{which}") from None
 
     def _store(self, corpus: Corpus, folder: Path) -> Store:
         if store := open_store(folder):
@@ -166,7 +178,7 @@ class DataPreparation:
         writer = StoreWriter(folder, encoding.values, encoding.token_values, media=media)
         try:
             report = encode_corpus(corpus, self.encoder, writer, workers=self.encoder.section.workers, say=self.say)
-            report.check(strict=self.encoder.section.strict)
+            self._check(report)
             return writer.finish(report.as_dict())
         except BaseException:
             writer.discard()

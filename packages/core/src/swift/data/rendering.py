@@ -19,7 +19,7 @@ from jinja2.runtime import Context
 
 from swift.data.template_turns import TurnsTemplate, turns_template
 from swift.errors import DataError, SwiftError
-from swift.untrusted import memory_limit, read_text, shown, time_limit
+from swift.untrusted import is_unicode, memory_limit, read_text, shown, time_limit
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -57,12 +57,12 @@ def render_asked(tokenizer: Any, messages: Sequence[Any], *, place: str, **argum
 
 def _refusal(tokenizer: Any, place: str, what: str) -> DataError:
     return DataError(
-        f"{place}: the chat template {_place_of_template(tokenizer)} {what}.",
+        f"{place}: the chat template {place_of_template(tokenizer)} {what}.",
         hint="Ask something else, or copy the template again.",
     )
 
 
-def _place_of_template(tokenizer: Any) -> str:
+def place_of_template(tokenizer: Any) -> str:
     """Return the file that holds a tokenizer's chat template, where it is one of its folder."""
     folder = Path(str(getattr(tokenizer, "name_or_path", "") or "."))
     file = folder / "chat_template.jinja"
@@ -175,6 +175,8 @@ class Guard:
             text = rendering()
             if len(text) > CHARACTERS:
                 raise _TooLarge
+            if not is_unicode(text):
+                raise self._refused("writes half of a surrogate pair, which no tokenizer takes")
             return text
         except _TooLarge:
             raise self._refused(f"writes more than {CHARACTERS:,} characters") from None

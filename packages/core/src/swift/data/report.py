@@ -9,6 +9,7 @@ from typing import Any
 
 from swift.config.media import NAMES
 from swift.errors import DataError
+from swift.untrusted import shown
 
 
 @dataclass
@@ -85,7 +86,10 @@ class DataReport:
             )
         if self.samples == 0 and some:
             names = ", ".join(source.name for source in self.sources)
-            why = "; ".join(f"{reason}, first in {rejected.place}" for reason, rejected in self.rejected.items())
+            why = "; ".join(
+                f"{reason}, first in {rejected.place}: {shown(rejected.detail)}"
+                for reason, rejected in self.rejected.items()
+            )
             raise DataError(
                 f"There is nothing to learn from in any of the {self.rows} rows of {names}.",
                 hint=f"Reasons: {why}" if why else None,

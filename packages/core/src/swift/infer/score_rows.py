@@ -107,7 +107,8 @@ class TextRows(Questions):
         for message in said if len(said) > 1 else ():
             if isinstance(message["content"], str) and not message["content"].strip():
                 raise DataError(
-                    f"{place}: the {message['role']} is empty, and there is nothing to score.", hint="Leave the row out."
+                    f"{place}: the {message['role']} is empty, and there is nothing to score.",
+                    hint="Leave the row out.",
                 )
         return Question(said, extras=extras, place=place)
 
