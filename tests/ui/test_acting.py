@@ -9,16 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from swift.errors import UsageError
+from swift.errors import DataError, UsageError
 from swift.forms import form_of
 from swift_ui.acting import keeper
 from swift_ui.acting.jobs import JobBook, StartedCommand
 from swift_ui.acting.runs import RunActions
-from swift_ui.acting.speaking import message_of
+from swift_ui.acting.speaking import message_of, question_of
 from swift_ui.acting.words import words_of
 from swift_ui.looking.index import key_of
 from swift_ui.settings import UiSettings
@@ -45,6 +46,34 @@ def test_a_form_becomes_the_words_that_one_would_type() -> None:
         *("sft", "--model", "m", "--dataset", "a.jsonl", "b c.jsonl", "--packing", "true"),
         *("--system", "Be brief.", ";", "rm", "-rf", "/"),
     ]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"messages": 5},
+        {"messages": []},
+        {"messages": [None]},
+        {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "user", "content": [5]}]},
+        *(
+            {"messages": [{"role": "user", "content": "Hi"}], **odd}
+            for odd in (
+                {"max_tokens": -1},
+                {"max_tokens": float("inf")},
+                {"temperature": float("nan")},
+                {"temperature": [1]},
+                {"top_p": 2},
+                {"seed": -1},
+                {"seed": 10**30},
+            )
+        ),
+    ],
+)
+def test_a_question_of_other_kinds_is_refused_before_the_model_sees_it(asked: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"^(A message or a setting|The request has no messages)"):
+        question_of(asked)
 
 
 def test_a_value_never_becomes_a_flag() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -104,6 +105,11 @@ ATTACKS = {
     "a body that is too large": Attack("/api/login", (413,), "POST", body={"token": "x" * MOST_BYTES}),
     "a form instead of JSON": Attack("/api/login", (415,), "POST", {"content-type": "text/plain"}, body={"token": "x"}),
     "JSON that never ends": Attack("/api/login", (400,), "POST", body="[" * 100_000),
+    "half of a character as the token": Attack("/api/login", (400,), "POST", body='{"token": "\\ud800"}', cookie=False),
+    "half of a character as a verb": Attack("/api/form", (400,), "POST", body='{"verb": "\\ud800"}'),
+    "half of a character in a flag": Attack("/api/check", (400,), "POST", body='{"verb": "sft", "further": "\\ud800"}'),
+    "a model that is no text": Attack("/api/talks", (400,), "POST", body={"model": {"a": 5}}),
+    "a model with a NUL": Attack("/api/talks", (400,), "POST", body={"model": "a\0b"}),
     "a method that is none": Attack(
         "/api/runs", (405,), "DELETE", {"content-length": "0", "content-type": "application/json"}
     ),
@@ -149,6 +155,27 @@ def sent(attack: Attack, settings: UiSettings, run: Path) -> Any:
     # As it stands: the client would tidy the path up before an attacker's would reach the server.
     request.url = request.url.copy_with(raw_path=filled(attack.path).encode())
     return client.send(request)
+
+
+@pytest.mark.parametrize("path", ["/api/login", "/api/form"])
+def test_a_body_that_breaks_off_is_no_failure_of_the_server(path: str, settings: UiSettings) -> None:
+    """Nobody hears the answer; an exception would fill the terminal with the traceback of each such request."""
+    told = {"host": "127.0.0.1:7860", "origin": ORIGIN, "content-type": "application/json", "content-length": "9"}
+    told["cookie"] = f"{settings.cookie}={session(settings)}"
+    headers = [(name.encode(), value.encode()) for name, value in told.items()]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    coming = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    sent_back: list[Any] = []
+
+    async def receive() -> Any:
+        return next(coming)
+
+    async def send(message: Any) -> None:
+        sent_back.append(message)
+
+    app = make_app(settings)
+    asyncio.run(app({**scope, "headers": headers, "scheme": "http", "server": ("127.0.0.1", 7860)}, receive, send))
+    assert sent_back[0]["status"] == 400
 
 
 def state_of(folder: Path) -> dict[str, str]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from swift.errors import SwiftError
+from swift_ui.bodies import content_of
 from swift_ui.settings import UiSettings
 
 MOST_BYTES = 1 << 20
@@ -110,10 +111,9 @@ class PageGuard:
         if request.method != "POST":
             raise RequestRefused(405, "Logging in is a POST.")
         try:
-            content: Any = await request.json()
-        except (ValueError, RecursionError):
-            raise RequestRefused(400, "This is not JSON.") from None
-        token = content.get("token") if isinstance(content, dict) else None
+            token = (await content_of(request)).get("token")
+        except SwiftError as error:
+            raise RequestRefused(400, error.message) from None
         if not isinstance(token, str) or not _same(token, self._settings.token):
             raise RequestRefused(
                 403, "The token is not the one of this start: use the address that the terminal shows."

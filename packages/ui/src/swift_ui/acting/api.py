@@ -20,6 +20,7 @@ from swift_ui.acting.jobs import JobBook, StartedCommand
 from swift_ui.acting.presets import PRESETS
 from swift_ui.acting.runs import RunActions, stop_run
 from swift_ui.acting.words import shown, words_of
+from swift_ui.bodies import content_of
 from swift_ui.looking.api import looker, run_of
 from swift_ui.looking.index import key_of
 from swift_ui.settings import UiSettings
@@ -154,7 +155,7 @@ class ActingApi:
         return JSONResponse({"talks": [talks.view_of(job) for job in jobs if job.kind == talks.KIND]})
 
     async def _open_talk(self, request: Request) -> Response:
-        model = str((await content_of(request)).get("model") or "").strip()
+        model = (await content_of(request)).get("model") or ""
         trust = self._settings.trust_remote_code
         job = await run_in_threadpool(talks.open_talk, self.jobs, model, trust=trust)
         return JSONResponse(talks.view_of(job))
@@ -168,17 +169,6 @@ class ActingApi:
 def routes(settings: UiSettings) -> list[Route]:
     """Return the routes of acting."""
     return ActingApi(settings).routes()
-
-
-async def content_of(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a request."""
-    try:
-        content = await request.json()
-    except (ValueError, RecursionError):
-        raise UsageError("This is not JSON.") from None
-    if not isinstance(content, dict):
-        raise UsageError("This is no JSON object.")
-    return content
 
 
 def _texts(value: Any) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import os
 import socket
 import sys
@@ -23,13 +24,18 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from swift.contracts import Sampling
-from swift.errors import SwiftError, UsageError
+from swift.errors import DataError, SwiftError, UsageError
 from swift.infer import open_speaker, question_with
 from swift.infer.options import ModelOptions
 from swift_ui.acting.talks import MOST_TOKENS
+from swift_ui.bodies import content_of
 
 IDLE = 1800.0
 """Seconds without a question after which the process ends: a model takes memory that a run may need."""
+
+
+class SecretRefused(UsageError):
+    """A request without the secret that only the dashboard's server knows."""
 
 
 class SpeakingModel:
@@ -59,7 +65,7 @@ class SpeakingModel:
     def _check(self, request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self._secret.encode()):
-            raise UsageError("The secret is not this model's.")
+            raise SecretRefused("The secret is not this model's.")
         self.asked = time.monotonic()
 
     def _models(self, request: Request) -> Response:
@@ -68,14 +74,7 @@ class SpeakingModel:
 
     async def _complete(self, request: Request) -> Response:
         self._check(request)
-        asked = await request.json()
-        messages = [message_of(each) for each in asked["messages"]]
-        sampling = Sampling(
-            max_new_tokens=min(int(asked.get("max_tokens") or 512), MOST_TOKENS),
-            temperature=float(asked.get("temperature") or 0.0),
-            top_p=float(asked.get("top_p") or 1.0),
-            seed=int(asked.get("seed") or 0),
-        )
+        messages, sampling = question_of(await content_of(request))
         return StreamingResponse(self._events(messages, sampling), media_type="text/event-stream")
 
     def _events(self, messages: list[dict[str, Any]], sampling: Sampling) -> Iterator[str]:
@@ -95,7 +94,25 @@ def _event(content: dict[str, Any]) -> str:
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": {"message": str(error)}}, 401 if isinstance(error, UsageError) else 400)
+    return JSONResponse({"error": {"message": str(error)}}, 401 if isinstance(error, SecretRefused) else 400)
+
+
+def question_of(asked: dict[str, Any]) -> tuple[list[dict[str, Any]], Sampling]:
+    """Return the messages of a request, and how its answer is drawn."""
+    try:
+        messages = [message_of(each) for each in asked["messages"]]
+        sampling = Sampling(
+            max_new_tokens=min(int(asked.get("max_tokens") or 512), MOST_TOKENS),
+            temperature=float(asked.get("temperature") or 0.0),
+            top_p=float(asked.get("top_p") or 1.0),
+            seed=int(asked.get("seed") or 0),
+        )
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        raise DataError("A message or a setting of the request is of another kind than OpenAI's API has.") from None
+    drawn = math.isfinite(sampling.temperature) and sampling.temperature >= 0 and 0 < sampling.top_p <= 1
+    if not messages or sampling.max_new_tokens < 1 or not drawn or not 0 <= sampling.seed < 1 << 63:
+        raise DataError("The request has no messages, or a setting that no answer can be drawn with.")
+    return messages, sampling
 
 
 def message_of(told: dict[str, Any]) -> dict[str, Any]:

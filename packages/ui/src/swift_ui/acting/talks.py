@@ -11,6 +11,7 @@ from typing import Any
 from swift.errors import SwiftError, UsageError
 from swift.infer import OpenAiServer
 from swift_ui.acting.jobs import JobBook, StartedCommand
+from swift_ui.acting.words import MOST
 from swift_ui.looking.missing import NotThere
 
 KIND = "chat"
@@ -20,9 +21,10 @@ MOST_TOKENS = 8192
 _MODULE = "swift_ui.acting.speaking"
 
 
-def open_talk(jobs: JobBook, model: str, *, trust: bool, device: str | None = None) -> StartedCommand:
+def open_talk(jobs: JobBook, model: object, *, trust: bool, device: str | None = None) -> StartedCommand:
     """Load a model (a run, a checkpoint, an adapter, a folder) in a process of its own, or find it loaded."""
-    if not model or model.startswith("-"):
+    model = model.strip() if isinstance(model, str) else ""
+    if not model or model.startswith("-") or len(model) > MOST or "\0" in model:
         raise UsageError("Which model is to be asked?", hint="A run, a checkpoint, an adapter, or a model's folder.")
     for job in jobs.all():
         if job.kind == KIND and job.alive and job.words == ("chat", model):
