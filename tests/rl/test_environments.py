@@ -172,6 +172,45 @@ def test_what_an_environment_does_to_its_process_harms_no_other_episode(
         assert [seen.done for seen in calls[number].seen] == [False, False, True]
 
 
+CLOSINGS = {
+    "hang": "import time; time.sleep(99)",
+    "swallow": "import time\n        while True:\n            try:\n                time.sleep(1)\n"
+    "            except Exception:\n                time.sleep(0.01); raise SystemExit(4) from None",
+    "exit": "raise SystemExit(4)",
+    "raise": "1 / 0",
+    "await": "import asyncio; return asyncio.sleep(99)",
+}
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=() if how == "exit" else pytest.mark.full) for how in CLOSINGS]
+)
+def test_an_environment_that_does_not_close_is_named_and_holds_nobody_up(how: str, tied: Path, tmp_path: Path) -> None:
+    file = tmp_path / "closing.py"
+    file.write_text(f"{COUNTING}\n    def close(self):\n        {CLOSINGS[how]}\n")
+    options = GrpoOptions(environment=f"{file}:Counting", environment_timeout=3, reward_workers=1)
+    selected = select_environment(options, ["word"], tied)
+    assert selected is not None
+    calls = [EpisodeCall(str(number), EpisodeStart([], {"word": "x"}, seed=number)) for number in range(3)]
+    said: list[str] = []
+    pool = EnvironmentPool(selected, options, say=said.append)
+    try:
+        pool.advance(calls)
+        pool.forget(calls[1:2])  # as where an episode ends by a limit
+        for number in range(1, 4):
+            live = [calls[0], calls[2]]
+            for call in live:
+                call.turns.append(Turn("abc", number))
+            pool.advance(live)
+        assert pool._started == 1
+    finally:
+        pool.close()
+    assert [call.failure for call in calls] == ["", "", ""]
+    assert [len(call.seen) for call in calls] == [3, 0, 3]
+    (line,) = said
+    assert line.startswith(f"The environment {file}:Counting failed in close: ")
+
+
 @pytest.mark.full
 def test_a_failed_episode_is_left_out_and_too_many_end_the_run(tied: Path, counting: str, tmp_path: Path) -> None:
     rows = [{**row, "trap": {"a": "raise", "b": "begin"}.get(str(row["word"]), "")} for row in ROWS]

@@ -81,7 +81,7 @@ class Episodes:
         arguments = data.template_kwargs
         self._turns = TurnRenderer(context.tokenizer, arguments, keep=options.template_drift == "keep")
         self._turns.check()
-        self._pool = EnvironmentPool(selected, options, heartbeat)
+        self._pool = EnvironmentPool(selected, options, heartbeat, context.say)
         self._positions = getattr(context.source.config.get_text_config(), "max_position_embeddings", None)
 
     def play(

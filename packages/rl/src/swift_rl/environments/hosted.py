@@ -6,14 +6,22 @@ import asyncio
 import inspect
 import random
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from swift.contracts import EpisodeStart, Turn
+from swift.errors import SwiftError
+from swift.untrusted import time_limit
 from swift_rl.environments.loading import faults, new_episode
 from swift_rl.environments.observed import plain, plain_messages
 from swift_rl.rewards.verdicts import in_one_line, traceback_text
+
+CLOSING = 5.0
+"""Seconds that episodes which are over may take to close, together."""
+_SHORTEST = 0.05
+"""Seconds that each of them has in any case."""
 
 
 @dataclass
@@ -32,6 +40,8 @@ class HostedEpisodes:
         self._doing = ""
         """Which function of an environment is at work."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._not_closed: list[str] = []
+        """Why episodes did not close, until the run is told."""
 
     def describe(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """Return what an environment wants, or why it is none."""
@@ -51,8 +61,13 @@ class HostedEpisodes:
         """Return what follows the last of an episode's turns, or its first messages where it has none yet.
 
         An episode that is not held here, because another process was ended, is begun again and given the same answers;
-        `replayed` has what it said to them this time.
+        `replayed` has what it said to them this time, and `closing` why episodes before it did not close.
         """
+        answer = self._answer(task, begun)
+        told, self._not_closed = self._not_closed, []
+        return {**answer, "closing": told} if told else answer
+
+    def _answer(self, task: Mapping[str, Any], begun: Callable[[], None]) -> dict[str, Any]:
         key, turns = task["key"], task["turns"]
         try:
             held = self._held.get(key)
@@ -63,9 +78,11 @@ class HostedEpisodes:
             else:
                 begun()
                 replayed = None
+            started = time.monotonic()
             seen = self._step(held, task, turns[-1])
-            if seen["done"]:
-                self._close(key)
+            if seen["done"]:  # in the time that the step has left, or its observation would be lost
+                left = task.get("seconds", 2 * CLOSING) - (time.monotonic() - started)
+                self._close(key, min(CLOSING, left / 2))
             return {"observation": seen, "replayed": replayed}
         except BaseException as problem:  # SystemExit too: this process decides when it ends
             self._held.pop(key, None)
@@ -76,8 +93,9 @@ class HostedEpisodes:
 
     def close(self, keys: Sequence[str]) -> None:
         """Close episodes that are over."""
+        end = time.monotonic() + CLOSING
         for key in keys:
-            self._close(key)
+            self._close(key, end - time.monotonic())
 
     def _again(self, task: Mapping[str, Any], turns: Sequence[Any], begun: Callable[[], None]) -> Any:
         self._close(task["key"])
@@ -99,14 +117,18 @@ class HostedEpisodes:
         held.turns += 1
         return plain(seen)
 
-    def _close(self, key: str) -> None:
+    def _close(self, key: str, seconds: float = CLOSING) -> None:
         held = self._held.pop(key, None)
-        close = None if held is None else getattr(held.episode, "close", None)
-        if close is not None:
-            try:
-                self._settled(close())
-            except Exception as problem:
-                sys.stdout.write(f"close: {in_one_line(problem)}\n")  # the episode is over, and has its reward
+        if held is None:
+            return
+        late = SwiftError(f"took longer than {CLOSING:g} s, or than the step had left")
+        try:
+            with time_limit(max(seconds, _SHORTEST), late):
+                close = getattr(held.episode, "close", None)
+                if close is not None:
+                    self._settled(close())
+        except BaseException as problem:  # SystemExit too: the episode is over, and has its reward
+            self._not_closed.append(late.message if problem is late else in_one_line(problem))
 
     def _settled(self, returned: Any) -> Any:
         if not inspect.isawaitable(returned):

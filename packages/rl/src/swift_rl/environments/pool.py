@@ -50,11 +50,17 @@ class EnvironmentPool:
     """Runs episodes in processes that are started when they are first needed."""
 
     def __init__(
-        self, selected: SelectedEnvironment, options: OnlineOptions, heartbeat: Callable[[], None] = lambda: None
+        self,
+        selected: SelectedEnvironment,
+        options: OnlineOptions,
+        heartbeat: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._selected = selected
         self._options = options
         self._heartbeat = heartbeat
+        self._say = say
+        self._said_closing = False
         self._most = options.reward_workers or min(os.cpu_count() or 1, MOST_WORKERS)
         self._workers: list[WorkerProcess[EpisodeCall]] = []
         self._homes: dict[str, WorkerProcess[EpisodeCall]] = {}
@@ -147,6 +153,9 @@ class EnvironmentPool:
     def _answered(self, call: EpisodeCall, began: float, answer: Mapping[str, Any], output: str) -> None:
         self._heartbeat()
         call.seconds += time.monotonic() - began
+        if (closing := answer.get("closing")) and not self._said_closing:
+            self._said_closing = True
+            self._say(f"The environment {self._options.environment} failed in close: {closing[0]}. This is said once.")
         if "failure" in answer:
             call.failure = answer["failure"]
             call.output = "\n".join(filter(None, (output.rstrip(), answer.get("traceback", ""))))
