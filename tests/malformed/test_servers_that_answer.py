@@ -160,6 +160,17 @@ def completion(**changes: Any) -> bytes:
         (completion(token_ids=[65]), "2 log-probabilities for 1 tokens"),
         (completion(logprobs=None), "without logprobs.token_logprobs"),
         (completion(logprobs={"token_logprobs": [float("nan"), -1.0]}), r"nan as logprobs.token_logprobs\[0\]"),
+        (
+            completion(logprobs={"token_logprobs": [-1.0, 7.5]}),
+            r"7.5, no log-probability, as logprobs.token_logprobs\[1\]",
+        ),
+        (completion(logprobs={"token_logprobs": [float("-inf"), -1.0]}), "-inf, no log-probability,"),
+        (completion(finish_reason=["stop"]), "a list as finish_reason"),
+        (completion(finish_reason="abort"), "'abort' as finish_reason"),
+        (
+            completion(token_ids=[65] * 3, logprobs={"token_logprobs": [-1.0] * 3}),
+            "3 tokens where 2 were asked for as token_ids",
+        ),
         (completion(logprobs={"token_logprobs": [None, -1.0]}), "null as logprobs.token_logprobs"),
     ],
 )
@@ -182,6 +193,8 @@ def test_tokens_that_no_model_draws_are_refused_by_their_place(said: bytes, comp
         [None, {"66": {}}],
         [None, {"66": {"logprob": float("nan"), "rank": 1}}],
         [None, {"b": {"logprob": -1.0, "rank": 1}}],
+        [None, {"66": {"logprob": 7.5, "rank": 1}}],
+        [None, {"66": {"logprob": True, "rank": 1}}],
     ],
 )
 def test_what_a_server_tells_of_a_text_is_about_its_tokens(told: object) -> None:

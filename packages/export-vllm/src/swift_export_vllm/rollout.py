@@ -26,6 +26,8 @@ from swift_export_vllm.weights_folder import write_weights
 
 AT_A_TIME = 128
 """Requests under way at once; the server has a queue of its own."""
+_ROUNDED = 1e-2
+"""Log-probabilities end at 0; a server that computes in few bits may round a little beyond."""
 _PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Over what the served folder's generation config would set: nothing but the sampling decides."""
 
@@ -136,6 +138,14 @@ class _Served:
         if len(ids) != len(logprobs):
             told = f"{len(logprobs)} log-probabilities for {len(ids)} tokens"
             raise self.server.odd("logprobs.token_logprobs", told)
+        for place, value in enumerate(logprobs):
+            if not -math.inf < value <= _ROUNDED:  # logits, say: another --logprobs-mode returns them
+                raise self.server.odd(f"logprobs.token_logprobs[{place}]", f"{value:g}, no log-probability,")
+        reason = choice.get("finish_reason")
+        if reason in ("abort", "error"):  # a part of an answer, which nobody has drawn to its end
+            raise self.server.odd("finish_reason", f"{reason!r}")
+        if reason is not None:
+            self.server.found(choice, "finish_reason", kind=str)
         return ids, logprobs
 
     def scored(self, choice: Mapping[str, Any], prompt: Sequence[int], top: int) -> Score:
@@ -298,6 +308,9 @@ class VllmServer:
             served = self._server_of(number)
             choice = served.completion(prompts[place], self._settings(sampling, place))
             ids, logprobs = served.drawn(choice)
+            if len(ids) > sampling.max_new_tokens:
+                told = f"{len(ids)} tokens where {sampling.max_new_tokens} were asked for"
+                raise served.server.odd("token_ids", told)
             # The server knows no function: what it said after the end of an answer is left out here.
             for length in range(1, len(ids) + 1 if sampling.is_over is not None else 0):
                 if sampling.is_over is not None and sampling.is_over(ids[:length]):
@@ -396,8 +409,8 @@ class VllmServer:
 
 
 def _logprob(value: Any) -> float:
-    if math.isnan(value):
-        raise ValueError("it is NaN")
+    if isinstance(value, bool) or not value <= _ROUNDED:
+        raise ValueError("it is no log-probability")
     return float(value)
 
 
