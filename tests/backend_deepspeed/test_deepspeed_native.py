@@ -307,3 +307,58 @@ def test_a_missing_process_and_a_folder_of_something_else_are_named(place: Path,
     (tmp_path / "part" / "global_step3" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
     with pytest.raises(CheckpointError, match="the files of 1 of 2 processes"):
         open_native(tmp_path / "part")
+
+
+@pytest.mark.parametrize("told", ["../zero3/global_step3", "/etc", "a\0b", "x" * 5000, b"\xff", "elsewhere"])
+def test_the_name_of_the_newest_folder_leads_nowhere_else(tmp_path: Path, told: str | bytes) -> None:
+    from swift_backend_deepspeed.native import open_native
+
+    (tmp_path / "zero3" / "global_step3" / "zero").mkdir(parents=True)
+    (folder := tmp_path / "zero2").mkdir()
+    (folder / "elsewhere").symlink_to(tmp_path / "zero3" / "global_step3")
+    (folder / "latest").write_bytes(told if isinstance(told, bytes) else told.encode())
+    with pytest.raises(CheckpointError, match="latest"):
+        open_native(folder)
+
+
+STATES: dict[str, Any] = {"param_shapes": [{"a": torch.Size([2])}], "shared_params": {}, "global_steps": 3}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"param_shapes": None},
+        {"param_shapes": [{"a": 5}]},
+        {"param_shapes": [{5: torch.Size([2])}]},
+        {"global_steps": -1},
+        {"global_steps": float("nan")},
+        {"dp_world_size": "two"},
+        {"ds_config": 5},
+    ],
+)
+def test_states_of_other_kinds_are_the_folders_fault(tmp_path: Path, change: dict[str, Any]) -> None:
+    from swift_backend_deepspeed.native import open_native
+
+    folder = tmp_path / "global_step3"
+    folder.mkdir()
+    inner = {"state": {}, "param_groups": []}
+    ranks = {"zero_stage": 2, "single_partition_of_fp32_groups": [torch.zeros(2)], "base_optimizer_state": inner}
+    torch.save(STATES, folder / "mp_rank_00_model_states.pt")
+    torch.save({"optimizer_state_dict": ranks}, folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    assert open_native(tmp_path) is not None
+    torch.save(STATES | change, folder / "mp_rank_00_model_states.pt")
+    with pytest.raises(CheckpointError, match="global_step3 holds something else than DeepSpeed writes"):
+        open_native(tmp_path)
+
+
+def test_pieces_that_are_too_short_are_named_by_their_parameter(tmp_path: Path) -> None:
+    from swift_backend_deepspeed.native import open_native
+
+    inner = {"state": {}, "param_groups": []}
+    ranks = {"zero_stage": 2, "single_partition_of_fp32_groups": [torch.zeros(1)], "base_optimizer_state": inner}
+    torch.save(STATES, tmp_path / "mp_rank_00_model_states.pt")
+    torch.save({"optimizer_state_dict": ranks}, tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    opened = open_native(tmp_path)
+    assert opened is not None
+    with pytest.raises(CheckpointError, match="/a holds something else"):
+        opened.read("a")

@@ -8,8 +8,8 @@ parameter is asked for. This module does not import deepspeed.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,10 +20,14 @@ import torch
 from swift.contracts import ForeignCheckpoint
 from swift.errors import CheckpointError
 from swift.toolkit import load_pickle
+from swift.untrusted import inside, read_text
 from swift_backend_deepspeed.partitions import MOMENTS
 
 _MODEL = "*mp_rank_*_model_states.pt"
 _OPTIM = "*zero_pp_rank_*_optim_states.pt"
+_LATEST = 4096
+"""Bytes of the file that names the newest folder."""
+_STEP = re.compile(r"global_step([0-9]{1,18})(?:_universal)?")
 _INERT = (
     "deepspeed.utils.tensor_fragment.fragment_address",
     "deepspeed.runtime.fp16.loss_scaler.LossScaler",
@@ -39,6 +43,24 @@ def open_native(folder: Path) -> ForeignCheckpoint | None:
     found = _inside(folder)
     if found is None:
         return None
+    with _damage(found):
+        return _opened(found)
+
+
+@contextmanager
+def _damage(place: Path) -> Iterator[None]:
+    """Say that a folder is damaged where its files hold values of other kinds than DeepSpeed writes."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as problem:
+        found = f"{type(problem).__name__}: {problem}".splitlines()[0]
+        raise CheckpointError(
+            f"{place} holds something else than DeepSpeed writes ({found[:200]}).",
+            hint="Copy the folder again, or convert an earlier one.",
+        ) from None
+
+
+def _opened(found: Path) -> ForeignCheckpoint:
     if (found / "zero").is_dir():
         return Universal(found)
     files = sorted(found.glob(_OPTIM), key=_rank)
@@ -54,17 +76,26 @@ def _inside(folder: Path) -> Path | None:
     """Return the folder with the files themselves."""
     for name in ("latest_universal", "latest"):
         if (folder / name).is_file():
-            tag = folder / (folder / name).read_text(encoding="utf-8").strip()
+            told = read_text(folder / name, CheckpointError, limit=_LATEST).strip()
+            if not told:
+                continue
+            tag = inside(folder, told, CheckpointError, source=str(folder / name))
             if any(tag.glob(_MODEL)) or (tag / "zero").is_dir():
                 return tag
     if any(folder.glob(_MODEL)):
         return folder
-    steps = [each for each in folder.glob("global_step*") if any(each.glob(_MODEL))]
-    return max(steps, key=lambda each: int(each.name.removeprefix("global_step") or 0)) if steps else None
+    steps = {
+        int(number[1]): each
+        for each in folder.glob("global_step*")
+        if (number := _STEP.fullmatch(each.name)) and any(each.glob(_MODEL))
+    }
+    return steps[max(steps)] if steps else None
 
 
 def _rank(file: Path) -> int:
-    return int(re.findall(r"pp_rank_(\d+)", file.name)[0])
+    """Return the number of the process that wrote a file; the first one where its name tells none."""
+    found = re.search(r"pp_rank_([0-9]{1,9})_", file.name)
+    return int(found[1]) if found else 0
 
 
 class _Nothing:
@@ -101,6 +132,7 @@ class Sharded(ForeignCheckpoint):
     """A folder of ZeRO 1, 2 or 3: one file of flat pieces per process."""
 
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
+        self._folder = folder
         model = _load(min(folder.glob(_MODEL)))
         if model.get("mp_world_size", 1) > 1:
             raise CheckpointError(
@@ -113,7 +145,7 @@ class Sharded(ForeignCheckpoint):
         if len(files) != expected:
             raise CheckpointError(f"{folder} holds the files of {len(files)} of {expected} processes.")
         self.description = f"DeepSpeed ZeRO {stage} of {len(files)} processes"
-        self.step = int(model["global_steps"])
+        self.step = _step(model["global_steps"])
         self.rows_per_step = _rows_per_step(model)
         self._stage = stage
         self._shared: Mapping[str, str] = model["shared_params"]
@@ -132,6 +164,10 @@ class Sharded(ForeignCheckpoint):
 
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
         """Pieces of all processes put together."""
+        with _damage(self._folder / name):
+            return self._read(name)
+
+    def _read(self, name: str) -> Mapping[str, torch.Tensor]:
         if name in self._frozen:
             return {"weight": _together(self._frozen[name])}
         place = self._places[name]
@@ -181,9 +217,9 @@ class Universal(ForeignCheckpoint):
         self._folder = folder / "zero"
         model = _load(min(folder.glob(_MODEL)))
         self.description = "a universal checkpoint of DeepSpeed"
-        self.step = int(model["global_steps"])
+        self.step = _step(model["global_steps"])
         self.rows_per_step = _rows_per_step(model)
-        self._shapes = {name: tuple(shape) for group in model["param_shapes"] for name, shape in group.items()}
+        self._shapes = {_name(name): tuple(shape) for group in model["param_shapes"] for name, shape in group.items()}
         self._step = float(model["global_steps"] - model.get("skipped_steps", 0))
         common = self._folder / "optimizer_state.pt"
         self.param_groups = _settings(_load(common)) if common.is_file() else []
@@ -194,6 +230,10 @@ class Universal(ForeignCheckpoint):
 
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
         """Its files."""
+        with _damage(self._folder / name):
+            return self._read(name)
+
+    def _read(self, name: str) -> Mapping[str, torch.Tensor]:
         found = {}
         for slot, file in (("weight", "fp32"), *((slot, slot) for slot in MOMENTS)):
             path = self._folder / name / f"{file}.pt"
@@ -222,7 +262,7 @@ def _places_of_2(shapes: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, _Pl
     for group, members in enumerate(shapes):
         start = 0
         for name, shape in members.items():
-            places[name] = _Place(group, start, tuple(shape))
+            places[_name(name)] = _Place(group, start, tuple(shape))
             start += prod(shape)
     return places
 
@@ -236,7 +276,7 @@ def _places_of_3(shapes: Iterable[Mapping[str, Sequence[int]]], ranks: int) -> d
     start = 0
     for group, members in enumerate(shapes):
         for name, shape in members.items():
-            places[name] = _Place(group, start, tuple(shape))
+            places[_name(name)] = _Place(group, start, tuple(shape))
             start += -(-prod(shape) // ranks)
     return places
 
@@ -254,6 +294,18 @@ def _settings(optimizer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return Adam's settings for each parameter group."""
     groups = optimizer.get("param_groups", ())
     return [group for group in groups if {"lr", "betas", "eps"} <= group.keys()]
+
+
+def _step(told: object) -> int:
+    if not isinstance(told, int) or isinstance(told, bool) or not 0 <= told < 1 << 53:
+        raise ValueError(f"global_steps is {told!r:.40}")
+    return told
+
+
+def _name(told: object) -> str:
+    if not isinstance(told, str):
+        raise ValueError(f"param_shapes names a parameter {told!r:.40}")
+    return told
 
 
 def _rows_per_step(model: Mapping[str, Any]) -> int:
