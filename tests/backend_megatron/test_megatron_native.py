@@ -146,6 +146,34 @@ def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "was run").exists()
 
 
+@pytest.mark.parametrize(
+    ("place", "complaint"),
+    [("../other/__0_0.distcp", "leads out of"), ("/etc/passwd", "leads out of"), (5, "holds 5"), ("fifo", "fifo")],
+)
+def test_tensors_lie_in_files_of_the_folder(tmp_path: Path, place: object, complaint: str) -> None:
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+    from swift_backend_megatron.native import open_native
+
+    os.mkfifo(tmp_path / "fifo")
+    lying: Any = _StorageInfo(place, 0, 8)  # type: ignore[arg-type]  # as a file may say
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({}, storage_data={MetadataIndex("a"): lying})))
+    (tmp_path / "metadata.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=complaint):
+        open_native(tmp_path)
+
+
+@pytest.mark.parametrize("table", [None, [], {"a": 5}])
+def test_a_table_of_contents_of_another_kind_is_named(tmp_path: Path, table: object) -> None:
+    from swift_backend_megatron.native import open_native
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(table))
+    (tmp_path / "metadata.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"\.metadata is no table of contents"):
+        open_native(tmp_path)
+
+
 def test_another_model_is_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", architecture="Llama", num_hidden_layers=3)
 

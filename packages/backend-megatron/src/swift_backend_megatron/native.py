@@ -12,13 +12,15 @@ import io
 import pickle
 import re
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from enum import EnumType
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -27,7 +29,7 @@ from swift.checkpoint import Boxes
 from swift.contracts import ForeignCheckpoint
 from swift.errors import CheckpointError
 from swift.toolkit import check_archive
-from swift.untrusted import read_bytes
+from swift.untrusted import check_regular, inside, read_bytes
 from swift_backend_megatron.masters import MOMENTS
 from swift_backend_megatron.on_disk import MASTERS, SLOT, SavedShard, learn
 
@@ -64,8 +66,8 @@ class TorchDist(ForeignCheckpoint):
         self._reader = _TorchDistReader(folder)
         self._stored = self._reader.read_metadata().state_dict_metadata
         common = _common(folder)
-        self.step = int(common.get("iteration", 0) or _number(folder))
-        self.rows_per_step = int(getattr(common.get("args"), "global_batch_size", 0) or 0)
+        self.step = _whole(common.get("iteration")) or _number(folder)
+        self.rows_per_step = _whole(getattr(common.get("args"), "global_batch_size", 0))
         self.description = "Megatron's torch_dist checkpoint"
         if not any(key.startswith(SLOT.format(MOMENTS[0])) for key in self._stored):
             self.description += (
@@ -83,8 +85,9 @@ class TorchDist(ForeignCheckpoint):
         self._tensor_map, self._shards = on_disk.tensor_map, on_disk.shards
         for shard in (shard for shards in self._shards.values() for shard in shards):
             stored = self._stored.get(shard.key)
-            if stored is None or tuple(stored.size) != shard.whole:
-                found = "no" if stored is None else f"a {tuple(stored.size)}"
+            size = _size(stored)
+            if size != shard.whole:
+                found = "no" if stored is None else f"a {size}"
                 raise CheckpointError(
                     f"{self._folder} has {found} {shard.key}, which the model has in the shape {shard.whole}.",
                     hint="Name with --model the model that training started from.",
@@ -93,7 +96,7 @@ class TorchDist(ForeignCheckpoint):
     def labels(self) -> int | None:
         """Return the rows of the output layer; None where the checkpoint has none."""
         head = self._stored.get("output_layer.weight")
-        return None if head is None else int(head.size[0])
+        return None if head is None else next(iter(_size(head) or ()), None)
 
     def names(self) -> Collection[str]:
         return self._tensor_map.keys()
@@ -165,13 +168,39 @@ class _TorchDistReader(FileSystemReader):
                 raise
             except Exception as error:
                 raise CheckpointError(f"{file} cannot be read: {error}") from error
+            _check_table(self._table, file)
         return self._table
 
     def fill(self, key: str, boxes: torch.Tensor) -> None:
         planner = DefaultLoadPlanner(flatten_state_dict=False)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _damage(Path(str(self.path)), key):
             warnings.simplefilter("ignore")  # of there being one process
             load({key: boxes}, storage_reader=self, planner=planner, no_dist=True)
+
+
+@contextmanager
+def _damage(folder: Path, key: str) -> Iterator[None]:
+    """Say that a tensor cannot be read where torch's reader fails on it, in one line."""
+    try:
+        yield
+    except (CheckpointException, LookupError, TypeError, ValueError, AttributeError, RuntimeError, OSError) as error:
+        failures = error.failures if isinstance(error, CheckpointException) else {}
+        cause = next((first for first, _ in failures.values()), error)
+        if isinstance(cause, CheckpointError):
+            raise cause from None
+        told = f"{type(cause).__name__}: {cause}".splitlines()[0]
+        raise CheckpointError(
+            f"{folder}: {key} cannot be read ({told[:200]}).", hint="Copy the folder again, or convert an earlier one."
+        ) from None
+
+
+def _check_table(table: Any, file: Path) -> None:
+    """Refuse a table of contents of another kind, and one whose tensors lie outside its folder or in no file."""
+    stored, places = getattr(table, "state_dict_metadata", None), getattr(table, "storage_data", None)
+    if not isinstance(stored, dict) or not isinstance(places, dict) or not all(isinstance(key, str) for key in stored):
+        raise CheckpointError(f"{file} is no table of contents of torch.distributed.checkpoint.")
+    for name in {getattr(place, "relative_path", None) for place in places.values()}:
+        check_regular(inside(file.parent, name, CheckpointError, source=str(file)), CheckpointError)
 
 
 class _Ignored:
@@ -227,9 +256,20 @@ def _common(folder: Path) -> Mapping[str, Any]:
             content: Mapping[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception:  # it says the step and the size of a batch, of which the first is in the folder's name too
         return {}
-    return content
+    return content if isinstance(content, Mapping) else {}
+
+
+def _whole(told: object) -> int:
+    """Return a number of steps or rows; 0 where it is none."""
+    return told if isinstance(told, int) and not isinstance(told, bool) and 0 <= told < 1 << 53 else 0
+
+
+def _size(stored: object) -> tuple[int, ...] | None:
+    """Return the shape of a stored tensor; None where it is no tensor."""
+    size = getattr(stored, "size", None)
+    return tuple(size) if isinstance(size, torch.Size) else None
 
 
 def _number(folder: Path) -> int:
-    found = re.fullmatch(r"iter_0*(\d+)", folder.name)
+    found = re.fullmatch(r"iter_0*([0-9]{1,15})", folder.name)
     return int(found[1]) if found else 0

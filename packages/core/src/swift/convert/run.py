@@ -59,6 +59,7 @@ def convert_checkpoint(
     quiet_libraries()
     adapter: Adapter | None = find_adapter_config(path, adapter_config)
     foreign = _recognised(path, adapter, weights_only=weights_only)
+    _check_counts(path, foreign)
     told = read_args(path)
     model = model or _base(path, told, adapter, say)
     if checkpoint_folder(out, foreign.step).exists():
@@ -215,6 +216,16 @@ def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> F
         f"{path} holds neither safetensors nor a checkpoint that an installed backend can read (asked: {asked}).",
         hint=hint,
     )
+
+
+def _check_counts(path: Path, foreign: ForeignCheckpoint) -> None:
+    """Refuse numbers of steps and rows that no training has."""
+    for what, told in (("it was saved at step", foreign.step), ("the rows of a step are", foreign.rows_per_step)):
+        if not isinstance(told, int) or isinstance(told, bool) or not 0 <= told < 1 << 53:
+            raise CheckpointError(
+                f"{path} says that {what} {shown(repr(told), 40)}.",
+                hint="Copy the folder again, or convert an earlier one.",
+            )
 
 
 def _refuse_without_backend(path: Path, readers: list[str]) -> None:
