@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -140,6 +140,16 @@ def test_a_tensor_that_is_not_what_was_sent_is_named(model: Path, change: Any, s
         two_updates()
     assert said in raised.value.message
     engine.close()
+
+
+def test_a_token_that_the_model_does_not_have_is_refused() -> None:
+    class Strange:
+        def generate(self, prompts: Any, sampling: Any) -> Iterator[tuple[int, Completion]]:
+            yield 0, Completion([3, 264], [-1.0, -1.0], "stop")
+
+    assert len([*VerifiedEngine(cast("Any", Strange())).generate([[1]], Sampling())]) == 1
+    with pytest.raises(SyncError, match="answered with the token 264, and the model in training has 264 tokens"):
+        next(iter(VerifiedEngine(cast("Any", Strange()), vocabulary=264).generate([[1]], Sampling())))
 
 
 def test_an_engine_that_shows_no_weights_is_caught_by_the_probe(model: Path) -> None:

@@ -32,8 +32,9 @@ class VerifiedEngine:
     Checksums of what was sent are compared with those of what the engine holds, where it can show it.
     """
 
-    def __init__(self, engine: InferenceEngine) -> None:
+    def __init__(self, engine: InferenceEngine, *, vocabulary: int | None = None) -> None:
         self.engine = engine
+        self._vocabulary = vocabulary
         self.version: int | None = None
         """How many optimizer steps made its weights."""
         self.verified = False
@@ -42,7 +43,7 @@ class VerifiedEngine:
         self._before: dict[str, Checksum] = {}
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Yield the engine's answers; one by other weights than the last update's is an error."""
+        """Yield the engine's answers; one by other weights than the last update's, or of other tokens, is an error."""
         for place, completion in self.engine.generate(prompts, sampling):
             if self.version is not None and completion.version not in (None, self.version):
                 raise SyncError(
@@ -50,7 +51,19 @@ class VerifiedEngine:
                     f"{self.version}.",
                     hint="Does another run send its weights to the same server?",
                 )
+            if (strange := self._strange(completion.token_ids)) is not None:
+                raise SyncError(
+                    f"The engine answered with the token {strange}, and the model in training has {self._vocabulary} "
+                    "tokens.",
+                    hint="Does the server serve another model?",
+                )
             yield place, completion
+
+    def _strange(self, ids: Sequence[int]) -> int | None:
+        """Return a token of an answer that the model does not have."""
+        if self._vocabulary is None:
+            return None
+        return next((token for token in ids if not 0 <= token < self._vocabulary), None)
 
     def batches(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]] | None:
         """Return the places of prompts that the engine answers together; None where that makes no difference."""

@@ -79,4 +79,4 @@ class Environment(Protocol):
         """Return what follows an answer. An exception ends the episode, which then has no reward."""
 
     def close(self) -> None:
-        """Let go of what the episode holds. May be left out."""
+        """Let go of what the episode holds, in 30 seconds at most. May be left out."""

@@ -18,7 +18,7 @@ from swift_rl.environments.loading import faults, new_episode
 from swift_rl.environments.observed import plain, plain_messages
 from swift_rl.rewards.verdicts import in_one_line, traceback_text
 
-CLOSING = 5.0
+CLOSING = 30.0
 """Seconds that episodes which are over may take to close, together."""
 _SHORTEST = 0.05
 """Seconds that each of them has in any case."""
@@ -91,9 +91,9 @@ class HostedEpisodes:
                 "traceback": traceback_text(problem),
             }
 
-    def close(self, keys: Sequence[str]) -> None:
-        """Close episodes that are over."""
-        end = time.monotonic() + CLOSING
+    def close(self, keys: Sequence[str], step: float) -> None:
+        """Close episodes that are over, in half of the seconds that a step may take: another's may be next."""
+        end = time.monotonic() + min(CLOSING, step / 2)
         for key in keys:
             self._close(key, end - time.monotonic())
 
@@ -121,9 +121,10 @@ class HostedEpisodes:
         held = self._held.pop(key, None)
         if held is None:
             return
-        late = SwiftError(f"took longer than {CLOSING:g} s, or than the step had left")
+        seconds = max(seconds, _SHORTEST)
+        late = SwiftError(f"took longer than {seconds:.3g} s")
         try:
-            with time_limit(max(seconds, _SHORTEST), late):
+            with time_limit(seconds, late):
                 close = getattr(held.episode, "close", None)
                 if close is not None:
                     self._settled(close())

@@ -98,7 +98,7 @@ class EnvironmentPool:
         for worker in self._workers:
             keys = [call.key for call in calls if self._homes.get(call.key) is worker]
             if keys and worker.ended is None:
-                worker.tell({"do": "close", "keys": keys})
+                worker.tell({"do": "close", "keys": keys, "step": self._options.environment_timeout})
         for call in calls:
             self._homes.pop(call.key, None)
 

@@ -81,7 +81,7 @@ def _play(channel: socket.socket, task: Mapping[str, Any]) -> None:
     """Do what is asked of an environment."""
     episodes = _episodes()
     if task["do"] == "close":
-        episodes.close(task["keys"])
+        episodes.close(task["keys"], task["step"])
         return
 
     def begun() -> None:

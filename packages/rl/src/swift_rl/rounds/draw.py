@@ -13,6 +13,7 @@ from swift.contracts import PlanContext, Sampling
 from swift.errors import CheckpointError, SwiftError
 from swift.infer import StopStrings, open_engine
 from swift.toolkit import heartbeat, progress
+from swift_rl.distill.vocabulary import size_of
 from swift_rl.draw_options import DrawOptions
 from swift_rl.environments.episodes import Episodes
 from swift_rl.environments.select import select_environment
@@ -266,7 +267,7 @@ class Rollouts:
             trained_adapter=self._context.adapter(),
             say=self._context.say,
         )
-        return VerifiedEngine(engine)
+        return VerifiedEngine(engine, vocabulary=size_of(self._context.source))
 
 
 def computes_alike(context: PlanContext, options: DrawOptions) -> bool:
