@@ -48,7 +48,7 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("reward", "steps", "least", "most"), [("digits", 50, 0.9, 1.0), ("noise", 25, 0.0, 0.5)])
+@pytest.mark.parametrize(("reward", "steps", "least", "most"), [("digits", 75, 0.9, 1.0), ("noise", 25, 0.0, 0.5)])
 def test_ppo_says_numbers_it_was_never_rewarded_for_and_learns_none_from_noise(
     talker: Path, tmp_path: Path, reward: str, steps: int, least: float, most: float
 ) -> None:
