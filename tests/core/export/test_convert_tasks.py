@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 from transformers import AutoModel, AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from swift.checkpoint import open_checkpoint
+from swift.convert import run as convert_run
 from swift.convert.run import convert_checkpoint
 from swift.convert.write import convert_to
 from swift.errors import CheckpointError
@@ -221,3 +223,15 @@ def test_backends_write_and_read_models_that_score(base: Path, tmp_path: Path) -
             assert sorted(before.names()) == sorted(after.names())
             for each in before.names():
                 assert torch.equal(before.read(each), after.read(each)), (to, each)
+
+
+@pytest.mark.parametrize(
+    ("step", "rows", "said"), [(-1, 8, "at step -1"), (3, True, "a step are True"), (3, 2**60, "are 1")]
+)
+def test_counts_that_no_training_has_are_refused(
+    step: int, rows: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = SimpleNamespace(step=step, rows_per_step=rows)
+    monkeypatch.setattr(convert_run, "_recognised", lambda *_, **__: told)
+    with pytest.raises(CheckpointError, match=said):
+        convert_checkpoint(tmp_path, model=None, out=tmp_path / "out", adapter_config=None, say=print)
