@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import shutil
 import struct
@@ -200,9 +201,11 @@ CASES += [
         ("image", "image_processor.patch_size", ("many", ["1"], None, 0)),
         ("image", "image_processor.merge_size", ("many", ["1"], None, 0)),
         ("image", "image_processor.temporal_patch_size", ("many", None)),
-        ("image", "image_processor.rescale_factor", ("many", ["1"])),
+        ("image", "image_processor.rescale_factor", ("many", ["1"], 0, 1e9, math.nan, math.inf)),
+        ("image", "image_processor.image_mean", (math.nan, 1e9)),
+        ("image", "image_processor.image_std", (0, math.nan, 1e-30)),
         ("image", "image_processor.size.longest_edge", ("many", ["1"])),
-        ("audio", "feature_extractor.dither", ("many", ["1"], None)),
+        ("audio", "feature_extractor.dither", ("many", ["1"], None, math.nan)),
         ("audio", "feature_extractor.chunk_length", (0,)),
         ("audio", "feature_extractor.padding_value", ("many",)),
     )

@@ -42,6 +42,8 @@ _OF_VIDEOS = "video_processor"
 _INSTALL = "Type: pip install 'swift-core[vision]'"
 _ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
 """What processors call the media of a kind."""
+_BRIGHTEST = 1e4
+"""Of what a pixel may become: most models see about -2 to 2, some the 0 to 255 of the file."""
 _TOO_FEW = 28
 """Pixels of a side, where nothing else is known."""
 
@@ -179,10 +181,27 @@ class MediaProcessor:
         from PIL import Image
 
         (asked,) = self._asked([("image", Image.new("RGB", (width, height)))])
+        if not self._checked:
+            self._check_sight(width, height)
         self._checked += 1
         if counted is not None and counted != asked:
             self._counts = False
         return asked
+
+    def _check_sight(self, width: int, height: int) -> None:
+        """Refuse settings by which every picture looks the same, or has pixels beyond all that models have seen."""
+        from PIL import Image
+
+        left, upper = Image.new("RGB", (width, height)), Image.new("RGB", (width, height))
+        left.paste((255, 255, 255), (0, 0, max(1, width // 2), height))
+        upper.paste((255, 255, 255), (0, 0, width, max(1, height // 2)))
+        made, other = (self.inputs([("image", each)]) for each in (left, upper))
+        pixels = [name for name, value in made.items() if value.is_floating_point()]
+        if min(width, height) > 1 and pixels and all(made[name].equal(other[name]) for name in pixels):
+            raise ValueError("it makes the same of different pictures (rescale_factor, image_std)")
+        for name in pixels:
+            if (largest := float(made[name].abs().max())) > _BRIGHTEST:
+                raise ValueError(f"it makes {largest:.3g} of white in {name} (rescale_factor, image_mean, image_std)")
 
     def _of_sound(self, length: int) -> str:
         longest = getattr(_of_sounds(self.processor), "n_samples", None)
@@ -285,11 +304,15 @@ class MediaProcessor:
         if "audio" in given:
             options["sampling_rate"] = self.rate
         try:
-            return self.processor(text=text, return_tensors="pt", add_special_tokens=False, **given, **options)
+            made = self.processor(text=text, return_tensors="pt", add_special_tokens=False, **given, **options)
         except (SwiftError, ValueError, MemoryError):
             raise
         except Exception as error:  # numbers that are texts, in its files, fail in its arithmetic
             raise ValueError(first_line(error)) from error
+        for name, value in made.items():
+            if hasattr(value, "is_floating_point") and value.is_floating_point() and not value.isfinite().all():
+                raise ValueError(f"it makes numbers that are not finite in {name}")
+        return made
 
 
 def load_processor(folder: Path, config: Any, tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
