@@ -180,6 +180,39 @@ CASES += [
 ]
 
 
+# ---------------------------------------------------------------- chat templates that leave out what is asked
+
+
+def templated(template: str, words: Sequence[str], folder: Path) -> Words:
+    """Gives the model this chat template."""
+    (folder / "model/chat_template.jinja").write_text(template, encoding="utf-8")
+    return rows('{"query": "Once more", "response": "Hi"}', words, folder)
+
+
+TEMPLATES = {
+    "writes the same of everything": "constant",
+    "writes all messages but the last": "{% for message in messages[:-1] %}{{ message.content }}{% endfor %}.",
+    "writes roles alone": "{% for message in messages %}{{ message.role }}{% endfor %}",
+}
+CASES += [
+    Case(
+        f"{words[0]}: a chat template that {name}",
+        partial(templated, template, words),
+        "refused",
+        ("model/chat_template.jinja", "leaves the last message out"),
+    )
+    for words in (INFER, EVAL)
+    for name, template in TEMPLATES.items()
+]
+CASES.append(
+    Case(
+        "infer: a chat template that writes messages in another form",
+        partial(templated, "{% for message in messages %}{{ message.content | upper }}{% endfor %}", INFER),
+        "works",
+    )
+)
+
+
 # ---------------------------------------------------------------- models that score
 
 

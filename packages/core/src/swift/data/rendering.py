@@ -30,6 +30,8 @@ CHARACTERS = 1 << 26
 """Of one rendered text: some twenty million tokens."""
 MEMORY = 2 << 30
 """Bytes that rendering may take beyond what the process has."""
+_OTHERWISE = "Otherwise."
+"""Put after a message to see whether a template writes it."""
 _PIECES = 64
 """Pieces of output after which the size is looked at."""
 
@@ -42,17 +44,27 @@ def render_chat(tokenizer: Any, messages: Sequence[Any], *, place: str, **argume
 
 
 def render_asked(tokenizer: Any, messages: Sequence[Any], *, place: str, **arguments: Any) -> str:
-    """Return a conversation that a model is asked; `DataError` where its template refuses it, or writes nothing."""
+    """Return a conversation that a model is asked; `DataError` where its template refuses it, or leaves its end out."""
     try:
         text = render_chat(tokenizer, messages, place=place, **arguments)
+        if not text:
+            raise _refusal(tokenizer, place, "writes nothing of it")
+        if (said := _last_said(messages)) and said.strip() not in text:
+            other = [*messages[:-1], {**messages[-1], "content": f"{said} {_OTHERWISE}"}]
+            if render_chat(tokenizer, other, place=place, **arguments) == text:
+                raise _refusal(tokenizer, place, "leaves the last message out")
     except SwiftError:
         raise
     except Exception as error:  # templates raise what they like
         reason = shown(str(error)) if isinstance(error, TemplateError) else shown(f"{type(error).__name__}: {error}")
         raise _refusal(tokenizer, place, f"refuses it: {reason}") from error
-    if not text:
-        raise _refusal(tokenizer, place, "writes nothing of it")
     return text
+
+
+def _last_said(messages: Sequence[Any]) -> str:
+    """Return the text of the last message; nothing where it has parts, or none."""
+    content = messages[-1].get("content") if messages and isinstance(messages[-1], Mapping) else None
+    return content if isinstance(content, str) else ""
 
 
 def _refusal(tokenizer: Any, place: str, what: str) -> DataError:
