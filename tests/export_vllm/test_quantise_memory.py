@@ -24,12 +24,12 @@ def anonymous() -> int:
 
 def measured(few: str, many: str, data: str, out: str, answer: Any) -> None:
     """The most that quantising each takes above what was there before; in a process of its own."""
-    import ctypes
+    from heap import show_blocks
 
     from swift.config.sections import ExportOptions
     from swift.export.run import export_checkpoint
 
-    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: large blocks go back to the system at once
+    show_blocks(2**20)
     torch.set_num_threads(1)
     peaks = []
     for number, quantised in enumerate((few, few, many)):  # the first brings libraries, and what they keep

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from heap import show_blocks
 from hf_trainer import model_of
 from tiers import tiered
 from tiny_runs import write_model
@@ -81,12 +82,8 @@ def write_trained(base: Path, folder: Path) -> None:
 
 def measured(work: Callable[[], None], answer: Any) -> None:
     """In a process of its own; large blocks go back to the system at once, so that what is seen is what is held."""
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-    libc.mallopt(-3, 2**20)  # M_MMAP_THRESHOLD, fixed
     gc.collect()
-    libc.malloc_trim(0)  # what the tests before have freed would be taken again without being seen
+    show_blocks(2**20)
     torch.set_num_threads(1)
     storage._STREAM_FILE_BYTES = LARGEST  # more by default, which would hide some of it
     work()  # once before: libraries, and what they keep
