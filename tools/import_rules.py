@@ -59,6 +59,7 @@ PUBLIC = (
     "swift.data.samples",
     "swift.errors",
     "swift.export",
+    "swift.files",
     "swift.forms",
     "swift.hardware",
     "swift.hookspecs",
@@ -88,6 +89,7 @@ PUBLIC = (
 FLOORS = (
     "version",
     "errors",
+    "files",
     "hardware",
     "terminal",
     "untrusted",

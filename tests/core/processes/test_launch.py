@@ -17,6 +17,18 @@ from swift.testing.crew import free_port
 
 ROOT = Path(__file__).parents[3]
 MEETING = r"Backend +torch, (\d+) process"
+SLOW_TO_WRITE = """
+if os.environ.get("RANK") == "0":
+    import io, time
+    whole = io.open
+    def slow_open(file, *others, **named):
+        opened = whole(file, *others, **named)
+        if "error.json" in str(file):
+            time.sleep(60)
+        return opened
+    io.open = slow_open
+"""
+"""The first process comes to a halt between opening its report and writing it."""
 
 
 def steps(folder: Path) -> list[dict[str, float]]:
@@ -58,6 +70,20 @@ def test_an_unexpected_error_of_one_process_is_shown_once_with_its_traceback(pla
     assert run.output.count("RuntimeError: a cable fell out") == 1
     assert "Process 1 failed" in run.output
     assert "step 1/500" in run.output
+
+
+@pytest.mark.full
+def test_a_process_that_is_ended_while_it_writes_its_error_hides_none(place: Path) -> None:
+    """The others lose the connection, and write that down in the moment in which the launcher ends them."""
+    environment = sabotage(place, 1, "raise RuntimeError('a cable fell out')")
+    with (place / "sabotage" / "sitecustomize.py").open("a") as script:
+        script.write(SLOW_TO_WRITE)
+    with started(sft("--nproc", "2", "--max_steps", "500"), place, environment) as run:
+        assert run.code() == 1, run.output
+        assert run.leaves_nothing()
+    assert run.output.count("Traceback") == 1
+    assert run.output.count("RuntimeError: a cable fell out") == 1
+    assert "Process 1 failed" in run.output
 
 
 def test_a_killed_process_is_named_and_takes_the_others_along(place: Path) -> None:

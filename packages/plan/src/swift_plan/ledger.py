@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import UsageError
+from swift.files import replace_file
 from swift.untrusted import read_bytes, read_json_object
 from swift_plan.messages import MessageCost, MessageKind
 from swift_plan.timing import Speeds, Timing
@@ -142,9 +143,7 @@ def _machine(where: Cluster) -> str:
 def _keep(name: str, content: Mapping[str, Any]) -> None:
     path = place().with_name(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{name}.{os.getpid()}")
-    beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    beside.replace(path)
+    replace_file(path, json.dumps(content, indent=2) + "\n")
 
 
 def _kept(name: str) -> Mapping[str, Any]:

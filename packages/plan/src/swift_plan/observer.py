@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import SwiftError
+from swift.files import replace_file
 from swift.hookspecs import hookimpl
 from swift_plan.watching import TrialWatch, is_trial
 
@@ -201,7 +202,4 @@ def _planned(run: Run, tokens: int, level: int = 0) -> Candidate:
 
 
 def _write(run: Run, content: Mapping[str, Any]) -> None:
-    path = run.folder / FILE_NAME
-    beside = path.with_name(f".{FILE_NAME}.new")
-    beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    beside.replace(path)
+    replace_file(run.folder / FILE_NAME, json.dumps(content, indent=2) + "\n")

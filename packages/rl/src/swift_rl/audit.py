@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from swift.files import replace_file
+
 if TYPE_CHECKING:
     from swift_rl.rounds.data import DrawnAnswer, Episode, Prompt, Round
 
@@ -54,9 +56,8 @@ def write_page(
 ) -> Path:
     """Write the page of a round whole, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".html.tmp")
-    unfinished.write_text(page_of(made, pieces=pieces, trained_by=trained_by), encoding="utf-8")
-    return unfinished.replace(path)
+    replace_file(path, page_of(made, pieces=pieces, trained_by=trained_by))
+    return path
 
 
 def read_page(path: Path) -> Any:

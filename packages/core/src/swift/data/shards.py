@@ -24,6 +24,7 @@ from swift.data.report import DataReport, merge_reports
 from swift.data.store import Store, StoreWriter
 from swift.data.store_index import FORMAT, INDEX_FILE, SHARD_NAME
 from swift.errors import ConfigError, DataError, UsageError
+from swift.files import replace_file
 from swift.terminal import Say
 from swift.untrusted import read_json_object, shown
 
@@ -128,9 +129,7 @@ def join_shards(out: Path) -> DataReport:
         "media": any(store.holds_media for store in stores),
         "report": report.as_dict(),
     }
-    temporary = out / f".{INDEX_FILE}"
-    temporary.write_text(json.dumps(index), encoding="utf-8")
-    temporary.replace(out / INDEX_FILE)
+    replace_file(out / INDEX_FILE, json.dumps(index))
     return report
 
 

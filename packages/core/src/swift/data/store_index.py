@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from swift.files import replace_file
+
 MANIFEST = "manifest.json"
 INDEX_FILE = "index.json"
 """What joins the shards of tokenised data."""
@@ -63,9 +65,7 @@ def write_index(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         name: (folder / f"{name}.bin").stat().st_size // np.dtype(dtype).itemsize for name, dtype in INDEX.items()
     }
     complete = {**manifest, "index": index}
-    temporary = folder / f".{MANIFEST}"
-    temporary.write_text(json.dumps(complete), encoding="utf-8")
-    temporary.replace(folder / MANIFEST)
+    replace_file(folder / MANIFEST, json.dumps(complete))
     return complete
 
 

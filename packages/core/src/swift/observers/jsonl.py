@@ -8,9 +8,9 @@ from typing import Any
 
 from swift.contracts import Run, RunSummary, StepRecord
 from swift.errors import TrainingError
+from swift.files import replace_file
 from swift.hookspecs import hookimpl
 from swift.observers.facts import unusable_samples
-from swift.observers.files import replace_file
 from swift.observers.lines import Line, Meter, line_before
 from swift.observers.mfu import mfu_of
 

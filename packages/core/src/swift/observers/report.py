@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from swift.contracts import Run, RunSummary, StepRecord
+from swift.files import replace_file
 from swift.hookspecs import hookimpl
 from swift.observers.charts import charts_of
 from swift.observers.facts import next_commands, setup_facts, unusable_samples
-from swift.observers.files import replace_file
 from swift.observers.lines import EVAL_PREFIX, MEMORY, RANKS, Line, Meter
 from swift.observers.mfu import mfu_of
 from swift.observers.text import count, duration, figure, label

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 from swift.contracts import Run, RunSummary, StepRecord
 from swift.errors import UsageError
+from swift.files import replace_file
 from swift.hookspecs import hookimpl
-from swift.observers.files import replace_file
 from swift.observers.lines import Meter
 from swift.observers.mfu import mfu_of
 from swift.observers.scalars import scalars_of

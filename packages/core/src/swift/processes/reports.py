@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from swift.errors import SHOW_TRACEBACK, SwiftError
+from swift.files import replace_file
 from swift.plugins.blame import keep_traceback
 from swift.processes.group import told_rank
 from swift.processes.signals import is_worker
@@ -97,12 +98,17 @@ def _write(message: str, code: int, *, echo: bool) -> None:
         swift = {"message": message, "exit_code": code, "time": now + _KILLING_TAKES if echo else now}
         # The frame around it is what the elastic launcher insists on.
         frame = {"message": message, "extraInfo": {"timestamp": str(int(now)), "py_callstack": ""}}
-        Path(path).write_text(json.dumps({"message": {**frame, "swift": swift}}), encoding="utf-8")
+        try:
+            # Whole or not at all: the launcher may end this process meanwhile, and fails itself over half a file.
+            replace_file(Path(path), json.dumps({"message": {**frame, "swift": swift}}))
+        except OSError:  # a full disk, say
+            if not echo:
+                sys.stderr.write(f"Error: {message}\n")
 
 
 def leave_note_of_stop(number: int) -> None:
     """In a worker that saved and ended early because of a signal: tell the launcher."""
-    Path(os.environ[ERROR_FILE]).with_name(_STOPPED).write_text(str(number))
+    replace_file(Path(os.environ[ERROR_FILE]).with_name(_STOPPED), str(number))
 
 
 def read_note_of_stop(logs: Path) -> int | None:

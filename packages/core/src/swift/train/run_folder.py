@@ -26,6 +26,7 @@ from pydantic import BaseModel
 
 from swift.config.sections import Config
 from swift.errors import CheckpointError, ConfigError
+from swift.files import replace_file
 from swift.untrusted import check_regular
 from swift.version import __version__
 
@@ -204,7 +205,7 @@ def write_run_files(
     sections = resolved_config(config, backend_options, objective_options)
     heading = f"# Written by swift {__version__}. The same run again: swift train --config {CONFIG_FILE}\n"
     body = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
-    (folder / CONFIG_FILE).write_text(heading + body, encoding="utf-8")
+    replace_file(folder / CONFIG_FILE, heading + body)
     args = {
         "swift_version": __version__,
         **{f"{section}.{field}": value for section, fields in sections.items() for field, value in fields.items()},
@@ -212,7 +213,7 @@ def write_run_files(
         "environment": dict(environment),
     }
     text = json.dumps(args, indent=2, ensure_ascii=False, default=str)
-    (folder / ARGS_FILE).write_text(text + "\n", encoding="utf-8")
+    replace_file(folder / ARGS_FILE, text + "\n")
 
 
 def read_run(folder: Path) -> dict[str, Any]:

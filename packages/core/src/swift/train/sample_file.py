@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.data.encodings import encoding_of
 from swift.data.pictures import thumbnail
 from swift.data.preview import PreviewPiece, PreviewSegment, preview_segments
+from swift.files import replace_file
 
 if TYPE_CHECKING:
     from swift.data.pipeline import PreparedData
@@ -38,10 +38,7 @@ def write_samples(job: Job) -> None:
         "sources": [vars(source) for source in data.report.sources],
         "left_out": left_out(data.report),
     }
-    path = job.run.folder / SAMPLES_FILE
-    draft = path.with_name(f".{SAMPLES_FILE}.{os.getpid()}")
-    draft.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
-    draft.replace(path)
+    replace_file(job.run.folder / SAMPLES_FILE, json.dumps(content, ensure_ascii=False) + "\n")
 
 
 def left_out(report: DataReport) -> list[dict[str, Any]]:

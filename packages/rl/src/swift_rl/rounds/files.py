@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from swift.files import replace_file
 from swift_rl.rounds.data import DrawnAnswer, Episode, Prompt, Round
 
 FOLDER = "rollouts"
@@ -37,7 +38,7 @@ def write_round(folder: Path, made: Round, fingerprint: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     told, arrays = (path_of(folder, made.number, ending) for ending in ("jsonl", "safetensors"))
     text = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in _lines(made))
-    _replace(told, text.encode())
+    replace_file(told, text, synced=True)
     unfinished = arrays.with_suffix(".tmp")
     facts = {"fingerprint": fingerprint, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     save_file(_columns(made.answers), unfinished, metadata=facts)
@@ -163,15 +164,6 @@ class DrawJournal:
         with self._file.open("rb") as file:
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
-
-
-def _replace(path: Path, content: bytes) -> None:
-    unfinished = path.with_suffix(path.suffix + ".tmp")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
 
 
 def _synced(path: Path) -> None:

@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 from swift.contracts import Sampling
 from swift.errors import DataError, SwiftError, UsageError
+from swift.files import replace_file
 from swift.infer import open_speaker, question_with
 from swift.infer.options import ModelOptions
 from swift_ui.acting.talks import MOST_TOKENS
@@ -144,9 +145,7 @@ def main() -> int:
         sys.stderr.write(f"Error: {error}\n")
         return error.exit_code
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        beside = folder / ".facts.json.new"
-        beside.write_text(json.dumps({**model.facts(), "port": listening.getsockname()[1]}))
-        beside.replace(folder / "facts.json")
+        replace_file(folder / "facts.json", json.dumps({**model.facts(), "port": listening.getsockname()[1]}))
         threading.Thread(target=_end_when_idle, args=(model,), daemon=True).start()
         config = uvicorn.Config(model.app(), ws="none", lifespan="off", log_level="warning", access_log=False)
         uvicorn.Server(config).run(sockets=[listening])

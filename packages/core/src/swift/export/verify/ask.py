@@ -23,6 +23,7 @@ from typing import Any
 
 from swift.config.tasks import CAUSAL_LM
 from swift.errors import ModelError, SwiftError
+from swift.files import replace_file
 from swift.terminal import waiting
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_")
@@ -110,9 +111,7 @@ def main() -> int:
         returned: dict[str, Any] = asdict(_answer(EngineQuestion(**asked)))
     except SwiftError as error:
         returned = {"error": error.message, "hint": error.hint}
-    partial = target.with_suffix(".part")
-    partial.write_text(json.dumps(returned), encoding="utf-8")
-    partial.replace(target)
+    replace_file(target, json.dumps(returned))
     return 0
 
 
