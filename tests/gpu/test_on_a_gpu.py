@@ -75,7 +75,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> str:
         return "cuda"
     if find_spec("triton") is None or "TRITON_INTERPRET" not in os.environ:
         pytest.skip("needs Triton's interpreter: make gpu DRY=1, where there is Triton")
-    for user in ("swift.models.logps", "swift.optim.block_codecs"):
+    for user in ("swift.models.logps", "swift.optim.block_codecs", "swift.models.step_codes"):
         monkeypatch.setattr(f"{user}.kernels_for", lambda tensor: True)
     return "cpu"
 
@@ -143,6 +143,71 @@ def test_adamw_8bit_by_a_kernel(kernels: str) -> None:
             assert (one.int() - other.int()).abs().max() <= 1
         else:
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.full
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_codes_by_kernels(precision: str, kernels: str) -> None:
+    import torch
+
+    pytest.importorskip("torchao.float8")
+    from swift.models import step_codes
+
+    torch.manual_seed(0)
+    matrix = (torch.randn(200, 1040) * torch.rand(200, 1040) ** 4).to(getattr(torch, precision))
+    for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
+        found = [each.cpu() for each in step_codes._encoded(matrix.to(kernels), kind)]
+        with pytest.MonkeyPatch.context() as without:
+            without.setattr("swift.models.step_codes.kernels_for", lambda tensor: False)
+            expected = step_codes._encoded(matrix, kind)
+        for one, other in zip(found[:2], expected[:2], strict=True):
+            if DRY:  # Triton's interpreter rounds some to another code
+                assert (one.float() - other.float()).norm() < 0.1 * other.float().norm()
+            else:
+                assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+        assert found[2] == pytest.approx(float(expected[2]), rel=1e-6)
+        if not DRY:  # nor does it know what is no number
+            unknown = matrix.index_fill(0, torch.tensor([3]), torch.nan)
+            assert step_codes._encoded(unknown.to(kernels), kind)[0].float().isnan().sum() == matrix.shape[1]
+
+
+@pytest.mark.full
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["bf16", "fp8"])
+def test_weights_cast_once(kind: str) -> None:
+    import torch
+
+    from swift.models.step_copies import use_copies, weights_cast_once
+
+    device = "cpu" if DRY else "cuda"
+
+    def gradients(*, copies: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(64, 96, bias=kind == "bf16"), torch.nn.SiLU(), torch.nn.Linear(96, 64, bias=False)]
+        model = torch.nn.Sequential(*layers).to(device)
+        if kind == "fp8":
+            ao = pytest.importorskip("torchao.float8")
+            gradient = ao.CastConfig(target_dtype=torch.float8_e5m2)
+            ao.convert_to_float8_training(
+                model, config=ao.Float8LinearConfig(cast_config_grad_output=gradient, emulate=DRY)
+            )
+        if copies:
+            use_copies([model])
+        with weights_cast_once(model, torch.bfloat16):
+            for seed in range(3):
+                inputs = torch.randn(2, 48, 64, generator=torch.Generator().manual_seed(seed)).to(device)
+                # On the CPU torchao's layers do not look whether autocast is on.
+                with torch.autocast(device, torch.bfloat16, enabled=not (DRY and kind == "fp8")):
+                    output = model(inputs.requires_grad_())
+                (output.float() ** 2).mean().backward()
+        found = [parameter.grad for parameter in model.parameters()]
+        return [each.cpu() for each in found if each is not None]
+
+    found, expected = gradients(copies=True), gradients(copies=False)
+    assert len(found) == (3 if kind == "bf16" else 2)
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() < 0.01 * other.norm()
 
 
 WITHOUT_WAITING = """

@@ -192,6 +192,16 @@ KERNELS = {
         "micro-batches of a step are given to the GPU without waiting for it",
         "tests/core/data/test_batches.py (what the CPU knows is not asked for)",
     ),
+    "codes_by_kernels[float32]": ("weights in eight bits, along and across, against torch's operators", INTERPRETED),
+    "codes_by_kernels[bfloat16]": ("inputs and gradients in eight bits, along and across, likewise", INTERPRETED),
+    "weights_cast_once[bf16]": (
+        "gradients that products add up in fp32, and weights that are cast once a step, against autocast",
+        "tests/core/models/test_step_copies.py (added up by torch's operators)",
+    ),
+    "weights_cast_once[fp8]": (
+        "the same in FP8, against torchao's layers",
+        "tests/core/models/test_step_copies.py (emulated)",
+    ),
     "adamw_8bit_by_a_kernel": ("the update of AdamW in 8 bits against its definition", INTERPRETED),
 }
 """What each test of a kernel proves, and where on the CPU."""

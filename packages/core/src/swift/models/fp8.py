@@ -114,7 +114,9 @@ def without_fp8(model: nn.Module) -> Iterator[None]:
     """
     from torch.nn import Linear
 
-    layers: list[Any] = [module for module in model.modules() if type(module).__name__ == "Float8Linear"]
+    layers: list[Any] = [
+        module for module in model.modules() if any(each.__name__ == "Float8Linear" for each in type(module).__mro__)
+    ]
     for layer in layers:
         layer.forward = partial(Linear.forward, layer)
     try:

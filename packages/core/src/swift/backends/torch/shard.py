@@ -12,13 +12,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swift.backends.torch.config import TorchConfig
 from swift.backends.torch.gradients import add_up
+from swift.models.build import decoder_blocks
 from swift.models.media import TowerReader
 from swift.models.parts import rates_of_parts, reaches_towers, trains_on_pictures
+from swift.models.step_copies import use_copies
 from swift.optim.build import build_optimizer, parameter_groups
 from swift.optim.placements import place
 from swift.optim.selected import slots_of
 from swift.train.steps import Arithmetic
 from swift.train.turns import Turns
+from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.contracts import Run, Slot
@@ -59,9 +62,12 @@ def shard(run: Run, view: ViewModule) -> TorchState:
     if turns is not None:
         turns.take(0)
     arithmetic = Arithmetic.of(run)
+    alone = run.world.size == 1
+    if alone and arithmetic.compute is not torch.float32 and not tuner_of(run.config.tuner).adapter:
+        use_copies(decoder_blocks(view.model))
     return TorchState(
         view=view,
-        replica=_data_parallel(run, view, arithmetic.device) if run.world.size > 1 else view,
+        replica=view if alone else _data_parallel(run, view, arithmetic.device),
         optimizer=_optimizer(run, view, arithmetic.device),
         slots=slots_of(run.config.optim),
         arithmetic=arithmetic,

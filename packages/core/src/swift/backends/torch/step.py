@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from swift.backends.torch.shard import take_turn
+from swift.models.step_copies import weights_cast_once
 from swift.optim.clipping import clip
 from swift.train.steps import accumulate, gradient_view, score, update
 
@@ -43,7 +44,8 @@ def _train_step(run: Run, state: TorchState, batch: Batch, objective: Objective)
     if isinstance(replica, DistributedDataParallel) and state.sees:
         # DDP waits for a gradient of every trained weight, on every process.
         batch = batch.with_stand_ins()
-    sums = accumulate(replica, batch, objective, state.arithmetic, around=around)
+    with weights_cast_once(state.model, state.arithmetic.compute):
+        sums = accumulate(replica, batch, objective, state.arithmetic, around=around)
     if state.sees:
         for parameter in state.trained():
             # A step without pictures: on several processes stand-ins make the tower's gradient zero, not absent.

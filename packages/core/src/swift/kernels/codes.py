@@ -1,0 +1,85 @@
+"""Triton's kernels for products in eight bits: matrices are rounded along and across in one reading."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_TILE = 64
+"""Sides of what one program rounds."""
+_CHUNK, _CHUNKS = 2048, 4
+"""Elements that one program looks at together, and how often it does."""
+_LEAST = tl.constexpr(1e-12)
+"""Largest values below it are taken for it, as torchao does."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _largest(
+    matrix: tl.tensor, elements: tl.tensor, largest: tl.tensor, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
+) -> None:
+    found = tl.zeros((CHUNK,), tl.float32)
+    start = tl.program_id(0).to(tl.int64) * CHUNK * CHUNKS
+    for chunk in tl.static_range(CHUNKS):  # not one after the other: all are asked for at once
+        places = start + chunk * CHUNK + tl.arange(0, CHUNK)
+        found = tl.maximum(found, tl.abs(tl.load(matrix + places, mask=places < elements, other=0.0).to(tl.float32)))
+    # Numbers that are not negative have the order of their bits.
+    tl.atomic_max(largest, tl.max(found, axis=0).to(tl.int32, bitcast=True))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _round(
+    matrix: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    largest: tl.tensor,
+    along: tl.tensor,
+    across: tl.tensor,
+    inverse: tl.tensor,
+    TOP: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    most = tl.load(largest).to(tl.float32, bitcast=True).to(tl.float64)
+    scale = (TOP / tl.maximum(most, _LEAST)).to(tl.float32)
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+        tl.store(inverse, 1.0 / scale)
+    places = row[:, None] * columns + column[None, :]
+    values = tl.load(matrix + places, mask=inside, other=0.0)
+    scaled = tl.clamp(values.to(tl.float32) * scale, -TOP, TOP, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(along + places, scaled.to(along.dtype.element_ty), mask=inside)
+    # Turned before they are rounded: codes that were rounded from fp32 do not arrive whole when they are turned.
+    scaled = tl.clamp(tl.trans(values).to(tl.float32) * scale, -TOP, TOP, propagate_nan=tl.PropagateNan.ALL)
+    turned = (row < rows)[None, :] & (column < columns)[:, None]
+    tl.store(across + column[:, None] * rows + row[None, :], scaled.to(across.dtype.element_ty), mask=turned)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add(kept: tl.tensor, found: tl.tensor, elements: tl.tensor, CHUNK: tl.constexpr) -> None:
+    places = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    inside = places < elements
+    total = tl.load(kept + places, mask=inside) + tl.load(found + places, mask=inside).to(tl.float32)
+    tl.store(kept + places, total, mask=inside)
+
+
+def encode(matrix: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a matrix in eight bits, along and across, and what to multiply its codes with."""
+    matrix = matrix.contiguous()
+    rows, columns = matrix.shape
+    largest = torch.zeros((), dtype=torch.int32, device=matrix.device)
+    along = torch.empty(rows, columns, dtype=kind, device=matrix.device)
+    across = torch.empty(columns, rows, dtype=kind, device=matrix.device)
+    inverse = torch.empty((), dtype=torch.float32, device=matrix.device)
+    programs = triton.cdiv(matrix.numel(), _CHUNK * _CHUNKS)
+    _largest[(programs,)](matrix, matrix.numel(), largest, CHUNK=_CHUNK, CHUNKS=_CHUNKS, num_warps=4)
+    _round[(triton.cdiv(rows, _TILE), triton.cdiv(columns, _TILE))](
+        matrix, rows, columns, largest, along, across, inverse, TOP=torch.finfo(kind).max, TILE=_TILE, num_warps=4
+    )
+    return along, across, inverse
+
+
+def add(kept: torch.Tensor, found: torch.Tensor) -> None:
+    """Add what was found, in any precision, to what is kept in fp32."""
+    _add[(triton.cdiv(kept.numel(), 2 * _CHUNK),)](kept, found, kept.numel(), CHUNK=2 * _CHUNK, num_warps=8)
