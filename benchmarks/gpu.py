@@ -171,7 +171,18 @@ def planned(model: Path, settings: Sequence[str], place: Place) -> dict[str, Any
     recompute = () if "--gradient_checkpointing" in settings else ("--gradient_checkpointing", "false")
     known = device_called(device_name(place))
     device = "CPU" if known is None else known.name
-    command = [SWIFT, "plan", str(model), "--gpus", f"1x{device}", "--backend", "torch", *settings, *recompute, "--json"]
+    command = [
+        SWIFT,
+        "plan",
+        str(model),
+        "--gpus",
+        f"1x{device}",
+        "--backend",
+        "torch",
+        *settings,
+        *recompute,
+        "--json",
+    ]
     printed = call(command, fine=(0, NOTHING_FITS))
     found: dict[str, Any] = json.loads(printed[printed.index("{") :])
     return found
@@ -286,7 +297,7 @@ def _kernels(place: Place) -> dict[str, Any]:
     import torch
     from triton.testing import do_bench
 
-    from swift.models import logps
+    from swift.models import logps, step_codes
     from swift.optim import block_codecs
     from swift.toolkit import token_logps
 
@@ -310,6 +321,7 @@ def _kernels(place: Place) -> dict[str, Any]:
     hidden = torch.randn(4096, size["hidden_size"], device="cuda", dtype=torch.bfloat16, requires_grad=True)
     head = torch.randn(size["vocab_size"], size["hidden_size"], device="cuda", dtype=torch.bfloat16)
     targets = torch.randint(size["vocab_size"], (4096,), device="cuda")
+    gradient = torch.randn(4096, size["intermediate_size"], device="cuda", dtype=torch.bfloat16)
 
     def loss() -> None:
         token_logps(hidden, head, targets).logps.sum().backward()
@@ -317,6 +329,7 @@ def _kernels(place: Place) -> dict[str, Any]:
     return {
         "adamw_8bit_over_bitsandbytes": ratio(block_codecs, lambda: codec.update(weight, grad, *moments, hyper)),
         "loss_over_operators": ratio(logps, loss),
+        "codes_over_operators": ratio(step_codes, lambda: step_codes._encoded(gradient, torch.float8_e5m2)),
     }
 
 
@@ -347,6 +360,7 @@ _UNITS = {
     "over_bf16": "x",
     "adamw_8bit_over_bitsandbytes": "x",
     "loss_over_operators": "x",
+    "codes_over_operators": "x",
 }
 
 

@@ -163,7 +163,7 @@ def test_codes_by_kernels(precision: str, kernels: str) -> None:
             expected = step_codes._encoded(matrix, kind)
         for one, other in zip(found[:2], expected[:2], strict=True):
             if DRY:  # Triton's interpreter rounds some to another code
-                assert (one.float() - other.float()).norm() < 0.1 * other.float().norm()
+                assert (one.float() - other.float()).norm() < 0.2 * other.float().norm()
             else:
                 assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
         assert found[2] == pytest.approx(float(expected[2]), rel=1e-6)
