@@ -147,7 +147,7 @@ def test_adamw_8bit_by_a_kernel(kernels: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])  # weights, and what is multiplied with them
 def test_codes_by_kernels(precision: str, kernels: str) -> None:
     import torch
 

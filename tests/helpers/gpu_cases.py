@@ -192,7 +192,10 @@ KERNELS = {
         "micro-batches of a step are given to the GPU without waiting for it",
         "tests/core/data/test_batches.py (what the CPU knows is not asked for)",
     ),
-    "codes_by_kernels[float32]": ("weights in eight bits, along and across, against torch's operators", INTERPRETED),
+    "codes_by_kernels[float32]": (
+        "weights in eight bits, along and across, by compiled operators, against torch's",
+        INTERPRETED,
+    ),
     "codes_by_kernels[bfloat16]": ("inputs and gradients in eight bits, along and across, likewise", INTERPRETED),
     "weights_cast_once[bf16]": (
         "gradients that products add up in fp32, and weights that are cast once a step, against autocast",

@@ -6,6 +6,7 @@ and how products add up.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from swift.kernels.available import kernels_for
 from swift.models.step_copies import add_gradient, copies_help, weight_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchao.float8 import Float8LinearConfig
 
 _MULTIPLE = 16
@@ -55,13 +58,24 @@ class CopyingFloat8Linear(Float8Linear):  # type: ignore[misc]
 
 def _encoded(matrix: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the parts of `Codes`."""
-    if kernels_for(matrix):
-        from swift.kernels.codes import encode
+    if not kernels_for(matrix):
+        return _by_operators(matrix, kind)
+    if matrix.element_size() > 2:  # weights: once a step
+        return _compiled_operators()(matrix, kind)
+    from swift.kernels.codes import encode
 
-        return encode(matrix, kind)
+    return encode(matrix, kind)
+
+
+def _by_operators(matrix: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     scale = tensor_to_scale(matrix, kind)
     along = to_fp8_saturated(matrix.float() * scale, kind)
     return along, along.t().contiguous(), scale.reciprocal()
+
+
+@cache
+def _compiled_operators() -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    return torch.compile(_by_operators, dynamic=True)
 
 
 @torch.library.custom_op("swift::encode", mutates_args=())

@@ -83,7 +83,7 @@ def add_gradient(weight: nn.Parameter, found: torch.Tensor) -> None:
     """Add to the gradient of a weight what a micro-batch found, in any precision."""
     if weight.grad is None:
         weight.grad = found.to(weight.dtype)
-    elif kernels_for(found):
+    elif kernels_for(found) and weight.grad.is_contiguous():
         from swift.kernels.codes import add
 
         add(weight.grad, found)
