@@ -75,7 +75,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> str:
         return "cuda"
     if find_spec("triton") is None or "TRITON_INTERPRET" not in os.environ:
         pytest.skip("needs Triton's interpreter: make gpu DRY=1, where there is Triton")
-    for user in ("swift.models.logps", "swift.optim.block_codecs", "swift.models.step_codes"):
+    for user in ("swift.models.logps", "swift.optim.block_codecs"):
         monkeypatch.setattr(f"{user}.kernels_for", lambda tensor: True)
     return "cpu"
 
@@ -152,15 +152,14 @@ def test_codes_by_kernels(precision: str, kernels: str) -> None:
     import torch
 
     pytest.importorskip("torchao.float8")
+    from swift.kernels.codes import encode
     from swift.models import step_codes
 
     torch.manual_seed(0)
     matrix = (torch.randn(200, 1040) * torch.rand(200, 1040) ** 4).to(getattr(torch, precision))
     for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
-        found = [each.cpu() for each in step_codes._encoded(matrix.to(kernels), kind)]
-        with pytest.MonkeyPatch.context() as without:
-            without.setattr("swift.models.step_codes.kernels_for", lambda tensor: False)
-            expected = step_codes._encoded(matrix, kind)
+        found = [each.cpu() for each in encode(matrix.to(kernels), kind)]
+        expected = step_codes._by_operators(matrix, kind)
         for one, other in zip(found[:2], expected[:2], strict=True):
             if DRY:  # Triton's interpreter rounds some to another code
                 assert (one.float() - other.float()).norm() < 0.2 * other.float().norm()
@@ -169,7 +168,8 @@ def test_codes_by_kernels(precision: str, kernels: str) -> None:
         assert found[2] == pytest.approx(float(expected[2]), rel=1e-6)
         if not DRY:  # nor does it know what is no number
             unknown = matrix.index_fill(0, torch.tensor([3]), torch.nan)
-            assert step_codes._encoded(unknown.to(kernels), kind)[0].float().isnan().sum() == matrix.shape[1]
+            assert encode(unknown.to(kernels), kind)[0].float().isnan().sum() == matrix.shape[1]
+            assert step_codes._kernel_is_right(torch.device("cuda"), matrix.dtype, kind)
 
 
 @pytest.mark.full

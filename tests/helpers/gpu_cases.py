@@ -193,7 +193,7 @@ KERNELS = {
         "tests/core/data/test_batches.py (what the CPU knows is not asked for)",
     ),
     "codes_by_kernels[float32]": (
-        "weights in eight bits, along and across, by compiled operators, against torch's",
+        "weights in eight bits, along and across, against torch's operators",
         INTERPRETED,
     ),
     "codes_by_kernels[bfloat16]": ("inputs and gradients in eight bits, along and across, likewise", INTERPRETED),
