@@ -181,6 +181,8 @@ def planned(model: Path, settings: Sequence[str], place: Place) -> dict[str, Any
         "torch",
         *settings,
         *recompute,
+        "--level",
+        "1",  # on the GPU's machine, as on any other: without values
         "--json",
     ]
     printed = call(command, fine=(0, NOTHING_FITS))

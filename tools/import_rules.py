@@ -69,6 +69,7 @@ PUBLIC = (
     "swift.models.adapter_file",
     "swift.models.files",
     "swift.models.fp8",
+    "swift.models.quiet",
     "swift.models.sizes",
     "swift.objectives",
     "swift.objectives.across_rows",

@@ -43,6 +43,24 @@ def test_many_devices_fail_often_and_the_screen_says_what_to_do(tmp_path: Path) 
     assert "A failure every" not in few.output
 
 
+@pytest.mark.full
+def test_compiled_blocks_keep_less_and_a_plan_that_does_not_know_says_so(tmp_path: Path) -> None:
+    words = ["plan", "llama-3.1-8b", "--gpus", "1xH200", "--backend", "torch", "--train_type", "full"]
+    words += ["--max_length", "4096", "--gradient_checkpointing", "false", "--optim", "adamw_8bit"]
+    compiled = [*words, "--train.compile", "true"]
+    counted = typed(compiled, tmp_path)
+    assert "as if no block were compiled, and those that are keep less: --level 1 traces them" in counted.output
+    assert "compiled" not in typed(words, tmp_path).output
+    peaks = {}
+    for name, more in (("plain", words), ("compiled", compiled), ("fp8", [*compiled, *FP8])):
+        found = _json([*more, "--level", "1"], tmp_path)
+        (best, *_) = [*found["fits"], *found["nearest"]]
+        assert best["basis"]["memory"] == "traced", name
+        peaks[name] = best["memory_bytes"]["activations"]
+    assert 0.4 < peaks["compiled"] / peaks["plain"] < 0.75
+    assert peaks["fp8"] == peaks["compiled"]  # at most
+
+
 def test_every_plan_is_a_command_that_swift_takes(tmp_path: Path) -> None:
     plans = _json([*LLAMA, "--top", "40"], tmp_path)["fits"]
     assert len(plans) == 40

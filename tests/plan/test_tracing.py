@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -23,8 +25,10 @@ def _counted(*, adapted: bool = False, drops: bool = False) -> float:
 
 
 def _trace(*words: str) -> Trace:
-    (backend,), _ = planned_backends(["--model", "x", "--backend", "torch", "--torch_dtype", "float32", *words], "sft")
-    return Trace(backend, _CONFIG, length=48, compute_bytes=4.0, on_cpu=True)
+    size = 2.0 if "bfloat16" in words else 4.0
+    dtype = () if "bfloat16" in words else ("--torch_dtype", "float32")
+    (backend,), _ = planned_backends(["--model", "x", "--backend", "torch", *dtype, *words], "sft")
+    return Trace(backend, _CONFIG, length=48, compute_bytes=size, on_cpu=True)
 
 
 def test_bytes_are_counted_while_something_holds_them() -> None:
@@ -69,3 +73,56 @@ def test_the_loss_takes_its_logits_once_and_the_gradient_of_the_head() -> None:
     logits, head, states = 4 * 96 * 512, 4 * 64 * 512, 4 * 96 * 64
     assert trace.loss(96) == pytest.approx(logits + head + states, rel=0.05)
     assert trace.loss(96, cut=2) == pytest.approx((logits + head) / 2 + states, rel=0.05)
+
+
+@pytest.mark.full
+def test_of_a_long_loss_few_chunks_are_traced_and_the_rest_adds_as_much() -> None:
+    (backend,), _ = planned_backends(["--model", "x", "--backend", "torch", "--train_type", "full"], "sft")
+    config = {**_CONFIG, "vocab_size": 128_256}
+    trace = Trace(backend, config, length=48, compute_bytes=2.0, on_cpu=False)
+    assert trace.loss(6000) == trace._loss(6000, 128_256, 523)
+    assert trace.loss(12_000) - trace.loss(9000) == trace.loss(9000) - trace.loss(6000) > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("words", [("full",), ("lora", "--lora_dropout", "0")], ids=["full", "lora"])
+def test_a_compiled_layer_keeps_what_autograd_is_seen_to_save_of_it(words: tuple[str, ...]) -> None:
+    """Beside weights and their copies: two lengths leave them out."""
+    found = _trace("--train_type", *words, "--torch_dtype", "bfloat16", "--train.compile", "true")
+    plain = _trace("--train_type", *words, "--torch_dtype", "bfloat16")
+    kept = found.layer(recompute=False).kept
+    saved = [_saved_by_a_compiled_block(length, words) for length in (48, 24)]
+    assert kept == pytest.approx((saved[0] - saved[1]) / 24, rel=0.05)
+    assert kept < 0.8 * plain.layer(recompute=False).kept
+    assert found.layer(recompute=True).kept == plain.layer(recompute=True).kept
+    assert found.layer(recompute=True).whole == kept
+
+
+def _saved_by_a_compiled_block(length: int, words: tuple[str, ...]) -> int:
+    """Compile a real block, and return the bytes that autograd saves of it, its input among them."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model: Any = LlamaForCausalLM(LlamaConfig(**{**_CONFIG, "num_hidden_layers": 1}))
+    if words[0] == "lora":
+        model = get_peft_model(model.to(torch.bfloat16), LoraConfig(r=8, target_modules="all-linear"))
+    trunk = model.get_base_model().model if words[0] == "lora" else model.model
+    states = torch.randn(1, length, 64, dtype=trunk.embed_tokens.weight.dtype, requires_grad=True)
+    positions = trunk.rotary_emb(states, torch.arange(length)[None])
+    rotations = {each.untyped_storage().data_ptr() for each in positions}  # which all blocks share
+    weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    saved: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        held.append(tensor)
+        return tensor
+
+    held: list[torch.Tensor] = []
+    block = torch.compile(trunk.layers[0].train(), backend="aot_eager_decomp_partition", dynamic=False)
+    torch._dynamo.reset()
+    with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(keep, lambda each: each):
+        output = block(states, position_embeddings=positions, attention_mask=None)
+    whole = output[0] if isinstance(output, tuple) else output
+    left_out = weights | rotations | {whole.untyped_storage().data_ptr()}
+    return sum(size for place, size in saved.items() if place not in left_out)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.errors import ModelError, SwiftError, UsageError
 from swift.hardware import DEVICES
+from swift.models.quiet import quiet_libraries
 from swift.planning import PlannedBackend, planned_backends
 from swift.plugins import result_alone
 from swift_plan import ledger
@@ -160,7 +161,9 @@ class Planned:
         _say(screen.thumb(self.shape, self.workload))
         for name, error in self.found.refused.items():
             _say(f"{name} is refused in some layouts: {error.message}")
-        basis = explained.basis if explained is not None else "counted"
+        basis = str(explained.basis) if explained is not None else "counted"
+        if explained is not None and basis == "counted" and explained.backend.config.train.compile:
+            basis += " as if no block were compiled, and those that are keep less: --level 1 traces them"
         _say(f"{self.found.tried:,} plans were compared. Memory is {basis}; {self._of_times()}")
 
     def _of_times(self) -> str:
@@ -296,6 +299,7 @@ def _traces(
     backends: Sequence[PlannedBackend], config: Mapping[str, Any], work: Workload
 ) -> tuple[dict[PlannedBackend, TracedMemory], dict[str, SwiftError]]:
     """Trace a step of every backend that has no layers of its own; its variants share what was traced."""
+    quiet_libraries()  # first: they speak up while they are imported
     from swift_plan.tracing import Trace
 
     first: dict[str, TracedMemory] = {}

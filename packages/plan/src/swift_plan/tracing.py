@@ -31,11 +31,14 @@ from swift.toolkit import (
     tokens_per_chunk,
     transform_of,
 )
+from swift_plan.compiled import kept_bytes
 from swift_plan.memory import LayerMemory
 
 if TYPE_CHECKING:
     from swift.planning import PlannedBackend
 
+_CHUNKS = 8
+"""Chunks of the loss that are traced at most."""
 _aten = torch.ops.aten
 
 
@@ -161,16 +164,44 @@ class Trace:
             one, two = (self.passed(blocks, self._length, recompute=recompute) for blocks in (1, 2))
             half = self.passed(2, max(1, self._length // 2), recompute=recompute)
             kept = (two.kept - one.kept) / self._length
+            ends = max(0.0, one.kept / self._length - kept)
+            if self._backend.config.train.compile and not recompute:
+                kept = self._kept_compiled()
             # What does not grow with the tokens is gradients of single weights.
             grows = ((two.most - two.kept) - (half.most - half.kept)) / (self._length - max(1, self._length // 2) or 1)
             found = self._known[recompute] = LayerMemory(
                 kept=kept,
                 transient=max(0.0, grows),
                 fixed=max(0.0, two.most - two.kept - grows * self._length),
-                ends=max(0.0, one.kept / self._length - kept),
+                ends=ends,
                 whole=self.layer(recompute=False).kept if recompute else kept,
             )
         return found
+
+    def _kept_compiled(self) -> float:
+        """Return what a compiled layer keeps, in bytes a token: two lengths leave copies of weights out."""
+        lengths = (self._length, max(1, self._length // 2))
+        longer, shorter = (self._kept_bytes(length) for length in lengths)
+        return (longer - shorter) / (lengths[0] - lengths[1] or 1)
+
+    def _kept_bytes(self, length: int) -> int:
+        view = self._build(2, recompute=False)
+        block = decoder_blocks(view.model)[-1]  # of the first one nobody asks for the gradient of its input
+        given: list[Any] = []
+        block.register_forward_pre_hook(lambda _, inputs, named: given.append((inputs, named)), with_kwargs=True)
+        with _as_computed(), FakeTensorMode(allow_non_fake_inputs=True), self._arithmetic():
+            _without_values(view)
+            with LiveBytes():  # for values that decide
+                self._states(view, torch.zeros(1, length, dtype=torch.long))
+            return kept_bytes(block, *given[0])
+
+    def _states(self, view: ViewModule, ids: torch.Tensor) -> torch.Tensor:
+        with self._arithmetic():
+            states: torch.Tensor = causal_lm_of(view.model).get_decoder()(input_ids=ids, use_cache=False)[0]
+        return states
+
+    def _arithmetic(self) -> torch.autocast:
+        return torch.autocast("cpu", self._compute, enabled=self._compute is not torch.float32)
 
     def passed(self, blocks: int, length: int, *, recompute: bool) -> TracedPass:
         """Pass one row through so many blocks, forward and backward."""
@@ -179,7 +210,6 @@ class Trace:
         view = self._build(blocks, recompute=recompute)
         with _as_computed(), FakeTensorMode(allow_non_fake_inputs=True):
             _without_values(view)
-            trunk = causal_lm_of(view.model).get_decoder()
             ids = torch.zeros(1, length, dtype=torch.long)
             trained: list[Any] = [each for each in view.parameters() if each.requires_grad]
             for parameter in trained:
@@ -190,23 +220,30 @@ class Trace:
             with live:
                 for tensor in (*view.parameters(), *view.buffers(), ids):
                     live.weight(tensor)
-                with torch.autocast("cpu", self._compute, enabled=self._compute is not torch.float32):
-                    states = trunk(input_ids=ids, use_cache=False).last_hidden_state
-                torch.autograd.backward(states.sum())
+                torch.autograd.backward(self._states(view, ids).sum())
         kept, most = (*marks, live.peak)[:2]
         return TracedPass(kept, most)
 
     def loss(self, tokens: int, *, cut: int = 1) -> float:
         """Return what the loss takes beside hidden states and weights, where `cut` processes share the head."""
-        found = self._known.get((tokens, cut))
+        vocabulary = -(-int(self._text.vocab_size) // cut)
+        chunk = None if self._on_cpu else tokens_per_chunk(vocabulary, "cuda")
+        few = _CHUNKS * (chunk or tokens)
+        if tokens <= few:
+            return self._loss_of(tokens, vocabulary, chunk)
+        # From there on each token adds the same: its chunk takes the place of another's.
+        most, half = (self._loss_of(each, vocabulary, chunk) for each in (few, few // 2))
+        return most + (tokens - few) * (most - half) / (few - few // 2)
+
+    def _loss_of(self, tokens: int, vocabulary: int, chunk: int | None) -> float:
+        found = self._known.get((tokens, vocabulary))
         if found is None:
-            found = self._known[tokens, cut] = self._loss(tokens, -(-int(self._text.vocab_size) // cut))
+            found = self._known[tokens, vocabulary] = self._loss(tokens, vocabulary, chunk)
         return float(found)
 
-    def _loss(self, tokens: int, vocabulary: int) -> int:
+    def _loss(self, tokens: int, vocabulary: int, chunk: int | None) -> int:
         live = LiveBytes()
         stored = self._compute if self._adapted else torch.float32
-        chunk = None if self._on_cpu else tokens_per_chunk(vocabulary, "cuda")
         with FakeTensorMode():
             states = torch.empty(tokens, int(self._text.hidden_size), requires_grad=True)
             weight = torch.empty(vocabulary, int(self._text.hidden_size), dtype=stored, requires_grad=not self._adapted)
@@ -214,7 +251,7 @@ class Trace:
             with live:
                 for each in (states, weight, targets):
                     live.weight(each)
-                with torch.autocast("cpu", self._compute, enabled=self._compute is not torch.float32):
+                with self._arithmetic():
                     views = token_logps(states, weight, targets, transform=transform_of(self._text), chunk_tokens=chunk)
                 torch.autograd.backward(views.logps.sum())
         return live.peak
@@ -223,7 +260,12 @@ class Trace:
         run = self._backend.run({}, 1, gradient_checkpointing=recompute, compile=False)
         tuner = run.config.tuner.model_copy(update={"quantize": "none"})  # keeps the same for the backward pass
         model = run.config.model.model_copy(update={"dtype": str(self._compute).rpartition(".")[2]})
-        run.config = run.config.model_copy(update={"tuner": tuner, "model": model})
+        update: dict[str, Any] = {"tuner": tuner, "model": model}
+        if (
+            getattr(run.config.backend, "fp8", "none") != "none"
+        ):  # what is rounded for products is kept as it is, at most
+            update["backend"] = run.config.backend.model_copy(update={"fp8": "none"})
+        run.config = run.config.model_copy(update=update)
         run.topology = Topology(run.world, 0, 1)
         source: Any = _Source(cut_config(self._text, blocks))
         attention = choose_attention("auto", source.config, flat=False, device="cpu", dtype=self._compute)

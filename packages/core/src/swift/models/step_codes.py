@@ -15,7 +15,7 @@ from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
 
 from swift.kernels.available import kernels_for
-from swift.models.step_copies import add_gradient, copies_help, weight_of
+from swift.models.step_gradients import add_gradient, copies_help, weight_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

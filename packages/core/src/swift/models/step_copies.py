@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from swift.kernels.available import kernels_for
+from swift.models.step_gradients import add_gradient, copies_help, forget, remember, weight_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-_WEIGHTS: dict[int, nn.Parameter] = {}
-"""The weights of the step that runs, by the address of their copies: compiled code hands on tensors of its own."""
 
 
 class CopyingLinear(nn.Linear):
@@ -44,14 +41,6 @@ class CopyingLinear(nn.Linear):
         return output
 
 
-def copies_help(input: torch.Tensor) -> bool:
-    """Return whether a backward pass will come that asks for the gradient of a layer's input.
-
-    With that one it makes the gradient of the weight.
-    """
-    return torch.is_grad_enabled() and input.requires_grad
-
-
 def use_copies(blocks: Iterable[nn.Module]) -> None:
     """Let the linear layers of a model's blocks take copies of their weights; names and weights stay what they are."""
     for module in (module for block in blocks for module in block.modules()):
@@ -71,29 +60,12 @@ def weights_cast_once(model: nn.Module, precision: torch.dtype) -> Iterator[None
     ]
     try:
         for layer in layers:
-            _WEIGHTS[layer.make_copy(precision).data_ptr()] = layer.weight
+            remember(layer.make_copy(precision), layer.weight)
         yield
     finally:
         for layer in layers:
             layer.copy = None
-        _WEIGHTS.clear()
-
-
-def add_gradient(weight: nn.Parameter, found: torch.Tensor) -> None:
-    """Add to the gradient of a weight what a micro-batch found, in any precision."""
-    if weight.grad is None:
-        weight.grad = found.to(weight.dtype)
-    elif kernels_for(found) and weight.grad.is_contiguous():
-        from swift.kernels.codes import add
-
-        add(weight.grad, found)
-    else:
-        weight.grad.add_(found)
-
-
-def weight_of(copy: torch.Tensor) -> nn.Parameter:
-    """Return the weight that a copy was made of."""
-    return _WEIGHTS[copy.data_ptr()]
+        forget()
 
 
 def _add_product(weight: nn.Parameter, left: torch.Tensor, right: torch.Tensor) -> None:
