@@ -1,4 +1,4 @@
-"""What a block keeps for its backward pass where it is compiled: the compiler computes again what is cheap.
+"""Memory of a compiled block: what it keeps for its backward pass, where the compiler computes again what is cheap.
 
 torch's own partitioner decides that, on the graph of the block, before any code is made. Imports torch.
 """
