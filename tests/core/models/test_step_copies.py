@@ -89,6 +89,18 @@ def test_weights_that_are_frozen_get_no_gradient() -> None:
     assert [name for name, gradient in found.items() if gradient is None] == ["0.up.weight"]
 
 
+def test_who_waits_for_a_gradient_is_told_of_it() -> None:
+    model = two_blocks()
+    use_copies(model)
+    told: list[str] = []
+    weights = {"tensor": model[0].up.weight, "parameter": model[1].down.weight}
+    weights["tensor"].register_hook(lambda gradient: told.append("tensor"))
+    weights["parameter"].register_post_accumulate_grad_hook(lambda weight: told.append("parameter"))
+    with weights_cast_once(model, torch.bfloat16):
+        gradients(model)
+    assert sorted(told) == ["parameter"] * MICRO_BATCHES + ["tensor"] * MICRO_BATCHES
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("fp8", "asked"), [(False, True), (True, True), (False, False)], ids=["bf16", "fp8", "first"])
 def test_compiled_layers_add_up_the_same(fp8: bool, asked: bool) -> None:

@@ -56,7 +56,9 @@ def use_copies(blocks: Iterable[nn.Module]) -> None:
 def weights_cast_once(model: nn.Module, precision: torch.dtype) -> Iterator[None]:
     """Surround the micro-batches of a step: inside, weights do not change."""
     layers: list[Any] = [
-        module for module in model.modules() if hasattr(module, "make_copy") and module.weight.requires_grad
+        module
+        for module in model.modules()
+        if hasattr(module, "make_copy") and module.weight.requires_grad and not _is_watched(module.weight)
     ]
     try:
         for layer in layers:
@@ -66,6 +68,11 @@ def weights_cast_once(model: nn.Module, precision: torch.dtype) -> Iterator[None
         for layer in layers:
             layer.copy = None
         forget()
+
+
+def _is_watched(weight: Any) -> bool:
+    """Return whether somebody waits for the gradient of a weight: a hook is not called for what is added in place."""
+    return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
 
 
 def _add_product(weight: nn.Parameter, left: torch.Tensor, right: torch.Tensor) -> None:
