@@ -144,7 +144,7 @@ def training(place: Place, name: str, *words: str, shape: str | None = None, ste
         ),
         "parameters": plan["model"]["parameters"],
         "seconds": seconds,
-        "command": " ".join(command),
+        "command": told(command),
     }
     known = device_called(device_name(place))
     if known is not None:
@@ -289,7 +289,7 @@ def _grpo(place: Place) -> dict[str, Any]:
     call(command)
     lines = [json.loads(line) for line in (output / model.name / "run" / "logging.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "train_speed(s/it)" in line]
-    return {"seconds_a_round": median(line["train_speed(s/it)"] for line in steps[1:]), "command": " ".join(command)}
+    return {"seconds_a_round": median(line["train_speed(s/it)"] for line in steps[1:]), "command": told(command)}
 
 
 def _kernels(place: Place) -> dict[str, Any]:
@@ -428,6 +428,11 @@ def call(command: Sequence[str], fine: Sequence[int] = (0,)) -> str:
     if done.returncode not in fine:
         raise RuntimeError("\n".join((done.stdout + done.stderr).splitlines()[-15:]))
     return done.stdout
+
+
+def told(command: Sequence[str]) -> str:
+    """Return a command as it is typed in the repository's folder."""
+    return " ".join(["swift", *(word.removeprefix(f"{ROOT}/") for word in command[1:])])
 
 
 def apart(name: str, place: Place) -> dict[str, Any]:
