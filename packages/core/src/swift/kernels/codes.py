@@ -53,7 +53,12 @@ def _round(
     # Read and rounded again: where codes are used twice, NVIDIA's assembler mixes up those that it packs into a word.
     row, column = row[None, :], column[:, None]
     inside = (row < rows) & (column < columns)
-    values = tl.load(matrix + row * columns + column, mask=inside, other=0.0).to(tl.float32) * scale
+    values = tl.load(matrix + row * columns + column, mask=inside, other=0.0)
+    # The same product to the last bit. A wider one has Triton turn what is read, and not codes, through shared memory.
+    if matrix.dtype.element_ty == tl.float32:
+        values = (values.to(tl.float64) * scale).to(tl.float32)
+    else:
+        values = values.to(tl.float32) * scale
     values = tl.clamp(values, -TOP, TOP, propagate_nan=tl.PropagateNan.ALL)
     tl.store(across + column * rows + row, values.to(across.dtype.element_ty), mask=inside)
 
