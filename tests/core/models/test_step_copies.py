@@ -54,7 +54,7 @@ def gradients(model: nn.Sequential, *, again: bool = False, fp8: bool = False, a
         with torch.autocast("cpu", torch.bfloat16, enabled=not fp8):  # which torchao's layers do not know on a CPU
             for block in model:
                 states = checkpoint(block, states, use_reentrant=False) if again else block(states)
-        states.float().square().mean().backward()  # type: ignore[no-untyped-call]
+        states.float().square().mean().backward()  # type: ignore[no-untyped-call]  # torch's
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 

@@ -34,7 +34,7 @@ class Codes(NamedTuple):
     factor: torch.Tensor
 
 
-class CopyingFloat8Linear(Float8Linear):  # type: ignore[misc]
+class CopyingFloat8Linear(Float8Linear):  # type: ignore[misc]  # torchao has no types
     """torchao's layer, which multiplies with codes of its weight while a step has them, and as ever else."""
 
     copy: Codes | None = None
@@ -53,7 +53,7 @@ class CopyingFloat8Linear(Float8Linear):  # type: ignore[misc]
             return output
         if torch.is_autocast_enabled(input.device.type):
             input = input.to(torch.get_autocast_dtype(input.device.type))
-        output = _Product.apply(input, self.weight, *copy, self.config)  # type: ignore[no-untyped-call]
+        output = _Product.apply(input, self.weight, *copy, self.config)  # type: ignore[no-untyped-call]  # torch's
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
 

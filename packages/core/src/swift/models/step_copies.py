@@ -37,7 +37,7 @@ class CopyingLinear(nn.Linear):
         if copy is None or not copies_help(input):
             return super().forward(input)
         bias = None if self.bias is None else self.bias.to(copy.dtype)
-        output: torch.Tensor = _Product.apply(input.to(copy.dtype), self.weight, bias, copy)  # type: ignore[no-untyped-call]
+        output: torch.Tensor = _Product.apply(input.to(copy.dtype), self.weight, bias, copy)  # type: ignore[no-untyped-call]  # torch's
         return output
 
 
