@@ -44,6 +44,9 @@ os.environ.update(
     TORCHINDUCTOR_CACHE_DIR=os.environ.setdefault("SWIFT_TESTS_COMPILED", str(CACHE / "inductor")),
     # Also of the whole session: what vLLM has found out about classes of models, by importing all of itself for each.
     VLLM_CACHE_ROOT=os.environ.setdefault("SWIFT_TESTS_VLLM", str(CACHE / "vllm")),
+    # The interpreter that has imported vLLM, of all workers, and the process that it ends with.
+    SWIFT_TESTS_IMPORTED=os.environ.setdefault("SWIFT_TESTS_IMPORTED", str(CACHE / "imported")),
+    SWIFT_TESTS_OWNER=os.environ.setdefault("SWIFT_TESTS_OWNER", str(os.getpid())),
     # Enough for trials of the conformance kits to save on the way and to resume. `make conformance` and `make matrix`
     # make ten.
     SWIFT_TESTING_STEPS=os.environ.get(

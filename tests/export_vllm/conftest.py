@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,14 @@ import psutil
 import pytest
 
 KEY = "a-key-that-nobody-sees"
+
+
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python for what is asked in a process of its own has imported vLLM already."""
+    from imported import interpreter
+
+    monkeypatch.setattr(sys, "executable", str(interpreter()))
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +75,7 @@ def served(
     words = [str(lora_run), "--adapters", f"second={adapters['second']}", "--runtime-adapters", "--max-num-seqs", "4"]
     # With a worker in a process of its own, as users have it.
     environment = {"SWIFT_API_KEY": KEY, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "auto"}
-    with serving(tmp_path_factory.mktemp("served"), *words, environment=environment) as run:
+    with serving(tmp_path_factory.mktemp("served"), *words, environment=environment, by_itself=True) as run:
         run.until(READY)
         folders = {"small": small, "first": lora_run / "checkpoint-20", **adapters}
         server = Served(run, KEY, folders)

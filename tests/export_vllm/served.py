@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 from commands import SWIFT, Run, started
+from imported import interpreter
 
 from swift.testing.crew import free_port
 
@@ -58,10 +59,16 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, *words: str, environment: Mapping[str, str] | None = None) -> Iterator[Run]:
-    """`swift serve WORDS`, typed in `folder`; nothing of it is left in the end."""
+def serving(
+    folder: Path, *words: str, environment: Mapping[str, str] | None = None, by_itself: bool = False
+) -> Iterator[Run]:
+    """`swift serve WORDS`, typed in `folder`; nothing of it is left in the end.
+
+    With `by_itself` vLLM is started as users have it: by an interpreter that has to import it first.
+    """
     changed = {**ENVIRONMENT, **ENGINE_WORKS, **(environment or {})}
-    with started([*SWIFT, "serve", *words, "--port", str(free_port())], folder, changed) as run:
+    python = [] if by_itself else ["--python", str(interpreter())]
+    with started([*SWIFT, "serve", *words, *python, "--port", str(free_port())], folder, changed) as run:
         try:
             yield run
         finally:

@@ -31,6 +31,8 @@ from swift.demo.model import write_model
 from swift.demo.task import write_data
 from swift.train.loop import train
 
+pytestmark = pytest.mark.usefixtures("imported")
+
 ENGINES: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "fsdp": (2, "--parallel_method fsdp", ("swift_backend_fsdp.shard",)),
     "zero3": (2, "--deepspeed zero3", ("deepspeed", "swift_backend_deepspeed.shard")),

@@ -20,6 +20,8 @@ from swift.export.verify.with_engine import compare_by_engine
 from swift.models.source import open_source
 from swift_export_vllm.exporter import VllmExporter
 
+pytestmark = pytest.mark.usefixtures("imported")
+
 
 @pytest.mark.full
 def test_vllm_agrees_with_the_training_state_on_what_is_exported_for_it(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from decoding import decoded
+from imported import interpreter
 from safetensors.torch import load_file, save_file
 from trained_demo import Trained
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -77,7 +77,7 @@ def told_by_vllm(
 ) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("asked")
     (place / "prompts.json").write_text(json.dumps(questions))
-    command = [sys.executable, str(Path(__file__).with_name("ask_vllm.py")), "answers.json", "prompts.json"]
+    command = [str(interpreter()), str(Path(__file__).with_name("ask_vllm.py")), "answers.json", "prompts.json"]
     done = subprocess.run(
         [*command, *(str(folders[scheme]) for scheme in HERE)],
         cwd=place, capture_output=True, text=True, check=False,

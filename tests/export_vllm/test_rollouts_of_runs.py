@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from commands import SWIFT, started
+from commands import started
+from imported import interpreter
 from safetensors.torch import load_file
 from served import ENGINE_WORKS, ENVIRONMENT, READY, Served
 from tiny_runs import Trained, run_training, write_model
@@ -182,7 +183,9 @@ def without(left_out: str, weights: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def addresses(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Two servers of `swift rollout`, which take adapters."""
     command = [
-        *SWIFT,
+        str(interpreter()),
+        "-m",
+        "swift",
         "rollout",
         str(model),
         "--runtime-adapters",

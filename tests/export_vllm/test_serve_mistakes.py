@@ -345,7 +345,7 @@ def test_weights_that_vllm_cannot_run_here_end_with_its_own_reason(small: Path, 
 def test_a_signal_before_it_is_ready_ends_it_all(
     number: signal.Signals, code: int, small: Path, tmp_path: Path
 ) -> None:
-    with serving(tmp_path, str(small)) as server:
+    with serving(tmp_path, str(small), by_itself=True) as server:
         server.until("starting vLLM")
         started = psutil.Process(server.process.pid).children(recursive=True)
         server.process.send_signal(number)

@@ -24,6 +24,8 @@ from swift.export.objective import add_files_of_objective
 from swift.export.run import export_checkpoint
 from swift.models.sentence_files import write_sentence_files
 
+pytestmark = pytest.mark.usefixtures("imported")
+
 TEXTS = ["colour?", "What else is there, in a longer text?", "x"]
 QUERY, DOCUMENTS = "colour?", ["blue", "forty-two", "A colour is blue, or it is not."]
 CLOSE = 1e-4

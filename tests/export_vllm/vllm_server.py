@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from imported import interpreter
 
 from swift.errors import ModelError
 from swift.infer import OpenAiServer
@@ -30,7 +31,7 @@ _PATIENCE = 300.0
 def vllm_server(model: Path, log: Path, *, name: str) -> Iterator[str]:
     """Its address, once it answers. It takes new weights."""
     address = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command = [str(interpreter()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--max-model-len", "256", "--kv-cache-memory-bytes", "32M", "--enforce-eager"]
     with log.open("w") as output:

@@ -97,7 +97,7 @@ class Case:
     notes_changes: bool = False
     """Whether the weights are looked at after each step, for those that it has changed."""
     weighed: bool = False
-    """Whether memory is looked at while weights are streamed, which takes time."""
+    """Whether memory is looked at while weights are streamed, and the process before and after, which takes time."""
     objectives: tuple[type[Any], ...] = ()
     """Objectives that are made known by their `name` for this case, which no distribution has entry points for."""
     reference: Callable[[Recipe], Expected] | None = None

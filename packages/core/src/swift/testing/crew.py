@@ -30,6 +30,7 @@ import torch
 
 import swift.testing.forks  # noqa: F401 - only for its effect
 from swift.processes.signals import follow_parent
+from swift.testing.gloo import share_device
 
 # Threads do not survive a fork.
 torch.set_num_threads(1)
@@ -164,6 +165,7 @@ def _work(
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo", **environment)
     _forget_threads_of_the_parent()
+    share_device()
     for port, job in zip(ports, jobs, strict=True):
         os.environ["MASTER_PORT"] = str(port)
         try:

@@ -90,6 +90,8 @@ class Trial:
 
     def whole(self) -> Outcome:
         """From the first step to the last, with a checkpoint on the way in some cases; then the weights."""
+        if not self.case.weighed:
+            return self._whole()
         with _cleanliness() as left_behind:
             outcome = self._whole()  # a function of its own, so that nothing of the run is held here when it is over
         outcome.left_behind = left_behind
