@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from swift.contracts import ForwardResult, LossSums, StepResult
-from swift.toolkit import GlobalSums, NonFiniteStep, before_update, heartbeat
+from swift.toolkit import GlobalSums, NonFiniteStep, before_update, heartbeat, seed_dropout
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.adapters import switch
 from swift_backend_megatron.head import view_of
@@ -122,7 +122,7 @@ def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *,
         shard = next(shards)
         heartbeat()
         if batch.dropout or not forward_only:
-            torch.manual_seed(shard.batch.seed)
+            seed_dropout(shard.batch.seed, state.slicer.device)
         extra = _padding(state, shard)
         ids, positions = shard.input_ids, shard.position_ids
         if state.built.towered:

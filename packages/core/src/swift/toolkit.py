@@ -76,7 +76,7 @@ from swift.processes.group import current_world
 from swift.processes.signals import follow_launcher
 from swift.processes.watchdog import heartbeat
 from swift.terminal import print_note, progress, summary_of, waiting
-from swift.train.steps import Arithmetic, accumulate, gradient_view, score, update
+from swift.train.steps import Arithmetic, accumulate, gradient_view, score, seed_dropout, update
 from swift.train.sums import GlobalSums, NonFiniteStep
 from swift.train.turns import Turns
 from swift.tuners.selected import ends_when_off, tuner_of
@@ -180,6 +180,7 @@ __all__ = [
     "resolve_dtype",
     "resume_adapter",
     "score",
+    "seed_dropout",
     "sequence_attention",
     "set_learning_rate",
     "share_of_cores",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,6 +43,11 @@ Count = Annotated[StrictInt, Field(ge=0, lt=1 << 53)]
 
 def installed_versions() -> dict[str, str]:
     """Versions of what numbers depend on."""
+    return dict(_installed_versions())
+
+
+@cache
+def _installed_versions() -> dict[str, str]:
     found = {}
     for name in ("swift-core", "torch", "transformers", "peft"):
         try:

@@ -136,11 +136,12 @@ def index_from_json(value: Any, folder: Path) -> Index:
         key = ".".join(str(part) for part in problem["loc"])
         raise CheckpointError(f"{source} is damaged: {key}: {problem['msg'][0].lower()}{problem['msg'][1:]}.") from None
     index: Index = {}
+    for file in dict.fromkeys(chunk.file for stored in parsed.tensors.values() for chunk in stored.chunks):
+        inside(folder, file, CheckpointError, source=str(source))
     for name, stored in parsed.tensors.items():
         if stored.dtype not in DTYPES:
             raise CheckpointError(f"{source} is damaged: {name} has the unknown precision {stored.dtype!r:.60}.")
         for chunk in stored.chunks:
-            inside(folder, chunk.file, CheckpointError, source=str(source))
             if not _lies_in(chunk, stored.shape):
                 raise CheckpointError(
                     f"{source} is damaged: a part of {name} lies at {chunk.offsets} with the sizes {chunk.sizes}, "

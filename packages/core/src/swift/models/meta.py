@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.models.heads import add_value_head, value_head_of
+from swift.models.names import know_names
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
@@ -25,5 +26,8 @@ def meta_model(source: ModelSource, dtype: torch.dtype) -> torch.nn.Module:
         parameter.data = parameter.data.to(dtype)
     model.tie_weights()
     model.name_or_path = skeleton.name_or_path
+    read_off = getattr(source, "name_map_by", None)
+    if read_off is not None:
+        know_names(model, read_off(skeleton))
     built: torch.nn.Module = model
     return built

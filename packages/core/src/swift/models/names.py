@@ -90,6 +90,11 @@ def name_map(model: torch.nn.Module) -> NameMap:
     return known[has_value_head]
 
 
+def know_names(model: PreTrainedModel, names: NameMap) -> None:
+    """Let `name_map` answer with the names of a model that was made like this one: it spares making another."""
+    _maps.setdefault(model, {})[value_head_of(model) is not None] = names
+
+
 def name_map_of_skeleton(skeleton: PreTrainedModel) -> NameMap:
     """Return the names of a model on the meta device that nobody has changed since it was built."""
     skeleton.tie_weights()

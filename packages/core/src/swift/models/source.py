@@ -130,6 +130,13 @@ class HfSource:
         """Which names on disk each parameter in memory holds."""
         return name_map_of_skeleton(self._skeleton)
 
+    def name_map_by(self, skeleton: torch.nn.Module) -> NameMap:
+        """Return `name_map`, read off a module of `build(weights=False)` that nobody has changed: it spares another."""
+        if "name_map" not in self.__dict__:
+            self.__dict__.setdefault("_base_prefix", skeleton.base_model_prefix)
+            self.__dict__["name_map"] = name_map_of_skeleton(skeleton)
+        return self.name_map
+
     def names(self) -> list[str]:
         """Hugging Face names of all weights, tied ones once."""
         return self.name_map.names()
@@ -332,6 +339,10 @@ class HfSource:
         return self.build(dtype=torch.float32, weights=False)
 
     @cached_property
+    def _base_prefix(self) -> str:
+        return str(self._skeleton.base_model_prefix)
+
+    @cached_property
     def _config_json(self) -> dict[str, Any]:
         return read_config(self.folder)
 
@@ -347,7 +358,7 @@ class HfSource:
 
         The vectors of a model with a tower are made by a class of its own, whose names on disk may be others.
         """
-        prefix = f"{self._skeleton.base_model_prefix}."
+        prefix = f"{self._base_prefix}."
         plain = (name, name.removeprefix(prefix), prefix + name)
         return (*plain, *self._written_by_writer.get(name, ()))
 

@@ -54,7 +54,7 @@ def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Cal
         hint="Copy tokenizer.json and tokenizer_config.json next to the weights; code that comes with a model needs "
         f"{TRUST_FLAG}",
     ):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=section.trust_remote_code)
         _ = tokenizer.get_vocab(), tokenizer("a text")
         tell_difference(tokenizer, folder, say)
     if tokenizer.chat_template is None:

@@ -30,12 +30,8 @@ _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\s*(:\s*[^\W\d]\w*(\.[^\W\d]\w*)
 
 def list_plugins(group: str | None = None) -> list[PluginEntry]:
     """All plugins installed (of one group), by kind and name. Reads metadata, imports nothing."""
-    allow_list = _allow_list()
-    return [
-        replace(entry, allowed=_is_allowed(entry, allow_list))
-        for entry in _installed(tuple((path, _changed(path)) for path in sys.path))
-        if group in (None, entry.group)
-    ]
+    listed = _listed(tuple((path, _changed(path)) for path in sys.path), _allow_list())
+    return [entry for entry in listed if group in (None, entry.group)]
 
 
 def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[PluginEntry]]:
@@ -45,6 +41,12 @@ def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[Plu
         if entry.allowed:
             shared.setdefault((entry.group, entry.name), []).append(entry)
     return {key: rivals for key, rivals in shared.items() if len(rivals) > 1}
+
+
+@lru_cache(maxsize=8)
+def _listed(path: tuple[tuple[str, int], ...], allow_list: frozenset[str] | None) -> tuple[PluginEntry, ...]:
+    """Return all plugins, with those marked that may not be loaded."""
+    return tuple(replace(entry, allowed=_is_allowed(entry, allow_list)) for entry in _installed(path))
 
 
 @lru_cache(maxsize=4)

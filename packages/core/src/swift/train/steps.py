@@ -77,7 +77,7 @@ def accumulate(
     sums = GlobalSums(arithmetic.device)
     last = max(len(batch), passes) - 1
     for index, (micro_batch, counts) in enumerate(_passes(batch, passes)):
-        _seed_dropout(micro_batch.seed, arithmetic.device)
+        seed_dropout(micro_batch.seed, arithmetic.device)
         micro_batch = micro_batch.to(arithmetic.device)
         with around(index == last):
             with arithmetic.autocast():
@@ -89,7 +89,7 @@ def accumulate(
     return sums
 
 
-def _seed_dropout(seed: int, device: torch.device) -> None:
+def seed_dropout(seed: int, device: torch.device) -> None:
     """Seed what dropout on a device is drawn from."""
     if device.type == "cpu":
         # torch.manual_seed writes down the stack for every kind of device that is not there, each time.
@@ -173,7 +173,7 @@ def score(
     with adapters_off(model) if objective.adapters_off else contextlib.nullcontext():
         for micro_batch, counts in _passes(batch, passes):
             if batch.dropout:
-                _seed_dropout(micro_batch.seed, arithmetic.device)
+                seed_dropout(micro_batch.seed, arithmetic.device)
             micro_batch = micro_batch.to(arithmetic.device)
             with arithmetic.autocast():
                 losses = objective.loss(view(micro_batch, objective.needs), micro_batch)
