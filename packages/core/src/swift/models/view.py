@@ -454,11 +454,12 @@ def _head_agrees(causal_lm: Any, transform: LogitTransform, ids: torch.Tensor) -
     decoder, head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
     if decoder is causal_lm or head is None:
         return False
-    hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state
-    loud = hidden * (PROBE_LOGIT / head(hidden).abs().max().clamp(min=1e-3))
+    loud = None
 
     def make_loud(_module: nn.Module, _arguments: Any, output: Any) -> Any:
-        output["last_hidden_state"] = loud
+        nonlocal loud
+        hidden = output.last_hidden_state
+        loud = output["last_hidden_state"] = hidden * (PROBE_LOGIT / head(hidden).abs().max().clamp(min=1e-3))
         return output
 
     hook = decoder.register_forward_hook(make_loud)
