@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+_LENGTH = 8
+"""Bytes that say how long a value is."""
+_SHORT = 1024
+"""Most values have no more bytes: their lengths and they themselves are told at once."""
 
 
 class Comms:
@@ -46,18 +52,29 @@ class Comms:
         """Everybody's value, by rank, on every process."""
         if not self.distributed:
             return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self._group)
-        return values
+        written = pickle.dumps(value)
+        head = len(written).to_bytes(_LENGTH, "big") + written[:_SHORT]
+        told = self._gather_bytes(head, _LENGTH + _SHORT)
+        lengths = [int.from_bytes(each[:_LENGTH], "big") for each in told]
+        longest = max(lengths)
+        values = [each[_LENGTH:] for each in told] if longest <= _SHORT else self._gather_bytes(written, longest)
+        # What unpickling runs is what this run's own processes have written.
+        return [pickle.loads(each[:length]) for each, length in zip(values, lengths, strict=True)]
+
+    def _gather_bytes(self, written: bytes, size: int) -> list[bytes]:
+        mine = torch.from_numpy(np.frombuffer(written.ljust(size, b"\0"), dtype=np.uint8).copy())
+        return [row.numpy().tobytes() for row in self._gathered(mine)]
+
+    def _gathered(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everyone, mine, group=self._group)
+        return everyone
 
     def gather_numbers(self, values: Sequence[float]) -> list[list[float]]:
         """Everybody's numbers, by rank, on every process: one small collective. All have equally many."""
         if not self.distributed:
             return [list(values)]
-        mine = torch.tensor(values, dtype=torch.float64)
-        everyone = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(everyone, mine, group=self._group)
-        return [row.tolist() for row in everyone]
+        return [row.tolist() for row in self._gathered(torch.tensor(values, dtype=torch.float64))]
 
     def broadcast(self, value: T) -> T:
         """Return the main process's value, on every process."""
