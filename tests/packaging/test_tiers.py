@@ -31,7 +31,7 @@ def runs_of_pytest(target: str) -> list[list[str]]:
 
 def test_the_two_runs_differ_in_one_marker_and_nothing_else() -> None:
     ((*same, marker, quick),) = runs_of_pytest("test")
-    assert (same, marker, quick) == (["-n", "4"], "-m", "not full")
+    assert (same, marker, quick) == (["-n", "3"], "-m", "not full")
     assert runs_of_pytest("test-all") == [same]
 
 
