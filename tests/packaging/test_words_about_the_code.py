@@ -63,8 +63,8 @@ def test_pickles_are_read_where_the_page_about_the_format_says() -> None:
     assert "ever unpickled" not in page
     readers = {path.name for path in SOURCES if READS_PICKLES.search(path.read_text(encoding="utf-8"))}
     # What others pickled is opened by one reader, and Megatron's facts beside it; the third reads what it has just
-    # written. `swift convert` alone gets to any of them.
-    assert readers == {"untrusted_pickle.py", "native.py", "trainer_folder.py"}
+    # written. `swift convert` alone gets to any of them. What processes of one run tell each other is in no file.
+    assert readers - {"comms.py"} == {"untrusted_pickle.py", "native.py", "trainer_folder.py"}
     assert "swift convert" in page
 
 

@@ -17,6 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift.files import replace_file
+
 if TYPE_CHECKING:
     from swift.contracts import Run
 
@@ -71,7 +73,7 @@ class TrialWatch:
             hook.remove()
         self._mark(self._phase)
         if number + 1 == run.total_steps:
-            (run.folder / FILE_NAME.format(run.world.rank)).write_text(json.dumps(self._result()), encoding="utf-8")
+            replace_file(run.folder / FILE_NAME.format(run.world.rank), json.dumps(self._result()))
 
     def _update_begins(self) -> None:
         if self._phase == BACKWARD:  # an engine may call several optimizers

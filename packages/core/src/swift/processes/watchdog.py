@@ -39,6 +39,8 @@ FOLDER = "hang"
 _READ_OR_WRITTEN = 2**20
 """Bytes that count as progress: a checkpoint is being written, or weights are being read."""
 _STORE_ANSWERS = timedelta(seconds=20)
+_LAST_WORDS = 5.0
+"""Seconds that the main process waits in the end for what the others say last."""
 _LISTED = 16
 
 _beats = 0
@@ -120,14 +122,24 @@ class Watchdog:
         """Return this process's activity."""
         return self._doing
 
-    def close(self) -> None:
-        """Report that the run is over on this process."""
+    def close(self, *, in_order: bool = False) -> None:
+        """Report that the run is over on this process; where it ended in order, others are about to say so too."""
         self._over.set()
         for thread in self._threads:
             thread.join(_STORE_ANSWERS.total_seconds())
         if self._threads:
+            if in_order and self._world.rank == 0 and not any(thread.is_alive() for thread in self._threads):
+                self._await_others()
             self._threads.clear()
             del self._store
+
+    def _await_others(self) -> None:
+        """Stay while others talk: the store may end with this process, and torch would complain on their terminals."""
+        end = time.monotonic() + _LAST_WORDS
+        with suppress(RuntimeError):
+            for rank in self._seen.keys() - {self._world.rank}:
+                while not ((told := self._ask(rank)) and told.over) and time.monotonic() < end:
+                    time.sleep(0.005)
 
     @property
     def _interval(self) -> float:

@@ -141,7 +141,7 @@ def open_job(
         if claim is not None:
             claim.lock.release() if began else claim.discard()
         if watchdog is not None:
-            watchdog.close()
+            watchdog.close(in_order=sys.exc_info()[0] is None)
         close_comms()
         if comms is not None:
             comms.close()
