@@ -16,6 +16,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from swift.errors import ConfigError
+from swift.processes import machines
 from swift.processes.group import Group
 from swift.processes.reports import Failure, first_error, first_report, read_note_of_stop
 from swift.processes.signals import STARTED_BY_SWIFT, Stopped, forwarded_signals
@@ -32,6 +33,7 @@ def run_workers(group: Group, argv: list[str]) -> int:
     logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="swift-workers-") as logs, forwarded_signals() as signals:
         try:
+            machines.make_known()
             elastic_launch(_config(group, logs), sys.executable)("-m", "swift", *argv)
         except ChildFailedError as failure:
             _fail(failure, Path(logs), signals)
@@ -52,7 +54,7 @@ def _config(group: Group, logs: str) -> LaunchConfig:
         min_nodes=group.size,
         max_nodes=group.size,
         nproc_per_node=group.processes,
-        rdzv_backend="c10d" if alone else "static",
+        rdzv_backend="c10d" if alone else machines.BACKEND,
         rdzv_endpoint="localhost:0" if alone else f"{group.address}:{group.port}",
         rdzv_configs={} if alone else {"rank": group.rank},
         rdzv_timeout=MEETING_TIMEOUT,
