@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import processors
 import pytest
 from tiers import Groups, is_full, is_rare, longest_first
 
@@ -61,6 +62,7 @@ sys.dont_write_bytecode = False
 # A shell starts what it puts into the background with Ctrl-C ignored, which all tests of signals would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+processors.take_turns()
 # Looking for garbage so often costs up to a quarter of the time of tests that open many models. What garbage there is
 # at a fork may have threads, which the fork has not, and would end it with an abort: there it is left alone.
 gc.set_threshold(20_000, 20, 20)

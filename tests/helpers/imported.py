@@ -60,7 +60,8 @@ if not words or (words[0] != "-m" and words[0].startswith("-")):
     os.execv({python!r}, [{python!r}, *words])
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-asked = json.dumps({{"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}}).encode()
+asked = {{"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}}
+asked = json.dumps({{**asked, "processors": sorted(os.sched_getaffinity(0))}}).encode()
 server.sendmsg(
     [len(asked).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
 )
@@ -192,6 +193,7 @@ def _become(asked: dict[str, Any], streams: list[int], python: str) -> None:
     code: object = 1
     try:
         os.setsid()
+        os.sched_setaffinity(0, asked["processors"])
         for place, stream in enumerate(streams):
             os.dup2(stream, place)
             os.close(stream)

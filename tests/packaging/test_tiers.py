@@ -7,11 +7,13 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 import tiers
 from import_rules import ROOT
+from processors import processor_of
 
 MAKE = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 """Without what a `make` that runs these tests hands on to its children."""
@@ -31,7 +33,7 @@ def runs_of_pytest(target: str) -> list[list[str]]:
 
 def test_the_two_runs_differ_in_one_marker_and_nothing_else() -> None:
     ((*same, marker, quick),) = runs_of_pytest("test")
-    assert (same, marker, quick) == (["-n", "3"], "-m", "not full")
+    assert (same, marker, quick) == (["-n", "4"], "-m", "not full")
     assert runs_of_pytest("test-all") == [same]
 
 
@@ -93,3 +95,19 @@ def test_values_that_come_one_after_the_other_are_all_tried() -> None:
         ("b", ["full"]),
         ("c", ["rare"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("worker", "workers", "has", "own"),
+    [
+        ("gw0", 4, {0, 1}, 0),
+        ("gw3", 4, {0, 1}, 1),
+        ("gw1", 2, {4, 7}, 7),
+        ("gw1", 4, range(8), None),
+        ("", 0, {0}, None),
+    ],
+)
+def test_workers_keep_to_processors_where_there_are_few(
+    worker: str, workers: int, has: Collection[int], own: int | None
+) -> None:
+    assert processor_of(worker, workers, has) == own
