@@ -19,10 +19,10 @@ demo: setup ## Train, resume, export and question a tiny model, on the CPU
 	@$(BIN)/swift demo
 
 test: check ## Before every commit: ruff, mypy, import rules, generated pages, and the tests that are quick
-	@$(BIN)/python -m pytest -n 4 -m "not full" --times=build/test-times/quick.txt
+	@$(BIN)/python -m pytest -n 3 -m "not full" --times=build/test-times/quick.txt
 
 test-all: check browser ## The same, and all other tests: further layouts and variants, whole commands, vLLM; what CI runs
-	@$(BIN)/python -m pytest -n 4 --times=build/test-times/all.txt
+	@$(BIN)/python -m pytest -n 3 --times=build/test-times/all.txt
 
 test-vllm: setup ## Of all tests, what starts a real vLLM: serving, engines, quantised exports, from training to an answer
 	@$(BIN)/python -m pytest -n 2 -m vllm --times=build/test-times/vllm.txt

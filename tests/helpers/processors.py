@@ -24,7 +24,8 @@ def take_turns(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def processor_of(worker: str, workers: int, processors: Collection[int]) -> int | None:
-    """Returns the processor of a worker, 'gw3' of four say; None where it may have any."""
-    if not worker or workers < len(processors):
+    """Returns the processor of a worker, 'gw3' of five say; None where it may have any, to fill what others leave."""
+    number, few = int(worker.removeprefix("gw") or 0), len(processors)
+    if not worker or number >= workers // few * few:
         return None
-    return sorted(processors)[int(worker.removeprefix("gw")) % len(processors)]
+    return sorted(processors)[number % few]

@@ -33,7 +33,7 @@ def runs_of_pytest(target: str) -> list[list[str]]:
 
 def test_the_two_runs_differ_in_one_marker_and_nothing_else() -> None:
     ((*same, marker, quick),) = runs_of_pytest("test")
-    assert (same, marker, quick) == (["-n", "4"], "-m", "not full")
+    assert (same, marker, quick) == (["-n", "3"], "-m", "not full")
     assert runs_of_pytest("test-all") == [same]
 
 
@@ -103,6 +103,7 @@ def test_values_that_come_one_after_the_other_are_all_tried() -> None:
         ("gw0", 4, {0, 1}, 0),
         ("gw3", 4, {0, 1}, 1),
         ("gw1", 2, {4, 7}, 7),
+        ("gw4", 5, {0, 1}, None),
         ("gw1", 4, range(8), None),
         ("", 0, {0}, None),
     ],
