@@ -20,8 +20,9 @@ from safetensors.torch import save_file
 from served import serving
 
 from swift.cli.main import run
-from swift.errors import ModelError, UsageError
-from swift_export_vllm import memory
+from swift.contracts import ServeRequest
+from swift.errors import ModelError, SwiftError, UsageError
+from swift_export_vllm import command, memory, serve
 from swift_export_vllm.adapters import RANKS, check_adapter, room_for
 from swift_export_vllm.command import check_options, flags_for
 from swift_export_vllm.interpreter import find_interpreter
@@ -297,7 +298,8 @@ def test_a_model_too_large_for_the_memory_is_not_loaded(
 ) -> None:
     need = memory.need_of(small, "float32")
     numbers = 264 * 64 * 2 + 2 * (64 * 128 + 64 * 64 * 2 + 128 * 64 + 3 * 64 * 96 + 2 * 64 + 2 * 32) + 64
-    assert need == memory.MemoryNeed(weights=4 * numbers, per_token=2 * 2 * 2 * 32 * 4, longest=512)
+    cache = 2 * 2 * 2 * 32 * 4
+    assert need == memory.MemoryNeed(weights=4 * numbers, per_token=cache, longest=512, lasting=cache)
     assert memory.need_of(small, "bfloat16").weights == 2 * numbers
     monkeypatch.setattr(memory, "free_memory", lambda: memory.VLLM_ITSELF + need.weights)
     told = refused(capsys, str(small))
@@ -326,6 +328,69 @@ def test_the_memory_of_gpus_is_read_as_the_driver_tells_it() -> None:
     assert memory.seen_gpus(table, "1,0") == [two, one]
     assert memory.seen_gpus(table, "GPU-bb") == [two]
     assert memory.seen_gpus(table, "") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "of each of 1 GPUs"),
+        ("-tp 2", None),
+        ("--tensor_parallel_size=2", None),
+        ("-pp 2 --gpu-memory-utilization 0.1", "of each of 2 GPUs"),
+        ("-tp 2 -pp 2", "4 GPUs are asked for, and 2 can be seen"),
+        ("-tp 2 -pp 2 --nnodes 2", None),
+        ("-tp 16 --distributed-executor-backend ray", None),
+        ("-dp 2", "of each of 1 GPUs"),
+        ("-dp 2 --enable-expert-parallel", None),
+        ("--config vllm.yaml", None),
+        ("-tp two", "--tensor-parallel-size two: a whole number above 0"),
+        ("-tp", "--tensor-parallel-size : a whole number above 0"),
+        ("-pp 0", "--pipeline-parallel-size 0: a whole number above 0"),
+        ("--gpu-memory-utilization much", "--gpu-memory-utilization much: a number above 0"),
+        ("--gpu-memory-utilization nan", "--gpu-memory-utilization nan: a number above 0"),
+    ],
+)
+def test_memory_of_gpus_is_asked_for_by_how_weights_are_spread(
+    words: str, said: str | None, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = memory.need_of(small, "auto").weights
+    one = (2 * memory.GIB, int((memory.GIB + 0.75 * size) / memory.UTILISATION))  # room for three quarters of it
+    monkeypatch.setattr(memory, "gpu_memory", lambda: [one, one])
+    for module in (serve, command):
+        monkeypatch.setattr(module, "on_cpu", lambda interpreter: False)
+    request = ServeRequest(small, "small", max_length=1, passed_on=tuple(words.split()))
+    with nullcontext() if said is None else pytest.raises(SwiftError, match=re.escape(said)):
+        launch = serve.VllmProgram().launch(request, find_interpreter(None))
+        assert launch.command[-len(words.split()) :] == words.split()
+
+
+@pytest.mark.parametrize(
+    ("changes", "lasting"),
+    [
+        ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}, 1),
+        ({"layer_types": ["linear_attention", "linear_attention"]}, 0),
+        ({"layer_types": None, "layers_block_type": ["mamba", "attention"]}, 1),
+        ({"sliding_window": 32, "layer_types": None, "use_sliding_window": None}, 0),
+        ({"sliding_window": 32, "layer_types": None, "use_sliding_window": False}, 2),
+        ({"sliding_window": 32, "layer_types": None, "use_sliding_window": None, "sliding_window_pattern": 2}, 1),
+    ],
+)
+def test_windows_and_states_do_not_grow_with_an_answer(
+    changes: dict[str, Any], lasting: int, small: Path, tmp_path: Path
+) -> None:
+    need = memory.need_of(altered(small, tmp_path / "model", **changes), "float32")
+    assert (need.lasting, need.per_token) == (lasting * need.per_token // 2, 2 * 2 * 2 * 32 * 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [("--vllm_host 0.0.0.0", "--host of"), ("--hos 0.0.0.0", "--host of"), ("--vllm-api_key=me", "SWIFT_API_KEY")],
+)
+def test_where_the_server_listens_is_said_in_one_way(
+    words: str, instead: str, small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swift.servers.run.Server", None)
+    assert f"Use {instead}" in refused(capsys, str(small), *words.split())
 
 
 @pytest.mark.full

@@ -57,6 +57,8 @@ _OURS = {
     "--lora-paths": "--adapters NAME=PATH",
     "--model-path": "the model as the first word",
     "--config": "flags",
+    "--host": "--host of swift serve",
+    "--port": "--port of swift serve",
     "--api-key": "SWIFT_API_KEY, or --api-key of swift serve,",
     "--use-ray": "SGLang's own command",
     "--smg-grpc-mode": "SGLang's own command",

@@ -22,6 +22,9 @@ from swift_export_vllm.tasks import GENERATES
 RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 _OURS = {
     "--lora-modules": "--adapters NAME=PATH",
+    "--host": "--host of swift serve",
+    "--port": "--port of swift serve",
+    "--api-key": "SWIFT_API_KEY, or --api-key of swift serve,",
     "--uds": "--host and --port",
     "--headless": "vLLM's own command",
     "--api-server-count": "vLLM's own command",

@@ -50,6 +50,8 @@ class MemoryNeed:
     """Bytes of the cache of keys and values, for each token of each answer; an upper bound."""
     longest: int
     """Tokens that the model has positions for."""
+    lasting: int = 0
+    """Of the bytes for each token, those of layers that keep every token of an answer: no window, no state."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,27 @@ def need_of(model: Path, dtype: str) -> MemoryNeed:
     text = {**config, **config.get("text_config", {})}
     kept_in = dtype if dtype in ITEM_SIZE else str(text.get("dtype") or text.get("torch_dtype"))
     item = ITEM_SIZE.get(kept_in, ITEM_SIZE["float32"])
-    return MemoryNeed(size, _cache_per_token(text, item), int(text.get("max_position_embeddings") or 0))
+    layers = int(text.get("num_hidden_layers") or text.get("n_layer") or 0)
+    return MemoryNeed(
+        size,
+        _cache_per_token(text, item, layers),
+        int(text.get("max_position_embeddings") or 0),
+        _cache_per_token(text, item, _lasting(text, layers)),
+    )
 
 
-def _cache_per_token(config: dict[str, Any], item: int) -> int:
-    layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0)
+def _lasting(config: dict[str, Any], layers: int) -> int:
+    """Return how many layers keep the keys and values of every token, at least."""
+    for key in ("layer_types", "layers_block_type"):
+        if isinstance(kinds := config.get(key), list):
+            return sum(kind in ("full_attention", "attention", "hybrid") for kind in kinds)
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return layers
+    every = config.get("sliding_window_pattern")
+    return layers // every if isinstance(every, int) and every > 0 else 0
+
+
+def _cache_per_token(config: dict[str, Any], item: int, layers: int) -> int:
     if "kv_lora_rank" in config:  # keys and values are kept compressed
         return layers * (int(config["kv_lora_rank"]) + int(config.get("qk_rope_head_dim") or 0)) * item
     heads = int(config.get("num_key_value_heads") or _heads(config))
@@ -154,7 +172,7 @@ def check_gpus(need: MemoryNeed, requested: int | None, parts: int, utilisation:
         )
     for number, (free, total) in enumerate(gpus[:parts]):
         share = utilisation * total
-        needed = (need.weights + need.per_token * (requested or min(need.longest, SHORTEST) or SHORTEST)) / parts + GIB
+        needed = (need.weights + need.lasting * (requested or min(need.longest, SHORTEST) or SHORTEST)) / parts + GIB
         if needed > share:
             raise ModelError(
                 f"The model is too large: it takes about {gib(needed)} of each of {parts} GPUs, and GPU {number} has "

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 import sys
+from collections.abc import Sequence
 
 from swift.contracts import ServeRequest
+from swift.errors import UsageError
 from swift.servers import Interpreter, Launch, given
 from swift_export_vllm.adapters import check_adapter
 from swift_export_vllm.command import flags_for, server_command, server_environment
@@ -13,6 +17,10 @@ from swift_export_vllm.interpreter import LIBRARY, on_cpu
 from swift_export_vllm.log import LOG
 from swift_export_vllm.memory import UTILISATION, MemoryShare, check_gpus, gib, need_of, share_of_memory
 from swift_export_vllm.supported import check_on_cpu, check_served
+
+_ELSEWHERE = ("--config", "--distributed-executor-backend", "--data-parallel-size-local", "--nnodes", "-n")
+"""Flags after which other GPUs than this machine's may hold a part, or a file says how many do."""
+_WHOLE = re.compile(r"0*[1-9]\d{0,5}", re.ASCII)
 
 
 class VllmProgram:
@@ -51,10 +59,8 @@ class VllmProgram:
 def _check_memory(request: ServeRequest, interpreter: Interpreter) -> MemoryShare | None:
     need = need_of(request.model, request.dtype)
     if not on_cpu(interpreter):
-        parts = int(given("--tensor-parallel-size", request.passed_on) or 1)
-        parts *= int(given("--pipeline-parallel-size", request.passed_on) or 1)
-        utilisation = float(given("--gpu-memory-utilization", request.passed_on) or UTILISATION)
-        check_gpus(need, request.max_length, parts, utilisation)
+        if (spread := _spread(request.passed_on)) is not None:
+            check_gpus(need, request.max_length, *spread)
         return None
     if given("--kv-cache-memory-bytes", request.passed_on) is not None:
         return MemoryShare(cache=0, max_length=request.max_length)  # the user decides
@@ -66,3 +72,27 @@ def _check_memory(request: ServeRequest, interpreter: Interpreter) -> MemoryShar
         )
         sys.stderr.flush()
     return share
+
+
+def _spread(words: Sequence[str]) -> tuple[int, float] | None:
+    """Return how many GPUs of this machine share the weights, and the part of each that is taken, if that is known."""
+    if given(_ELSEWHERE[0], words, *_ELSEWHERE[1:]) is not None:
+        return None
+    parts = _whole(words, "--tensor-parallel-size", "-tp") * _whole(words, "--pipeline-parallel-size", "-pp")
+    if given("--enable-expert-parallel", words, "-ep") is not None:
+        parts *= _whole(words, "--data-parallel-size", "-dp")
+    told = given("--gpu-memory-utilization", words)
+    try:
+        utilisation = UTILISATION if told is None else float(told)
+    except ValueError:
+        utilisation = math.nan
+    if not 0 < utilisation <= 1:
+        raise UsageError(f"--gpu-memory-utilization {told}: a number above 0, of 1 at most, belongs there.")
+    return parts, utilisation
+
+
+def _whole(words: Sequence[str], flag: str, short: str) -> int:
+    told = given(flag, words, short)
+    if told is not None and not _WHOLE.fullmatch(told):
+        raise UsageError(f"{flag} {told}: a whole number above 0 belongs there.")
+    return int(told or 1)

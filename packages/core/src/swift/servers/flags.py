@@ -48,9 +48,15 @@ def passed_on(words: Sequence[str], engine: str, ours: Mapping[str, str], *, neg
     prefix = re.compile(rf"--{engine}[_-]")
     taken = as_switches([prefix.sub("--", word) if prefix.match(word) else word for word in words], negated=negated)
     for flag, instead in ours.items():
-        if given(flag, taken) is not None:
+        if any(_means(word, flag) for word in taken):
             raise UsageError(f"swift serve does not pass {flag} on.", hint=f"Use {instead} instead.")
     return taken
+
+
+def _means(word: str, flag: str) -> bool:
+    """Whether a word is a flag, or the beginning of one, which a server's parser takes for the whole."""
+    typed = dashed(word.partition("=")[0])
+    return flag.startswith(typed) and len(typed) > len("--x")
 
 
 def check_known(words: Sequence[str], known: KnownFlags, server: object) -> None:
@@ -78,14 +84,14 @@ def as_switches(words: Sequence[str], *, negated: bool = True) -> tuple[str, ...
     return tuple(taken)
 
 
-def given(flag: str, words: Sequence[str]) -> str | None:
-    """Return the value of a flag among words for the server ('' for one without a value).
+def given(flag: str, words: Sequence[str], *more: str) -> str | None:
+    """Return the value of a flag among words for the server ('' for one without a value), by any of its names.
 
     None where it is not there.
     """
     for position, word in enumerate(words):
         name, has_value, value = word.partition("=")
-        if dashed(name) == flag:
+        if dashed(name) in (flag, *more):
             following = words[position + 1] if position + 1 < len(words) else ""
             return value if has_value else "" if following.startswith("-") else following
     return None
