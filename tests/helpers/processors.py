@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 
 def take_turns(environment: Mapping[str, str] = os.environ) -> None:
@@ -17,10 +18,12 @@ def take_turns(environment: Mapping[str, str] = os.environ) -> None:
     """
     if not hasattr(os, "sched_setscheduler"):
         return
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     workers = int(environment.get("PYTEST_XDIST_WORKER_COUNT", "0"))
-    if (own := processor_of(environment.get("PYTEST_XDIST_WORKER", ""), workers, os.sched_getaffinity(0))) is not None:
-        os.sched_setaffinity(0, {own})
+    own = processor_of(environment.get("PYTEST_XDIST_WORKER", ""), workers, os.sched_getaffinity(0))
+    with suppress(OSError):  # a container may forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if own is not None:
+            os.sched_setaffinity(0, {own})
 
 
 def processor_of(worker: str, workers: int, processors: Collection[int]) -> int | None:
