@@ -193,7 +193,8 @@ def _become(asked: dict[str, Any], streams: list[int], python: str) -> None:
     code: object = 1
     try:
         os.setsid()
-        os.sched_setaffinity(0, asked["processors"])
+        with suppress(OSError):
+            os.sched_setaffinity(0, asked["processors"])
         for place, stream in enumerate(streams):
             os.dup2(stream, place)
             os.close(stream)
