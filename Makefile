@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-vllm browser gpu clusters conformance matrix pairs check lint typecheck imports docs docs-check bench wheels site release-check lock clean
+.PHONY: help setup demo test test-all test-vllm browser gpu clusters conformance matrix architectures pairs check lint typecheck imports docs docs-check bench wheels site release-check lock clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Create .venv and install everything from the pins; returns at once when nothing changed
 	@$(PYTHON) tools/setup.py
@@ -43,6 +43,10 @@ conformance: setup ## The conformance kit on every backend, with every case in e
 
 matrix: setup ## Every engine's checkpoint resumed on every engine; writes docs/reference/resume-matrix.md
 	@SWIFT_WHOLE_MATRIX=1 SWIFT_MATRIX_RESULTS=docs/reference/resume-matrix.json $(BIN)/python -m pytest tests/engines/test_matrix.py
+	@$(BIN)/python tools/docs.py
+
+architectures: setup ## Every type of causal language model on every engine; writes docs/reference/architectures.md
+	@$(BIN)/python tools/architectures.py
 	@$(BIN)/python tools/docs.py
 
 pairs: setup ## Every optimizer and tuner in every layout; writes docs/reference/tuning-pairs.md

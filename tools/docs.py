@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +50,7 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
             "configuration.md": configuration_page(),
             "other-programs.md": other_programs_page(),
             "resume-matrix.md": matrix_page(json.loads((REFERENCE / "resume-matrix.json").read_text())),
+            "architectures.md": architectures_page(json.loads((REFERENCE / "architectures.json").read_text())),
             "proven-where.md": proven_page(_found()),
             "tuning-pairs.md": tuning_pairs_page(json.loads((REFERENCE / "tuning-pairs.json").read_text())),
         }
@@ -211,6 +213,69 @@ def matrix_page(results: dict[str, Any]) -> str:
         if found:
             parts += [f"## {title}", _pairs(found)]
     return "\n\n".join(parts) + "\n"
+
+
+def architectures_page(results: dict[str, Any]) -> str:
+    """Return the page of the model types of transformers: which train on which engine, and why the others do not."""
+    facts, types = results["facts"], results["types"]
+    columns = list(dict.fromkeys(column for cells in types.values() for column in cells))
+    counts = {column: [cells[column]["result"] for cells in types.values()] for column in columns}
+    trained = [sum(result == "equal" for result in each) for each in counts.values()]
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    rows = [
+        f"| type | {' | '.join(columns)} |",
+        f"|---|{'---|' * len(columns)}",
+        f"| **{len(types)} in all** | {' | '.join(f'**{count}**' for count in trained)} |",
+    ]
+    rows += [
+        f"| `{name}` | {' | '.join(cells[column]['result'] for column in columns)} |" for name, cells in types.items()
+    ]
+    parts = [
+        "# Model types",
+        "<!-- Written by `make docs` from architectures.json, which `make architectures` writes. Do not edit. -->",
+        "Every type of causal language model in transformers, as a tiny model with random weights, trained for two "
+        "steps in float32 on the CPU. No released weights were tried. Your model's type is `model_type` in its "
+        "`config.json`.",
+        "- **equal**: the loss and the gradient norm of the first step and the loss of the second are those of plain "
+        "transformers (of PEFT in the column *LoRA*), computed sample by sample, within 1e-5, 1e-4 and 1e-4. The "
+        "windows, chunks and top-k of sparse attention are shorter than the samples, and the token that pads also ends "
+        "every turn.\n"
+        "- **refused**: the run stops before it trains and says why; the sentences are below.\n"
+        "- **exported**: the padded run's export has the names of the original folder, and transformers loads it with "
+        "the logits of plainly trained weights.",
+        f"Command: `{facts['command']}`. Versions: {versions}.",
+        "\n".join(rows),
+        "## Why types are refused",
+        "Names of types, classes and modules are left out.",
+        _refusals(types),
+        "## Types that were not made",
+        "\n".join(f"- `{name}`: {reason}." for name, reason in facts["not_made"].items()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _refusals(types: dict[str, Any]) -> str:
+    """Return the sentences of refusals, each with the columns and types that it stands for."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, cells in types.items():
+        for column, verdict in cells.items():
+            if verdict["result"] == "refused" and column != "exported":
+                found.setdefault((_general(verdict["note"], name), column), []).append(name)
+    columns: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (sentence, column), names in found.items():
+        columns.setdefault((sentence, tuple(names)), []).append(column)
+    return "\n".join(
+        f"- *{', '.join(which)}*: {sentence} ({', '.join(f'`{name}`' for name in names)})"
+        for (sentence, names), which in columns.items()
+    )
+
+
+def _general(sentence: str, name: str) -> str:
+    """Return what a refusal says of types in general."""
+    sentence = re.sub(r"\S*swift-architectures-\S*", "MODEL", sentence)
+    sentence = re.sub(r"\b\w+(For|LMHead|Model|Decoder)\w*\b|\bmodel\.[\w.]+", "…", sentence)
+    sentence = re.sub(rf"\b{re.escape(name.partition(',')[0])}\b", "…", sentence)
+    return sentence.replace("<", "&lt;")
 
 
 def _found() -> dict[str, Any]:

