@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from safetensors.torch import save_file
 from swift.checkpoint import Manifest, save_checkpoint
 from swift.checkpoint.checksums import FileRecord
 from swift.checkpoint.manifest import read_manifest, write_manifest
+from swift.config.sections import ExportOptions
 from swift.errors import CheckpointError
+from swift.export.run import export_checkpoint
 from swift.infer.find import find_weights
 from swift.serve.options import ServeOptions
 from swift.serve.request import serve_request
@@ -24,9 +27,17 @@ from swift.terminal import say_nothing
 FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
+ADAPTER = {"peft_type": "LORA", "target_modules": ["q_proj"]}
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A checkpoint with weights ready to load in two files; an adapter's file is there too."""
+    return saved(tmp_path, "base")
+
+
+def saved(run: Path, base: str, adapter: dict[str, Any] | None = None) -> Path:
+    """Save a checkpoint of a run that trained `base`, or an adapter on it."""
 
     def extra(stored: Any) -> None:
         for name in (*FILES, "adapter_model.safetensors"):
@@ -35,12 +46,12 @@ def checkpoint(tmp_path: Path) -> Path:
             (stored.folder / name).write_text("{}")
 
     facts = {"rows_per_step": 4, "seed": 1, "model_fingerprint": "m", "data_fingerprint": "d", "backend": "torch"}
-    manifest = Manifest(step=0, config={"model": {"path": "base"}}, **facts)
+    manifest = Manifest(step=0, config={"model": {"path": base}}, adapter=adapter, **facts)
     tensors = {"model.a": torch.ones(4)}
     save_checkpoint(
-        tmp_path, 1, fill=lambda writer: writer.tensors(tensors), manifest=manifest, is_main=True, extra=extra
+        run, 1, fill=lambda writer: writer.tensors(tensors), manifest=manifest, is_main=True, extra=extra
     ).wait()
-    return tmp_path / "checkpoint-1"
+    return run / "checkpoint-1"
 
 
 def flip_a_bit(path: Path) -> None:
@@ -71,11 +82,25 @@ def infer_base(checkpoint: Path) -> None:
     """An adapter was trained on the checkpoint's weights."""
     adapter = checkpoint.parent / "adapter"
     adapter.mkdir()
-    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(checkpoint)}))
+    (adapter / "adapter_config.json").write_text(json.dumps({**ADAPTER, "base_model_name_or_path": str(checkpoint)}))
     find_weights(str(adapter))
 
 
-@pytest.mark.parametrize("load", [infer, serve, export, infer_adapter, infer_base])
+def infer_base_of_run(checkpoint: Path) -> None:
+    find_weights(str(saved(checkpoint.parent / "further", str(checkpoint), ADAPTER)))
+
+
+def export_base_of_run(checkpoint: Path) -> None:
+    """What is exported holds the base model's weights; the adapter is merged into them."""
+    adapter = saved(checkpoint.parent / "further", str(checkpoint), ADAPTER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("swift.export.run.base_of", lambda *_, **__: SimpleNamespace(folder=checkpoint))
+        export_checkpoint(adapter, to="hf", options=ExportOptions(), say=say_nothing)
+
+
+@pytest.mark.parametrize(
+    "load", [infer, serve, export, infer_adapter, infer_base, infer_base_of_run, export_base_of_run]
+)
 @pytest.mark.parametrize("name", FILES)
 def test_altered_weights_are_refused(checkpoint: Path, load: Callable[[Path], None], name: str) -> None:
     flip_a_bit(checkpoint / name)
