@@ -10,16 +10,19 @@ import pytest
 
 _SOURCE = """
 from swift import Section
-from swift.objectives.base import BaseObjective
+from swift.objectives.base import PerSampleObjective
 
 
 class Options(Section):
     model_config = {"extra": "allow"}
 
 
-class Grpo(BaseObjective):
+class Grpo(PerSampleObjective):
     name = "grpo"
     options_model = Options
+
+    def loss(self, view, batch):
+        raise NotImplementedError
 """
 
 

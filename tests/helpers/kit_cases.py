@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 
 from swift.testing import CASES, Layout
+from swift.testing.cases import LORA_DROPOUT
 from swift_rl import testing as online
 
 ALL_CASES = (*CASES, *online.CASES)
@@ -43,4 +44,4 @@ def all_of_text(*names: str) -> frozenset[str] | None:
 
     Files with pictures in their names try backends with more of them, on more models.
     """
-    return None if WHOLE_KIT else frozenset({*(case.name for case in OF_TEXT), *names})
+    return None if WHOLE_KIT else frozenset({*(case.name for case in OF_TEXT), LORA_DROPOUT.name, *names})

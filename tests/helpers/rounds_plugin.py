@@ -20,7 +20,7 @@ from swift import LossSums, Need, Section
 from swift.contracts import PlanContext
 from swift.data.encodings import EncodedRow, Encoding, ReadRow, RowReader, Sample, raw_text
 from swift.data.samples import Encoded
-from swift.objectives.base import BaseObjective
+from swift.objectives.base import BaseObjective, PerSampleObjective
 
 STEPS_PER_ROUND = 2
 KEPT = 0.9
@@ -57,7 +57,7 @@ class LabelledEncoding(Encoding):
         return EncodedRow((Encoded(0, (segment,), values=dict(row.sample.values)),))
 
 
-class Labelled(BaseObjective[Section]):
+class Labelled(PerSampleObjective[Section]):
     """The likelihood of each text, weighted by its grade; a mean over texts."""
 
     name = "labelled"
@@ -70,7 +70,7 @@ class Labelled(BaseObjective[Section]):
         return LossSums(-(grades * logps * active).sum(), {"grade": ((grades * active).sum(), active.sum())})
 
 
-class Scores(BaseObjective[Section]):
+class Scores(PerSampleObjective[Section]):
     """The mean log-probability of each sample's learned tokens; no loss."""
 
     name = "scores"

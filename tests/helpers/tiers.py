@@ -133,7 +133,7 @@ def is_full(item: pytest.Item) -> bool:
     layout, first, second = parameters["layout"], *(*layouts, None)[:2]
     if "reads" in parameters:
         return not (layout is first and parameters["reads"] is second)
-    case = next((parameters[name] for name in ("case", "dropout", "changing") if name in parameters), None)
+    case = next((parameters[name] for name in ("case", "dropout", "evaluated", "changing") if name in parameters), None)
     if layout is first:
         return case is not None and case.name not in QUICK_CASES
     if case is not None:

@@ -14,13 +14,16 @@ from swift.errors import PluginError
 
 SOURCE = """
 from swift import Need
-from swift.objectives.base import BaseObjective
+from swift.objectives.base import PerSampleObjective
 
 
-class Careful(BaseObjective):
+class Careful(PerSampleObjective):
     name = "careful"
     needs = frozenset({Need.TOKEN_LOGPS})
     defaults = DEFAULTS
+
+    def loss(self, view, batch):
+        raise NotImplementedError
 """
 DEFAULTS: dict[str, Any] = {
     "tuner.dropout": (0.0, "dropout would change the ratio"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swift.config.parse import config_from_mapping
 from swift.config.sections import Section
 from swift.contracts import RoundWork
 from swift.data.batch import Batch
@@ -32,6 +34,32 @@ def made(objective: type, options: Section | None = None) -> Any:
 def test_an_objective_of_the_first_hook_api_is_still_given_its_baseline_by_the_old_name() -> None:
     assert made(WrittenFor10).with_baseline({"kl": 0.5}).kl == 5.0
     assert made(Kto).with_baseline({"kl": 0.5}).kl == 0.5
+
+
+FORGETFUL = """
+from swift.contracts import LossSums
+from swift.objectives.base import BaseObjective
+
+
+class Forgetful(BaseObjective):
+    name = "forgetful"
+
+    def loss(self, view, batch):
+        return LossSums(-(view.token_logps * batch.weights).sum())
+"""
+
+
+def test_objective_without_row_weight_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss per token would be divided by something else, and off by that factor on every backend alike."""
+    info = tmp_path / "forgetful-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: forgetful\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[swift.objectives]\nforgetful = forgetful_objective:Forgetful\n")
+    (tmp_path / "forgetful_objective.py").write_text(FORGETFUL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PluginError, match=r"'forgetful' .*lacks row_weight") as error:
+        config_from_mapping({"objective": "forgetful"})
+    assert "sum(sample.loss_weight for sample in samples)" in (error.value.hint or "")
 
 
 class GoodPlan:

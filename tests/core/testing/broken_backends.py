@@ -670,6 +670,17 @@ class LeavesDropoutOutOfTheFirstPass(TorchBackend):
         return forward(run, state, dataclasses.replace(batch, dropout=False), objective)
 
 
+@caught_by("evaluation_without_dropout", "lora, dropout")
+class EvaluatesWithDropout(TorchBackend):
+    """Evaluation leaves the model in training mode."""
+
+    @hookimpl
+    def swift_forward(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        from swift.backends.torch.step import forward
+
+        return forward(run, state, dataclasses.replace(batch, dropout=True), objective)
+
+
 @caught_by("trajectory", "negatives")
 class ReportsWhatItBackpropagates(TorchBackend):
     """A loss that has the right gradient only is reported as it is."""

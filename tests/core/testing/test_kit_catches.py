@@ -12,13 +12,13 @@ from kit_cases import ALL_CASES
 from tiers import tiered
 
 from swift.testing import BackendConformance, Layout, crew
-from swift.testing.cases import BY_NAME, DROPOUT
+from swift.testing.cases import BY_NAME, DROPOUT, LORA_DROPOUT
 from swift.testing.checks import Checks
 from swift.testing.trials import Trials
 
 FIRST_OF_EACH = {check: name for name, (check, _) in reversed(CAUGHT_BY.items())}.values()
 """One backend for each check that catches any."""
-NAMED = {case.name: case for case in (*ALL_CASES, DROPOUT)}
+NAMED = {case.name: case for case in (*ALL_CASES, DROPOUT, LORA_DROPOUT)}
 TWO = Layout(2)
 PLAN = Layout(2, {"dp_replicate": 2})
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import LossSums, ModelRole, ModelView, Need
-from swift.objectives.base import BaseObjective, viewed
+from swift.objectives.base import BaseObjective, PerSampleObjective, viewed
 from swift_rl.objective import counted
 from swift_rl.ppo_options import PpoOptions
 
@@ -37,7 +37,7 @@ class ValueLoss(BaseObjective[PpoOptions]):
         return value_sums(viewed(view.values, Need.VALUES), batch, self.options)
 
 
-class TokenValues(BaseObjective[PpoOptions]):
+class TokenValues(PerSampleObjective[PpoOptions]):
     """No loss: what the critic says that each learned token is worth before it is seen."""
 
     name = "token_values"

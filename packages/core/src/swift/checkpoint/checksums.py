@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -16,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 _BLOCK = 8 * 2**20
 _SYNC_EVERY = 64 * 2**20
+_READERS = 4
+"""Files that are hashed at a time: one stream does not use up a fast disk or a network."""
 
 
 class FileRecord(BaseModel):
@@ -131,6 +135,17 @@ def hash_file(path: Path) -> FileRecord:
             digest.update(view[:read])
             size += read
     return FileRecord(size=size, xxh3_128=digest.hexdigest())
+
+
+def first_altered(folder: Path, records: Mapping[str, FileRecord]) -> str | None:
+    """Return the first of these files in `folder` whose bytes are not those of its record.
+
+    Engines map weights into memory or read them in processes of their own, so that hashing cannot be a part of their
+    reading. It goes before it, in blocks; what was read is still in the page cache when an engine reads it.
+    """
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = pool.map(lambda name: hash_file(folder / name), records)
+        return next((name for name, now in zip(records, found, strict=True) if now != records[name]), None)
 
 
 def sync(path: Path) -> None:

@@ -23,7 +23,7 @@ from swift.export.push import push
 from swift.export.quantised import requested_scheme, scratch, write_quantised
 from swift.export.state import export_state
 from swift.export.stored import base_of, stored_weights
-from swift.infer.find import check_finished, settings_of_folder
+from swift.infer.find import check_finished, check_weights_of, settings_of_folder
 from swift.models.config_file import read_config
 from swift.terminal import Say, waiting
 from swift.untrusted import typed_path
@@ -126,7 +126,10 @@ def _origin(path: Path, trust_remote_code: bool, say: Say, *, model: str | None 
     folder = find_checkpoint(path)
     checkpoint = open_checkpoint(folder)
     say(f"Exporting step {checkpoint.facts.step} of {folder}")
-    return _Origin(folder, base_of(checkpoint, say, trust_remote_code=trust_remote_code, model=model), checkpoint)
+    base = base_of(checkpoint, say, trust_remote_code=trust_remote_code, model=model)
+    if checkpoint.facts.adapter is not None:
+        check_weights_of(base.folder)
+    return _Origin(folder, base, checkpoint)
 
 
 def _quantise(origin: _Origin, job: ExportJob, scheme: OfferedScheme, options: ExportOptions) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint.checksums import hash_file
+from swift.checkpoint.checksums import first_altered
 from swift.checkpoint.copies import on_this_machine
 from swift.checkpoint.folders import LAST, find_checkpoint, whole_checkpoints
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
@@ -21,9 +21,10 @@ from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of_config
 from swift.errors import CheckpointError, ModelError
 from swift.models.adapter_file import read_adapter_config
 from swift.models.config_file import CONFIG, read_config
-from swift.models.files import HASHED_WHOLE, SafetensorsFolder
+from swift.models.files import SafetensorsFolder
 from swift.models.sentence_files import stored_pooling
 from swift.models.trust import section_from_file
+from swift.terminal import waiting
 from swift.untrusted import check_regular, typed_path
 
 ADAPTER_FILE = "adapter_config.json"
@@ -58,6 +59,8 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
 
     `trust_remote_code` is the user's choice; files have no say in it.
     """
+    if adapter is not None:
+        check_weights_of(adapter)
     name = on_this_machine(name)
     path = typed_path(name, "The model", ModelError)
     is_run = (path / LAST).exists() or (path.is_dir() and bool(whole_checkpoints(path)))
@@ -70,6 +73,7 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
         base = config.get("base_model_name_or_path")
         if not base:
             raise ModelError(f"{path} does not say which model it adapts.", hint="Type: --model BASE --adapter ADAPTER")
+        check_weights_of(Path(base))
         settings = settings_of_adapter(path, config)
         return WeightsLocation(ModelSection(path=base, trust_remote_code=trust_remote_code, **settings), path)
     settings = settings_of_folder(path) if (path / CONFIG).is_file() else {}
@@ -162,6 +166,12 @@ def _alone(folder: Path) -> str:
     return f"If you know that its weights are all right, copy {files} into a folder of their own, and name that."
 
 
+def check_weights_of(folder: Path) -> None:
+    """Refuse a checkpoint with files missing or cut off, or with altered weights; other folders have no checksums."""
+    if (folder / MANIFEST).is_file():
+        _check_files(folder, read_manifest(folder))
+
+
 def _check_files(folder: Path, manifest: Manifest) -> None:
     """Refuse a checkpoint with files missing or cut off, or with altered weights.
 
@@ -182,11 +192,14 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
                 f"The checkpoint {folder} is damaged: {name} has {path.stat().st_size} bytes instead of {record.size}.",
                 hint="Copy it again.",
             )
-        if "/" not in name and record.size <= HASHED_WHOLE and hash_file(path) != record:
-            raise CheckpointError(
-                f"The checkpoint {folder} is damaged: {name} was altered after it was written (its checksum differs).",
-                hint="Copy it again.",
-            )
+    weights = {name: record for name, record in manifest.files.items() if "/" not in name}
+    with waiting(f"Verifying {folder}"):
+        altered = first_altered(folder, weights)
+    if altered is not None:
+        raise CheckpointError(
+            f"The checkpoint {folder} is damaged: {altered} was altered after it was written (its checksum differs).",
+            hint="Copy it again.",
+        )
 
 
 def _written_again(folder: Path, manifest: Manifest, name: str) -> str:
@@ -214,6 +227,8 @@ def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) 
             raise ModelError(
                 f"{folder} holds no adapter ready to load.", hint=f"Type: swift export {folder} --to adapter"
             )
+        if model.path is not None:
+            check_weights_of(Path(model.path))
         return WeightsLocation(model, adapter or folder, system, objective, pixels)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no weights ready to load.", hint=f"Type: swift export {folder} --to hf")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need, Objective
-from swift.objectives.base import BaseObjective, Options, viewed
+from swift.objectives.base import Options, PerSampleObjective, viewed
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ class Compared:
     """Name → (value, weight): what is reported is the mean of the values so weighted."""
 
 
-class AcrossRows(BaseObjective[Options]):
+class AcrossRows(PerSampleObjective[Options]):
     """A sum over samples, each compared with all others of the global batch; a subclass defines `compare`."""
 
     needs = frozenset({Need.POOLED})
@@ -88,7 +88,7 @@ class AcrossRows(BaseObjective[Options]):
         )
 
 
-class SegmentVectors(BaseObjective[Section]):
+class SegmentVectors(PerSampleObjective[Section]):
     """The vectors of all segments, without a loss."""
 
     name = "segment vectors"

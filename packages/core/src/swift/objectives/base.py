@@ -5,6 +5,7 @@ Objectives never import torch when they are imported, so that `swift sft --help`
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 Options = TypeVar("Options", bound=Section)
 
 
-class BaseObjective(Generic[Options]):
-    """The members of `swift.contracts.Objective`; a subclass adds `loss` and whatever differs.
+class BaseObjective(ABC, Generic[Options]):
+    """The members of `swift.contracts.Objective`; a subclass adds `loss`, `row_weight` and whatever differs.
 
     A subclass names its options by `options_model`, a `Section` with described fields.
     """
@@ -40,13 +41,16 @@ class BaseObjective(Generic[Options]):
     def __init__(self, options: Options) -> None:
         self.options = options
 
+    @abstractmethod
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """Return the number of samples that have something to learn."""
-        return float(sum(sample.loss_weight > 0 for sample in samples))
+        """Return how much these samples weigh: the sum of losses of the global batch is divided by it.
 
+        There is no default: the number of samples divides a loss per token wrongly, and the other way round.
+        """
+
+    @abstractmethod
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the sums over one micro-batch."""
-        raise TypeError(f"{type(self).__name__} must define loss(view, batch)")
 
     def with_baseline(self, metrics: Mapping[str, float]) -> Objective:
         """Return this objective itself: without a baseline there is nothing to fill in."""
@@ -55,6 +59,14 @@ class BaseObjective(Generic[Options]):
     def for_tokenizer(self, tokenizer: Any) -> Objective:
         """Return this objective itself: it is the same for every tokenizer."""
         return self
+
+
+class PerSampleObjective(BaseObjective[Options]):
+    """Base of objectives whose loss is a mean over samples."""
+
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
+        """Return the number of samples that have something to learn."""
+        return float(sum(sample.loss_weight > 0 for sample in samples))
 
 
 def viewed(tensor: torch.Tensor | None, need: Need) -> torch.Tensor:

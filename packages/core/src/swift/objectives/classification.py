@@ -18,7 +18,7 @@ from swift.config.tasks import problem_type_of
 from swift.contracts import LossSums, ModelView, Need
 from swift.data.encodings.classification import MULTI, REGRESSION, SINGLE, ClassificationEncoding
 from swift.errors import ConfigError
-from swift.objectives.base import BaseObjective, viewed
+from swift.objectives.base import PerSampleObjective, viewed
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,7 @@ class SeqClsOptions(Section):
         return self
 
 
-class SeqCls(BaseObjective[SeqClsOptions]):
+class SeqCls(PerSampleObjective[SeqClsOptions]):
     """Cross entropy of one class, binary cross entropy of several, or squared error of numbers: `model.problem_type`.
 
     With class weights the loss of single classes is a weighted mean, as torch's cross_entropy has it; with several

@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
-from swift.objectives.base import BaseObjective, Options, log_sigmoid, segment_logps
+from swift.objectives.base import Options, PerSampleObjective, log_sigmoid, segment_logps
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +76,7 @@ class Judged:
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-class PairObjective(BaseObjective[Options]):
+class PairObjective(PerSampleObjective[Options]):
     """A mean over pairs; a subclass judges them."""
 
     encoding = "preference"

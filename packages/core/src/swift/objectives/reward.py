@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
-from swift.objectives.base import BaseObjective, log_sigmoid, viewed
+from swift.objectives.base import PerSampleObjective, log_sigmoid, viewed
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ class RewardModelOptions(Section):
     )
 
 
-class RewardModel(BaseObjective[RewardModelOptions]):
+class RewardModel(PerSampleObjective[RewardModelOptions]):
     """Bradley-Terry: -log σ(chosen - rejected - margin), as in Llama 2 (arXiv 2307.09288, section 3.2.2).
 
     The margin of a pair is its column `margin`, 0 without one. Centering is that of arXiv 2312.09244.

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView
-from swift.objectives.base import BaseObjective, segment_logps
+from swift.objectives.base import PerSampleObjective, segment_logps
 
 if TYPE_CHECKING:
     from swift.data.batch import MicroBatch
 
 
-class SegmentScore(BaseObjective[Section]):
+class SegmentScore(PerSampleObjective[Section]):
     """The summed log-probability of each segment's targets; the loss is zero.
 
     With `adapters_off` the model underneath the adapter is asked, which is the reference of preference objectives.

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
-from swift.objectives.base import BaseObjective, segment_logps
+from swift.objectives.base import PerSampleObjective, segment_logps
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ def _log_ratios(view: ModelView, batch: MicroBatch) -> tuple[torch.Tensor, torch
     return ratios[0::2], ratios[1::2], active
 
 
-class KtoBaseline(BaseObjective[KtoOptions]):
+class KtoBaseline(PerSampleObjective[KtoOptions]):
     """The reference point of KTO: how far the policy has moved on completions that don't belong to their prompts."""
 
     name = "kto_baseline"
@@ -52,7 +52,7 @@ class KtoBaseline(BaseObjective[KtoOptions]):
         return LossSums(loss=kl.new_zeros(()), metrics={"kl": (kl, active.sum())})
 
 
-class Kto(BaseObjective[KtoOptions]):
+class Kto(PerSampleObjective[KtoOptions]):
     """Kahneman-Tversky optimisation (arXiv 2402.01306), a mean over the samples of the *global* batch.
 
     The reference point is `max(0, mean log-ratio of the mismatched completions)` over the global batch, without

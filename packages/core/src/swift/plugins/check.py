@@ -40,6 +40,10 @@ _HOOKS = {owner: _hooks_of(spec) for owner, spec in _OWNERS.items()}
 _ARGUMENTS = {hook: arguments for hooks in _HOOKS.values() for hook, arguments in hooks.items()}
 _OF_EVERY_OBJECT = frozenset(dir(type("Any", (), {})))
 """Names that none of a plugin's methods has; to look at them would be most of the work."""
+_ROW_WEIGHT = (
+    "Define row_weight(self, samples), by which the sum of losses is divided: sum(sample.loss_weight for sample in "
+    "samples) for a loss per token. For a loss per sample derive from swift.objectives.base.PerSampleObjective"
+)
 _OBJECTIVE_ATTRIBUTES = ("name", "needs", "encoding", "adapters_off", "baseline")
 
 
@@ -194,6 +198,8 @@ def check_objective_class(entry: PluginEntry, target: Any) -> None:
     """Refuse what cannot be made with its options later, or be given the metrics of its baseline."""
     if not isinstance(target, type):
         raise _faulty(entry, "is not a class", f"See {_contract(entry)}")
+    if missing := sorted(getattr(target, "__abstractmethods__", ())):
+        raise _faulty(entry, f"lacks {', '.join(missing)}", _ROW_WEIGHT if "row_weight" in missing else "Define it")
     if not hasattr(target, "given"):  # as HOOK_API 1.0 called it
         check_members(entry, target, ("with_baseline",))
     _check_defaults(entry, getattr(target, "defaults", {}))

@@ -9,7 +9,15 @@ from swift.config.sections import ModelSection
 from swift.config.tasks import CAUSAL_LM, check_generates, returns
 from swift.contracts import ServeRequest
 from swift.errors import ModelError, UsageError
-from swift.infer.find import ADAPTER_FILE, GENERATIVE, WeightsLocation, display_name, find_weights, is_asked
+from swift.infer.find import (
+    ADAPTER_FILE,
+    GENERATIVE,
+    WeightsLocation,
+    check_weights_of,
+    display_name,
+    find_weights,
+    is_asked,
+)
 from swift.models.config_file import read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.locate import locate
@@ -130,6 +138,7 @@ def _adapter_of(path: Path) -> Path:
     if not path.is_dir():
         raise ModelError(f"There is no folder {path} for --adapters.", hint="Type: --adapters NAME=FOLDER")
     if (path / ADAPTER_FILE).is_file():
+        check_weights_of(path)
         return path.resolve()
     # Only the adapter's folder is asked for; the model that it was trained on is not opened.
     adapter = find_weights(str(path), trust_remote_code=True).adapter

@@ -231,7 +231,9 @@ DROPOUT = Case(
     needs=frozenset({Need.POOLED}),
 )
 """Not compared with the reference, which has no dropout: its first pass and its step are, with each other."""
-BY_NAME = {case.name: case for case in (*CASES, DROPOUT)}
+LORA_DROPOUT = Case("lora, dropout", {**_LORA, "tuner.dropout": 0.5}, tuner="lora")
+"""Its last evaluation is compared with that of transformers' model with the weights that the backend streams then."""
+BY_NAME = {case.name: case for case in (*CASES, DROPOUT, LORA_DROPOUT)}
 RESUMED = ("clipped", "lora", "reward", "seq_cls, lora, packed", third_party.CASE, "vit trained")
 """Cases that save on their way, and are resumed from there."""
 SAVED_AT = STEPS // 2 + 1

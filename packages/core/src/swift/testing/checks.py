@@ -101,6 +101,18 @@ class Checks:
                 at = f"{where}: evaluation after step {step}"
                 near(at, loss, expected.evaluations[step], case.tolerance[0])
 
+    def evaluation_without_dropout(self, case: Case, layout: Layout) -> None:
+        """Check that evaluation has no dropout: it gives the loss of transformers' model in `eval()` mode.
+
+        Training has dropout, which differs from the reference's. So the weights are those that the backend streams.
+        """
+        outcomes = succeeded(self.trials.whole(case, layout))
+        streamed = outcomes[0].streamed
+        expected = self.trials.evaluated(case, streamed.weights)
+        for rank, outcome in enumerate(outcomes):
+            at = f"{case.name} under {layout}, process {rank}: evaluation after step {STEPS}"
+            near(at, outcome.evaluations[STEPS], expected, case.tolerance[0])
+
     def first_pass(self, case: Case, layout: Layout) -> None:
         """Check that the pass before a step has the dropout of the step: the vectors of both are the same."""
         for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):

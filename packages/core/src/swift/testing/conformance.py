@@ -17,14 +17,14 @@ import pytest
 
 from swift.contracts import Capabilities
 from swift.plugins.load import load_backend
-from swift.testing.cases import BY_NAME, CASES, DROPOUT, RESUMED, Case
+from swift.testing.cases import BY_NAME, CASES, DROPOUT, LORA_DROPOUT, RESUMED, Case
 from swift.testing.checks import Checks
 from swift.testing.layouts import Layout
 from swift.testing.seeing import SEEING
 from swift.testing.subjects import Subject
 from swift.testing.trials import Trials
 
-CASES_OF_TESTS = ("case", "resumed", "about_tokens", "dropout", "changing")
+CASES_OF_TESTS = ("case", "resumed", "about_tokens", "dropout", "evaluated", "changing")
 """Parameters of tests that are cases."""
 
 
@@ -100,6 +100,9 @@ class BackendConformance:
     def test_evaluation(self, checks: Checks, layout: Layout, case: Case) -> None:
         checks.evaluation(case, layout)
 
+    def test_evaluation_without_dropout(self, checks: Checks, layout: Layout, evaluated: Case) -> None:
+        checks.evaluation_without_dropout(evaluated, layout)
+
     def test_token_results(self, checks: Checks, layout: Layout, about_tokens: Case) -> None:
         checks.token_results(about_tokens, layout)
 
@@ -152,6 +155,8 @@ class BackendConformance:
             )
         elif values == {"layout", "dropout"}:
             metafunc.parametrize(("layout", "dropout"), self._claimed([DROPOUT]))
+        elif values == {"layout", "evaluated"}:
+            metafunc.parametrize(("layout", "evaluated"), self._claimed([LORA_DROPOUT]))
         elif values == {"layout", "resumed"}:
             metafunc.parametrize(
                 ("layout", "resumed"), self._claimed(case for case in self.cases if case.name in RESUMED)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
 from swift.objectives.across_rows import AcrossRows, Compared
-from swift.objectives.base import BaseObjective, viewed
+from swift.objectives.base import PerSampleObjective, viewed
 from swift.testing.own_plan import LearnSurprises
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ TEMPERATURE = 0.2
 """Divisor of similarities."""
 
 
-class _LeastSquares(BaseObjective[Section]):
+class _LeastSquares(PerSampleObjective[Section]):
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the summed squares of what is wrong; segments that carry no weight do not count."""
         counts = (batch.segment_sum((batch.weights > 0).float()) > 0).float()

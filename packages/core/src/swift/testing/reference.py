@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -203,6 +204,17 @@ def run_reference(recipe: Recipe) -> Expected:
                 expected.evaluations[step] = _loss(recipe, model, past, recipe.held_out).item()
     expected.weights = _written(model)
     return expected
+
+
+@torch.no_grad()
+def evaluate_adapter(recipe: Recipe, adapter: Mapping[str, np.ndarray]) -> float:
+    """Return the loss on the held-out samples, without dropout, with an adapter by its names on disk."""
+    from peft import set_peft_model_state_dict
+
+    model = _with_adapter(_base(recipe), recipe)
+    weights = {name: torch.from_numpy(value) for name, value in adapter.items()}
+    assert not set_peft_model_state_dict(model, weights).unexpected_keys
+    return _loss(recipe, model.eval(), None, recipe.held_out).item()
 
 
 def _fill(trained: Sequence[torch.nn.Parameter]) -> None:

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from swift.config.own_options import AdamOptions, FullOptions, LoraOptions
 from swift.config.parse import Parsed, config_from_mapping
 from swift.config.sections import Config
@@ -27,7 +29,7 @@ from swift.testing.cases import CASES, HELD_OUT, STEPS, Case
 from swift.testing.crew import Job, run_jobs, succeeded
 from swift.testing.layouts import Layout
 from swift.testing.objectives import install_objectives
-from swift.testing.reference import Expected, Recipe, ending_of, run_reference, samples_of
+from swift.testing.reference import Expected, Recipe, ending_of, evaluate_adapter, run_reference, samples_of
 from swift.testing.roles import train_both
 from swift.testing.seeing import PARTS, SEEING
 from swift.testing.seen import seen_of
@@ -198,6 +200,10 @@ class Trials:
     def expected(self, case: Case) -> Expected:
         """Return the reference's results for a case."""
         return _expected(case, self.model(case))
+
+    def evaluated(self, case: Case, adapter: Mapping[str, np.ndarray]) -> float:
+        """Return the reference's loss on the held-out samples with an adapter that a backend has trained."""
+        return evaluate_adapter(_recipe(case, self.model(case)), adapter)
 
 
 _KNOWN: dict[tuple[str, Path], Expected] = {}

@@ -33,8 +33,8 @@ def resume_advice(config: Config, last: Path | None) -> str:
 
 def failure_of(job: Job, error: Exception, last: Path | None) -> Exception:
     """Return the error that the run ends with: one that a plugin raised is given its step and process."""
-    if folder_is_gone(job):
-        return _gone(job, job.state.step)  # whichever process wrote first found it out, in words of its own
+    if _lacks_file(error) and folder_is_gone(job):
+        return _gone(job, job.state.step)  # the component that wrote first has found it out, in words of its own
     blame = None if isinstance(error, SwiftError) else blamed(error)
     if lacks_memory(error):
         return _out_of_memory(job, error, blame, last)
@@ -91,13 +91,25 @@ def not_finite(job: Job, step: int, failure: NonFiniteStep, last: Path | None) -
 
 def check_folder(job: Job, step: int) -> None:
     """Raise when the run's folder is gone: written into, it would be there again and not be that of this run."""
-    if job.is_main and folder_is_gone(job):
+    if folder_is_gone(job):
         raise _gone(job, step)
 
 
 def folder_is_gone(job: Job) -> bool:
-    """Return whether the run's folder was removed or renamed."""
-    return not (job.run.folder / ARGS_FILE).is_file()
+    """Return whether the run's folder was removed or renamed. The main process alone knows: it has made the files.
+
+    The others may be in the first step before `ARGS_FILE` is written, or on a machine that sees it late.
+    """
+    return job.is_main and not (job.run.folder / ARGS_FILE).is_file()
+
+
+def _lacks_file(error: BaseException | None) -> bool:
+    """Return whether an error, or what it was raised from, is about a file or folder that is not there."""
+    while error is not None:
+        if isinstance(error, FileNotFoundError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _gone(job: Job, step: int) -> TrainingError:

@@ -10,7 +10,7 @@ import numpy as np
 
 from swift import LossSums, Need, Section
 from swift.errors import ConfigError
-from swift.objectives.base import BaseObjective, viewed
+from swift.objectives.base import PerSampleObjective, viewed
 from swift.toolkit import heartbeat
 from swift_rl.distill.engine import TeacherEngine
 from swift_rl.distill.vocabulary import size_of
@@ -45,7 +45,7 @@ class TeacherScore:
         return replace(segment, candidates=candidates, token_values={**segment.token_values, **values})
 
 
-class LikeliestTokens(BaseObjective[Section]):
+class LikeliestTokens(PerSampleObjective[Section]):
     """No loss: of the candidates of every token the likeliest, and their log-probabilities; or those of all."""
 
     name = "likeliest_tokens"

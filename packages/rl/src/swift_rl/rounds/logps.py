@@ -11,14 +11,14 @@ import numpy as np
 from swift import LossSums, Need, Section
 from swift.contracts import ForwardResult, ModelView, Objective, PlanContext
 from swift.data.samples import Encoded, Segment
-from swift.objectives.base import BaseObjective, viewed
+from swift.objectives.base import PerSampleObjective, viewed
 from swift_rl.rounds.dealing import rows_of
 
 if TYPE_CHECKING:
     from swift.data.batch import Batch, MicroBatch
 
 
-class TokenLogps(BaseObjective[Section]):
+class TokenLogps(PerSampleObjective[Section]):
     """No loss: the log-probability of every learned token, and the entropy where it is asked for."""
 
     name = "token_logps"
