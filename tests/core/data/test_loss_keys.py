@@ -36,7 +36,8 @@ THINKS = (
 )
 """Writes reasoning after the last question only, as Qwen3's does."""
 NAMES = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + (' ' + m.name if m.name else '') + '\\n' }}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role }}"
+    "{% if m.name and m.name != m.role %}{{ ' ' + m.name }}{% endif %}{{ '\\n' }}"
     "{{ m.content + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
@@ -268,6 +269,14 @@ def test_reasoning_of_earlier_turns_left_out_is_a_note(tmp_path: Path) -> None:
     assert any(line.startswith("2 conversations are learned without the reasoning of") for line in report.lines())
 
 
+def test_reasoning_of_an_earlier_turn_that_is_learned_must_be_written(tmp_path: Path) -> None:
+    row = {"messages": [user(), bot(reasoning_content="hm"), user(), bot("B.")]}
+    with pytest.raises(Unusable, match="does not write the 'reasoning_content' of message 2"):
+        encoded(row)
+    report = reported(tmp_path, [row], loss_on="last_round")
+    assert (report.samples, report.without_reasoning) == (1, 1)
+
+
 # ---------------------------------------------------------------- other keys of messages
 
 
@@ -278,6 +287,11 @@ def test_unused_keys_are_reported_once_with_the_first_place(tmp_path: Path) -> N
     assert report.unused_keys == {"x": place, "mood": place}
     assert report.samples == 4
     assert f"Keys of messages that are not used: x (first {place}), mood (first {place})" in report.lines()
+    (tmp_path / "moved").mkdir()
+    section = {"cache": tmp_path / "cache", "train": (str(tmp_path / "moved" / "a.jsonl"),)}
+    (tmp_path / "a.jsonl").rename(section["train"][0])
+    moved = prepare_data(DataSection(**section), byte_tokenizer(), encoding="chat", seed=1, say=lambda _: None).report
+    assert set(moved.unused_keys.values()) == {f"{tmp_path / 'moved' / 'a.jsonl'}:2"}
 
 
 def test_strict_makes_an_unused_key_an_error(tmp_path: Path) -> None:
@@ -295,7 +309,9 @@ def test_strict_makes_an_unused_key_an_error(tmp_path: Path) -> None:
 def test_keys_that_the_template_writes_are_used(tmp_path: Path) -> None:
     rows = [{"messages": [user(name=name), bot()]} for name in ("", "Ann", "Bo")]
     assert reported(tmp_path, rows, NAMES, strict=True).unused_keys == {}
-    assert set(reported(tmp_path, rows).unused_keys) == {"name"}
+    rows.append({"messages": [user(name="user", mood="glad"), bot()]})  # of which this name alone is not written
+    assert set(reported(tmp_path, rows, NAMES).unused_keys) == {"mood"}
+    assert set(reported(tmp_path, rows).unused_keys) == {"name", "mood"}
 
 
 def test_unused_keys_of_several_processes_have_the_first_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

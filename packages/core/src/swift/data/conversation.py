@@ -333,7 +333,7 @@ def take_weight(fields: Message, role: str, index: int) -> float:
 
 def read_weight(value: object, what: str, reason: str) -> float:
     """Return a weight of a loss: true, false or a number, or one of these as a string, as CSV files hold it."""
-    weight = value
+    weight: Any = value
     if isinstance(value, str):
         weight = _TRUTH.get(value.strip().lower(), value)
         with suppress(ValueError):

@@ -31,7 +31,7 @@ _LINKS = frozenset({"name", "tool_call_id"})
 
 @dataclass
 class Omissions:
-    """What a chat template leaves out of samples that can be used all the same."""
+    """Record of what a chat template leaves out of samples that can be used all the same."""
 
     keys: dict[str, str] = field(default_factory=dict)
     """Keys of messages that it does not write, and where the first of each is."""
