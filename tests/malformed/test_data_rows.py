@@ -72,6 +72,7 @@ PLACES: list[tuple[list[str], dict[str, Any], tuple[str | int, ...]]] = [
     (SFT, TALK, ("messages", 1, "content")),
     (SFT, TALK, ("messages", 1, "reasoning_content")),
     (SFT, TALK, ("messages", 1, "loss")),
+    (SFT, {**TALK, "weight": 0.5}, ("weight",)),
     (SFT, TALK, ("system",)),
     (SFT, TALK, ("tools",)),
     (SFT, CALLING, ("tools", 0)),
@@ -113,11 +114,12 @@ ASKED: list[tuple[dict[str, Any], tuple[str | int, ...]]] = [
 """The same for questions."""
 
 TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
     "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Has a place for tools, which the tiny model's own template has not."""
+"""Has a place for tools and reasoning, which the tiny model's own template has not."""
 
 SLOT = "THE VALUE GOES HERE"
 

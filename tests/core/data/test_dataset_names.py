@@ -110,3 +110,66 @@ def test_an_entry_that_cannot_be_meant_is_refused(folder: Path, entry: dict[str,
     write_info(folder, bad=entry)
     with pytest.raises(DataError, match=message):
         parse_source("bad", folder)
+
+
+@pytest.fixture
+def indexed(folder: Path) -> Path:
+    """A folder `demo` with an index of two of its three files."""
+    for name in ("chats", "pairs", "notes"):
+        (folder / "demo").mkdir(exist_ok=True)
+        (folder / "demo" / f"{name}.jsonl").write_text('{"q": "x", "a": "y"}\n')
+    ours = {"prompt": "q", "response": "a"}
+    write_info(
+        folder / "demo",
+        chats={"file_name": "chats.jsonl", "columns": ours},
+        pairs={"file_name": "pairs.jsonl", "ranking": True},
+    )
+    return folder
+
+
+@pytest.mark.parametrize("typed", ["demo", "demo/", "demo#3"])
+def test_a_folder_with_an_index_demands_a_name(indexed: Path, typed: str) -> None:
+    with pytest.raises(DataError, match=r"'demo.*' has a dataset_info\.json with 2 data sets") as error:
+        parse_source(typed, indexed)
+    assert error.value.hint == "Type --dataset demo/NAME. It has: chats, pairs."
+    assert parse_source("demo/chats", indexed).location == str(indexed / "demo" / "chats.jsonl")
+
+
+def test_a_folder_with_an_index_of_one_is_that_one(indexed: Path) -> None:
+    """Not all files of the folder."""
+    write_info(indexed / "demo", chats={"file_name": "chats.jsonl", "columns": {"prompt": "q", "response": "a"}})
+    source = parse_source("demo#1", indexed)
+    assert (source.location, source.limit) == (str(indexed / "demo" / "chats.jsonl"), 1)
+    assert source.columns["q"] == "instruction"
+
+
+def test_an_index_of_hugging_face_names_no_data_sets(folder: Path) -> None:
+    (folder / "saved").mkdir()
+    write_info(folder / "saved", features={"file_name": {"dtype": "string"}}, splits={"train": {}})
+    assert parse_source("saved", folder).location == str(folder / "saved")
+
+
+def test_a_damaged_index_is_not_passed_over(folder: Path) -> None:
+    (folder / "demo").mkdir()
+    (folder / "demo" / "dataset_info.json").write_text('{"chats": {')
+    with pytest.raises(DataError, match=r"dataset_info\.json"):
+        parse_source("demo", folder)
+
+
+def test_a_name_after_a_colon_is_corrected(indexed: Path) -> None:
+    with pytest.raises(DataError, match="'chats' is a name of") as error:
+        parse_source("demo:chats#5", indexed)
+    assert error.value.hint == "Did you mean --dataset demo/chats?"
+
+
+@pytest.mark.parametrize("name", ["demo/chat", "./demo/chat", "other"])
+def test_an_unknown_name_of_an_index_is_not_sought_on_the_hub(indexed: Path, name: str) -> None:
+    write_info(indexed, mine={"file_name": "train.jsonl"})
+    with pytest.raises(DataError, match=r"There is no data set '(chat|other)' in .*dataset_info\.json") as error:
+        parse_source(name, indexed)
+    assert ("Did you mean 'chats'?" in error.value.message) == (name != "other")
+    assert "It has: " in str(error.value.hint)
+    assert ("--dataset hf::" in str(error.value.hint)) == (not name.startswith("."))
+    assert parse_source("alpaca-en", indexed).kind == "hf"
+    assert parse_source("hf::other", indexed).kind == "hf"
+    assert parse_source("owner/name", indexed).kind == "hf"

@@ -44,9 +44,9 @@ def test_data_sets_of_earlier_releases_are_found_again_by_the_name_of_the_encodi
     encoder = SampleEncoder(tokenizer, section, encoding_of(name))
     corpus = corpus_of([CHAT], "rows", section, encoding_of(name))
     settings = {"system": "S", "max_length": 77, "truncation": "delete", "loss_on": "auto", "template_kwargs": {}}
-    assert ENCODER_VERSION == 1
+    assert ENCODER_VERSION == 2
     assert cache_key(corpus, encoder) == hash_of(
-        "1",
+        "2",
         name,
         corpus.fingerprint(),
         json.dumps(settings, sort_keys=True),

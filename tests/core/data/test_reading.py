@@ -57,8 +57,25 @@ def test_a_folder_is_all_of_its_files_in_order(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     write(tmp_path / "a.jsonl", ROWS[:2])
     write(tmp_path / "b" / "c.parquet", ROWS[2:])
-    write(tmp_path / "dataset_info.json", [])
+    (tmp_path / "dataset_info.json").write_text('{"features": {"query": {"dtype": "string"}}}')
     assert read(tmp_path) == ROWS
+
+
+def test_a_line_of_a_text_file_is_a_document(tmp_path: Path) -> None:
+    """A folder's text files are not read with its rows: they may be notes about them."""
+    path = tmp_path / "wiki.txt"
+    path.write_bytes("\ufeffOne.\r\n\n  \n {Zwei} ü\n".encode())
+    rows = read_path(parse_source(str(path)))
+    assert list(rows) == [{"text": "One."}, {"text": " {Zwei} ü"}]
+    assert rows.place(1) == f"{path}:4"
+    write(tmp_path / "a.jsonl", ROWS)
+    assert read(tmp_path) == ROWS
+    same = tmp_path / "wiki.jsonl"
+    same.write_bytes(path.read_bytes())
+    assert read_path(parse_source(str(same))).fingerprint() != rows.fingerprint()
+    path.write_bytes(b"fine\n\xff\n")
+    with pytest.raises(DataError, match=r"wiki\.txt:2: not UTF-8"):
+        list(read_path(parse_source(str(path))))
 
 
 def test_a_folder_that_datasets_saved_is_read(tmp_path: Path) -> None:
@@ -104,7 +121,7 @@ def test_rows_are_found_wherever_blocks_of_the_file_end(tmp_path: Path, monkeypa
         ("a.csv", b"a,b\n1,2\n1,2,3\n", r"a\.csv:3: the number of fields"),
         ("a.csv", b"a,b\n1\n", r"a\.csv:2: the number of fields"),
         ("a.parquet", b"not parquet", "not a readable Parquet file"),
-        ("a.txt", b"text", "name should end in"),
+        ("a.doc", b"text", "name should end in"),
         ("a.jsonl", b"", "is empty"),
         ("a.json", b"[]", "is empty"),
     ],

@@ -75,7 +75,7 @@ def _length_note(config: Config) -> str | None:
 
 
 def print_samples(parsed: Parsed, count: int) -> None:
-    """Print the first `count` usable samples as the model will see them, with the learned text marked.
+    """Print the first `count` usable samples with the learned text marked, and why the rows between were skipped.
 
     The data set is streamed, so that no more of it is read than is shown.
     """
@@ -110,6 +110,8 @@ def print_samples(parsed: Parsed, count: int) -> None:
     for number, encoded in enumerate(islice(data.stream.epoch(0), count), start=1):
         console.rule(f"sample {number}", align="left")
         console.print(preview(tokenizer, encoded, encoding_of(objective.encoding)))
+    for line in data.stream.report.lines():
+        console.print(line, style="dim", markup=False, highlight=False)
 
 
 def schema_json() -> str:

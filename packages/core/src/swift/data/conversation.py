@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,11 @@ _DETAIL = 600
 """Characters that are shown of one sample in a message, whatever it holds."""
 _HEAVIEST = 1e6
 """Weight of a message: single precision keeps the others next to it."""
-_LOSS_KEYS = ("loss", "loss_scale", "weight")
+_LOSS_KEYS = ("loss", "loss_scale", "weight", "loss_weight", "train")
+"""Keys of a message that weigh its loss: ours and ms-swift's, OpenAI's, LLaMA-Factory's, axolotl's."""
+_TRUTH = {"true": 1.0, "false": 0.0}
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a message that hold the reasoning before its completion, as chat templates call them."""
 MEDIA_PARTS = {
     "image": "image",
     "image_url": "image",
@@ -157,11 +162,17 @@ def read_messages(
     for index, each in enumerate(written):
         message, weight = _read_message(each, index, tags, medium_of)
         if message["role"] == "call":
-            message = {"role": "assistant", "content": "", "tool_calls": _called(message["content"], index)}
+            calls = _called(message["content"], index)
+            message = {**message, "role": "assistant", "content": "", "tool_calls": calls}
         if _joins(messages, message):
             # A text and then calls, or several calls, of one assistant's turn that were written one by one.
-            messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]
-            weights[-1] = max(weights[-1], weight)
+            if weight != weights[-1]:
+                raise Unusable(
+                    "malformed message",
+                    f"message {index + 1} continues the assistant's turn before it, and has another loss weight",
+                )
+            calls = [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]
+            messages[-1] = {**message, **messages[-1], "tool_calls": calls}
             continue
         messages.append(message)
         weights.append(weight)
@@ -232,18 +243,25 @@ def _read_message(written: object, index: int, tags: RoleTags, medium_of: Medium
     if role is None:
         raise Unusable("unknown role", f"message {index + 1} has the role {written!r}")
     content_key = next((key for key in tags.content_keys if key in fields), None)
-    content = read_content(fields.pop(content_key) if content_key else "", index, medium_of)
-    weight = _weight(fields, role, index)
+    content = fields.pop(content_key) if content_key else ""
+    if role == "assistant" and isinstance(content, list | tuple):
+        content = _without_reasoning_and_calls(content, fields, index)
+    content = read_content(content, index, medium_of)
+    weight = take_weight(fields, role, index)
     message: Message = {"role": role, "content": content, **fields}
-    if "tool_calls" in message:
-        if role != "assistant":
-            raise Unusable("malformed message", f"message {index + 1}, the {role}'s, has tool_calls")
-        calls = parse_json(message.pop("tool_calls"), f"the tool calls of message {index + 1}")
-        if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
-            raise Unusable("malformed tool call", f"the tool_calls of message {index + 1} are {_a(calls)}, not a list")
-        if calls:
-            message["tool_calls"] = [_tool_call(call, index) for call in calls]
+    if "tool_calls" in message and (calls := _listed_calls(message.pop("tool_calls"), role, index)):
+        message["tool_calls"] = calls
     return message, weight
+
+
+def _listed_calls(calls: object, role: str, index: int) -> list[Message]:
+    """Return the calls in the 'tool_calls' of a message."""
+    if role != "assistant":
+        raise Unusable("malformed message", f"message {index + 1}, the {role}'s, has tool_calls")
+    calls = parse_json(calls, f"the tool calls of message {index + 1}")
+    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+        raise Unusable("malformed tool call", f"the tool_calls of message {index + 1} are {_a(calls)}, not a list")
+    return [_tool_call(call, index) for call in calls]
 
 
 def read_content(content: object, index: int, medium_of: MediumOf | None) -> str | list[dict[str, Any]]:
@@ -260,6 +278,23 @@ def read_content(content: object, index: int, medium_of: MediumOf | None) -> str
     raise Unusable("malformed message", f"the content of message {index + 1} is a {type(content).__name__}")
 
 
+def _without_reasoning_and_calls(content: Sequence[Any], fields: Message, index: int) -> list[Any]:
+    """Return the parts of a message but LLaMA-Factory's 'reasoning' and 'tool_call', which go into `fields`."""
+    held: dict[str, list[str]] = {"reasoning": [], "tool_call": []}
+    rest = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and kind in held and isinstance(part.get("value"), str):
+            held[kind].append(part["value"])
+        else:
+            rest.append(part)
+    if held["reasoning"]:
+        fields.setdefault("reasoning_content", "".join(held["reasoning"]))
+    if held["tool_call"]:
+        fields.setdefault("tool_calls", [call for written in held["tool_call"] for call in _called(written, index)])
+    return rest
+
+
 def _part(part: object, index: int, medium_of: MediumOf | None) -> dict[str, Any]:
     """Return one part of a message: text, or media, which are None where a column of the row has them."""
     if isinstance(part, str):
@@ -271,31 +306,47 @@ def _part(part: object, index: int, medium_of: MediumOf | None) -> dict[str, Any
         if said in MEDIA_PARTS and medium_of is not None:
             kind = MEDIA_PARTS[said]
             return media_part(kind, medium_of(part, kind))
-        if isinstance(part.get("text"), str):
-            return {"type": "text", "text": part["text"]}
-    raise Unusable("not only text", f"message {index + 1} holds a part that is neither text nor media")
+        text = part.get("text", part.get("value") if said == "text" else None)
+        if isinstance(text, str):
+            return {"type": "text", "text": text}
+        which = f"of the type {said!r} with the keys {', '.join(map(str, part)) or 'none'}"
+    else:
+        which = f"that is {_a(part)}"
+    raise Unusable("not only text", f"message {index + 1} holds a part {which}: neither text nor media")
 
 
-def _weight(fields: Message, role: str, index: int) -> float:
-    """Take what the message says about its loss out of `fields`."""
-    values = [fields.pop(key) for key in _LOSS_KEYS if key in fields]
-    if not values:
+def take_weight(fields: Message, role: str, index: int) -> float:
+    """Remove the keys about the loss of a message from its `fields`, and return its weight."""
+    keys = [key for key in _LOSS_KEYS if key in fields]
+    if not keys:
         return 1.0
-    weight = values[0]
-    if not isinstance(weight, int | float) or not 0 <= weight <= _HEAVIEST:  # nor NaN, which is not in any range
-        raise Unusable(
-            "malformed message",
-            f"the loss of message {index + 1} is {weight!r}; true, false or a weight up to {_HEAVIEST:,.0f}",
-        )
+    weights = {read_weight(fields.pop(key), f"the {key!r} of message {index + 1}", "malformed message") for key in keys}
+    if len(weights) > 1:
+        raise Unusable("malformed message", f"{' and '.join(map(repr, keys))} of message {index + 1} differ")
+    (weight,) = weights
     if weight and role not in ("assistant", "call"):
         raise Unusable(
             "malformed message", f"message {index + 1}, the {role}'s, asks for a loss; only answers have one"
         )
+    return weight
+
+
+def read_weight(value: object, what: str, reason: str) -> float:
+    """Return a weight of a loss: true, false or a number, or one of these as a string, as CSV files hold it."""
+    weight: Any = value
+    if isinstance(value, str):
+        weight = _TRUTH.get(value.strip().lower(), value)
+        with suppress(ValueError):
+            weight = float(weight)
+    if not isinstance(weight, int | float) or not 0 <= weight <= _HEAVIEST:  # nor NaN, which is not in any range
+        raise Unusable(reason, f"{what} is {value!r}; it should be true, false or a number from 0 to {_HEAVIEST:,.0f}")
     return float(weight)
 
 
 def _joins(messages: Sequence[Message], message: Message) -> bool:
-    return bool(messages) and messages[-1]["role"] == "assistant" and "tool_calls" in message and not message["content"]
+    if not messages or messages[-1]["role"] != "assistant" or "tool_calls" not in message or message["content"]:
+        return False
+    return (messages[-1].keys() & message.keys()) <= {"role", "content", "tool_calls"}
 
 
 def _called(content: str, index: int) -> list[Message]:

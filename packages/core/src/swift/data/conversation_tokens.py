@@ -18,6 +18,7 @@ from swift.data.template import ChatTemplate
 from swift.data.texts import CompletionText, Raw, Rendered, Span, Steps, Text, Whole
 from swift.errors import DataError, ModelError
 
+_PLURALS = {"image": "images", "video": "videos", "audio": "audio"}
 LossOn = Literal["all", "assistant", "last_round"]
 """Which answers are learned: all of the text, every answer of the assistant, or the last one."""
 
@@ -92,14 +93,17 @@ class ConversationEncoder:
         return fit[self.section.truncation]()
 
     def with_pictures(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with the pictures of its videos in their place."""
-        return conversation if self.pictures is None else self.pictures.with_pictures_of_videos(conversation)
+        """Return the conversation with the images of its videos in it; `Unusable` where the model reads text alone."""
+        if self.pictures is not None:
+            return self.pictures.with_pictures_of_videos(conversation)
+        if conversation.media:
+            kind = conversation.media[0].kind
+            raise Unusable(f"holds {NAMES[kind]}s", f"this model reads no {_PLURALS[kind]}: the model reads text alone")
+        return conversation
 
     def with_media(self, text: Text, conversation: Conversation) -> Text:
         """Return a text in which the media of its conversation are what the model's processor makes of them."""
         if self.pictures is None:
-            if conversation.media:
-                raise Unusable(f"holds {NAMES[conversation.media[0].kind]}s", "the model reads text alone")
             return text
         if isinstance(text, Rendered):
             return self.pictures.expand(text, conversation.media)

@@ -18,7 +18,7 @@ from swift.data.formats import Sample, check_columns, rename
 from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.data.sources.read import read_path
 from swift.data.sources.rows import ListRows, RowData, Rows
-from swift.data.sources.spec import Source, parse_source
+from swift.data.sources.spec import Source, by_index, parse_source
 from swift.data.store import hash_of
 from swift.data.store_index import INDEX_FILE
 from swift.errors import DataError
@@ -130,7 +130,7 @@ def on_this_machine(source: Source, section: DataSection) -> Source:
         last=INDEX_FILE,
         hint="Name another folder for copies: --data.cache FOLDER",
     )
-    return replace(source, kind="path", location=str(copy))
+    return by_index(replace(source, kind="path", location=str(copy)))
 
 
 def cache_folder(section: DataSection) -> Path:

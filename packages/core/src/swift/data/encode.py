@@ -14,10 +14,11 @@ from swift.data.encodings import EncodedRow, Encoding, ReadRow, Sample
 from swift.data.media_tokens import MediaTokens
 from swift.data.offsets import TextEncoder, check_offsets
 from swift.data.samples import Segment
+from swift.data.template import Omissions
 from swift.data.texts import CompletionText, Steps, Text
 from swift.errors import ConfigError, PluginError
 
-ENCODER_VERSION = 1
+ENCODER_VERSION = 2
 """Part of the cache's key: raise it when the same row is to be encoded differently."""
 
 _CHARACTERS = 1 << 18
@@ -50,6 +51,11 @@ class SampleEncoder:
         """Whether the chat template, if there is one, ends the assistant's turn with a special token."""
         template = self._conversations.template
         return template is None or template.ends_turns
+
+    def take_omissions(self) -> Omissions:
+        """Return what the chat template has left out of usable samples since the last call."""
+        template = self._conversations.template
+        return Omissions() if template is None else template.take_omissions()
 
     def encode(self, sample: Sample, place: str, following: Sample | None = None) -> EncodedRow:
         """Return what one row becomes; raise `Unusable` when there is nothing to learn from it.

@@ -13,14 +13,14 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from swift.data.conversation import Unusable
 from swift.data.corpus import Corpus
 from swift.data.encode import SampleEncoder
-from swift.data.encodings import ReadRow
+from swift.data.encodings import ReadRow, Sample
 from swift.data.report import DataReport, SourceCount, merge_columns
 from swift.data.samples import Encoded
 from swift.data.sources.rows import first_line
@@ -52,6 +52,11 @@ class Chunk:
     media: dict[str, int] = field(default_factory=dict)
     """Pictures, videos and sounds, by kind."""
     media_tokens: int = 0
+    unused_keys: dict[str, str] = field(default_factory=dict)
+    """Keys of messages that the chat template does not write, and where the first of each is."""
+    without_reasoning: int = 0
+    formats: Counter[str] = field(default_factory=Counter)
+    """Usable rows of each format."""
 
 
 def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
@@ -73,24 +78,27 @@ def _uncollected() -> Iterator[None]:
 
 
 def _encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
-    understood: list[tuple[int, Mapping[str, Any]]] = []
+    understood: list[tuple[int, Sample]] = []
     samples: list[tuple[int, Encoded]] = []
     rejected: list[tuple[int, str, str]] = []
     turn_by_turn = 0
     unused: dict[str, None] = {}
+    formats: Counter[str] = Counter()
     reading = _understood(corpus, rows, understood, rejected)
     for number, made in enumerate(encoder.encode_many(reading)):
-        row, extras = understood[number]
+        row, sample = understood[number]
         if isinstance(made, Unusable):
             rejected.append((row, made.reason, made.detail))
             continue
         samples += [(row, encoded) for encoded in made.samples]
         turn_by_turn += made.turn_by_turn
         if not encoder.encoding.keeps_columns:
-            unused |= dict.fromkeys(extras)
+            unused |= dict.fromkeys(sample.extras)
+        formats[sample.format] += bool(sample.format)
     pictured = encoder.pictures is not None
     arrays = pack_arrays(samples, encoder.encoding.values, encoder.encoding.token_values, media=pictured)
-    held = [each for _, sample in samples for segment in sample.segments for each in segment.media] if pictured else []
+    held = [each for _, made in samples for segment in made.segments for each in segment.media] if pictured else []
+    omissions = encoder.take_omissions()
     return Chunk(
         arrays,
         _counts(corpus, arrays),
@@ -100,13 +108,16 @@ def _encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
         len(rows),
         dict(Counter(each.kind for each in held)),
         sum(each.length for each in held),
+        omissions.keys,
+        len({corpus.place(row) for row in set(rows) - {row for row, _, _ in rejected}} & omissions.reasoning),
+        +formats,
     )
 
 
 def _understood(
     corpus: Corpus,
     rows: range,
-    understood: list[tuple[int, Mapping[str, Any]]],
+    understood: list[tuple[int, Sample]],
     rejected: list[tuple[int, str, str]],
 ) -> Iterator[ReadRow]:
     """Read rows as they are asked for, and notes which of them are understood and which are not."""
@@ -117,7 +128,7 @@ def _understood(
         except Unusable as unusable:
             rejected.append((row, unusable.reason, unusable.detail))
             continue
-        understood.append((row, sample.extras))
+        understood.append((row, sample))
         yield ReadRow(sample, corpus.place(row), following)
 
 
@@ -149,6 +160,8 @@ def _count(report: DataReport, corpus: Corpus, chunk: Chunk) -> None:
     for row, reason, detail in chunk.rejected:
         report.reject(reason, corpus.place(row), detail)
     report.turn_by_turn += chunk.turn_by_turn
+    report.count_omissions(chunk.unused_keys, chunk.without_reasoning)
+    report.count_formats(chunk.formats)
     report.count_media(chunk.media, chunk.media_tokens)
     report.unused_columns = merge_columns(report.unused_columns, chunk.unused_columns)
     for source, (samples, tokens, loss_tokens) in zip(report.sources, chunk.counts, strict=True):

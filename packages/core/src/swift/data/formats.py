@@ -20,7 +20,9 @@ from swift.data.conversation import (
     raw_text,
     read_content,
     read_messages,
+    read_weight,
     rounds,
+    take_weight,
 )
 from swift.data.media import Medium
 from swift.data.placing import placed
@@ -32,6 +34,8 @@ MESSAGES = ("messages", "conversations", "conversation")
 QUESTION = ("instruction", "query", "prompt", "question")
 ANSWER = ("output", "response", "completion", "answer")
 SYSTEM = ("system", "system_prompt")
+WEIGHT = ("weight", "sample_weight", "loss_weight", "loss_scale")
+"""Columns that multiply the loss of the whole sample."""
 POSITIVE = ("positive", "positives", "pos")
 """Texts that belong to a query, and below those that don't."""
 NEGATIVE = ("negative", "negatives", "neg")
@@ -42,6 +46,7 @@ UNDERSTOOD = (
     "chosen, rejected. KTO: any of these with label"
 )
 UNKNOWN_FORMAT = "unknown format"
+_BOOLEANS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,10 @@ class Sample:
     """Further texts of the row, for encodings whose samples have a varying number of segments: documents of a query."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Numbers by name, those that the encoding declares: 'label' of KTO (1.0 or 0.0), 'margin' of a pair."""
+    weight: float = 1.0
+    """Factor of the loss weight of every token."""
+    format: str = ""
+    """The name of the row's format, where rows of several formats are counted."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """Columns that no format uses."""
 
@@ -139,9 +148,40 @@ class RowReader:
         if not isinstance(said_by, str) or self._tags.roles.get(said_by) != "assistant":
             return None
         self.take(MESSAGES)
+        weight = take_weight({key: each for key, each in messages[0].items() if each is not None}, "assistant", 0)
         message = {"role": "assistant", "content": self.content(content)}
-        text = checked_text(Conversation((message,), (1.0,), plain=True))
+        text = checked_text(Conversation((message,), (weight,), plain=True))
         return self._boxed(placed(text, self._media()))
+
+    def weight(self) -> float:
+        """Return the factor of the whole sample's loss; 1 where the row has none."""
+        value = self.take(WEIGHT)
+        return 1.0 if value is None else read_weight(value, "the weight of the row", "malformed weight")
+
+    def refuse_rejected(self) -> None:
+        """Refuse a completion that KTO's column 'label' marks as rejected; a label that is no boolean is left alone."""
+        label = self._row.get("label")
+        truth = _BOOLEANS.get(label.strip().lower()) if isinstance(label, str) else label
+        if not isinstance(truth, bool):
+            return
+        self.used.add("label")
+        if not truth:
+            raise Unusable(
+                "a rejected completion",
+                "the column 'label' is false, which marks completions that KTO learns to avoid; type swift rlhf "
+                '--rlhf_type kto, or --columns \'{"label": "unused"}\' where it means something else',
+            )
+
+    def format(self) -> str:
+        """Return the name of the row's format, for the count of rows of each."""
+        if self.has(*MESSAGES):
+            name = "messages"
+        elif self.has(*QUESTION) and self.has(*ANSWER):
+            name = "question and answer"
+        else:
+            name = "text"
+        more = [column for column in ("rejected_response", "rejected_messages", "label") if column in self._row]
+        return " with ".join([name, *more[:1]])
 
     def asked(self) -> Conversation:
         """Return the conversation up to its last question, without the assistant's answer to it where there is one."""

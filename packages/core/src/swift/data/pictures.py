@@ -80,7 +80,7 @@ def read_medium(value: object, root: Path | None, kind: str = "image") -> Medium
 
 def medium_of_part(part: Mapping[str, Any], root: Path | None, kind: str) -> Medium | None:
     """Return what a message's part names; None where the part leaves it to the column."""
-    for key in (kind, f"{kind}_url", "input_audio", "url", "path", "base64", "data", "bytes"):
+    for key in (kind, f"{kind}_url", "input_audio", "url", "path", "base64", "data", "bytes", "value"):
         if part.get(key) is not None:
             value = part[key]
             return read_medium({"base64": value} if key in ("base64", "data") else value, root, kind)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any
 
 from swift.config.media import NAMES
 from swift.errors import DataError
 from swift.untrusted import shown
+
+_NAMED = 10
+"""Keys of messages that are listed."""
 
 
 @dataclass
@@ -46,6 +50,12 @@ class DataReport:
     unused_columns: list[str] = field(default_factory=list)
     ends_turns: bool = True
     """Whether the chat template ends the assistant's turn with a special token."""
+    unused_keys: dict[str, str] = field(default_factory=dict)
+    """Keys of messages that the chat template does not write, and where the first of each is."""
+    without_reasoning: int = 0
+    """Conversations whose earlier turns the chat template writes without their reasoning."""
+    formats: dict[str, int] = field(default_factory=dict)
+    """Usable rows of each format."""
     media: dict[str, int] = field(default_factory=dict)
     """Pictures, videos and sounds, by kind."""
     media_tokens: int = 0
@@ -84,6 +94,8 @@ class DataReport:
                 f"{rejected.place}: {reason}: {rejected.detail}.",
                 hint=f"{self.unusable} of {self.rows} rows cannot be used. Fix them, or leave data.strict out.",
             )
+        if strict and self.unused_keys:
+            raise unused_key(*next(iter(self.unused_keys.items())))
         if self.samples == 0 and some:
             names = ", ".join(source.name for source in self.sources)
             why = "; ".join(
@@ -114,8 +126,20 @@ class DataReport:
             )
         if not self.ends_turns:
             lines.append("The chat template ends an answer with no special token: the model may not learn to stop")
+        if self.without_reasoning:
+            lines.append(
+                f"{self.without_reasoning:,} conversations are learned without the reasoning of earlier turns, which "
+                "the chat template leaves out at inference too"
+            )
+        if len(self.formats) > 1:
+            counts = ", ".join(f"{count:,} × {name}" for name, count in self.formats.items())
+            lines.append(f"Rows of several formats: {counts}")
         if self.unused_columns:
             lines.append(f"Columns that are not used: {', '.join(self.unused_columns)}")
+        if self.unused_keys:
+            named = [f"{shown(key)} (first {place})" for key, place in islice(self.unused_keys.items(), _NAMED)]
+            more = f" and {len(self.unused_keys) - _NAMED:,} more" if len(self.unused_keys) > _NAMED else ""
+            lines.append(f"Keys of messages that are not used: {', '.join(named)}{more}")
         return lines
 
     def lines_of_rejected(self) -> list[str]:
@@ -128,6 +152,16 @@ class DataReport:
             f"  {rejected.count:,} × {reason}; first {rejected.place}: {rejected.detail}"
             for reason, rejected in often_first
         ]
+
+    def count_omissions(self, keys: Mapping[str, str], without_reasoning: int) -> None:
+        """Add what the chat template has left out of some rows."""
+        self.unused_keys = {**keys, **self.unused_keys}
+        self.without_reasoning += without_reasoning
+
+    def count_formats(self, counts: Mapping[str, int]) -> None:
+        """Add usable rows, by format."""
+        for name, count in counts.items():
+            self.formats[name] = self.formats.get(name, 0) + count
 
     def count_media(self, counts: Mapping[str, int], tokens: int) -> None:
         """Add pictures, videos and sounds, by kind, and how many tokens they are."""
@@ -148,6 +182,9 @@ class DataReport:
             turn_by_turn=values["turn_by_turn"],
             unused_columns=list(values["unused_columns"]),
             ends_turns=values["ends_turns"],
+            unused_keys=values.get("unused_keys", {}),
+            without_reasoning=values.get("without_reasoning", 0),
+            formats=values.get("formats", {}),
             media=values.get("media", {}),
             media_tokens=values.get("media_tokens", 0),
         )
@@ -157,10 +194,23 @@ class DataReport:
         renamed = dict(zip([source.name for source in self.sources], names, strict=True))
         for source in self.sources:
             source.name = renamed[source.name]
+
+        def current(place: str) -> str:
+            before = next((name for name in renamed if place.startswith(name)), "")
+            return renamed.get(before, "") + place.removeprefix(before)
+
         for rejected in self.rejected.values():
-            before = next((name for name in renamed if rejected.place.startswith(name)), "")
-            rejected.place = renamed.get(before, "") + rejected.place.removeprefix(before)
+            rejected.place = current(rejected.place)
+        self.unused_keys = {key: current(place) for key, place in self.unused_keys.items()}
         return self
+
+
+def unused_key(key: str, place: str) -> DataError:
+    """Return the error of strict data about a key of messages that is not used."""
+    return DataError(
+        f"{place}: the key '{shown(key)}' of a message is not used: the chat template does not write it.",
+        hint="Remove it, give a template that writes it (--model.chat_template FILE), or leave data.strict out.",
+    )
 
 
 def merge_reports(parts: Sequence[DataReport]) -> DataReport:
@@ -176,6 +226,8 @@ def merge_reports(parts: Sequence[DataReport]) -> DataReport:
             merged.reject(reason, rejected.place, rejected.detail, rejected.count)
         merged.unused_columns = merge_columns(merged.unused_columns, part.unused_columns)
         merged.turn_by_turn += part.turn_by_turn
+        merged.count_omissions(part.unused_keys, part.without_reasoning)
+        merged.count_formats(part.formats)
         merged.count_media(part.media, part.media_tokens)
     return merged
 

@@ -10,7 +10,7 @@ from swift.data.conversation import Unusable
 from swift.data.corpus import Part, stream_rows
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import ReadRow, Sample
-from swift.data.report import DataReport, merge_columns
+from swift.data.report import DataReport, merge_columns, unused_key
 from swift.data.samples import Encoded
 from swift.errors import DataError, SwiftError
 
@@ -25,6 +25,8 @@ class SampleStream:
         self._names = names
         self._encoder = encoder
         self._opened: dict[str, Part] = {}
+        self._without_reasoning: set[str] = set()
+        """Rows whose earlier turns the chat template has written without their reasoning."""
         self.report = DataReport(ends_turns=encoder.ends_turns)
         """What could not be used, as far as the first epoch was read."""
 
@@ -42,7 +44,10 @@ class SampleStream:
                 if isinstance(made, Unusable):
                     self._reject(number, made, place)
                     continue
+                self._take_omissions()
                 if number == 0:
+                    self.report.without_reasoning += place in self._without_reasoning
+                    self.report.count_formats({sample.format: 1} if sample.format else {})
                     self.report.turn_by_turn += made.turn_by_turn
                     if not self._encoder.encoding.keeps_columns:
                         self.report.unused_columns = merge_columns(self.report.unused_columns, sample.extras)
@@ -79,6 +84,13 @@ class SampleStream:
                 yield place, part.understand(written, self._encoder.encoding, place)
             except Unusable as unusable:
                 self._reject(epoch, unusable, place)
+
+    def _take_omissions(self) -> None:
+        omissions = self._encoder.take_omissions()
+        if self._encoder.section.strict and omissions.keys:
+            raise unused_key(*next(iter(omissions.keys.items())))
+        self._without_reasoning |= omissions.reasoning
+        self.report.count_omissions(omissions.keys, 0)
 
     def _reject(self, epoch: int, unusable: Unusable, place: str) -> None:
         if self._encoder.section.strict:

@@ -11,18 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
 from jinja2 import TemplateError
 
-from swift.data.conversation import Conversation, Message, Unusable, media_part, parts_of, text_of
+from swift.data.conversation import REASONING_KEYS, Conversation, Message, Unusable, media_part, parts_of, text_of
 from swift.data.rendering import Renderer, Texts
 from swift.data.texts import Rendered, Span
 from swift.errors import DataError, SwiftError
 
 _PROBE = "0123456789"
+_READ = frozenset({"role", "content", "tool_calls"})
+"""Keys of messages that are checked by themselves."""
+_LINKS = frozenset({"name", "tool_call_id"})
+"""Keys that tie the result of a tool to its call; most templates rely on the order instead."""
+
+
+@dataclass
+class Omissions:
+    """Record of what a chat template leaves out of samples that can be used all the same."""
+
+    keys: dict[str, str] = field(default_factory=dict)
+    """Keys of messages that it does not write, and where the first of each is."""
+    reasoning: set[str] = field(default_factory=set)
+    """Rows whose earlier turns are learned without their reasoning."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,10 @@ class ChatTemplate:
         """Stops a template that never ends: around any number of renderings."""
         self._source = str(tokenizer.chat_template)
         self._written: dict[str, str] = {}
+        self._omissions = Omissions()
+        self._known_keys: set[tuple[str, str]] = set()
+        """Roles with a key that the template writes."""
+        self._key_sets: set[frozenset[tuple[str, str]]] = set()
         with self.limits():
             self._parts = parts and not self._writes_texts()
             self._after_turn = self._probe_end()
@@ -63,7 +81,8 @@ class ChatTemplate:
             rendered = self._renderer.texts(self._spelled(conversation.messages), conversation.tools, place)
             self._check_texts(conversation, rendered.whole)
             rest = [self._turn(conversation, index, rendered, place) for index in turns]
-        text = rendered.whole
+            text = rendered.whole
+            self._check_keys(conversation, text, {at: turn.text for at, turn in zip(turns, rest, strict=True)}, place)
         if all(turn.text is text for turn in rest):  # nearly always
             return [Rendered(text, tuple([Span(turn.start, turn.end, turn.weight) for turn in rest]))]
         texts: list[Rendered] = []
@@ -82,7 +101,13 @@ class ChatTemplate:
             messages = self._spelled(conversation.messages)
             text = self._renderer.text(messages, conversation.tools, place, answering=True)
             self._check_texts(conversation, text)
+            self._check_keys(conversation, text, None, place)
         return Rendered(text, ())
+
+    def take_omissions(self) -> Omissions:
+        """Return what was left out since the last call."""
+        taken, self._omissions = self._omissions, Omissions()
+        return taken
 
     def written(self, kind: str) -> str:
         """Return what the template writes for a picture, video or sound of somebody who says something around it."""
@@ -149,9 +174,71 @@ class ChatTemplate:
     def _check_place_for(self, conversation: Conversation) -> None:
         """Templates pass over what they do not know without a word."""
         if conversation.tools and "tools" not in self._source:
-            raise Unusable("left out by the template", "the chat template has no place for tools")
+            raise _left_out("the chat template has no place for tools")
         if "tool_calls" not in self._source and any("tool_calls" in message for message in conversation.messages):
-            raise Unusable("left out by the template", "the chat template has no place for tool calls")
+            raise _left_out("the chat template has no place for tool calls")
+
+    def _check_keys(self, conversation: Conversation, text: str, learned: Mapping[int, str] | None, place: str) -> None:
+        """Look for keys of messages without which the template would write the same.
+
+        Reasoning must be in what is learned of its message, whose texts up to its end are in `learned` (None for a
+        prompt), and in the last round; templates may leave it out of earlier turns, as they do at inference. Other
+        keys are looked at once for each set of them.
+        """
+        if all(len(message) <= 2 for message in conversation.messages):
+            return
+        keys = set()
+        for index, message in enumerate(conversation.messages):
+            role = message["role"]
+            keys |= {(role, key) for key, value in message.items() if key not in _READ and _holds_something(value)}
+            if role == "tool":
+                keys -= {(role, key) for key in _LINKS}
+            elif role == "assistant":
+                keys -= {(role, key) for key in REASONING_KEYS}
+                self._check_reasoning(conversation, index, text, learned, place)
+        if not keys or (key_set := frozenset(keys)) in self._key_sets:
+            return
+        self._key_sets.add(key_set)
+        for role, key in sorted(keys - self._known_keys):
+            without = [
+                _without(message, key) if message["role"] == role else message for message in conversation.messages
+            ]
+            if self._writes(without, conversation, place, answering=learned is None) == text:
+                self._omissions.keys.setdefault(key, place)
+            else:
+                self._known_keys.add((role, key))
+
+    def _check_reasoning(
+        self, conversation: Conversation, index: int, text: str, learned: Mapping[int, str] | None, place: str
+    ) -> None:
+        message = conversation.messages[index]
+        held = {key: message[key] for key in REASONING_KEYS if _holds_something(message.get(key))}
+        if not held:
+            return
+        is_learned = learned is not None and index in learned
+        messages = conversation.messages[: index + 1] if is_learned else conversation.messages
+        expected = learned[index] if learned is not None and is_learned else text
+        written = []
+        for key, value in held.items():
+            without = [*messages[:index], _without(message, key), *messages[index + 1 :]]
+            if self._writes(without, conversation, place, answering=learned is None) != expected:
+                written.append(value)
+        dropped = next((key for key, value in held.items() if value not in written), None)
+        if dropped is None:
+            return
+        if is_learned or index >= conversation.last_round:
+            raise _left_out(f"the chat template does not write the {dropped!r} of message {index + 1}")
+        self._omissions.reasoning.add(place)
+
+    def _writes(
+        self, messages: Sequence[Message], conversation: Conversation, place: str, *, answering: bool
+    ) -> str | None:
+        """Return what the template writes of other messages; None where it refuses them."""
+        try:
+            with _refusals():
+                return self._renderer.text(self._spelled(messages), conversation.tools, place, answering=answering)
+        except Unusable:
+            return None
 
     def _check_texts(self, conversation: Conversation, text: str) -> None:
         for index, message in enumerate(conversation.messages):
@@ -165,6 +252,19 @@ class ChatTemplate:
                 raise Unusable(
                     "left out by the template", f"message {index + 1}, the {message['role']}'s, is not in the text"
                 )
+
+
+def _holds_something(value: object) -> bool:
+    """Return whether a value is one that leaving out can lose: no empty string, list or object, 0 or false."""
+    return value is not None and value not in ("", 0, [], {}, ())
+
+
+def _without(message: Message, key: str) -> Message:
+    return {name: value for name, value in message.items() if name != key}
+
+
+def _left_out(what: str) -> Unusable:
+    return Unusable("left out by the template", f"{what}; another template is given by --model.chat_template FILE")
 
 
 @contextmanager

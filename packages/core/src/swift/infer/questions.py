@@ -11,7 +11,7 @@ from swift.config.sections import DataSection
 from swift.data.boxes import has_objects
 from swift.data.conversation import Conversation, Unusable
 from swift.data.corpus import Part, open_parts
-from swift.data.encodings import ChatEncoding
+from swift.data.encodings import ChatEncoding, RowReader, Sample
 from swift.data.formats import ANSWER, MESSAGES, QUESTION, SYSTEM, rename
 from swift.data.pictures import COLUMNS
 from swift.data.roles import RoleTags
@@ -24,7 +24,17 @@ _CONVERSATION = frozenset({*MESSAGES, *QUESTION, *ANSWER, *SYSTEM, "input", "his
 )
 """Columns that are part of the question or of what is expected."""
 _PROBE = "?"
-_ENCODING = ChatEncoding()
+
+
+class _QuestionEncoding(ChatEncoding):
+    """Conversations that are asked, whatever a row holds about its loss."""
+
+    def read(self, row: RowReader) -> Sample:
+        """Return the conversation of the row."""
+        return Sample(row.conversation())
+
+
+_ENCODING = _QuestionEncoding()
 
 
 @dataclass(frozen=True)

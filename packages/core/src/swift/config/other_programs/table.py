@@ -201,7 +201,7 @@ DATA: Rows = {
     ),
     ("dataset_dir",): Refused(
         "data sets are named by their path.",
-        "Type: --dataset FOLDER/FILE, or --dataset FOLDER for its dataset_info.json",
+        "Type: --dataset FOLDER/NAME for a name of its dataset_info.json, or --dataset FOLDER/FILE",
     ),
 }
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from swift.config.media import KINDS
 from swift.data.conversation import Unusable
@@ -23,13 +26,18 @@ class ChatEncoding(Encoding):
     media = frozenset(KINDS)
 
     def read(self, row: RowReader) -> Sample:
-        """Return the conversation of the row."""
-        return Sample(row.conversation())
+        """Return the conversation of the row, without those that KTO marks as rejected."""
+        conversation = row.conversation()
+        if len(conversation.messages) > 1:
+            row.refuse_rejected()
+        return Sample(conversation, weight=row.weight(), format=row.format())
 
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return a sample for each text of the conversation that has something to learn."""
         segments = yield from encoder.segments(row.sample.conversation, row.place)
         fitting = [part for segment in segments for part in encoder.fit(segment)]
+        if row.sample.weight != 1.0:
+            fitting = [replace(part, weights=part.weights * np.float32(row.sample.weight)) for part in fitting]
         learned = [part for part in fitting if part.weights.any()]
         if not learned:
             raise Unusable("nothing to learn", "no token of the answers counts")

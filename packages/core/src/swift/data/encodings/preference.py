@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from swift.config.media import KINDS
 from swift.data.conversation import Conversation, Unusable, parse_json
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
@@ -52,7 +54,9 @@ class PreferenceEncoding(Encoding):
 
 
 def compared(segments: tuple[Segment, ...], values: Mapping[str, float]) -> EncodedRow:
-    """Return a sample whose segments are compared: each of them needs a token that counts."""
+    """Return a sample whose segments are compared: each of them needs a token that counts, and counts it whole."""
+    if not all(np.isin(segment.weights, (0.0, 1.0)).all() for segment in segments):
+        raise Unusable("a fractional weight", "completions that are compared count or not: their weights are 0 or 1")
     if not all(segment.weights.any() for segment in segments):
         raise Unusable("nothing to learn", "no token of an answer counts")
     return EncodedRow((Encoded(0, segments, values=dict(values)),))

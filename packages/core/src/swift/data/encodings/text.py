@@ -20,4 +20,7 @@ class TextEncoding(ChatEncoding):
 
     def read(self, row: RowReader) -> Sample:
         """Return the text of the row, in which pictures may stand, or its conversation."""
-        return Sample(row.plain_text() or row.conversation())
+        text = row.plain_text()
+        if text is None:
+            return super().read(row)
+        return Sample(text, weight=row.weight() * text.weights[0], format="text")

@@ -17,6 +17,8 @@ _ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "his
 _SHAREGPT = {"messages": "messages"}
 _BOTH = {"system": "system", "tools": "tools", "chosen": "chosen", "rejected": "rejected", "kto_tag": "label"}
 _DEFAULTS = {"alpaca": {"prompt": "instruction", "query": "input", "response": "output"}, "sharegpt": {}}
+_WHERE = ("file_name", "hf_hub_url", "ms_hub_url")
+"""Keys that say where a data set is: a file of the same name by Hugging Face's datasets has none of them."""
 _TAGS = {
     "user_tag": "user",
     "assistant_tag": "assistant",
@@ -57,6 +59,12 @@ def find_entry(name: str, folder: Path) -> InfoEntry | None:
         if key in entries:
             return _entry(key, entries[key], directory)
     return None
+
+
+def entry_names(folder: Path) -> list[str]:
+    """Return the names of data sets in the folder's own file; none where the file is another kind of index."""
+    entries = _read(folder / FILE)
+    return [name for name, entry in entries.items() if any(isinstance(entry.get(key), str) for key in _WHERE)]
 
 
 def known_names(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Files with one JSON object per line."""
+"""Files with one row per line: JSON objects, or plain text."""
 
 from __future__ import annotations
 
@@ -88,12 +88,23 @@ class JsonLines:
 
     def _parse_slowly(self, line: bytes, index: int) -> object:
         """Parse a line that may be malformed, or begin with a byte order mark; raises `DataError` with the place."""
-        place = self.place(index)
+        return parse_json(self._decoded(line, index), self.place(index), DataError)
+
+    def _decoded(self, line: bytes, index: int) -> str:
         try:
-            text = line.removeprefix(_BYTE_ORDER_MARK).decode()
+            return line.removeprefix(_BYTE_ORDER_MARK).decode()
         except UnicodeDecodeError as error:
-            raise DataError(f"{place}: not UTF-8 text (byte {error.start + 1} of the line).") from None
-        return parse_json(text, place, DataError)
+            raise DataError(f"{self.place(index)}: not UTF-8 text (byte {error.start + 1} of the line).") from None
+
+
+class TextLines(JsonLines):
+    """A text file: each line that is not blank is a document, in the column 'text'."""
+
+    def __getitem__(self, index: int) -> RowData:
+        return {"text": self._decoded(self._row(index)[1], index).removesuffix("\r")}
+
+    def fingerprint(self) -> str:
+        return f"text {super().fingerprint()}"
 
 
 def _lines(file: SteadyFile) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

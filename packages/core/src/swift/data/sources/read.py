@@ -7,9 +7,9 @@ import io
 from pathlib import Path
 from typing import Any
 
-from swift.data.sources.json_lines import JsonLines
+from swift.data.sources.json_lines import JsonLines, TextLines
 from swift.data.sources.rows import Chained, ListRows, Rows
-from swift.data.sources.spec import SUFFIXES, Source
+from swift.data.sources.spec import SUFFIXES, TABLES, Source
 from swift.data.sources.unchanged_files import SteadyFile
 from swift.data.store_index import is_tokenised
 from swift.errors import DataError
@@ -43,12 +43,12 @@ def _files(folder: Path) -> list[Path]:
     files = sorted(
         path
         for path in folder.rglob("*")
-        if path.suffix in SUFFIXES
+        if path.suffix in TABLES
         and path.name != "dataset_info.json"
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
     if not files:
-        raise DataError(f"The folder '{shown(folder)}' holds no {', '.join(SUFFIXES)} file.")
+        raise DataError(f"The folder '{shown(folder)}' holds no {', '.join(TABLES)} file.")
     return files
 
 
@@ -61,6 +61,8 @@ def read_file(path: Path) -> Rows:
         match path.suffix:
             case ".json":
                 return _read_json(file)
+            case ".txt":
+                return TextLines(file)
             case ".csv":
                 return _read_csv(file)
             case ".parquet":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from swift.data.roles import STANDARD_TAGS, RoleTags
-from swift.data.sources.dataset_info import InfoEntry, find_entry, known_names
+from swift.data.sources.dataset_info import FILE, InfoEntry, entry_names, find_entry, known_names
 from swift.errors import DataError, did_you_mean
 from swift.remote.urls import is_remote
 from swift.untrusted import check_unicode, inside, shown
@@ -21,7 +21,9 @@ ALIASES = {
 }
 """Short names of data sets → their hub ids."""
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+TABLES = (".jsonl", ".json", ".csv", ".parquet")
+"""Files that a folder is read from."""
+SUFFIXES = (*TABLES, ".txt")
 """Files that can be read."""
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -30,6 +32,8 @@ _DIGITS = 18
 _LONGEST_NAME = 255
 _LISTED = 2000
 """Names of a folder among which the one that was meant is looked for."""
+_SHOWN = 20
+"""Names of an index that are listed."""
 _EXAMPLE = "It should be a file or folder (--dataset data/train.jsonl) or a hub id (--dataset owner/name)."
 
 
@@ -56,7 +60,7 @@ def parse_source(text: str, folder: Path | None = None) -> Source:
         raise DataError("A data set's name is empty.", hint=_EXAMPLE)
     check_unicode(text, "The name of a data set", DataError)
     if _exists(folder, text):
-        return Source(text, "path", str(folder / Path(text).expanduser()))
+        return by_index(Source(text, "path", str(folder / Path(text).expanduser())))
     body, limit = _limit(text)
     if is_remote(body):
         return Source(text, "url", body, limit=limit)
@@ -64,15 +68,64 @@ def parse_source(text: str, folder: Path | None = None) -> Source:
         if body.startswith(prefix):
             return _hub(text, "hf" if kind == "hf" else "ms", body.removeprefix(prefix), limit)
     if _exists(folder, body):
-        return Source(text, "path", str(folder / Path(body).expanduser()), limit=limit)
+        return by_index(Source(text, "path", str(folder / Path(body).expanduser()), limit=limit))
     if entry := find_entry(body, folder):
         return _from_entry(text, entry, limit)
     base, _, subset = body.rpartition(":")
     if base and _exists(folder, base):
         return _inside(text, folder / Path(base).expanduser(), subset, limit)
+    _refuse_unknown_entry(body, folder)
     if _looks_like_path(body):
         raise DataError(f"There is no file or folder '{shown(body)}'.{_near(folder / body)}", hint=_EXAMPLE)
     return _hub(text, "hf", body, limit, folder)
+
+
+def by_index(source: Source) -> Source:
+    """Return what a path is: a folder with a `dataset_info.json` is the one data set of its index."""
+    folder = Path(source.location)
+    saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
+    names = entry_names(folder) if folder.is_dir() and not saved else []
+    if not names:
+        return source
+    if len(names) > 1:
+        raise DataError(
+            f"'{shown(source.text)}' has a {FILE} with {len(names)} data sets, and one has to be named.",
+            hint=f"Type --dataset {_typed(source.text)}/NAME. It has: {_listed(names)}.",
+        )
+    entry = find_entry(names[0], folder)
+    assert entry is not None
+    return _from_entry(source.text, entry, source.limit)
+
+
+def _refuse_unknown_entry(body: str, folder: Path) -> None:
+    """Refuse a name that can only be meant as one of an index and is not: it is no hub id to ask for."""
+    parent, name = Path(body).parent, Path(body).name
+    if body.endswith(SUFFIXES):
+        return
+    if parent != Path():
+        places = [folder / parent.expanduser()] if _exists(folder, str(parent)) else []
+    else:
+        places = [] if body.partition(":")[0] in ALIASES else [folder, folder / "data"]
+    found = {place: names for place in places if (names := entry_names(place))}
+    if not found:
+        return
+    names = [each for listed in found.values() for each in listed]
+    indexes = " or ".join(shown(str(place / FILE)) for place in found)
+    at_hub = f" From the Hugging Face hub: --dataset hf::{body}" if _HUB_ID.fullmatch(body.partition(":")[0]) else ""
+    raise DataError(
+        f"There is no data set '{shown(name)}' in {indexes}.{did_you_mean(name, names)}",
+        hint=f"It has: {_listed(names)}.{at_hub}",
+    )
+
+
+def _typed(text: str) -> str:
+    """Return the folder of a data set as it was typed, without the number of rows."""
+    return shown(text.partition("#")[0].rstrip("/") or "/")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(shown(name) for name in names[:_SHOWN])}{more}"
 
 
 def _limit(text: str) -> tuple[str, int | None]:
@@ -94,9 +147,14 @@ def _exists(folder: Path, text: str) -> bool:
 
 def _inside(text: str, base: Path, subset: str, limit: int | None) -> Source:
     path = inside(base, subset, DataError, source=f"The data set '{shown(text)}'") if subset else base
+    if subset in entry_names(base):
+        raise DataError(
+            f"'{shown(subset)}' is a name of {shown(str(base / FILE))}, which follows a slash.",
+            hint=f"Did you mean --dataset {_typed(text).removesuffix(':' + subset)}/{shown(subset)}?",
+        )
     if not subset or not _exists(base, subset):
         raise DataError(f"'{shown(base)}' has no subset '{shown(subset)}': there is no such folder or file in it.")
-    return Source(text, "path", str(path), limit=limit)
+    return by_index(Source(text, "path", str(path), limit=limit))
 
 
 def _looks_like_path(text: str) -> bool:
