@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import torch
 from tiny_models import write_architecture
 
 from swift.config.sections import ModelSection, TunerSection
-from swift.contracts import ModelFacts, QuantizedShare
+from swift.contracts import ModelFacts, QuantizedShare, Topology
 from swift.errors import ConfigError
 from swift.models.build import build_view
 from swift.models.quantize import quantized_build, stored_bytes
 from swift.models.source import open_source
-from swift.observers.facts import setup_facts
+from swift.observers.facts import tuner
 from swift.planning import planned_backends
 
 MIXTURE = QuantizedShare(1_000_000, 31_000_000, 29_000_000, 58_000_000, are_experts=True, dtype="bfloat16")
@@ -31,7 +30,8 @@ def _source(folder: Path, architecture: str) -> Any:
 def test_share_counts_what_bitsandbytes_holds(architecture: str, tmp_path: Path) -> None:
     """Parameters of the class Params4bit are the quantized ones, whatever the rule that chose them."""
     bnb = pytest.importorskip("bitsandbytes")
-    source, shares = _source(tmp_path, architecture), []
+    source = _source(tmp_path, architecture)
+    shares: list[QuantizedShare] = []
     model = quantized_build(source, TunerSection(quantize="bnb-nf4"), torch.bfloat16, "cpu", report=shares.append)
     packed = [each for each in model.parameters() if isinstance(each, bnb.nn.Params4bit)]
     exact = sum(each.numel() for each in source.build(dtype=torch.float32).parameters())
@@ -79,10 +79,10 @@ def test_strict_refuses_experts_that_stay_whole(
     source = _source(tmp_path, architecture)
     words = ["--model", str(tmp_path), "--backend", "torch", "--train_type", "qlora", "--strict", strict]
     run = planned_backends([*words, "--torch_dtype", "float32"], "sft")[0][0].run({}, 1)
-    run.topology.device = "cpu"
+    run.topology = Topology(run.world, 0, 1)
     if strict == "true" and architecture == "qwen3-moe":
         monkeypatch.setattr(source, "read", None)
-        with pytest.raises(ConfigError, match=r"the experts, .* MiB, stay in float32.* data\.strict is true"):
+        with pytest.raises(ConfigError, match=r"data\.strict is true: .*the experts, .* MiB, stay in float32"):
             build_view(run, source)
         return
     build_view(run, source)
@@ -91,11 +91,11 @@ def test_strict_refuses_experts_that_stay_whole(
     assert run.model_facts.quantized.complete == (architecture == "qwen3")
 
 
-def test_header_names_the_experts_that_stay_whole(make_run: Callable[..., Any]) -> None:
-    run = make_run(tuner={"kind": "lora", "quantize": "bnb-nf4"})
+def test_header_names_the_experts_that_stay_whole() -> None:
+    run = planned_backends(["--model", "x", "--backend", "torch", "--train_type", "qlora"], "sft")[0][0].run({}, 1)
     run.model_facts = ModelFacts("bfloat16", parameters=31_100_000, trainable=100_000, quantized=MIXTURE)
     sentence = "bnb-nf4: 3 % of the frozen weights; the experts, 55 MiB, stay in bfloat16"
-    assert setup_facts(run)["tuner"] == f"lora, rank 8, alpha 32, on all-linear, {sentence}"
+    assert tuner(run) == f"lora, rank 8, alpha 32, on all-linear, {sentence}"
 
 
 def test_header_of_a_dense_model_gives_the_share() -> None:
