@@ -67,7 +67,7 @@ def _case(row: Mapping[str, Any], *, recompute: bool | None = None) -> CountedPl
     name = row.get("backend", "megatron")
     backend = _backend(name, *own, *(row.get("flags", ()) if name == "fsdp" else ()))
     fp8 = row.get("fp8", False)
-    workload = Workload(row["rows"], row.get("length", _LENGTH), False, 2.0, 2.0, False, fp8=fp8)
+    workload = Workload(row["rows"], row.get("length", _LENGTH), False, 2.0, False, fp8=fp8)
     sizes = {name: row.get(name, 1) for name in ("tp", "pp", "vpp", "cp", "ep")}
     data = row.get("dp", 1)
     over = sharded or "backend" in row

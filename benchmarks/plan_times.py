@@ -91,7 +91,7 @@ def _row(backend: PlannedBackend, line: dict[str, str]) -> Row:
         "gpt", "gpt2", whole("# layers"), hidden, heads, heads, hidden // heads, _VOCABULARY, 4 * hidden, gated=False,
         tied=True, positions=length,
     )  # fmt: skip
-    workload = Workload(whole("global batch"), length, False, 2.0, 2.0, False)
+    workload = Workload(whole("global batch"), length, False, 2.0, False)
     sizes = {"tp": tp, "pp": whole("pipeline parallelism"), "dp_shard": 1, "dp_replicate": whole("data parallelism")}
     counted = CountedPlan.of(backend, shape, workload, sizes, micro_batch, recompute=True)
     # Before fused attention, a layer also wrote its scores: 5 bytes for each pair of tokens and head.

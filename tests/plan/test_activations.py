@@ -42,7 +42,7 @@ def _kept(kind: str, layers: int, dtype: torch.dtype) -> tuple[int, dict[str, An
 
 
 def _work(compute_bytes: float) -> Workload:
-    return Workload(1, _TOKENS, False, compute_bytes, compute_bytes, adapted=False)
+    return Workload(1, _TOKENS, False, compute_bytes, adapted=False)
 
 
 @pytest.mark.full
@@ -82,9 +82,9 @@ def test_megatrons_layer_on_the_cpu_keeps_what_autograd_was_seen_to_save() -> No
     kept = [
         backend.activations(run, layer_sizes(shape, ProcessLayout(), work, with_experts=False))
         for work in (
-            Workload(1, 128, False, 4.0, 4.0, adapted=False, on_cpu=True),
-            Workload(1, 128, False, 4.0, 4.0, adapted=True, on_cpu=True),
-            Workload(1, 128, False, 4.0, 4.0, adapted=True, on_cpu=True, drops=True),
+            Workload(1, 128, False, 4.0, adapted=False, on_cpu=True),
+            Workload(1, 128, False, 4.0, adapted=True, on_cpu=True),
+            Workload(1, 128, False, 4.0, adapted=True, on_cpu=True, drops=True),
         )
     ]
     # Frozen norms keep nothing for gradients of their own; products that see copies alone keep no inputs.

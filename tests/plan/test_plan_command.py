@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from commands import typed
 
+from swift_plan import ledger
+from swift_plan.ledger import LedgerEntry
+
 FP8 = ["--backend.fp8", "hybrid", "--torch_dtype", "bfloat16"]
 LLAMA = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "full", "--max_length", "8192"]
 
@@ -206,6 +209,20 @@ def test_stages_that_cannot_be_equal_are_named(tmp_path: Path) -> None:
     stages = [int(word) for word in words[first : first + 16]]
     assert sum(stages) == 126
     assert stages[0] == stages[-1] == 7
+
+
+@pytest.mark.parametrize(("times", "shown"), [(1.2, "90 % bar "), (40.0, "not known")])
+def test_useless_time_bar_points_to_measure(
+    times: float, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs on this device took so many times what was planned."""
+    monkeypatch.setenv("SWIFT_PLAN_LEDGER", str(tmp_path / "plans.jsonl"))
+    for _ in range(20):
+        ledger.add(LedgerEntry("fsdp", "H100", 0, {}, 10**9, 1e10, 1e10, 1.0, times))
+    words = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "full", "--backend", "fsdp"]
+    (line,) = (each for each in typed(words, tmp_path).output.splitlines() if each.startswith("one step "))
+    assert shown in line
+    assert ("past runs took up to 40 times as long: type --measure 5" in line) == (times > 3)
 
 
 @pytest.mark.full

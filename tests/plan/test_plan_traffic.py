@@ -13,7 +13,7 @@ from swift_plan.traffic import model_traffic, step_traffic
 from swift_plan.workload import Workload
 
 LAYERS, HIDDEN, TOKENS, CHOSEN = 6, 64, 512, 2
-SINGLE = Workload(rows=4, length=128, rows_assumed=False, compute_bytes=4.0, frozen_bytes=4.0, adapted=False)
+SINGLE = Workload(rows=4, length=128, rows_assumed=False, compute_bytes=4.0, adapted=False)
 
 
 def _bytes(layout: ProcessLayout, operation: str, *, recompute: bool = False, experts: int = 0) -> float:

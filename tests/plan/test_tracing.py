@@ -20,7 +20,7 @@ _CONFIG = {
 
 
 def _counted(*, adapted: bool = False, drops: bool = False) -> float:
-    work = Workload(1, 48, False, 4.0, 4.0, adapted=adapted, on_cpu=True, drops=drops)
+    work = Workload(1, 48, False, 4.0, adapted=adapted, on_cpu=True, drops=drops)
     return transformers_layer(layer_sizes(shape_of(_CONFIG, "x"), ProcessLayout(), work, with_experts=False))
 
 

@@ -61,7 +61,7 @@ class Beside:
             shape = replace(shape, tied=True)  # it has no head to speak of
         own = Workload.of(backend, processes=self._cluster.devices, on_cpu=self._workload.on_cpu)
         adapted = own.adapted and role.trained
-        workload = replace(self._workload, frozen_bytes=own.frozen_bytes, adapted=adapted, drops=own.drops)
+        workload = replace(self._workload, quantize=own.quantize, adapted=adapted, drops=own.drops)
         slots = backend.slot_bytes((shape.hidden, shape.hidden))
         stages = StagesOf(shape, TrainedCount(backend, shape, workload), workload, slots)
         return _Role(role, backend, shape, workload, stages, shape.active_parameters / self._policy.active_parameters)

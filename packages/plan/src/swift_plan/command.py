@@ -6,10 +6,11 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from swift.config.obstacles import partly_quantized
 from swift.errors import ModelError, SwiftError, UsageError
 from swift.hardware import DEVICES
 from swift.models.quiet import quiet_libraries
@@ -24,9 +25,10 @@ from swift_plan.memory import TracedMemory
 from swift_plan.options import PlanOptions
 from swift_plan.search import Candidate, FoundPlans, search
 from swift_plan.shape import ModelShape, shape_of
-from swift_plan.workload import Workload
+from swift_plan.workload import TrainedCount, Workload
 
 if TYPE_CHECKING:
+    from swift.contracts import QuantizedShare
     from swift_plan.measuring import MeasuredPlan
     from swift_plan.messages import MessageCost, MessageKind
     from swift_plan.timing import Timing
@@ -74,8 +76,9 @@ class Planned:
         where: Cluster,
         found: FoundPlans,
         work: Workload,
+        share: QuantizedShare | None = None,
     ) -> None:
-        self.options, self.words, self.shape = options, words, shape
+        self.options, self.words, self.shape, self.share = options, words, shape, share
         self.cluster, self.found, self.workload = where, found, work
         self.measured: list[MeasuredPlan] = []
 
@@ -124,12 +127,13 @@ class Planned:
                 f"{where.devices} devices for {work.rows} rows a step: some would have no row of their own.",
                 hint=f"Type --global_batch_size {where.devices} or more, or fewer devices.",
             )
+        share = _share(backends[0], shape, work)
         traces, untraced = _traces(backends, config, work) if options.level else ({}, {})
         most = max(100, options.top, options.explain or 1)
         timing = timing or ledger.known_timing(where)
         found = search(backends, shape, config, where, timing, most=most, traces=traces)
         found.refused = {**refused, **untraced, **found.refused}
-        return cls(options, words, shape, where, found, work)
+        return cls(options, words, shape, where, found, work, share)
 
     def command(self, candidate: Candidate) -> str:
         """Return what is typed for a plan."""
@@ -144,6 +148,8 @@ class Planned:
 
         title, rows = screen.lines(self.found, self.workload, self.cluster, self.options.price)
         _say(screen.heading(self.shape, self.workload, self.cluster))
+        if self.share is not None:
+            _say(f"{self.workload.quantize}: {self.share}.")
         _say(title)
         _say(screen.table([rows[0], *(rows[1 + index] for index in self._shown())]))
         behind = screen.next_best(self.found)
@@ -218,6 +224,7 @@ class Planned:
             "capacity_bytes": self.cluster.capacity,
             "rows": self.workload.rows,
             "length": self.workload.length,
+            "quantized": asdict(self.share) if self.share is not None else None,
             "compared": self.found.tried,
             "fits": [self._json(candidate) for candidate in self.found.fitting[: self.options.top]],
             "nearest": [self._json(candidate) for candidate in self.found.nearest],
@@ -252,6 +259,16 @@ class Planned:
             "tokens_per_second": self.workload.tokens / candidate.time.total,
             "command": self.command(candidate),
         }
+
+
+def _share(backend: PlannedBackend, shape: ModelShape, work: Workload) -> QuantizedShare | None:
+    """Return how much of the model QLoRA quantizes; with `--strict` refuse what a run with it would refuse."""
+    quantized = TrainedCount(backend, shape, work).quantized
+    if quantized is None:
+        return None
+    if backend.config.data.strict and not quantized.share.complete:
+        raise partly_quantized(work.quantize, str(quantized.share))
+    return quantized.share
 
 
 def measure_messages(options: PlanOptions, words: Sequence[str], say: Callable[[str], None]) -> None:

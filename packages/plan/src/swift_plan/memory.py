@@ -99,6 +99,8 @@ class StagesOf:
             ((layers - experts) * plain[index] + experts * mixed[index] + end[index]) / layout.tp + dealt[index]
             for index in (0, 1)
         )
+        base = frozen if self.workload.adapted else trained
+        times = ((layers - experts) / layout.tp, experts / layout.tp, experts / experts_cut)
         return LocalWeights(
             layout=layout,
             trained=trained,
@@ -108,10 +110,18 @@ class StagesOf:
             block=sum(mixed) / layout.tp + sum(routed) / experts_cut if experts else sum(plain) / layout.tp,
             ends=sum(end) / layout.tp,
             compute_bytes=self.workload.compute_bytes,
-            frozen_bytes=self.workload.frozen_bytes,
+            frozen_bytes=self._frozen_bytes(base, times),
             slot_bytes=self.slot_bytes,
             on_cpu=self.workload.on_cpu,
         )
+
+    def _frozen_bytes(self, base: float, times: tuple[float, float, float]) -> float:
+        """Return the mean bytes of a model's own value, with so many layers: plain, mixed, and experts of mixed."""
+        quantized, compute = self.trained.quantized, self.workload.compute_bytes
+        if quantized is None or not base:
+            return compute
+        parts = zip((quantized.plain, quantized.mixed, quantized.experts), times, strict=True)
+        return compute + sum(count * (part.stored - compute * part.values) for part, count in parts) / base
 
 
 def layer_sizes(shape: ModelShape, layout: ProcessLayout, workload: Workload, *, with_experts: bool) -> LayerSizes:
@@ -130,14 +140,37 @@ def transformers_layer(layer: LayerSizes) -> float:
     """
     tp, size = layer.layout.tp, layer.compute_bytes
     entering = float(not layer.drops)  # products keep what they multiply, except where only copies are multiplied
-    normalised = 0.0 if layer.adapted else 4.0  # for the gradient of the norm's weights
-    norms = (8 + 2 * normalised) * layer.hidden + 8
-    inputs = (3 * size if size < 4 else 0.0) * layer.hidden + 2 * size * entering * layer.hidden
+    cast = entering * (size < 4)  # a copy in 16 bits for each of the matrices that have one input
+    normalised = 0.0 if layer.adapted else 1.0  # for the gradient of the norm's weights
+    norms = (8 + 8 * normalised) * layer.hidden + 8
+    inputs = size * (3 * cast + 2 * entering) * layer.hidden
     attention = size * (2 * layer.queries + 2 * layer.keys) + 4 * layer.heads
+    if layer.adapted:  # an adapter casts what comes out of attention, which the kernel keeps itself
+        attention += size * cast * layer.queries
     if layer.normed_heads:
-        attention += (normalised + size) * (layer.queries + layer.keys)
+        attention += (4 + size * normalised) * (layer.queries + layer.keys)
     mlp = size * layer.width * ((3 if layer.gated else 1) + entering)
     return norms + inputs + (attention + mlp) / tp
+
+
+def hidden_bytes(layer: LayerSizes) -> float:
+    """Return the bytes of a hidden value between layers of transformers.
+
+    They are those of what the embedding stores: fp32 where it is trained, and the arithmetic's where it is frozen.
+    """
+    return layer.compute_bytes if layer.adapted else 4.0
+
+
+def recomputing(layer: LayerSizes) -> float:
+    """Count what a recomputed layer of transformers takes beside what one that is not keeps, in bytes a token.
+
+    Adapters are fp32: in 16 bits the last of them has a copy of its input in fp32 when all the rest is there.
+    """
+    tp, size = layer.layout.tp, layer.compute_bytes
+    if not layer.adapted or size == 4:
+        return size * (layer.width / tp + 2 * layer.hidden)
+    copies = 8 if layer.drops else 4
+    return size * (layer.width / tp + 4 * layer.hidden) + copies * layer.width / tp
 
 
 @dataclass(frozen=True)
@@ -276,19 +309,22 @@ class Activations:
         self._own = told is not None
         layer = told if told is not None else transformers_layer(widths)
         if self._workload.drops:
-            # Kernels for the CPU keep a number where others keep a bit.
+            # Kernels for the CPU keep a number in fp32 where others keep a byte.
             whole_inputs, cut_inputs = shape.inputs
-            layer += (2 * size if self._on_cpu else size + 1) * (whole_inputs + cut_inputs / layout.tp)
+            layer += (size + (4 if self._on_cpu else 1)) * (whole_inputs + cut_inputs / layout.tp)
         if shape.experts:
-            # What is sent to the experts and comes back, once for every expert that a token chose.
-            layer += 2 * size * shape.experts_per_token * shape.hidden / layout.tp
-        # Where a layer is recomputed, its input stays: fp32 between the layers of transformers.
-        kept = (size if self._own else 4.0) * shape.hidden
+            # What comes back from the experts, once for every expert that a token chose, and what is sent to them, of
+            # which those of transformers keep nothing where they are frozen.
+            sent = 1 if self._workload.adapted and not self._own else 2
+            layer += sent * size * shape.experts_per_token * shape.hidden / layout.tp
+        # Where a layer is recomputed, its input stays.
+        kept = (size if self._own else hidden_bytes(widths)) * shape.hidden
         kept /= layout.tp if self._own and layout.sequence_parallel else 1
         # Gradients of the MLP's inner values, and of what goes in and out.
         moment = size * (widths.width / layout.tp + 2 * shape.hidden)
-        ends = 8.0 * shape.hidden
-        return LayerMemory(layer, moment, 0.0, ends, layer), LayerMemory(kept, layer + moment, 0.0, ends, layer)
+        again = layer + (moment if self._own else recomputing(widths))
+        ends = (8.0 if self._own else 2 * hidden_bytes(widths)) * shape.hidden
+        return LayerMemory(layer, moment, 0.0, ends, layer), LayerMemory(kept, again, 0.0, ends, layer)
 
     def highest(self, stage: Stage, tokens: float, micro_batches: int, state: KeptState, *, recompute: bool) -> Instant:
         """Return the instant at which a stage has the most, for micro-batches of so many tokens."""

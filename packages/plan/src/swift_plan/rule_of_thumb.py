@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def estimate(shape: ModelShape, workload: Workload) -> str:
     """Return what the articles' formula says of the memory, with the formula."""
     billions = shape.parameters / 1e9
-    if workload.adapted and workload.frozen_bytes < 1:
+    if workload.quantize.endswith("4"):
         return f"QLoRA: {billions / 2 + 1:,.0f} GB (half a byte a weight, and 1 GB)"
     if workload.adapted:
         return f"LoRA: {2 * billions:,.0f} GB (2 bytes a weight)"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _GIB = 2.0**30
 _ENOUGH = 10
 """Past runs from which on they say more of memory than counting does."""
+_USELESS = 3.0
+"""Times so long as planned: a bar up to there says nothing of a step."""
 _DAY = 86400
 
 
@@ -170,7 +172,11 @@ def terms(candidate: Candidate, device: str) -> list[list[str]]:
     counted = candidate.basis if peak.rows < _ENOUGH else f"{candidate.basis}, {peak}"
     rows = [["memory of the fullest process", gib(candidate.peak), counted]]
     rows += [[name, f"{size / _GIB:.2f} GiB", ""] for name, size in candidate.memory.items() if size > 0]
-    rows.append(["one step", seconds(candidate.time.total), f"90 % bar {step}"])
+    if step.high > _USELESS * step.value:
+        times = step.high / step.value
+        rows.append(["one step", "not known", f"past runs took up to {times:.0f} times as long: type --measure 5"])
+    else:
+        rows.append(["one step", seconds(candidate.time.total), f"90 % bar {step}"])
     measured = candidate.time.measured
     rows += [
         [name, seconds(size), "messages measured" if name in measured else ""]

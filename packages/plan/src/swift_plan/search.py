@@ -360,8 +360,6 @@ def counted(
         compute_bytes=compute_bytes,
         rows_assumed=False,
     )
-    if not one.workload.adapted or one.workload.frozen_bytes >= 2:
-        one.workload = replace(one.workload, frozen_bytes=compute_bytes)
     one.beside = Beside(backend, shape, one.workload, cluster)
     one.stages = StagesOf(shape, TrainedCount(backend, shape, one.workload), one.workload, one.slot_bytes)
     sizes = split(shape.layers, layout.pp, layout.vpp)

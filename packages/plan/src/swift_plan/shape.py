@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -79,6 +79,8 @@ class ModelShape:
     latent: tuple[int, int, int, int, int] | None = None
     """Multi-head latent attention: ranks of queries (0: none) and of keys, dimensions without and with rotation, and of
     a head's values."""
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The config.json that the sizes are of."""
 
     @property
     def expert_layers(self) -> int:
@@ -262,6 +264,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
         shared_width=shared if experts else 0,
         dense_layers=_dense_layers(text, layers) if experts else 0,
         latent=_latent(text),
+        config=config,
     )
 
 

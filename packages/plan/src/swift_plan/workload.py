@@ -9,9 +9,8 @@ from swift_plan.shape import Matrix2, ModelShape
 
 if TYPE_CHECKING:
     from swift.planning import PlannedBackend
+    from swift_plan.quantized import QuantizedModel
 
-_STORED = {"nf4": 0.52, "fp4": 0.52, "int8": 1.01, "int4": 0.52}
-"""Bytes of a quantised weight with its scales, by the end of the scheme's name."""
 _ROWS = 64
 _PAIRS = frozenset({"dpo", "cpo", "simpo", "orpo", "rm"})
 """Objectives whose rows are pairs of answers."""
@@ -28,9 +27,10 @@ class Workload:
     rows_assumed: bool
     """Whether nobody said how many rows."""
     compute_bytes: float
-    frozen_bytes: float
     adapted: bool
     """Whether adapters are trained beside frozen weights."""
+    quantize: str = "none"
+    """How the frozen weights are stored, those of them that are quantized: `tuner.quantize`."""
     on_cpu: bool = False
     segments: int = 1
     """Texts of a row: an answer that is preferred and one that is not are two."""
@@ -58,14 +58,13 @@ class Workload:
         config = backend.config
         compute = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}.get(config.model.dtype, 4.0 if on_cpu else 2.0)
         rows = config.train.global_batch
-        quantised = [size for name, size in _STORED.items() if config.tuner.quantize.endswith(name)]
         return cls(
             rows=rows or max(_ROWS, processes),
             length=config.data.max_length + backend.rounds.answer_tokens,
             rows_assumed=rows is None,
             compute_bytes=compute,
-            frozen_bytes=quantised[0] if quantised else compute,
             adapted=backend.trained_values(1, 1) is not None,
+            quantize=config.tuner.quantize,
             on_cpu=on_cpu,
             segments=2 if config.objective.name in _PAIRS else 1,
             drops=bool(getattr(backend.tuner_options, "dropout", 0.0)),
@@ -77,8 +76,16 @@ class Workload:
 class TrainedCount:
     """How many values of a layer a run trains and how many it leaves, whole."""
 
+    quantized: QuantizedModel | None = None
+
     def __init__(self, backend: PlannedBackend, shape: ModelShape, workload: Workload) -> None:
         self._shape, self._adapted, self._beside = shape, workload.adapted, backend.trained_values
+        if workload.quantize != "none":
+            from swift_plan.quantized import quantized_model
+
+            dtype = backend.config.model.dtype
+            stored = dtype if dtype != "auto" else "float32" if workload.compute_bytes == 4 else "bfloat16"
+            self.quantized = quantized_model(shape.config, backend.config.tuner, stored)
         targets = getattr(backend.config.tuner, "targets", None)
         self._targets = None if targets in (None, "all-linear", ("all-linear",), ["all-linear"]) else tuple(targets)
         self._layers = (self._count(with_experts=False), self._count(with_experts=True))

@@ -94,6 +94,14 @@ def trained_in_few_bits(quantize: str) -> SwiftError:
     )
 
 
+def partly_quantized(quantize: str, share: str) -> SwiftError:
+    """Return the error of `--strict` for QLoRA that leaves matrices of the model's layers in 16 or 32 bits."""
+    return ConfigError(
+        f"tuner.quantize {quantize} leaves a part of the model out, and data.strict is true: {share}.",
+        hint="Leave --strict out to train with this, or type --train_type lora.",
+    )
+
+
 def adapter_without_lora() -> SwiftError:
     """Return the error for continuing from an adapter where all weights are trained."""
     return ConfigError("tuner.adapter continues from an adapter, and tuner.kind is full.", hint="Use lora.")

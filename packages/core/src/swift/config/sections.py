@@ -114,7 +114,11 @@ class DataSection(Section):
     )
     shuffle: bool = Field(True, description="Permute the samples in every epoch (the seed decides how)")
     streaming: bool = Field(False, description="Read the data set while training; needs train.max_steps")
-    strict: bool = Field(False, description="An unusable sample is an error instead of a counted one")
+    strict: bool = Field(
+        False,
+        description="An unusable sample is an error instead of a counted one, and so is QLoRA that quantizes a part "
+        "of the matrices only",
+    )
     workers: Annotated[int, Field(ge=0, le=MOST_PROCESSES)] = Field(
         0, description="Processes that tokenise; 0 takes the number of cores"
     )

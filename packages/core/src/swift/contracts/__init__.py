@@ -10,7 +10,7 @@ from swift.contracts.checkpoint import CheckpointReader, CheckpointWriter, Forei
 from swift.contracts.command import Command
 from swift.contracts.environment import Environment, EpisodeStart, Observation, Turn
 from swift.contracts.exporter import CalibrationRow, ExportRequest, Quantized, QuantizeRequest, SchemeFacts
-from swift.contracts.facts import DataFacts, Decision, ModelFacts, RejectedSamples, RunFacts
+from swift.contracts.facts import DataFacts, Decision, ModelFacts, QuantizedShare, RejectedSamples, RunFacts
 from swift.contracts.inference import (
     Completion,
     EngineLibrary,
@@ -106,6 +106,7 @@ __all__ = [
     "ProcessLayout",
     "QuantizeRequest",
     "Quantized",
+    "QuantizedShare",
     "RankFacts",
     "Reads",
     "RejectedSamples",

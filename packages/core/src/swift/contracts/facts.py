@@ -11,6 +11,38 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class QuantizedShare:
+    """How much of a model QLoRA stores in 4 or 8 bits; `str()` of it is the sentence that people read."""
+
+    quantized: int
+    """Weights that are quantized."""
+    frozen: int
+    """All weights of the model, without adapters."""
+    left: int
+    """Weights of matrices that are not quantized, embeddings and heads aside."""
+    left_bytes: int
+    are_experts: bool
+    """Whether most of them are experts, which transformers stacks into one parameter."""
+    dtype: str
+    """Of all weights that are not quantized."""
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the matrices are quantized, but for small ones such as routers and convolutions."""
+        return 20 * self.left <= self.quantized + self.left
+
+    def __str__(self) -> str:
+        """Return '5 % of the frozen weights; the experts, 54.0 GiB, stay in bfloat16'."""
+        percent = 100 * self.quantized / max(1, self.frozen)
+        share = f"{percent:.0f} % of the frozen weights" if percent >= 1 else f"{percent:.2g} % of the frozen weights"
+        if self.complete:
+            return share
+        size = self.left_bytes / 2**20
+        amount = f"{size / 1024:.1f} GiB" if size >= 1024 else f"{size:.2g} MiB" if size < 10 else f"{size:.0f} MiB"
+        return f"{share}; {'the experts' if self.are_experts else 'other matrices'}, {amount}, stay in {self.dtype}"
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """Facts of the model in training, for calculations: `Run.model_facts`."""
 
@@ -20,6 +52,8 @@ class ModelFacts:
     """All weights, adapters included."""
     trainable: int
     """Those of them that are trained."""
+    quantized: QuantizedShare | None = None
+    """Of a run with `tuner.quantize`."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class LocalWeights:
     compute_bytes: float = 2.0
     """Bytes of a value in the precision of the arithmetic."""
     frozen_bytes: float = 2.0
-    """Bytes of a value that is not trained, as it is stored."""
+    """Bytes of a value that is not trained, as it is stored: the mean, where some are quantized."""
     slot_bytes: float = 8.0
     """Bytes that the optimizer keeps for a trained value."""
     on_cpu: bool = False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
 
-from swift.contracts import Decision, ModelFacts
+from swift.config.obstacles import partly_quantized
+from swift.contracts import Decision, ModelFacts, QuantizedShare
 from swift.models.attention import AttentionChoice, choose_attention
 from swift.models.fp8 import fp8_of, use_fp8, without_fp8
 from swift.models.media import TowerReader
@@ -54,13 +56,14 @@ def build_view(
     run.facts.precision = Decision(dtype_name, dtype_reason)
     run.facts.attention = Decision(attention.name, attention.reason)
 
+    shares: list[QuantizedShare] = []
     model: Any  # a transformers model, whose attributes torch's types do not know
     if config.tuner.quantize == "none":
         # Trained weights are fp32 masters; frozen ones need no more than the precision of the arithmetic.
         stored = compute if tuner_of(config.tuner).adapter else torch.float32
         model = source.build(dtype=stored, device=device) if weights else meta_model(source, stored)
     else:
-        model = quantized_build(source, config.tuner, compute, device, place)
+        model = quantized_build(source, config.tuner, compute, device, place, partial(_check_share, run, shares))
     model.config.use_cache = False
     if config.model.liger:
         _apply_liger(model)
@@ -85,8 +88,16 @@ def build_view(
         compile_blocks(view, one_width=config.data.packing)
     trained, total = weight_counts(model)
     fp8 = fp8_of(run)
-    run.model_facts = ModelFacts(dtype_name if fp8 is None else f"{dtype_name} fp8 {fp8}", total, trained)
+    precision = dtype_name if fp8 is None else f"{dtype_name} fp8 {fp8}"
+    run.model_facts = ModelFacts(precision, total, trained, shares[0] if shares else None)
     return view
+
+
+def _check_share(run: Run, shares: list[QuantizedShare], share: QuantizedShare) -> None:
+    """Note how much of a model is quantized; `--strict` refuses less than all matrices of its layers."""
+    if run.config.data.strict and not share.complete:
+        raise partly_quantized(run.config.tuner.quantize, str(share))
+    shares.append(share)
 
 
 def _look_at_pictures(view: ViewModule, reader: MediaReader | None, *, weights: bool) -> None:

@@ -7,13 +7,15 @@ packages are extras: `pip install "swift-core[qlora]"`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from swift.config.obstacles import no_quantiser
+from swift.contracts import QuantizedShare
 from swift.errors import ModelError
 from swift.models.heads import head_of, value_head_of
 from swift.models.meta import meta_model
@@ -42,16 +44,19 @@ def quantized_build(
     dtype: torch.dtype,
     device: torch.device | str,
     place: Place | None = None,
+    report: Callable[[QuantizedShare], None] | None = None,
 ) -> torch.nn.Module:
     """Return the model on `device` with linear layers quantised as `tuner.quantize` says, all else frozen in `dtype`.
 
     The output head stays as it is, and so do experts that are stacked into one parameter. `place` is called with each
     quantised weight before the next one is read, to leave a part of it in this process; all other weights are on the
-    meta device then.
+    meta device then. `report` is called before the first weight is read.
     """
     quantise = _QUANTISERS[section.quantize](section)
     _import(section.quantize.partition("-")[0])
     model: Any = meta_model(source, dtype)
+    if report is not None:
+        report(quantized_share(model, dtype))
     names, linear = name_map(model), layers_to_quantise(model)
     buffers = {name for name, _ in model.named_buffers()}
     for name in names.parameters():
@@ -79,12 +84,50 @@ def quantized_build(
 
 def layers_to_quantise(model: Any) -> dict[str, str]:
     """Return the layers of a model that are quantised, by the names of their weights: linear ones but for heads."""
-    heads = (model.get_output_embeddings() or head_of(model), value_head_of(model))
+    heads = _heads(model)
     return {
         f"{path}.weight": path
         for path, module in model.named_modules()
         if type(module) is torch.nn.Linear and module not in heads
     }
+
+
+def _heads(model: Any) -> tuple[Any, Any]:
+    return (model.get_output_embeddings() or head_of(model), value_head_of(model))
+
+
+def quantized_share(model: Any, dtype: torch.dtype) -> QuantizedShare:
+    """Return how much of a model, as `meta_model` makes it, is quantized; all else is stored in `dtype`."""
+    linear, heads = layers_to_quantise(model), _heads(model)
+    ends = [module for module in model.modules() if isinstance(module, torch.nn.Embedding) or module in heads]
+    of_ends = {id(weight) for module in ends for weight in module.parameters()}
+    weights = dict(model.named_parameters())
+    left = [each for name, each in weights.items() if each.ndim > 1 and name not in linear and id(each) not in of_ends]
+    count = sum(each.numel() for each in left)
+    stacked = sum(each.numel() for name, each in weights.items() if each.ndim > 2 and _is_of_experts(name))
+    return QuantizedShare(
+        quantized=sum(each.numel() for name, each in weights.items() if name in linear),
+        frozen=sum(each.numel() for each in weights.values()),
+        left=count,
+        left_bytes=count * dtype.itemsize,
+        are_experts=2 * stacked > count,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def _is_of_experts(name: str) -> bool:
+    return "experts" in name.split(".")
+
+
+def stored_bytes(shape: Sequence[int], quantize: str, *, double_quant: bool) -> int:
+    """Return the bytes of a quantized weight of this shape, with its scales."""
+    count = prod(shape)
+    blocks = ceil(count / NF4_BLOCK)
+    if quantize == "bnb-int8":
+        return count + 4 * shape[0]
+    if quantize == "torchao-nf4" or double_quant:  # scales of one byte, and scales of these
+        return ceil(count / 2) + blocks + 4 * ceil(blocks / NF4_SCALER_BLOCK)
+    return ceil(count / 2) + 4 * blocks
 
 
 def in_few_bits(weight: torch.Tensor, section: TunerSection, dtype: torch.dtype) -> torch.Tensor:

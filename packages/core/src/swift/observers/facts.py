@@ -61,7 +61,8 @@ def tuner(run: Run) -> str:
         parts += [f"rank {options.rank}", f"alpha {options.alpha:g}", f"on {' '.join(options.targets)}"]
         parts += [name for name, on in (("DoRA", options.dora), ("rsLoRA", options.rslora)) if on]
     if section.quantize != "none":
-        parts.append(f"frozen weights in {section.quantize}")
+        share = run.model_facts.quantized if run.model_facts is not None else None
+        parts.append(f"frozen weights in {section.quantize}" if share is None else f"{section.quantize}: {share}")
     return ", ".join(parts)
 
 

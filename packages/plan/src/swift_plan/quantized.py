@@ -1,0 +1,90 @@
+"""What QLoRA quantizes of a model, by the function that a run asks: of a model without weights. Imports torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from swift.errors import ModelError
+from swift.models.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from swift.config.sections import TunerSection
+    from swift.contracts import QuantizedShare
+
+
+@dataclass(frozen=True)
+class QuantizedPart:
+    """Quantized weights of a part of a model, and their bytes with all scales."""
+
+    values: int = 0
+    stored: int = 0
+
+
+@dataclass(frozen=True)
+class QuantizedModel:
+    """Quantized weights of a model's layers; embedding and head have none."""
+
+    share: QuantizedShare
+    plain: QuantizedPart
+    """Of a layer with an MLP."""
+    mixed: QuantizedPart
+    """Of a layer with experts, without these."""
+    experts: QuantizedPart
+    """Of the routed experts of a layer."""
+
+
+def quantized_model(config: Mapping[str, Any], section: TunerSection, dtype: str) -> QuantizedModel:
+    """Return what a `tuner` section quantizes of the model with this config.json; the rest is stored in `dtype`."""
+    return _quantized_model(json.dumps(config, sort_keys=True), section.quantize, section.double_quant, dtype)
+
+
+@lru_cache(maxsize=8)
+def _quantized_model(config: str, quantize: str, double_quant: bool, dtype: str) -> QuantizedModel:
+    quiet_libraries()
+    import torch
+
+    from swift.models.quantize import layers_to_quantise, quantized_share, stored_bytes
+    from swift.toolkit import decoder_blocks
+
+    model = _without_weights(json.loads(config), getattr(torch, dtype))
+    quantized = {model.get_submodule(path) for path in layers_to_quantise(model).values()}
+
+    def part(block: Any, *, experts: bool) -> QuantizedPart:
+        found = [module.weight for path, module in block.named_modules()
+                 if module in quantized and _is_of_experts(path) == experts]  # fmt: skip
+        stored = [stored_bytes(weight.shape, quantize, double_quant=double_quant) for weight in found]
+        return QuantizedPart(sum(weight.numel() for weight in found), sum(stored))
+
+    blocks = decoder_blocks(model)
+    routed = [any(_is_of_experts(name) for name, _ in block.named_parameters()) for block in blocks]
+    plain, mixed = (blocks[routed.index(each) if each in routed else 0] for each in (False, True))
+    share = quantized_share(model, getattr(torch, dtype))
+    return QuantizedModel(share, part(plain, experts=False), part(mixed, experts=False), part(mixed, experts=True))
+
+
+def _is_of_experts(path: str) -> bool:
+    return "experts" in path.split(".")
+
+
+def _without_weights(content: Mapping[str, Any], dtype: Any) -> Any:
+    import torch
+    from transformers import AutoConfig
+
+    from swift.models.classes import auto_class
+
+    try:
+        config = AutoConfig.for_model(**content)
+        with torch.device("meta"):
+            model = auto_class(config).from_config(config, dtype=dtype)
+    except Exception as error:  # a model's own code, which config.json may not fit
+        first = str(error).partition("\n")[0]
+        raise ModelError(
+            f"transformers cannot build this model, so its quantized weights are unknown: {first}",
+            hint="Type --train_type lora, or a config.json of a model that transformers has.",
+        ) from error
+    model.tie_weights()
+    return model
