@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from commands import noise, started, typed_on
 from processes import on_processes
-from tiny_runs import run_training
+from tiny_runs import run_training, write_unreached
 
 from swift.errors import ConfigError, TrainingError, UnsupportedPlan
 from swift.testing.crew import free_port
@@ -73,6 +73,15 @@ def test_the_deepspeed_launcher_starts_a_script_on_the_hosts_of_a_file(place: Pa
         assert run.leaves_nothing()
     assert "deepspeed, 2 processes (zero 3, dp 2)" in run.output
     assert run.output.count("Completed after 2 steps") == 1
+
+
+@pytest.mark.full
+def test_adapters_without_gradient_are_named(place: Path) -> None:
+    write_unreached(place / "bart")
+    command = "sft --model ./bart --dataset data.jsonl --train_type lora --max_steps 2 --warmup_steps 0 --device cpu"
+    run = typed_on(2, [*command.split(), *["--deepspeed", "zero3"]], place)
+    assert run.code == 0, run.output
+    assert run.output.count("8 of 20 adapters got no gradient in step 1: encoder_attn.k_proj, encoder_attn.out") == 1
 
 
 LORA = {"tuner.kind": "lora"}

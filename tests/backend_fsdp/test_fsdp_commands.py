@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import SWIFT, noise, started
+from commands import SWIFT, noise, started, typed_on
+from tiny_runs import write_unreached
 
 from swift.testing.subjects import conversations, write_jsonl, write_model
 
@@ -28,3 +29,12 @@ def test_the_form_of_the_articles_trains_a_model_in_a_folder(place: Path) -> Non
     assert noise(run.output) == []
     (adapter,) = place.glob("output/tiny/*/checkpoint-2/adapter_config.json")
     assert '"r": 64' in adapter.read_text()
+
+
+@pytest.mark.full
+def test_adapters_without_gradient_are_named(place: Path) -> None:
+    write_unreached(place / "bart")
+    command = "sft --model ./bart --dataset data.jsonl --train_type lora --max_steps 2 --warmup_steps 0 --device cpu"
+    run = typed_on(2, [*command.split(), *["--backend", "fsdp"]], place)
+    assert run.code == 0, run.output
+    assert run.output.count("8 of 20 adapters got no gradient in step 1: encoder_attn.k_proj, encoder_attn.out") == 1

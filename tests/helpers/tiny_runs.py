@@ -15,7 +15,17 @@ from swift.contracts import RunSummary
 from swift.testing.subjects import conversations, pairs, verdicts, write_jsonl, write_model
 from swift.train.loop import train
 
-__all__ = ["BASE", "Trained", "conversations", "pairs", "run_training", "verdicts", "write_jsonl", "write_model"]
+__all__ = [
+    "BASE",
+    "Trained",
+    "conversations",
+    "pairs",
+    "run_training",
+    "verdicts",
+    "write_jsonl",
+    "write_model",
+    "write_unreached",
+]
 
 # Worker processes are forked from tests, and threads do not survive that.
 torch.set_num_threads(1)
@@ -71,6 +81,13 @@ class Trained:
                 step, samples = json.loads(line)
                 steps.setdefault(step, []).extend(samples)
         return dict(sorted(steps.items()))
+
+
+def write_unreached(folder: Path) -> Path:
+    """A decoder of an encoder-decoder model, whose cross-attention has nothing to attend to: no gradient gets there."""
+    sizes = {"d_model": 32, "decoder_layers": 2, "decoder_ffn_dim": 48}
+    heads = {"decoder_attention_heads": 4, "encoder_attention_heads": 4}
+    return write_model(folder, architecture="Bart", is_decoder=True, is_encoder_decoder=False, **sizes, **heads)
 
 
 def run_training(

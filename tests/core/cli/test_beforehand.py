@@ -32,6 +32,7 @@ REFUSED = [
     ("--backend megatron --vpp 2", "parallel.vpp 2 divides the stages of a pipeline"),
     ("--model tiny --backend fsdp --tp 3 --nproc 3", "attention heads"),
     ("--model tiny --backend megatron --pp 5 --nproc 5", "layers are not divisible by pp 5 stages"),
+    ("--model encoder --task_type embedding", "encoder is a bert model, an encoder. swift trains decoders so far"),
     ("--model tiny --target_modules q_porj", "this model has no module 'q_porj'. Did you mean 'q_proj'?"),
     ("--train_type full --export.to adapter", "trains none"),
     ("--train_type full --tuner.quantize bnb-nf4", "stores weights that cannot be trained"),
@@ -46,6 +47,8 @@ def test_config_show_and_the_run_refuse_the_same(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     Path("tiny").symlink_to(tiny)
+    Path("encoder").mkdir()
+    Path("encoder/config.json").write_text('{"model_type": "bert"}')
     batch = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
     Path("ds.json").write_text(json.dumps(batch))
     said = []

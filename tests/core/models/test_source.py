@@ -14,12 +14,14 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_models import batch, configurations, tiny, write_architecture, write_tokenizer
+from tiny_models import SHARED, batch, configurations, tiny, write_architecture, write_tokenizer
 
 from swift.config.sections import ModelSection
 from swift.errors import ConfigError, ModelError
 from swift.models.aliases import nearest_alias, resolve_name
+from swift.models.classes import ENCODERS
 from swift.models.source import HfSource, open_source
+from swift.planning import model_config
 
 torch.set_num_threads(1)
 
@@ -183,12 +185,20 @@ def garbage(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text("{"), "malformed JSON"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "nothing"}'), "cannot be read"),
         (kinds_missing, r"validate_layer_type.*: .*must be equal"),
-        (lambda folder: transformers.T5Config().save_pretrained(folder), "not a causal language model"),
+        (lambda folder: transformers.T5Config().save_pretrained(folder), "is a t5 model, an encoder with a decoder"),
         (
             lambda folder: transformers.Qwen2_5OmniConfig().save_pretrained(folder),
             r"several in one folder(.|\n)*Qwen2_5OmniThinkerForConditionalGeneration",
         ),
-        (lambda folder: transformers.BertConfig().save_pretrained(folder), "not a causal language model"),
+        (
+            lambda folder: transformers.BertConfig().save_pretrained(folder),
+            "a bert model, an encoder. swift trains deco",
+        ),
+        (
+            lambda folder: transformers.JanusConfig().save_pretrained(folder),
+            "swift does not train JanusForConditionalGeneration: it has no get_image_features",
+        ),
+        (lambda folder: transformers.ViTConfig().save_pretrained(folder), "transformers has no language model"),
     ],
 )
 def test_a_spoilt_folder_is_refused_with_the_reason(
@@ -199,6 +209,49 @@ def test_a_spoilt_folder_is_refused_with_the_reason(
         opened(folder)
     assert caught.value.exit_code == 2
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "embedding", "seq_cls"])
+def test_encoders_are_refused_for_every_task(task: str, folder: Path) -> None:
+    transformers.ModernBertConfig().save_pretrained(folder)
+    with pytest.raises(
+        ModelError, match=r"modernbert model, an encoder\. swift trains decoders so far, for embeddings"
+    ):
+        open_source(ModelSection(path=str(folder), task=task), say=lambda _: None)
+    with pytest.raises(ModelError, match="a modernbert model, an encoder"):
+        model_config(str(folder))
+
+
+def test_encoders_known_without_torch_are_masked_models() -> None:
+    """The list that spares an import refuses nothing that `open_source` lets through."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    assert set(MODEL_FOR_MASKED_LM_MAPPING_NAMES) >= ENCODERS
+
+
+def test_mistral4_is_a_text_model_listed_for_images(tmp_path: Path) -> None:
+    """transformers lists Mistral4ForCausalLM with models for images alone."""
+    config = transformers.Mistral4Config(
+        **{**SHARED, "num_key_value_heads": 4},
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+    )
+    torch.manual_seed(0)
+    model = transformers.Mistral4ForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    source = opened(tmp_path)
+    assert source.processor is None
+    built = source.build(dtype=torch.float32)
+    torch.testing.assert_close(built(batch()).logits, model(batch()).logits)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:

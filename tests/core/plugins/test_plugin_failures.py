@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from tiny_runs import conversations, run_training
 from swift.cli.main import run
 from swift.config.parse import parse
 from swift.errors import PluginError, TrainingError
+from swift.hookspecs import hookimpl
 from swift.plugins import waiting
+from swift.plugins.known import PACKAGES
 from swift.plugins.load import load_backend, load_observers
 from swift.plugins.outside import core_settings, describe_plan, implements, presets, read_foreign, write_foreign
 
@@ -170,6 +173,29 @@ def test_what_goes_wrong_at_the_end_does_not_hide_why_a_run_failed(
 
 
 @pytest.mark.full
+def test_errors_of_this_project_are_internal_errors(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the built-in backend raises is not told to be reported to someone else, nor mended by an upgrade."""
+
+    def broken(*_: object) -> None:
+        raise AttributeError("no such attribute")
+
+    monkeypatch.setattr(
+        "swift.backends.torch.plugin.TorchBackend.swift_wrap_model", hookimpl(lambda self, run, source: broken())
+    )
+    with pytest.raises(PluginError, match="failed in swift_wrap_model: AttributeError: no such attribute") as caught:
+        run_training(tiny, tmp_path, conversations(4))
+    assert "This is an internal error of swift: report it to its developers" in str(caught.value)
+    assert "pip install" not in str(caught.value)
+    assert "those who publish" not in str(caught.value)
+
+
+def test_distributions_of_this_project_are_known() -> None:
+    files = (Path(__file__).parents[3] / "packages").glob("*/pyproject.toml")
+    assert {tomllib.loads(file.read_text())["project"]["name"] for file in files} == PACKAGES
+
+
 @pytest.mark.usefixtures("rough")
 def test_an_observer_that_fails_on_one_process_is_left_out_on_all(tiny: Path, tmp_path: Path) -> None:
     def job() -> Any:

@@ -35,6 +35,7 @@ from swift.contracts import (
 from swift.errors import ModelError, SwiftError, UnsupportedPlan
 from swift.hookspecs import BackendHooks
 from swift.models.cache_room import row_bytes, rows_at_once
+from swift.models.classes import check_no_encoder
 from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
 from swift.plugins import answers
@@ -307,15 +308,15 @@ def counted_processes(words: Sequence[str], environment: Mapping[str, str]) -> t
 def model_config(name: str) -> dict[str, Any]:
     """Return config.json of a model: of a folder, of the file itself, or of a name whose files are on this machine."""
     path = Path(name)
-    if path.name == "config.json" and path.is_file():
-        return read_config(path.parent)
-    folder = folder_of(name)
+    folder = path.parent if path.name == "config.json" and path.is_file() else folder_of(name)
     if folder is None:
         raise ModelError(
             f"{name} is no folder of a model, and its files are not on this machine.",
             hint="Give a folder, or a config.json: nothing else of a model is read.",
         )
-    return read_config(folder)
+    content = read_config(folder)
+    check_no_encoder(name, content)
+    return content
 
 
 __all__ = [

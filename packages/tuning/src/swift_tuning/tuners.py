@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -71,7 +71,7 @@ class PeftModules:
 
         if context.adapter is not None:
             return resume_adapter(model, context.adapter, context.say, kind=self.kind)
-        make = partial(PeftConfig.from_peft_type, peft_type=self.kind, **self.settings(options))
+        make = partial(self.configured, partial(PeftConfig.from_peft_type, peft_type=self.kind), model, options)
         initial = partial(self.initial, options=options, seed=context.seed)
         tuned = attach_peft(model, options, context, make, initial)
         config: Any = tuned.peft_config
@@ -81,6 +81,10 @@ class PeftModules:
                 hint="Type --tuner.kind lora",
             )
         return tuned
+
+    def configured(self, make: Callable[..., Any], model: torch.nn.Module, options: TargetOptions, **given: Any) -> Any:
+        """Return PEFT's configuration, which `make` returns for settings; `given` are those that core decides."""
+        return make(**self.settings(options), **given)
 
     def initial(self, name: str, shape: Sequence[int], options: TargetOptions, seed: int) -> torch.Tensor | None:
         """Return zeros, or a draw from the seed and the name; None for modules that are trained as a whole."""
@@ -228,23 +232,26 @@ class Ia3(PeftModules):
         there = options.targets == (ALL_LINEAR,) or _DOWN in options.targets
         return {"feedforward_modules": [_DOWN] if there else []}
 
+    def configured(self, make: Callable[..., Any], model: torch.nn.Module, options: Any, **given: Any) -> Any:
+        """Return PEFT's configuration, in which whole names of modules show which of them end a block."""
+        settings = self.settings(options)
+        targets = given["target_modules"]
+        if options.targets == (ALL_LINEAR,) and not isinstance(targets, str):
+            dotted = tuple(f".{each}" for each in targets)
+            targets = [name for name, _ in model.named_modules() if f".{name}".endswith(dotted)]
+            ends = tuple(settings["feedforward_modules"])
+            settings["feedforward_modules"] = [name for name in targets if name.endswith(ends)]
+        return make(**settings, **given | {"target_modules": targets})
+
     def attach(self, model: torch.nn.Module, options: TargetOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model with vectors; modules that are named must be there."""
-        from swift.toolkit import ADAPTER
-
         names = [name for name, _ in model.named_modules()]
         for each in cast(Ia3Options, options).feedforward or ():
             if not any(name.endswith(each) for name in names):
                 raise ConfigError(
                     f"tuner.feedforward: this model has no module {each!r}.", hint="Name modules such as down_proj."
                 )
-        tuned = super().attach(model, options, context)
-        config = cast(Any, tuned.peft_config)[ADAPTER]
-        if not isinstance(config.target_modules, str):
-            # Which PEFT spells out for all-linear, and compares when it reads them again.
-            ends = tuple(config.feedforward_modules)
-            config.feedforward_modules = {each for each in config.target_modules if each.endswith(ends)}
-        return tuned
+        return super().attach(model, options, context)
 
 
 class Vera(PeftModules):

@@ -140,6 +140,7 @@ def _check_files(config: Config) -> None:
 
 def _check_model(hooks: Hooks, run: Run, backend: PluginEntry) -> None:
     """Refuse a folder that is no model, one that the plan does not divide, and adapters on modules it does not have."""
+    from swift.models.classes import check_no_encoder
     from swift.models.config_file import StoredConfig, read_config
     from swift.models.files import SafetensorsFolder
     from swift.models.locate import folder_of
@@ -153,6 +154,7 @@ def _check_model(hooks: Hooks, run: Run, backend: PluginEntry) -> None:
     if folder is None:
         return
     content = read_config(folder)
+    check_no_encoder(str(section.path), content)
     check_files(folder)
     # transformers knows a default for a key that is left out
     with failing(backend, "swift_check_model"), suppress(AttributeError):

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from swift.errors import ModelError
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from swift.config.sections import ModelSection
+
+ENCODERS = frozenset(
+    {"albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "eurobert", "funnel",
+     "jina_embeddings_v3", "modernbert", "mpnet", "nomic_bert", "roberta", "roberta-prelayernorm", "xlm-roberta",
+     "xlm-roberta-xl"}
+)  # fmt: skip
+"""Types of encoders that people start embedders, rerankers and classifiers from, to be refused without torch."""
+
+DECODERS = "Start from a decoder, such as qwen3-0.6b, or, for vectors, Qwen/Qwen3-Embedding-0.6B."
+"""What to type for a model that is none."""
 
 
 def causal_class(config: Any) -> Any:
@@ -16,7 +30,7 @@ def causal_class(config: Any) -> Any:
     """
     from transformers.models.auto import modeling_auto as auto
 
-    text = auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    text = auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) or _text_alone(config)
     towered = towered_class(config)
     if towered is None or text is towered:
         return text
@@ -35,6 +49,51 @@ def towered_class(config: Any) -> Any:
     # Models that also speak (Qwen-Omni) are several in one, of which none is `get_text_config`'s alone.
     heard = found is not None and getattr(config.get_text_config(), "vocab_size", None) and _hears(config)
     return found if heard else None
+
+
+def _text_alone(config: Any) -> Any:
+    """Return the class of a language model that transformers lists with those for images, as Mistral 4's; or None."""
+    from transformers.models.auto import modeling_auto as auto
+
+    found = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    return found if found is not None and not config.sub_configs and not _encodes_first(config) else None
+
+
+def refusal(config: Any, name: str) -> str:
+    """Return why swift does not train the model `name`, for which `causal_class` is no decoder, in a sentence."""
+    from transformers.models.auto import modeling_auto as auto
+
+    kind = f"{name} is a {config.model_type} model"
+    if _encodes_first(config):
+        return f"{kind}, an encoder with a decoder: swift trains decoders alone."
+    if type(config) in auto.MODEL_FOR_MASKED_LM_MAPPING:
+        return no_encoders(name, config.model_type)
+    if type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        found = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].__name__
+        return f"{kind}, and swift does not train {found}: it has no get_image_features, which finds a vision encoder."
+    if type(config) in auto.MODEL_FOR_MULTIMODAL_LM_MAPPING:
+        found = auto.MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)].__name__
+        return f"{kind}, and swift does not train {found}: it is not one audio encoder before a language model."
+    return f"{kind}, for which transformers has no language model."
+
+
+def _encodes_first(config: Any) -> bool:
+    return bool(getattr(config, "is_encoder_decoder", False))
+
+
+def no_encoders(name: str, model_type: str) -> str:
+    """Return the sentence that refuses an encoder, for every task."""
+    return (
+        f"{name} is a {model_type} model, an encoder. swift trains decoders so far, for embeddings, rerankers and "
+        "classifiers too."
+    )
+
+
+def check_no_encoder(name: str, content: Mapping[str, Any]) -> None:
+    """Refuse an encoder by the content of its config.json, without transformers."""
+    model_type = content.get("model_type")
+    if model_type in ENCODERS and not content.get("is_decoder"):
+        raise ModelError(no_encoders(name, str(model_type)), hint=DECODERS)
 
 
 def has_tower(config: Any) -> bool:
@@ -63,6 +122,8 @@ def auto_class(config: Any) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
     by_text = auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if by_text is None and not has_tower(config) and _text_alone(config) is not None:
+        return transformers.AutoModelForImageTextToText
     if not has_tower(config) or by_text is towered_class(config):
         return transformers.AutoModelForCausalLM
     by_picture = type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING

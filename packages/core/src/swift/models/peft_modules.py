@@ -17,6 +17,7 @@ from swift.models.adapter_file import check_patterns, kind_of, read_adapter_conf
 from swift.models.heads import head_of
 from swift.models.load_adapter import load_adapter
 from swift.models.names import ADAPTER, adapter_names, base_model, name_map
+from swift.models.peft_targets import adapts_experts, all_linear, names_module, short_names
 from swift.models.quiet import without_bitsandbytes
 
 Initial = Callable[[str, Sequence[int]], "torch.Tensor | None"]
@@ -63,38 +64,50 @@ def attach_peft(
 
 
 def _targets(model: torch.nn.Module, options: TargetOptions, say: Callable[[str], None]) -> str | list[str]:
-    """Return the modules that PEFT adapts: 'all-linear', or names of modules that all exist."""
+    """Return the modules that PEFT adapts: an expression, or names of modules that all exist."""
     experts = _fused_expert_modules(model)
-    modules = {name.rpartition(".")[2] for name, _ in model.named_modules()} | experts
+    names = [name for name, _ in model.named_modules()]
     if options.target_regex is not None:
-        return _regex(model, options.target_regex)
+        return _matched(_regex(model, options.target_regex), names, experts)
     if options.targets != (ALL_LINEAR,):
+        modules = {name.rpartition(".")[2] for name in names} | experts
         for target in options.targets:
             if target.rpartition(".")[2] not in modules:
                 raise no_such_module(target, modules)
-        if experts & {target.rpartition(".")[2] for target in options.targets}:
-            _check_on_experts(options)
+        _check_on_experts(
+            model, options, [each for each in options.targets if _on_experts(each, experts, names)], names
+        )
         return list(options.targets)
-    if not experts:
-        return ALL_LINEAR
-    # PEFT would put 'all-linear' on the experts too, which are one stacked tensor per layer and take no dropout.
-    head = base_model(model).get_output_embeddings() or head_of(base_model(model))
-    linear = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module is not head
-    }
-    more = f"--tuner.targets {' '.join(sorted(linear | experts))} --tuner.dropout 0"
-    told = f"; to adapt the experts as well, add {more}" if isinstance(options, LoraOptions) else ""
-    say(f"adapters are attached to {', '.join(sorted(linear - experts))}{told}")
-    return sorted(linear - experts)
+    found = all_linear(model, experts)
+    advice = ""
+    if experts and isinstance(options, LoraOptions) and adapts_experts(model):
+        advice = f"; to adapt them as well, add --tuner.targets {' '.join(sorted({*found.targets, *experts}))}"
+        advice += " --tuner.dropout 0"  # they are one stacked tensor per layer
+    if experts or found.left_out:
+        say(f"{found}{'; none on the routed experts' if experts else ''}{advice}")
+    return found.targets
 
 
-def _check_on_experts(options: TargetOptions) -> None:
+def _on_experts(target: str, experts: set[str], names: list[str]) -> bool:
+    """Return whether a target means stacked experts: it is their name alone, or one that no module has."""
+    return target.rpartition(".")[2] in experts and ("." not in target or not names_module(target, names))
+
+
+def _check_on_experts(model: torch.nn.Module, options: TargetOptions, targets: list[str], names: list[str]) -> None:
+    """Refuse targets that mean the stacked experts where adapters cannot be attached to these."""
+    if not targets:
+        return
     if not isinstance(options, LoraOptions):
         raise ConfigError(
             "The experts of a mixture are one tensor for each layer, on which PEFT has LoRA alone.",
             hint="Type --tuner.kind lora, or leave the experts out of tuner.targets.",
+        )
+    if not adapts_experts(model):
+        if all(names_module(target, names) for target in targets):
+            return  # dense layers or shared experts of this name are meant
+        raise ConfigError(
+            f"PEFT has no adapters for the stacked experts of {base_model(model).config.model_type} models.",
+            hint=f"Leave {' '.join(targets)} out of tuner.targets.",
         )
     if options.dropout > 0:
         raise ConfigError("Adapters on the experts of a mixture take no dropout.", hint="Add --tuner.dropout 0")
@@ -111,6 +124,14 @@ def _regex(model: torch.nn.Module, expression: str) -> str:
             hint=f"It is matched against whole names such as {next(linear, names[-1])}.",
         )
     return expression
+
+
+def _matched(expression: str, names: list[str], experts: set[str]) -> str | list[str]:
+    """Return the expression, or the modules that it matches where PEFT would take these for the stacked experts."""
+    found = [name for name in names if re.fullmatch(expression, name)]
+    if not any(name.rpartition(".")[2] in experts for name in found):
+        return expression
+    return short_names(found, set(names) - set(found), experts)
 
 
 def _fused_expert_modules(model: torch.nn.Module) -> set[str]:

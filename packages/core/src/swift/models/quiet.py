@@ -38,15 +38,17 @@ def without_bitsandbytes() -> Iterator[None]:
     """Hide bitsandbytes during the first import of PEFT, and while adapters are attached.
 
     PEFT imports bitsandbytes wherever it is installed, which takes several times as long as PEFT itself. It is not
-    hidden if it is imported already, as it is for quantising.
+    hidden if it is imported already, as it is for quantising. Targets that name modules stay what they are meanwhile.
     """
+    from swift.models.peft_targets import named_modules_kept
+
     if "bitsandbytes" in sys.modules:
-        with _without_old_torchao(), _without_needless_types():
+        with _without_old_torchao(), _without_needless_types(), named_modules_kept():
             yield
         return
     sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # what Python takes for: not there
     try:
-        with _without_old_torchao(), _without_needless_types():
+        with _without_old_torchao(), _without_needless_types(), named_modules_kept():
             yield
     finally:
         del sys.modules["bitsandbytes"]

@@ -17,7 +17,7 @@ import xxhash
 from swift.config.sections import ModelSection
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, problem_type_of
 from swift.errors import ModelError
-from swift.models.classes import auto_class, causal_name, has_tower, towered_class
+from swift.models.classes import DECODERS, auto_class, causal_name, has_tower, refusal, towered_class
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.heads import HEAD, HEAD_MODULE, VALUE_HEAD, add_value_head, class_of_task, initial_head, value_head_of
@@ -485,7 +485,4 @@ def _check_causal(config: Any, section: ModelSection) -> None:
             + f".from_pretrained({str(section.path)!r}).save_pretrained('thinker'); its processor in the same way.",
         )
     if not causal or reads_both_ways or getattr(config, "is_encoder_decoder", False):
-        raise ModelError(
-            f"{section.path} is a {config.model_type} model, which is not a causal language model.",
-            hint="swift trains models that transformers' AutoModelForCausalLM or AutoModelForImageTextToText can load.",
-        )
+        raise ModelError(refusal(config, str(section.path)), hint=DECODERS)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.errors import PluginError, SwiftError
-from swift.plugins.entry import printable
+from swift.plugins.entry import normal_name, printable
+from swift.plugins.known import PACKAGES
 
 if TYPE_CHECKING:
     from swift.plugins.entry import PluginEntry
@@ -131,7 +132,9 @@ def failure_of(blame: Blame, cause: BaseException) -> PluginError:
 
 
 def if_not_yours(entry: PluginEntry) -> str:
-    """Return the hint for a user of a plugin that somebody else wrote."""
+    """Return the hint for a user of a plugin that someone else wrote, or of one of this project's own."""
+    if normal_name(entry.distribution) in PACKAGES:
+        return "This is an internal error of swift: report it to its developers, with the command and this message."
     return f"Report it to those who publish {entry.distribution}, or upgrade it: {upgrade(entry)}"
 
 

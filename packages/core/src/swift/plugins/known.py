@@ -13,6 +13,12 @@ KNOWN: dict[str, dict[str, str]] = {
     "swift.commands": {"rewards": "rl", "rollout": "rl", "sample": "rl", "plan": "plan", "ui": "ui", "watch": "ui"},
 }
 """Group → plugin name → the extra of swift-core that brings it."""
+PACKAGES = frozenset(
+    {"swift-core", "swift-plan", "swift-rl", "swift-tuning", "swift-ui",
+     *(f"swift-backend-{name}" for name in KNOWN["swift.backends"]),
+     *(f"swift-export-{name}" for name in KNOWN["swift.exporters"])}
+)  # fmt: skip
+"""Distributions of swift's own project, whose errors are swift's."""
 
 ENGINE = "vllm"
 """The inference engine that serves, and that is asked about an export, unless another one is named."""

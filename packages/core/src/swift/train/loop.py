@@ -18,6 +18,7 @@ from swift.errors import CheckpointError, SwiftError, TrainingError
 from swift.plugins.blame import explained
 from swift.processes.signals import graceful_stop
 from swift.terminal import waiting
+from swift.train.adapter_gradients import FirstUpdate
 from swift.train.due import Due
 from swift.train.evaluate import can_evaluate, evaluation_of
 from swift.train.failures import check_folder, failure_of, folder_is_gone, not_finite, resume_advice
@@ -88,6 +89,7 @@ class Loop:
         self._tokens = 0
         self._started = time.monotonic()
         self._meter = StepMeter(job)
+        self._first_update = FirstUpdate(job)
         job.watchdog.advice = lambda: resume_advice(job.run.config, self.saver.last)
 
     def run(self) -> RunSummary:
@@ -127,7 +129,9 @@ class Loop:
     def _each_step(self) -> Iterator[StepRecord]:
         before = self._evaluate_at_start()
         for step in range(self.job.state.step, self.job.run.total_steps):
-            record = self.evaluate_if_due(self.make_step(step))
+            record = self.make_step(step)
+            self._first_update.look(record)
+            record = self.evaluate_if_due(record)
             record = replace(self._meter.gathered(record), evaluation_before=before)
             before = None
             self.tell_observers(record)
