@@ -71,6 +71,8 @@ class Recipe:
     """Updates with momentum instead of by AdamW."""
     clip: float = 1.0
     """0 does not clip."""
+    pad_token: bool = False
+    """Whether the padding token's row of the embedding gets the gradient of inputs."""
     freeze: Sequence[str] = ()
     """Patterns of names of weights that are not trained."""
     in_turn: Callable[[Sequence[str], int], Sequence[str]] | None = None
@@ -159,6 +161,8 @@ def run_reference(recipe: Recipe) -> Expected:
     """Train from the first step to the last."""
     torch.manual_seed(0)
     base = _base(recipe)
+    if recipe.pad_token:
+        base.get_input_embeddings().padding_idx = None
     if recipe.prepare is not None:
         recipe.prepare(base, recipe)
     past = copy.deepcopy(base) if recipe.objective == "dpo" else None
