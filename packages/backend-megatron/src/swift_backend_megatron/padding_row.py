@@ -7,6 +7,7 @@ unembedding's share of a tied weight, on whichever stage, stays.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from swift_backend_megatron.pictures import language_of
 
 def mask_padding_row(chunks: Sequence[Any], row: int | None) -> None:
     """Mask the gradient that inputs give this row, in the chunk that embeds, where this process has it."""
-    for chunk in chunks if row is not None else ():
-        if language_of(chunk).pre_process:
+    for chunk in chunks:
+        if row is not None and language_of(chunk).pre_process:
             language_of(chunk).embedding.word_embeddings.register_forward_hook(_mask_of(row))
 
 
@@ -28,6 +29,7 @@ def _mask_of(row: int) -> Any:
         held = arguments[0] == row
         if words.reduce_scatter_embeddings:  # the output is this process's part of [tokens, rows, size]
             held = held.t().chunk(words.tp_group.size())[words.tp_group.rank()]
-        output.register_hook(lambda gradient: gradient.masked_fill(held[..., None], 0.0))
+        masked = partial(torch.Tensor.masked_fill, mask=held[..., None], value=0.0)
+        output.register_hook(masked)  # type: ignore[no-untyped-call]  # torch declares no types
 
     return mask
