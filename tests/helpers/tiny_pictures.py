@@ -33,6 +33,7 @@ TEXT: dict[str, Any] = {
     "num_key_value_heads": 2,
     "vocab_size": 320,
     "max_position_embeddings": 2048,
+    "pad_token_id": 258,  # the token that ends texts, as in most fine-tuned models
 }
 _OMNI = {
     **{f"{kind}_token": f"<|{kind.upper()}|>" for kind in ("image", "video", "audio")},
@@ -176,7 +177,7 @@ def tokenizer_with(special: Sequence[str], named: dict[str, str]) -> PreTrainedT
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
+        pad_token="<|im_end|>",
         clean_up_tokenization_spaces=False,
         **({"extra_special_tokens": named} if named else {}),
     )

@@ -300,6 +300,32 @@ class ForgetsAWeightInTheOptimizer(TorchBackend):
         return state
 
 
+@caught_by("trajectory")
+class TrainsThePaddingRow(TorchBackend):
+    """Inputs give the padding token's row a gradient, as in embeddings without `padding_idx`."""
+
+    @hookimpl
+    def swift_wrap_model(self, run: Any, source: Any) -> Any:
+        from swift.backends.torch.model import build
+
+        view = build(run, source)
+        view.model.get_input_embeddings().padding_idx = None
+        return view
+
+
+@caught_by("trajectory", "padding token trained")
+class IgnoresTrainPadToken(TorchBackend):
+    """The padding token's row stays without the gradient of inputs, also where it is to be trained."""
+
+    @hookimpl
+    def swift_wrap_model(self, run: Any, source: Any) -> Any:
+        from swift.backends.torch.model import build
+
+        view = build(run, source)
+        view.model.get_input_embeddings().padding_idx = source.padding_row
+        return view
+
+
 @caught_by("changes", PART)
 class MovesWhatIsFrozenABit(TorchBackend):
     """So little that no loss shows it."""

@@ -36,6 +36,13 @@ def headed(tiny: Path, folder: Path, labels: int, **settings: Any) -> Path:
     return folder / "tiny"
 
 
+def by_transformers(folder: Path) -> Any:
+    """Return the model, that scores the last token of one text: without padding in its configuration, once built."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    model.config.pad_token_id = None
+    return model
+
+
 def check(trained: Any, model: torch.nn.Module, rows: Any, loss: Loss) -> None:
     trainer = PlainTrainer(model, steps=STEPS, lr=1e-3)
     expected = [trainer.step(loss(model, batch)) for batch in batches_of(rows, 4, STEPS)]
@@ -70,8 +77,7 @@ def test_a_classifier_is_transformers_model_with_labels(tiny: Path, tmp_path: Pa
     used = [(text, label) for text, label in zip(TEXTS, wanted, strict=True) if len(tokenizer(text).input_ids) > 1]
     settings["data.padding_free"] = kind == "regression"
     trained = run_training(folder, tmp_path, rows, {**COMMON, **settings})
-    # Without padding in its configuration the model scores the last token of one text.
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, pad_token_id=None)
+    model = by_transformers(folder)
     check(trained, model, used, loss)
 
 
@@ -119,7 +125,7 @@ def test_a_reward_model_learns_pairs_by_their_scores_margins_and_centre(tiny: Pa
 
     settings = {"objective.name": "rm", "objective.center_rewards_coefficient": 0.1, "data.padding_free": flat}
     trained = run_training(folder, tmp_path, rows, {**COMMON, **settings})
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, pad_token_id=None)
+    model = by_transformers(folder)
     check(trained, model, rows, loss)
 
 
@@ -156,7 +162,7 @@ def test_a_reward_model_with_adapters_on_weights_in_four_bits_is_pefts_on_the_sa
     start = run_training(folder, tmp_path, rows, {**COMMON, **settings, **ONE_STEP})
     trained = run_training(folder, tmp_path, rows, {**COMMON, **settings})
 
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, pad_token_id=None)
+    model = by_transformers(folder)
     exact = model.model.layers[0].mlp.up_proj.weight.detach().clone()
     for module in model.model.modules():
         if isinstance(module, torch.nn.Linear):

@@ -59,6 +59,7 @@ class DeepSpeedBackend:
                 "train.gradient_checkpointing",
                 "data.padding_free",
                 "train.neftune_alpha",
+                "train.pad_token",
                 "parallel.tp with modules",
             }
         ),

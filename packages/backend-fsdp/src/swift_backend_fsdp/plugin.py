@@ -56,6 +56,7 @@ class FsdpBackend:
                 "train.gradient_checkpointing",
                 "data.padding_free",
                 "train.neftune_alpha",
+                "train.pad_token",
                 "optim.gradient_view",
                 "optim.matrix_slots",
                 "parallel.tp with modules",

@@ -33,6 +33,7 @@ from swift_backend_megatron.adapters import adapt, train_head
 from swift_backend_megatron.built import MegatronModel
 from swift_backend_megatron.experts import mark_experts
 from swift_backend_megatron.fp8 import settings_of as fp8_settings
+from swift_backend_megatron.padding_row import mask_padding_row
 from swift_backend_megatron.pictures import KINDS, language_of
 from swift_backend_megatron.plan import options_of, sizes_of, stages_of
 from swift_backend_megatron.tensor_map import TensorMap, map_tensors
@@ -79,6 +80,8 @@ def build(run: Run, source: ModelSource) -> MegatronModel:
         if run.config.model.value_head:
             add_value_head(chunks, config)
         tensor_map = map_tensors(chunks, config.bridge, source)
+        if not run.config.train.pad_token:
+            mask_padding_row(chunks, source.padding_row)
         mark_experts(chunks, config)
         built = MegatronModel(
             chunks=chunks,

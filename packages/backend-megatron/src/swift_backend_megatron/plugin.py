@@ -54,7 +54,7 @@ class MegatronBackend:
         modalities=frozenset({"text", "image"}),
         cuts_media=True,
         calls_before_update=True,
-        features=frozenset({"train.gradient_checkpointing", "backend.stages"}),
+        features=frozenset({"train.gradient_checkpointing", "train.pad_token", "backend.stages"}),
         roles=8,
     )
 

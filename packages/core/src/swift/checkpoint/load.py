@@ -185,8 +185,8 @@ def _adapter_changes(saved: Mapping[str, Any] | None, now: Mapping[str, Any] | N
     ]
 
 
-# What is minimised, and which rows a step takes.
-_DECISIVE = ("objective.name", "data.packing", "data.shuffle", "train.global_batch")
+# What is minimised, which rows a step takes, and what learns from them.
+_DECISIVE = ("objective.name", "data.packing", "data.shuffle", "train.global_batch", "train.pad_token")
 
 
 def _order_seed(config: Mapping[str, Any], seed: int) -> int:

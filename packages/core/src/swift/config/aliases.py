@@ -120,6 +120,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "train.global_batch": ("global_batch_size",),
     "train.gradient_checkpointing": ("gradient_checkpointing",),
     "train.neftune_alpha": ("neftune_noise_alpha", "neft_alpha"),
+    "train.pad_token": ("train_pad_token",),
     "train.compile": ("torch_compile",),
     "train.seed": ("seed",),
     "train.data_seed": ("data_seed",),

@@ -25,6 +25,7 @@ SWITCHES: Mapping[str, tuple[Any, str]] = {
     "train.compile": (True, "false"),
     "train.gradient_checkpointing": (True, "false"),
     "train.neftune_alpha": (5.0, "0"),
+    "train.pad_token": (True, "false"),
     "model.liger": (True, "false"),
 }
 """Switches that a backend must declare among its features before they may be on: a value that turns them on, and what

@@ -312,6 +312,11 @@ class TrainSection(Section):
     neftune_alpha: Annotated[float, Field(ge=0.0, le=1e6)] = Field(
         0.0, description="NEFTune: size of the noise on embeddings while training; 0 is none"
     )
+    pad_token: bool = Field(
+        False,
+        description="Let the padding token's row of the embedding learn from inputs; transformers gives it no gradient "
+        "(padding_idx), also where the padding token ends every text",
+    )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
     compile: bool = Field(False, description="torch.compile the model")
     seed: Seed = Field(42, description="Seed of initial adapters, order of samples and dropout")

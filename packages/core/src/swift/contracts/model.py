@@ -31,6 +31,10 @@ class ModelSource(Protocol):
     def fingerprint(self) -> str:
         """Changes when the weights or the architecture change."""
 
+    @property
+    def padding_row(self) -> int | None:
+        """Row of the embedding that gets no gradient from inputs in transformers; None where each row gets its own."""
+
     def names(self) -> list[str]:
         """Hugging Face names of all weights, tied ones once."""
 

@@ -15,6 +15,7 @@ from swift.models.attention import AttentionChoice, choose_attention
 from swift.models.fp8 import fp8_of, use_fp8, without_fp8
 from swift.models.media import TowerReader
 from swift.models.meta import meta_model
+from swift.models.padding_row import train_padding_row
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import Place, quantized_build
 from swift.models.starts import keep_starts, read_starts
@@ -65,6 +66,8 @@ def build_view(
     else:
         model = quantized_build(source, config.tuner, compute, device, place, partial(_check_share, run, shares))
     model.config.use_cache = False
+    if config.train.pad_token:
+        train_padding_row(model)
     if config.model.liger:
         _apply_liger(model)
     model = apply_tuner(model, config.tuner, seed=config.train.seed, say=run.say)

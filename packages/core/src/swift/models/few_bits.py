@@ -46,6 +46,11 @@ class FewBitsSource:
         """Return that of the source, with how weights are quantised."""
         return f"{self._source.fingerprint}-{self._section.quantize}"
 
+    @property
+    def padding_row(self) -> int | None:
+        """Row of the embedding that gets no gradient from inputs."""
+        return self._source.padding_row
+
     def names(self) -> list[str]:
         """Return the Hugging Face names of all weights, tied ones once."""
         return self._source.names()

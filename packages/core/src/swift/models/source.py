@@ -25,6 +25,7 @@ from swift.models.locate import locate
 from swift.models.media_processor import FILES, load_processor, settings_in_force
 from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.opening import as_model_error, check_files
+from swift.models.padding_row import padding_row_of
 from swift.models.quiet import quiet_libraries
 from swift.models.sentence_files import write_sentence_files
 from swift.models.tokenizer import check_has_tokenizer, copy_tokenizer, load_tokenizer
@@ -134,8 +135,14 @@ class HfSource:
         """Return `name_map`, read off a module of `build(weights=False)` that nobody has changed: it spares another."""
         if "name_map" not in self.__dict__:
             self.__dict__.setdefault("_base_prefix", skeleton.base_model_prefix)
+            self.__dict__.setdefault("padding_row", padding_row_of(skeleton))
             self.__dict__["name_map"] = name_map_of_skeleton(skeleton)
         return self.name_map
+
+    @cached_property
+    def padding_row(self) -> int | None:
+        """Row of the embedding that gets no gradient from inputs in transformers; None where each row gets its own."""
+        return padding_row_of(self._skeleton)
 
     def names(self) -> list[str]:
         """Hugging Face names of all weights, tied ones once."""

@@ -154,6 +154,7 @@ CASES = (
     Case("clipped hard, tied", {"optim.max_grad_norm": 0.05, "optim.schedule": "linear"}, tied=True),
     Case("packed", _PACKED, global_batch=4),
     Case("checkpointed", {"train.gradient_checkpointing": True}, feature="train.gradient_checkpointing"),
+    Case("padding token trained", {"train.pad_token": True}, tied=True, feature="train.pad_token"),
     Case("a part of the weights", {"tuner.freeze": ("*embed_tokens*", "*.self_attn.*")}, notes_changes=True),
     Case("weights in turn", {"tuner.kind": third_party.TUNER}, tuner=Trains.TURNS, notes_changes=True),
     Case("lora", _LORA, tuner="lora"),

@@ -72,6 +72,8 @@ class Recipe:
     """Updates with momentum instead of by AdamW."""
     clip: float = 1.0
     """0 does not clip."""
+    pad_token: bool = False
+    """Whether the padding token's row of the embedding gets the gradient of inputs."""
     freeze: Sequence[str] = ()
     """Patterns of names of weights that are not trained."""
     in_turn: Callable[[Sequence[str], int], Sequence[str]] | None = None
@@ -159,9 +161,7 @@ def _answer_logps(
 def run_reference(recipe: Recipe) -> Expected:
     """Train from the first step to the last."""
     torch.manual_seed(0)
-    base = _base(recipe)
-    if recipe.prepare is not None:
-        recipe.prepare(base, recipe)
+    base = _prepared(recipe)
     past = copy.deepcopy(base) if recipe.objective == "dpo" else None
     model: Any = base if recipe.adapter is None else _with_adapter(base, recipe)
     model.eval()  # nothing that is compared has dropout
@@ -290,6 +290,15 @@ def _loss(recipe: Recipe, model: Any, past: Any, batch: Sequence[int]) -> torch.
     seen = [recipe.seen[index] for index in batch] if recipe.seen else [None] * len(samples)
     logps = [answer_logp(model, tokens, each) for (tokens,), each in zip(samples, seen, strict=True)]
     return -torch.stack(logps).sum() / weight
+
+
+def _prepared(recipe: Recipe) -> Any:
+    base = _base(recipe)
+    if recipe.pad_token:
+        base.get_input_embeddings().padding_idx = None
+    if recipe.prepare is not None:
+        recipe.prepare(base, recipe)
+    return base
 
 
 def _base(recipe: Recipe) -> Any:

@@ -29,8 +29,10 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 512,
     "initializer_range": 0.05,
     "tie_word_embeddings": False,
+    "pad_token_id": 258,
 }
-"""Of a Qwen3; the keys that other architectures share mean the same there."""
+"""Of a Qwen3; the keys that other architectures share mean the same there. The padding token is the one that ends
+texts, as in most fine-tuned models, so that inputs and targets hold the row without a gradient (`padding_idx`)."""
 _SHOWN = 2
 """Pictures of a video."""
 
@@ -46,8 +48,14 @@ def write_model(folder: Path, *, seed: int = 0, architecture: str = "Qwen3", **c
         for parameter in model.parameters():
             if parameter.ndim < 2:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+        words = model.get_input_embeddings()
+        if words.padding_idx is not None:
+            words.weight[words.padding_idx].copy_(words.weight[0].flip(0))  # new models have zeros there
     model.save_pretrained(folder)
-    (processor_of(architecture) if reads_pictures(architecture) else byte_tokenizer()).save_pretrained(folder)
+    made = processor_of(architecture) if reads_pictures(architecture) else byte_tokenizer()
+    tokenizer = getattr(made, "tokenizer", made)
+    tokenizer.pad_token = tokenizer.eos_token
+    made.save_pretrained(folder)
     return folder
 
 

@@ -249,6 +249,7 @@ def _recipe(case: Case, model: Path) -> Recipe:
         weight_decay=optim.weight_decay,
         momentum=third_party.MOMENTUM if optim.name == third_party.NAME else None,
         clip=optim.max_grad_norm,
+        pad_token=config.train.pad_token,
         freeze=_frozen(case, config),
         in_turn=third_party.in_turn if config.tuner.kind == third_party.TUNER else None,
         notes_changes=case.notes_changes,

@@ -54,6 +54,7 @@ class TorchBackend:
                 "model.liger",
                 "data.padding_free",
                 "train.neftune_alpha",
+                "train.pad_token",
                 "optim.gradient_view",
                 "optim.matrix_slots",
             }
