@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from swift.models.positions import BY_LONGEST
+
 LIMIT = 16
 """Tokens that no window, chunk or scale of a copy exceeds."""
-BY_LONGEST = frozenset({"longrope", "dynamic"})
-"""Kinds of rope scaling that transformers chooses by the longest sample of a micro-batch."""
 _LIMITS = frozenset({
     "attention_chunk_size", "attention_window_size", "block_size", "chunk_size", "floor_scale", "index_block_size",
     "index_topk", "index_topk_blocks", "keep_window_size", "local_attention", "mamba_chunk_size",
@@ -90,7 +90,7 @@ def shrunk_model(model_class: type[nn.Module], config: Any, *, limit: int = LIMI
             with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
                 torch.manual_seed(0)
                 model: Any = _widened(_made(model_class, small)).eval()
-                model(input_ids=torch.tensor([[3, 1, 2]]), use_cache=False)
+                model(input_ids=torch.ones((1, 2 * limit), dtype=torch.long), use_cache=False)
             return model.to(device)
         except Exception:  # whatever a model's own code raises: the next size may do
             continue
