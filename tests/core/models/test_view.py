@@ -343,7 +343,7 @@ def test_a_model_that_sees_later_tokens_is_refused():
         vocab_size=101, d_model=32, d_inner=48, n_layer=2, n_head=4, initializer_range=0.3
     )  # fmt: skip
     model = transformers.XLNetLMHeadModel(config)
-    with pytest.raises(ModelError, match="not a causal language model"):
+    with pytest.raises(ModelError, match="where other tokens follow it"):
         ViewModule(model, attention=attention(model, flat=False), say=lambda _: None)
 
 

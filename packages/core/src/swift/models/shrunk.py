@@ -35,12 +35,13 @@ _SHARED = "num_kv_shared_layers"
 """The number of last layers that take keys and values of an earlier one."""
 _PERIODS = frozenset({"attn_layer_period", "decoder_sparse_step", "expert_layer_period", "moe_layer_interval"})
 _WIDTHS = re.compile(
-    r"(^|_)(attention_heads|kv_heads|key_value_heads|query_heads|mamba_heads|key_heads|value_heads|num_heads|n_heads?"
+    r"^(?!index_)(.*_)?(attention_heads|kv_heads|key_value_heads|query_heads|mamba_heads|key_heads|value_heads|num_heads|n_heads?"
     r"|attention_heads_per_layer|head_kv|query_groups)$"
     r"|hidden_size$|intermediate_size|^feed_forward_size$|ffn_dim$|^d(im)?_(model|inner|ff)$|^dff$|^n_(embd|inner)$"
     r"|^emb(edding)?_(dim|size)$|^(in|out)put_embedding_size$|lora_rank$|^lru_width$|^mamba_d_ssm$|^word_embed_proj_dim$"
     r"|^(mamba_dt|time_step)_rank$|^linear_num_heads$"
 )
+"""Widths and numbers of heads. Indexers keep their heads: the scores of a few would often be equal, at zero."""
 _EXPERTS = re.compile(r"^(moe_)?num_(local_)?experts$|^n_routed_experts$|^zero_expert_num$")
 _CAPPED = {
     "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_topk": 2, "moe_k": 2, "top_k_experts": 2,
@@ -102,10 +103,12 @@ def _made(model_class: type[nn.Module], config: Any) -> nn.Module:
 
 
 def _widened(model: nn.Module) -> nn.Module:
-    """Draw matrices so that each layer says as much as what it is added to; vectors stay as they are made."""
+    """Draw matrices so that each layer adds as much as it is added to, and vectors so that nothing is equal."""
     for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
+        else:
+            parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
 
 

@@ -331,8 +331,8 @@ class ViewModule(nn.Module):
         causal = self._unembeds and attends_causally(causal_lm.config.get_text_config())
         if causal and not self._agree(expected[0][: len(expected[1])], expected[1]):
             raise ModelError(
-                f"{name} predicts a token by those that follow it: it is not a causal language model, "
-                "and would learn nothing."
+                f"{name} gives a token another probability where other tokens follow it. "
+                "swift trains causal language models."
             )
         if self._layout_agrees(batch, expected):
             return
