@@ -30,6 +30,13 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 """Masks are drawn for what a process holds, so that they are other ones where samples are cut."""
 TIED = {"tie_word_embeddings": True}
 WINDOW = {"sliding_window": 16}
+WITHOUT_HEADS = {"num_attention_heads": None, "num_key_value_heads": None, "head_dim": None, "state_size": 8}
+"""Of a Mamba."""
+HEADS_BY_LAYER = {
+    "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 32, "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1, "vocab_size_per_layer_input": 264, "hidden_size_per_layer_input": 8,
+    "sliding_window": 16,
+}  # fmt: skip
 
 PAIRS = {
     "llama": Pair("Llama"),
@@ -38,6 +45,8 @@ PAIRS = {
     "qwen2, with biases": Pair("Qwen2"),
     "gpt-2": Pair("GPT2", GPT2),
     "gpt-2, context parallel": Pair("GPT2", {**GPT2, **NO_DROPOUT}, {"parallel.cp": 2}),
+    "mamba": Pair("Mamba", WITHOUT_HEADS),
+    "gemma 4": Pair("Gemma4Text", HEADS_BY_LAYER),
     "qwen3-moe": Pair("Qwen3Moe", MOE),
     "qwen3-moe, lora": Pair("Qwen3Moe", MOE, LORA),
     "llama, tensor parallel": Pair("Llama", {}, {"parallel.tp": 2}),

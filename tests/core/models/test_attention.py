@@ -76,10 +76,19 @@ def test_recurrent_layers_refuse_packing_but_not_padding():
     assert choose_attention("auto", config, flat=False, device="cpu").implementation == "sdpa"
 
 
-def test_a_model_with_chunks_of_attention_keeps_its_mask():
-    choice = choose_attention("auto", transformers.Llama4TextConfig(), flat=True, device="cpu")
-    assert choice.implementation == "sdpa"
-    assert "mask" in choice.reason
+def test_chunked_attention_refuses_packing_but_not_padding():
+    """transformers counts Llama 4's chunks from the beginning of a row, not of a sample."""
+    config = transformers.Llama4TextConfig()
+    with pytest.raises(ModelError, match="chunked_attention") as caught:
+        choose_attention("auto", config, flat=True, device="cpu")
+    assert "--data.packing false" in str(caught.value)
+    assert choose_attention("auto", config, flat=False, device="cpu").implementation == "sdpa"
+
+
+def test_refused_layer_types_are_those_that_mix():
+    """Layers of experts and MLPs keep samples apart, and are not named."""
+    with pytest.raises(ModelError, match="nemotron_h has linear_attention layers,"):
+        choose_attention("auto", transformers.NemotronHConfig(), flat=True, device="cpu")
 
 
 def test_padding_at_the_end_of_a_pack_is_one_more_sample():

@@ -14,7 +14,7 @@ from transformers import FalconConfig, GPT2Config, LlamaConfig, OPTConfig
 
 from swift.errors import DataError
 from swift.models.config_file import StoredConfig
-from swift.models.positions import positions_of
+from swift.models.positions import check_longest, limit_note, positions_of
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 # As published: count of positions in config.json, how far they reach, and the kind of scaling.
@@ -99,3 +99,27 @@ def test_config_show_says_what_a_typed_length_leads_to(tmp_path: Path) -> None:
     assert "# data.max_length is 64, and " in shown.output
     assert "has 32 positions" in shown.output
     assert "positions" not in typed(["config", "show", "sft", "--model", str(short)], tmp_path).output
+
+
+PHI3 = {
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+}
+
+
+def test_longrope_beyond_its_original_length_is_noted() -> None:
+    phi3 = StoredConfig(PHI3)
+    assert check_longest(4096, phi3, "phi3") is None
+    note = check_longest(4097, phi3, "phi3")
+    assert note is not None
+    assert "(longrope) by the longest sample of a micro-batch" in note
+    assert "--max_length 4096" in note
+    assert limit_note(4096, phi3, "phi3") is None
+    assert limit_note(8192, phi3, "phi3") == note
+
+
+def test_scaling_that_never_changes_is_not_noted() -> None:
+    """YaRN and Llama 3 scale all samples alike."""
+    for model in ("Qwen2.5 with YaRN", "Llama 3.1"):
+        assert "micro-batch" not in (check_longest(30_000, StoredConfig(PUBLISHED[model][0]), model) or "")

@@ -243,3 +243,120 @@ def test_a_model_on_the_meta_device_is_checked_once_its_weights_are_there():
     viewed.model.set_attn_implementation(viewed.attention.implementation)
     viewed.self_check()
     assert not viewed.own_logits
+
+
+FEW = {name: value for name, value in SMALL.items() if name != "head_dim"}
+LLAMA4 = {
+    **SMALL, "intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1, "no_rope_layers": [1, 0],
+    "initializer_range": 0.1,
+}  # fmt: skip
+FULL = {"layer_types": ["full_attention", "full_attention"]}
+
+
+def llama4(**settings):
+    torch.manual_seed(0)
+    return transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**LLAMA4, **settings)).eval()
+
+
+def test_floor_scale_of_released_size_refuses_packing():
+    """Llama 4 scales attention by the position in the row, which no sample below 8,192 tokens shows."""
+    model = llama4(attention_chunk_size=8192, floor_scale=8192, **FULL)
+    with pytest.raises(ModelError, match=r"laid end to end in rows beyond .*floor_scale 8,192") as caught:
+        ViewModule(model, attention=attention(model, flat=True))
+    assert "--data.packing false" in str(caught.value)
+
+
+def test_padded_llama4_equals_samples_alone():
+    model = llama4(attention_chunk_size=8, floor_scale=4)
+    viewed = ViewModule(model, attention=attention(model, flat=False), say=lambda _: None)
+    assert_same_loss_and_gradients(model, viewed, flat=False, pad_to_multiple=8)
+
+
+RELEASED = {
+    "mistral": lambda: transformers.MistralConfig(**SMALL, sliding_window=4096),
+    "gemma2": lambda: transformers.Gemma2Config(**SMALL, query_pre_attn_scalar=8),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**SMALL),
+    "phi3 longrope": lambda: transformers.Phi3Config(
+        **FEW, original_max_position_embeddings=64, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4,
+        "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 64},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_windows_of_released_size_are_packed_and_equal(name):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(RELEASED[name]()).eval()
+    viewed = ViewModule(model, attention=attention(model, flat=True))
+    assert_same_loss_and_gradients(model, viewed, flat=True)
+
+
+def leak_first_token(hidden, window):
+    """What a row begins with reaches all tokens from this position on."""
+    return torch.cat([hidden[:, :window], hidden[:, window:] + hidden[:, :1]], dim=1)
+
+
+def scale_long_rows(hidden, window):
+    return hidden * (1.5 if hidden.shape[1] > window else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "flat", "hint"),
+    [(leak_first_token, True, "--data.packing false"), (scale_long_rows, False, "--train.micro_batch 1")],
+)
+def test_faults_beyond_a_window_are_refused(fault, flat, hint, monkeypatch):
+    """The window is of released size, so that the samples of no probe reach it in the model itself."""
+    layer = transformers.models.mistral.modeling_mistral.MistralDecoderLayer
+    forward = layer.forward
+
+    def faulty(self, hidden_states, **kwargs):
+        return forward(self, fault(hidden_states, self.self_attn.config.sliding_window), **kwargs)
+
+    monkeypatch.setattr(layer, "forward", faulty)
+    torch.manual_seed(0)
+    model = transformers.MistralForCausalLM(RELEASED["mistral"]())
+    with pytest.raises(ModelError, match=r"in rows beyond sliding_window 4,096") as caught:
+        ViewModule(model, attention=attention(model, flat=flat))
+    assert hint in str(caught.value)
+
+
+class OneSize(transformers.MistralModel):
+    """Code of a model that takes no other configuration."""
+
+    def __init__(self, config):
+        if config.vocab_size != SMALL["vocab_size"] or config.sliding_window != 4096:
+            raise ValueError("This is for one size only.")
+        super().__init__(config)
+
+
+def test_packing_is_refused_where_limits_cannot_be_probed():
+    model = transformers.MistralForCausalLM(RELEASED["mistral"]())
+    model.model = OneSize(model.config)
+    with pytest.raises(ModelError, match="cannot be checked"):
+        ViewModule(model, attention=attention(model, flat=True))
+    ViewModule(model, attention=attention(model, flat=False))
+
+
+def test_a_model_that_sees_later_tokens_is_refused():
+    torch.manual_seed(0)
+    config = transformers.XLNetConfig(
+        vocab_size=101, d_model=32, d_inner=48, n_layer=2, n_head=4, initializer_range=0.3
+    )  # fmt: skip
+    model = transformers.XLNetLMHeadModel(config)
+    with pytest.raises(ModelError, match="where other tokens follow it"):
+        ViewModule(model, attention=attention(model, flat=False), say=lambda _: None)
+
+
+def test_probes_stay_within_the_vocabulary_of_logits():
+    """CPM-Ant embeds tokens of prompts, which it predicts none of."""
+    config = transformers.CpmAntConfig(
+        vocab_size=101, hidden_size=32, num_attention_heads=4, dim_head=8, dim_ff=48, num_hidden_layers=2,
+        prompt_length=4, prompt_types=8, segment_types=4,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.CpmAntForCausalLM(config)
+    try:
+        viewed = ViewModule(model, attention=attention(model, flat=False), say=lambda _: None)
+    except ModelError:
+        return  # refused in a sentence
+    assert viewed.probe((7, 4)).input_ids.max() < 101

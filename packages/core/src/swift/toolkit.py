@@ -51,6 +51,7 @@ from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import quantized_build
 from swift.models.quiet import without_bitsandbytes
 from swift.models.sequence import SequenceView, sequence_attention
+from swift.models.shrunk import limits_of, shrunk_config, shrunk_model
 from swift.models.sizes import check_heads, check_widths, experts_of
 from swift.models.source import architecture_of
 from swift.models.starts import keep_starts, read_starts
@@ -156,6 +157,7 @@ __all__ = [
     "keep_starts",
     "kept",
     "leave_group",
+    "limits_of",
     "load_matrix_slots",
     "load_pickle",
     "load_slots",
@@ -184,6 +186,8 @@ __all__ = [
     "sequence_attention",
     "set_learning_rate",
     "share_of_cores",
+    "shrunk_config",
+    "shrunk_model",
     "slots_of",
     "summary_of",
     "tensor_plan",

@@ -26,8 +26,10 @@ from swift.models.classes import causal_class, has_tower
 
 VARLEN = "swift_varlen"
 FLASH = "flash_attention_2"
-_SEPARABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
-"""Types of layers in which samples that lie end to end can be kept apart; recurrent ones carry state across."""
+_SEPARABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "dense", "mlp", "moe", "sparse"})
+"""Types of layers in which samples that lie end to end can be kept apart. In others, states pass from token to token,
+tokens are chosen, or chunks are counted from the row's beginning.
+"""
 _VARLEN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDEST = 256
@@ -72,8 +74,8 @@ def choose_attention(
     model_class, config = causal_class(config), config.get_text_config()
     if flat and (mixing := _layer_types(config) - _SEPARABLE_LAYERS):
         raise ModelError(
-            f"{config.model_type} has {', '.join(sorted(mixing))} layers, which carry state from one sample to the "
-            "next when samples are laid end to end.",
+            f"{config.model_type} has {', '.join(sorted(mixing))} layers, in which swift cannot keep samples apart "
+            "that are laid end to end.",
             hint="Turn it off: --data.packing false --data.padding_free false",
         )
     flash_obstacle = _flash_obstacle(config, model_class, device, dtype)
@@ -259,6 +261,11 @@ def edges_on(device: torch.device, edges: Sequence[int]) -> torch.Tensor:
     return torch.tensor(edges, dtype=torch.int32).to(device, non_blocking=True)
 
 
+def attends_causally(config: Any) -> bool:
+    """Return whether tokens see those before them alone, as far as the configuration declares it."""
+    return bool(getattr(config, "is_causal", True)) and not getattr(config, "use_bidirectional_attention", None)
+
+
 def _layer_types(config: Any) -> set[str]:
     return set(getattr(config, "layer_types", None) or ())
 
@@ -293,6 +300,6 @@ def _varlen_obstacle(config: Any, model_class: Any) -> str:
     known = model_class is not None and model_class._supports_flash_attn and model_class._can_set_attn_implementation()
     if not known or _layer_types(config) - _VARLEN_LAYERS:
         return f"{config.model_type} needs its mask"
-    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None):
+    if not attends_causally(config):
         return f"{config.model_type} does not attend causally"
     return ""

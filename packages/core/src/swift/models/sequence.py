@@ -22,6 +22,7 @@ from transformers.masking_utils import sdpa_mask
 from swift.errors import ModelError, UnsupportedPlan
 from swift.models.attention import VARLEN, AttentionChoice, Packing, choose_attention, packing_of, varlen_attention
 from swift.models.pooling import pooling_weights
+from swift.models.sizes import values_of
 from swift.models.view import ViewModule, causal_lm_of
 
 if TYPE_CHECKING:
@@ -67,13 +68,6 @@ def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> Atten
     `cp` says whether the backend has context parallel to offer in place of Ulysses.
     """
     parallel = run.config.parallel
-    heads = model_config.get_text_config().num_attention_heads
-    if heads % parallel.ulysses:
-        raise UnsupportedPlan(
-            f"{heads} attention heads are not divisible by parallel.ulysses {parallel.ulysses}.",
-            hint=f"Choose a divisor of {heads}"
-            + (f", or shard sequences by --parallel.cp {parallel.ulysses} instead." if cp else "."),
-        )
     try:
         choice = choose_attention("sdpa", model_config, flat=True, device=run.topology.device)
         obstacle = "" if choice.implementation == VARLEN else choice.reason
@@ -83,6 +77,15 @@ def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> Atten
         raise UnsupportedPlan(
             f"{model_config.model_type} cannot be trained with sharded sequences: {obstacle}",
             hint="Type --parallel.ulysses 1 --parallel.cp 1",
+        )
+    heads = next(
+        (n for n in values_of(model_config.get_text_config(), "num_attention_heads") if n % parallel.ulysses), 0
+    )
+    if heads:
+        raise UnsupportedPlan(
+            f"{heads} attention heads are not divisible by parallel.ulysses {parallel.ulysses}.",
+            hint=f"Choose a divisor of {heads}"
+            + (f", or shard sequences by --parallel.cp {parallel.ulysses} instead." if cp else "."),
         )
     ulysses = parallel.ulysses > 1
     flat = run.config.data.packing or bool(run.config.data.padding_free)

@@ -12,14 +12,39 @@ from swift.errors import UnsupportedPlan
 
 def check_heads(model_config: Any, tp: int) -> None:
     """Refuse a number of processes that does not divide the attention heads."""
+    if tp == 1:
+        return
     text = model_config.get_text_config()
-    heads = text.num_attention_heads
-    groups = getattr(text, "num_key_value_heads", None) or heads
-    if heads % tp or groups % tp:
+    heads = values_of(text, "num_attention_heads")
+    groups = values_of(text, "num_key_value_heads") or heads
+    if not heads:
         raise UnsupportedPlan(
-            f"{heads} attention heads with {groups} key-value heads are not divisible by parallel.tp {tp}.",
-            hint=f"Choose a divisor of {groups}.",
+            f"{text.model_type} has no attention heads that parallel.tp {tp} could divide.",
+            hint="Type --parallel.tp 1",
         )
+    if any(count % tp for count in (*heads, *groups)):
+        raise UnsupportedPlan(
+            f"{_listed(heads)} attention heads with {_listed(groups)} key-value heads are not divisible by "
+            f"parallel.tp {tp}.",
+            hint=f"Choose a divisor of {_listed(groups)}.",
+        )
+
+
+def values_of(text: Any, name: str) -> list[int]:
+    """Return the values of a setting that layers may differ in, each once; none where the setting is missing."""
+    layers = [text] if not getattr(text, "is_heterogeneous", False) else list(text.per_layer_config)
+    found = [getattr(layer, name, None) for layer in layers]
+    each = [value for values in found for value in (values if isinstance(values, list | tuple) else [values])]
+    return sorted({value for value in each if value is not None})
+
+
+def config_of_layer(text: Any, layer: int) -> Any:
+    """Return the settings of one layer: those of the whole model, but for architectures whose layers differ."""
+    return text.per_layer_config[layer] if getattr(text, "is_heterogeneous", False) else text
+
+
+def _listed(counts: list[int]) -> str:
+    return " and ".join(map(str, counts))
 
 
 def check_widths(model_config: Any, tp: int) -> None:
@@ -30,17 +55,16 @@ def check_widths(model_config: Any, tp: int) -> None:
     text = model_config.get_text_config()
     routed = experts_of(text)
     own_width = getattr(text, "moe_intermediate_size", None)
-    widths: dict[str, Any] = {}
+    widths: dict[str, list[int]] = {}
     if not routed or (own_width is not None and _has_dense_layers(text)):
-        widths["intermediate_size"] = getattr(text, "intermediate_size", None)
-    widths["shared_expert_intermediate_size"] = getattr(text, "shared_expert_intermediate_size", None)
+        widths["intermediate_size"] = values_of(text, "intermediate_size")
+    widths["shared_expert_intermediate_size"] = values_of(text, "shared_expert_intermediate_size")
     shared = getattr(text, "n_shared_experts", None)
     if shared and own_width:
-        widths["n_shared_experts × moe_intermediate_size"] = shared * own_width
-    for name, width in widths.items():
-        for each in width if isinstance(width, list | tuple) else [width]:
-            if isinstance(each, int):
-                check_width(name, each, tp)
+        widths["n_shared_experts × moe_intermediate_size"] = [shared * own_width]
+    for name, each in widths.items():
+        for width in each:
+            check_width(name, width, tp)
 
 
 def check_width(name: str, width: int, ways: int) -> None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from swift.contracts import ModelView, Need
 from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import ModelError
-from swift.models.attention import FLASH, VARLEN, AttentionChoice, edges_on, packing_of, use_attention
+from swift.models.attention import FLASH, VARLEN, AttentionChoice, attends_causally, edges_on, packing_of, use_attention
 from swift.models.fp8 import without_fp8
 from swift.models.heads import apply_head, head_of, value_head_of
 from swift.models.logits import LogitTransform
@@ -26,6 +27,7 @@ from swift.models.logps_autograd import chunks
 from swift.models.media import TowerReader
 from swift.models.noise import EmbeddingNoise
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
+from swift.models.shrunk import limits_of, shrunk_model
 
 HEAD_NEEDS = frozenset(
     {Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS}
@@ -33,6 +35,10 @@ HEAD_NEEDS = frozenset(
 """Views that every causal language model has."""
 PROBED = (7, 4)
 """Lengths of the samples that layout and head are checked with: few, as DTensor plans each operation anew for each."""
+FAR_PROBED = (5, 6, 7, 3, 37, 9, 11)
+"""Lengths with which a small copy is probed. Short samples begin beyond its limits, a long one ends there, and none
+begins at a multiple of a limit.
+"""
 PROBE_LOGIT = 40.0
 """Size of the logits at which the head is compared, where a cap or a scale that was missed shows."""
 
@@ -46,7 +52,14 @@ class ViewModule(nn.Module):
     once; a layout that changes the numbers is refused.
     """
 
-    def __init__(self, model: nn.Module, *, attention: AttentionChoice, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        attention: AttentionChoice,
+        say: Callable[[str], None] = print,
+        checked: bool = True,
+    ) -> None:
         super().__init__()
         self.model = model
         self.attention = attention
@@ -67,7 +80,10 @@ class ViewModule(nn.Module):
         self._has_head = head_of(causal_lm) is not None
         self._has_value_head = value_head_of(causal_lm) is not None
         self._has_rows_of_positions = hasattr(causal_lm.base_model, "get_rope_index")
-        if not any(parameter.is_meta for parameter in model.parameters()):
+        decoder = causal_lm.get_decoder()
+        self._class = type(decoder if isinstance(decoder, PreTrainedModel) else causal_lm)
+        """Of what is probed on a small copy; kept, as FSDP gives the modules classes of its own."""
+        if checked and not any(parameter.is_meta for parameter in model.parameters()):
             self.self_check()
 
     def add_noise(self, alpha: float) -> None:
@@ -199,6 +215,7 @@ class ViewModule(nn.Module):
         if self._unembeds:
             self._check_head()
         self._check_layout()
+        self._check_limits()
         if self.reader is not None:
             self.check_pictures(self.reader)
 
@@ -251,8 +268,8 @@ class ViewModule(nn.Module):
         """Return the arguments of the decoder; backends that shard sequences override it."""
         inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
         if batch.boundaries is None:
-            if self.masks_padding:
-                inputs["attention_mask"] = batch.attention_mask
+            if self.masks_padding and batch.attention_mask is not None:
+                inputs["attention_mask"] = batch.attention_mask.long()  # as tokenizers give it
             if batch.media is not None and batch.media.positions is not None:
                 inputs["position_ids"] = self._positions(batch)
             return inputs
@@ -310,9 +327,15 @@ class ViewModule(nn.Module):
         batch = self.probe(PROBED)
         reference = _own_logps if self._unembeds else _own_hidden
         expected = [reference(causal_lm, _probe_ids(causal_lm, length).to(self._device())) for length in PROBED]
+        name = type(causal_lm).__name__
+        causal = self._unembeds and attends_causally(causal_lm.config.get_text_config())
+        if causal and not self._agree(expected[0][: len(expected[1])], expected[1]):
+            raise ModelError(
+                f"{name} gives a token another probability where other tokens follow it. "
+                "swift trains causal language models."
+            )
         if self._layout_agrees(batch, expected):
             return
-        name = type(causal_lm).__name__
         if self.attention.flat:
             raise ModelError(
                 f"{name} gives other numbers when samples are laid end to end: it would mix them.",
@@ -322,6 +345,34 @@ class ViewModule(nn.Module):
         if not self._layout_agrees(batch, expected):
             raise ModelError(f"{name} gives other numbers when samples are padded.", hint="Type --train.micro_batch 1")
 
+    def _check_limits(self) -> None:
+        """Check the layout on a small copy beyond every window, chunk and scale, which this model has at thousands."""
+        config = causal_lm_of(self.model).config
+        limits = limits_of(config)
+        if not limits:
+            return
+        name = type(causal_lm_of(self.model)).__name__
+        layout = "laid end to end" if self.attention.flat else "padded"
+        named = ", ".join(f"{key} {value:,}" for key, value in limits.items())
+        hint = "Turn it off: --data.packing false --data.padding_free false" if self.attention.flat else None
+        small = shrunk_model(self._class, config)
+        if small is None:
+            if self.attention.flat:
+                raise ModelError(f"{name} cannot be checked for samples that are {layout} beyond {named}.", hint=hint)
+            return
+        view = ViewModule(small, attention=_on_cpu(self.attention, config), checked=False)
+        view._has_rows_of_positions, view.masks_padding = self._has_rows_of_positions, self.masks_padding
+        view.own_logits = view._unembeds
+        reference = _own_logps if view._unembeds else _own_hidden
+        with torch.autocast("cpu", enabled=False):
+            expected = [reference(small, _probe_ids(small, length)) for length in FAR_PROBED]
+            agrees = view._layout_agrees(view.probe(FAR_PROBED), expected)
+        if not agrees:
+            raise ModelError(
+                f"{name} gives other numbers when samples are {layout} in rows beyond {named}.",
+                hint=hint or "Type --train.micro_batch 1",
+            )
+
     def _layout_agrees(self, batch: MicroBatch, expected: list[torch.Tensor]) -> bool:
         if self._unembeds:
             logps = self(batch, {Need.TOKEN_LOGPS}).token_logps
@@ -329,7 +380,9 @@ class ViewModule(nn.Module):
         else:
             hidden = self._hidden(batch)
             found = torch.cat([hidden[batch.segment_ids == n] for n in range(batch.segments)])
-        reference = torch.cat(expected)
+        return self._agree(found, torch.cat(expected))
+
+    def _agree(self, found: torch.Tensor, reference: torch.Tensor) -> bool:
         exact = reference.dtype == torch.float32 and not torch.is_autocast_enabled(self._device().type)
         tolerance = 1e-4 if exact else 0.15
         return bool(((found.float() - reference.float()).abs() <= tolerance * (1 + reference.float().abs())).all())
@@ -430,7 +483,16 @@ def _is_matrix(head: nn.Module) -> bool:
 def _probe_ids(causal_lm: Any, length: int) -> torch.Tensor:
     """Return a few token ids, spread over the vocabulary."""
     vocabulary: int = causal_lm.get_input_embeddings().weight.shape[0]
+    vocabulary = min(vocabulary, getattr(causal_lm.config.get_text_config(), "vocab_size", None) or vocabulary)
     return torch.arange(1, length + 1)[None] * 7919 % vocabulary
+
+
+def _on_cpu(attention: AttentionChoice, config: Any) -> AttentionChoice:
+    """Return the kernel that does in fp32 on the CPU what another one does elsewhere."""
+    if attention.implementation in (VARLEN, "sdpa", "eager"):
+        return attention
+    caps = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return replace(attention, implementation="eager" if caps else VARLEN)
 
 
 def _all_learned(ids: np.ndarray) -> Segment:

@@ -9,6 +9,7 @@ import torch
 
 from swift.contracts import Matrix, Placement
 from swift.models.names import base_model, canonical_parameters, whole_shape
+from swift.models.sizes import config_of_layer
 
 Region = tuple[slice, ...]
 _QUERIES = frozenset({"q_proj", "wq", "query"})
@@ -65,15 +66,18 @@ def _is_head(name: str) -> bool:
 def _heads_of(model: torch.nn.Module) -> Callable[[str, Sequence[int]], int | None]:
     """Return how many heads the rows of a weight of this name and shape are; None of one that makes none."""
     config: Any = getattr(base_model(model), "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    queries = getattr(config, "num_attention_heads", None)
-    keys = getattr(config, "num_key_value_heads", None) or queries
-    width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) // queries if queries else None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
 
     def heads(name: str, shape: Sequence[int]) -> int | None:
-        parts = frozenset(name.split("."))
-        count = queries if parts & _QUERIES else keys if parts & _KEYS else None
-        # Factors of adapters and weights of a tower have other rows.
-        return count if count and width and len(shape) == 2 and shape[0] == count * width else None
+        parts = name.split(".")
+        makes_queries, makes_keys = _QUERIES.intersection(parts), _KEYS.intersection(parts)
+        if len(shape) != 2 or not (makes_queries or makes_keys):
+            return None
+        layer = config_of_layer(text, next((int(part) for part in parts if part.isdigit()), 0))
+        queries = getattr(layer, "num_attention_heads", None)
+        count = queries if makes_queries else getattr(layer, "num_key_value_heads", None) or queries
+        width = getattr(layer, "head_dim", None) or (getattr(layer, "hidden_size", 0) // queries if queries else None)
+        # Factors of adapters and weights of a vision encoder have other rows.
+        return count if count and width and shape[0] == count * width else None
 
     return heads
