@@ -63,7 +63,7 @@ class ProbeModel:
             )
             names = name_map(self.model)
             state = self.model.state_dict()
-            embedding = self.model.get_input_embeddings().weight  # type: ignore[operator]
+            embedding = self.model.get_input_embeddings().weight
             self._weights: dict[str, torch.Tensor] = {}
             for name in names.parameters():
                 _draw(state[name], _EMBEDDING_STD if state[name].data_ptr() == embedding.data_ptr() else None)

@@ -90,14 +90,16 @@ def excess_of(found: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor
     if rounded is None:
         return float((errors / (1 + expected.abs())).max()) / EXACT
     usual = (rounded - expected).abs()
-    return float(max(errors.median() / (MEDIAN * usual.median()), errors.mean() / (MEAN * usual.mean())))
+    ratios = errors.median() / usual.median() / MEDIAN, errors.mean() / usual.mean() / MEAN
+    return float(torch.stack(ratios).max())
 
 
 def _probe_run(run: Run, config: Any) -> Run:
-    """Return the run as the small model has it: silent, in even stages, in no lower precision, dropping no token."""
+    """Return the run as the small model has it: in even stages, recomputing nothing, in no FP8, dropping no token."""
     probe_run = copy.copy(run)
     model = run.config.model.model_copy(update={"task": "causal_lm", "value_head": False})
-    probe_run.config = run.config.model_copy(update={"model": model})
+    train = run.config.train.model_copy(update={"gradient_checkpointing": False})
+    probe_run.config = run.config.model_copy(update={"model": model, "train": train})
     stages = run.config.parallel.pp * run.config.parallel.vpp
     even, more = divmod(config.get_text_config().num_hidden_layers, stages)
     probe_run.backend_options = options_of(run).model_copy(
@@ -165,6 +167,7 @@ def _forward(run: Run, built: MegatronModel, ids: list[torch.Tensor]) -> torch.T
 
     def logps(shard: MicroBatchSlice, hidden: torch.Tensor, **_: Any) -> torch.Tensor:
         values = view_of(built, shard, hidden, {Need.TOKEN_LOGPS}).token_logps
+        assert values is not None
         rows = [values[shard.batch.segment_ids == n][:-1] for n in range(batch.segments)]
         return torch.cat(rows).float().cpu()
 
