@@ -33,6 +33,11 @@ LATENT = {
     "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4, "head_dim": 8,
 }  # fmt: skip
 """DeepSeek's: latent attention, one dense layer, a shared expert, sigmoid routing with a correction bias."""
+LITE = {
+    **{name: value for name, value in LATENT.items() if name not in ("head_dim", "first_k_dense_replace")},
+    "mlp_layer_types": ["dense", "sparse"],
+}
+"""GLM-4.7-Flash's, which transformers 5 writes without the keys of DeepSeek's."""
 TP2 = {"parallel.tp": 2}
 SP2 = {**TP2, "parallel.sequence_parallel": True}
 PP2 = {"parallel.pp": 2}
@@ -71,6 +76,12 @@ PAIRS = {
     "deepseek v3": Pair("DeepseekV3", LATENT, EP2),
     "deepseek v3, tensor parallel": Pair("DeepseekV3", LATENT, {**SP2, "parallel.ep": 2}),
     "deepseek v3, lora": Pair("DeepseekV3", LATENT, {**SP2, **LORA}),
+    "qwen3-moe, dense layers between": Pair("Qwen3Moe", {**MOE, "decoder_sparse_step": 2}, EP2),
+    "glm4, lora": Pair("Glm4", {"pad_token_id": 0}, {**SP2, **LORA}),
+    "glm4 moe lite": Pair("Glm4MoeLite", LITE, {**SP2, "parallel.ep": 2}),
+    "hy v3, stages": Pair("HYV3", {**MOE, "mlp_layer_types": ["dense", "sparse"]}, PP2),
+    "minimax m2": Pair("MiniMaxM2", {**MOE, "intermediate_size": 32}, SP2),
+    "gelu": Pair("Llama", {"hidden_act": "gelu"}, TP2),
     "adapters on some of what is fused": Pair(settings={**TP2, **ATTENTION}),
     "ranks of their own": Pair(settings={**TP2, **LORA, **RANKS}),
     "lora plus": Pair(settings={**TP2, **LORA, "tuner.lora_plus_ratio": 4.0}),

@@ -75,8 +75,11 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
         "1 heads of keys and values are not divisible by tp 2": (few, {"parallel.tp": 2}),
         "3 experts are not divisible by ep 2": (moe, {"parallel.ep": 2}),
         "A width of 255 (intermediate_size) cannot be divided evenly over parallel.tp 2": (uneven, {"parallel.tp": 2}),
-        "mcore-bridge does not know the architecture gpt2": (gpt, {}),
-        "swift does not run the tower of qwen3_5 in Megatron": (picture_model(tmp_path / "sees", "qwen3_5"), {}),
+        "Megatron does not train the architecture gpt2": (gpt, {}),
+        "swift does not run the vision encoder of qwen3_5 in Megatron": (
+            picture_model(tmp_path / "sees", "qwen3_5"),
+            {},
+        ),
     }
     jobs += list(more.values())
     said += list(more)

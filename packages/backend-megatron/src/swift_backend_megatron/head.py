@@ -20,20 +20,20 @@ from swift_backend_megatron.value_head import value_head_of
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+    from swift_backend_megatron.built import MegatronModel
     from swift_backend_megatron.sequences import MicroBatchSlice
-    from swift_backend_megatron.shard import MegatronState
 
 
-def view_of(state: MegatronState, shard: MicroBatchSlice, hidden: torch.Tensor, needs: Collection[Need]) -> ModelView:
+def view_of(built: MegatronModel, shard: MicroBatchSlice, hidden: torch.Tensor, needs: Collection[Need]) -> ModelView:
     """View a micro-batch from the hidden states of the last layer, [tokens, rows, size]."""
-    chunk = state.built.chunks[-1]
+    chunk = built.chunks[-1]
     weight = _weight_of(chunk)
-    view = _token_views(state, shard, hidden, weight, needs) if state.built.unembeds else ModelView()
+    view = _token_views(built, shard, hidden, weight, needs) if built.unembeds else ModelView()
     whole = frozenset(needs) & {Need.POOLED, Need.SCORES, Need.VALUES}
-    if state.built.unembeds and Need.VALUES in needs:
+    if built.unembeds and Need.VALUES in needs:
         weight = _gathered_weight(value_head_of(chunk))
     if whole:
-        _add_views_of_hidden(state, shard, hidden, weight, whole, view)
+        _add_views_of_hidden(built, shard, hidden, weight, whole, view)
     return view
 
 
@@ -57,14 +57,14 @@ def _gathered_weight(module: Any) -> torch.Tensor:
 
 
 def _token_views(
-    state: MegatronState, shard: MicroBatchSlice, hidden: torch.Tensor, weight: torch.Tensor, needs: Collection[Need]
+    built: MegatronModel, shard: MicroBatchSlice, hidden: torch.Tensor, weight: torch.Tensor, needs: Collection[Need]
 ) -> ModelView:
     """View tokens through an unembedding sharded by tokens. Only tokens that count go through it."""
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import mappings
 
     group = parallel_state.get_tensor_model_parallel_group()
-    sequence_parallel = state.config.sequence_parallel
+    sequence_parallel = built.config.sequence_parallel
     if sequence_parallel:
         hidden = mappings.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
     rows, width = shard.targets.shape
@@ -80,10 +80,10 @@ def _token_views(
         hidden,
         weight,
         shard.targets.reshape(-1)[chosen],
-        transform=state.built.transform.at(shard.batch.temperature),
+        transform=built.transform.at(shard.batch.temperature),
         candidates=candidates,
         want=needs,
-        shard=_vocabulary_shard(weight, state.built.vocabulary, group),
+        shard=_vocabulary_shard(weight, built.vocabulary, group),
     )
 
     def spread(values: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ def _vocabulary_shard(weight: torch.Tensor, vocabulary: int, group: dist.Process
 
 
 def _add_views_of_hidden(
-    state: MegatronState,
+    built: MegatronModel,
     shard: MicroBatchSlice,
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -113,7 +113,7 @@ def _add_views_of_hidden(
 
     All of them compute the same of all tokens, so that the head's gradient is complete on each without a reduction.
     """
-    if state.config.sequence_parallel:
+    if built.config.sequence_parallel:
         from megatron.core.tensor_parallel import mappings
 
         hidden = mappings.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
@@ -126,7 +126,7 @@ def _add_views_of_hidden(
         return _own(shard, pooling_weights(batch.segment_ids, batch.segments, how))
 
     if Need.POOLED in needs:
-        view.pooled = _total(shard, pooled(hidden, segment_ids, weights(state.built.pooling), batch.segments))
+        view.pooled = _total(shard, pooled(hidden, segment_ids, weights(built.pooling), batch.segments))
     if Need.SCORES in needs:
         view.scores = _total(shard, pooled_scores(hidden, segment_ids, weights("last"), batch.segments, head))
     if Need.VALUES in needs:

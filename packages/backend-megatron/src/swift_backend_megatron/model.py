@@ -12,7 +12,7 @@ import torch
 
 from swift.config.own_options import FullOptions
 from swift.contracts import ModelFacts
-from swift.errors import UnsupportedPlan, did_you_mean
+from swift.errors import UnsupportedPlan
 from swift.toolkit import (
     adapter_config,
     apply_tuner,
@@ -30,6 +30,13 @@ from swift.toolkit import (
 )
 from swift_backend_megatron import cpu, megatron_runtime
 from swift_backend_megatron.adapters import adapt, train_head
+from swift_backend_megatron.architectures import (
+    LIKE_LLAMA,
+    as_refusal,
+    check_settings,
+    not_known,
+    settings_of_files,
+)
 from swift_backend_megatron.built import MegatronModel
 from swift_backend_megatron.experts import mark_experts
 from swift_backend_megatron.fp8 import settings_of as fp8_settings
@@ -40,12 +47,8 @@ from swift_backend_megatron.tensor_map import TensorMap, map_tensors
 from swift_backend_megatron.value_head import add_value_head
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from swift.contracts import ModelSource, Run
 
-LIKE_LLAMA = ("mistral",)
-"""Architectures that the bridge's tables leave out though their layers and names are Llama's."""
 _UNEMBEDS, _HEADED = "causal_lm", "seq_cls"
 """The bridge's words for models that end in logits, and for all that have a head of their own instead."""
 
@@ -55,20 +58,26 @@ def build(run: Run, source: ModelSource) -> MegatronModel:
     name, reason = resolve_dtype(run.config.model.dtype, run.topology.device)
     run.facts["precision"] = f"{name} ({reason})"
     dtype: torch.dtype = getattr(torch, name)
-    with megatron_runtime.active(), warnings.catch_warnings():
+    with megatron_runtime.active():
+        built = megatron_model(run, source, dtype)
+        if not run.config.train.pad_token:
+            mask_padding_row(built.chunks, source.padding_row)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _tune(run, built)
+    return built
+
+
+def megatron_model(run: Run, source: ModelSource, dtype: torch.dtype) -> MegatronModel:
+    """Build the chunks of a model, and find where its weights belong in them."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("mcore_bridge").setLevel(logging.ERROR)
-        config = model_config(run, source, dtype)
         from mcore_bridge import get_mcore_model
 
-        try:
+        with as_refusal(source.config.model_type):
+            config = model_config(run, source, dtype)
             chunks = get_mcore_model(config)
-        except AssertionError as error:
-            # How Megatron refuses sizes that its own arithmetic does not divide.
-            raise UnsupportedPlan(
-                f"Megatron cannot build {source.config.model_type} under this plan: {error}.",
-                hint="Choose another parallel plan, or type --backend fsdp.",
-            ) from error
         for chunk in chunks:
             if chunk.post_process:
                 # The head is computed in head.py: on the last stage the model ends with hidden states.
@@ -79,11 +88,10 @@ def build(run: Run, source: ModelSource) -> MegatronModel:
                     language.output_layer.weight.sequence_parallel = False
         if run.config.model.value_head:
             add_value_head(chunks, config)
-        tensor_map = map_tensors(chunks, config.bridge, source)
-        if not run.config.train.pad_token:
-            mask_padding_row(chunks, source.padding_row)
+        with as_refusal(source.config.model_type):
+            tensor_map = map_tensors(chunks, config.bridge, source)
         mark_experts(chunks, config)
-        built = MegatronModel(
+        return MegatronModel(
             chunks=chunks,
             config=config,
             tensor_map=tensor_map,
@@ -95,8 +103,6 @@ def build(run: Run, source: ModelSource) -> MegatronModel:
             pooling=run.config.model.pooling,
             towered=config.is_multimodal,
         )
-        _tune(run, built)
-    return built
 
 
 def map_without_memory(run: Run, source: ModelSource) -> tuple[Any, TensorMap]:
@@ -159,13 +165,14 @@ def model_config(run: Run, source: ModelSource, dtype: torch.dtype) -> Any:
         "moe_pad_expert_input_to_capacity": options.moe_pad_to_capacity,
         "moe_router_bias_update_rate": options.moe_bias_update_rate,
         "mtp_num_layers": None,
-        **_from_files(source, found),
+        **settings_of_files(source.config.get_text_config(), source.names(), found),
         **_task(run, source),
         **_recompute(run),
         **_stages(run, source),
         **fp8_settings(options),
         **_attention(run, source, dtype),
     }
+    check_settings(source.config.get_text_config(), settings)
     config = architecture.config_cls(**settings)
     config.finalize_model_grads_func = lambda models, tokens=None, **named: finalize_model_grads(models, None, **named)
     return config
@@ -177,23 +184,6 @@ def _sequence_parallel(run: Run, source: ModelSource) -> bool:
         return parallel.sequence_parallel
     run.say("sequence parallelism is on: Megatron shards the tensors of a mixture of experts only with it")
     return True
-
-
-def _from_files(source: ModelSource, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings that the bridge assumes or leaves out, as the model's own files have them."""
-    text, names = source.config.get_text_config(), source.names()
-    settings: dict[str, Any] = {}
-    if "add_qkv_bias" not in found:
-        settings["add_qkv_bias"] = any(name.endswith(("q_proj.bias", "q_b_proj.bias")) for name in names)
-    if any(name.endswith("e_score_correction_bias") for name in names):
-        settings |= {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
-    width = getattr(text, "sliding_window", None)
-    if width and "window_size" not in found and getattr(text, "use_sliding_window", True):
-        types = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
-        within = [int(kind == "sliding_attention") for kind in types]
-        if any(within):
-            settings |= {"window_size": f"{width - 1},0", "window_attn_skip_freq": str(within).replace(" ", "")}
-    return settings
 
 
 def _task(run: Run, source: ModelSource) -> dict[str, Any]:
@@ -232,13 +222,7 @@ def _stages(run: Run, source: ModelSource) -> dict[str, Any]:
 
 def _architecture(model_type: str) -> Any:
     """Return the bridge's record of an architecture; raise UnsupportedPlan for one that it does not know."""
-    from mcore_bridge.model.register import (
-        MODEL_MAPPING,
-        ModelMeta,
-        get_mcore_model_type,
-        get_model_meta,
-        register_model,
-    )
+    from mcore_bridge.model.register import ModelMeta, get_mcore_model_type, get_model_meta, register_model
 
     for name in LIKE_LLAMA:
         if get_mcore_model_type(name) is None:
@@ -248,19 +232,8 @@ def _architecture(model_type: str) -> Any:
             register.model_type_mapping = None
     known = get_mcore_model_type(model_type)
     found = get_model_meta(known) if known else None
-    hint = "Type --backend fsdp (or deepspeed), which train whatever transformers can load."
-    if found is not None and found.is_multimodal and model_type not in KINDS:
-        raise UnsupportedPlan(
-            f"swift does not run the tower of {model_type} in Megatron: it runs those of {', '.join(KINDS)}.", hint=hint
-        )
-    if found is None:
-        text = {each for other in MODEL_MAPPING.values() if not other.is_multimodal for each in other.model_types}
-        names = sorted({*text, *KINDS})
-        raise UnsupportedPlan(
-            f"mcore-bridge does not know the architecture {model_type}.{did_you_mean(model_type, names)} "
-            f"It knows: {', '.join(names)}.",
-            hint=hint,
-        )
+    if found is None or (found.is_multimodal and model_type not in KINDS):
+        raise not_known(model_type, encodes_images=found is not None)
     return found
 
 

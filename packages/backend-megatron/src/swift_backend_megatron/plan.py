@@ -10,6 +10,7 @@ from swift.errors import UnsupportedPlan
 from swift.models.sizes import check_widths, experts_of
 from swift.optim.selected import slots_of
 from swift_backend_megatron import fp8
+from swift_backend_megatron.architectures import check_architecture
 from swift_backend_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ def _has_cuda() -> bool:
 
 def check_model(run: Run, model_config: Any) -> None:
     """Refuse a model whose sizes the plan does not divide, before weights are read."""
+    check_architecture(run, model_config)
     parallel, options = run.config.parallel, options_of(run)
     text = model_config.get_text_config()
     layers, stages = text.num_hidden_layers, parallel.pp * parallel.vpp

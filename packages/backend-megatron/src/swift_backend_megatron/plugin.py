@@ -78,9 +78,9 @@ class MegatronBackend:
 
     @hookimpl
     def swift_wrap_model(self, run: Run, source: ModelSource) -> MegatronModel:
-        from swift_backend_megatron.model import build
+        from swift_backend_megatron.self_check import build_checked
 
-        return build(run, source)
+        return build_checked(run, source)
 
     @hookimpl
     def swift_shard(self, run: Run, model: MegatronModel) -> MegatronState:

@@ -52,30 +52,34 @@ class MegatronState:
 
 def shard(run: Run, built: MegatronModel) -> MegatronState:
     """Wrap, make the optimizer, read the weights."""
-    device = torch.device(run.topology.device)
     with megatron_runtime.active(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("megatron").setLevel(logging.ERROR)
         wrapped = _wrap(run, built)
         remember(run, wrapped)
         optimizer = _optimizer(run, built, wrapped)
-        sizes = sizes_of(run)
-        from megatron.core import parallel_state
-
         state = MegatronState(
             built=built,
             wrapped=wrapped,
             optimizer=optimizer,
             masters=MasterWeights(optimizer, wrapped, slots_of(run.config.optim)),
-            slicer=SequenceSlicer(
-                cp=sizes.cp,
-                rank=parallel_state.get_context_parallel_rank(),
-                multiple=(sizes.tp if built.config.sequence_parallel else 1) * tokens_multiple(options_of(run)),
-                device=device,
-            ),
+            slicer=slicer_of(run, built.config),
         )
         _fill(run, state)
     return state
+
+
+def slicer_of(run: Run, config: Any) -> SequenceSlicer:
+    """Return the slicer of this process in a run with this configuration of Megatron's."""
+    from megatron.core import parallel_state
+
+    sizes = sizes_of(run)
+    return SequenceSlicer(
+        cp=sizes.cp,
+        rank=parallel_state.get_context_parallel_rank(),
+        multiple=(sizes.tp if config.sequence_parallel else 1) * tokens_multiple(options_of(run)),
+        device=torch.device(run.topology.device),
+    )
 
 
 def _wrap(run: Run, built: MegatronModel) -> list[Any]:

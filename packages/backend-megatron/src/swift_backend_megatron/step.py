@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from swift.contracts import Objective, Run
     from swift.data.batch import Batch, MicroBatch
+    from swift_backend_megatron.built import MegatronModel
     from swift_backend_megatron.sequences import MicroBatchSlice
     from swift_backend_megatron.shard import MegatronState
 
@@ -76,12 +77,12 @@ def forward(run: Run, state: MegatronState, batch: Batch, objective: Objective) 
             chunk.train(batch.dropout)
         restore = switch(state.built.chunks, True) if objective.adapters_off else None
         try:
-            with _same_dropout_again():
+            with same_dropout_again():
                 totals = _pass(run, state, batch, objective, forward_only=True)
         finally:
             if restore is not None:
                 restore()
-            _forget_router_losses()
+            forget_router_losses()
     return ForwardResult(
         loss=totals.loss / (batch.weight or 1.0),
         weight=batch.weight,
@@ -123,14 +124,7 @@ def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *,
         heartbeat()
         if batch.dropout or not forward_only:
             seed_dropout(shard.batch.seed, state.slicer.device)
-        extra = _padding(state, shard)
-        ids, positions = shard.input_ids, shard.position_ids
-        if state.built.towered:
-            given = {**(extra or {}), **embedded(chunk.module, shard, state.config)}
-        else:
-            given = {"extra_block_kwargs": extra}
-        hidden = chunk(ids, positions, None, packed_seq_params=shard.packed, **given)
-        return hidden, partial(losses, shard)
+        return hidden_of(state.built, chunk, shard, _padding(state, shard)), partial(losses, shard)
 
     with _dividing(state, tokens):
         iterators = [iter(shards) for _ in state.wrapped]
@@ -144,6 +138,18 @@ def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *,
             forward_only=forward_only,
         )
     return _broadcast_totals(sums, len(shards))
+
+
+def hidden_of(
+    built: MegatronModel, chunk: Any, shard: MicroBatchSlice, extra: dict[str, Any] | None = None
+) -> torch.Tensor:
+    """Return what a chunk makes of a micro-batch: hidden states for the next stage, or for the head."""
+    if built.towered:
+        given = {**(extra or {}), **embedded(getattr(chunk, "module", chunk), shard, built.config)}
+    else:
+        given = {"extra_block_kwargs": extra}
+    hidden: torch.Tensor = chunk(shard.input_ids, shard.position_ids, None, packed_seq_params=shard.packed, **given)
+    return hidden
 
 
 def _shards(run: Run, state: MegatronState, batch: Batch) -> list[MicroBatchSlice]:
@@ -184,12 +190,12 @@ def _padding(state: MegatronState, shard: MicroBatchSlice) -> dict[str, Any] | N
 
 
 def _losses(state: MegatronState, shard: MicroBatchSlice, hidden: torch.Tensor, objective: Objective) -> LossSums:
-    view = view_of(state, shard, hidden, objective.needs)
+    view = view_of(state.built, shard, hidden, objective.needs)
     return objective.loss(view, shard.batch)
 
 
 @contextlib.contextmanager
-def _same_dropout_again() -> Iterator[None]:
+def same_dropout_again() -> Iterator[None]:
     """Let what follows draw the same random numbers once more, of the generators that tensor parallel regions have."""
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
@@ -277,11 +283,12 @@ def _router_losses(run: Run, state: MegatronState, totals: StepTotals) -> dict[s
         values = tracker[name]["values"].double()
         routers = int((values != 0).sum()) or 1
         found[name] = (float(values.sum()), float(routers * totals.micro_batches))
-    _forget_router_losses()
+    forget_router_losses()
     return found
 
 
-def _forget_router_losses() -> None:
+def forget_router_losses() -> None:
+    """Empty Megatron's log of the losses that balance routers."""
     from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker
 
     clear_aux_losses_tracker()

@@ -90,13 +90,26 @@ def map_tensors(chunks: Sequence[torch.nn.Module], bridge: Any, source: ModelSou
     memory, names = _Memory(chunks), set(source.names())
     mapped: TensorMap = {}
     with _addresses(bridge, memory):
-        for name, codes in bridge.export_weights(list(chunks)):
+        for name, codes in _fused(bridge.export_weights(list(chunks)), names):
             mapped[_name_on_disk(name, names)] = memory.entry(codes)
     _map_tied(chunks, bridge, memory, mapped)
     if VALUE_HEAD in names:
         mapped[VALUE_HEAD] = _value_head(chunks, memory, source)
     _check(mapped, memory, source)
     return mapped
+
+
+def _fused(exported: Iterator[tuple[str, torch.Tensor]], names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what the bridge exports, gate and up of an MLP as one where they are one on disk (GLM-4)."""
+    gate = None
+    for name, codes in exported:
+        fused = name.replace(".up_proj.", ".gate_up_proj.")
+        if name.replace(".gate_proj.", ".gate_up_proj.") in names and name not in names:
+            gate = codes
+        elif fused != name and fused in names and gate is not None:
+            yield fused, torch.cat([gate, codes])
+        else:
+            yield name, codes
 
 
 def _name_on_disk(name: str, names: Collection[str]) -> str:

@@ -31,6 +31,8 @@ class MegatronProcess:
     """Those of Transformer Engine that were set before the run."""
     wrapped: list[Any] = field(default_factory=list)
     """Chunks in Megatron's data parallel wrapper."""
+    checked: set[str] = field(default_factory=set)
+    """Configurations that Megatron computes as transformers does (`self_check`)."""
 
 
 def setup(run: Run) -> Topology:
@@ -75,7 +77,7 @@ def remember(run: Run, wrapped: list[Any]) -> None:
     run.backend_state.wrapped.extend(wrapped)
 
 
-def _take_apart(chunk: Any) -> None:
+def take_apart(chunk: Any) -> None:
     """Release what autograd keeps alive through hooks on gradients: the wrapper, the model and all groups."""
     for parameter in chunk.parameters():
         vars(parameter).clear()
@@ -92,7 +94,7 @@ def _forget(process: MegatronProcess) -> None:
     from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
     while process.wrapped:
-        _take_apart(process.wrapped.pop())
+        take_apart(process.wrapped.pop())
     parallel_state.destroy_model_parallel()
     parallel_state.destroy_global_memory_buffer()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = False

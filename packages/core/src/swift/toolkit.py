@@ -23,6 +23,7 @@ from swift.models.attention import (
     varlen_attention,
 )
 from swift.models.build import build_view, compile_blocks, decoder_blocks
+from swift.models.classes import auto_class
 from swift.models.cut_modules import cut_modules
 from swift.models.fill import fill
 from swift.models.heads import HEAD, VALUE_HEAD, VALUE_HEAD_MODULE, apply_head, head_of, initial_head, value_head_of
@@ -121,6 +122,7 @@ __all__ = [
     "architecture_of",
     "as_plain_lora",
     "attach_peft",
+    "auto_class",
     "available_bytes",
     "base_model",
     "before_update",
