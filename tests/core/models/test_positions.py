@@ -14,7 +14,7 @@ from transformers import FalconConfig, GPT2Config, LlamaConfig, OPTConfig
 
 from swift.errors import DataError
 from swift.models.config_file import StoredConfig
-from swift.models.positions import check_longest, limit_note, positions_of
+from swift.models.positions import positions_of, rope_by_length
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 # As published: count of positions in config.json, how far they reach, and the kind of scaling.
@@ -108,18 +108,13 @@ PHI3 = {
 }
 
 
-def test_longrope_beyond_its_original_length_is_noted() -> None:
+def test_rope_by_length_counts_from_the_original_length() -> None:
     phi3 = StoredConfig(PHI3)
-    assert check_longest(4096, phi3, "phi3") is None
-    note = check_longest(4097, phi3, "phi3")
-    assert note is not None
-    assert "(longrope) by the longest sample of a micro-batch" in note
-    assert "--max_length 4096" in note
-    assert limit_note(4096, phi3, "phi3") is None
-    assert limit_note(8192, phi3, "phi3") == note
+    assert rope_by_length(4096, phi3) is None
+    assert rope_by_length(4097, phi3) == "longrope"
 
 
-def test_scaling_that_never_changes_is_not_noted() -> None:
+def test_rope_of_fixed_scale_is_not_by_length() -> None:
     """YaRN and Llama 3 scale all samples alike."""
     for model in ("Qwen2.5 with YaRN", "Llama 3.1"):
-        assert "micro-batch" not in (check_longest(30_000, StoredConfig(PUBLISHED[model][0]), model) or "")
+        assert rope_by_length(30_000, StoredConfig(PUBLISHED[model][0])) is None

@@ -58,14 +58,13 @@ def test_every_kind_of_layer_is_kept() -> None:
     assert [layer.head_dim for layer in gemma4.per_layer_config] == [256, 512]
 
 
-def test_original_length_of_longrope_stays_unless_requested() -> None:
+def test_original_length_of_longrope_is_short() -> None:
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 48, "long_factor": [4.0] * 48}
     config = transformers.Phi3Config(
         original_max_position_embeddings=4096, rope_parameters={**rope, "original_max_position_embeddings": 4096}
     )
-    assert limits_of(shrunk_config(config)) == {"original_max_position_embeddings": 4096}
-    shortened = shrunk_config(config, by_longest=True)
-    assert shortened.rope_parameters["original_max_position_embeddings"] == LIMIT
+    assert limits_of(config) == {"original_max_position_embeddings": 4096}
+    assert shrunk_config(config).rope_parameters["original_max_position_embeddings"] == LIMIT
 
 
 def test_a_copy_leaves_random_state_as_it_was() -> None:

@@ -14,8 +14,8 @@ from swift.errors import DataError
 _KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 """What architectures call the number of positions; the first that a configuration has counts."""
 _ORIGINAL = "original_max_position_embeddings"
-BY_LONGEST = frozenset({"longrope", "dynamic"})
-"""Kinds of rope scaling that transformers chooses by the longest sample of a micro-batch."""
+LONGROPE, DYNAMIC = "longrope", "dynamic"
+"""Kinds of rope scaling that depend on the length of a sample; see `swift.models.sample_rope`."""
 
 
 @dataclass(frozen=True)
@@ -46,30 +46,19 @@ def positions_of(model_config: Any) -> Positions | None:
     return Positions(count, reach, scaling)
 
 
-def check_longest(longest: int, model_config: Any, name: str) -> str | None:
-    """Refuse texts that are longer than the model has positions; return what to print of scaled positions, or None."""
-    notes = [
-        note for note in (_stretched(longest, model_config, name), batch_note(longest, model_config, name)) if note
-    ]
-    return " ".join(notes) or None
-
-
-def batch_note(longest: int, model_config: Any, name: str) -> str | None:
-    """Return what to print where the longest sample of a micro-batch decides about the numbers of the others."""
+def rope_by_length(longest: int, model_config: Any) -> str | None:
+    """Return the kind of rope scaling that depends on a sample's length, where samples are so long; None without."""
     text = model_config.get_text_config()
     for rope in _ropes(text):
         kind = rope.get("rope_type", rope.get("type"))
         original = rope.get(_ORIGINAL) or getattr(text, _ORIGINAL, None) or text.max_position_embeddings
-        if kind in BY_LONGEST and longest > original:
-            return (
-                f"{name} chooses its rotary positions ({kind}) by the longest sample of a micro-batch: beside one of "
-                f"more than {original:,} tokens, shorter samples have another loss than alone. "
-                f"--max_length {original} avoids it."
-            )
+        if kind in (LONGROPE, DYNAMIC) and longest > original:
+            return str(kind)
     return None
 
 
-def _stretched(longest: int, model_config: Any, name: str) -> str | None:
+def check_longest(longest: int, model_config: Any, name: str) -> str | None:
+    """Refuse texts that are longer than the model has positions; return what to print of scaled positions, or None."""
     positions = positions_of(model_config)
     if positions is None or longest <= positions.count:
         return None
@@ -99,7 +88,7 @@ def limit_note(max_length: int, model_config: Any, name: str) -> str | None:
     """Return what to say of a limit for samples above the model's positions, before any sample is known."""
     positions = positions_of(model_config)
     if positions is None or max_length <= positions.reach:
-        return batch_note(max_length, model_config, name)
+        return None
     return (
         f"data.max_length is {max_length:,}, and {name} has {positions.reach:,.0f} positions: a run with a sample that "
         "is longer than these is refused"

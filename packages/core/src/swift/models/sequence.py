@@ -22,6 +22,7 @@ from transformers.masking_utils import sdpa_mask
 from swift.errors import ModelError, UnsupportedPlan
 from swift.models.attention import VARLEN, AttentionChoice, Packing, choose_attention, packing_of, varlen_attention
 from swift.models.pooling import pooling_weights
+from swift.models.positions import rope_by_length
 from swift.models.sizes import values_of
 from swift.models.view import ViewModule, causal_lm_of
 
@@ -73,6 +74,8 @@ def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> Atten
         obstacle = "" if choice.implementation == VARLEN else choice.reason
     except ModelError as error:
         obstacle = error.message
+    if kind := rope_by_length(run.config.data.max_length, model_config):
+        obstacle = f"its rotary positions ({kind}) depend on the length of a whole sample."
     if obstacle:
         raise UnsupportedPlan(
             f"{model_config.model_type} cannot be trained with sharded sequences: {obstacle}",

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from swift.models.positions import BY_LONGEST
-
 LIMIT = 16
 """Tokens that no window, chunk or scale of a copy exceeds."""
 _LIMITS = frozenset({
@@ -24,7 +22,6 @@ _LIMITS = frozenset({
     "original_max_position_embeddings", "rel_extent", "sliding_window", "sliding_window_size", "window_size",
 })  # fmt: skip
 """Settings that count tokens beyond which a layer computes in another way."""
-_ORIGINAL = "original_max_position_embeddings"
 _LAYERS = frozenset({
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_blocks", "encoder_layers", "decoder_layers",
     "num_encoder_layers", "num_decoder_layers",
@@ -54,15 +51,15 @@ _MOST_WEIGHTS = 50_000_000
 """Above which a copy would take memory and time that a user notices."""
 
 
-def shrunk_config(config: Any, *, limit: int = LIMIT, heads: int = 2, by_longest: bool = False) -> Any:
+def shrunk_config(config: Any, *, limit: int = LIMIT, heads: int = 2) -> Any:
     """Return a small configuration of the architecture of `config`, or of its language model.
 
     Layers of every kind, their order and all flags stay. Windows, chunks, scales and original lengths of rope are at
-    most `limit` tokens; original lengths that the longest sample of a micro-batch is compared with only `by_longest`.
-    Heads keep their width; there are `heads` of them, or the next number by which the widths can be divided.
+    most `limit` tokens. Heads keep their width; there are `heads` of them, or the next number by which the widths can
+    be divided.
     """
     text = config.get_text_config()
-    return _shrunk(text, _divisors(text, heads)[0], limit, by_longest=by_longest)
+    return _shrunk(text, _divisors(text, heads)[0], limit)
 
 
 def limits_of(config: Any) -> dict[str, int]:
@@ -137,11 +134,11 @@ def _divisors(text: Any, heads: int) -> list[int]:
     return [n for n in down if whole // n >= heads] + [n for n in down if whole // n < heads][::-1]
 
 
-def _shrunk(text: Any, divisor: int, limit: int, *, by_longest: bool = False) -> Any:
+def _shrunk(text: Any, divisor: int, limit: int) -> Any:
     kept = _kept_layers(text)
     layers = text.num_hidden_layers
     small = copy.deepcopy(text)
-    _shrink(vars(small), divisor, limit, by_longest=by_longest)
+    _shrink(vars(small), divisor, limit)
     for name, value in vars(small).items():
         if isinstance(value, list | tuple) and _is_per_layer(value, layers):
             vars(small)[name] = [value[n] for n in kept]
@@ -155,23 +152,21 @@ def _shrunk(text: Any, divisor: int, limit: int, *, by_longest: bool = False) ->
     if own is not None:
         overrides = own.per_layer_overrides
         for each in overrides.values():
-            _shrink(each, divisor, limit, by_longest=by_longest)
+            _shrink(each, divisor, limit)
         own.per_layer_overrides = {n: overrides[old] for n, old in enumerate(kept) if old in overrides}
     return small
 
 
-def _shrink(settings: dict[str, Any], divisor: int, limit: int, *, by_longest: bool) -> None:
+def _shrink(settings: dict[str, Any], divisor: int, limit: int) -> None:
     """Make the numbers of settings small, in place, and of those in them."""
-    fixed = not by_longest and settings.get("rope_type", settings.get("type")) in BY_LONGEST
-    fixed |= not by_longest and any(_rope_of(value) in BY_LONGEST for value in settings.values())
     for name, value in settings.items():
         if isinstance(value, dict):
-            _shrink(value, divisor, limit, by_longest=by_longest)
+            _shrink(value, divisor, limit)
         elif hasattr(value, "get_text_config"):
-            _shrink(vars(value), divisor, limit, by_longest=by_longest)
+            _shrink(vars(value), divisor, limit)
         elif isinstance(value, list | tuple) and value and _WIDTHS.search(name):
             settings[name] = [_divided(each, divisor) if _is_count(each) else each for each in value]
-        elif _is_count(value) and not (fixed and name == _ORIGINAL):
+        elif _is_count(value):
             settings[name] = _small(name, value, divisor, limit)
 
 
@@ -195,10 +190,6 @@ def _divided(value: int, divisor: int) -> int:
     if value < 8 * divisor:  # a number of heads
         return max(1, value // divisor)
     return value // divisor if value % divisor == 0 else -(-value // (8 * divisor)) * 8
-
-
-def _rope_of(value: Any) -> Any:
-    return value.get("rope_type", value.get("type")) if isinstance(value, dict) else None
 
 
 def _is_per_layer(value: Sequence[Any], layers: int) -> bool:

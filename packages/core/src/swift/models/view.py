@@ -27,6 +27,7 @@ from swift.models.logps_autograd import chunks
 from swift.models.media import TowerReader
 from swift.models.noise import EmbeddingNoise
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
+from swift.models.sample_rope import use_sample_rope
 from swift.models.shrunk import limits_of, shrunk_model
 
 HEAD_NEEDS = frozenset(
@@ -80,6 +81,7 @@ class ViewModule(nn.Module):
         self._has_head = head_of(causal_lm) is not None
         self._has_value_head = value_head_of(causal_lm) is not None
         self._has_rows_of_positions = hasattr(causal_lm.base_model, "get_rope_index")
+        self._has_sample_rope = use_sample_rope(causal_lm)
         decoder = causal_lm.get_decoder()
         self._class = type(decoder if isinstance(decoder, PreTrainedModel) else causal_lm)
         """Of what is probed on a small copy; kept, as FSDP gives the modules classes of its own."""
@@ -270,7 +272,7 @@ class ViewModule(nn.Module):
         if batch.boundaries is None:
             if self.masks_padding and batch.attention_mask is not None:
                 inputs["attention_mask"] = batch.attention_mask.long()  # as tokenizers give it
-            if batch.media is not None and batch.media.positions is not None:
+            if self._has_sample_rope or (batch.media is not None and batch.media.positions is not None):
                 inputs["position_ids"] = self._positions(batch)
             return inputs
         inputs["position_ids"] = self._positions(batch)
