@@ -98,6 +98,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "attn_config": DbrxAttentionConfig(kv_n_heads=2, clip_qkv=8.0, rope_theta=10000.0),
         "ffn_config": DbrxFFNConfig(hidden_size=HIDDEN, ffn_hidden_size=INNER, moe_num_experts=EXPERTS, moe_top_k=2),
     },
+    "deepseek_v2": {"num_experts_per_tok": 2, "first_k_dense_replace": 1},
     "dots1": {
         "num_experts_per_tok": 2, "n_routed_experts": EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1
     },
