@@ -60,20 +60,39 @@ class PlainTrainer:
     """AdamW with decay on matrices, clipping, and transformers' cosine schedule."""
 
     def __init__(
-        self, model: torch.nn.Module, *, steps: int, warmup: int = 2, lr: float = 1e-3, clip: float | None = 1.0
+        self,
+        model: torch.nn.Module,
+        *,
+        steps: int,
+        warmup: int = 2,
+        lr: float = 1e-3,
+        eps: float = 1e-8,
+        clip: float | None = 1.0,
     ) -> None:
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._clip = clip
         matrices = [parameter for parameter in self._trained if parameter.ndim >= 2]
         vectors = [parameter for parameter in self._trained if parameter.ndim < 2]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-        self._optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8)
+        self._optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=eps)
         self._schedule = get_cosine_schedule_with_warmup(self._optimizer, warmup, steps)
 
     def step(self, loss: torch.Tensor) -> tuple[float, float]:
         """Loss and gradient norm before clipping."""
+        self.begin()
+        return self.add(loss), self.update()
+
+    def begin(self) -> None:
+        """Forget all gradients."""
         self._optimizer.zero_grad()
+
+    def add(self, loss: torch.Tensor) -> float:
+        """Add the gradient of a part of the loss; return the part."""
         loss.backward()
+        return loss.item()
+
+    def update(self) -> float:
+        """Clip and update; return the gradient norm before clipping."""
         norm = torch.linalg.vector_norm(
             torch.stack([parameter.grad.norm() for parameter in self._trained if parameter.grad is not None])
         )
@@ -81,7 +100,7 @@ class PlainTrainer:
             torch.nn.utils.clip_grad_norm_(self._trained, self._clip)
         self._optimizer.step()
         self._schedule.step()
-        return loss.item(), norm.item()
+        return norm.item()
 
 
 def likelihood_trajectory(
@@ -92,5 +111,8 @@ def likelihood_trajectory(
     results = []
     for batch in batches:
         weight = sum(len(answer) for _, answer in batch)
-        results.append(trainer.step(-sum(answer_logp(model, tokens) for tokens in batch) / weight))
+        # One after the other: some models change what an earlier pass has kept.
+        trainer.begin()
+        losses = [trainer.add(-answer_logp(model, tokens) / weight) for tokens in batch]
+        results.append((sum(losses), trainer.update()))
     return [loss for loss, _ in results], [norm for _, norm in results]
