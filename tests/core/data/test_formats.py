@@ -117,6 +117,7 @@ GOOD, BAD = [("user", "q"), ("assistant", "good")], [("user", "q"), ("assistant"
     [
         {"messages": openai(*GOOD), "rejected_response": "bad"},
         {"messages": openai(*GOOD), "rejected_messages": openai(*BAD)},
+        {"chosen_messages": openai(*GOOD), "rejected_messages": openai(*BAD)},
         {"query": "q", "response": "good", "rejected_response": "bad"},
         {"prompt": "q", "chosen": "good", "rejected": "bad"},
         {"prompt": "q", "chosen": openai(*GOOD), "rejected": openai(*BAD)},

@@ -65,6 +65,9 @@ def compared(segments: tuple[Segment, ...], values: Mapping[str, float]) -> Enco
 def _pair(row: RowReader) -> tuple[Conversation, Conversation]:
     if row.has("chosen") and row.has("rejected"):
         return _completed(row, "chosen"), _completed(row, "rejected")
+    if row.has("chosen_messages") and row.has("rejected_messages"):
+        chosen, rejected = row.value("chosen_messages"), row.value("rejected_messages")
+        return row.messages(chosen), row.messages(rejected, media=_WORSE)
     if row.has("rejected_messages"):
         better = row.conversation()
         return better, row.messages(row.value("rejected_messages"), tools=list(better.tools), media=_WORSE)
