@@ -23,6 +23,7 @@ from swift.models.attention import (
     varlen_attention,
 )
 from swift.models.build import build_view, compile_blocks, decoder_blocks
+from swift.models.classes import auto_class
 from swift.models.cut_modules import cut_modules
 from swift.models.fill import fill
 from swift.models.heads import HEAD, VALUE_HEAD, VALUE_HEAD_MODULE, apply_head, head_of, initial_head, value_head_of
@@ -48,7 +49,7 @@ from swift.models.peft_modules import attach_peft, resume_adapter
 from swift.models.plain_lora import as_plain_lora
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
-from swift.models.quantize import quantized_build
+from swift.models.quantize import layers_to_quantise, quantized_build, quantized_share, stored_bytes
 from swift.models.quiet import without_bitsandbytes
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.sizes import check_heads, check_widths, experts_of
@@ -120,6 +121,7 @@ __all__ = [
     "architecture_of",
     "as_plain_lora",
     "attach_peft",
+    "auto_class",
     "available_bytes",
     "base_model",
     "before_update",
@@ -155,6 +157,7 @@ __all__ = [
     "join_group",
     "keep_starts",
     "kept",
+    "layers_to_quantise",
     "leave_group",
     "load_matrix_slots",
     "load_pickle",
@@ -175,6 +178,7 @@ __all__ = [
     "print_note",
     "progress",
     "quantized_build",
+    "quantized_share",
     "rates_of_parts",
     "read_starts",
     "resolve_dtype",
@@ -185,6 +189,7 @@ __all__ = [
     "set_learning_rate",
     "share_of_cores",
     "slots_of",
+    "stored_bytes",
     "summary_of",
     "tensor_plan",
     "token_logps",
