@@ -1,4 +1,4 @@
-"""What QLoRA quantizes of a model, by the function that a run asks: of a model without weights. Imports torch."""
+"""Quantized weights of a model that a run of QLoRA would build, counted without weights. Imports torch."""
 
 from __future__ import annotations
 
