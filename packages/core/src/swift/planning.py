@@ -17,6 +17,7 @@ import pluggy
 from swift.config.aliases import MACHINES, training_flags
 from swift.config.capabilities import check_capabilities
 from swift.config.flags import read_flags
+from swift.config.obstacles import partly_quantized
 from swift.config.parse import Parsed, parse
 from swift.config.sections import ParallelSection
 from swift.contracts import (
@@ -326,6 +327,7 @@ __all__ = [
     "StoredConfig",
     "counted_processes",
     "model_config",
+    "partly_quantized",
     "planned_backends",
     "row_bytes",
     "rows_at_once",

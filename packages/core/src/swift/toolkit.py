@@ -49,7 +49,7 @@ from swift.models.peft_modules import attach_peft, resume_adapter
 from swift.models.plain_lora import as_plain_lora
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
-from swift.models.quantize import quantized_build
+from swift.models.quantize import layers_to_quantise, quantized_build, quantized_share, stored_bytes
 from swift.models.quiet import without_bitsandbytes
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.shrunk import limits_of, shrunk_config, shrunk_model
@@ -158,6 +158,7 @@ __all__ = [
     "join_group",
     "keep_starts",
     "kept",
+    "layers_to_quantise",
     "leave_group",
     "limits_of",
     "load_matrix_slots",
@@ -179,6 +180,7 @@ __all__ = [
     "print_note",
     "progress",
     "quantized_build",
+    "quantized_share",
     "rates_of_parts",
     "read_starts",
     "resolve_dtype",
@@ -191,6 +193,7 @@ __all__ = [
     "shrunk_config",
     "shrunk_model",
     "slots_of",
+    "stored_bytes",
     "summary_of",
     "tensor_plan",
     "token_logps",

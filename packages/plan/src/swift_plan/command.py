@@ -10,11 +10,10 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from swift.config.obstacles import partly_quantized
 from swift.errors import ModelError, SwiftError, UsageError
 from swift.hardware import DEVICES
 from swift.models.quiet import quiet_libraries
-from swift.planning import PlannedBackend, planned_backends
+from swift.planning import PlannedBackend, partly_quantized, planned_backends
 from swift.plugins import result_alone
 from swift_plan import ledger
 from swift_plan.cluster import CPU, Cluster, cluster

@@ -1,4 +1,4 @@
-"""What QLoRA quantizes of a model, by the function that a run asks: of a model without weights. Imports torch."""
+"""Quantized weights of a model that a run of QLoRA would build, counted without weights. Imports torch."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ def _quantized_model(config: str, quantize: str, double_quant: bool, dtype: str)
     quiet_libraries()
     import torch
 
-    from swift.models.quantize import layers_to_quantise, quantized_share, stored_bytes
-    from swift.toolkit import decoder_blocks
+    from swift.toolkit import decoder_blocks, layers_to_quantise, quantized_share, stored_bytes
 
     model = _without_weights(json.loads(config), getattr(torch, dtype))
     quantized = {model.get_submodule(path) for path in layers_to_quantise(model).values()}
@@ -74,7 +73,7 @@ def _without_weights(content: Mapping[str, Any], dtype: Any) -> Any:
     import torch
     from transformers import AutoConfig
 
-    from swift.models.classes import auto_class
+    from swift.toolkit import auto_class
 
     try:
         config = AutoConfig.for_model(**content)
