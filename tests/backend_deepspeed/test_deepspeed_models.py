@@ -32,6 +32,10 @@ from tiny_runs import pairs, verdicts
 
 TWO, THREE = {"backend.config": "zero2"}, {"backend.config": "zero3"}
 TIED = {"tie_word_embeddings": True}
+MAMBA2 = {
+    "num_attention_heads": None, "num_key_value_heads": None, "num_heads": 8, "head_dim": 16, "state_size": 8,
+    "n_groups": 1, "chunk_size": 32,
+}  # fmt: skip
 
 PAIRS = {
     "llama, zero 3": Pair("Llama", {}, THREE),
@@ -39,6 +43,7 @@ PAIRS = {
     "gemma, zero 2": Pair("Gemma", TIED, TWO),
     "gpt-2, zero 3": Pair("GPT2", GPT2, THREE),
     "qwen2, with biases, zero 1": Pair("Qwen2", {}, {"backend.config": "zero1"}),
+    "mamba 2, zero 3": Pair("Mamba2", MAMBA2, THREE),
     "qwen3-moe, zero 3": Pair("Qwen3Moe", MOE, THREE),
     "qwen3-moe, lora, zero 2": Pair("Qwen3Moe", MOE, {**LORA, **TWO}),
     "mistral, ulysses, zero 2": Pair("Mistral", {"sliding_window": 16}, {"parallel.ulysses": 2, **TWO}),

@@ -32,11 +32,10 @@ _SHARED = "num_kv_shared_layers"
 """The number of last layers that take keys and values of an earlier one."""
 _PERIODS = frozenset({"attn_layer_period", "decoder_sparse_step", "expert_layer_period", "moe_layer_interval"})
 _WIDTHS = re.compile(
-    r"^(?!index_)(.*_)?(attention_heads|kv_heads|key_value_heads|query_heads|mamba_heads|key_heads|value_heads|num_heads|n_heads?"
-    r"|attention_heads_per_layer|head_kv|query_groups)$"
+    r"^(?!index_)(.*_)?(heads|heads_per_layer|n_head|head_kv|query_groups)$"
     r"|hidden_size$|intermediate_size|^feed_forward_size$|ffn_dim$|^d(im)?_(model|inner|ff)$|^dff$|^n_(embd|inner)$"
-    r"|^emb(edding)?_(dim|size)$|^(in|out)put_embedding_size$|lora_rank$|^lru_width$|^mamba_d_ssm$|^word_embed_proj_dim$"
-    r"|^(mamba_dt|time_step)_rank$|^linear_num_heads$"
+    r"|^emb(edding)?_(dim|size)$|^(in|out)put_embedding_size$|lora_rank$|^lru_width$|^mamba_d_ssm$"
+    r"|^word_embed_proj_dim$|^(mamba_dt|time_step)_rank$"
 )
 """Widths and numbers of heads. Indexers keep their heads: the scores of a few would often be equal, at zero."""
 _EXPERTS = re.compile(r"^(moe_)?num_(local_)?experts$|^n_routed_experts$|^zero_expert_num$")
