@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "reference" / "architectures.json"
 ENGINES = ("torch", "transformers", "peft", "deepspeed", "megatron-core", "mcore-bridge")
 WORKERS = 2
-UNKNOWN = "mcore-bridge does not know"
+UNKNOWN = "Megatron does not train"
 """How Megatron refuses a type under any layout."""
 
 sys.path[:0] = [str(ROOT / "tests" / "helpers")]
