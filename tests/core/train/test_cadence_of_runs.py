@@ -40,7 +40,7 @@ def evaluated(trained: Trained) -> list[int]:
 def test_a_run_of_many_epochs_keeps_three_checkpoints_and_the_best_unless_told(tiny: Path, tmp_path: Path) -> None:
     trained = train_as_by_default(tiny, tmp_path, {})
     assert checkpoints(trained) == [10, 12, 14]
-    rising = {"optim.lr": 1.0, "optim.warmup_steps": 0, "logging.run_name": "rising"}
+    rising = {"optim.lr": 2.0, "optim.warmup_steps": 0, "optim.schedule": "constant", "logging.run_name": "rising"}
     trained = train_as_by_default(tiny, tmp_path, rising, validation_rows=HELD_OUT)
     best = min(evaluated(trained), key=lambda step: trained.lines[step]["eval_loss"])
     assert best < 10

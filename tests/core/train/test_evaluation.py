@@ -15,7 +15,7 @@ from swift.errors import ConfigError
 
 ROWS = conversations(20)
 HELD_OUT = conversations(7, seed=3)
-RUINOUS = {"optim.lr": 1.0, "optim.warmup_steps": 4, "optim.schedule": "constant"}
+RUINOUS = {"optim.lr": 2.0, "optim.warmup_steps": 4, "optim.schedule": "constant"}
 """The model gets better on its first steps, and then is ruined."""
 
 
