@@ -70,6 +70,7 @@ PUBLIC = (
     "swift.models.files",
     "swift.models.fp8",
     "swift.models.quiet",
+    "swift.models.positions",
     "swift.models.sizes",
     "swift.objectives",
     "swift.objectives.across_rows",

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import UnsupportedPlan, did_you_mean
+from swift.models.positions import rope_by_length
 from swift_backend_megatron import cpu
 from swift_backend_megatron.pictures import KINDS
 
@@ -56,6 +57,12 @@ def check_architecture(run: Run, model_config: Any) -> None:
         reason, module = ON_GPU[kind]
         if cpu.needed() or importlib.util.find_spec(module) is None:
             raise UnsupportedPlan(f"Megatron does not train {kind} on this machine: {reason}.", hint=HINT)
+    if rope := rope_by_length(run.config.data.max_length, model_config):
+        raise UnsupportedPlan(
+            f"Megatron does not compute {kind} with samples of {run.config.data.max_length:,} tokens: its rotary "
+            f"positions ({rope}) depend on the length of each sample.",
+            hint=f"{HINT[:-1]}, or lower --max_length.",
+        )
     kind = model_config.model_type
     native = type(model_config).__module__.startswith("transformers.")
     if native and kind not in (*TRAINED, *KINDS, *ON_GPU):

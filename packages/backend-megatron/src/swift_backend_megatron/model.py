@@ -59,7 +59,8 @@ def build(run: Run, source: ModelSource) -> MegatronModel:
     run.facts["precision"] = f"{name} ({reason})"
     dtype: torch.dtype = getattr(torch, name)
     with megatron_runtime.active():
-        built = megatron_model(run, source, dtype)
+        with as_refusal(source.config.model_type):
+            built = megatron_model(run, source, dtype)
         if not run.config.train.pad_token:
             mask_padding_row(built.chunks, source.padding_row)
         with warnings.catch_warnings():
@@ -73,11 +74,10 @@ def megatron_model(run: Run, source: ModelSource, dtype: torch.dtype) -> Megatro
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("mcore_bridge").setLevel(logging.ERROR)
+        config = model_config(run, source, dtype)
         from mcore_bridge import get_mcore_model
 
-        with as_refusal(source.config.model_type):
-            config = model_config(run, source, dtype)
-            chunks = get_mcore_model(config)
+        chunks = get_mcore_model(config)
         for chunk in chunks:
             if chunk.post_process:
                 # The head is computed in head.py: on the last stage the model ends with hidden states.
@@ -88,8 +88,7 @@ def megatron_model(run: Run, source: ModelSource, dtype: torch.dtype) -> Megatro
                     language.output_layer.weight.sequence_parallel = False
         if run.config.model.value_head:
             add_value_head(chunks, config)
-        with as_refusal(source.config.model_type):
-            tensor_map = map_tensors(chunks, config.bridge, source)
+        tensor_map = map_tensors(chunks, config.bridge, source)
         mark_experts(chunks, config)
         return MegatronModel(
             chunks=chunks,
