@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import megatron_imported  # noqa: F401
 import pytest
 import torch
+import transformers
 from against_torch import LORA, MOE
 from processes import on_processes, succeeded
 from safetensors.torch import load_file
@@ -15,8 +17,10 @@ from tiny_pictures import picture_model
 from tiny_runs import conversations, run_training
 
 from swift.config.parse import config_from_mapping
+from swift.contracts import Run
 from swift.errors import ModelError, UnsupportedPlan
 from swift.testing.subjects import write_model
+from swift_backend_megatron.architectures import check_architecture
 
 ROWS = conversations(9)
 MEGATRON = {"backend.name": "megatron"}
@@ -202,3 +206,17 @@ def test_the_description_is_megatrons_own() -> None:
     (answers,) = on_processes(8, place)
     for said, own in succeeded(answers):
         assert said == own
+
+
+def test_rope_by_length_is_refused_above_its_limit() -> None:
+    """Dynamic positions depend on each sample's length; Megatron has one set of them."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    config = transformers.LlamaConfig(max_position_embeddings=2048, rope_parameters=rope)
+
+    def check(longest: int) -> None:
+        data = SimpleNamespace(max_length=longest)
+        check_architecture(cast("Run", SimpleNamespace(config=SimpleNamespace(data=data), elsewhere=False)), config)
+
+    check(2048)
+    with pytest.raises(UnsupportedPlan, match=r"samples of 4,096 tokens: its rotary positions \(dynamic\)"):
+        check(4096)
