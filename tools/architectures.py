@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,9 +31,8 @@ sys.path[:0] = [str(ROOT / "tests" / "helpers")]
 
 def main(arguments: Sequence[str]) -> int:
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TQDM_DISABLE="1")
-    from tiny_types import NOT_MADE, types
-
-    names = list(arguments) or [name for name in types() if name not in NOT_MADE]
+    made = import_module("tiny_types")
+    names = list(arguments) or [name for name in made.types() if name not in made.NOT_MADE]
     with tempfile.TemporaryDirectory(prefix="swift-architectures-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         table = sweep(names, Path(folder))
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     ]
     print(*bad, sep="\n")
     if not arguments:
-        write(table, NOT_MADE)
+        write(table, made.NOT_MADE)
     elif not bad:
         print(json.dumps(table, indent=1))
     return 1 if bad else 0
@@ -52,15 +52,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def sweep(names: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
     """Return the verdicts by type and column."""
-    from type_cells import CELLS, verdicts
-
+    cells_of = import_module("type_cells")
     subjects, table = {}, {}
     with get_context("spawn").Pool(WORKERS) as pool:
         work = pool.imap_unordered(partial(on_torch, folder=folder), names)
         for name, subject, cells in progress("torch", work, len(names)):
             subjects[name], table[name] = subject, cells
     table = {name: table[name] for name in names}
-    for cell in CELLS:
+    for cell in cells_of.CELLS:
         if cell.processes == 1:
             continue
         chosen = []
@@ -72,7 +71,7 @@ def sweep(names: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
                 table[name][cell.name] = earlier
             else:
                 chosen.append(name)
-        found = verdicts(cell, [subjects[name] for name in chosen])
+        found = cells_of.verdicts(cell, [subjects[name] for name in chosen])
         for name, verdict in zip(chosen, progress(cell.name, found, len(chosen)), strict=True):
             table[name][cell.name] = vars(verdict)
     return table
@@ -82,11 +81,11 @@ def on_torch(name: str, folder: Path) -> tuple[str, Any, dict[str, Any]]:
     """Make a model and train it in this process."""
     import torch
     import transformers
-    from type_cells import Subject, slug
 
+    cells_of = import_module("type_cells")
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    subject = Subject(name, folder / slug(name))
+    subject = cells_of.Subject(name, folder / cells_of.slug(name))
     return name, subject, {cell: vars(verdict) for cell, verdict in subject.on_torch().items()}
 
 

@@ -21,7 +21,7 @@ def use_sample_rope(model: torch.nn.Module) -> bool:
     """
     found = [module for module in model.modules() if getattr(module, "rope_type", None) in (LONGROPE, DYNAMIC)]
     for module in found:
-        module.forward = _by_sample(module, module.forward)  # type: ignore[method-assign]  # of this one instance
+        module.forward = _by_sample(module, module.forward)
     return bool(found)
 
 
@@ -33,7 +33,7 @@ def _by_sample(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
         if module.rope_type == LONGROPE:
             lengths = lengths.clamp(max=limit + 1)  # all longer samples have the same frequencies
         lengths = lengths.clamp(min=limit)
-        kinds = lengths.unique().tolist()
+        kinds = sorted(set(lengths.flatten().tolist()))
         cos = sin = None
         for kind in kinds:
             ours = lengths == kind
