@@ -1,8 +1,8 @@
 """Train every type of causal language model of transformers on every engine: `make architectures`.
 
 Each type is made tiny, trained for two steps in every layout and compared with plain transformers. The results go to
-`docs/reference/architectures.json`, from which `make docs` writes the page. Names of types as arguments try those alone
-and print what came of them. Exits with 1 if a number is wrong or an error is not a sentence for users.
+`docs/reference/architectures.json`, from which `make docs` writes the page. Names of types as arguments try those alone,
+and write their rows. Exits with 1 if a number is wrong or an error is not a sentence for users.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ def main(arguments: Sequence[str]) -> int:
         if verdict["result"] in ("wrong", "error")
     ]
     print(*bad, sep="\n")
-    if not arguments:
-        write(table, made.NOT_MADE)
-    elif not bad:
-        print(json.dumps(table, indent=1))
+    earlier = json.loads(RESULTS.read_text(encoding="utf-8"))["types"] if arguments else {}
+    known = {**earlier, **table}
+    write({name: known[name] for name in made.types() if name in known}, made.NOT_MADE)
     return 1 if bad else 0
 
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, get_peft_model
 from plain_torch import Tokens, batches_of, conversation_tokens, likelihood_trajectory, load_model
 from safetensors import safe_open
 from tiny_runs import Trained, conversations, run_training
@@ -220,11 +220,11 @@ def plain_lora(model: Path, tokens: list[Tokens], run: Path, cell: Cell) -> Expe
     with named_modules_kept():  # else PEFT takes shared experts for the routed ones
         module = get_peft_model(load_model(model).train(), config)
     tuner = config_from_mapping({"model.path": str(model), **cell.settings}).config.tuner
-    start = {
-        name: initial_adapter(name, value.shape, tuner, seed=42) if ".lora_" in name else value
-        for name, value in get_peft_model_state_dict(module, save_embedding_layers=False).items()
-    }
-    assert not set_peft_model_state_dict(module, start).unexpected_keys
+    with torch.no_grad():
+        for path, parameter in module.named_parameters():
+            if ".lora_" in path:
+                name = path.replace(".default", "")
+                parameter.copy_(initial_adapter(name, parameter.shape, tuner, seed=42))
     return Expected(*_trained(module, tokens))
 
 

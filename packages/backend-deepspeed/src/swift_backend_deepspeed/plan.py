@@ -157,3 +157,11 @@ def check_model(run: Run, model_config: Any) -> None:
     """Refuse a model whose sizes the plan does not divide."""
     check_heads(model_config, run.config.parallel.tp)
     check_widths(model_config, run.config.parallel.tp)
+    text = model_config.get_text_config()
+    zero3 = stage_of(run.options(DeepSpeedOptions).content) == 3
+    if zero3 and run.world.size > 1 and getattr(text, "indexer_compress_ratio", None):
+        raise UnsupportedPlan(
+            f"{text.model_type} calls its indexer as often as samples are long, and ZeRO 3 gathers weights for the same "
+            "calls on every process.",
+            hint="Type --deepspeed zero2, or --backend fsdp",
+        )

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils import _pytree
 
 from swift.contracts import ModelView, Need
+from swift.errors import UnsupportedPlan
 from swift.toolkit import (
     Arithmetic,
     SequenceView,
@@ -117,8 +119,7 @@ def shard(run: Run, built: MetaModel) -> FsdpState:
     if not built.filled:
         _allocate(root, "cpu" if options.offload else arithmetic.device, buffers=meshes.fsdp.device_type)
         fill(run, built.view.model, built.source, keep)
-    with torch.no_grad():
-        root(None)
+    _check(root, meshes)
     root.reshard_all()
     # FSDP has seen all weights that are ever trained by now; those without a turn only wait.
     turns = Turns.of(run, built.view.model)
@@ -136,6 +137,21 @@ def shard(run: Run, built: MetaModel) -> FsdpState:
         sees=trains_on_pictures(run, built.view.model),
         turns=turns,
     )
+
+
+@torch.no_grad()
+def _check(root: FsdpRoot, meshes: Meshes) -> None:
+    """Let the view check itself; code of a model that counts its own heads fails where they are sharded."""
+    try:
+        root(None)
+    except RuntimeError as error:
+        if meshes.sizes.tp == 1 or isinstance(error, torch.OutOfMemoryError | dist.DistError):
+            raise
+        kind = type(base_model(root.view.model)).__name__
+        raise UnsupportedPlan(
+            f"{kind} cannot be computed with sharded matrices: {str(error).splitlines()[0]}",
+            hint="Type --parallel.tp 1",
+        ) from error
 
 
 def take_turn(run: Run, state: FsdpState, step: int) -> None:
@@ -172,6 +188,7 @@ def _fully_shard(
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False),
         "offload_policy": offload,
     }
+    _check_unshared(root, blocks)
     for block in blocks:
         fully_shard(block, reshard_after_forward=options.reshard_after_forward, **settings)
     model = base_model(root.view.model)
@@ -188,6 +205,19 @@ def _fully_shard(
     for index, each in enumerate(sharded if options.prefetch > 1 else ()):
         each.set_modules_to_forward_prefetch(sharded[index + 1 : index + 1 + options.prefetch])
         each.set_modules_to_backward_prefetch(sharded[max(0, index - options.prefetch) : index][::-1])
+
+
+def _check_unshared(root: FsdpRoot, blocks: list[nn.Module]) -> None:
+    """Refuse blocks that have weights in common: FSDP gathers and frees the weights of each block by themselves."""
+    seen: set[int] = set()
+    for block in blocks:
+        own = {id(parameter) for parameter in block.parameters()}
+        if own & seen:
+            raise UnsupportedPlan(
+                f"Blocks of {type(base_model(root.view.model)).__name__} share weights, which FSDP2 cannot shard.",
+                hint="Type --backend deepspeed",
+            )
+        seen |= own
 
 
 def _allocate(root: FsdpRoot, device: torch.device | str, *, buffers: str) -> None:

@@ -51,8 +51,10 @@ def rope_by_length(longest: int, model_config: Any) -> str | None:
     text = model_config.get_text_config()
     for rope in _ropes(text):
         kind = rope.get("rope_type", rope.get("type"))
+        if kind not in (LONGROPE, DYNAMIC):
+            continue
         original = rope.get(_ORIGINAL) or getattr(text, _ORIGINAL, None) or text.max_position_embeddings
-        if kind in (LONGROPE, DYNAMIC) and longest > original:
+        if longest > original:
             return str(kind)
     return None
 
