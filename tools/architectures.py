@@ -1,8 +1,8 @@
 """Train every type of causal language model of transformers on every engine: `make architectures`.
 
 Each type is made tiny, trained for two steps in every layout and compared with plain transformers. The results go to
-`docs/reference/architectures.json`, from which `make docs` writes the page. Names of types as arguments try those alone,
-and write their rows. Exits with 1 if a number is wrong or an error is not a sentence for users.
+`docs/reference/architectures.json`, from which `make docs` writes the page. Types as arguments are tried alone, and
+their rows written. Exits with 1 if a number is wrong or an error is not a sentence for users.
 """
 
 from __future__ import annotations

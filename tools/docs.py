@@ -274,6 +274,7 @@ def _general(sentence: str, name: str) -> str:
     """Return what a refusal says of types in general."""
     sentence = re.sub(r"\S*swift-architectures-\S*", "MODEL", sentence)
     sentence = re.sub(r"\b\w+(For|LMHead|Model|Decoder)\w*\b|\bmodel\.[\w.]+", "…", sentence)
+    sentence = re.sub(r" Did you mean '[^']*'\?", "", sentence)
     sentence = re.sub(rf"\b{re.escape(name.partition(',')[0])}\b", "…", sentence)
     return sentence.replace("<", "&lt;")
 

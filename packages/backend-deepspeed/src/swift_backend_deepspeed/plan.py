@@ -161,7 +161,7 @@ def check_model(run: Run, model_config: Any) -> None:
     zero3 = stage_of(run.options(DeepSpeedOptions).content) == 3
     if zero3 and run.world.size > 1 and getattr(text, "indexer_compress_ratio", None):
         raise UnsupportedPlan(
-            f"{text.model_type} calls its indexer as often as samples are long, and ZeRO 3 gathers weights for the same "
-            "calls on every process.",
+            f"{text.model_type} calls its indexer as often as samples are long, and ZeRO 3 gathers weights for the "
+            "same calls on every process.",
             hint="Type --deepspeed zero2, or --backend fsdp",
         )

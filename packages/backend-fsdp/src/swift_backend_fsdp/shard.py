@@ -141,15 +141,21 @@ def shard(run: Run, built: MetaModel) -> FsdpState:
 
 @torch.no_grad()
 def _check(root: FsdpRoot, meshes: Meshes) -> None:
-    """Let the view check itself; code of a model that counts its own heads fails where they are sharded."""
+    """Let the view check itself, and refuse types whose code cannot be computed in shards."""
+    kind = type(base_model(root.view.model)).__name__
     try:
         root(None)
-    except RuntimeError as error:
+    except (
+        ValueError
+    ) as error:  # FSDP finds weights that blocks share: it gathers and frees those of each by themselves
+        raise UnsupportedPlan(
+            f"{kind} cannot be sharded block by block: {error}", hint="Type --backend deepspeed"
+        ) from error
+    except RuntimeError as error:  # code that counts its own heads
         if meshes.sizes.tp == 1 or isinstance(error, torch.OutOfMemoryError | dist.DistError):
             raise
-        kind = type(base_model(root.view.model)).__name__
         raise UnsupportedPlan(
-            f"{kind} cannot be computed with sharded matrices: {str(error).splitlines()[0]}",
+            f"{kind} cannot be computed with sharded matrices: {str(error).splitlines()[0]}.",
             hint="Type --parallel.tp 1",
         ) from error
 
@@ -188,7 +194,6 @@ def _fully_shard(
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False),
         "offload_policy": offload,
     }
-    _check_unshared(root, blocks)
     for block in blocks:
         fully_shard(block, reshard_after_forward=options.reshard_after_forward, **settings)
     model = base_model(root.view.model)
@@ -205,19 +210,6 @@ def _fully_shard(
     for index, each in enumerate(sharded if options.prefetch > 1 else ()):
         each.set_modules_to_forward_prefetch(sharded[index + 1 : index + 1 + options.prefetch])
         each.set_modules_to_backward_prefetch(sharded[max(0, index - options.prefetch) : index][::-1])
-
-
-def _check_unshared(root: FsdpRoot, blocks: list[nn.Module]) -> None:
-    """Refuse blocks that have weights in common: FSDP gathers and frees the weights of each block by themselves."""
-    seen: set[int] = set()
-    for block in blocks:
-        own = {id(parameter) for parameter in block.parameters()}
-        if own & seen:
-            raise UnsupportedPlan(
-                f"Blocks of {type(base_model(root.view.model)).__name__} share weights, which FSDP2 cannot shard.",
-                hint="Type --backend deepspeed",
-            )
-        seen |= own
 
 
 def _allocate(root: FsdpRoot, device: torch.device | str, *, buffers: str) -> None:
