@@ -65,7 +65,7 @@ class Cell:
     backend: str = "torch"
 
     def run(self, model: Path, output: Path) -> Trained:
-        """Train, in silence."""
+        """Train without output."""
         settings = {**COMMON, **self.settings, "backend.name": self.backend, "logging.run_name": slug(self.name)}
         if "export.to" in settings:
             settings["export.out"] = str(output / EXPORTED)

@@ -19,7 +19,7 @@ ENCODERS = frozenset(
 """Types of encoders that people start embedders, rerankers and classifiers from, to be refused without torch."""
 
 DECODERS = "Start from a decoder, such as qwen3-0.6b, or, for vectors, Qwen/Qwen3-Embedding-0.6B."
-"""What to type for a model that is none."""
+"""What to type where a model is not a causal language model."""
 
 
 def causal_class(config: Any) -> Any:
