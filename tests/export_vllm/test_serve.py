@@ -83,7 +83,9 @@ def test_chats_with_the_model_and_each_adapter_are_those_of_transformers_and_pef
             prompt = rendered(served, question)
             assert answer.prompt_token_ids == prompt
             assert answer.choices[0].token_ids == greedy(served, name, prompt), (name, question)
-            assert answer.choices[0].message.content == text_of(served, answer.choices[0].token_ids)
+            # Bytes of a character that is not complete are held back by vLLM.
+            expected = text_of(served, answer.choices[0].token_ids).rstrip("\N{REPLACEMENT CHARACTER}")
+            assert answer.choices[0].message.content.rstrip("\N{REPLACEMENT CHARACTER}") == expected
             answers.add((question, answer.choices[0].message.content))
     assert len(answers) == 9, "models that answer alike would prove nothing"
 
@@ -97,7 +99,8 @@ def test_what_is_streamed_is_the_same_answer_in_pieces(served: Served, client: o
             if chunk.choices
         ]
         assert len(pieces) > 3
-        assert "".join(pieces) == text_of(served, greedy(served, name, rendered(served, QUESTIONS[2])))
+        expected = text_of(served, greedy(served, name, rendered(served, QUESTIONS[2])))
+        assert "".join(pieces).rstrip("\N{REPLACEMENT CHARACTER}") == expected.rstrip("\N{REPLACEMENT CHARACTER}")
 
 
 @pytest.mark.full

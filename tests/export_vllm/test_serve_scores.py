@@ -58,6 +58,8 @@ def classifier(small: Path, labels: int, **settings: Any) -> Any:
 @torch.no_grad()
 def logits(folder: Path, texts: list[str]) -> torch.Tensor:
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    # By it transformers would take the last other token for the end of a text, also where it ends the text itself.
+    model.config.pad_token_id = None
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return torch.cat([model(torch.tensor([tokenizer(text)["input_ids"]])).logits for text in texts])
 
