@@ -23,8 +23,15 @@ from swift.errors import UnsupportedPlan
 from swift.testing.subjects import SHAPE, write_model
 from swift.toolkit import auto_class, name_map
 from swift_backend_megatron import model as megatron_model
-from swift_backend_megatron.architectures import ON_GPU, REFUSED, TRAINED, as_refusal, check_architecture, not_known
-from swift_backend_megatron.pictures import KINDS
+from swift_backend_megatron.architectures import (
+    ON_GPU,
+    REFUSED,
+    TRAINED,
+    WITH_TOWERS,
+    as_refusal,
+    check_architecture,
+    not_known,
+)
 from swift_backend_megatron.probe_model import HIDDEN, VOCABULARY, WIDTH, WINDOW, probe_config
 from swift_backend_megatron.self_check import excess_of, self_check
 
@@ -274,8 +281,9 @@ def test_low_precision_tolerates_its_own_rounding() -> None:
 def test_untrained_types_are_refused_before_weights_load(kind: str) -> None:
     """Also those whose sizes differ by layer, and those that mcore-bridge names."""
     config = getattr(transformers, f"{kind}Config")()
+    run = SimpleNamespace(elsewhere=False, config=SimpleNamespace(data=SimpleNamespace(max_length=64)))
     with pytest.raises(UnsupportedPlan, match=f"does not train .*{config.model_type}") as refused:
-        check_architecture(SimpleNamespace(elsewhere=False), config)
+        check_architecture(run, config)
     assert "--backend fsdp" in (refused.value.hint or "")
 
 
@@ -289,5 +297,5 @@ def test_failure_to_build_is_a_refusal() -> None:
 
 def test_known_types_are_those_that_train() -> None:
     listed = not_known("qwen9").message.partition("It trains: ")[2].rstrip(".").split(", ")
-    assert listed == sorted({*TRAINED, *KINDS})
+    assert listed == sorted({*TRAINED, *WITH_TOWERS})
     assert not {*REFUSED, *ON_GPU} & {*listed}

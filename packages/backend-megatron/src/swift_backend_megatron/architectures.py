@@ -1,6 +1,7 @@
 """Which architectures Megatron trains, what of their configurations it cannot do, and what mcore-bridge does not read.
 
-What is refused here by name is known before anything is built. What no list knows is found by `self_check`.
+What is refused here by name is known before anything is built. What no list knows is found by `self_check`. This module
+does not import torch: `swift plan` asks it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from swift.errors import UnsupportedPlan, did_you_mean
 from swift.models.positions import rope_by_length
-from swift_backend_megatron import cpu
-from swift_backend_megatron.pictures import KINDS
 
 if TYPE_CHECKING:
     from swift.contracts import Run
@@ -24,6 +23,8 @@ TRAINED = (
     *("minimax_m2", "mistral", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
 )
 """Text models of transformers that are trained here; a test compares each with transformers."""
+WITH_TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""Architectures whose vision encoders are run here."""
 LIKE_LLAMA = ("mistral",)
 """Architectures that the bridge's tables leave out though their layers and names are Llama's."""
 _SPARSE = "its sparse attention needs megatron-core 0.17, and this backend runs on 0.16"
@@ -54,6 +55,8 @@ def check_architecture(run: Run, model_config: Any) -> None:
     if kind in REFUSED:
         raise UnsupportedPlan(f"Megatron does not train {kind}: {REFUSED[kind]}.", hint=HINT)
     if kind in ON_GPU and not run.elsewhere:
+        from swift_backend_megatron import cpu
+
         reason, module = ON_GPU[kind]
         if cpu.needed() or importlib.util.find_spec(module) is None:
             raise UnsupportedPlan(f"Megatron does not train {kind} on this machine: {reason}.", hint=HINT)
@@ -65,7 +68,7 @@ def check_architecture(run: Run, model_config: Any) -> None:
         )
     kind = model_config.model_type
     native = type(model_config).__module__.startswith("transformers.")
-    if native and kind not in (*TRAINED, *KINDS, *ON_GPU):
+    if native and kind not in (*TRAINED, *WITH_TOWERS, *ON_GPU):
         raise not_known(kind, encodes_images=getattr(model_config, "vision_config", None) is not None)
 
 
@@ -73,10 +76,10 @@ def not_known(kind: str, *, encodes_images: bool = False) -> UnsupportedPlan:
     """Return the error about an architecture that Megatron does not train."""
     if encodes_images:
         return UnsupportedPlan(
-            f"swift does not run the vision encoder of {kind} in Megatron: it runs those of {', '.join(KINDS)}.",
+            f"swift does not run the vision encoder of {kind} in Megatron: it runs those of {', '.join(WITH_TOWERS)}.",
             hint=HINT,
         )
-    names = sorted({*TRAINED, *KINDS})
+    names = sorted({*TRAINED, *WITH_TOWERS})
     return UnsupportedPlan(
         f"Megatron does not train the architecture {kind}.{did_you_mean(kind, names)} It trains: {', '.join(names)}.",
         hint=HINT,

@@ -32,6 +32,7 @@ from swift_backend_megatron import cpu, megatron_runtime
 from swift_backend_megatron.adapters import adapt, train_head
 from swift_backend_megatron.architectures import (
     LIKE_LLAMA,
+    WITH_TOWERS,
     as_refusal,
     check_settings,
     not_known,
@@ -41,7 +42,7 @@ from swift_backend_megatron.built import MegatronModel
 from swift_backend_megatron.experts import mark_experts
 from swift_backend_megatron.fp8 import settings_of as fp8_settings
 from swift_backend_megatron.padding_row import mask_padding_row
-from swift_backend_megatron.pictures import KINDS, language_of
+from swift_backend_megatron.pictures import language_of
 from swift_backend_megatron.plan import options_of, sizes_of, stages_of
 from swift_backend_megatron.tensor_map import TensorMap, map_tensors
 from swift_backend_megatron.value_head import add_value_head
@@ -231,7 +232,7 @@ def _architecture(model_type: str) -> Any:
             register.model_type_mapping = None
     known = get_mcore_model_type(model_type)
     found = get_model_meta(known) if known else None
-    if found is None or (found.is_multimodal and model_type not in KINDS):
+    if found is None or (found.is_multimodal and model_type not in WITH_TOWERS):
         raise not_known(model_type, encodes_images=found is not None)
     return found
 

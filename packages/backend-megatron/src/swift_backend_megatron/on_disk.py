@@ -17,8 +17,8 @@ from swift.config.sections import Config
 from swift.contracts import Run, World
 from swift.errors import UnsupportedPlan
 from swift_backend_megatron import megatron_runtime, topology
+from swift_backend_megatron.architectures import WITH_TOWERS
 from swift_backend_megatron.config import MegatronConfig
-from swift_backend_megatron.pictures import KINDS
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
@@ -63,7 +63,7 @@ def learn(source: ModelSource) -> SavedModel:
     """Lay a model out in one process, without its weights taking memory. No process group may be there."""
     from swift_backend_megatron.model import map_without_memory
 
-    if source.config.model_type in KINDS:
+    if source.config.model_type in WITH_TOWERS:
         raise UnsupportedPlan(
             f"Megatron's own checkpoints of {source.config.model_type}, which has a tower for pictures, are neither "
             "read nor written.",

@@ -13,9 +13,6 @@ import torch
 if TYPE_CHECKING:
     from swift_backend_megatron.sequences import MicroBatchSlice, WholeRows
 
-KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""Architectures whose towers are run here, by their names in transformers."""
-
 
 def language_of(chunk: Any) -> Any:
     """Return Megatron's GPT model of a chunk, taken out of what has a tower beside it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from swift.errors import UnsupportedPlan
+from swift.models.config_file import StoredConfig
 
 
 def check_heads(model_config: Any, tp: int) -> None:
@@ -17,6 +18,8 @@ def check_heads(model_config: Any, tp: int) -> None:
     text = model_config.get_text_config()
     heads = values_of(text, "num_attention_heads")
     groups = values_of(text, "num_key_value_heads") or heads
+    if not heads and isinstance(text, StoredConfig):
+        return  # transformers knows a default for a key that is left out
     if not heads:
         raise UnsupportedPlan(
             f"{text.model_type} has no attention heads that parallel.tp {tp} could divide.",

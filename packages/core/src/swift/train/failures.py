@@ -104,11 +104,16 @@ def folder_is_gone(job: Job) -> bool:
 
 
 def _lacks_file(error: BaseException | None) -> bool:
-    """Return whether an error, or what it was raised from, is about a file or folder that is not there."""
+    """Return whether an error, or what it was raised from, is about a file or folder that is not there.
+
+    Nothing that the class of an error defines is called: a plugin's own may fail.
+    """
+    of = BaseException.__dict__
     while error is not None:
-        if isinstance(error, FileNotFoundError):
+        if issubclass(type(error), FileNotFoundError):
             return True
-        error = error.__cause__ or error.__context__
+        cause = of["__cause__"].__get__(error)
+        error = cause if cause is not None else of["__context__"].__get__(error)
     return False
 
 
