@@ -26,7 +26,7 @@ from swift.models.sentence_files import write_sentence_files
 
 pytestmark = pytest.mark.usefixtures("imported")
 
-TEXTS = ["colour?", "What else is there, in a longer text?", "x"]
+TEXTS = ["colour?", "What else is there, in a longer text?", "x", "It ends.<|im_end|>"]
 QUERY, DOCUMENTS = "colour?", ["blue", "forty-two", "A colour is blue, or it is not."]
 CLOSE = 1e-4
 """vLLM and transformers compute in fp32, on a CPU."""
@@ -58,8 +58,6 @@ def classifier(small: Path, labels: int, **settings: Any) -> Any:
 @torch.no_grad()
 def logits(folder: Path, texts: list[str]) -> torch.Tensor:
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    # By it transformers would take the last other token for the end of a text, also where it ends the text itself.
-    model.config.pad_token_id = None
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return torch.cat([model(torch.tensor([tokenizer(text)["input_ids"]])).logits for text in texts])
 

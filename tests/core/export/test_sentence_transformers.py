@@ -13,13 +13,12 @@ from commands import typed
 from tiny_runs import run_training, write_jsonl, write_model
 
 from swift.config.sections import ExportOptions
-from swift.demo.tokenizer import byte_tokenizer
 from swift.export.run import export_checkpoint
 
 PYTHON = Path(sys.prefix) / "sentences" / "bin" / "python"
 """Of an environment that has all of this one, and sentence-transformers."""
 QUERIES = ["colour?", "What else is there, in a longer text?"]
-DOCUMENTS = ["blue", "forty-two", "A colour is blue, or it is not."]
+DOCUMENTS = ["blue", "forty-two", "A colour is blue, or it is not.<|im_end|>"]
 ROWS = [{"query": f"find {n}", "pos": [f"here is {n}"], "neg": [f"not {n + 1}"]} for n in range(8)]
 POOLINGS = ("last", "mean", "cls")
 PROMPTS = {"objective.query_prompt": "query: ", "objective.document_prompt": "passage: "}
@@ -65,9 +64,7 @@ def as_swift_infer_has_it(place: Path, folder: str, rows: list[dict[str, str]], 
 
 @pytest.mark.full
 def test_sentence_transformers_makes_the_same_vectors_and_scores_of_an_export(tmp_path: Path) -> None:
-    # By the padding token transformers finds the end of a text to score, which it must not be part of.
-    write_model(tmp_path / "model", pad_token_id=None)
-    byte_tokenizer().save_pretrained(tmp_path / "model")
+    write_model(tmp_path / "model")
     for pooling in POOLINGS:
         exported(tmp_path, pooling, {"objective.name": "embedding", "model.pooling": pooling, **PROMPTS})
     exported(tmp_path, "reranker", {"objective.name": "reranker", "objective.instruction": "Find the colour"})

@@ -27,6 +27,7 @@ from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.opening import as_model_error, check_files
 from swift.models.padding_row import padding_row_of
 from swift.models.quiet import quiet_libraries
+from swift.models.score_padding import padding_of_scores, set_padding, with_padding
 from swift.models.sentence_files import write_sentence_files
 from swift.models.tokenizer import check_has_tokenizer, copy_tokenizer, load_tokenizer
 from swift.models.trust import TRUST_FLAG
@@ -84,6 +85,8 @@ class HfSource:
         check_has_tokenizer(self.folder)
         check_weights(self._files, self._config_json, self.folder)
         self._check_head()
+        if self.task in HEADED and self.task != "value":  # which is asked at every token
+            _ = self._padding
 
     @cached_property
     def config(self) -> Any:
@@ -211,7 +214,9 @@ class HfSource:
         if self.task == CAUSAL_LM:
             config.setdefault("architectures", [causal_name(self.config, self._section)])
         else:
-            config |= self._task_settings(config)
+            config |= self._task_settings()
+        if self.task in HEADED:
+            config = with_padding(config, self._padding)
         if self.task == EMBEDDING:
             size = self.config.get_text_config().hidden_size
             write_sentence_files(folder, size=size, pooling=self.pooling)
@@ -229,6 +234,23 @@ class HfSource:
         self._write_processor(folder)
         replaced = self._section.chat_template is not None
         copy_tokenizer(self.folder, folder, template=self.tokenizer.chat_template if replaced else None)
+        if self.task in HEADED and self._padding is not None:
+            set_padding(folder, self.tokenizer.convert_ids_to_tokens(self._padding))
+
+    @cached_property
+    def _padding(self) -> int | None:
+        """The padding token of exported models that score; one that is not the tokenizer's own is told."""
+        own = self.tokenizer.pad_token
+        found = padding_of_scores(self.tokenizer, self.config, self.folder)
+        if own is not None and found != self.tokenizer.pad_token_id:
+            other = "have no padding token, which transformers needs for several texts at a time"
+            if found is not None:
+                other = f"pad with {self.tokenizer.convert_ids_to_tokens(found)}"
+            self._say(
+                f"{own} pads texts and also ends them: swift and vLLM score the last token, and transformers the last "
+                f"other one. Exported models {other}."
+            )
+        return found
 
     def _write_processor(self, folder: Path) -> None:
         """Copy the files of the processor, with the limits of pixels that were in force."""
@@ -319,7 +341,7 @@ class HfSource:
             weight = value_head_of(model).weight
             weight.copy_(initial_head(tuple(weight.shape), seed=self._seed))
 
-    def _task_settings(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+    def _task_settings(self) -> dict[str, Any]:
         """Return what config.json says of a model for another task than the one that it was published for."""
         settings: dict[str, Any] = {"architectures": [self._class.__name__]}
         if self.task not in HEADED:
@@ -330,10 +352,6 @@ class HfSource:
         settings["label2id"] = {name: int(label) for label, name in names.items()}
         if self._section.problem_type or config.num_labels == 1:
             settings["problem_type"] = problem_type_of(self._section, config.num_labels)
-        # transformers finds the last token of each row of a batch by it.
-        padding = getattr(self.tokenizer, "pad_token_id", None)
-        if stored.get("pad_token_id") is None and "text_config" not in stored and padding is not None:
-            settings["pad_token_id"] = padding
         return settings
 
     @cached_property
