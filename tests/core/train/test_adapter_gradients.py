@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from processes import on_processes
 from tiny_runs import conversations, run_training, write_unreached
 
 from swift.train.adapter_gradients import reached
@@ -52,3 +54,16 @@ def test_every_kind_of_adapter_is_told_apart() -> None:
         "base_model.model.score.weight": zero,
     }
     assert reached(iter(stream.items())) == (["a.k"], ["a.q", "b"])
+
+
+def test_processes_do_not_wait_for_unreached_weights(decoder: Path, tmp_path: Path) -> None:
+    """DDP gives the numbers of one process also where adapters get no gradient."""
+    expected = _trained(decoder, tmp_path / "alone", accumulation=4)
+    (found,) = on_processes(2, partial(_trained, decoder, tmp_path / "two", accumulation=2))
+    assert found == [pytest.approx(expected, rel=1e-5)] * 2
+
+
+def _trained(model: Path, output: Path, accumulation: int) -> list[float]:
+    batch = {"train.micro_batch": 1, "train.accumulation": accumulation}
+    run = run_training(model, output, conversations(12), {**LORA, **batch})
+    return [*run.losses, *run.grad_norms]

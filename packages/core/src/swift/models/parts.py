@@ -126,25 +126,41 @@ def trains_on_pictures(run: Run, model: torch.nn.Module) -> bool:
     return run.media_reader is not None and not trained_parts(model) <= {LLM}
 
 
-def reaches_towers(view: ViewModule, reader: TowerReader) -> bool:
-    """Return whether something seen and heard has a gradient for every trained weight of towers and aligner.
+def reaches_trained(view: ViewModule, reader: TowerReader | None = None) -> bool:
+    """Return whether every trained weight has a part in what the model computes of a probe; of images with a reader.
 
-    Of some models it has none: LLaVA takes what the last layer but one says, and Qwen-Omni keeps weights unused.
+    LLaVA has no use for its vision encoder's last layer, decoders from encoder-decoder models for their
+    cross-attention, and a mixture for experts that no token of the batch is routed to. A head always has a part.
     """
     import torch
 
-    modes = [(module, module.training) for module in view.modules()]
-    view.eval()
-    trained = [each for each in _parameters(view.model, modules_of(view.model, (VIT, ALIGNER))) if each.requires_grad]
-    batch = reader.collated([reader.probe([(56, 56)])], flat=view.attention.flat).to(trained[0].device)
-    try:
-        with torch.enable_grad():
-            said = getattr(view(batch, {view.comparable}), view.comparable.value).sum()
-            found = torch.autograd.grad(said, trained, allow_unused=True)
-    finally:
-        for module, training in modes:
-            module.training = training
-    return all(each is not None for each in found)
+    from swift.models.heads import head_of, value_head_of
+
+    if reader is None:
+        batch = view.probe((7, 4))
+    else:
+        batch = reader.collated([reader.probe([(56, 56)])], flat=view.attention.flat)
+    model: Any = base_model(view.model)
+    heads = [model.get_output_embeddings(), head_of(model), value_head_of(model)]
+    found = {id(weight) for head in heads if head is not None for weight in head.parameters()}
+    with view.evaluating(), torch.enable_grad():
+        output = getattr(view(batch.to(next(view.parameters()).device), {view.comparable}), view.comparable.value)
+    found |= _leaves(output)
+    return all(id(weight) in found for weight in view.parameters() if weight.requires_grad)
+
+
+def _leaves(output: torch.Tensor) -> set[int]:
+    """Return the identities of the tensors that a backward pass from `output` would add gradients to."""
+    found, seen, waiting = set(), set(), [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.add(id(leaf))
+        waiting += [before for before, _ in node.next_functions]
+    return found
 
 
 def _parameters(model: torch.nn.Module, names: Collection[str]) -> Iterator[torch.nn.Parameter]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -199,15 +199,20 @@ class ViewModule(nn.Module):
     @torch.no_grad()
     def self_check(self) -> None:
         """Compare head and layout with the model's own logits on a few tokens, in evaluation mode."""
+        with self.evaluating():
+            self.check()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Compute as in evaluation, and nothing in FP8 or compiled: for a few tokens of shapes that come once."""
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
         flash = self.attention.implementation == FLASH  # has no fp32 arithmetic
         compiled = any(module._compiled_call_impl is not None for module in self.modules())
-        # Nothing is compiled for shapes that do not come again.
         eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
         try:
             with eager, without_fp8(self), torch.autocast(self._device().type, torch.bfloat16, enabled=flash):
-                self.check()
+                yield
         finally:
             for module, training in modes:
                 module.training = training

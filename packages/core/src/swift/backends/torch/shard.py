@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from swift.backends.torch.config import TorchConfig
 from swift.backends.torch.gradients import add_up
 from swift.models.build import decoder_blocks
-from swift.models.media import TowerReader
-from swift.models.parts import rates_of_parts, reaches_towers, trains_on_pictures
+from swift.models.parts import rates_of_parts, reaches_trained, trains_on_pictures
 from swift.models.step_copies import use_copies
 from swift.optim.build import build_optimizer, parameter_groups
 from swift.optim.placements import place
@@ -25,6 +24,7 @@ from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.contracts import Run, Slot
+    from swift.models.media import TowerReader
     from swift.models.view import ViewModule
 
 
@@ -96,8 +96,10 @@ def _optimizer(run: Run, view: ViewModule, device: torch.device) -> torch.optim.
 
 def _data_parallel(run: Run, view: ViewModule, device: torch.device) -> DistributedDataParallel:
     options = run.options(TorchConfig)
-    reader = run.media_reader
-    sees = isinstance(reader, TowerReader) and trains_on_pictures(run, view.model)
+    reader = run.media_reader if trains_on_pictures(run, view.model) else None
+    reached = reaches_trained(view, cast("TowerReader | None", reader))
+    # Said of a mixture where each expert has had a token in the first micro-batch.
+    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
     with warnings.catch_warnings():
         # Newer torch has another name for it, which the oldest one that we support does not know.
         warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
@@ -107,8 +109,7 @@ def _data_parallel(run: Run, view: ViewModule, device: torch.device) -> Distribu
             bucket_cap_mb=options.bucket_mb,
             broadcast_buffers=False,
             gradient_as_bucket_view=True,
-            # It would wait for weights of a tower that nothing that is seen or heard reaches: LLaVA's last layer, say.
-            find_unused_parameters=sees and not reaches_towers(view, cast("TowerReader", reader)),
+            find_unused_parameters=not reached,  # it would wait for their gradients otherwise
         )
     replica.register_comm_hook(None, add_up)
     return replica
