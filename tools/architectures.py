@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     names = list(arguments) or [name for name in made.types() if name not in made.NOT_MADE]
     with tempfile.TemporaryDirectory(prefix="swift-architectures-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        table = sweep(names, Path(folder))
+        table = json.loads(json.dumps(sweep(names, Path(folder))).replace(f"{folder}/", ""))
     bad = [
         f"{name}, {cell}: {verdict['result']}: {verdict['note']}"
         for name, cells in table.items()

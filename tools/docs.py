@@ -272,7 +272,6 @@ def _refusals(types: dict[str, Any]) -> str:
 
 def _general(sentence: str, name: str) -> str:
     """Return what a refusal says of types in general."""
-    sentence = re.sub(r"\S*swift-architectures-\S*", "MODEL", sentence)
     sentence = re.sub(r"\b\w+(For|LMHead|Model|Decoder)\w*\b|\bmodel\.[\w.]+", "…", sentence)
     sentence = re.sub(r" Did you mean '[^']*'\?", "", sentence)
     sentence = re.sub(rf"\b{re.escape(name.partition(',')[0])}\b", "…", sentence)

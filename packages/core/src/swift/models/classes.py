@@ -84,7 +84,7 @@ def _encodes_first(config: Any) -> bool:
 def no_encoders(name: str, model_type: str) -> str:
     """Return the sentence that refuses an encoder, for every task."""
     return (
-        f"{name} is a {model_type} model, an encoder. swift trains decoders so far, for embeddings, rerankers and "
+        f"{name} is an encoder ({model_type}). swift trains decoders so far, for embeddings, rerankers and "
         "classifiers too."
     )
 
