@@ -214,9 +214,7 @@ def test_a_spoilt_folder_is_refused_with_the_reason(
 @pytest.mark.parametrize("task", ["causal_lm", "embedding", "seq_cls"])
 def test_encoders_are_refused_for_every_task(task: str, folder: Path) -> None:
     transformers.ModernBertConfig().save_pretrained(folder)
-    with pytest.raises(
-        ModelError, match=r"an encoder \(modernbert\)\. swift trains decoders so far, for embeddings"
-    ):
+    with pytest.raises(ModelError, match=r"an encoder \(modernbert\)\. swift trains decoders so far, for embeddings"):
         open_source(ModelSection(path=str(folder), task=task), say=lambda _: None)
     with pytest.raises(ModelError, match=r"an encoder \(modernbert\)"):
         model_config(str(folder))
