@@ -1,6 +1,4 @@
-"""The example of a third party's backend, as it is and as it was at hook API 1.0: built, installed beside core's wheel
-alone, found, used, and certified.
-"""
+"""The example of a third party's backend: built, installed beside core's wheel alone, found, used, and certified."""
 
 from __future__ import annotations
 
@@ -24,23 +22,14 @@ GAME_PAGE = import_rules.ROOT / "docs" / "tutorial" / "guessing-game.md"
 PAGE = import_rules.ROOT / "docs" / "plugins" / "write-a-backend.md"
 
 
-OF_1_0 = Path(__file__).parent / "backend_of_hook_api_1_0"
-
-
-@pytest.fixture(scope="module", params=[EXAMPLE, OF_1_0], ids=["today", "1.0"])
-def example(request: pytest.FixtureRequest) -> Path:
-    """The sources of the distribution."""
-    return Path(request.param)
-
-
 @pytest.fixture(scope="module")
-def environment(built: Path, example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """swift-core from its wheel, what its kit needs, and the example and an environment from theirs."""
     environment = core_environment(built, tmp_path_factory.mktemp("third-party"))
     (packages,) = environment.glob("lib/python*/site-packages")
     for distribution in declared("pytest") | declared("pillow"):
         link(metadata.distribution(distribution), packages)
-    for source in (example, GAME):
+    for source in (EXAMPLE, GAME):
         wheels.build(source, environment)
     for wheel in environment.glob("swift_*.whl"):
         install(environment, wheel)
@@ -85,13 +74,9 @@ def test_it_trains_by_its_name_and_what_it_saved_goes_on_with_the_built_in_one(e
 
 
 @pytest.mark.full
-def test_the_conformance_kit_certifies_it(environment: Path, example: Path) -> None:
-    kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir", str(example), str(example / "tests")]
-    # The older one has hooks that are asked otherwise, which these cases go through.
-    cases = (
-        "not 4-dp" if example is EXAMPLE else "not 4-dp and (clipped or accumulated or contract or refuses or alike)"
-    )
-    done = run(environment, "python", *kit, "-k", cases, OMP_NUM_THREADS="1")
+def test_the_conformance_kit_certifies_it(environment: Path) -> None:
+    kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir", str(EXAMPLE), str(EXAMPLE / "tests")]
+    done = run(environment, "python", *kit, "-k", "not 4-dp", OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout[-4000:]
 
 

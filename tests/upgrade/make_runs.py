@@ -1,4 +1,4 @@
-"""Make the runs that every later version must go on with: `python tests/upgrade/make_runs.py`, once for each version.
+"""Make the runs that every later version must go on with: `python tests/upgrade/make_runs.py`, once for each release.
 
 Two runs of four steps on a tiny model, of which the middle is kept as a user would find it: all weights, and LoRA. What
 came after it stands in expected.json: losses of the steps that followed, and logits of what was trained.

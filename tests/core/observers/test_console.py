@@ -76,7 +76,7 @@ def test_the_header_shows_model_backend_and_every_fact_in_words(make_run, drive,
     run = make_run()
     run.facts.attention = Decision("sdpa", "flash-attn is not installed")
     run.facts.data = DataFacts(samples=1200, tokens=90_000)
-    run.facts["kernels"] = "made by hand"  # as a backend of hook API 1.0 notes it
+    run.facts["kernels"] = "made by hand"  # a fact of the backend's own
     run.model_facts = ModelFacts("float32", parameters=5_000_000, trainable=1_000_000)
     drive(ConsoleObserver(), run, range(1, 2))
     header = "\n".join(text for text in said if text.startswith("  "))

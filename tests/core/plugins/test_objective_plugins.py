@@ -1,4 +1,4 @@
-"""Objectives of plugins: those of an earlier HOOK_API, and the plans that they bring."""
+"""Objectives of plugins, and the plans that they bring."""
 
 from __future__ import annotations
 
@@ -20,19 +20,11 @@ from swift.plugins.objective import make_objective, rounds_of
 ENTRY = PluginEntry("swift.objectives", "made_up", "made-up", "1.0", "made_up:MadeUp", None)
 
 
-class WrittenFor10(Kto):
-    """Overrides the name that HOOK_API 1.0 gave to `with_baseline`."""
-
-    def given(self, metrics: Any) -> Any:
-        return type(self)(self.options, kl=10 * metrics["kl"])
-
-
 def made(objective: type, options: Section | None = None) -> Any:
     return make_objective(LoadedPlugin(ENTRY, objective), options or KtoOptions())
 
 
-def test_an_objective_of_the_first_hook_api_is_still_given_its_baseline_by_the_old_name() -> None:
-    assert made(WrittenFor10).with_baseline({"kl": 0.5}).kl == 5.0
+def test_with_baseline_fills_in_the_metrics() -> None:
     assert made(Kto).with_baseline({"kl": 0.5}).kl == 0.5
 
 

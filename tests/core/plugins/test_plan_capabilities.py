@@ -14,6 +14,7 @@ from swift.config.parse import parse
 from swift.config.sections import Config
 from swift.contracts import Capabilities, Need
 from swift.errors import UnsupportedPlan
+from swift.testing import third_party
 
 
 class Objective:
@@ -52,6 +53,21 @@ def test_what_is_lacking_is_named(sections: dict[str, Any], lacking: str) -> Non
     message = refusal(ABLE, sections)
     assert f"The torch backend does not have {lacking}." in message
     assert "do without" in message
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lacking"),
+    [
+        ("adafactor", "whole rows of weights, which the optimizer 'adafactor' must see"),
+        (third_party.NAME, "the optimizer 'kit-momentum' (it declares none that read elements)"),
+    ],
+)
+def test_undeclared_optimizer_is_refused(optimizer: str, lacking: str) -> None:
+    """A backend that declares no optimizers has AdamW."""
+    third_party.install()
+    message = refusal(ABLE, {"optim": {"name": optimizer}})
+    assert lacking in message
+    assert "--optim.name adamw" in message
 
 
 def test_a_plan_within_the_capabilities_passes() -> None:

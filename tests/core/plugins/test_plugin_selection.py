@@ -19,9 +19,9 @@ from swift.plugins.load import load, load_backend, load_command, load_observers
 BROKEN = [
     ("broken-import", "acme-import", "No module named 'acme_needs_this'", "pip install --upgrade acme-import"),
     ("crashing", "acme-crash", "RuntimeError: no driver", "pip install --upgrade acme-crash"),
-    ("future", "acme-future", "hook API 1.4, but this core speaks 1.3", "pip install --upgrade swift-core"),
-    ("ancient", "acme-ancient", "hook API 0.7, but this core speaks 1.3", "pip install --upgrade acme-ancient"),
-    ("silent", "acme-silent", "does not say which hook API", "HOOK_API = (1, 3)"),
+    ("future", "acme-future", "hook API 1.1, but this core speaks 1.0", "pip install --upgrade swift-core"),
+    ("ancient", "acme-ancient", "hook API 0.7, but this core speaks 1.0", "pip install --upgrade acme-ancient"),
+    ("silent", "acme-silent", "does not say which hook API", "HOOK_API = (1, 0)"),
     ("misspelt", "acme-misspelt", "unknown hook 'swift_trian_step'", "Did you mean 'swift_train_step'?"),
     ("twice", "acme-twice", "implements swift_setup 2 times (other, swift_setup)", "Keep one of them"),
     ("missing-hook", "acme-missing", "does not implement swift_teardown", "pip install --upgrade acme-missing"),
@@ -51,7 +51,7 @@ def test_a_good_backend_loads_beside_the_broken_ones(installed: Path) -> None:
     assert "tp" in plugin.capabilities.parallel
     assert plugin.config_model is not None
     assert plugin.config_model().model_dump() == {"speed": 1}
-    assert plugin.hook_api == (1, 3)
+    assert plugin.hook_api == (1, 0)
 
 
 def test_options_of_cores_own_plugins_have_valid_defaults_that_json_can_hold() -> None:

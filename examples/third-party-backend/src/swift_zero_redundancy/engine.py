@@ -37,8 +37,6 @@ class State:
 
     def __init__(self, run, view):
         optim = run.config.optim
-        if optim.name != "adamw":
-            raise UnsupportedPlan(f"zero-redundancy has no optimizer {optim.name}.", hint="Type --optim.name adamw")
         self.step = 0
         self.view = view
         self.arithmetic = Arithmetic.of(run)

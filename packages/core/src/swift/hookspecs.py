@@ -174,8 +174,7 @@ class BackendHooks:
     def swift_layout(self, config: Config, processes: int) -> ProcessLayout | None:
         """Say how many processes each parallel dimension has. Optional: `ProcessLayout.of` is the answer otherwise.
 
-        Raise `UnsupportedPlan` where the plan does not fit this number of processes. Do not import torch. Since
-        HOOK_API 1.3, as are the next four.
+        Raise `UnsupportedPlan` where the plan does not fit this number of processes. Do not import torch.
         """
 
     @hookspec(firstresult=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,22 +132,21 @@ def check_resume(
     manifest: Mapping[str, Any],
     *,
     model_fingerprint: str,
-    data_fingerprints: Collection[str],
+    data_fingerprint: str,
     seed: int,
     adapter: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> None:
     """Refuse to go on with another model, data set, seed or adapter: the trajectory would not be the run's.
 
-    `data_fingerprints` are those of the data now, as this version and earlier ones make them. `config` is the
-    configuration now, with its global batch settled.
+    `config` is the configuration now, with its global batch settled.
     """
     changed = []
     imported = manifest["facts"].get("imported")  # from another program: of its data nothing is known
     if manifest["model_fingerprint"] != model_fingerprint:
         saved = manifest["config"].get("model", {}).get("path")
         changed.append(f"the model{f' (it was {saved})' if saved else ''}")
-    if not imported and manifest["data_fingerprint"] not in data_fingerprints:
+    if not imported and manifest["data_fingerprint"] != data_fingerprint:
         saved = manifest["config"].get("data", {}).get("train")
         changed.append(f"the data or how it is encoded{f' (it was {_some(saved)})' if saved else ''}")
     if not imported and manifest["seed"] != seed:
@@ -183,20 +182,7 @@ def _adapter_changes(saved: Mapping[str, Any] | None, now: Mapping[str, Any] | N
         f"the adapter's {key} (it was {plain(saved.get(key))}, now {plain(now.get(key))})"
         for key in _ADAPTER_KEYS
         if plain(saved.get(key)) != plain(now.get(key))
-        and not (key == "target_modules" and _written_out(saved.get(key), now.get(key)))
     ]
-
-
-def _written_out(saved: Any, now: Any) -> bool:
-    """Return whether `saved` are whole names of modules, as 0.1.0 wrote them, of which `now` are the endings.
-
-    Modules that one of them lacks are found when the weights are loaded.
-    """
-    if isinstance(saved, str) or isinstance(now, str) or not saved or not now:
-        return False
-    return all(any(name.endswith(f".{ending}") for ending in now) for name in saved) and all(
-        any(name.endswith(f".{ending}") for name in saved) for ending in now
-    )
 
 
 # What is minimised, which rows a step takes, and what learns from them.

@@ -13,7 +13,6 @@ from swift.errors import SwiftError, UnsupportedPlan
 from swift.plugins.answers import wrong
 from swift.plugins.blame import failing
 from swift.plugins.discover import duplicates, list_plugins
-from swift.plugins.entry import CORE
 from swift.plugins.known import PARALLEL_OFFERS, REMARKS, install_command
 from swift.plugins.load import load, load_exporter, load_optimizer, load_tuner
 
@@ -45,16 +44,10 @@ class Requirement:
     item: str
     without: str
     """Flags that do without it."""
-    undeclared: bool = False
-    """Whether a backend that declares nothing of this kind, having been written for hook API 1.0, may have it."""
-    common: bool = False
-    """Whether every such backend has it."""
 
-    def met_by(self, capabilities: Capabilities, *, surely: bool = False) -> bool:
-        """Return whether a backend with these capabilities has it; unless `surely`, also where it may have it."""
+    def met_by(self, capabilities: Capabilities) -> bool:
+        """Return whether a backend with these capabilities has it."""
         offered = getattr(capabilities, self.capability)
-        if offered is None:
-            return self.item in capabilities.tuners or self.common or (self.undeclared and not surely)
         return offered if isinstance(offered, bool) else self.item in offered
 
 
@@ -69,9 +62,7 @@ def check_capabilities(capabilities: Capabilities, config: Config, objective: Ob
         return
     name = config.backend.name
     others = [
-        other
-        for other, offer in _other_backends(name)
-        if all(requirement.met_by(offer, surely=True) for requirement in requested)
+        other for other, offer in _other_backends(name) if all(requirement.met_by(offer) for requirement in requested)
     ]
     missing = ", ".join(requirement.name for requirement in lacking)
     advice = _advice(lacking, others)
@@ -210,7 +201,9 @@ def _of_tuner(kind: str, need: str) -> Requirement:
 
 
 def _of_optimizer(name: str) -> Iterator[Requirement]:
-    """Yield what an optimizer asks. A backend of hook API 1.0 refuses by name what it lacks of core's own."""
+    """Yield what an optimizer asks of a backend: of AdamW, every backend has it."""
+    if name == "adamw":
+        return
     optimizer = load_optimizer(name)
     reads = optimizer.object.reads
     label = f"whole {reads} of weights, which the optimizer {name!r} must see"
@@ -218,10 +211,7 @@ def _of_optimizer(name: str) -> Iterator[Requirement]:
         label = f"the optimizer {name!r}, which must know where the parts of weights lie"
     elif reads == Reads.ELEMENTS:
         label = f"the optimizer {name!r} (it declares none that read {reads})"
-    by_core = optimizer.entry.distribution == CORE
-    yield Requirement(
-        label, "optimizers", reads, "--optim.name adamw", undeclared=by_core, common=by_core and name == "adamw"
-    )
+    yield Requirement(label, "optimizers", reads, "--optim.name adamw")
     if any(slot.shape == "matrix" for slot in optimizer.object.slots):
         what = f"what the optimizer {name!r} keeps for each matrix"
         yield Requirement(what, "features", "optim.matrix_slots", "--optim.name adamw")

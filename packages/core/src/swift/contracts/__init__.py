@@ -142,5 +142,5 @@ __all__ = [
     "fitting_roles",
 ]
 
-HOOK_API = (1, 3)
+HOOK_API = (1, 0)
 """Version of the hooks that this core speaks: (major, minor)."""

@@ -26,11 +26,10 @@ class Capabilities:
     precisions: frozenset[str] = frozenset({"float32"})
     tuners: frozenset[str] = frozenset({"full"})
     """Of `swift.contracts.Trains`, what it can serve to a tuner."""
-    quantisers: frozenset[str] | None = None
-    """Values of `tuner.quantize` that it can train on. None: those that `tuners` lists, as in hook API 1.0."""
-    optimizers: frozenset[Reads] | None = None
-    """Which optimizers it can serve, by what they read. None, as in hook API 1.0: core's own, unless it refuses them by
-    name itself."""
+    quantisers: frozenset[str] = frozenset()
+    """Values of `tuner.quantize` that it can train on."""
+    optimizers: frozenset[Reads] = frozenset()
+    """Which optimizers it can serve besides AdamW, which every backend has, by what they read."""
     provides: frozenset[Need] = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.REFERENCE_LOGPS})
     async_checkpoint: bool = False
     calls_before_update: bool = False

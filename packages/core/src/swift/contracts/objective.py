@@ -101,11 +101,10 @@ class Objective(Protocol):
     may have an option `reference`: 'auto', 'adapter' or 'cached'.
 
     An objective may also have a method `plan(context: PlanContext) -> Plan`, which decides which samples each step
-    takes and may make them itself, in rounds; without it they are those of the data set, epoch after epoch. Objectives
-    of HOOK_API 1.0 call `with_baseline` by its old name, `given`.
+    takes and may make them itself, in rounds; without it they are those of the data set, epoch after epoch.
 
-    Since HOOK_API 1.2 an objective may have these members too. All may be left out; `BaseObjective` has the first two,
-    `swift.objectives.across_rows.AcrossRows` all of them.
+    These members are optional too; `BaseObjective` has the first two, `swift.objectives.across_rows.AcrossRows` the
+    first four.
 
     - `for_tokenizer(tokenizer) -> Objective` is called once, before data is read, and returns the objective for this
       tokenizer.

@@ -16,12 +16,12 @@ SETTINGS = ("system", "max_length", "truncation", "loss_on", "template_kwargs")
 """Keys of the section `data` that decide what a row becomes."""
 
 
-def cache_key(corpus: Corpus, encoder: SampleEncoder, version: int = ENCODER_VERSION) -> str:
+def cache_key(corpus: Corpus, encoder: SampleEncoder) -> str:
     """Return a hash of all that decides how samples are encoded: content, tokenizer, template and settings."""
     tokenizer, section = encoder.tokenizer, encoder.section
     settings = section.model_dump(mode="json", include=set(SETTINGS))
     return hash_of(
-        str(version),
+        str(ENCODER_VERSION),
         encoder.encoding.cache_key(),
         corpus.fingerprint(),
         json.dumps(settings, sort_keys=True),

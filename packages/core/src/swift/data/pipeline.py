@@ -14,7 +14,7 @@ import numpy as np
 from swift.config.obstacles import unsplit_stream
 from swift.config.sections import DataSection
 from swift.data.corpus import Corpus, cache_folder, corpus_of, open_corpus
-from swift.data.encode import ENCODER_VERSION, SampleEncoder
+from swift.data.encode import SampleEncoder
 from swift.data.encode_corpus import encode_corpus
 from swift.data.encodings import Encoding, encoding_of
 from swift.data.identity import cache_key
@@ -41,15 +41,6 @@ class Prepared:
     rows: np.ndarray | range
     """Rows of the corpus that belong to it; all of them take no memory."""
     store: Store | JoinedStore
-    encoder: SampleEncoder | None = None
-    """What encoded the rows in this run; None where they were encoded beforehand."""
-
-    def earlier_fingerprint(self) -> str:
-        """Return the fingerprint that the versions before this encoder gave to these samples."""
-        if self.encoder is None:
-            return self.samples.fingerprint
-        key = cache_key(self.corpus, self.encoder, ENCODER_VERSION - 1)
-        return self.samples.fingerprint.replace(self.store.fingerprint, key)
 
     def place(self, sample_id: int) -> str:
         """Return where the row stands that a sample was made of, for people: `train.jsonl:17`.
@@ -164,7 +155,7 @@ class DataPreparation:
             store = self._store(corpus, folder)
         report = DataReport.from_dict(store.notes).under_names([part.name for part in corpus.parts])
         self._check(report)
-        return Prepared(store, report, corpus, range(len(corpus)), store, self.encoder)
+        return Prepared(store, report, corpus, range(len(corpus)), store)
 
     def _check(self, report: DataReport) -> None:
         """Refuse what cannot be used; where the chat template is the reason, say which one it is."""

@@ -154,8 +154,6 @@ class Store(SampleSet):
 
     def __init__(self, folder: Path) -> None:
         manifest = read_manifest(folder)
-        if "index" not in manifest:  # of a release that counted again whenever a store was opened
-            manifest = write_index(folder, manifest)
         lengths = manifest["lengths"]
         self.folder = folder
         self.notes: dict[str, Any] = manifest["notes"]

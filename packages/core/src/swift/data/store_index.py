@@ -50,8 +50,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def write_index(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Count the samples of a store whose other columns are written, and write its manifest last; return that."""
+def write_index(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Count the samples of a store whose other columns are written, and write its manifest last."""
     for counted, name in (("segment_lengths", "segment_starts"), ("segment_counts", "sample_starts")):
         _write(folder / f"{name}.bin", _cumulated(folder / f"{counted}.bin"))
     segments = map_column(folder / "segment_starts.bin", np.int64)
@@ -64,9 +64,7 @@ def write_index(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     index["lengths"] = {
         name: (folder / f"{name}.bin").stat().st_size // np.dtype(dtype).itemsize for name, dtype in INDEX.items()
     }
-    complete = {**manifest, "index": index}
-    replace_file(folder / MANIFEST, json.dumps(complete))
-    return complete
+    replace_file(folder / MANIFEST, json.dumps({**manifest, "index": index}))
 
 
 def map_column(path: Path, dtype: Any) -> np.ndarray:

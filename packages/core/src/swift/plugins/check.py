@@ -119,8 +119,6 @@ def check_capabilities_declared(entry: PluginEntry, plugin: Any) -> None:
         )
     for field in fields(Capabilities):
         value = getattr(capabilities, field.name)
-        if value is None and field.default is None:
-            continue
         if isinstance(field.default, bool):
             if not isinstance(value, bool):
                 raise _faulty(entry, f"declares the capability {field.name} as {value!r}", "It is True or False")
@@ -195,13 +193,11 @@ def check_members(entry: PluginEntry, target: Any, required: Collection[str]) ->
 
 
 def check_objective_class(entry: PluginEntry, target: Any) -> None:
-    """Refuse what cannot be made with its options later, or be given the metrics of its baseline."""
+    """Refuse what cannot be made with its options later."""
     if not isinstance(target, type):
         raise _faulty(entry, "is not a class", f"See {_contract(entry)}")
     if missing := sorted(getattr(target, "__abstractmethods__", ())):
         raise _faulty(entry, f"lacks {', '.join(missing)}", _ROW_WEIGHT if "row_weight" in missing else "Define it")
-    if not hasattr(target, "given"):  # as HOOK_API 1.0 called it
-        check_members(entry, target, ("with_baseline",))
     _check_defaults(entry, getattr(target, "defaults", {}))
 
 
@@ -304,7 +300,7 @@ def check_objective(entry: PluginEntry, objective: Objective) -> None:
 
 
 def _check_first_pass(entry: PluginEntry, objective: Any) -> None:
-    """Check the members that an objective may have since HOOK_API 1.2."""
+    """Check the optional members of objectives that compare rows or tokens."""
     first = getattr(objective, "first_pass", None)
     if first is not None:
         if not all(hasattr(first, member) for member in ("needs", "adapters_off", "loss")):

@@ -95,7 +95,7 @@ KINDS: dict[str, Kind] = {
         "objective",
         "objectives",
         "says what is minimised (`--objective NAME`)",
-        required=("options_model", "row_weight", "loss"),
+        required=("options_model", "row_weight", "loss", "with_baseline"),
         made=False,
         options="options_model",
         section="objective",

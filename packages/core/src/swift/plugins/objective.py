@@ -156,14 +156,12 @@ class CheckedObjective:
 
     def with_baseline(self, metrics: Mapping[str, float]) -> Objective:
         """Return the objective with the global metrics of its baseline filled in."""
-        # The name of HOOK_API 1.0 first: an objective that has it may inherit the new one from core's base class.
-        name = "given" if hasattr(self._objective, "given") else "with_baseline"
-        with failing(self._entry, name):
-            came = getattr(self._objective, name)(metrics)
+        with failing(self._entry, "with_baseline"):
+            came = self._objective.with_baseline(metrics)
             if came is self._objective:
                 return cast(Objective, self)
             if not all(hasattr(came, member) for member in ("loss", "row_weight", "needs")):
-                raise wrong(self._entry, name, "an objective", came)
+                raise wrong(self._entry, "with_baseline", "an objective", came)
             return cast(Objective, CheckedObjective(self._entry, came))
 
     def from_first_pass(self, vectors: torch.Tensor, samples: GlobalSegments) -> Mapping[str, torch.Tensor]:

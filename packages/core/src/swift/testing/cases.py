@@ -111,7 +111,7 @@ class Case:
             and (self.feature is None or self.feature in capabilities.features)
             and (self.modality is None or self.modality in capabilities.modalities)
             and not self.missing(capabilities)
-            and (self.reads is None or self.reads in (capabilities.optimizers or ()))
+            and (self.reads is None or self.reads in capabilities.optimizers)
         )
 
     def kept_whole(self, capabilities: Capabilities, layout: Layout) -> bool:

@@ -140,13 +140,10 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
     `again`: the same command once more, and the run may have come to its end before.
     """
     checkpoint = open_checkpoint(folder)
-    data = [job.manifest.data_fingerprint]
-    if checkpoint.manifest["data_fingerprint"] not in data and job.data.train is not None:
-        data.append(job.data.train.earlier_fingerprint())
     check_resume(
         checkpoint.manifest,
         model_fingerprint=job.source.fingerprint,
-        data_fingerprints=data,
+        data_fingerprint=job.manifest.data_fingerprint,
         seed=job.run.config.train.seed,
         adapter=job.run.adapter_config,
         config=job.manifest.config,
@@ -163,11 +160,6 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
     job.best.restore(progress.get("best", {}))
     restore_plan(job.plan, progress)
     job.resumed_from = folder
-    if checkpoint.manifest["data_fingerprint"] in data[1:]:
-        job.run.say(
-            "The run was started with an earlier version of swift, which did not read keys that weigh the loss or hold "
-            "reasoning (loss_weight, train, reasoning_content): from now on rows with them are learned differently."
-        )
     before = checkpoint.manifest["schedule"].get("total_steps")
     job.run.say(f"Resuming from {folder} at step {step} of {job.run.total_steps}.")
     if before not in (None, job.run.total_steps):  # an imported checkpoint may not know

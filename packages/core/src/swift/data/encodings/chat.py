@@ -45,5 +45,5 @@ class ChatEncoding(Encoding):
         return EncodedRow(samples, turn_by_turn=len(segments) > 1)
 
     def cache_key(self) -> str:
-        """Return the name: the data sets of earlier releases are found under it."""
+        """Return the name: tokenised data is found by it wherever the class moves."""
         return self.name

@@ -49,7 +49,7 @@ class PreferenceEncoding(Encoding):
         return compared((chosen, rejected), sample.values)
 
     def cache_key(self) -> str:
-        """Return the name: the data sets of earlier releases are found under it."""
+        """Return the name: tokenised data is found by it wherever the class moves."""
         return self.name
 
 

@@ -43,7 +43,7 @@ class UnpairedEncoding(Encoding):
         return compared((completion, mismatched), row.sample.values)
 
     def cache_key(self) -> str:
-        """Return the name: the data sets of earlier releases are found under it."""
+        """Return the name: tokenised data is found by it wherever the class moves."""
         return self.name
 
 
