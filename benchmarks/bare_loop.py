@@ -7,7 +7,6 @@ Padded batches, the fused AdamW, cross entropy on the model's logits, gradients 
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.facts import cpu_seconds, peak_memory_mib
+from benchmarks.peer import read_order
 
 NO_TARGET = -100
 
@@ -84,9 +84,7 @@ class BareLoop:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("order", type=Path, help="JSON: model, chats, learning_rate and batches of sample numbers")
-    order = json.loads(parser.parse_args().order.read_text())
+    order = read_order()
     loop = BareLoop(order["model"], order["chats"], order["learning_rate"])
     first, *others = order["batches"]
     loop.step(first)

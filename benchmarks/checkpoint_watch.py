@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import math
 import os
 import shutil
 import time
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.checkpoints import ROUNDS_VARIABLE
 from benchmarks.facts import MemoryWatch
 from swift.hookspecs import hookimpl
 
@@ -41,17 +43,14 @@ M_MMAP_THRESHOLD = -3
 class CheckpointWatch:
     """Notes what saving and loading take, as `checkpoints-<rank>.json` in the run's folder."""
 
-    FILE = "checkpoints-{}.json"
-    ROUNDS = "SWIFT_BENCHMARK_ROUNDS"
-
     @hookimpl(wrapper=True)
     def swift_train_step(
         self, run: Run, state: Any, batch: Batch, objective: Objective
     ) -> Generator[None, StepResult, StepResult]:
         result = yield
         if batch.step + 1 == run.total_steps:
-            found = Turns(run, state, batch, objective).measure(int(os.environ[self.ROUNDS]))
-            (run.folder / self.FILE.format(run.world.rank)).write_text(json.dumps(found))
+            found = Turns(run, state, batch, objective).measure(int(os.environ[ROUNDS_VARIABLE]))
+            (run.folder / f"checkpoints-{run.world.rank}.json").write_text(json.dumps(found))
         return result
 
 
@@ -92,11 +91,9 @@ class Turns:
         return {
             **found,
             "swift": swift["first"],
-            "swift, processor": swift["processor"],
             "call": background["first"],
             "wait": pending[0].waited,
             "stall": background["first"] + pending[0].waited,
-            "stall, processor": background["processor"],
             "in the background": background["both"],
         }
 
@@ -108,18 +105,17 @@ class Turns:
         pending.wait()
 
     def _timed(self, save: Callable[[Path], Any], then: Callable[[Path], Any] = lambda _: None) -> dict[str, float]:
-        """Seconds until `save` is over on all processes, and until `then` is; of the processor, this process's."""
+        """Seconds until `save` is over on all processes, and until `then` is."""
         shutil.rmtree(self.folder, ignore_errors=True)
         os.sync()
         _meet()
-        begin, worked = time.perf_counter(), time.process_time()
+        begin = time.perf_counter()
         save(self.folder)
-        worked = time.process_time() - worked
         _meet()
         middle = time.perf_counter()
         then(self.folder)
         _meet()
-        return {"first": middle - begin, "both": time.perf_counter() - begin, "processor": worked}
+        return {"first": middle - begin, "both": time.perf_counter() - begin}
 
     def _swift(self, folder: Path, *, model_weights: bool = False, asynchronous: bool = False) -> Any:
         from swift.checkpoint import Manifest, save_checkpoint
@@ -167,24 +163,22 @@ class Turns:
             self._timed(partial(self._swift, model_weights=model_weights))
             watch.mark(name)
         index = json.loads((self.folder / "checkpoint-1" / INDEX).read_text())["tensors"]
-        largest = max(_product(tensor["shape"]) for tensor in index.values()) * 4
+        largest = max(math.prod(tensor["shape"]) for tensor in index.values()) * 4
         return {**watch.end(), "largest tensor": largest / 2**20}
 
     def _load(self) -> dict[str, float]:
-        """Of the checkpoint that was saved last: seconds, bytes asked of the kernel, and bytes that are held."""
+        """Of the checkpoint that was saved last: bytes requested from the kernel, and bytes that are held."""
         from swift.checkpoint import open_checkpoint
 
         _meet()
-        begin, read = time.perf_counter(), _bytes_read()
+        read = _bytes_read()
         checkpoint = open_checkpoint(self.folder / "checkpoint-1")
-        opened, checked = time.perf_counter(), _bytes_read()
+        checked = _bytes_read()
         reader = _Weighed(checkpoint)
         self.backend.load(self.state, reader)
         _meet()
         return {
-            "checking seconds": opened - begin,
             "checking bytes": checked - read,
-            "reading seconds": time.perf_counter() - opened,
             "reading bytes": _bytes_read() - checked,
             "bytes held": reader.held,
             "bytes of all files": sum(record.size for record in checkpoint.facts.files.values()),
@@ -270,10 +264,3 @@ def _meet() -> None:
 def _bytes_read() -> int:
     lines = Path("/proc/self/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("rchar:"))
-
-
-def _product(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -65,7 +65,6 @@ class Made:
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     checkout = os.environ.get("NEMO_RL")
     nemo = [] if checkout is None else _nemo(Path(checkout) / "nemo_rl" / "algorithms")
     found = itertools.chain(_verl(), _openrlhf(), nemo)

@@ -29,6 +29,7 @@ CHATS = WORK / "chats.jsonl"
 SOME_CHATS = WORK / "chats-of-a-run.jsonl"
 LONG = WORK / "long.jsonl"
 EVEN = WORK / "even.jsonl"
+PROMPTS = WORK / "prompts.jsonl"
 ENDING = WORK / "model-ending"
 """Like the first, but its answers end: one after a few tokens, another after many."""
 
@@ -79,6 +80,12 @@ def take_chats(count: int) -> None:
     """Make the first so many chats the data of the next runs."""
     lines = CHATS.read_text(encoding="utf-8").splitlines(keepends=True)[:count]
     SOME_CHATS.write_text("".join(lines), encoding="utf-8")
+
+
+def write_prompts() -> None:
+    """Write the questions of the chats, for sampling."""
+    questions = ([json.loads(line)["messages"][0]] for line in CHATS.read_text().splitlines())
+    PROMPTS.write_text("".join(json.dumps({"messages": each}) + "\n" for each in questions))
 
 
 def chats() -> list[Chat]:

@@ -2,8 +2,7 @@
 
 Each pair is a run of its own in a forked process, on one thread. Time is that of the processor, which other programs
 do not take away. A pair that swift refuses is kept with its reason. Pairs are kept as they are measured, so that a
-command that was ended goes on where it was: `build/benchmarks/optimizers`. `SWIFT_BENCHMARK_MINUTES=N` begins no pair
-after so many minutes; those that are left are marked.
+command that was ended goes on where it was: `build/benchmarks/optimizers`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ Cell = dict[str, Any]
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
     model, steps = (MODEL, QUICK_STEPS) if quick else (LARGE, STEPS)
     folder = KEPT / f"{model.name}-{steps}"
@@ -49,11 +47,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         ((tuner, name) for tuner in TUNERS for name in OPTIMIZERS),
         key=lambda pair: (pair[0] != "full", SLOW.index(pair[0]) if pair[0] in SLOW else -1, pair[1] != "adamw"),
     )
-    until = time.monotonic() + 60 * float(os.environ.get("SWIFT_BENCHMARK_MINUTES", "inf"))
     for tuner, name in pairs:
-        if time.monotonic() > until and not _file(folder, tuner, name).exists():
-            cells[tuner][name] = {"left": "not measured yet"}
-            continue
         cells[tuner][name] = _cell(folder, model, tuner, name, steps)
         print(f"  {tuner} {name}: {cells[tuner][name]}", flush=True)
     details = {
@@ -69,15 +63,11 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
 def _figures(cells: Mapping[str, Mapping[str, Cell]]) -> list[Figure]:
     full = cells["full"]
-    state = {name: each["peak_mib"] / full["adamw"]["peak_mib"] for name, each in full.items() if "peak_mib" in each}
-    time_of = {name: each["cpu_s"] / full["adamw"]["cpu_s"] for name, each in full.items() if "cpu_s" in each}
     return [
-        *(Figure(f"full, {name}: peak memory over AdamW's", value) for name, value in state.items() if name != "adamw"),
-        *(
-            Figure(f"full, {name}: time of a step over AdamW's", value)
-            for name, value in time_of.items()
-            if name != "adamw"
-        ),
+        Figure(f"full, {name}: {what} over AdamW's", each[key] / full["adamw"][key])
+        for key, what in (("peak_mib", "peak memory"), ("cpu_s", "time of a step"))
+        for name, each in full.items()
+        if key in each and name != "adamw"
     ]
 
 
@@ -90,7 +80,7 @@ def _tables(cells: Mapping[str, Mapping[str, Cell]], steps: int) -> list[str]:
     }
     return [
         "\n".join([
-            f"{title}; – is refused, … is not measured yet:",
+            f"{title}; – is refused:",
             "",
             "| | " + " | ".join(OPTIMIZERS) + " |",
             "|---|" + "---:|" * len(OPTIMIZERS),
@@ -117,12 +107,12 @@ def _processors(cells: Mapping[str, Mapping[str, Cell]]) -> list[str]:
 
 def _shown(cell: Cell, key: str) -> str:
     if key not in cell:
-        return "…" if "left" in cell else "–"
+        return "–"
     return f"{cell[key]:,.0f}" if key == "peak_mib" else f"{cell[key]:.2f}" if key == "cpu_s" else f"{cell[key]:.3f}"
 
 
 def _cell(folder: Path, model: Path, tuner: str, name: str, steps: int) -> Cell:
-    kept = _file(folder, tuner, name)
+    kept = folder / f"{tuner}-{name}.json"
     if not kept.exists():
         receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
         child = multiprocessing.get_context("fork").Process(target=_train, args=(model, tuner, name, steps, sender))
@@ -138,10 +128,6 @@ def _cell(folder: Path, model: Path, tuner: str, name: str, steps: int) -> Cell:
         kept.write_text(json.dumps({**found, "processor": machine()["processor"]}) + "\n")
     cell: Cell = json.loads(kept.read_text())
     return cell
-
-
-def _file(folder: Path, tuner: str, name: str) -> Path:
-    return folder / f"{tuner}-{name}.json"
 
 
 def _train(model: Path, tuner: str, name: str, steps: int, answer: Any) -> None:

@@ -33,7 +33,6 @@ NOTE = (
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
     found = _measured(LARGE, rounds=4 if quick else 24)
     figures = [

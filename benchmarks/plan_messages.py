@@ -26,7 +26,6 @@ OTHERS = tuple(2 * size for size in SIZES[:-1])
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     where = this_machine(PROCESSES, 1)
     sizes = sorted((*SIZES, *OTHERS))
     if quick:

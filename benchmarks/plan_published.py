@@ -31,7 +31,6 @@ _ONE_NUMBER = {"matmul": 0.5}
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     published = json.loads(FIXTURE.read_text(encoding="utf-8"))
     figures = [figure for row in published["memory"] for figure in _memory(row)]
     of_times, details = _times(published["times"])

@@ -3,14 +3,10 @@
 The rows are built by independent jobs (`swift data build --shard i/10`), joined, and trained on for two steps, twice. A
 million rows go the same way, and memory is compared. Every piece of the measurement is kept in build/benchmarks/scale:
 a benchmark that is interrupted goes on where it stopped, and one that is to be made anew begins with removing the
-folder. Pieces can be made one at a time beforehand: `python -m benchmarks.scale job ROWS NUMBER`, `start ROWS`,
-`turn WAY ROWS ROUND`.
+folder. Pieces can be made one at a time beforehand: `python -m benchmarks.scale job ROWS NUMBER`, `start ROWS`.
 
 What a start reads of the tokens is counted in a process of its own: each file that Python opens, and of those that are
 mapped the pages that were touched, as the kernel lists them.
-
-Rows a second are compared with `datasets.map` on fewer rows, in turns, with one process and with two. CPU seconds are
-what counts where the machine is shared.
 """
 
 from __future__ import annotations
@@ -21,20 +17,15 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks import tokenising
-from benchmarks.commands import RUNS, SWIFT, TRAINING, environment
+from benchmarks.commands import RUNS, SWIFT, TRAINING, UNSAVED, call, environment
 from benchmarks.facts import Figure
 from benchmarks.inputs import CHATS, MODEL, WORK, ensure
 
 FOLDER = WORK / "scale"
 FEW, MANY = 1_000_000, 10_000_000
 SHARDS = 10
-COMPARED = 40_000
-"""Rows of the comparison with `datasets.map`."""
-WAYS = ("swift-1", "swift-2", "datasets-1", "datasets-2")
 WORDS = 3
 """Of a question, and of its answer."""
 BATCHES = 10
@@ -43,20 +34,9 @@ ROWS = 16
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
-    few, many, compared = (4_000, 40_000, 4_000) if quick else (FEW, MANY, COMPARED)
+    few, many = (4_000, 40_000) if quick else (FEW, MANY)
     built = {count: _built(count) for count in (few, many)}
-    rounds = range(1 if quick else 3)
-    ways: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-    for number in rounds:
-        for way in WAYS:
-            ways[way].append(turn(way, compared, number))
-    digests = {turn["digest"] for turns in ways.values() for turn in turns}
-
-    def ratio(one: str, other: str, what: str) -> float:
-        pairs = zip(ways[one], ways[other], strict=True)
-        return median(second[what] / first[what] for first, second in pairs)
 
     def most(count: int, kind: str, what: str = "memory_mib") -> float:
         return max(each[what] for each in built[count][kind])
@@ -76,13 +56,8 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         Figure("CPU seconds of the second start, two steps included", built[many]["runs"][1]["cpu"], unit="s"),
         Figure(f"the same with {few:,} rows", built[few]["runs"][1]["cpu"], unit="s"),
         Figure("rows per second of one core's time, by jobs", many / sum(each["cpu"] for each in jobs), unit=""),
-        Figure("rows per second over datasets.map, one process, by CPU time", ratio("swift-1", "datasets-1", "cpu")),
-        Figure("the same, two processes", ratio("swift-2", "datasets-2", "cpu")),
-        Figure("two cores over one, by the busiest process's CPU time", ratio("swift-2", "swift-1", "busiest")),
-        Figure("two cores over one of datasets.map", ratio("datasets-2", "datasets-1", "busiest")),
-        Figure("ways that made other tokens or masks", float(len(digests) - 1), unit="", at_most=0),
     ]  # fmt: skip
-    return figures, {"rows": [few, many], "built": built, "compared": compared, "ways": ways}
+    return figures, {"rows": [few, many], "built": built}
 
 
 def data_of(rows: int) -> Path:
@@ -138,7 +113,7 @@ def _starts(rows: int) -> dict[str, Any]:
     joined = [_taken([SWIFT, "data", "join", str(tokens)], f"starts-{rows}")]
     train = [SWIFT, "sft", "--model", str(MODEL), "--dataset", str(tokens), "--max_length", "512", *TRAINING]
     train += ["--max_steps", "2", "--per_device_train_batch_size", str(ROWS), "--output_dir", str(RUNS)]
-    train += ["--checkpoint.save_last", "false", "--report_to", "none"]
+    train += [*UNSAVED, "--report_to", "none"]
     runs = [_taken(train, f"starts-{rows}") for _ in range(2)]
     reads = [_told([sys.executable, "-m", "benchmarks.scale", "read", str(tokens)]) for _ in range(2)]
     return {"joined": joined, "runs": runs, "reads": reads}
@@ -165,16 +140,8 @@ def _taken(command: Sequence[str], name: str) -> dict[str, float]:
 
 
 def _told(command: Sequence[str]) -> dict[str, Any]:
-    from benchmarks.commands import call
-
     answer: dict[str, Any] = json.loads(call(command, environment(OMP_NUM_THREADS="1")).splitlines()[-1])
     return answer
-
-
-def turn(way: str, rows: int, number: int) -> dict[str, Any]:
-    """Return what one of the compared ways took in a round."""
-    words = [sys.executable, "-m", "benchmarks.scale", way, str(data_of(rows)), str(rows)]
-    return _kept(f"{way}-{rows}-{number}", lambda: _told(words))
 
 
 class Reads:
@@ -250,12 +217,8 @@ def main(words: Sequence[str]) -> None:
             print(json.dumps(job(int(rows), int(number))))
         case ["start", rows]:
             print(json.dumps(_kept(f"starts-{rows}", lambda: _starts(int(rows)))))
-        case ["turn", way, rows, number]:
-            print(json.dumps(turn(way, int(rows), int(number))))
         case ["read", folder]:
             print(json.dumps(read(Path(folder))))
-        case [way, data, rows]:
-            print(json.dumps(tokenising.one_way(way, Path(data), int(rows))))
 
 
 if __name__ == "__main__":

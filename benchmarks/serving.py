@@ -33,7 +33,6 @@ _PATIENCE = 600.0
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
     rounds, requests = (1, 40) if quick else (3, 200)
     course(_plain, requests=8)  # leaves compiled modules behind

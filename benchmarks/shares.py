@@ -52,7 +52,6 @@ class Turns:
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
     rounds = 2 if quick else 8
     details: dict[str, dict[str, float]] = {}

@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import time
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.commands import PADDED, ROWS, RUNS, SWIFT, call, environment, seconds_of, swift_run
+from benchmarks.commands import PADDED, ROWS, RUNS, SWIFT, UNSAVED, call_module, environment, seconds_of, swift_run
 from benchmarks.facts import Figure
-from benchmarks.inputs import MODEL, SOME_CHATS, WORK, ensure, take_chats
+from benchmarks.inputs import MODEL, SOME_CHATS, ensure, take_chats
 
 PHASES = {
     "command line, imports of torch, plugins": (None, "setup.begin"),
@@ -48,7 +47,6 @@ Marks = dict[str, float]
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
     take_chats(CHATS_OF_A_RUN)
     _swift(), _bare()  # leave compiled modules behind
@@ -80,7 +78,7 @@ def _swift() -> tuple[Start, Marks]:
     cache = RUNS / "start-up-cache"
     shutil.rmtree(cache, ignore_errors=True)
     start = time.time()
-    arguments = (*PADDED, "--max_steps", "2", "--data.cache", str(cache), "--checkpoint.save_last", "false")
+    arguments = (*PADDED, "--max_steps", "2", "--data.cache", str(cache), *UNSAVED)
     folder = swift_run("start-up", *arguments, observers=["stopwatch"], data=SOME_CHATS)
     watched = json.loads((folder / "stopwatch.json").read_text())
     marks: Marks = {"start": start, **watched["times"]}
@@ -92,9 +90,7 @@ def _length(marks: Marks, begin: str | None, end: str) -> float:
 
 
 def _bare() -> Start:
-    order = WORK / "order-of-one.json"
     content = {"model": str(MODEL), "chats": str(SOME_CHATS), "learning_rate": 1e-4, "batches": [list(range(ROWS))]}
-    order.write_text(json.dumps(content))
     start = time.time()
-    printed = json.loads(call([sys.executable, "-m", "benchmarks.bare_loop", str(order)], environment()))
+    printed = json.loads(call_module("benchmarks.bare_loop", content))
     return Start(float(printed["first_step_at"]) - start, float(printed["first_step_cpu"]))

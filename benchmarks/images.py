@@ -1,9 +1,9 @@
 """Rows a second from chats about photographs to tokens: by the header of each file, against decoding all of it.
 
-Three ways make the same tokens of the same rows, in turns in one process, so that the machine is in the same mood:
+Three ways make the same tokens of the same rows, alternating in one process:
 - swift's own `prepare_data`, as a run does it (`--data.media_check header`);
 - the same with every pixel read beforehand (`--data.media_check decode`);
-- the processor's own call with text and picture, row by row, as a loop written by hand has it.
+- the processor's own call with text and image, row by row, as a loop written by hand has it.
 
 The model is a processor of Qwen2-VL alone: nothing is trained. CPU seconds are what counts.
 """
@@ -12,33 +12,32 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.facts import Figure
-from benchmarks.inputs import ROOT, WORK
+from benchmarks.image_inputs import processor, row, write_photographs
+from benchmarks.inputs import WORK
 
-FOLDER = WORK / "pictures"
+FOLDER = WORK / "images"
 SIZES = ((448, 448), (640, 480), (1024, 768))
 FILES = 30
-"""Photographs, of each size as many: the kernel keeps them in memory for both ways."""
+"""Photographs; the kernel keeps them in memory for all ways."""
 ROWS = 400
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     rounds, rows = (1, 100) if quick else (3, ROWS)
     data = _data(rows)
-    processor = _processor()
+    own = processor()
     ways = {
-        "header": lambda: _encoded(processor, data, "header"),
-        "decode": lambda: _encoded(processor, data, "decode"),
-        "processor": lambda: _processed(processor, data),
+        "header": lambda: _encoded(own, data, "header"),
+        "decode": lambda: _encoded(own, data, "decode"),
+        "processor": lambda: _processed(own, data),
     }
-    _encoded(processor, data, "header")  # imports what is imported once
+    _encoded(own, data, "header")  # imports what is imported once
     turns = [{way: make() for way, make in ways.items()} for _ in range(rounds)]
     digests = {made["digest"] for turn in turns for made in turn.values()}
 
@@ -78,19 +77,19 @@ def _encoded(processor: Any, data: Path, check: str) -> dict[str, Any]:
 
 
 def _processed(processor: Any, data: Path) -> dict[str, Any]:
-    """Make tokens by calling the processor with each row's text and its picture."""
+    """Make tokens by calling the processor with each row's text and its image."""
     import numpy as np
     from PIL import Image
 
     begin = time.process_time()
     rows = []
     for line in data.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        question, answer = row["messages"]
+        content = json.loads(line)
+        question, response = content["messages"]
         parts = [{"type": "image"}, {"type": "text", "text": question["content"].removeprefix("<image>")}]
-        text = processor.apply_chat_template([{**question, "content": parts}, answer], tokenize=False)
-        with Image.open(data.parent / row["images"][0]) as picture:
-            made = processor(text=[text], images=[picture])
+        text = processor.apply_chat_template([{**question, "content": parts}, response], tokenize=False)
+        with Image.open(data.parent / content["images"][0]) as image:
+            made = processor(text=[text], images=[image])
         rows.append(np.array(made["input_ids"][0], np.int32))
     return {"cpu": time.process_time() - begin, "digest": _digest(np.concatenate(rows))}
 
@@ -101,34 +100,10 @@ def _digest(ids: Any) -> str:
     return str(xxhash.xxh3_64_hexdigest(ids.tobytes()))
 
 
-def _processor() -> Any:
-    """Return the processor of the tests' Qwen2-VL, with the limit of pixels that 1024×768 stays under."""
-    sys.path[:0] = [str(ROOT / "tests" / "helpers")]
-    from tiny_pictures import processor_of
-
-    processor = processor_of("qwen2_vl")
-    processor.image_processor.size = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}
-    return processor
-
-
 def _data(rows: int) -> Path:
-    """Write JPEGs of smooth noise, which compress as photographs do, and a question about each again and again."""
-    import numpy as np
-    from PIL import Image
-
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    names = []
-    for number in range(FILES):
-        size = SIZES[number % len(SIZES)]
-        noise = np.random.RandomState(number).randint(0, 255, (48, 64, 3), dtype=np.uint8)
-        names.append(f"{number}.jpg")
-        Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC).save(FOLDER / names[-1], quality=90)
+    """Write photographs, and a question about each again and again."""
+    write_photographs(FOLDER, SIZES, FILES)
     path = FOLDER / f"rows-{rows}.jsonl"
-    with path.open("w", encoding="utf-8") as file:
-        for number in range(rows):
-            messages = [
-                {"role": "user", "content": f"<image>What is number {number}?"},
-                {"role": "assistant", "content": "A cloud of colours."},
-            ]
-            file.write(json.dumps({"messages": messages, "images": [names[number % FILES]]}) + "\n")
+    lines = (row(number, "A cloud of colours.", f"{number % FILES}.jpg") for number in range(rows))
+    path.write_text("".join(lines), encoding="utf-8")
     return path
