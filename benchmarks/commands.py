@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -104,9 +105,10 @@ def call(command: Sequence[str], variables: dict[str, str], folder: Path = ROOT)
 
 def call_module(module: str, order: Mapping[str, Any], *launcher: str, **variables: str) -> str:
     """Run a module of the benchmarks, which reads its order from a JSON file, and return its output."""
-    path = WORK / "order.json"
-    path.write_text(json.dumps(order))
-    return call([sys.executable, *launcher, "-m", module, str(path)], environment(**variables))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "order.json")
+        path.write_text(json.dumps(order))
+        return call([sys.executable, *launcher, "-m", module, str(path)], environment(**variables))
 
 
 def seconds_of(command: Sequence[str], variables: dict[str, str]) -> float:

@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +31,7 @@ from benchmarks.commands import (
 )
 from benchmarks.facts import Figure
 from benchmarks.inputs import CHATS, LARGE, LONG, LONGEST, MODEL, SOME_CHATS, WORK, ensure, take_chats
-from benchmarks.turns import loss_difference, ratios, summary, turns
+from benchmarks.turns import Rounds, loss_difference, ratios, summary, turns
 
 SAMPLES = 480
 MEMORY_STEPS = 4
@@ -175,16 +176,10 @@ def _memory_by_hand(engine: Engine, count: int) -> Memory:
 
 def _against_trainer(engine: Engine, samples: int, rounds: int) -> dict[str, Any]:
     take_chats(samples)
-    runs = [
-        {
-            "trainer": _trainer(engine),
-            "padded": _swift(engine, "padded", PADDED),
-            "packed": _swift(engine, "packed", PACKED),
-        }
-        for _ in range(rounds)
-    ]
-    found = {name: median(run[name].rate(1) / run["trainer"].rate(1) for run in runs) for name in ("padded", "packed")}
-    return {**found, "steps": {name: len(course.steps) for name, course in runs[0].items()}}
+    padded, packed = (partial(_swift, engine, *each) for each in (("padded", PADDED), ("packed", PACKED)))
+    runs = Rounds({"trainer": partial(_trainer, engine), "padded": padded, "packed": packed}, rounds)
+    found = {name: runs.ratio(name, "trainer", lambda course: course.rate(1)) for name in ("padded", "packed")}
+    return {**found, "steps": {name: len(course.steps) for name, course in runs.taken[0].items()}}
 
 
 def _trainer(engine: Engine) -> Course:

@@ -12,13 +12,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks.commands import RUNS, SWIFT, call, environment
 from benchmarks.facts import Figure, MemoryWatch
 from benchmarks.inputs import CHATS, HUGE, LARGE, MIDDLE, WORK, ensure, ensure_huge
+from benchmarks.turns import Rounds
 
 SIZES = {"28M": MIDDLE, "84M": LARGE, "447M": HUGE}
 ROUNDS = 3
@@ -32,30 +33,28 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     found = {size: _found(size, model, rounds) for size, model in sizes.items()}
     figures = []
     for size, sides in found.items():
-
-        def ratio(over: str, under: str, what: str, of: dict[str, list[dict[str, float]]] = sides) -> float:
-            return median(a[what] / b[what] for a, b in zip(of[over], of[under], strict=True))
-
         figures += [
-            Figure(f"{size}: export over cp of the same bytes, synced", ratio("swift", "cp", "seconds"), at_most=1.5),
-            Figure(f"{size}: export over PEFT's, synced", ratio("swift", "peft", "seconds"), at_most=1.0),
-            Figure(f"{size}: memory of the export over PEFT's", ratio("swift", "peft", "mib"), at_most=0.5),
-            Figure(f"{size}: export with its comparison over without", ratio("verified", "swift", "seconds")),
+            Figure(
+                f"{size}: export over cp of the same bytes, synced", sides.ratio("swift", "cp", "seconds"), at_most=1.5
+            ),
+            Figure(f"{size}: export over PEFT's, synced", sides.ratio("swift", "peft", "seconds"), at_most=1.0),
+            Figure(f"{size}: memory of the export over PEFT's", sides.ratio("swift", "peft", "mib"), at_most=0.5),
+            Figure(f"{size}: export with its comparison over without", sides.ratio("verified", "swift", "seconds")),
         ]
-    return figures, {"rounds": rounds, "found": found}
+    return figures, {"rounds": rounds, "found": {size: sides.taken for size, sides in found.items()}}
 
 
-def _found(size: str, model: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
+def _found(size: str, model: Path, rounds: int) -> Rounds:
     place = ("--output_dir", str(RUNS), "--logging.run_name", f"export-{size}", "--report_to", "jsonl")
     shutil.rmtree(RUNS / model.name / f"export-{size}", ignore_errors=True)
     call([SWIFT, "sft", "--model", str(model), "--dataset", str(CHATS), *LORA, *place], environment())
     checkpoint = (RUNS / model.name / f"export-{size}" / "last-checkpoint").resolve()
-    sides: dict[str, list[dict[str, float]]] = {"cp": [], "swift": [], "verified": [], "peft": []}
-    for _ in range(rounds):
-        for side, answers in sides.items():
-            command = [sys.executable, "-m", "benchmarks.export", side, str(checkpoint), str(WORK / "exported")]
-            answers.append(json.loads(call(command, environment()).strip().splitlines()[-1]))
-    return sides
+
+    def side(name: str) -> dict[str, float]:
+        command = [sys.executable, "-m", "benchmarks.export", name, str(checkpoint), str(WORK / "exported")]
+        return dict(json.loads(call(command, environment()).strip().splitlines()[-1]))
+
+    return Rounds({name: partial(side, name) for name in SIDES}, rounds)
 
 
 def copy(checkpoint: Path, out: Path) -> None:

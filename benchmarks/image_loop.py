@@ -104,12 +104,7 @@ class ImageLoop:
         self.optimizer.step()
         self.optimizer.zero_grad()
         images = len(batch.get("image_grid_thw", ()))
-        return {
-            "loss": loss.item(),
-            "tokens": int(batch["attention_mask"].sum()),
-            "images": images,
-            "waited": waited,
-        }
+        return {"loss": loss.item(), "tokens": int(batch["attention_mask"].sum()), "images": images, "waited": waited}
 
     def cpu(self) -> float:
         """Return the CPU seconds of this process and of those that decode for it."""

@@ -14,12 +14,12 @@ import json
 import shutil
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks.facts import Figure
 from benchmarks.image_inputs import processor, row, write_photographs
 from benchmarks.inputs import WORK
+from benchmarks.turns import Rounds
 
 FOLDER = WORK / "images"
 SIZES = ((448, 448), (640, 480), (1024, 768))
@@ -38,23 +38,17 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         "processor": lambda: _processed(own, data),
     }
     _encoded(own, data, "header")  # imports what is imported once
-    turns = [{way: make() for way, make in ways.items()} for _ in range(rounds)]
-    digests = {made["digest"] for turn in turns for made in turn.values()}
-
-    def over(other: str) -> float:
-        return median(turn[other]["cpu"] / turn["header"]["cpu"] for turn in turns)
-
+    turns = Rounds(ways, rounds)
     figures = [
-        Figure("rows encoded per second by header over the processor's own calls, by CPU time", over("processor")),
-        Figure("rows encoded per second by header over media_check decode, by CPU time", over("decode")),
-        Figure(
-            "rows encoded per second of one core's time, by header",
-            median(rows / turn["header"]["cpu"] for turn in turns),
-            unit="",
-        ),
-        Figure("ways that made other tokens", float(len(digests) - 1), unit="", at_most=0),
+        Figure(f"rows encoded per second by header over {other}, by CPU time", turns.ratio(way, "header", "cpu"))
+        for way, other in (("processor", "the processor's own calls"), ("decode", "media_check decode"))
     ]
-    return figures, {"rows": rows, "files": FILES, "sizes": SIZES, "turns": turns}
+    rate = rows / turns.median("header", "cpu")
+    figures += [
+        Figure("rows encoded per second of one core's time, by header", rate, unit=""),
+        Figure("ways that made other tokens", turns.odd("digest"), unit="", at_most=0),
+    ]
+    return figures, {"rows": rows, "files": FILES, "sizes": SIZES, "turns": turns.taken}
 
 
 def _encoded(processor: Any, data: Path, check: str) -> dict[str, Any]:

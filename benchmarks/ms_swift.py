@@ -17,12 +17,12 @@ from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.commands import PACKED, PADDED, RUNS, SWIFT, TRAINING, Course, call, environment, seconds_of, watch
+from benchmarks.commands import PACKED, PADDED, RUNS, SWIFT, TRAINING, Course, call, environment, watch
 from benchmarks.facts import Figure
 from benchmarks.inputs import MODEL, ROOT, SOME_CHATS, WORK, ensure, take_chats
+from benchmarks.turns import Rounds
 
 VERSION = "4.6.0"
 ALONGSIDE = ("torch", "transformers")
@@ -57,31 +57,30 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         variants[name]()
     take_chats(96 if quick else 480)
     tokens = _tokens()
-    runs = [{name: run() for name, run in variants.items()} for _ in range(rounds)]
-    help_seconds = [_help_seconds() for _ in range(5)]
-
-    def speed(ours: str, theirs: str = "ms-swift") -> float:
-        return median(run[ours].rate(tokens) / run[theirs].rate(tokens) for run in runs)
-
-    first = median(run["packed"].first_step / run["ms-swift"].first_step for run in runs)
+    runs = Rounds(variants, rounds)
+    speed = partial(runs.ratio, value=lambda course: course.rate(tokens))
+    first = runs.ratio("packed", "ms-swift", first_step)
     figures = [
-        Figure("real tokens/s over ms-swift's, packed", speed("packed"), at_least=3.0),
-        Figure("real tokens/s over ms-swift's, packed and compiled", speed("packed, compiled"), at_least=3.0),
-        Figure("real tokens/s over ms-swift's, padded alike", speed("padded")),
+        Figure("real tokens/s over ms-swift's, packed", speed("packed", "ms-swift"), at_least=3.0),
+        Figure(
+            "real tokens/s over ms-swift's, packed and compiled", speed("packed, compiled", "ms-swift"), at_least=3.0
+        ),
+        Figure("real tokens/s over ms-swift's, padded alike", speed("padded", "ms-swift")),
         Figure("the same, nothing recomputed by either, packed", speed("packed", "ms-swift, nothing recomputed")),
         Figure("the same, nothing recomputed by either, padded", speed("padded", "ms-swift, nothing recomputed")),
         Figure("time to the first step over ms-swift's", first, at_most=1 / 3),
-        Figure("swift --help", median(each["swift --help"] for each in help_seconds), unit="s", at_most=0.5),
-        Figure("ms-swift: swift sft --help", median(each["ms-swift"] for each in help_seconds), unit="s"),
     ]
     details = {
         "ms-swift": VERSION,
         "tokens": tokens,
-        "tokens_per_second": {name: median(run[name].rate(tokens) for run in runs) for name in variants},
-        "seconds_to_first_step": {name: median(run[name].first_step for run in runs) for name in variants},
-        "seconds_of_help": help_seconds,
+        "tokens_per_second": runs.medians(lambda course: course.rate(tokens)),
+        "seconds_to_first_step": runs.medians(first_step),
     }
     return figures, details
+
+
+def first_step(course: Course) -> float:
+    return course.first_step
 
 
 def install() -> None:
@@ -136,11 +135,3 @@ def train_swift(name: str, model: Path, data: Path, *more: str) -> Course:
     output = RUNS / name
     command = [SWIFT, "sft", "--model", str(model), "--dataset", str(data), *TRAINING, *ONE_EPOCH, *more]
     return watch([*command, "--output_dir", str(output), "--data.cache", str(output / "cache")], environment(), output)
-
-
-def _help_seconds() -> dict[str, float]:
-    return {
-        "swift --help": seconds_of([SWIFT, "--help"], environment()),
-        "swift sft --help": seconds_of([SWIFT, "sft", "--help"], environment()),
-        "ms-swift": seconds_of([str(MS_SWIFT), "sft", "--help"], environment()),
-    }

@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks import image_inputs, ms_swift
@@ -23,7 +23,8 @@ from benchmarks.commands import RUNS, Course
 from benchmarks.facts import Figure
 from benchmarks.image_inputs import FOLDER
 from benchmarks.inputs import WORK
-from benchmarks.ms_swift import HOME, VERSION, WITHOUT_RECOMPUTING, train_ms_swift, train_swift
+from benchmarks.ms_swift import HOME, VERSION, WITHOUT_RECOMPUTING, first_step, train_ms_swift, train_swift
+from benchmarks.turns import Rounds
 from swift import torchvision_ops
 
 MODEL = WORK / "model-sees-as-qwen"
@@ -34,12 +35,7 @@ PACKED = ("--per_device_train_batch_size", "1", "--packing", "true", "--max_leng
 ONE_BY_ONE = ("--per_device_train_batch_size", "1")
 """Without padding; then ms-swift, too, computes scores of the tokens alone that are learned."""
 PACKAGES = ("torchvision==0.28.0", "qwen-vl-utils==0.0.14")
-VIDEOS = {
-    "video_processor_type": "Qwen2VLVideoProcessor",
-    "patch_size": 14,
-    "merge_size": 2,
-    "temporal_patch_size": 2,
-}
+VIDEOS = {"video_processor_type": "Qwen2VLVideoProcessor", "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
 FIRST_SPECIAL = 151_643
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>"),
@@ -67,40 +63,32 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         "ms-swift, one by one": _ms_swift(*WITHOUT_RECOMPUTING, *ONE_BY_ONE),
         "one by one": _swift("one-by-one", *PADDED, *ONE_BY_ONE),
     }
-    runs = [{name: run(data) for name, run in variants.items()} for _ in range(1 if quick else 2)]
-
-    def speed(ours: str, theirs: str = "ms-swift") -> float:
-        return median(run[ours].rate(images) / run[theirs].rate(images) for run in runs)
-
+    runs = Rounds({name: partial(run, data) for name, run in variants.items()}, 1 if quick else 2)
+    speed = partial(runs.ratio, value=lambda course: course.rate(images))
+    of_a_batch = tokens["padded"] / tokens["ms-swift"]
+    first = runs.ratio("padded", "ms-swift", first_step)
     figures = [
-        Figure(
-            "tokens of one batch of the same rows, padding counted, over ms-swift's",
-            tokens["padded"] / tokens["ms-swift"],
-            at_least=1.0,
-        ),
-        Figure("images/s over ms-swift's, padded alike", speed("padded"), at_least=1.0),
-        Figure("images/s over ms-swift's, packed", speed("packed"), at_least=1.0),
+        Figure("tokens of one batch of the same rows, padding counted, over ms-swift's", of_a_batch, at_least=1.0),
+        Figure("images/s over ms-swift's, padded alike", speed("padded", "ms-swift"), at_least=1.0),
+        Figure("images/s over ms-swift's, packed", speed("packed", "ms-swift"), at_least=1.0),
         Figure("the same, nothing recomputed by either, padded", speed("padded", "ms-swift, nothing recomputed")),
         Figure("the same, nothing recomputed by either, packed", speed("packed", "ms-swift, nothing recomputed")),
         Figure("the same, nothing recomputed by either, one by one", speed("one by one", "ms-swift, one by one")),
-        Figure(
-            "time to the first step over ms-swift's",
-            median(run["padded"].first_step / run["ms-swift"].first_step for run in runs),
-        ),
+        Figure("time to the first step over ms-swift's", first),
     ]
     details = {
         "ms-swift": VERSION,
         "sizes": image_inputs.SIZES,
         "images": images,
         "tokens_of_a_batch": tokens,
-        "images_per_second": {name: median(run[name].rate(images) for run in runs) for name in variants},
-        "seconds_to_first_step": {name: median(run[name].first_step for run in runs) for name in variants},
+        "images_per_second": runs.medians(lambda course: course.rate(images)),
+        "seconds_to_first_step": runs.medians(first_step),
         "notes": [
             "By the clock, in turns, with as many threads as each takes by itself on this machine. swift prepares its "
             "data anew in each run, as ms-swift does. The start-up and the first step count for the last figure only. "
             "The model is small beside its vocabulary of 151,936, whose scores are most of the work. swift computes "
             "them for the tokens that are learned; ms-swift does so for batches of one row, and for others from the "
-            "first learned token of any row to the end of the longest. With a larger model they matter less.",
+            "first learned token of any row to the end of the longest. With a larger model they matter less."
         ],
     }
     return figures, details

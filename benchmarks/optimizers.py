@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.facts import Figure, MemoryWatch, machine
+from benchmarks.facts import Figure, MemoryWatch
 from benchmarks.inputs import CHATS, LARGE, MODEL, WORK, ensure
 
 KEPT = WORK / "optimizers"
@@ -56,7 +56,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         "rows_of_a_step": ROWS,
         "learning_rates": {"adamw": ADAMW, **RATES, "adapters": f"{OF_ADAPTERS} times as much"},
         "pairs": cells,
-        "notes": [*_tables(cells, steps), *_processors(cells)],
+        "notes": _tables(cells, steps),
     }
     return _figures(cells), details
 
@@ -93,18 +93,6 @@ def _tables(cells: Mapping[str, Mapping[str, Cell]], steps: int) -> list[str]:
     ]  # fmt: skip
 
 
-def _processors(cells: Mapping[str, Mapping[str, Cell]]) -> list[str]:
-    """Return which rows were measured on which processor, where a command went on upon another machine."""
-    rows: dict[str, list[str]] = {}
-    for tuner, row in cells.items():
-        for processor in sorted({each["processor"] for each in row.values() if {"cpu_s", "processor"} <= each.keys()}):
-            rows.setdefault(processor, []).append(tuner)
-    if len(rows) < 2:
-        return []
-    said = "; ".join(f"{', '.join(tuners)} on {processor}" for processor, tuners in rows.items())
-    return [f"Times can be compared within a row, since the rows were measured on two machines: {said}."]
-
-
 def _shown(cell: Cell, key: str) -> str:
     if key not in cell:
         return "–"
@@ -125,7 +113,7 @@ def _cell(folder: Path, model: Path, tuner: str, name: str, steps: int) -> Cell:
         child.join()
         if "failed" in found:
             raise SystemExit(f"{tuner} with {name}: {found['failed']}")
-        kept.write_text(json.dumps({**found, "processor": machine()["processor"]}) + "\n")
+        kept.write_text(json.dumps(found) + "\n")
     cell: Cell = json.loads(kept.read_text())
     return cell
 

@@ -74,11 +74,7 @@ class DeepSpeedLoop(ShardedLoop):
         import deepspeed
 
         super().__init__(model, chats, learning_rate)
-        own = {
-            "train_micro_batch_size_per_gpu": ROWS,
-            "steps_per_print": 10**9,
-            "zero_allow_untested_optimizer": True,
-        }
+        own = {"train_micro_batch_size_per_gpu": ROWS, "steps_per_print": 10**9, "zero_allow_untested_optimizer": True}
         config = json.loads(json.dumps({**self.config, **own}))
         self.model, *_ = deepspeed.initialize(
             model=self.model, optimizer=self.optimizer, config=config, dist_init_required=False

@@ -12,14 +12,15 @@ import os
 import resource
 import shutil
 import time
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks.commands import call_module
 from benchmarks.facts import Figure
 from benchmarks.inputs import CHATS, MODEL, WORK, ensure
 from benchmarks.peer import ONE_THREAD, read_order
+from benchmarks.turns import Rounds
 
 FOLDER = WORK / "tokenising"
 ROWS = 20_000
@@ -31,22 +32,17 @@ FEW, MANY = 200_000, 2_000_000
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     ensure()
     rows, few, many = (4_000, 8_000, 16_000) if quick else (ROWS, FEW, MANY)
-    turns = [{workers: _run(workers, rows) for workers in (1, 2)} for _ in range(1 if quick else 3)]
+    turns = Rounds({str(workers): partial(_run, workers, rows) for workers in (1, 2)}, 1 if quick else 3)
     memory = {str(count): _run(2, count) for count in (few, many)}
-    digests = {each["digest"] for turn in turns for each in turn.values()}
-
-    def ratio(what: str) -> float:
-        return median(turn[1][what] / turn[2][what] for turn in turns)
-
     grown = memory[str(many)]["memory_mib"] / memory[str(few)]["memory_mib"]
     figures = [
-        Figure("two cores over one, by the busiest process's CPU time", ratio("busiest"), at_least=1.8),
-        Figure("two cores over one, by the clock", ratio("seconds")),
+        Figure("two cores over one, by the busiest process's CPU time", turns.ratio("1", "2", "busiest"), at_least=1.8),
+        Figure("two cores over one, by the clock", turns.ratio("1", "2", "seconds")),
         Figure(f"memory at {many:,} rows over that at {few:,}", grown, at_most=1.25),
-        Figure("ways that made other tokens or masks", float(len(digests) - 1), unit="", at_most=0),
-        Figure("rows per second of one core's time", median(rows / turn[1]["cpu"] for turn in turns), unit=""),
+        Figure("ways that made other tokens or masks", turns.odd("digest"), unit="", at_most=0),
+        Figure("rows per second of one core's time", rows / turns.median("1", "cpu"), unit=""),
     ]
-    return figures, {"rows": rows, "turns": turns, "memory": memory}
+    return figures, {"rows": rows, "turns": turns.taken, "memory": memory}
 
 
 def _run(workers: int, rows: int) -> dict[str, Any]:

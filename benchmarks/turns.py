@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
@@ -47,6 +48,37 @@ def summary(turns: list[Turn]) -> dict[str, Any]:
         "median_step_seconds": {who: median(turn[who]["seconds"] for turn in warm) for who in ("swift", "other")},
         "ratio_by_block": ratios(turns),
     }
+
+
+class Rounds:
+    """Variants measured side by side, round by round, so that each meets the machine in the same state."""
+
+    def __init__(self, variants: Mapping[str, Callable[[], Any]], count: int) -> None:
+        self.taken = [{name: run() for name, run in variants.items()} for _ in range(count)]
+
+    def ratio(self, over: str, under: str, value: Value) -> float:
+        """Return the median over rounds of a value of one variant over that of another."""
+        return median(_value(each[over], value) / _value(each[under], value) for each in self.taken)
+
+    def median(self, name: str, value: Value) -> float:
+        """Return the median of a variant's value over rounds."""
+        return median(_value(each[name], value) for each in self.taken)
+
+    def medians(self, value: Value) -> dict[str, float]:
+        """Return that of each variant."""
+        return {name: self.median(name, value) for name in self.taken[0]}
+
+    def odd(self, value: str) -> float:
+        """Return how many values there are beyond the one that all variants should have."""
+        return float(len({each[value] for taken in self.taken for each in taken.values()}) - 1)
+
+
+Value = str | Callable[[Any], float]
+"""A key of what a variant returned, or what computes a number of it."""
+
+
+def _value(taken: Any, value: Value) -> float:
+    return float(taken[value] if isinstance(value, str) else value(taken))
 
 
 def note_on_load() -> str:
