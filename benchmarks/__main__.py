@@ -77,7 +77,7 @@ def main() -> None:
         figures, details = measured(part, arguments.quick)
         show(f"{part}: {PARTS[part]}", figures)
         command = f"python -m benchmarks {part}" + (" --quick" if arguments.quick else "")
-        path = write(arguments.out, part, command, figures, details)
+        path = write(arguments.out, part, command, [each.shown for each in figures], details)
         write_page(arguments.out)
         print(f"  written to {path}", flush=True)
 

@@ -39,7 +39,7 @@ OBSERVERS = {
     "stopwatch": "observers:Stopwatch",
     "pipeline-watch": "megatron:PipelineWatch",
     "traffic-of-each": "traffic_watch:TrafficOfEach",
-    "checkpoint-watch": "checkpoint_watch:CheckpointWatch",
+    "checkpoint-watch": "checkpoints:CheckpointWatch",
 }
 """Names for `--report_to`, and what they load."""
 

@@ -26,14 +26,14 @@ from typing import Any
 import psutil
 
 from benchmarks.commands import SWIFT, UNSAVED, environment
-from benchmarks.facts import Figure, machine, write_page
+from benchmarks.facts import Figure, write, write_page
 from benchmarks.inputs import ROOT, WORK
 from swift.hardware import device_called
 
 LIMIT = 570
 """Seconds of a part."""
 NOTHING_FITS = 3
-"""What `swift plan` ends with where no plan fits; the nearest one is told all the same."""
+"""What `swift plan` exits with where no plan fits; it prints the nearest one all the same."""
 STEPS = 12
 WARM = 4
 """Steps that are left out of figures: kernels are chosen, compiled and timed in them."""
@@ -72,7 +72,7 @@ class Place:
 
 
 def training(place: Place, name: str, *words: str, shape: str | None = None, steps: int = STEPS) -> dict[str, Any]:
-    """Train, and return the medians of what was logged, beside what `swift plan` expected."""
+    """Train, and return the medians of what was logged, and what `swift plan` expected."""
     model, chats = model_of(shape or place.shape), chats_of(place)
     settings = [
         "--per_device_train_batch_size", "1", "--torch_dtype", "bfloat16", "--packing", "true",
@@ -80,8 +80,8 @@ def training(place: Place, name: str, *words: str, shape: str | None = None, ste
     ]  # fmt: skip
     inputs = ["sft", "--model", str(model), "--dataset", str(chats)]
     command, log = run_of(place, name, model, [*inputs, *settings, "--export.verify", "none"], steps)
-    with ThreadPoolExecutor(1) as beside:  # only its first seconds lie beside the plan, and those are of loading
-        plan_to_come = beside.submit(planned, model, settings, place)
+    with ThreadPoolExecutor(1) as pool:  # only its first seconds overlap the plan, and those are of loading
+        plan_to_come = pool.submit(planned, model, settings, place)
         call(command)
         plan = plan_to_come.result()
     measured = [line for line in lines_of(log) if "tokens_per_second" in line]
@@ -100,7 +100,7 @@ def training(place: Place, name: str, *words: str, shape: str | None = None, ste
         "planned_tokens_per_second": best.get("tokens_per_second"),
         "parameters": plan["model"]["parameters"],
         "seconds": seconds,
-        "command": told(command),
+        "command": typed(command),
     }
     known = device_called(device_name(place))
     if known is not None:
@@ -175,10 +175,10 @@ def _saving(place: Place) -> dict[str, Any]:
     more = ("--save_steps", "4", "--checkpoint.asynchronous", "true", "--save_total_limit", "1")
     facts = training(place, "saving", *words, *more, shape=shape, steps=21)
     seconds = facts["seconds"]
-    saved = {step for step in range(5, 21) if step % 4 in (0, 1)}  # the step of a save, and the one beside it
+    saved = {step for step in range(5, 21) if step % 4 in (0, 1)}  # the step of a save, and the next one
     plain = [seconds[step] for step in range(5, 21) if step + 1 not in saved]
-    beside = [seconds[step] for step in range(5, 21) if step + 1 in saved]
-    return {**facts, "stall": sum(beside) / len(beside) / median(plain) - 1}
+    saving = [seconds[step] for step in range(5, 21) if step + 1 in saved]
+    return {**facts, "stall": sum(saving) / len(saving) / median(plain) - 1}
 
 
 def _serving(place: Place) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _grpo(place: Place) -> dict[str, Any]:
     command, log = run_of(place, "grpo", model, words, steps=4)
     call(command)
     steps = [line for line in lines_of(log) if "train_speed(s/it)" in line]
-    return {"seconds_a_round": median(line["train_speed(s/it)"] for line in steps[1:]), "command": told(command)}
+    return {"seconds_a_round": median(line["train_speed(s/it)"] for line in steps[1:]), "command": typed(command)}
 
 
 def _kernels(place: Place) -> dict[str, Any]:
@@ -334,7 +334,7 @@ def device_name(place: Place) -> str:
 
 
 def call(command: Sequence[str], fine: Sequence[int] = (0,)) -> str:
-    """Run a command to its end and answer what it printed; a failure raises with its last words."""
+    """Run a command to its end and return its output; a failure raises with the last lines of it."""
     # Packs are of many lengths: without it, the allocator keeps blocks that fit none of those to come.
     variables = environment(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
@@ -343,7 +343,7 @@ def call(command: Sequence[str], fine: Sequence[int] = (0,)) -> str:
     return done.stdout
 
 
-def told(command: Sequence[str]) -> str:
+def typed(command: Sequence[str]) -> str:
     """Return a command as it is typed in the repository's folder."""
     return " ".join(["swift", *(word.removeprefix(f"{ROOT}/") for word in command[1:])])
 
@@ -374,7 +374,7 @@ def report(out: Path, place: Place, results: dict[str, dict[str, Any]]) -> Path:
         results["full_4k_fp8"]["over_bf16"] = (
             results["full_4k_fp8"]["tokens_per_second"] / results["full_4k"]["tokens_per_second"]
         )
-    shown = []
+    shown: list[dict[str, str]] = []
     for name, facts in results.items():
         if "left_out" in facts:
             shown.append({"what": name, "figure": "not measured", "verdict": facts["left_out"]})
@@ -386,17 +386,11 @@ def report(out: Path, place: Place, results: dict[str, dict[str, Any]]) -> Path:
             meant = place.shape == "8b" and not place.dry
             goal = GOALS.get((name, key)) if meant else None
             most = STALL if key == "stall" and meant else None
-            figure = Figure(f"{name}: {key.replace('_', ' ')}", facts[key], unit, at_least=goal, at_most=most)
-            shown.append({"what": figure.what, "figure": str(figure), "verdict": figure.verdict})
-    content = {
-        "command": f"python -m benchmarks.gpu --device {place.device} --shape {place.shape}",
-        "machine": {**machine(), "device": device_name(place)},
-        "figures": shown,
-        "details": {"parts": results, **({"notes": ["A dry run: its figures mean nothing."]} if place.dry else {})},
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "gpu.json"
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            title = f"{name}: {key.replace('_', ' ')}"
+            shown.append(Figure(title, facts[key], unit, at_least=goal, at_most=most).shown)
+    details = {"parts": results, **({"notes": ["A dry run: its figures mean nothing."]} if place.dry else {})}
+    command = f"python -m benchmarks.gpu --device {place.device} --shape {place.shape}"
+    path = write(out, "gpu", command, shown, details, device=device_name(place))
     write_page(out)
     return path
 

@@ -22,7 +22,7 @@ from benchmarks.turns import note_on_load
 
 TRL = {"as it comes": {}, "nothing recomputed": {"gradient_checkpointing": False}}
 """Settings of TRL, by what figures call it."""
-LENGTHS = {"answers of one length": MODEL, "answers of their own lengths": ENDING}
+LENGTHS = {"completions of one length": MODEL, "completions of their own lengths": ENDING}
 QUESTIONS, GENERATIONS, LONGEST = 4, 8, 64
 """Of each step."""
 WARM_UP = 1
@@ -42,7 +42,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     details = {
         "TRL": metadata.version("trl"),
         "steps": steps,
-        **{"prompts_of_a_step": QUESTIONS, "answers_to_each": GENERATIONS, "longest_answer": LONGEST},
+        **{"prompts_of_a_step": QUESTIONS, "completions_to_each": GENERATIONS, "longest_completion": LONGEST},
         **{lengths: {side: _summary(each) for side, each in run.items()} for lengths, run in runs.items()},
         "notes": [note_on_load()],
     }
@@ -139,9 +139,9 @@ class Clock:
         self._turn = Turn()
         self._before_mib: float | None = None
 
-    def begin(self, said: dict[str, Any]) -> None:
+    def begin(self, reported: dict[str, Any]) -> None:
         """Say what was, wait for the turn, and begin a step."""
-        self._turn.end(said)
+        self._turn.end(reported)
         self.tokens = 0
         self._parts = {name: dict.fromkeys(("prepared", "drawn", "sent"), 0.0) for name in CLOCKS}
         self._since = {name: read() for name, read in CLOCKS.items()}
@@ -197,7 +197,7 @@ def swift_side(order: dict[str, Any], clock: Clock) -> None:
         (Hooks, "train_step", step),
     ):
         setattr(owner, name, wrapped)
-    answers = str(order["prompts"] * order["generations"])
+    completions = str(order["prompts"] * order["generations"])
     raise SystemExit(
         run(
             [
@@ -205,7 +205,7 @@ def swift_side(order: dict[str, Any], clock: Clock) -> None:
                 *("--train_type", "full", "--learning_rate", str(order["learning_rate"]), "--report_to", "jsonl"),
                 *("--reward_funcs", f"{order['rewards']}:letters", "--num_generations", str(order["generations"])),
                 *("--max_completion_length", str(order["longest"]), "--temperature", "1.0", "--torch_dtype", "float32"),
-                *("--per_device_train_batch_size", answers, "--max_steps", str(order["steps"]), "--seed", "1"),
+                *("--per_device_train_batch_size", completions, "--max_steps", str(order["steps"]), "--seed", "1"),
                 *("--backend.device", "cpu", "--checkpoint.save_last", "false", "--output_dir", order["folder"]),
                 *order["arguments"],
             ]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial, wraps
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.commands import ROWS, UNSAVED, swift_run
@@ -21,16 +21,15 @@ from benchmarks.inputs import DEEP, EVEN, ensure
 from benchmarks.observers import append
 from benchmarks.turns import loss_difference, ratios, summary, turns
 from swift.hookspecs import hookimpl
+from swift_plan.schedules import Durations, Work, replay
 
 MEGATRON = ("--backend", "megatron", "--nproc", "2")
 STAGES = 2
 MICRO_BATCHES = (2, 4, 8)
 MICRO_ROWS = 4
 
-Work = dict[str, Any]
-"""Forward or backward of a micro-batch through a chunk."""
-Pass = list[list[Work]]
-"""All work of a step, by process, in the order in which it was done."""
+Pass = list[list[dict[str, Any]]]
+"""Forward and backward of each micro-batch through each chunk: by process, in the order in which it was done."""
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
@@ -71,18 +70,14 @@ def _pipelines(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         for count, passes in _passes(chunks, steps).items():
             name = f"pp {STAGES}" + (f" x vpp {chunks}" if chunks > 1 else "") + f", {count} micro-batches"
             formula = (STAGES - 1) / (chunks * count + STAGES - 1)
-            clock, alone = median(map(_bubble, passes)), _bubble(_replayed(_typical(passes)))
+            by_step = [_bubble(each) for each in passes]
+            bubbles = {"formula": formula, "order of work": _replayed(passes), "clock": median(by_step)}
             figures += [
-                Figure(f"{name}: bubble by formula", formula, ""),
-                Figure(f"{name}: bubble of the order of work", alone, ""),
-                Figure(f"{name}: bubble by the clock", clock, ""),
+                Figure(f"{name}: bubble by formula", bubbles["formula"], ""),
+                Figure(f"{name}: bubble of the order of work", bubbles["order of work"], ""),
+                Figure(f"{name}: bubble by the clock", bubbles["clock"], ""),
             ]
-            details[name] = {
-                "bubble": {"formula": formula, "order of work": alone, "clock": clock},
-                "bubble_by_step": [_bubble(each) for each in passes],
-                "clock_over_processor": median(map(_slowed, passes)),
-                "processor_seconds_by_stage": [sum(work["processor"] for work in each) for each in _typical(passes)],
-            }
+            details[name] = {"bubble": bubbles, "bubble_by_step": by_step}
     return figures, details
 
 
@@ -107,52 +102,22 @@ def _bubble(work: Pass) -> float:
     return 1 - sum(each["end"] - each["begin"] for each in every) / (len(work) * took)
 
 
-def _slowed(work: Pass) -> float:
-    """By how much others on the machine made work longer than the processor took for it."""
-    every = [each for own in work for each in own]
-    return float(sum(each["end"] - each["begin"] for each in every) / sum(each["processor"] for each in every))
+def _replayed(passes: Sequence[Pass]) -> float:
+    """Return the bubble of the last pass's order, each part as soon as its inputs are ready, as `swift plan` has it.
 
-
-def _typical(passes: Sequence[Pass]) -> Pass:
-    """Return the order of the last pass, with the median of the processor's seconds over all of them."""
+    Parts take the median of the processor's seconds of their kind on their process.
+    """
+    orders = [[Work(each["what"], each["chunk"], each["number"]) for each in own] for own in passes[-1]]
+    chunks = 1 + max(work.chunk for own in orders for work in own)
+    kinds = ("forward", "backward")
     seconds = [
-        {(rank, *_name(each)): each["processor"] for rank, own in enumerate(work) for each in own} for work in passes
-    ]
-    return [
-        [{**each, "processor": median(found[rank, *_name(each)] for found in seconds)} for each in own]
-        for rank, own in enumerate(passes[-1])
-    ]
-
-
-def _name(work: Work) -> tuple[str, int, int]:
-    return work["what"], work["chunk"], work["number"]
-
-
-def _replayed(work: Pass) -> Pass:
-    """Schedule the same work in the same order, each part as soon as its inputs are ready, in CPU seconds."""
-    stages = len(work)
-    last = max(each["chunk"] for own in work for each in own) * stages + stages - 1
-    ends: dict[tuple[str, int, int], float] = {}
-    clocks = [0.0] * stages
-    done: Pass = [[] for _ in work]
-    while any(len(done[rank]) < len(own) for rank, own in enumerate(work)):
-        stuck = True
-        for rank, own in enumerate(work):
-            while len(done[rank]) < len(own):
-                each = own[len(done[rank])]
-                what, chunk, number = _name(each)
-                stage = chunk * stages + rank
-                before = stage - 1 if what == "forward" else stage + 1
-                needed = (what, before, number)
-                if 0 <= before <= last and needed not in ends:
-                    break
-                begin = max(clocks[rank], ends.get(needed, 0.0))
-                clocks[rank] = ends[what, stage, number] = begin + each["processor"]
-                done[rank].append({**each, "begin": begin, "end": clocks[rank]})
-                stuck = False
-        if stuck:
-            raise RuntimeError("no order of work: each waits for another")
-    return done
+        [chunks * median(each["processor"] for own in passes for each in own[rank] if each["what"] == kind)
+         for kind in kinds]
+        for rank in range(STAGES)
+    ]  # fmt: skip
+    forward, backward = (fmean(own[kind] for own in seconds) for kind in range(len(kinds)))
+    slower = [sum(own) / (forward + backward) for own in seconds]
+    return replay(orders, Durations(forward, backward), slower).bubble
 
 
 def _lines(path: Path) -> list[Any]:
@@ -161,10 +126,9 @@ def _lines(path: Path) -> list[Any]:
 
 NOTES = (
     "Bubbles: 'of the order of work' replays the forward and backward passes of each process in the order in which "
-    "Megatron ran them, each with the median of the processor's seconds that it took, and with messages that take no "
-    "time. It differs from the formula where stages are not equally long: the first has the embedding, the last the "
-    "head. 'By the clock' also has the messages, and what else the machine does meanwhile (clock_over_processor in "
-    "the file).",
+    "Megatron ran them, each with the median of the processor's seconds of its kind and process, and with messages "
+    "that take no time. It differs from the formula where stages are not equally long: the first has the embedding, "
+    "the last the head. 'By the clock' also has the messages, and what else the machine does meanwhile.",
 )
 
 

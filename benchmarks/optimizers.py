@@ -118,7 +118,7 @@ def _cell(folder: Path, model: Path, tuner: str, name: str, steps: int) -> Cell:
     return cell
 
 
-def _train(model: Path, tuner: str, name: str, steps: int, answer: Any) -> None:
+def _train(model: Path, tuner: str, name: str, steps: int, sender: Any) -> None:
     from swift.config.parse import config_from_mapping
     from swift.errors import ConfigError
     from swift.train import loop
@@ -154,11 +154,11 @@ def _train(model: Path, tuner: str, name: str, steps: int, answer: Any) -> None:
             since, loss = now, record.result.loss
         watch.mark("steps")
         # The first step makes the optimizer's state, and is left out.
-        answer.send({"peak_mib": watch.end()["steps"], "cpu_s": statistics.median(seconds[1:]), "loss": loss})
+        sender.send({"peak_mib": watch.end()["steps"], "cpu_s": statistics.median(seconds[1:]), "loss": loss})
     except ConfigError as refusal:
-        answer.send({"refused": str(refusal)})
+        sender.send({"refused": str(refusal)})
     except BaseException as error:
-        answer.send({"failed": repr(error)})
+        sender.send({"failed": repr(error)})
     finally:
         os._exit(0)
 

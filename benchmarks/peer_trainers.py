@@ -37,8 +37,8 @@ class Turns(TrainerCallback):
         now = time.process_time()
         self._end({"loss": self.loss.item(), "tokens": self.tokens, "cpu": now - self._since})
 
-    def _end(self, said: dict[str, Any]) -> None:
-        self._turn.end(said)
+    def _end(self, reported: dict[str, Any]) -> None:
+        self._turn.end(reported)
         self._since = time.process_time()
 
     def watching(self, trainer: type) -> Any:

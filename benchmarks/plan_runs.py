@@ -461,7 +461,7 @@ def _few_and_all(quick: bool, failed: dict[str, str]) -> Iterator[tuple[str, dic
 
 
 def _blocks_compared(runs: Mapping[int, ShortRun]) -> dict[str, Any]:
-    """Return how far what is said of a run is from what it took, as parts of that, and both in MiB and seconds."""
+    """Return how far the prediction of a run is from what it took, as parts of that, and both in MiB and seconds."""
     whole = runs[LAYERS]
     from_few = extrapolated({number: runs[number] for number in BLOCKS}, LAYERS)
     program = whole.peaks[BEFORE]

@@ -1,4 +1,4 @@
-"""How long: predicted iteration times beside measured ones, of GPT models on 2 to 512 A100.
+"""How long: predicted iteration times against measured ones, of GPT models on 2 to 512 A100.
 
 The rows are those that vTrain (KAIST, MICRO 2024, github.com/VIA-Research/vTrain, MIT licence) ships with its paper, as
 two files: vtrain_single_node.csv and vtrain_multi_node.csv. They are not in this repository: VTRAIN names their folder.
@@ -117,13 +117,13 @@ def _errors(name: str, measured: Sequence[Row], goal: float, draws: int) -> tupl
         order = random.Random(seed).sample(list(measured), len(measured))
         by_chance.append(_error(order[ROWS:], fit(order[:ROWS])))
     everything = fit(measured[:: max(1, len(measured) // 100)])
-    said = f"{name}: mean error"
+    title = f"{name}: mean error"
     by_few = f"of the others, fitted on {ROWS} rows"
     figures = [
-        Figure(f"{said}, assumed speeds", _error(measured, Speeds()), ""),
-        Figure(f"{said} {by_few} that the planner chose", _error(others, speeds), "", at_most=goal),
-        Figure(f"{said} {by_few} by chance, {draws} draws", fmean(by_chance), "", at_most=goal),
-        Figure(f"{said} where all rows were fitted", _error(measured, everything), ""),
+        Figure(f"{title}, assumed speeds", _error(measured, Speeds()), ""),
+        Figure(f"{title} {by_few} that the planner chose", _error(others, speeds), "", at_most=goal),
+        Figure(f"{title} {by_few} by chance, {draws} draws", fmean(by_chance), "", at_most=goal),
+        Figure(f"{title} where all rows were fitted", _error(measured, everything), ""),
     ]
     far = sorted(others, key=lambda row: -abs(row.error(speeds)))[:5]
     return figures, {
@@ -177,15 +177,8 @@ def _covered(measured: Sequence[Row], draws: int) -> list[Figure]:
     """Bars from the errors of few rows: how often they hold what other rows took."""
     figures = []
     for count in (5, ROWS, 60):
-        held, width = [], []
-        for seed in range(draws):
-            order = random.Random(100 + seed).sample(list(measured), len(measured))
-            known, others = order[:count], order[count:]
-            bars, speeds = Bars(crossed(known)), fit(known)
-            width.append(log(bars.around(1.0).high))
-            for row in others:
-                bar = bars.around(row.predict(speeds))
-                held.append(bar.low <= row.seconds <= bar.high)
+        inside, width = _held_times(measured, count, range(100, 100 + draws))
+        held = [each for split in inside for each in split]
         share = f"bars of 90 % from {count} rows, over {len(held) // draws} others x {draws} draws"
         figures.append(Figure(f"{share}: how many they hold", fmean(held), "", at_least=0.85))
         if count > 5:
@@ -196,12 +189,12 @@ def _covered(measured: Sequence[Row], draws: int) -> list[Figure]:
 
 NOTES = (
     "Rows of vTrain (KAIST, MICRO 2024, github.com/VIA-Research/vTrain, MIT licence): a part of the 1,440 and 109 rows "
-    "that it has, so many as are said under `rows`. Full recomputation of activations and no overlap of gradients are "
+    "that it has, as many as `rows` says. Full recomputation of activations and no overlap of gradients are "
     "assumed of them: the files do not say.",
     "vTrain itself reports 8.37 % on one machine and 14.73 % on several, from traces of every kernel.",
     "What is fitted: nine numbers (`swift_plan/timing.py`, Speeds). Where even all rows together leave a larger "
     "error than the goal, the rest is the rows' own: some are slower than equal layouts with a smaller micro-batch "
-    "beside them by a factor of two.",
+    "by a factor of two.",
 )
 
 
@@ -224,8 +217,10 @@ def bars(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
             held[f"{level}, {count}"] = share
             figures += _shown(f"memory {level}, bars from {count} runs, {len(errors) - count} others", share, width)
     every = [*_measured("single"), *_measured("multi")]
-    inside, widths = _held_times(every, 1 if quick else 6)
-    figures += _shown(f"time, bars from {KNOWN_TIMES} rows, {len(every) - KNOWN_TIMES} others", fmean(inside), widths)
+    splits, widths = _held_times(every, KNOWN_TIMES, range(500, 501 if quick else 506))
+    inside = [fmean(each) for each in splits]
+    others = f"time, bars from {KNOWN_TIMES} rows, {len(every) - KNOWN_TIMES} others"
+    figures += _shown(others, fmean(inside), median(widths))
     both = len(runs) - KNOWN[1], len(every) - KNOWN_TIMES
     share = (both[0] * held[f"traced, {KNOWN[1]}"] + both[1] * fmean(inside)) / sum(both)
     figures += _goal(f"memory and time, {sum(both)} configurations held out in each split", share)
@@ -233,14 +228,14 @@ def bars(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     return figures, {"splits of the time": inside, "notes": BARS_NOTES}
 
 
-def _shown(said: str, share: float, width: float) -> list[Figure]:
-    return [*_goal(said, share), Figure(f"{said}: width to each side", 100 * (exp(width) - 1), "%")]
+def _shown(title: str, share: float, width: float) -> list[Figure]:
+    return [*_goal(title, share), Figure(f"{title}: width to each side", 100 * (exp(width) - 1), "%")]
 
 
-def _goal(said: str, share: float) -> list[Figure]:
+def _goal(title: str, share: float) -> list[Figure]:
     return [
-        Figure(f"{said}: how many bars of 90 % hold", share, "", at_least=0.85),
-        Figure(f"{said}: not too wide", share, "", at_most=0.95),
+        Figure(f"{title}: how many bars of 90 % hold", share, "", at_least=0.85),
+        Figure(f"{title}: not too wide", share, "", at_most=0.95),
     ]
 
 
@@ -255,16 +250,16 @@ def _held_memory(errors: Sequence[float], count: int, splits: int) -> tuple[floa
     return fmean(held), median(widths)
 
 
-def _held_times(every: Sequence[Row], splits: int) -> tuple[list[float], float]:
-    """Return the same of times, split by split: speeds are fitted on the known rows, and the bars made of them."""
+def _held_times(every: Sequence[Row], count: int, seeds: Sequence[int]) -> tuple[list[list[bool]], list[float]]:
+    """Fit speeds on known rows, by chance, and make bars of them; return which others they hold, and their widths."""
     inside, widths = [], []
-    for seed in range(splits):
-        order = random.Random(500 + seed).sample(list(every), len(every))
-        known, others = order[:KNOWN_TIMES], order[KNOWN_TIMES:]
+    for seed in seeds:
+        order = random.Random(seed).sample(list(every), len(every))
+        known, others = order[:count], order[count:]
         speeds, bars = fit(known), Bars(crossed(known))
         widths.append(log(bars.around(1.0).high))
-        inside.append(fmean(_inside(bars, row.predict(speeds), row.seconds) for row in others))
-    return inside, median(widths)
+        inside.append([_inside(bars, row.predict(speeds), row.seconds) for row in others])
+    return inside, widths
 
 
 def _inside(bars: Bars, predicted: float, measured: float) -> bool:
@@ -287,14 +282,14 @@ def _fitting(runs: Mapping[str, Any]) -> list[Figure]:
 
 
 def _share(
-    cases: Sequence[tuple[float, float]], said: Callable[[float, float], bool], wrong: Callable[[float, float], bool]
+    cases: Sequence[tuple[float, float]], judged: Callable[[float, float], bool], wrong: Callable[[float, float], bool]
 ) -> float:
-    """Return the part of what was said of all runs and sizes of devices that turns out wrong."""
+    """Return the part of judgements of all runs and sizes of devices that turn out wrong."""
     said_of = wrong_of = 0
     for planned, peak in cases:
         for step in range(CAPACITIES):
             room = peak * 2 ** (2 * step / (CAPACITIES - 1) - 1)
-            if said(planned, room):
+            if judged(planned, room):
                 said_of += 1
                 wrong_of += wrong(peak, room)
     return wrong_of / said_of
@@ -302,10 +297,10 @@ def _share(
 
 BARS_NOTES = (
     "Memory: log(measured / planned) of the 96 runs on the CPU, known ones drawn by chance; the estimates were mended "
-    "against the same runs, so that these bars are narrower than those of engines that nobody has looked at.",
+    "against the same runs, so that these bars are narrower than those of engines that were not looked at.",
     "Time: vTrain's rows on 2 to 512 A100, one machine and several together; bars of errors that are each of a row "
     "without a part in its own prediction.",
     "Fitting: each run is judged for 201 sizes of a device, in equal ratios from half of what it took to twice that, "
-    "as `swift plan` judges: 8 % are to be left free. What is told wrong of plans that do not fit is that margin's "
+    "as `swift plan` judges: 8 % are to be left free. What is wrong of plans that do not fit is that margin's "
     "price.",
 )

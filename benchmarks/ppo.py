@@ -1,8 +1,8 @@
-"""What PPO computes, beside the last PPOTrainer that TRL had (0.29.1, out of its wheel), which is run for two rounds.
+"""What PPO computes, against the last PPOTrainer that TRL had (0.29.1, out of its wheel), which is run for two rounds.
 
 The rounds are taken apart: what TRL made advantages, returns and losses of is given to swift's functions. It learns
-twice from each round, so that ratios are not 1 the second time. A model with random weights hardly ever ends an answer:
-all have one length, which leaves out the one place more that TRL counts behind an answer that has ended.
+twice from each round, so that ratios are not 1 the second time. A model with random weights hardly ever ends a
+completion: all have one length, which leaves out the one position more that TRL counts behind a completion that has ended.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from benchmarks.commands import call_module
+from benchmarks.estimators import unpacked
 from benchmarks.facts import Figure
 from benchmarks.inputs import MODEL, PROMPTS, WORK, ensure, write_prompts
 from benchmarks.peer import common_arguments, read_order
-from benchmarks.peers_functions import unpacked
 
 TRL = "0.29.1"
 SCORER = MODEL.with_name(f"{MODEL.name}-scorer")
-ANSWERS, LENGTH, EPOCHS = 8, 16, 2
+COMPLETIONS, LENGTH, EPOCHS = 8, 16, 2
 """Of each round."""
 PENALTY, KL_COEF = 0.7, 0.3
 EQUAL = 1e-5
@@ -33,7 +33,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     make_inputs()
     order = {
         "python": str(unpacked("trl", TRL).parent), "model": str(MODEL), "scorer": str(SCORER),
-        "data": str(PROMPTS), "answers": ANSWERS, "longest": LENGTH, "epochs": EPOCHS,
+        "data": str(PROMPTS), "completions": COMPLETIONS, "longest": LENGTH, "epochs": EPOCHS,
         "penalty": PENALTY, "kl_coef": KL_COEF, "learning_rate": 1e-3,
     }  # fmt: skip
     figures = []
@@ -44,7 +44,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
             title = f"{what}, rewards {'whitened' if white else 'as they are'}: largest relative difference"
             figures.append(Figure(title, apart, unit="", at_most=EQUAL))
     details = {
-        "TRL": TRL, "answers_of_a_round": ANSWERS, "tokens_of_an_answer": LENGTH, "epochs": EPOCHS,
+        "TRL": TRL, "completions_of_a_round": COMPLETIONS, "tokens_of_a_completion": LENGTH, "epochs": EPOCHS,
         "missing_eos_penalty": PENALTY, "kl_coef": KL_COEF,
     }  # fmt: skip
     return figures, details
@@ -59,7 +59,7 @@ def compared(round_: dict[str, Any], *, white: bool) -> list[tuple[str, float]]:
     rows = {name: list(round_[name].double().numpy()) for name in ("values", "logps", "ref_logps")}
     divergences = [ours - theirs for ours, theirs in zip(rows["logps"], rows["ref_logps"], strict=True)]
     masks = [np.ones(len(each), dtype=bool) for each in divergences]
-    scores = round_["scores"].double().numpy() - PENALTY  # none of the answers has an end
+    scores = round_["scores"].double().numpy() - PENALTY  # none of the completions has an end
     made = gae.estimate(scores, rows["values"], divergences, masks, options, kl_coef=KL_COEF)
     found = [
         ("advantages", _apart(np.stack(made.advantages), round_["advantages"])),
@@ -77,7 +77,7 @@ def compared(round_: dict[str, Any], *, white: bool) -> list[tuple[str, float]]:
 def _losses(
     given: dict[str, torch.Tensor], order: torch.Tensor, logps: torch.Tensor, values: torch.Tensor, options: Any
 ) -> tuple[float, float]:
-    """Return swift's losses of a step: what policy and critic say of its answers, in their order, is given."""
+    """Return swift's losses of a step: what policy and critic say of its completions, in their order, is given."""
     from swift.contracts import ModelView
     from swift.data.batch import collate
     from swift.data.samples import Encoded, Segment
@@ -136,7 +136,7 @@ def trainer_of(order: dict[str, Any]) -> Any:
         return AutoModelForSequenceClassification.from_pretrained(order["scorer"], num_labels=1, dtype=torch.float32)
 
     policy, reference = (AutoModelForCausalLM.from_pretrained(order["model"], dtype=torch.float32) for _ in range(2))
-    answers = order["answers"]
+    completions = order["completions"]
     return PPOTrainer(
         model=policy,
         ref_model=reference,
@@ -144,11 +144,11 @@ def trainer_of(order: dict[str, Any]) -> Any:
         value_model=scorer(),
         processing_class=tokenizer,
         train_dataset=prompts.map(encoded, remove_columns=prompts.column_names),
-        eval_dataset=prompts.select(range(answers)).map(encoded, remove_columns=prompts.column_names),
+        eval_dataset=prompts.select(range(completions)).map(encoded, remove_columns=prompts.column_names),
         args=PPOConfig(
-            **common_arguments(order), per_device_train_batch_size=answers, gradient_accumulation_steps=1,
-            num_mini_batches=1, num_ppo_epochs=order["epochs"], local_rollout_forward_batch_size=answers,
-            total_episodes=answers, response_length=order["longest"], stop_token="eos",
+            **common_arguments(order), per_device_train_batch_size=completions, gradient_accumulation_steps=1,
+            num_mini_batches=1, num_ppo_epochs=order["epochs"], local_rollout_forward_batch_size=completions,
+            total_episodes=completions, response_length=order["longest"], stop_token="eos",
             missing_eos_penalty=order["penalty"], kl_coef=order["kl_coef"], whiten_rewards=order["white"],
             temperature=1.0, num_sample_generations=0, gradient_checkpointing=False, seed=1,
         ),
@@ -178,12 +178,16 @@ def keep(order: dict[str, Any]) -> None:
     trainer = trainer_of(order)
     trainer.train()
     steps, longest = order["epochs"], order["longest"]
-    start = kept["values"][0].logits.shape[1] - longest - 1  # of the place that says the first token of an answer
+    start = (
+        kept["values"][0].logits.shape[1] - longest - 1
+    )  # of the position that predicts the first token of a completion
     (full_values, _, _), (_, scores, _) = kept["rewards"]
     raw, mask, advantages = kept["white"][-1]
     means = kept["means"][-4 * steps :]  # before, whitening has taken means too
     if not mask.all():
-        sys.exit("ppo: an answer of TRL's has ended before the longest, where it counts one place more than swift")
+        sys.exit(
+            "ppo: a completion of TRL's has ended before the longest, where it counts one position more than swift"
+        )
     values = full_values[:, start:-1].squeeze(-1)
     torch.save(
         {

@@ -1,9 +1,9 @@
-"""Ten million short rows, from a file to the first steps of a run: memory, what a start reads, and rows a second.
+"""Ten million short rows, from a file to the first steps of a run: memory, and what a start reads.
 
 The rows are built by independent jobs (`swift data build --shard i/10`), joined, and trained on for two steps, twice. A
 million rows go the same way, and memory is compared. Every piece of the measurement is kept in build/benchmarks/scale:
 a benchmark that is interrupted goes on where it stopped, and one that is to be made anew begins with removing the
-folder. Pieces can be made one at a time beforehand: `python -m benchmarks.scale job ROWS NUMBER`, `start ROWS`.
+folder.
 
 What a start reads of the tokens is counted in a process of its own: each file that Python opens, and of those that are
 mapped the pages that were touched, as the kernel lists them.
@@ -27,7 +27,7 @@ FOLDER = WORK / "scale"
 FEW, MANY = 1_000_000, 10_000_000
 SHARDS = 10
 WORDS = 3
-"""Of a question, and of its answer."""
+"""Of a question, and of its response."""
 BATCHES = 10
 ROWS = 16
 """Of each batch."""
@@ -74,13 +74,13 @@ def data_of(rows: int) -> Path:
 
 def _lines(rows: int) -> Iterator[str]:
     chats = [json.loads(line)["messages"] for line in CHATS.read_text(encoding="utf-8").splitlines()]
-    questions, answers = ([" ".join(chat[at]["content"].split()[:WORDS]) for chat in chats] for at in (0, 1))
+    questions, responses = ([" ".join(chat[at]["content"].split()[:WORDS]) for chat in chats] for at in (0, 1))
     source = random.Random(0)
     for number in range(rows):
-        asked, said = questions[number % len(questions)], answers[int(source.random() * len(answers))]
+        question, response = questions[number % len(questions)], responses[int(source.random() * len(responses))]
         yield (
-            f'{{"messages": [{{"role": "user", "content": "{asked} {number}"}}, '
-            f'{{"role": "assistant", "content": "{said}"}}]}}\n'
+            f'{{"messages": [{{"role": "user", "content": "{question} {number}"}}, '
+            f'{{"role": "assistant", "content": "{response}"}}]}}\n'
         )
 
 
@@ -97,8 +97,8 @@ def _kept(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     if not file.exists():
         made = json.dumps(make())
         file.write_text(made)
-    answer: dict[str, Any] = json.loads(file.read_text())
-    return answer
+    kept: dict[str, Any] = json.loads(file.read_text())
+    return kept
 
 
 def _built(rows: int) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _starts(rows: int) -> dict[str, Any]:
     train += ["--max_steps", "2", "--per_device_train_batch_size", str(ROWS), "--output_dir", str(RUNS)]
     train += [*UNSAVED, "--report_to", "none"]
     runs = [_taken(train, f"starts-{rows}") for _ in range(2)]
-    reads = [_told([sys.executable, "-m", "benchmarks.scale", "read", str(tokens)]) for _ in range(2)]
+    reads = [_told([sys.executable, "-m", "benchmarks.scale", str(tokens)]) for _ in range(2)]
     return {"joined": joined, "runs": runs, "reads": reads}
 
 
@@ -124,9 +124,9 @@ def _tokens(rows: int) -> Path:
 
 
 def _taken(command: Sequence[str], name: str) -> dict[str, float]:
-    """Run a command, and return its CPU seconds and its peak of memory, as the kernel tells them when it ends."""
-    said = FOLDER / f"{name}.txt"
-    with said.open("w") as out:
+    """Run a command, and return its CPU seconds and its peak of memory, as the kernel reports them when it ends."""
+    log = FOLDER / f"{name}.txt"
+    with log.open("w") as out:
         child = os.posix_spawn(
             command[0],
             list(command),
@@ -135,13 +135,13 @@ def _taken(command: Sequence[str], name: str) -> dict[str, float]:
         )
         _, status, usage = os.wait4(child, 0)
     if status:
-        raise SystemExit(f"{' '.join(command)} failed:\n{said.read_text()[-4000:]}")
+        raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text()[-4000:]}")
     return {"cpu": usage.ru_utime + usage.ru_stime, "memory_mib": usage.ru_maxrss / 1024}
 
 
 def _told(command: Sequence[str]) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(call(command, environment(OMP_NUM_THREADS="1")).splitlines()[-1])
-    return answer
+    found: dict[str, Any] = json.loads(call(command, environment(OMP_NUM_THREADS="1")).splitlines()[-1])
+    return found
 
 
 class Reads:
@@ -209,18 +209,6 @@ def _own_mib() -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:"))
 
 
-def main(words: Sequence[str]) -> None:
-    """Do one piece of the measurement in this process."""
-    match words:
-        case ["job", rows, number]:
-            FOLDER.mkdir(parents=True, exist_ok=True)
-            print(json.dumps(job(int(rows), int(number))))
-        case ["start", rows]:
-            print(json.dumps(_kept(f"starts-{rows}", lambda: _starts(int(rows)))))
-        case ["read", folder]:
-            print(json.dumps(read(Path(folder))))
-
-
 if __name__ == "__main__":
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    main(sys.argv[1:])
+    print(json.dumps(read(Path(sys.argv[1]))))

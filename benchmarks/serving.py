@@ -108,7 +108,7 @@ def _asked(url: str, messages: list[dict[str, str]], tokens: int = TOKENS) -> bo
     body = {"model": "model", "messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return bool(json.load(answer)["usage"]["completion_tokens"] == tokens)
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return bool(json.load(response)["usage"]["completion_tokens"] == tokens)
     except (urllib.error.URLError, ConnectionError):
         return False

@@ -1,7 +1,7 @@
 """From typing `swift sft` to the first step, phase by phase, against a bare torch loop that does the same.
 
 The bare loop imports torch and transformers, tokenises, loads the model and makes a step. Both run in turn, each in a
-process of its own, on as few chats as make a few batches; swift tokenises anew every time. CPU seconds stand beside
+process of its own, on as few chats as make a few batches; swift tokenises anew every time. CPU seconds are shown with
 those of the clock: on a machine that others use too, their ratio is the fair one.
 """
 

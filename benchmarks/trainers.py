@@ -41,7 +41,7 @@ LONGEST = 64
 """Tokens of a completion of the student's own."""
 WHOLE, LIKELIEST = "whole vocabulary", "64 likeliest tokens"
 TOP_K = {WHOLE: "0", LIKELIEST: "64"}
-GIVEN, OWN = "the data's answers", "the student's own"
+GIVEN, OWN = "the data's responses", "the student's own"
 LAMBDA = {GIVEN: 0.0, OWN: 1.0}
 """Which part of the responses are completions of the student."""
 SIDES = ((GIVEN, WHOLE, PADDED), (GIVEN, LIKELIEST, FLAT), (OWN, WHOLE, PADDED), (OWN, LIKELIEST, FLAT))
@@ -175,7 +175,7 @@ def distillation(quick: bool) -> Result:
     figures.append(Figure(f"{WHOLE}: largest relative difference of the loss", apart, unit="", at_most=_CLOSE))
     details = {
         "TRL": metadata.version("trl"),
-        **{"steps": steps, "rows_of_a_step": ROWS, "beta": BETA, "tokens_of_an_own_answer": LONGEST},
+        **{"steps": steps, "rows_of_a_step": ROWS, "beta": BETA, "tokens_of_an_own_completion": LONGEST},
         **{title: summary(run) for title, run in runs.items()},
         "notes": [note_on_load()],
     }

@@ -35,10 +35,12 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     listed = [_listing(folder / "many") for _ in range(rounds)]
     waits, drawn = _on_screen(folder / "long", folder / "live", steps)
     figures = [
-        Figure("from the command to an answer, CPU", min(each["cpu"] for each in starts), "s", at_most=1.0),
+        Figure("from the command to a response, CPU", min(each["cpu"] for each in starts), "s", at_most=1.0),
         Figure("memory of the server that has begun", max(each["memory"] for each in starts), "MB", at_most=80.0),
         Figure("memory with a thousand runs in the list", max(each["memory"] for each in listed), "MB", at_most=80.0),
-        Figure("a run of 100,000 lines: the first answers, CPU", min(each["cpu"] for each in opened), "s", at_most=0.5),
+        Figure(
+            "a run of 100,000 lines: the first responses, CPU", min(each["cpu"] for each in opened), "s", at_most=0.5
+        ),
         Figure("a run of 100,000 lines: its curves in a browser", min(drawn), "s", at_most=0.5),
         Figure("a thousand runs, the first time, CPU", min(each["cpu"] for each in listed), "s", at_most=1.0),
         Figure("a thousand runs, looked at again, CPU", min(each["again"] for each in listed), "s", at_most=1.0),
@@ -99,20 +101,20 @@ class _Server:
         self._log_in()
 
     def _log_in(self) -> None:
-        answer = self._ask("POST", "/api/login", json.dumps({"token": self._token}))
-        self._cookie = str(answer.getheader("set-cookie")).partition(";")[0]
+        response = self._ask("POST", "/api/login", json.dumps({"token": self._token}))
+        self._cookie = str(response.getheader("set-cookie")).partition(";")[0]
 
     def get(self, path: str) -> Any:
-        """Return an answer's content."""
+        """Return a response's content."""
         return json.loads(self._ask("GET", path).read())
 
     def _ask(self, method: str, path: str, body: str | None = None) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(self._host)
         headers = {"origin": f"http://{self._host}", "content-type": "application/json", "cookie": self._cookie}
         connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        assert answer.status == 200, answer.read()
-        return answer
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        return response
 
     @property
     def cpu(self) -> float:
