@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +109,15 @@ def call_module(module: str, order: Mapping[str, Any], *launcher: str, **variabl
         path = Path(folder, "order.json")
         path.write_text(json.dumps(order))
         return call([sys.executable, *launcher, "-m", module, str(path)], environment(**variables))
+
+
+def kept(file: Path, make: Callable[[], Any]) -> Any:
+    """Return what a file of JSON holds; it is made unless it is there from a measurement that was stopped."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        made = json.dumps(make())
+        file.write_text(made)
+    return json.loads(file.read_text())
 
 
 def seconds_of(command: Sequence[str], variables: dict[str, str]) -> float:

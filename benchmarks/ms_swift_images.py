@@ -87,8 +87,8 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
             "By the clock, in turns, with as many threads as each takes by itself on this machine. swift prepares its "
             "data anew in each run, as ms-swift does. The start-up and the first step count for the last figure only. "
             "The model is small compared with its vocabulary of 151,936, whose scores are most of the work. Swift "
-            "computes them for the tokens that are learned; ms-swift does so for batches of one row, and for others from the "
-            "first learned token of any row to the end of the longest. With a larger model they matter less."
+            "computes them for the tokens that are learned; ms-swift does so for batches of one row, and for others "
+            "from the first learned token of any row to the end of the longest. With a larger model they matter less."
         ],
     }
     return figures, details

@@ -8,14 +8,15 @@ command that was ended goes on where it was: `build/benchmarks/optimizers`.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import kept
 from benchmarks.facts import Figure, MemoryWatch
 from benchmarks.inputs import CHATS, LARGE, MODEL, WORK, ensure
 
@@ -48,7 +49,8 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         key=lambda pair: (pair[0] != "full", SLOW.index(pair[0]) if pair[0] in SLOW else -1, pair[1] != "adamw"),
     )
     for tuner, name in pairs:
-        cells[tuner][name] = _cell(folder, model, tuner, name, steps)
+        run = partial(_in_own_process, partial(_train, model, tuner, name, steps))
+        cells[tuner][name] = kept(folder / f"{tuner}-{name}.json", run)
         print(f"  {tuner} {name}: {cells[tuner][name]}", flush=True)
     details = {
         "model": model.name,
@@ -99,26 +101,14 @@ def _shown(cell: Cell, key: str) -> str:
     return f"{cell[key]:,.0f}" if key == "peak_mib" else f"{cell[key]:.2f}" if key == "cpu_s" else f"{cell[key]:.3f}"
 
 
-def _cell(folder: Path, model: Path, tuner: str, name: str, steps: int) -> Cell:
-    kept = folder / f"{tuner}-{name}.json"
-    if not kept.exists():
-        receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
-        child = multiprocessing.get_context("fork").Process(target=_train, args=(model, tuner, name, steps, sender))
-        child.start()
-        sender.close()
-        try:
-            found = receiver.recv()
-        except EOFError:
-            found = {"failed": "died without a word"}
-        child.join()
-        if "failed" in found:
-            raise SystemExit(f"{tuner} with {name}: {found['failed']}")
-        kept.write_text(json.dumps(found) + "\n")
-    cell: Cell = json.loads(kept.read_text())
-    return cell
+def _in_own_process(job: Callable[[], Cell]) -> Cell:
+    from swift.testing.crew import run_jobs, succeeded
+
+    ((found,),) = (succeeded(each) for each in run_jobs(1, [job]))
+    return found
 
 
-def _train(model: Path, tuner: str, name: str, steps: int, sender: Any) -> None:
+def _train(model: Path, tuner: str, name: str, steps: int) -> Cell:
     from swift.config.parse import config_from_mapping
     from swift.errors import ConfigError
     from swift.train import loop
@@ -152,15 +142,11 @@ def _train(model: Path, tuner: str, name: str, steps: int, sender: Any) -> None:
             now = time.process_time()
             seconds.append(now - since)
             since, loss = now, record.result.loss
-        watch.mark("steps")
-        # The first step makes the optimizer's state, and is left out.
-        sender.send({"peak_mib": watch.end()["steps"], "cpu_s": statistics.median(seconds[1:]), "loss": loss})
     except ConfigError as refusal:
-        sender.send({"refused": str(refusal)})
-    except BaseException as error:
-        sender.send({"failed": repr(error)})
-    finally:
-        os._exit(0)
+        return {"refused": str(refusal)}
+    watch.mark("steps")
+    # The first step makes the optimizer's state, and is left out.
+    return {"peak_mib": watch.end()["steps"], "cpu_s": statistics.median(seconds[1:]), "loss": loss}
 
 
 def _import_everything() -> None:

@@ -27,8 +27,8 @@ VARIANTS = {"adamw": False, "adamw, fused": True}
 NOTE = (
     "Two processes hold half of the rows of each matrix. An update of Muon without its own arithmetic, the "
     "Newton-Schulz iteration, is timed and compared with one of AdamW for the same halves, over lists of tensors as "
-    "Muon is written, and by the fused kernel. Its messages are timed once more by themselves: between two processes of one "
-    "machine they go through the kernel, whose time is counted, while an update of AdamW sends nothing."
+    "Muon is written, and by the fused kernel. Its messages are timed once more by themselves: between two processes "
+    "of one machine they go through the kernel, whose time is counted, while an update of AdamW sends nothing."
 )
 
 

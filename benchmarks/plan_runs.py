@@ -11,14 +11,16 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.commands import TRAINING, UNSAVED, swift_run, training_words
+from benchmarks.commands import TRAINING, UNSAVED, kept, swift_run, training_words
 from benchmarks.engines import TRIMMED, most
 from benchmarks.facts import Figure
 from benchmarks.inputs import EVEN, EVEN_TOKENS, EXPERTS, MIDDLE, MODEL, WORK, ensure
+from benchmarks.peer import ONE_THREAD
 from swift.contracts import Traffic
 from swift_plan.measuring import BLOCKS, extrapolated
 from swift_plan.trials import ShortRun, ShortRuns
@@ -89,21 +91,21 @@ class Cell:
 
     def taken(self, folder: Path, observer: str, variables: Mapping[str, str], read: Callable[[Path], Any]) -> Any:
         """Return what was measured of it before, or run it and read its folder; `None` where it fails."""
-        kept = folder / f"{self.file_name}.json"
-        if not kept.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                run = swift_run(
-                    f"{folder.name}-{self.file_name}", *self.flags, "--nproc", str(self.processes), *UNSAVED,
-                    observers=[observer], reports=("jsonl",), model=self.model, data=self.data,
-                    variables={"OMP_NUM_THREADS": "1", **variables}, command=self.command,
-                )  # fmt: skip
-            except SystemExit as failure:
-                print(f"  {self.name} FAILED: {failure}", flush=True)
-                return None
-            kept.write_text(json.dumps(read(run)))
+
+        def make() -> Any:
+            run = swift_run(
+                f"{folder.name}-{self.file_name}", *self.flags, "--nproc", str(self.processes), *UNSAVED,
+                observers=[observer], reports=("jsonl",), model=self.model, data=self.data,
+                variables={**ONE_THREAD, **variables}, command=self.command,
+            )  # fmt: skip
             print(f"  {self.name}: done", flush=True)
-        return json.loads(kept.read_text())
+            return read(run)
+
+        try:
+            return kept(folder / f"{self.file_name}.json", make)
+        except SystemExit as failure:
+            print(f"  {self.name} FAILED: {failure}", flush=True)
+            return None
 
     def planned(self) -> tuple[Any, Any, Any]:
         """Return the backend as a plan sees it, what was parsed, and the model's configuration."""
@@ -436,7 +438,6 @@ def _few_and_all(quick: bool, failed: dict[str, str]) -> Iterator[tuple[str, dic
         for recomputed in RECOMPUTED
     ]
     folder = WORK / "plan-blocks"
-    folder.mkdir(parents=True, exist_ok=True)
     with ShortRuns.begun("sft", str(MIDDLE), []) as trials:
         for way, tuner, recomputed, count in combinations:
             name = f"{way}, {tuner}{recomputed}, {count}"
@@ -447,17 +448,22 @@ def _few_and_all(quick: bool, failed: dict[str, str]) -> Iterator[tuple[str, dic
             ]  # fmt: skip
             runs = {}
             for number in (*BLOCKS, LAYERS):
-                kept = folder / f"{name}-{number}.json".replace(", ", "-").replace(" ", "")
-                if not kept.exists():
-                    seen = trials.run(flags, rows=BLOCK_ROWS * count, length=LENGTH, blocks=number)
-                    print(f"  {kept.stem}: {seen.failure or f'{seen.cpu_seconds:.3f} s'}", flush=True)
-                    if seen.failure:
-                        failed[kept.stem] = seen.failure
-                        continue
-                    kept.write_text(json.dumps(asdict(seen)))
-                runs[number] = ShortRun(**json.loads(kept.read_text()))
+                file = folder / f"{name}-{number}.json".replace(", ", "-").replace(" ", "")
+                run = partial(trials.run, flags, rows=BLOCK_ROWS * count, length=LENGTH, blocks=number)
+                try:
+                    runs[number] = ShortRun(**kept(file, partial(_made, run)))
+                except SystemExit as failure:
+                    failed[file.stem] = str(failure)
             if len(runs) == len(BLOCKS) + 1:
                 yield name, runs
+
+
+def _made(run: Callable[[], ShortRun]) -> dict[str, Any]:
+    seen = run()
+    print(f"  {seen.failure or f'{seen.cpu_seconds:.3f} s a step'}", flush=True)
+    if seen.failure:
+        raise SystemExit(seen.failure)  # which is tried anew next time
+    return asdict(seen)
 
 
 def _blocks_compared(runs: Mapping[int, ShortRun]) -> dict[str, Any]:

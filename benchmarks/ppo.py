@@ -2,7 +2,8 @@
 
 The rounds are taken apart: what TRL made advantages, returns and losses of is given to swift's functions. It learns
 twice from each round, so that ratios are not 1 the second time. A model with random weights hardly ever ends a
-completion: all have one length, which leaves out the one position more that TRL counts behind a completion that has ended.
+completion: all have one length, which leaves out the one position more that TRL counts behind a completion that has
+ended.
 """
 
 from __future__ import annotations

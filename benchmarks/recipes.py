@@ -127,7 +127,7 @@ RECIPES = (
         _TRL + _PREFERENCES,
         "dpo --config dpo.yaml",
         same=False,
-        remark="always log 2; ChatML's line break after a response, which is part of it there and not here, moves later "
-        "losses",
+        remark="always log 2; ChatML's line break after a response, which is part of it there and not here, moves "
+        "later losses",
     ),
 )

@@ -15,11 +15,11 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commands import RUNS, SWIFT, TRAINING, UNSAVED, call, environment
+from benchmarks.commands import RUNS, SWIFT, TRAINING, UNSAVED, call, environment, kept
 from benchmarks.facts import Figure
 from benchmarks.inputs import CHATS, MODEL, WORK, ensure
 
@@ -88,23 +88,13 @@ def job(rows: int, number: int) -> dict[str, Any]:
     """Return what building a shard took."""
     words = ["data", "build", "sft", "--model", str(MODEL), "--dataset", str(data_of(rows)), "--max_length", "512"]
     words += ["--data.workers", "1", "--out", str(_tokens(rows)), "--shard", f"{number}/{SHARDS}"]
-    return _kept(f"job-{rows}-{number}", lambda: _taken([SWIFT, *words], f"job-{rows}-{number}"))
-
-
-def _kept(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return a piece of the measurement; it is made unless it is known from before."""
-    file = FOLDER / f"{name}.json"
-    if not file.exists():
-        made = json.dumps(make())
-        file.write_text(made)
-    kept: dict[str, Any] = json.loads(file.read_text())
-    return kept
+    return dict(kept(FOLDER / f"job-{rows}-{number}.json", lambda: _taken([SWIFT, *words], f"job-{rows}-{number}")))
 
 
 def _built(rows: int) -> dict[str, Any]:
     """Build and join so many rows, start on them twice, and return what each took."""
     jobs = [job(rows, number) for number in range(1, SHARDS + 1)]
-    return {"jobs": jobs, **_kept(f"starts-{rows}", lambda: _starts(rows))}
+    return {"jobs": jobs, **kept(FOLDER / f"starts-{rows}.json", lambda: _starts(rows))}
 
 
 def _starts(rows: int) -> dict[str, Any]:

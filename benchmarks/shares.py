@@ -1,4 +1,4 @@
-"""The part of a step that is communication: what swift reports against what torch.profiler does, and what reporting costs.
+"""The part of a step that is communication: swift's figure against torch.profiler's, and what measuring costs.
 
 In one run of two processes steps take turns: one that swift measures, one under torch.profiler, whose exported trace is
 read by other means (moments of a grid are counted), and one left alone. Medians over steps are compared, since no step
