@@ -210,7 +210,7 @@ class Turns:
 
     def _swift(self, folder: Path, *, model_weights: bool = False, asynchronous: bool = False) -> Any:
         from swift.checkpoint import Manifest, save_checkpoint
-        from swift.export.run import write_model_weights
+        from swift.export.stored import write_model_weights
 
         return save_checkpoint(
             folder,
