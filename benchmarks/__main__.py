@@ -5,49 +5,62 @@ from __future__ import annotations
 import argparse
 import importlib
 from pathlib import Path
+from typing import Any
 
-from benchmarks.facts import show, write, write_page
+from benchmarks.facts import Figure, show, write, write_page
 from benchmarks.inputs import ROOT
 
 PARTS = {
     "throughput": "speed and peak memory of training against a bare torch loop",
     "chunked_loss": "memory of the loss at a vocabulary of 152k",
     "start_up": "time to the first step, phase by phase",
-    "plan_search": "time and memory of swift plan itself",
     "plan_memory": "memory that swift plan counts, against what processes of every backend take",
     "plan_blocks": "memory and time of runs that swift plan extends from few blocks, against runs of all blocks",
     "plan_messages": "time of messages between processes that swift plan has fitted, in sizes that were not fitted",
     "plan_traffic": "bytes that swift plan says processes exchange, against what they are counted to, by layout",
     "ui": "start and memory of the dashboard, long runs, many runs, and a step from the file to the screen",
-    "ui_kills": "a dashboard that is killed a hundred times while a run goes on, and what the run saves",
     "tokenising": "rows a second from chats to tokens and masks, against row by row and datasets.map, and memory",
-    "pictures": "rows a second with pictures to tokens, by headers against decoding",
-    "picture_training": "training on pictures against a loop by hand: speed, memory, packing, stand-ins, resuming",
-    "scale": "ten million rows by independent jobs, joined and started on: memory, what is read, rows a second",
-    "orders": "memory and time of the order of epochs of ten million samples, computed and as a list",
+    "images": "rows a second with images to tokens, by headers against decoding",
+    "image_training": "training on images against a loop by hand: speed, memory, packing",
+    "scale": "ten million rows by independent jobs, joined and started on: memory, and what is read",
     "fsdp": "speed and memory of FSDP against FSDP2 by hand and the Trainer's, and long sequences",
     "deepspeed": "speed and memory of DeepSpeed against deepspeed.initialize by hand and the Trainer's",
-    "megatron": "speed of Megatron against Megatron-Core by hand, bubbles of its pipelines, and traffic",
+    "megatron": "speed of Megatron against Megatron-Core by hand, and bubbles of its pipelines",
     "checkpoints": "saving against each engine's own saving, stalls of saving in the background, memory, and reading",
     "serving": "time to the first token and requests a second of swift serve against vLLM's own server",
     "export": "merging adapters into a model folder, against cp of the same bytes and against PEFT",
     "ms_swift": "speed and start-up against ms-swift, in an environment of its own",
-    "ms_swift_pictures": "pictures a second against ms-swift, in the same environment",
+    "ms_swift_images": "images a second against ms-swift, in the same environment",
     "reward_models": "speed and losses of reward models against TRL's RewardTrainer",
     "embeddings": "speed and losses of embeddings against sentence-transformers' trainer",
-    "grpo": "drawing answers and learning from them against TRL's GRPOTrainer",
+    "grpo": "sampling completions and learning from them against TRL's GRPOTrainer",
     "ppo": "advantages, returns and losses of PPO against those of a round of TRL's PPOTrainer",
-    "distillation": "learning from a teacher about the data's answers against TRL's GKDTrainer",
+    "distillation": "learning from a teacher about the data's responses against TRL's GKDTrainer",
     "estimators": "what --like computes against the functions of verl, OpenRLHF and NeMo-RL, out of their packages",
     "optimizers": "memory, time and loss of every tuner with every optimizer",
-    "owners": "what it costs to bring matrices to their owners: Muon without its arithmetic against AdamW, and traffic",
+    "owners": "cost of matrix sharding by owner: Muon without its arithmetic against AdamW, and traffic",
     "imports": "losses and learning rates of recipes of ms-swift, LLaMA-Factory and TRL, there and imported",
-    "plan_published": "memory and time of published runs on up to 12,288 GPUs beside what swift plan counts",
-    "shares": "the part of a step that is communication, beside torch.profiler's, on every backend; and what it costs",
+    "plan_published": "memory and time of published runs on up to 12,288 GPUs against what swift plan counts",
+    "shares": "the part of a step that is communication, against torch.profiler's, on every backend; and what it costs",
     "plan_bars": "how often error bars hold, of memory and of vTrain's times (their folder: VTRAIN), and what fits",
     "plan_times": "predicted iteration times against vTrain's measured ones (their folder: VTRAIN), and error bars",
 }
-"""Modules of this package, in the order in which they run."""
+"""What can be measured, in the order in which it runs."""
+MODULES = {
+    **dict.fromkeys(("fsdp", "deepspeed"), "engines"),
+    **dict.fromkeys(("reward_models", "embeddings", "distillation"), "trainers"),
+    **{"plan_memory": "plan_runs:memory", "plan_blocks": "plan_runs:blocks", "plan_traffic": "plan_runs:traffic"},
+    **{"plan_times": "plan_times:times", "plan_bars": "plan_times:bars"},
+}
+"""Where a part is not `measure` of the module of its name: the module with a function of that name, or both names."""
+
+
+def measured(part: str, quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+    """Return the figures of a part, and what they were made of."""
+    module, _, function = MODULES.get(part, f"{part}:measure").partition(":")
+    found: tuple[list[Figure], dict[str, Any]]
+    found = getattr(importlib.import_module(f"benchmarks.{module}"), function or part)(quick)
+    return found
 
 
 def main() -> None:
@@ -61,11 +74,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
     arguments = parser.parse_args()
     for part in arguments.parts or PARTS:
-        module = importlib.import_module(f"benchmarks.{part}")
-        figures, details = module.measure(arguments.quick)
+        figures, details = measured(part, arguments.quick)
         show(f"{part}: {PARTS[part]}", figures)
         command = f"python -m benchmarks {part}" + (" --quick" if arguments.quick else "")
-        path = write(arguments.out, part, command, figures, details)
+        path = write(arguments.out, part, command, [each.shown for each in figures], details)
         write_page(arguments.out)
         print(f"  written to {path}", flush=True)
 

@@ -7,7 +7,6 @@ Padded batches, the fused AdamW, cross entropy on the model's logits, gradients 
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.facts import cpu_seconds, peak_memory_mib
+from benchmarks.peer import read_order
 
 NO_TARGET = -100
 
@@ -44,7 +44,7 @@ class BareLoop:
         return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
     def step(self, batch: Sequence[int]) -> tuple[float, int]:
-        """Train on the samples of these numbers; answers the loss, and how many tokens there were without padding."""
+        """Train on the samples of these numbers; returns the loss, and how many tokens there were without padding."""
         loss_sum, counts = self.losses(batch)
         loss = loss_sum / counts[0]
         loss.backward()
@@ -62,7 +62,7 @@ class BareLoop:
         return loss, torch.stack([(targets != NO_TARGET).sum(), attention_mask.sum()])
 
     def _encode(self, messages: list[dict[str, str]]) -> Sample:
-        """Return tokens and targets: the answer and the token that ends it, not the line break after that."""
+        """Return tokens and targets: the response and the token that ends it, not the line break after that."""
         prompt = self._ids(messages[:-1], add_generation_prompt=True)
         ids = self._ids(messages)
         return ids, [NO_TARGET] * len(prompt) + ids[len(prompt) : -1] + [NO_TARGET]
@@ -84,9 +84,7 @@ class BareLoop:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("order", type=Path, help="JSON: model, chats, learning_rate and batches of sample numbers")
-    order = json.loads(parser.parse_args().order.read_text())
+    order = read_order()
     loop = BareLoop(order["model"], order["chats"], order["learning_rate"])
     first, *others = order["batches"]
     loop.step(first)

@@ -7,12 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from benchmarks.inputs import CHATS, MODEL, ROOT, WORK
 
@@ -27,11 +28,24 @@ ROWS = 8
 """Samples of a padded batch."""
 PACK_TOKENS = 426
 """As many tokens as 8 of the chats have on average: packed or padded, a step learns from as much."""
+LEARNING_RATE = float(TRAINING[TRAINING.index("--learning_rate") + 1])
 PADDED = ("--per_device_train_batch_size", str(ROWS))
 PACKED = ("--per_device_train_batch_size", "1", "--packing", "true", "--max_length", str(PACK_TOKENS))
 
+OBSERVERS = {
+    "loop-in-turn": "observers:LoopInTurn",
+    "peer-in-turn": "observers:PeerInTurn",
+    "memory-of-each": "observers:MemoryOfEach",
+    "stopwatch": "observers:Stopwatch",
+    "pipeline-watch": "megatron:PipelineWatch",
+    "traffic-of-each": "traffic_watch:TrafficOfEach",
+    "checkpoint-watch": "checkpoints:CheckpointWatch",
+}
+"""Names for `--report_to`, and what they load."""
+
 _GLANCE = 0.02
 """Seconds between two looks at a run: looking takes time from what is looked at."""
+UNSAVED = ("--checkpoint.save_last", "false")
 _UNUSUAL = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
 
 
@@ -51,16 +65,23 @@ def swift_run(
     model: Path = MODEL,
     data: Path = CHATS,
     variables: Mapping[str, str] | None = None,
-    verb: str = "sft",
+    command: str = "sft",
+    reports: Sequence[str] = ("console", "jsonl", "tensorboard", "report"),
 ) -> Path:
-    """Train with `swift sft`, or another verb, and its usual observers beside `observers`; answers the run's folder."""
+    """Train with `swift sft` or another command, its usual observers and `observers`; returns the run's folder."""
     shutil.rmtree(RUNS / model.name / name, ignore_errors=True)
-    reports = ["console", "jsonl", "tensorboard", "report", *observers]
-    place = ["--output_dir", str(RUNS), "--logging.run_name", name, "--report_to", *reports]
+    place = ["--output_dir", str(RUNS), "--logging.run_name", name, "--report_to", *reports, *observers]
     python_path = os.pathsep.join([str(plugin_folder()), str(ROOT)])
-    command = [SWIFT, verb, "--model", str(model), "--dataset", str(data), *TRAINING, *arguments, *place]
-    call(command, environment(PYTHONPATH=python_path, **(variables or {})))
+    call(
+        [SWIFT, command, *training_words(model, data, *arguments), *place],
+        environment(PYTHONPATH=python_path, **(variables or {})),
+    )
     return RUNS / model.name / name
+
+
+def training_words(model: Path, data: Path, *arguments: str) -> list[str]:
+    """Return the arguments of a training command."""
+    return ["--model", str(model), "--dataset", str(data), *TRAINING, *arguments]
 
 
 def plugin_folder() -> Path:
@@ -69,33 +90,34 @@ def plugin_folder() -> Path:
     metadata = folder / "swift_benchmarks-1.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: swift-benchmarks\nVersion: 1\n")
-    names = {
-        "loop-in-turn": "observers:LoopInTurn",
-        "sharded-loop-in-turn": "observers:ShardedLoopInTurn",
-        "deepspeed-loop-in-turn": "observers:DeepSpeedLoopInTurn",
-        "megatron-loop-in-turn": "observers:MegatronLoopInTurn",
-        "memory-of-each": "observers:MemoryOfEach",
-        "peer-in-turn": "peer_in_turn:TrainerInTurn",
-        "picture-loop-in-turn": "picture_watch:PictureLoopInTurn",
-        "stand-ins-in-turn": "picture_watch:StandInsInTurn",
-        "decoded-watch": "picture_watch:DecodedWatch",
-        "stopwatch": "observers:Stopwatch",
-        "pipeline-watch": "megatron_watch:PipelineWatch",
-        "traffic-watch": "megatron_watch:TrafficWatch",
-        "traffic-of-each": "traffic_watch:TrafficOfEach",
-        "checkpoint-watch": "checkpoint_watch:CheckpointWatch",
-    }
-    points = (f"{name} = benchmarks.{target}\n" for name, target in names.items())
+    points = (f"{name} = benchmarks.{target}\n" for name, target in OBSERVERS.items())
     (metadata / "entry_points.txt").write_text("[swift.observers]\n" + "".join(points))
     return folder
 
 
 def call(command: Sequence[str], variables: dict[str, str], folder: Path = ROOT) -> str:
-    """Run a command to its end and answer what it printed; a failure ends the benchmark with its last words."""
+    """Run a command to its end and return its output; a failure ends the benchmark with the last lines of it."""
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         _give_up(command, done.returncode, done.stdout + done.stderr)
     return done.stdout
+
+
+def call_module(module: str, order: Mapping[str, Any], *launcher: str, **variables: str) -> str:
+    """Run a module of the benchmarks, which reads its order from a JSON file, and return its output."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "order.json")
+        path.write_text(json.dumps(order))
+        return call([sys.executable, *launcher, "-m", module, str(path)], environment(**variables))
+
+
+def kept(file: Path, make: Callable[[], Any]) -> Any:
+    """Return what a file of JSON holds; it is made unless it is there from a measurement that was stopped."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        made = json.dumps(make())
+        file.write_text(made)
+    return json.loads(file.read_text())
 
 
 def seconds_of(command: Sequence[str], variables: dict[str, str]) -> float:
@@ -160,5 +182,5 @@ def _steps_logged(log: Path) -> int:
 
 
 def _give_up(command: Sequence[str], code: int, printed: str) -> NoReturn:
-    last_words = "\n".join(printed.splitlines()[-15:])
-    sys.exit(f"{' '.join(command)}\nended with {code}:\n{last_words}")
+    last_lines = "\n".join(printed.splitlines()[-15:])
+    sys.exit(f"{' '.join(command)}\nended with {code}:\n{last_lines}")

@@ -1,6 +1,6 @@
 """A backend that shards, against the same engine used by hand and under Hugging Face's Trainer.
 
-Speed by hand: swift and the loop take turns in the same two processes, step by step, on the same batches. The Trainer
+Speed by hand: swift and the loop alternate in the same two processes, step by step, on the same batches. The Trainer
 runs by itself over the same chats, before or after swift. Memory is what a process takes beyond what it had before the
 model was there; of all processes the one with the most counts.
 """
@@ -9,51 +9,105 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.commands import PACKED, PADDED, RUNS, SWIFT, TRAINING, Course, call, environment, swift_run, watch
+from benchmarks.commands import (
+    PACKED,
+    PADDED,
+    RUNS,
+    SWIFT,
+    TRAINING,
+    UNSAVED,
+    Course,
+    call_module,
+    environment,
+    swift_run,
+    watch,
+)
 from benchmarks.facts import Figure
-from benchmarks.inputs import CHATS, LARGE, MODEL, SOME_CHATS, WORK, take_chats
-from benchmarks.turns import loss_difference, ratios, summary, turns
+from benchmarks.inputs import CHATS, LARGE, LONG, LONGEST, MODEL, SOME_CHATS, WORK, ensure, take_chats
+from benchmarks.turns import Rounds, loss_difference, ratios, summary, turns
 
 SAMPLES = 480
 MEMORY_STEPS = 4
 TRIMMED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 """Has the C library give back at once what is free, so that what is seen is what is used."""
-UNSAVED = ("--checkpoint.save_last", "false")
 PHASES = {"rest": "weights and moments", "training": "peak in training", "loading": "peak while weights are read"}
+RANKS = (1, 2, 4)
+STAGES = ("zero0", "zero1", "zero2", "zero3")
+JSON = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": 1,
+    "gradient_clipping": 1.0,
+    "zero_optimization": {"stage": 2},
+}
+JSON_FILE = WORK / "ds_config.json"
 
 Memory = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How to ask for an engine on either side."""
+    """How to select an engine on either side."""
 
     name: str
     arguments: tuple[str, ...]
     """Of `swift sft`."""
-    by_hand: str
-    """Module of the loop, and the observer that lets it take turns."""
-    observer: str
-    said: str
-    """The loop in words."""
+    by_hand: str = ""
+    """What figures call the loop."""
     order: dict[str, Any] = field(default_factory=dict)
-    """What loop and Trainer are told beyond model and chats."""
+    """What loop and Trainer get beyond model and chats."""
 
 
-def speed(engine: Engine, quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+FSDP = Engine("fsdp", ("--backend", "fsdp"), "FSDP2 by hand")
+ZERO = Engine("deepspeed", ("--deepspeed", str(JSON_FILE)), "DeepSpeed by hand", {"deepspeed": JSON})
+
+
+def fsdp(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+    """Speed against FSDP2 by hand and the Trainer's, memory by processes, and long samples."""
+    ensure()
+    ranks = RANKS[:2] if quick else RANKS
+    of_speed, speed_details = _speed(FSDP, quick)
+    of_memory, memory_details = _memory(FSDP, ranks)
+    long = {name: {count: _long(name, count) for count in ranks} for name in ("ulysses", "cp")}
+    of_long = [
+        Figure(f"{LONGEST} tokens, {name} {count}: peak of each over one process's", peaks[count] / peaks[1])
+        for name, peaks in long.items()
+        for count in ranks[1:]
+    ]
+    return [*of_speed, *of_memory, *of_long], {**speed_details, **memory_details, "long_sequence_mib": long}
+
+
+def deepspeed(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+    """Speed against `deepspeed.initialize` by hand and the Trainer's, and memory by stage."""
+    ensure()
+    JSON_FILE.write_text(json.dumps(JSON))
+    of_speed, speed_details = _speed(ZERO, quick)
+    of_memory, memory_details = _memory(ZERO, (2,))
+    counts = (2,) if quick else RANKS
+    stages = {
+        stage: {count: _swift_memory(Engine(stage, ("--deepspeed", stage)), count) for count in counts}
+        for stage in STAGES
+    }
+    of_stages = [
+        Figure(f"{stage}, {count} processes: weights and moments of each", found["rest"], "MiB")
+        for stage, by_count in stages.items()
+        for count, found in by_count.items()
+    ]
+    return [*of_speed, *of_memory, *of_stages], {**speed_details, **memory_details, "stages_mib": stages}
+
+
+def _speed(engine: Engine, quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     """Tokens per second, of two processes."""
-    pair = (*engine.arguments, "--nproc", "2")
-    in_turn = turns(f"{engine.name}-in-turn", 25 if quick else 105, *PADDED, *pair, observer=engine.observer)
+    in_turn = turns(f"{engine.name}-in-turn", 25 if quick else 105, *PADDED, *engine.arguments, "--nproc", "2")
     trainer = _against_trainer(engine, 96 if quick else SAMPLES, rounds=1 if quick else 2)
     figures = [
-        Figure(f"2 processes: tokens/s over {engine.said}", median(ratios(in_turn)), at_least=0.97),
+        Figure(f"2 processes: tokens/s over {engine.by_hand}", median(ratios(in_turn)), at_least=0.97),
         Figure("2 processes: largest relative difference of the loss", loss_difference(in_turn), "", at_most=1e-5),
         Figure("2 processes, padded alike: tokens/s over the Trainer's", trainer["padded"], at_least=1.2),
         Figure("2 processes, packed: real tokens/s over the Trainer's", trainer["packed"]),
@@ -61,13 +115,13 @@ def speed(engine: Engine, quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     return figures, {"in_turn": summary(in_turn), "against_trainer": trainer}
 
 
-def memory(engine: Engine, ranks: Sequence[int]) -> tuple[list[Figure], dict[str, Any]]:
-    """MiB per process, of an 84M-parameter model in fp32, beside what the loop by hand takes."""
-    swift = {count: swift_memory(engine, count) for count in ranks}
+def _memory(engine: Engine, ranks: Sequence[int]) -> tuple[list[Figure], dict[str, Any]]:
+    """MiB per process, of an 84M-parameter model in fp32, compared with what the loop by hand takes."""
+    swift = {count: _swift_memory(engine, count) for count in ranks}
     by_hand = {count: _memory_by_hand(engine, count) for count in ranks}
     figures = [
         Figure(
-            f"{count} processes: peak in training over that of {engine.said}",
+            f"{count} processes: peak in training over that of {engine.by_hand}",
             swift[count]["training"] / by_hand[count]["training"],
             at_most=1.05,
         )
@@ -83,21 +137,27 @@ def memory(engine: Engine, ranks: Sequence[int]) -> tuple[list[Figure], dict[str
     return figures, {"memory_mib": {"swift": swift, "by hand": by_hand}}
 
 
-def swift_memory(engine: Engine, count: int, *more: str) -> Memory:
-    """Of the process with the most."""
-    place = (*engine.arguments, *more, "--nproc", str(count), "--max_steps", str(MEMORY_STEPS), *UNSAVED)
-    return most(swift_run(_memory_run(engine, count), *PADDED, *place, **watched(LARGE)))
+def _long(name: str, count: int) -> float:
+    """Peak in training on one sample of as many tokens as the model has positions for, cut over the processes."""
+    cut = (f"--parallel.{name}", str(count)) if count > 1 else ()
+    words = ("--per_device_train_batch_size", "1", "--max_length", str(LONGEST), *FSDP.arguments, *cut)
+    return _watched_run(f"{name}-{count}", count, 3, *words, model=MODEL, data=LONG)["training"]
+
+
+def _swift_memory(engine: Engine, count: int) -> Memory:
+    return _watched_run(_memory_run(engine, count), count, MEMORY_STEPS, *PADDED, *engine.arguments, model=LARGE)
+
+
+def _watched_run(name: str, count: int, steps: int, *words: str, **inputs: Any) -> Memory:
+    """Train in so many processes, and return the memory of the process with the most."""
+    words = (*words, "--nproc", str(count), "--max_steps", str(steps), *UNSAVED)
+    return most(swift_run(name, *words, observers=["memory-of-each"], variables=TRIMMED, **inputs))
 
 
 def most(folder: Path) -> Memory:
-    """Of all processes, the most in each phase."""
+    """Return the most of all processes in each phase."""
     each = [json.loads(path.read_text())["mib"] for path in folder.glob("memory-*.json")]
     return {phase: max(memory[phase] for memory in each) for phase in each[0]}
-
-
-def watched(model: Path = MODEL, data: Path = CHATS) -> dict[str, Any]:
-    """What makes `swift_run` look at memory."""
-    return {"observers": ["memory-of-each"], "model": model, "data": data, "variables": TRIMMED}
 
 
 def _memory_run(engine: Engine, count: int) -> str:
@@ -110,22 +170,16 @@ def _memory_by_hand(engine: Engine, count: int) -> Memory:
     batches = [json.loads((folder / f"memory-{rank}.json").read_text())["samples"] for rank in range(count)]
     own = _emptied(RUNS / f"{engine.name}-by-hand-{count}")
     order = {"model": str(LARGE), "chats": str(CHATS), "batches": batches}
-    _torchrun(engine, engine.by_hand, count, order, own, **TRIMMED)
+    _torchrun(engine, "benchmarks.sharded_loop", count, order, own, **TRIMMED)
     return most(own)
 
 
 def _against_trainer(engine: Engine, samples: int, rounds: int) -> dict[str, Any]:
     take_chats(samples)
-    runs = [
-        {
-            "trainer": _trainer(engine),
-            "padded": _swift(engine, "padded", PADDED),
-            "packed": _swift(engine, "packed", PACKED),
-        }
-        for _ in range(rounds)
-    ]
-    found = {name: median(run[name].rate(1) / run["trainer"].rate(1) for run in runs) for name in ("padded", "packed")}
-    return {**found, "steps": {name: len(course.steps) for name, course in runs[0].items()}}
+    padded, packed = (partial(_swift, engine, *each) for each in (("padded", PADDED), ("packed", PACKED)))
+    runs = Rounds({"trainer": partial(_trainer, engine), "padded": padded, "packed": packed}, rounds)
+    found = {name: runs.ratio(name, "trainer", lambda course: course.rate(1)) for name in ("padded", "packed")}
+    return {**found, "steps": {name: len(course.steps) for name, course in runs.taken[0].items()}}
 
 
 def _trainer(engine: Engine) -> Course:
@@ -142,10 +196,9 @@ def _swift(engine: Engine, name: str, arguments: tuple[str, ...]) -> Course:
 
 
 def _torchrun(engine: Engine, module: str, count: int, order: dict[str, Any], folder: Path, **variables: str) -> None:
-    path = WORK / "order.json"
-    path.write_text(json.dumps({"learning_rate": 1e-4, "folder": str(folder), **engine.order, **order}))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
-    call([*command, "-m", module, str(path)], environment(**variables))
+    whole = {"learning_rate": 1e-4, "folder": str(folder), **engine.order, **order}
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count))
+    call_module(module, whole, *launcher, **variables)
 
 
 def _emptied(folder: Path) -> Path:

@@ -1,16 +1,26 @@
 """What `--like` computes against the functions of the libraries that it names, on the same rewards and probabilities.
 
-A figure is the largest difference between a number here and the library's, over all answers and tokens, divided by the
-largest of the library's numbers. The libraries compute in float32, so 1e-5 is equality. TRL's loss is compared by a
+The functions are taken out of the packages, which import Ray and much else: a wheel is downloaded without what it
+depends on, and of a module only the named functions and classes are executed, in a namespace that has torch, numpy and
+what is passed in. Decorators, which register them, are left out.
+
+A figure is the largest difference between a number here and the library's, over all completions and tokens, divided by
+the largest of the library's numbers. The libraries compute in float32, so 1e-5 is equality. TRL's loss is compared by a
 test, as TRL is installed there. NeMo-RL's package in the index is an empty placeholder: its functions are taken out
 of a checkout that the environment variable NEMO_RL names, and left out where it names none.
 """
 
 from __future__ import annotations
+import __future__
 
+import ast
 import itertools
 import os
+import shutil
 import subprocess
+import sys
+import zipfile
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +29,47 @@ import numpy as np
 import torch
 
 from benchmarks.facts import Figure
-from benchmarks.peers_functions import functions, unpacked
+from benchmarks.inputs import WORK
 from swift_rl import advantages, correction, kl, losses
 from swift_rl.algorithm_options import AlgorithmOptions
+
+HOME = WORK / "peers"
+
+
+def unpacked(name: str, version: str) -> Path:
+    """The folder of a package's modules, as its wheel has them."""
+    folder = HOME / f"{name}-{version}"
+    if not folder.is_dir():
+        wheels = HOME / "wheels"
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        subprocess.run([*command, "--dest", str(wheels), f"{name}=={version}"], check=True)
+        (wheel,) = wheels.glob(f"{name}-{version}-*.whl")
+        unfinished = folder.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(unfinished)
+        unfinished.rename(folder)
+    (module,) = (each for each in folder.glob(f"**/{name}/__init__.py") if "tests" not in each.parts)
+    return module.parent
+
+
+def functions(file: Path, *names: str, **given: Any) -> SimpleNamespace:
+    """Functions and classes of a module; a dotted name is a method, called with its object first."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    space: dict[str, Any] = {"torch": torch, "nn": torch.nn, "np": np, "defaultdict": defaultdict, **given}
+    for name in names:
+        body: list[ast.stmt] = tree.body
+        for part in name.split("."):
+            node = next(each for each in body if getattr(each, "name", None) == part)
+            body = getattr(node, "body", [])
+        assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+        node.decorator_list = []
+        module = ast.Module([node], [])
+        # Annotations stay text: they name types that are not here.
+        code = compile(module, str(file), "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True)
+        exec(code, space)
+    return SimpleNamespace(**{name.split(".")[-1]: space[name.split(".")[-1]] for name in names}, space=space)
+
 
 VERL, OPENRLHF = "0.9.1", "0.11.2"
 EQUAL = 1e-5
@@ -29,7 +77,7 @@ GROUPS, SIZE, WIDTH = 5, 6, 9
 
 
 class Made:
-    """Rewards and log-probabilities from a seed; one reward per answer, answers padded on the right."""
+    """Rewards and log-probabilities from a seed; one reward per completion, completions padded on the right."""
 
     def __init__(self, *, apart: float) -> None:
         noise = np.random.default_rng(7)
@@ -45,13 +93,13 @@ class Made:
 
     @property
     def at_the_end(self) -> torch.Tensor:
-        """The reward of each answer at its last token."""
+        """The reward of each completion at its last token."""
         placed = torch.zeros_like(self.mask)
         placed[torch.arange(len(self.groups)), torch.from_numpy(self.lengths) - 1] = torch.tensor(self.rewards).float()
         return placed
 
     def rows(self, padded: torch.Tensor) -> list[np.ndarray]:
-        """The values of each answer without the padding."""
+        """The values of each completion without the padding."""
         return [row[:length].numpy() for row, length in zip(padded, self.lengths, strict=True)]
 
     def estimated(self, **given: Any) -> torch.Tensor:
@@ -65,7 +113,6 @@ class Made:
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     checkout = os.environ.get("NEMO_RL")
     nemo = [] if checkout is None else _nemo(Path(checkout) / "nemo_rl" / "algorithms")
     found = itertools.chain(_verl(), _openrlhf(), nemo)
@@ -261,7 +308,7 @@ def _nemo(home: Path) -> list[tuple[str, float]]:
 
 
 def _in_double(estimator: Any, made: Made) -> torch.Tensor:
-    """Its advantages in float64: what is left of a variance in float32 is more than the constant beside it."""
+    """Its advantages in float64: what is left of a variance in float32 is more than the constant added to it."""
     torch.set_default_dtype(torch.float64)
     try:
         prompts = torch.from_numpy(made.groups)[:, None]
@@ -289,7 +336,7 @@ class _Config(SimpleNamespace):
 
 
 def _loss_apart(made: Made, given: dict[str, Any], loss: torch.Tensor, leaf: torch.Tensor) -> list[tuple[str, float]]:
-    """How far loss and gradient are from ours, of all answers in one step."""
+    """How far loss and gradient are from ours, of all completions in one step."""
     options = AlgorithmOptions.model_validate(given)
     ours = made.new.clone().requires_grad_()
     counts = made.mask.sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""What every result carries beside its numbers, and how it is written down and shown."""
+"""What every result carries in addition to its numbers, and how it is written down and shown."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ class Figure:
         if self.at_most is not None:
             return f"target <= {self._text(self.at_most)}: {'met' if self.value <= self.at_most else 'MISSED'}"
         return ""
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """The figure in words."""
+        return {"what": self.what, "figure": str(self), "verdict": self.verdict}
 
     def __str__(self) -> str:
         return self._text(self.value)
@@ -113,12 +118,13 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def write(out: Path, part: str, command: str, figures: Sequence[Figure], details: dict[str, Any]) -> Path:
-    """Return one JSON file per part: the command, the machine, the figures, and what they were made of."""
+def write(
+    out: Path, part: str, command: str, figures: Sequence[dict[str, str]], details: dict[str, Any], **more: str
+) -> Path:
+    """Write the JSON file of a part: the command, the machine, the figures, and what they were made of."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{part}.json"
-    shown = [{"what": each.what, "figure": str(each), "verdict": each.verdict} for each in figures]
-    content = {"command": command, "machine": machine(), "figures": shown, "details": details}
+    content = {"command": command, "machine": {**machine(), **more}, "figures": figures, "details": details}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return path
 

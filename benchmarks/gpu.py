@@ -25,39 +25,29 @@ from typing import Any
 
 import psutil
 
-from benchmarks.commands import SWIFT, environment
-from benchmarks.facts import Figure, machine, write_page
+from benchmarks.commands import SWIFT, UNSAVED, environment
+from benchmarks.facts import Figure, write, write_page
 from benchmarks.inputs import ROOT, WORK
 from swift.hardware import device_called
 
 LIMIT = 570
 """Seconds of a part."""
 NOTHING_FITS = 3
-"""What `swift plan` ends with where no plan fits; the nearest one is told all the same."""
+"""What `swift plan` exits with where no plan fits; it prints the nearest one all the same."""
 STEPS = 12
 WARM = 4
 """Steps that are left out of figures: kernels are chosen, compiled and timed in them."""
 QWEN = {"head_dim": 128, "max_position_embeddings": 40_960, "vocab_size": 151_936, "num_key_value_heads": 8}
 SHAPES: dict[str, dict[str, int]] = {
     "8b": {
-        **QWEN,
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
+        **QWEN, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
     },
     "1b": {**QWEN, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 16, "num_attention_heads": 16},
     "tiny": {
-        "head_dim": 32,
-        "max_position_embeddings": 4096,
-        "vocab_size": 512,
-        "num_key_value_heads": 2,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
+        "head_dim": 32, "max_position_embeddings": 4096, "vocab_size": 512, "num_key_value_heads": 2,
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     },
-}
+}  # fmt: skip
 """Of a Qwen3."""
 FOLDER = WORK / "gpu"
 REWARD = "def short(completions, **_):\n    return [-len(each) / 1000 for each in completions]\n"
@@ -82,52 +72,19 @@ class Place:
 
 
 def training(place: Place, name: str, *words: str, shape: str | None = None, steps: int = STEPS) -> dict[str, Any]:
-    """Train, and return the medians of what was logged, beside what `swift plan` expected."""
+    """Train, and return the medians of what was logged, and what `swift plan` expected."""
     model, chats = model_of(shape or place.shape), chats_of(place)
     settings = [
-        "--per_device_train_batch_size",
-        "1",
-        "--torch_dtype",
-        "bfloat16",
-        "--packing",
-        "true",
-        "--learning_rate",
-        "1e-5",
-        *words,
-    ]
-    output = FOLDER / "runs" / name
-    shutil.rmtree(output, ignore_errors=True)
-    command = [
-        SWIFT,
-        "sft",
-        "--model",
-        str(model),
-        "--dataset",
-        str(chats),
-        *settings,
-        "--backend.device",
-        place.device,
-        "--max_steps",
-        str(steps),
-        "--logging_steps",
-        "1",
-        "--output_dir",
-        str(output),
-        "--logging.run_name",
-        "run",
-        "--checkpoint.save_last",
-        "false",
-        "--report_to",
-        "jsonl",
-        "--export.verify",
-        "none",
-    ]
-    with ThreadPoolExecutor(1) as beside:  # only its first seconds lie beside the plan, and those are of loading
-        plan_to_come = beside.submit(planned, model, settings, place)
+        "--per_device_train_batch_size", "1", "--torch_dtype", "bfloat16", "--packing", "true",
+        "--learning_rate", "1e-5", *words,
+    ]  # fmt: skip
+    inputs = ["sft", "--model", str(model), "--dataset", str(chats)]
+    command, log = run_of(place, name, model, [*inputs, *settings, "--export.verify", "none"], steps)
+    with ThreadPoolExecutor(1) as pool:  # only its first seconds overlap the plan, and those are of loading
+        plan_to_come = pool.submit(planned, model, settings, place)
         call(command)
         plan = plan_to_come.result()
-    lines = [json.loads(line) for line in (output / model.name / "run" / "logging.jsonl").read_text().splitlines()]
-    measured = [line for line in lines if "tokens_per_second" in line]
+    measured = [line for line in lines_of(log) if "tokens_per_second" in line]
     ends = [0.0, *(line["elapsed_time"] for line in measured)]
     seconds = [end - begin for begin, end in pairwise(ends)]
     rate = median(line["tokens_per_second"] for line in measured[WARM:])
@@ -135,16 +92,15 @@ def training(place: Place, name: str, *words: str, shape: str | None = None, ste
     size = SHAPES[shape or place.shape]
     multiplied = plan["model"]["parameters"] - size["vocab_size"] * size["hidden_size"]  # embedding is looking up
     trained = 0 if "lora" in words else multiplied
+    best: dict[str, Any] = next(iter((*plan["fits"], *plan["nearest"])), {})
     facts: dict[str, Any] = {
         "tokens_per_second": rate,
         "peak_gib": memory,
-        "planned_gib": next((each["peak_bytes"] / 2**30 for each in (*plan["fits"], *plan["nearest"])), None),
-        "planned_tokens_per_second": next(
-            (each["tokens_per_second"] for each in (*plan["fits"], *plan["nearest"])), None
-        ),
+        "planned_gib": best["peak_bytes"] / 2**30 if best else None,
+        "planned_tokens_per_second": best.get("tokens_per_second"),
         "parameters": plan["model"]["parameters"],
         "seconds": seconds,
-        "command": told(command),
+        "command": typed(command),
     }
     known = device_called(device_name(place))
     if known is not None:
@@ -153,15 +109,28 @@ def training(place: Place, name: str, *words: str, shape: str | None = None, ste
     return facts
 
 
+def run_of(place: Place, name: str, model: Path, words: Sequence[str], steps: int) -> tuple[list[str], Path]:
+    """Return the command of a run, and the file that it will log to."""
+    output = FOLDER / "runs" / name
+    shutil.rmtree(output, ignore_errors=True)
+    command = [
+        SWIFT, *words, "--backend.device", place.device, "--max_steps", str(steps), "--logging_steps", "1",
+        "--output_dir", str(output), "--logging.run_name", "run", *UNSAVED, "--report_to", "jsonl",
+    ]  # fmt: skip
+    return command, output / model.name / "run" / "logging.jsonl"
+
+
+def lines_of(log: Path) -> list[dict[str, Any]]:
+    """Return what was logged."""
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
 def attention_of(size: dict[str, int], chats: Path) -> float:
     """Return the operations of attention for a token of these chats, forward and backward, as far as it is causal.
 
     A token of a chat looks at half of it on average: two products forward, and four backward.
     """
-    lengths = [
-        sum(len(message["content"]) for message in json.loads(line)["messages"])
-        for line in chats.read_text().splitlines()
-    ]
+    lengths = [sum(len(message["content"]) for message in line["messages"]) for line in lines_of(chats)]
     attended = sum(length * length for length in lengths) / sum(lengths) / 2
     return 12 * attended * size["num_attention_heads"] * size["head_dim"] * size["num_hidden_layers"]
 
@@ -171,20 +140,8 @@ def planned(model: Path, settings: Sequence[str], place: Place) -> dict[str, Any
     recompute = () if "--gradient_checkpointing" in settings else ("--gradient_checkpointing", "false")
     known = device_called(device_name(place))
     device = "CPU" if known is None else known.name
-    command = [
-        SWIFT,
-        "plan",
-        str(model),
-        "--gpus",
-        f"1x{device}",
-        "--backend",
-        "torch",
-        *settings,
-        *recompute,
-        "--level",
-        "1",  # on the GPU's machine, as on any other: without values
-        "--json",
-    ]
+    command = [SWIFT, "plan", str(model), "--gpus", f"1x{device}", "--backend", "torch", *settings, *recompute]
+    command += ["--level", "1", "--json"]  # without values, as on any other machine
     printed = call(command, fine=(0, NOTHING_FITS))
     found: dict[str, Any] = json.loads(printed[printed.index("{") :])
     return found
@@ -218,10 +175,10 @@ def _saving(place: Place) -> dict[str, Any]:
     more = ("--save_steps", "4", "--checkpoint.asynchronous", "true", "--save_total_limit", "1")
     facts = training(place, "saving", *words, *more, shape=shape, steps=21)
     seconds = facts["seconds"]
-    saved = {step for step in range(5, 21) if step % 4 in (0, 1)}  # the step of a save, and the one beside it
+    saved = {step for step in range(5, 21) if step % 4 in (0, 1)}  # the step of a save, and the next one
     plain = [seconds[step] for step in range(5, 21) if step + 1 not in saved]
-    beside = [seconds[step] for step in range(5, 21) if step + 1 in saved]
-    return {**facts, "stall": sum(beside) / len(beside) / median(plain) - 1}
+    saving = [seconds[step] for step in range(5, 21) if step + 1 in saved]
+    return {**facts, "stall": sum(saving) / len(saving) / median(plain) - 1}
 
 
 def _serving(place: Place) -> dict[str, Any]:
@@ -241,55 +198,21 @@ def _serving(place: Place) -> dict[str, Any]:
 
 
 def _grpo(place: Place) -> dict[str, Any]:
-    model, chats, output = model_of(place.shape), chats_of(place), FOLDER / "runs" / "grpo"
-    shutil.rmtree(output, ignore_errors=True)
+    model = model_of(place.shape)
     (FOLDER / "reward.py").write_text(REWARD)
     engine = ["--rollout_engine", "transformers"]
     if not place.dry and find_spec("vllm") is not None:
         engine = ["--rollout_engine", "vllm", "--rollout_options", '{"gpu_memory_utilization": 0.5}']
-    command = [
-        SWIFT,
-        "rlhf",
-        "--rlhf_type",
-        "grpo",
-        "--model",
-        str(model),
-        "--dataset",
-        str(chats),
-        "--train_type",
-        "lora",
-        "--reward_funcs",
-        f"{FOLDER / 'reward.py'}:short",
-        "--num_generations",
-        "8",
-        "--max_completion_length",
-        "16" if place.dry else "512",
-        "--per_device_train_batch_size",
-        "4",
-        "--global_batch_size",
-        "32",
-        "--torch_dtype",
-        "bfloat16",
-        "--backend.device",
-        place.device,
-        *engine,
-        "--max_steps",
-        "4",
-        "--logging_steps",
-        "1",
-        "--output_dir",
-        str(output),
-        "--logging.run_name",
-        "run",
-        "--checkpoint.save_last",
-        "false",
-        "--report_to",
-        "jsonl",
-    ]
+    words = [
+        "rlhf", "--rlhf_type", "grpo", "--model", str(model), "--dataset", str(chats_of(place)),
+        "--train_type", "lora", "--reward_funcs", f"{FOLDER / 'reward.py'}:short", "--num_generations", "8",
+        "--max_completion_length", "16" if place.dry else "512", "--per_device_train_batch_size", "4",
+        "--global_batch_size", "32", "--torch_dtype", "bfloat16", *engine,
+    ]  # fmt: skip
+    command, log = run_of(place, "grpo", model, words, steps=4)
     call(command)
-    lines = [json.loads(line) for line in (output / model.name / "run" / "logging.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "train_speed(s/it)" in line]
-    return {"seconds_a_round": median(line["train_speed(s/it)"] for line in steps[1:]), "command": told(command)}
+    steps = [line for line in lines_of(log) if "train_speed(s/it)" in line]
+    return {"seconds_a_round": median(line["train_speed(s/it)"] for line in steps[1:]), "command": typed(command)}
 
 
 def _kernels(place: Place) -> dict[str, Any]:
@@ -350,20 +273,10 @@ GOALS = {("lora_4k", "tokens_per_second"): 13_500.0, ("full_4k", "mfu"): 0.5, ("
 """At least, for the 8B shape on one H200."""
 STALL = 0.01
 _UNITS = {
-    "tokens_per_second": "tokens/s",
-    "peak_gib": "GiB",
-    "planned_gib": "GiB",
-    "planned_tokens_per_second": "tokens/s",
-    "mfu": "",
-    "stall": "",
-    "rate": "requests/s",
-    "first_token": "s",
-    "seconds_a_round": "s",
-    "over_bf16": "x",
-    "adamw_8bit_over_bitsandbytes": "x",
-    "loss_over_operators": "x",
-    "codes_over_operators": "x",
-}
+    "tokens_per_second": "tokens/s", "peak_gib": "GiB", "planned_gib": "GiB", "planned_tokens_per_second": "tokens/s",
+    "mfu": "", "stall": "", "rate": "requests/s", "first_token": "s", "seconds_a_round": "s", "over_bf16": "x",
+    "adamw_8bit_over_bitsandbytes": "x", "loss_over_operators": "x", "codes_over_operators": "x",
+}  # fmt: skip
 
 
 def model_of(shape: str) -> Path:
@@ -421,7 +334,7 @@ def device_name(place: Place) -> str:
 
 
 def call(command: Sequence[str], fine: Sequence[int] = (0,)) -> str:
-    """Run a command to its end and answer what it printed; a failure raises with its last words."""
+    """Run a command to its end and return its output; a failure raises with the last lines of it."""
     # Packs are of many lengths: without it, the allocator keeps blocks that fit none of those to come.
     variables = environment(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
@@ -430,7 +343,7 @@ def call(command: Sequence[str], fine: Sequence[int] = (0,)) -> str:
     return done.stdout
 
 
-def told(command: Sequence[str]) -> str:
+def typed(command: Sequence[str]) -> str:
     """Return a command as it is typed in the repository's folder."""
     return " ".join(["swift", *(word.removeprefix(f"{ROOT}/") for word in command[1:])])
 
@@ -461,7 +374,7 @@ def report(out: Path, place: Place, results: dict[str, dict[str, Any]]) -> Path:
         results["full_4k_fp8"]["over_bf16"] = (
             results["full_4k_fp8"]["tokens_per_second"] / results["full_4k"]["tokens_per_second"]
         )
-    shown = []
+    shown: list[dict[str, str]] = []
     for name, facts in results.items():
         if "left_out" in facts:
             shown.append({"what": name, "figure": "not measured", "verdict": facts["left_out"]})
@@ -473,17 +386,11 @@ def report(out: Path, place: Place, results: dict[str, dict[str, Any]]) -> Path:
             meant = place.shape == "8b" and not place.dry
             goal = GOALS.get((name, key)) if meant else None
             most = STALL if key == "stall" and meant else None
-            figure = Figure(f"{name}: {key.replace('_', ' ')}", facts[key], unit, at_least=goal, at_most=most)
-            shown.append({"what": figure.what, "figure": str(figure), "verdict": figure.verdict})
-    content = {
-        "command": f"python -m benchmarks.gpu --device {place.device} --shape {place.shape}",
-        "machine": {**machine(), "device": device_name(place)},
-        "figures": shown,
-        "details": {"parts": results, **({"notes": ["A dry run: its figures mean nothing."]} if place.dry else {})},
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "gpu.json"
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            title = f"{name}: {key.replace('_', ' ')}"
+            shown.append(Figure(title, facts[key], unit, at_least=goal, at_most=most).shown)
+    details = {"parts": results, **({"notes": ["A dry run: its figures mean nothing."]} if place.dry else {})}
+    command = f"python -m benchmarks.gpu --device {place.device} --shape {place.shape}"
+    path = write(out, "gpu", command, shown, details, device=device_name(place))
     write_page(out)
     return path
 

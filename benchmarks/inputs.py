@@ -29,8 +29,9 @@ CHATS = WORK / "chats.jsonl"
 SOME_CHATS = WORK / "chats-of-a-run.jsonl"
 LONG = WORK / "long.jsonl"
 EVEN = WORK / "even.jsonl"
+PROMPTS = WORK / "prompts.jsonl"
 ENDING = WORK / "model-ending"
-"""Like the first, but its answers end: one after a few tokens, another after many."""
+"""Like the first, but its responses end: one after a few tokens, another after many."""
 
 SAMPLES = 4_000
 VOCABULARY = 8_192
@@ -38,10 +39,10 @@ WORDS = 6_000
 LONGEST = 4_096
 """Tokens that the models have positions for."""
 EVEN_TOKENS = 128
-"""Of each of the even chats: a long question and an answer of one word, so that the head has next to nothing to do."""
+"""Of each of the even chats: a long question and a response of one word, so that the head has next to nothing to do."""
 EVEN_CHATS = 400
-ANSWER_TOKENS = 24
-"""Of the answers of the model whose answers end, on average."""
+RESPONSE_TOKENS = 24
+"""Of the responses of the model whose responses end, on average."""
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -81,8 +82,14 @@ def take_chats(count: int) -> None:
     SOME_CHATS.write_text("".join(lines), encoding="utf-8")
 
 
+def write_prompts() -> None:
+    """Write the questions of the chats, for sampling."""
+    questions = ([json.loads(line)["messages"][0]] for line in CHATS.read_text().splitlines())
+    PROMPTS.write_text("".join(json.dumps({"messages": each}) + "\n" for each in questions))
+
+
 def chats() -> list[Chat]:
-    """Return a question of a few words and an answer, with the lengths of short chats: many short, few long."""
+    """Return a question of a few words and a response, with the lengths of short chats: many short, few long."""
     source = random.Random(0)
     words = ["".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randint(2, 9))) for _ in range(WORDS)]
     frequency = [1 / (rank + 20) for rank in range(WORDS)]
@@ -129,8 +136,8 @@ def make() -> None:
     CHATS.write_text("".join(lines), encoding="utf-8")
     words = " ".join(text for chat in conversations[:400] for text in (message["content"] for message in chat))
     room = LONGEST - len(fast.apply_chat_template(_chat(""), return_dict=True)["input_ids"])
-    answer = fast.decode(fast(words, add_special_tokens=False)["input_ids"][: room - 8])
-    LONG.write_text(json.dumps({"messages": _chat(answer)}) + "\n", encoding="utf-8")
+    response = fast.decode(fast(words, add_special_tokens=False)["input_ids"][: room - 8])
+    LONG.write_text(json.dumps({"messages": _chat(response)}) + "\n", encoding="utf-8")
     EVEN.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in _even(fast)), encoding="utf-8")
 
 
@@ -140,8 +147,8 @@ def _even(tokenizer: Any) -> list[Chat]:
     words = [word[1:] for word in sorted(tokenizer.get_vocab()) if word[0] == "Ġ" and word[1:].isascii()]
 
     def chat(count: int) -> Chat:
-        question, answer = "? " + " ".join(source.choices(words, k=count)), "! " + source.choice(words)
-        return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        question, response = "? " + " ".join(source.choices(words, k=count)), "! " + source.choice(words)
+        return [{"role": "user", "content": question}, {"role": "assistant", "content": response}]
 
     def tokens(chat: Chat) -> int:
         return len(tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"])
@@ -151,8 +158,8 @@ def _even(tokenizer: Any) -> list[Chat]:
     return [each for each in chosen if tokens(each) == EVEN_TOKENS][:EVEN_CHATS]
 
 
-def _chat(answer: str) -> Chat:
-    return [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+def _chat(response: str) -> Chat:
+    return [{"role": "user", "content": "?"}, {"role": "assistant", "content": response}]
 
 
 def _write_model(folder: Path, tokenizer: Any, shape: dict[str, int], *, ends: bool = False) -> None:
@@ -174,7 +181,7 @@ def _write_model(folder: Path, tokenizer: Any, shape: dict[str, int], *, ends: b
 
 
 def _let_end(model: Any, end: int) -> None:
-    """Make the token that ends an answer equally likely everywhere, so that lengths have a geometric distribution."""
+    """Make the token that ends a response equally likely everywhere, so that lengths have a geometric distribution."""
     import torch
 
     weights = model.lm_head.weight
@@ -182,7 +189,7 @@ def _let_end(model: Any, end: int) -> None:
         weights[:, 0] = 1.0  # one feature that all tokens share: it tells them apart in the head alone
         ids = torch.randint(len(weights), (8, 32), generator=torch.Generator().manual_seed(0))
         shared = model.model(input_ids=ids).last_hidden_state[..., 0].mean()
-        weights[end, 0] += math.log(len(weights) / ANSWER_TOKENS) / shared
+        weights[end, 0] += math.log(len(weights) / RESPONSE_TOKENS) / shared
 
 
 def make_huge() -> None:

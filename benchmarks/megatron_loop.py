@@ -108,7 +108,7 @@ class MegatronLoop(BareLoop):
         ]
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        told = get_forward_backward_func()(
+        outputs = get_forward_backward_func()(
             forward_step_func=self._forward,
             data_iterator=iter(micro_batches),
             model=self.model,
@@ -118,7 +118,7 @@ class MegatronLoop(BareLoop):
             forward_only=False,
         )
         self.optimizer.step()
-        sums = torch.stack([each["sums"] for each in told]).sum(0) if told else torch.zeros(2)
+        sums = torch.stack([each["sums"] for each in outputs]).sum(0) if outputs else torch.zeros(2)
         group = parallel_state.get_pipeline_model_parallel_group()
         if group.size() > 1:
             dist.broadcast(sums, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)

@@ -13,14 +13,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.commands import PACKED, PADDED, RUNS, SWIFT, TRAINING, Course, call, environment, seconds_of, watch
+from benchmarks.commands import PACKED, PADDED, RUNS, SWIFT, TRAINING, Course, call, environment, watch
 from benchmarks.facts import Figure
 from benchmarks.inputs import MODEL, ROOT, SOME_CHATS, WORK, ensure, take_chats
+from benchmarks.turns import Rounds
 
 VERSION = "4.6.0"
 ALONGSIDE = ("torch", "transformers")
@@ -28,67 +30,57 @@ ALONGSIDE = ("torch", "transformers")
 HOME = WORK / f"ms-swift-{VERSION}"
 MS_SWIFT = HOME / "bin" / "swift"
 
-MS_SWIFT_TRAINING = (
-    "sft", "--model", str(MODEL), "--model_type", "qwen3", "--template", "chatml", "--dataset", str(SOME_CHATS),
-    "--tuner_type", "full", "--torch_dtype", "float32", "--learning_rate", "1e-4", "--lr_scheduler_type", "constant",
-    "--warmup_ratio", "0", "--weight_decay", "0",
-    "--gradient_accumulation_steps", "1",
-    "--use_hf", "true", "--num_train_epochs", "1", "--logging_steps", "1", "--split_dataset_ratio", "0",
+ONE_EPOCH = ("--num_train_epochs", "1", "--logging_steps", "1")
+THEIRS = (
+    "--tuner_type", "full", "--torch_dtype", "float32", *TRAINING[2:], "--gradient_accumulation_steps", "1",
+    "--use_hf", "true", "--split_dataset_ratio", "0", *ONE_EPOCH,
 )  # fmt: skip
+CHATML = ("--model_type", "qwen3", "--template", "chatml")
 COMPILED = ("--train.compile", "true")
 WITHOUT_RECOMPUTING = ("--gradient_checkpointing", "false")
-OURS = (
-    "sft", "--model", str(MODEL), *TRAINING, "--dataset", str(SOME_CHATS), "--num_train_epochs", "1",
-    "--logging_steps", "1",
-)  # fmt: skip
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
     install()
     rounds = 1 if quick else 2
+    theirs = partial(train_ms_swift, "ms-swift", MODEL, SOME_CHATS, *CHATML, *PADDED)
+    variants: dict[str, Callable[[], Course]] = {
+        "ms-swift": theirs,
+        "padded": partial(train_swift, "padded", MODEL, SOME_CHATS, *PADDED),
+        "ms-swift, nothing recomputed": partial(theirs, *WITHOUT_RECOMPUTING),
+        "packed": partial(train_swift, "packed", MODEL, SOME_CHATS, *PACKED),
+        "packed, compiled": partial(train_swift, "packed-compiled", MODEL, SOME_CHATS, *PACKED, *COMPILED),
+    }
     take_chats(64)
-    _ms_swift()
-    _swift("packed", PACKED)
-    _swift("packed-compiled", (*PACKED, *COMPILED))
+    for name in ("ms-swift", "packed", "packed, compiled"):  # modules are compiled, and not counted
+        variants[name]()
     take_chats(96 if quick else 480)
     tokens = _tokens()
-    runs = [
-        {
-            "ms-swift": _ms_swift(),
-            "padded": _swift("padded", PADDED),
-            "ms-swift, nothing recomputed": _ms_swift(*WITHOUT_RECOMPUTING),
-            "packed": _swift("packed", PACKED),
-            "packed, compiled": _swift("packed-compiled", (*PACKED, *COMPILED)),
-        }
-        for _ in range(rounds)
-    ]
-    help_seconds = [_help_seconds() for _ in range(5)]
-
-    def speed(ours: str, theirs: str = "ms-swift") -> float:
-        return median(run[ours].rate(tokens) / run[theirs].rate(tokens) for run in runs)
-
-    first = median(run["packed"].first_step / run["ms-swift"].first_step for run in runs)
+    runs = Rounds(variants, rounds)
+    speed = partial(runs.ratio, value=lambda course: course.rate(tokens))
+    first = runs.ratio("packed", "ms-swift", first_step)
     figures = [
-        Figure("real tokens/s over ms-swift's, packed", speed("packed"), at_least=3.0),
-        Figure("real tokens/s over ms-swift's, packed and compiled", speed("packed, compiled"), at_least=3.0),
-        Figure("real tokens/s over ms-swift's, padded alike", speed("padded")),
+        Figure("real tokens/s over ms-swift's, packed", speed("packed", "ms-swift"), at_least=3.0),
+        Figure(
+            "real tokens/s over ms-swift's, packed and compiled", speed("packed, compiled", "ms-swift"), at_least=3.0
+        ),
+        Figure("real tokens/s over ms-swift's, padded alike", speed("padded", "ms-swift")),
         Figure("the same, nothing recomputed by either, packed", speed("packed", "ms-swift, nothing recomputed")),
         Figure("the same, nothing recomputed by either, padded", speed("padded", "ms-swift, nothing recomputed")),
         Figure("time to the first step over ms-swift's", first, at_most=1 / 3),
-        Figure("swift --help", median(each["swift --help"] for each in help_seconds), unit="s", at_most=0.5),
-        Figure("ms-swift: swift sft --help", median(each["ms-swift"] for each in help_seconds), unit="s"),
     ]
-    names = tuple(runs[0])
     details = {
         "ms-swift": VERSION,
         "tokens": tokens,
-        "tokens_per_second": {name: median(run[name].rate(tokens) for run in runs) for name in names},
-        "seconds_to_first_step": {name: median(run[name].first_step for run in runs) for name in names},
-        "seconds_of_help": help_seconds,
+        "tokens_per_second": runs.medians(lambda course: course.rate(tokens)),
+        "seconds_to_first_step": runs.medians(first_step),
     }
     return figures, details
+
+
+def first_step(course: Course) -> float:
+    return course.first_step
 
 
 def install() -> None:
@@ -131,22 +123,15 @@ def _tokens() -> int:
     return int(call([sys.executable, "-c", count, str(MODEL), str(SOME_CHATS)], environment()))
 
 
-def _ms_swift(*more: str) -> Course:
-    output = RUNS / "ms-swift"
-    command = [str(MS_SWIFT), *MS_SWIFT_TRAINING, *PADDED, *more, "--output_dir", str(output)]
-    return watch(command, environment(), output)
-
-
-def _swift(name: str, arguments: tuple[str, ...]) -> Course:
-    """With a cache of tokenised data of its own: every run tokenises, as ms-swift does."""
+def train_ms_swift(name: str, model: Path, data: Path, *more: str) -> Course:
+    """Watch `swift sft` of ms-swift."""
     output = RUNS / name
-    command = [SWIFT, *OURS, *arguments, "--output_dir", str(output), "--data.cache", str(output / "cache")]
-    return watch(command, environment(), output)
+    command = [str(MS_SWIFT), "sft", "--model", str(model), "--dataset", str(data), *THEIRS, *more]
+    return watch([*command, "--output_dir", str(output)], environment(), output)
 
 
-def _help_seconds() -> dict[str, float]:
-    return {
-        "swift --help": seconds_of([SWIFT, "--help"], environment()),
-        "swift sft --help": seconds_of([SWIFT, "sft", "--help"], environment()),
-        "ms-swift": seconds_of([str(MS_SWIFT), "sft", "--help"], environment()),
-    }
+def train_swift(name: str, model: Path, data: Path, *more: str) -> Course:
+    """Watch `swift sft`, with a cache of tokenised data of its own: every run tokenises, as ms-swift does."""
+    output = RUNS / name
+    command = [SWIFT, "sft", "--model", str(model), "--dataset", str(data), *TRAINING, *ONE_EPOCH, *more]
+    return watch([*command, "--output_dir", str(output), "--data.cache", str(output / "cache")], environment(), output)

@@ -1,4 +1,4 @@
-"""Observers that measure a run from inside: plugins like anyone's, chosen with `--report_to`.
+"""Observers that measure a run from inside: plugins like any other, chosen with `--report_to`.
 
 `benchmarks.commands` puts them on the path of the `swift` commands that it starts.
 """
@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.commands import ROWS
 from benchmarks.facts import MemoryWatch, cpu_seconds, peak_memory_mib
+from benchmarks.peer import ORDER, Peer
 from swift.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -19,38 +21,30 @@ if TYPE_CHECKING:
     from swift.contracts import Run, RunSummary, StepResult
     from swift.data.batch import Batch
 
+Steps = Generator[None, "StepResult", "StepResult"]
+
 
 class LoopInTurn:
     """After every step of swift a loop written by hand makes one, in the same processes; both are timed.
 
-    Swift's time is all that passes between two turns of the other: data, step, observers. Padded, the other trains on
+    Swift's time is all that passes between two steps of the other: data, step, observers. Padded, the other trains on
     the very batch that swift did; otherwise on batches of its own over the same chats.
     """
-
-    FILE = "turns.jsonl"
-
-    def make(self, run: Run) -> BareLoop:
-        """Return the loop that takes turns with swift."""
-        from benchmarks.bare_loop import BareLoop
-
-        config = run.config
-        return BareLoop(config.model.path or "", config.data.train[0], config.learning_rate)
 
     @hookimpl(wrapper=True)
     def swift_shard(self, run: Run) -> Generator[None, Any, Any]:
         state = yield
-        self._other = self.make(run)
+        self._other = _loop_of(run)
         self._own = _shuffled(self._other) if run.config.data.packing else None
         self._since = time.perf_counter()
         return state
 
     @hookimpl(wrapper=True)
-    def swift_train_step(self, run: Run, batch: Batch) -> Generator[None, StepResult, StepResult]:
+    def swift_train_step(self, run: Run, batch: Batch) -> Steps:
         result = yield
         begin = time.perf_counter()
-        samples = [sample.sample_id for row in batch.rows for sample in row]
-        chosen = samples if self._own is None else next(self._own)
-        loss, tokens = self._other.step(chosen)
+        samples = _samples_of(batch)
+        loss, tokens = self._other.step(samples if self._own is None else next(self._own))
         end = time.perf_counter()
         if run.world.rank == 0:
             turn = {
@@ -58,41 +52,65 @@ class LoopInTurn:
                 "other": {"tokens": tokens, "seconds": end - begin, "loss": loss},
                 "samples": samples,
             }
-            _append(run, self.FILE, turn)
+            append(run, "turns.jsonl", turn)
         self._since = time.perf_counter()
         return result
 
 
-class ShardedLoopInTurn(LoopInTurn):
-    """The same with FSDP2 applied by hand, on all processes of the run."""
+def _loop_of(run: Run) -> BareLoop:
+    """Return the loop by hand for the engine of a run, in the process groups of the run."""
+    config = run.config
+    inputs = config.model.path or "", config.data.train[0], config.learning_rate
+    match config.backend.name:
+        case "fsdp":
+            from benchmarks.sharded_loop import ShardedLoop
 
-    def make(self, run: Run) -> BareLoop:
-        from benchmarks.sharded_loop import ShardedLoop
+            return ShardedLoop(*inputs)
+        case "deepspeed":
+            from benchmarks.sharded_loop import DeepSpeedLoop
 
-        config = run.config
-        return ShardedLoop(config.model.path or "", config.data.train[0], config.learning_rate)
+            DeepSpeedLoop.config = getattr(run.backend_options, "config", {})
+            return DeepSpeedLoop(*inputs)
+        case "megatron":
+            from benchmarks.megatron_loop import MegatronLoop
 
+            return MegatronLoop(*inputs, config.train.micro_batch)
+    from benchmarks.bare_loop import BareLoop
 
-class DeepSpeedLoopInTurn(LoopInTurn):
-    """The same with an engine of DeepSpeed, made by hand from the JSON of the run."""
-
-    def make(self, run: Run) -> BareLoop:
-        from benchmarks.deepspeed_loop import DeepSpeedLoop
-
-        config = run.config
-        DeepSpeedLoop.config = getattr(run.backend_options, "config", {})
-        return DeepSpeedLoop(config.model.path or "", config.data.train[0], config.learning_rate)
+    return BareLoop(*inputs)
 
 
-class MegatronLoopInTurn(LoopInTurn):
-    """The same with Megatron-Core by hand, in the process groups of the run."""
+class PeerInTurn:
+    """After every step of swift another program makes one, in processes of its own; both are timed.
 
-    def make(self, run: Run) -> BareLoop:
-        from benchmarks.megatron_loop import MegatronLoop
+    CPU seconds of swift are those of all its threads, also for what they prepare during the step of the other.
+    """
 
-        config = run.config
-        rows = config.train.micro_batch
-        return MegatronLoop(config.model.path or "", config.data.train[0], config.learning_rate, rows)
+    @hookimpl(wrapper=True)
+    def swift_shard(self) -> Generator[None, Any, Any]:
+        state = yield
+        order = json.loads(os.environ[ORDER])
+        self._peer = Peer(order["module"], order, python=order["python"])
+        self._peer.wait()
+        self._since, self._cpu = time.perf_counter(), time.process_time()
+        return state
+
+    @hookimpl(wrapper=True)
+    def swift_train_step(self, run: Run, batch: Batch) -> Steps:
+        result = yield
+        begin, cpu = time.perf_counter(), time.process_time()
+        own = {
+            "tokens": batch.tokens,
+            "images": sum(map(len, batch.media_references())),
+            "loss": result.loss,
+            "seconds": begin - self._since,
+            "cpu": cpu - self._cpu,
+            "peak_mib": peak_memory_mib(),
+        }
+        other = self._peer.step()
+        append(run, "turns.jsonl", {"swift": own, "other": {**other, "seconds": time.perf_counter() - begin}})
+        self._since, self._cpu = time.perf_counter(), cpu
+        return result
 
 
 class MemoryOfEach:
@@ -117,9 +135,9 @@ class MemoryOfEach:
         return state
 
     @hookimpl(wrapper=True)
-    def swift_train_step(self, run: Run, batch: Batch) -> Generator[None, StepResult, StepResult]:
+    def swift_train_step(self, run: Run, batch: Batch) -> Steps:
         result = yield
-        self._samples.append([sample.sample_id for row in batch.rows for sample in row])
+        self._samples.append(_samples_of(batch))
         if batch.step + 1 == run.total_steps:
             self._watch.mark("training")
             content = {"samples": self._samples, "mib": self._watch.end()}
@@ -127,19 +145,8 @@ class MemoryOfEach:
         return result
 
 
-def _shuffled(loop: BareLoop) -> Iterator[list[int]]:
-    import torch
-
-    source = torch.Generator().manual_seed(0)
-    while True:
-        order = torch.randperm(len(loop.samples), generator=source).tolist()
-        yield from (order[start : start + ROWS] for start in range(0, len(order) - ROWS + 1, ROWS))
-
-
 class Stopwatch:
     """When each phase of a run begins and ends, by the wall clock and in CPU seconds, and its peak memory."""
-
-    FILE = "stopwatch.json"
 
     def __init__(self) -> None:
         self._times: dict[str, float] = {"plugins": time.time()}
@@ -163,11 +170,8 @@ class Stopwatch:
 
     @hookimpl(trylast=True)
     def swift_run_end(self, run: Run, summary: RunSummary) -> None:
-        _append(
-            run,
-            self.FILE,
-            {"times": self._times, "cpu": self._cpu, "peak_mib": peak_memory_mib(), "tokens": summary.tokens},
-        )
+        line = {"times": self._times, "cpu": self._cpu, "peak_mib": peak_memory_mib(), "tokens": summary.tokens}
+        append(run, "stopwatch.json", line)
 
     def _timed(self, phase: str) -> Generator[None, Any, Any]:
         self._times.setdefault(f"{phase}.begin", time.time())
@@ -177,6 +181,20 @@ class Stopwatch:
         return result
 
 
-def _append(run: Run, name: str, line: dict[str, Any]) -> None:
+def append(run: Run, name: str, line: Any) -> None:
+    """Add a line of JSON to a file in the run's folder."""
     with (run.folder / name).open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def _samples_of(batch: Batch) -> list[int]:
+    return [sample.sample_id for row in batch.rows for sample in row]
+
+
+def _shuffled(loop: BareLoop) -> Iterator[list[int]]:
+    import torch
+
+    source = torch.Generator().manual_seed(0)
+    while True:
+        order = torch.randperm(len(loop.samples), generator=source).tolist()
+        yield from (order[start : start + ROWS] for start in range(0, len(order) - ROWS + 1, ROWS))

@@ -2,22 +2,22 @@
 
 Each pair is a run of its own in a forked process, on one thread. Time is that of the processor, which other programs
 do not take away. A pair that swift refuses is kept with its reason. Pairs are kept as they are measured, so that a
-command that was ended goes on where it was: `build/benchmarks/optimizers`. `SWIFT_BENCHMARK_MINUTES=N` begins no pair
-after so many minutes; those that are left are marked.
+command that was ended goes on where it was: `build/benchmarks/optimizers`.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.facts import Figure, MemoryWatch, machine
+from benchmarks.commands import kept
+from benchmarks.facts import Figure, MemoryWatch
 from benchmarks.inputs import CHATS, LARGE, MODEL, WORK, ensure
 
 KEPT = WORK / "optimizers"
@@ -37,7 +37,6 @@ Cell = dict[str, Any]
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
     model, steps = (MODEL, QUICK_STEPS) if quick else (LARGE, STEPS)
     folder = KEPT / f"{model.name}-{steps}"
@@ -49,12 +48,9 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         ((tuner, name) for tuner in TUNERS for name in OPTIMIZERS),
         key=lambda pair: (pair[0] != "full", SLOW.index(pair[0]) if pair[0] in SLOW else -1, pair[1] != "adamw"),
     )
-    until = time.monotonic() + 60 * float(os.environ.get("SWIFT_BENCHMARK_MINUTES", "inf"))
     for tuner, name in pairs:
-        if time.monotonic() > until and not _file(folder, tuner, name).exists():
-            cells[tuner][name] = {"left": "not measured yet"}
-            continue
-        cells[tuner][name] = _cell(folder, model, tuner, name, steps)
+        run = partial(_in_own_process, partial(_train, model, tuner, name, steps))
+        cells[tuner][name] = kept(folder / f"{tuner}-{name}.json", run)
         print(f"  {tuner} {name}: {cells[tuner][name]}", flush=True)
     details = {
         "model": model.name,
@@ -62,22 +58,18 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         "rows_of_a_step": ROWS,
         "learning_rates": {"adamw": ADAMW, **RATES, "adapters": f"{OF_ADAPTERS} times as much"},
         "pairs": cells,
-        "notes": [*_tables(cells, steps), *_processors(cells)],
+        "notes": _tables(cells, steps),
     }
     return _figures(cells), details
 
 
 def _figures(cells: Mapping[str, Mapping[str, Cell]]) -> list[Figure]:
     full = cells["full"]
-    state = {name: each["peak_mib"] / full["adamw"]["peak_mib"] for name, each in full.items() if "peak_mib" in each}
-    time_of = {name: each["cpu_s"] / full["adamw"]["cpu_s"] for name, each in full.items() if "cpu_s" in each}
     return [
-        *(Figure(f"full, {name}: peak memory over AdamW's", value) for name, value in state.items() if name != "adamw"),
-        *(
-            Figure(f"full, {name}: time of a step over AdamW's", value)
-            for name, value in time_of.items()
-            if name != "adamw"
-        ),
+        Figure(f"full, {name}: {what} over AdamW's", each[key] / full["adamw"][key])
+        for key, what in (("peak_mib", "peak memory"), ("cpu_s", "time of a step"))
+        for name, each in full.items()
+        if key in each and name != "adamw"
     ]
 
 
@@ -90,7 +82,7 @@ def _tables(cells: Mapping[str, Mapping[str, Cell]], steps: int) -> list[str]:
     }
     return [
         "\n".join([
-            f"{title}; – is refused, … is not measured yet:",
+            f"{title}; – is refused:",
             "",
             "| | " + " | ".join(OPTIMIZERS) + " |",
             "|---|" + "---:|" * len(OPTIMIZERS),
@@ -103,48 +95,20 @@ def _tables(cells: Mapping[str, Mapping[str, Cell]], steps: int) -> list[str]:
     ]  # fmt: skip
 
 
-def _processors(cells: Mapping[str, Mapping[str, Cell]]) -> list[str]:
-    """Return which rows were measured on which processor, where a command went on upon another machine."""
-    rows: dict[str, list[str]] = {}
-    for tuner, row in cells.items():
-        for processor in sorted({each["processor"] for each in row.values() if {"cpu_s", "processor"} <= each.keys()}):
-            rows.setdefault(processor, []).append(tuner)
-    if len(rows) < 2:
-        return []
-    said = "; ".join(f"{', '.join(tuners)} on {processor}" for processor, tuners in rows.items())
-    return [f"Times can be compared within a row, since the rows were measured on two machines: {said}."]
-
-
 def _shown(cell: Cell, key: str) -> str:
     if key not in cell:
-        return "…" if "left" in cell else "–"
+        return "–"
     return f"{cell[key]:,.0f}" if key == "peak_mib" else f"{cell[key]:.2f}" if key == "cpu_s" else f"{cell[key]:.3f}"
 
 
-def _cell(folder: Path, model: Path, tuner: str, name: str, steps: int) -> Cell:
-    kept = _file(folder, tuner, name)
-    if not kept.exists():
-        receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
-        child = multiprocessing.get_context("fork").Process(target=_train, args=(model, tuner, name, steps, sender))
-        child.start()
-        sender.close()
-        try:
-            found = receiver.recv()
-        except EOFError:
-            found = {"failed": "died without a word"}
-        child.join()
-        if "failed" in found:
-            raise SystemExit(f"{tuner} with {name}: {found['failed']}")
-        kept.write_text(json.dumps({**found, "processor": machine()["processor"]}) + "\n")
-    cell: Cell = json.loads(kept.read_text())
-    return cell
+def _in_own_process(job: Callable[[], Cell]) -> Cell:
+    from swift.testing.crew import run_jobs, succeeded
+
+    ((found,),) = (succeeded(each) for each in run_jobs(1, [job]))
+    return found
 
 
-def _file(folder: Path, tuner: str, name: str) -> Path:
-    return folder / f"{tuner}-{name}.json"
-
-
-def _train(model: Path, tuner: str, name: str, steps: int, answer: Any) -> None:
+def _train(model: Path, tuner: str, name: str, steps: int) -> Cell:
     from swift.config.parse import config_from_mapping
     from swift.errors import ConfigError
     from swift.train import loop
@@ -178,15 +142,11 @@ def _train(model: Path, tuner: str, name: str, steps: int, answer: Any) -> None:
             now = time.process_time()
             seconds.append(now - since)
             since, loss = now, record.result.loss
-        watch.mark("steps")
-        # The first step makes the optimizer's state, and is left out.
-        answer.send({"peak_mib": watch.end()["steps"], "cpu_s": statistics.median(seconds[1:]), "loss": loss})
     except ConfigError as refusal:
-        answer.send({"refused": str(refusal)})
-    except BaseException as error:
-        answer.send({"failed": repr(error)})
-    finally:
-        os._exit(0)
+        return {"refused": str(refusal)}
+    watch.mark("steps")
+    # The first step makes the optimizer's state, and is left out.
+    return {"peak_mib": watch.end()["steps"], "cpu_s": statistics.median(seconds[1:]), "loss": loss}
 
 
 def _import_everything() -> None:

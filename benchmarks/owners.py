@@ -1,4 +1,4 @@
-"""What it costs to bring matrices to their owners: an update of Muon on two processes beside one of AdamW.
+"""Cost of matrix sharding by owner: an update of Muon on two processes compared with one of AdamW.
 
 Muon's own arithmetic, the Newton-Schulz iteration, is left out: what it gives back is what it is given. All else is as
 it is, momentum, traffic and the update of weights. Its traffic is also timed by itself: the messages of an update, sent
@@ -26,14 +26,13 @@ VARIANTS = {"adamw": False, "adamw, fused": True}
 
 NOTE = (
     "Two processes hold half of the rows of each matrix. An update of Muon without its own arithmetic, the "
-    "Newton-Schulz iteration, is timed beside one of AdamW for the same halves, over lists of tensors as Muon is "
-    "written, and by the fused kernel. Its messages are timed once more by themselves: between two processes of one "
-    "machine they go through the kernel, whose time is counted, while an update of AdamW sends nothing."
+    "Newton-Schulz iteration, is timed and compared with one of AdamW for the same halves, over lists of tensors as "
+    "Muon is written, and by the fused kernel. Its messages are timed once more by themselves: between two processes "
+    "of one machine they go through the kernel, whose time is counted, while an update of AdamW sends nothing."
 )
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
     found = _measured(LARGE, rounds=4 if quick else 24)
     figures = [
@@ -50,8 +49,8 @@ def _measured(model: Path, rounds: int) -> dict[str, Any]:
     """Return the processor's seconds of an update by both, the median over rounds in which they take turns."""
     from swift.testing.crew import run_jobs, succeeded
 
-    (answers,) = run_jobs(PROCESSES, [partial(_take_turns, model, rounds)])
-    found = succeeded(answers)
+    (results,) = run_jobs(PROCESSES, [partial(_take_turns, model, rounds)])
+    found = succeeded(results)
     seconds = {
         name: statistics.median(sum(turns) for turns in zip(*(each["seconds"][name] for each in found), strict=True))
         for name in found[0]["seconds"]

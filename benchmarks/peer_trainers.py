@@ -1,4 +1,4 @@
-"""Trainers of other libraries that wait for their turn before every step: TRL's, and that of sentence-transformers.
+"""Trainers of TRL and sentence-transformers that wait before every step until swift has made one.
 
     python -m benchmarks.peer_trainers ORDER.json
 
@@ -8,17 +8,14 @@ users write them, with the order of rows, the optimizer and the learning rate of
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import load_dataset
 from transformers import AutoTokenizer, TrainerCallback
 
-from benchmarks.peer import Turn
+from benchmarks.peer import Turn, common_arguments, read_order
 
 LOSS_SCALE = 20.0
 """The default of MultipleNegativesRankingLoss: similarities are divided by 0.05."""
@@ -40,8 +37,8 @@ class Turns(TrainerCallback):
         now = time.process_time()
         self._end({"loss": self.loss.item(), "tokens": self.tokens, "cpu": now - self._since})
 
-    def _end(self, said: dict[str, Any]) -> None:
-        self._turn.end(said)
+    def _end(self, reported: dict[str, Any]) -> None:
+        self._turn.end(reported)
         self._since = time.process_time()
 
     def watching(self, trainer: type) -> Any:
@@ -64,23 +61,11 @@ class Turns(TrainerCallback):
 
 
 def arguments(order: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of both."""
+    """Return the arguments of all three."""
     return {
-        "output_dir": order["folder"],
-        "per_device_train_batch_size": order["rows"],
-        "num_train_epochs": 100,
-        "learning_rate": order["learning_rate"],
-        "lr_scheduler_type": "constant",
-        "weight_decay": 0.0,
-        "adam_beta2": 0.95,
-        "gradient_checkpointing": order["recompute"],
-        "bf16": False,
-        "use_cpu": True,
-        "logging_steps": 1,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
+        **common_arguments(order), "per_device_train_batch_size": order["rows"], "num_train_epochs": 100,
+        "weight_decay": 0.0, "adam_beta2": 0.95, "gradient_checkpointing": order["recompute"], "logging_steps": 1,
+    }  # fmt: skip
 
 
 def reward_trainer(order: dict[str, Any], turns: Turns) -> Any:
@@ -146,7 +131,7 @@ TRAINERS = {"rm": reward_trainer, "embedding": embedding_trainer, "gkd": gkd_tra
 
 
 def main() -> None:
-    order = json.loads(Path(sys.argv[1]).read_text())
+    order = read_order()
     TRAINERS[order["objective"]](order, Turns()).train()
 
 

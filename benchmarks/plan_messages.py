@@ -1,7 +1,7 @@
 """What level 3 of `swift plan` says of messages between two processes of this machine, in sizes that it has not seen.
 
 Sizes that are fitted and sizes that are not take turns in the same processes. Errors are of α + n / β against the time
-of one message; beside them stand those of what is assumed where nothing was measured. Wall-clock times: of each size
+of one message; so are those of what is assumed where nothing was measured. Wall-clock times: of each size
 the least of some rounds counts.
 """
 
@@ -26,7 +26,6 @@ OTHERS = tuple(2 * size for size in SIZES[:-1])
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     where = this_machine(PROCESSES, 1)
     sizes = sorted((*SIZES, *OTHERS))
     if quick:

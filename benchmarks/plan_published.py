@@ -1,4 +1,4 @@
-"""Memory and time of published runs on up to 12,288 GPUs, beside what `swift plan` counts for them.
+"""Memory and time of published runs on up to 12,288 GPUs, against what `swift plan` counts for them.
 
 The rows, with their sources, are in `published.json`. One number is fitted for each kind of device, the share of its
 peak that products reach, and on rows of other sources than the one that is predicted.
@@ -31,7 +31,6 @@ _ONE_NUMBER = {"matmul": 0.5}
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     published = json.loads(FIXTURE.read_text(encoding="utf-8"))
     figures = [figure for row in published["memory"] for figure in _memory(row)]
     of_times, details = _times(published["times"])
@@ -95,11 +94,11 @@ def _peaks(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
             error = _peak(row) / _GIB / row["gib"] - 1
             errors.append(abs(error))
             figures.append(Figure(f"{row['name']}: error of the peak, {row['gib']} GiB", error, ""))
-    said = f"peak of {len(errors)} rows"
+    title = f"peak of {len(errors)} rows"
     return [
         *figures,
-        Figure(f"{said}: mean error", fmean(errors), "", at_most=0.06),
-        Figure(f"{said}: how many are within 6 %", sum(error <= 0.06 for error in errors), "", at_least=len(errors)),
+        Figure(f"{title}: mean error", fmean(errors), "", at_most=0.06),
+        Figure(f"{title}: how many are within 6 %", sum(error <= 0.06 for error in errors), "", at_least=len(errors)),
     ]
 
 
@@ -156,7 +155,7 @@ def _times(rows: list[Mapping[str, Any]]) -> tuple[list[Figure], list[Mapping[st
     errors: list[float] = []
     details: list[Mapping[str, Any]] = []
     for row, one in zip(rows, measured, strict=True):
-        others = [other for beside, other in zip(rows, measured, strict=True) if _calibrates(beside, row)]
+        others = [other for row_of_other, other in zip(rows, measured, strict=True) if _calibrates(row_of_other, row)]
         speeds = fit(others, unsure=_ONE_NUMBER)
         errors.append(one.error(speeds))
         details.append({**row, "seconds": one.seconds, "predicted": one.predict(speeds), "matmul": speeds.matmul})
@@ -167,10 +166,10 @@ def _times(rows: list[Mapping[str, Any]]) -> tuple[list[Figure], list[Mapping[st
     # The study's numbers: a row of memory, M, may have a time as well.
     for kind, goals in (("T", (0.15, 0.30)), ("M", (None, None))):
         own = [abs(error) for row, error in zip(rows, errors, strict=True) if _of_memory(row) == (kind == "M")]
-        said = f"time of {len(own)} rows {kind}1 to {kind}{10 if kind == 'T' else 12}"
+        title = f"time of {len(own)} rows {kind}1 to {kind}{10 if kind == 'T' else 12}"
         figures += [
-            Figure(f"{said}: mean error", fmean(own), "", at_most=goals[0]),
-            Figure(f"{said}: largest error", max(own), "", at_most=goals[1]),
+            Figure(f"{title}: mean error", fmean(own), "", at_most=goals[0]),
+            Figure(f"{title}: largest error", max(own), "", at_most=goals[1]),
         ]
     return figures, details
 
@@ -229,6 +228,6 @@ NOTES = (
     "its published time leaves room for messages at about one port's bandwidth a device; a ring through all eight is "
     "planned. That is inferred from the published times: why they were so slow is not known here.",
     "M7's second order, asynchronous tensor parallelism before the plain one, is not judged: swift has no such layout.",
-    "M13 and M14 (Falcon-7B with three engines, PEFT's runs on one GPU) are left out: nobody has compared them yet.",
+    "M13 and M14 (Falcon-7B with three engines, PEFT's runs on one GPU) are left out: they have not been compared yet.",
     "'As cited': from the paper as others cite it; the table itself was not read.",
 )

@@ -1,4 +1,4 @@
-"""How long: predicted iteration times beside measured ones, of GPT models on 2 to 512 A100.
+"""How long: predicted iteration times against measured ones, of GPT models on 2 to 512 A100.
 
 The rows are those that vTrain (KAIST, MICRO 2024, github.com/VIA-Research/vTrain, MIT licence) ships with its paper, as
 two files: vtrain_single_node.csv and vtrain_multi_node.csv. They are not in this repository: VTRAIN names their folder.
@@ -9,23 +9,26 @@ are those of other rows.
 from __future__ import annotations
 
 import csv
+import json
 import os
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import log
+from math import exp, log
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.facts import Figure
+from benchmarks.inputs import ROOT
 from swift.planning import PlannedBackend, planned_backends
-from swift_plan.bars import Bars, crossed
+from swift_plan.bars import MEMORY_ASSUMED, Bars, crossed
 from swift_plan.cluster import cluster
 from swift_plan.counted import CountedPlan
 from swift_plan.fit import UNSURE, MeasuredStep, choose, fit
+from swift_plan.search import MARGIN
 from swift_plan.shape import ModelShape
 from swift_plan.timing import Speeds, Timing
 from swift_plan.workload import Workload
@@ -33,15 +36,9 @@ from swift_plan.workload import Workload
 ROWS = 20
 _VOCABULARY = 51200
 _RUN = (
-    "--model",
-    "gpt",
-    "--backend",
-    "megatron",
-    "--train_type",
-    "full",
-    "--backend.use_distributed_optimizer",
-    "false",
-)
+    "--model", "gpt", "--backend", "megatron", "--train_type", "full",
+    "--backend.use_distributed_optimizer", "false",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,8 @@ class Row(MeasuredStep):
     """What a layout is chosen for: the model, the batch and the devices."""
 
 
-def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
-    folder = os.environ.get("VTRAIN")
-    if not folder:
-        raise SystemExit("VTRAIN names no folder: it should hold vtrain_single_node.csv and vtrain_multi_node.csv.")
-    single, several = (list(rows(Path(folder) / f"vtrain_{kind}_node.csv")) for kind in ("single", "multi"))
+def times(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+    single, several = _measured("single"), _measured("multi")
     draws = 2 if quick else 8
     figures: list[Figure] = []
     details: dict[str, Any] = {"rows": {"one machine": len(single), "several": len(several)}, "notes": NOTES}
@@ -73,12 +66,14 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     return figures, details
 
 
-def rows(path: Path) -> Iterator[Row]:
+def _measured(machines: str) -> list[Row]:
     """Read a file of vTrain's."""
+    folder = os.environ.get("VTRAIN")
+    if not folder:
+        raise SystemExit("VTRAIN is not set. Set it to the folder of vtrain_single_node.csv and vtrain_multi_node.csv.")
     (backend,), _ = planned_backends(_RUN, "pt")
-    with path.open(encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
-            yield _row(backend, line)
+    with Path(folder, f"vtrain_{machines}_node.csv").open(encoding="utf-8", newline="") as file:
+        return [_row(backend, line) for line in csv.DictReader(file)]
 
 
 def _row(backend: PlannedBackend, line: dict[str, str]) -> Row:
@@ -122,13 +117,13 @@ def _errors(name: str, measured: Sequence[Row], goal: float, draws: int) -> tupl
         order = random.Random(seed).sample(list(measured), len(measured))
         by_chance.append(_error(order[ROWS:], fit(order[:ROWS])))
     everything = fit(measured[:: max(1, len(measured) // 100)])
-    said = f"{name}: mean error"
+    title = f"{name}: mean error"
     by_few = f"of the others, fitted on {ROWS} rows"
     figures = [
-        Figure(f"{said}, assumed speeds", _error(measured, Speeds()), ""),
-        Figure(f"{said} {by_few} that the planner chose", _error(others, speeds), "", at_most=goal),
-        Figure(f"{said} {by_few} by chance, {draws} draws", fmean(by_chance), "", at_most=goal),
-        Figure(f"{said} where all rows were fitted", _error(measured, everything), ""),
+        Figure(f"{title}, assumed speeds", _error(measured, Speeds()), ""),
+        Figure(f"{title} {by_few} that the planner chose", _error(others, speeds), "", at_most=goal),
+        Figure(f"{title} {by_few} by chance, {draws} draws", fmean(by_chance), "", at_most=goal),
+        Figure(f"{title} where all rows were fitted", _error(measured, everything), ""),
     ]
     far = sorted(others, key=lambda row: -abs(row.error(speeds)))[:5]
     return figures, {
@@ -182,15 +177,8 @@ def _covered(measured: Sequence[Row], draws: int) -> list[Figure]:
     """Bars from the errors of few rows: how often they hold what other rows took."""
     figures = []
     for count in (5, ROWS, 60):
-        held, width = [], []
-        for seed in range(draws):
-            order = random.Random(100 + seed).sample(list(measured), len(measured))
-            known, others = order[:count], order[count:]
-            bars, speeds = Bars(crossed(known)), fit(known)
-            width.append(log(bars.around(1.0).high))
-            for row in others:
-                bar = bars.around(row.predict(speeds))
-                held.append(bar.low <= row.seconds <= bar.high)
+        inside, width = _held_times(measured, count, range(100, 100 + draws))
+        held = [each for split in inside for each in split]
         share = f"bars of 90 % from {count} rows, over {len(held) // draws} others x {draws} draws"
         figures.append(Figure(f"{share}: how many they hold", fmean(held), "", at_least=0.85))
         if count > 5:
@@ -201,10 +189,118 @@ def _covered(measured: Sequence[Row], draws: int) -> list[Figure]:
 
 NOTES = (
     "Rows of vTrain (KAIST, MICRO 2024, github.com/VIA-Research/vTrain, MIT licence): a part of the 1,440 and 109 rows "
-    "that it has, so many as are said under `rows`. Full recomputation of activations and no overlap of gradients are "
+    "that it has, as many as `rows` says. Full recomputation of activations and no overlap of gradients are "
     "assumed of them: the files do not say.",
     "vTrain itself reports 8.37 % on one machine and 14.73 % on several, from traces of every kernel.",
     "What is fitted: nine numbers (`swift_plan/timing.py`, Speeds). Where even all rows together leave a larger "
     "error than the goal, the rest is the rows' own: some are slower than equal layouts with a smaller micro-batch "
-    "beside them by a factor of two.",
+    "by a factor of two.",
+)
+
+
+MEMORY = ROOT / "benchmarks" / "results" / "plan_memory.json"
+KNOWN = (20, 48)
+"""Runs of which a bar of memory is made."""
+KNOWN_TIMES = 60
+CAPACITIES = 201
+"""Sizes of a device, between half of what a run takes and twice that, for which a run is judged to fit or not."""
+
+
+def bars(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+    runs: Mapping[str, Any] = json.loads(MEMORY.read_text(encoding="utf-8"))["details"]["runs"]
+    figures: list[Figure] = []
+    held: dict[str, float] = {}
+    for level in ("traced", "counted"):
+        errors = [-log(1 + run[level]["error"]) for run in runs.values()]
+        for count in KNOWN:
+            share, width = _held_memory(errors, count, 20 if quick else 400)
+            held[f"{level}, {count}"] = share
+            figures += _shown(f"memory {level}, bars from {count} runs, {len(errors) - count} others", share, width)
+    every = [*_measured("single"), *_measured("multi")]
+    splits, widths = _held_times(every, KNOWN_TIMES, range(500, 501 if quick else 506))
+    inside = [fmean(each) for each in splits]
+    others = f"time, bars from {KNOWN_TIMES} rows, {len(every) - KNOWN_TIMES} others"
+    figures += _shown(others, fmean(inside), median(widths))
+    both = len(runs) - KNOWN[1], len(every) - KNOWN_TIMES
+    share = (both[0] * held[f"traced, {KNOWN[1]}"] + both[1] * fmean(inside)) / sum(both)
+    figures += _goal(f"memory and time, {sum(both)} configurations held out in each split", share)
+    figures += _fitting(runs)
+    return figures, {"splits of the time": inside, "notes": BARS_NOTES}
+
+
+def _shown(title: str, share: float, width: float) -> list[Figure]:
+    return [*_goal(title, share), Figure(f"{title}: width to each side", 100 * (exp(width) - 1), "%")]
+
+
+def _goal(title: str, share: float) -> list[Figure]:
+    return [
+        Figure(f"{title}: how many bars of 90 % hold", share, "", at_least=0.85),
+        Figure(f"{title}: not too wide", share, "", at_most=0.95),
+    ]
+
+
+def _held_memory(errors: Sequence[float], count: int, splits: int) -> tuple[float, float]:
+    """Return which part of the runs that were held out their bars hold, over many splits, and the bars' width."""
+    held, widths = [], []
+    for seed in range(splits):
+        order = random.Random(seed).sample(list(errors), len(errors))
+        bar = Bars(order[:count], assumed=MEMORY_ASSUMED).around(1.0)
+        held += [log(bar.low) <= error <= log(bar.high) for error in order[count:]]
+        widths.append(log(bar.high))
+    return fmean(held), median(widths)
+
+
+def _held_times(every: Sequence[Row], count: int, seeds: Sequence[int]) -> tuple[list[list[bool]], list[float]]:
+    """Fit speeds on known rows, by chance, and make bars of them; return which others they hold, and their widths."""
+    inside, widths = [], []
+    for seed in seeds:
+        order = random.Random(seed).sample(list(every), len(every))
+        known, others = order[:count], order[count:]
+        speeds, bars = fit(known), Bars(crossed(known))
+        widths.append(log(bars.around(1.0).high))
+        inside.append([_inside(bars, row.predict(speeds), row.seconds) for row in others])
+    return inside, widths
+
+
+def _inside(bars: Bars, predicted: float, measured: float) -> bool:
+    bar = bars.around(predicted)
+    return bar.low <= measured <= bar.high
+
+
+def _fitting(runs: Mapping[str, Any]) -> list[Figure]:
+    """Judge every run for devices of many sizes, as a plan is judged: with a part of the memory left free."""
+    figures = []
+    for level in ("traced", "counted"):
+        cases = [(run[level]["peak"], run["peak"]) for run in runs.values()]
+        lacked = _share(cases, lambda planned, room: planned * (1 + MARGIN) <= room, lambda peak, room: peak > room)
+        refused = _share(cases, lambda planned, room: planned * (1 + MARGIN) > room, lambda peak, room: peak <= room)
+        figures += [
+            Figure(f"memory {level}: of plans said to fit, those that lack memory", 100 * lacked, "%", at_most=1.0),
+            Figure(f"memory {level}: of plans said not to fit, those that do", 100 * refused, "%", at_most=5.0),
+        ]
+    return figures
+
+
+def _share(
+    cases: Sequence[tuple[float, float]], judged: Callable[[float, float], bool], wrong: Callable[[float, float], bool]
+) -> float:
+    """Return the part of judgements of all runs and sizes of devices that turn out wrong."""
+    said_of = wrong_of = 0
+    for planned, peak in cases:
+        for step in range(CAPACITIES):
+            room = peak * 2 ** (2 * step / (CAPACITIES - 1) - 1)
+            if judged(planned, room):
+                said_of += 1
+                wrong_of += wrong(peak, room)
+    return wrong_of / said_of
+
+
+BARS_NOTES = (
+    "Memory: log(measured / planned) of the 96 runs on the CPU, known ones drawn by chance; the estimates were mended "
+    "against the same runs, so that these bars are narrower than those of engines that were not looked at.",
+    "Time: vTrain's rows on 2 to 512 A100, one machine and several together; bars of errors that are each of a row "
+    "without a part in its own prediction.",
+    "Fitting: each run is judged for 201 sizes of a device, in equal ratios from half of what it took to twice that, "
+    "as `swift plan` judges: 8 % are to be left free. What is wrong of plans that do not fit is that margin's "
+    "price.",
 )

@@ -1,96 +1,54 @@
-"""What PPO computes, beside the last PPOTrainer that TRL had (0.29.1, out of its wheel), which is run for two rounds.
+"""What PPO computes, against the last PPOTrainer that TRL had (0.29.1, out of its wheel), which is run for two rounds.
 
 The rounds are taken apart: what TRL made advantages, returns and losses of is given to swift's functions. It learns
-twice from each round, so that ratios are not 1 the second time. A model with random weights hardly ever ends an answer:
-all have one length, which leaves out the one place more that TRL counts behind an answer that has ended.
-
-Speed is that of whole rounds (drawn, scored by reward model, critic and reference, learned from twice), which both
-sides make in turns, each in a process of its own with one thread. The first round of each is left out.
+twice from each round, so that ratios are not 1 the second time. A model with random weights hardly ever ends a
+completion: all have one length, which leaves out the one position more that TRL counts behind a completion that has
+ended.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.commands import call_module
+from benchmarks.estimators import unpacked
 from benchmarks.facts import Figure
-from benchmarks.inputs import CHATS, MODEL, WORK, ensure
-from benchmarks.peer import Peer
-from benchmarks.peers_functions import unpacked
+from benchmarks.inputs import MODEL, PROMPTS, WORK, ensure, write_prompts
+from benchmarks.peer import common_arguments, read_order
 
 TRL = "0.29.1"
 SCORER = MODEL.with_name(f"{MODEL.name}-scorer")
-ANSWERS, LENGTH, EPOCHS = 8, 16, 2
+COMPLETIONS, LENGTH, EPOCHS = 8, 16, 2
 """Of each round."""
 PENALTY, KL_COEF = 0.7, 0.3
-TIMED = {"answers": 32, "longest": 64, "learning_rate": 1e-6}
-"""Rounds whose speed is compared; so little is learned that answers keep their lengths."""
-LAYOUTS = {"padded": ("--padding_free", "false"), "without padding": ("--padding_free", "true")}
 EQUAL = 1e-5
 _NAMES = ("advantages", "old_logps", "returns", "old_values")
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Return differences of numbers, which are the same in a quick run, and ratios of speed."""
+    """Return differences of numbers, which are the same in a quick run."""
     make_inputs()
     order = {
         "python": str(unpacked("trl", TRL).parent), "model": str(MODEL), "scorer": str(SCORER),
-        "data": str(WORK / "prompts.jsonl"), "answers": ANSWERS, "longest": LENGTH, "epochs": EPOCHS,
+        "data": str(PROMPTS), "completions": COMPLETIONS, "longest": LENGTH, "epochs": EPOCHS,
         "penalty": PENALTY, "kl_coef": KL_COEF, "learning_rate": 1e-3,
     }  # fmt: skip
     figures = []
     for white in (False, True):
         kept = WORK / f"ppo-round-{white}.pt"
-        _run({**order, "white": white, "kept": str(kept)})
+        call_module("benchmarks.ppo", {**order, "white": white, "kept": str(kept), "folder": str(WORK / "ppo")})
         for what, apart in compared(torch.load(kept, weights_only=True), white=white):
             title = f"{what}, rewards {'whitened' if white else 'as they are'}: largest relative difference"
             figures.append(Figure(title, apart, unit="", at_most=EQUAL))
-    rounds = _rounds({**order, **TIMED}, 3 if quick else 7)
-    for layout in LAYOUTS:
-        for clock, unit in (("cpu", "CPU second"), ("seconds", "second")):
-            speed = median(
-                _speed(ours, clock) / _speed(theirs, clock)
-                for ours, theirs in zip(rounds[layout], rounds["TRL"], strict=True)
-            )
-            figures.append(Figure(f"rounds, {layout}: tokens per {unit} over TRL's", speed, at_least=1.0))
     details = {
-        "rounds": {"count": len(rounds["TRL"]), **TIMED},
-        **{side: {name: median(each[name] for each in made) for name in made[0]} for side, made in rounds.items()},
-        "TRL": TRL, "answers_of_a_round": ANSWERS, "tokens_of_an_answer": LENGTH, "epochs": EPOCHS,
+        "TRL": TRL, "completions_of_a_round": COMPLETIONS, "tokens_of_a_completion": LENGTH, "epochs": EPOCHS,
         "missing_eos_penalty": PENALTY, "kl_coef": KL_COEF,
     }  # fmt: skip
     return figures, details
-
-
-def _rounds(order: dict[str, Any], count: int) -> dict[str, list[dict[str, float]]]:
-    """Return what rounds of both sides took, made in turns; without the first, in which memory is taken."""
-    alone = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "SWIFT_PLUGINS": "swift-rl"}
-    both = {**order, "white": False, "rounds": count + 2}
-    orders = {layout: {**both, "side": "swift", "arguments": given} for layout, given in LAYOUTS.items()}
-    peers = {
-        side: Peer("benchmarks.ppo_sides", each, variables=alone)
-        for side, each in {**orders, "TRL": {**both, "side": "trl"}}.items()
-    }
-    for peer in peers.values():
-        peer.wait()
-    made: dict[str, list[dict[str, float]]] = {side: [] for side in peers}
-    for _ in range(count + 1):
-        for side, peer in peers.items():
-            made[side].append(peer.step())
-    for peer in peers.values():
-        peer.close()
-    return {side: each[1:] for side, each in made.items()}
-
-
-def _speed(round_: dict[str, float], clock: str) -> float:
-    return round_["tokens"] / round_[clock]
 
 
 def compared(round_: dict[str, Any], *, white: bool) -> list[tuple[str, float]]:
@@ -102,7 +60,7 @@ def compared(round_: dict[str, Any], *, white: bool) -> list[tuple[str, float]]:
     rows = {name: list(round_[name].double().numpy()) for name in ("values", "logps", "ref_logps")}
     divergences = [ours - theirs for ours, theirs in zip(rows["logps"], rows["ref_logps"], strict=True)]
     masks = [np.ones(len(each), dtype=bool) for each in divergences]
-    scores = round_["scores"].double().numpy() - PENALTY  # none of the answers has an end
+    scores = round_["scores"].double().numpy() - PENALTY  # none of the completions has an end
     made = gae.estimate(scores, rows["values"], divergences, masks, options, kl_coef=KL_COEF)
     found = [
         ("advantages", _apart(np.stack(made.advantages), round_["advantages"])),
@@ -120,7 +78,7 @@ def compared(round_: dict[str, Any], *, white: bool) -> list[tuple[str, float]]:
 def _losses(
     given: dict[str, torch.Tensor], order: torch.Tensor, logps: torch.Tensor, values: torch.Tensor, options: Any
 ) -> tuple[float, float]:
-    """Return swift's losses of a step: what policy and critic say of its answers, in their order, is given."""
+    """Return swift's losses of a step: what policy and critic say of its completions, in their order, is given."""
     from swift.contracts import ModelView
     from swift.data.batch import collate
     from swift.data.samples import Encoded, Segment
@@ -146,17 +104,10 @@ def _apart(ours: np.ndarray, theirs: torch.Tensor) -> float:
     return float(np.abs(ours - expected).max() / np.abs(expected).max())
 
 
-def _run(order: dict[str, Any]) -> None:
-    file = WORK / "ppo-order.json"
-    file.write_text(json.dumps({**order, "folder": str(WORK / "ppo")}))
-    subprocess.run([sys.executable, "-m", "benchmarks.ppo_peer", str(file)], check=True, cwd=Path(__file__).parents[1])
-
-
 def make_inputs() -> None:
     """Make the models and the prompts: the scorer is reward model and what the critic begins as."""
     ensure()
-    questions = ([json.loads(line)["messages"][0]] for line in CHATS.read_text().splitlines())
-    (WORK / "prompts.jsonl").write_text("".join(json.dumps({"messages": each}) + "\n" for each in questions))
+    write_prompts()
     if SCORER.exists():
         return
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -167,3 +118,94 @@ def make_inputs() -> None:
     scorer = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=1, pad_token_id=pad, dtype="float32")
     scorer.save_pretrained(SCORER)
     tokenizer.save_pretrained(SCORER)
+
+
+def trainer_of(order: dict[str, Any]) -> Any:
+    """Return TRL's trainer of policy, critic, reference and reward model."""
+    from datasets import load_dataset
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+    tokenizer = AutoTokenizer.from_pretrained(order["model"], padding_side="left")
+    prompts = load_dataset("json", data_files=order["data"], split="train", cache_dir=order["folder"])
+
+    def encoded(row: dict[str, Any]) -> dict[str, Any]:
+        ids = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, return_dict=True)["input_ids"]
+        return {"input_ids": ids}
+
+    def scorer() -> Any:
+        return AutoModelForSequenceClassification.from_pretrained(order["scorer"], num_labels=1, dtype=torch.float32)
+
+    policy, reference = (AutoModelForCausalLM.from_pretrained(order["model"], dtype=torch.float32) for _ in range(2))
+    completions = order["completions"]
+    return PPOTrainer(
+        model=policy,
+        ref_model=reference,
+        reward_model=scorer(),
+        value_model=scorer(),
+        processing_class=tokenizer,
+        train_dataset=prompts.map(encoded, remove_columns=prompts.column_names),
+        eval_dataset=prompts.select(range(completions)).map(encoded, remove_columns=prompts.column_names),
+        args=PPOConfig(
+            **common_arguments(order), per_device_train_batch_size=completions, gradient_accumulation_steps=1,
+            num_mini_batches=1, num_ppo_epochs=order["epochs"], local_rollout_forward_batch_size=completions,
+            total_episodes=completions, response_length=order["longest"], stop_token="eos",
+            missing_eos_penalty=order["penalty"], kl_coef=order["kl_coef"], whiten_rewards=order["white"],
+            temperature=1.0, num_sample_generations=0, gradient_checkpointing=False, seed=1,
+        ),
+    )  # fmt: skip
+
+
+def keep(order: dict[str, Any]) -> None:
+    """Keep what one round of TRL's makes numbers of, and the numbers."""
+    import trl.experimental.ppo.ppo_trainer as module
+
+    kept: dict[str, list[Any]] = {name: [] for name in ("logps", "rewards", "values", "white", "order", "means")}
+
+    def watched(name: str, function: Any, pick: Any = lambda given, found: found) -> Any:
+        def work(*given: Any, **named: Any) -> Any:
+            found = function(*given, **named)
+            kept[name].append(pick(given, found))
+            return found
+
+        return work
+
+    module.selective_log_softmax = watched("logps", module.selective_log_softmax)
+    module.get_reward = watched("rewards", module.get_reward)
+    module.masked_whiten = watched("white", module.masked_whiten, lambda given, found: (*given[:2], found))
+    module.masked_mean = watched("means", module.masked_mean)
+    module.forward = watched("values", module.forward)
+    module.np.random.permutation = watched("order", np.random.permutation)
+    trainer = trainer_of(order)
+    trainer.train()
+    steps, longest = order["epochs"], order["longest"]
+    start = (
+        kept["values"][0].logits.shape[1] - longest - 1
+    )  # of the position that predicts the first token of a completion
+    (full_values, _, _), (_, scores, _) = kept["rewards"]
+    raw, mask, advantages = kept["white"][-1]
+    means = kept["means"][-4 * steps :]  # before, whitening has taken means too
+    if not mask.all():
+        sys.exit(
+            "ppo: a completion of TRL's has ended before the longest, where it counts one position more than swift"
+        )
+    values = full_values[:, start:-1].squeeze(-1)
+    torch.save(
+        {
+            "logps": kept["logps"][0], "ref_logps": kept["logps"][1], "values": values,
+            "scores": scores, "advantages": advantages, "returns": raw + values,
+            "order": [torch.from_numpy(each) for each in kept["order"][-steps:]],
+            "new_logps": [each.detach() for each in kept["logps"][2:]],
+            "new_values": [each[1][:, start:-1].squeeze(-1).detach() for each in kept["values"][-steps:]],
+            # Of each step: the critic's loss, how often it is clipped, the policy's loss, how often that is clipped.
+            "value_losses": torch.stack([0.5 * each.detach() for each in means[0::4]]),
+            "policy_losses": torch.stack([each.detach() for each in means[2::4]]),
+        },
+        order["kept"],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    own = read_order()
+    sys.path.insert(0, own["python"])
+    keep(own)

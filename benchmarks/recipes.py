@@ -82,32 +82,19 @@ class Recipe:
     remark: str = ""
 
 
-def _ms_swift(kind: str, what: str, *, template: str = "default", same: bool = True, remark: str = "") -> Recipe:
-    return Recipe(
-        "ms-swift",
-        kind,
-        "run.sh",
-        f"swift {what} {_MS_SWIFT.format(template=template)}\n",
-        "run.sh",
-        TEMPLATES["ms-swift"] if template == "default" else None,
-        same,
-        remark,
-    )
+def _ms_swift(kind: str, words: str, *, template: str = "default", same: bool = True, remark: str = "") -> Recipe:
+    own = TEMPLATES["ms-swift"] if template == "default" else None
+    script = f"swift {words} {_MS_SWIFT.format(template=template)}\n"
+    return Recipe("ms-swift", kind, "run.sh", script, "run.sh", own, same, remark)
 
 
-def _llama_factory(kind: str, what: str, *, template: str = "openchat", same: bool = True, remark: str = "") -> Recipe:
-    return Recipe(
-        "LLaMA-Factory",
-        kind,
-        "run.yaml",
-        _LLAMA_FACTORY.format(template=template) + what,
-        "train run.yaml",
-        TEMPLATES["LLaMA-Factory"] if template == "openchat" else None,
-        same,
-        remark,
-    )
+def _llama_factory(kind: str, words: str, *, template: str = "openchat", same: bool = True, remark: str = "") -> Recipe:
+    own = TEMPLATES["LLaMA-Factory"] if template == "openchat" else None
+    text = _LLAMA_FACTORY.format(template=template) + words
+    return Recipe("LLaMA-Factory", kind, "run.yaml", text, "train run.yaml", own, same, remark)
 
 
+_PREFERENCES = "dataset_name: preferences\n"
 _NEWLINE = "the line break after <|im_end|> is learned there, and not here"
 
 RECIPES = (
@@ -132,22 +119,15 @@ RECIPES = (
         remark=_NEWLINE,
     ),
     Recipe("TRL", "sft, full", "sft.yaml", _TRL + "dataset_name: chats\n", "sft --config sft.yaml"),
-    Recipe(
-        "TRL",
-        "dpo, full",
-        "dpo.yaml",
-        _TRL + "dataset_name: preferences\n",
-        "dpo --config dpo.yaml",
-        TEMPLATES["LLaMA-Factory"],
-    ),
+    Recipe("TRL", "dpo, full", "dpo.yaml", _TRL + _PREFERENCES, "dpo --config dpo.yaml", TEMPLATES["LLaMA-Factory"]),
     Recipe(
         "TRL",
         "dpo, full, ChatML",
         "dpo.yaml",
-        _TRL + "dataset_name: preferences\n",
+        _TRL + _PREFERENCES,
         "dpo --config dpo.yaml",
         same=False,
-        remark="always log 2; ChatML's line break after an answer, which is part of it there and not here, moves later "
-        "losses",
+        remark="always log 2; ChatML's line break after a response, which is part of it there and not here, moves "
+        "later losses",
     ),
 )

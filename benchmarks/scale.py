@@ -1,16 +1,12 @@
-"""Ten million short rows, from a file to the first steps of a run: memory, what a start reads, and rows a second.
+"""Ten million short rows, from a file to the first steps of a run: memory, and what a start reads.
 
 The rows are built by independent jobs (`swift data build --shard i/10`), joined, and trained on for two steps, twice. A
 million rows go the same way, and memory is compared. Every piece of the measurement is kept in build/benchmarks/scale:
 a benchmark that is interrupted goes on where it stopped, and one that is to be made anew begins with removing the
-folder. Pieces can be made one at a time beforehand: `python -m benchmarks.scale job ROWS NUMBER`, `start ROWS`,
-`turn WAY ROWS ROUND`.
+folder.
 
 What a start reads of the tokens is counted in a process of its own: each file that Python opens, and of those that are
 mapped the pages that were touched, as the kernel lists them.
-
-Rows a second are compared with `datasets.map` on fewer rows, in turns, with one process and with two. CPU seconds are
-what counts where the machine is shared.
 """
 
 from __future__ import annotations
@@ -19,44 +15,28 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks import tokenising
-from benchmarks.commands import RUNS, SWIFT, TRAINING, environment
+from benchmarks.commands import RUNS, SWIFT, TRAINING, UNSAVED, call, environment, kept
 from benchmarks.facts import Figure
 from benchmarks.inputs import CHATS, MODEL, WORK, ensure
 
 FOLDER = WORK / "scale"
 FEW, MANY = 1_000_000, 10_000_000
 SHARDS = 10
-COMPARED = 40_000
-"""Rows of the comparison with `datasets.map`."""
-WAYS = ("swift-1", "swift-2", "datasets-1", "datasets-2")
 WORDS = 3
-"""Of a question, and of its answer."""
+"""Of a question, and of its response."""
 BATCHES = 10
 ROWS = 16
 """Of each batch."""
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
-    few, many, compared = (4_000, 40_000, 4_000) if quick else (FEW, MANY, COMPARED)
+    few, many = (4_000, 40_000) if quick else (FEW, MANY)
     built = {count: _built(count) for count in (few, many)}
-    rounds = range(1 if quick else 3)
-    ways: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-    for number in rounds:
-        for way in WAYS:
-            ways[way].append(turn(way, compared, number))
-    digests = {turn["digest"] for turns in ways.values() for turn in turns}
-
-    def ratio(one: str, other: str, what: str) -> float:
-        pairs = zip(ways[one], ways[other], strict=True)
-        return median(second[what] / first[what] for first, second in pairs)
 
     def most(count: int, kind: str, what: str = "memory_mib") -> float:
         return max(each[what] for each in built[count][kind])
@@ -76,13 +56,8 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         Figure("CPU seconds of the second start, two steps included", built[many]["runs"][1]["cpu"], unit="s"),
         Figure(f"the same with {few:,} rows", built[few]["runs"][1]["cpu"], unit="s"),
         Figure("rows per second of one core's time, by jobs", many / sum(each["cpu"] for each in jobs), unit=""),
-        Figure("rows per second over datasets.map, one process, by CPU time", ratio("swift-1", "datasets-1", "cpu")),
-        Figure("the same, two processes", ratio("swift-2", "datasets-2", "cpu")),
-        Figure("two cores over one, by the busiest process's CPU time", ratio("swift-2", "swift-1", "busiest")),
-        Figure("two cores over one of datasets.map", ratio("datasets-2", "datasets-1", "busiest")),
-        Figure("ways that made other tokens or masks", float(len(digests) - 1), unit="", at_most=0),
     ]  # fmt: skip
-    return figures, {"rows": [few, many], "built": built, "compared": compared, "ways": ways}
+    return figures, {"rows": [few, many], "built": built}
 
 
 def data_of(rows: int) -> Path:
@@ -99,13 +74,13 @@ def data_of(rows: int) -> Path:
 
 def _lines(rows: int) -> Iterator[str]:
     chats = [json.loads(line)["messages"] for line in CHATS.read_text(encoding="utf-8").splitlines()]
-    questions, answers = ([" ".join(chat[at]["content"].split()[:WORDS]) for chat in chats] for at in (0, 1))
+    questions, responses = ([" ".join(chat[at]["content"].split()[:WORDS]) for chat in chats] for at in (0, 1))
     source = random.Random(0)
     for number in range(rows):
-        asked, said = questions[number % len(questions)], answers[int(source.random() * len(answers))]
+        question, response = questions[number % len(questions)], responses[int(source.random() * len(responses))]
         yield (
-            f'{{"messages": [{{"role": "user", "content": "{asked} {number}"}}, '
-            f'{{"role": "assistant", "content": "{said}"}}]}}\n'
+            f'{{"messages": [{{"role": "user", "content": "{question} {number}"}}, '
+            f'{{"role": "assistant", "content": "{response}"}}]}}\n'
         )
 
 
@@ -113,23 +88,13 @@ def job(rows: int, number: int) -> dict[str, Any]:
     """Return what building a shard took."""
     words = ["data", "build", "sft", "--model", str(MODEL), "--dataset", str(data_of(rows)), "--max_length", "512"]
     words += ["--data.workers", "1", "--out", str(_tokens(rows)), "--shard", f"{number}/{SHARDS}"]
-    return _kept(f"job-{rows}-{number}", lambda: _taken([SWIFT, *words], f"job-{rows}-{number}"))
-
-
-def _kept(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return a piece of the measurement; it is made unless it is known from before."""
-    file = FOLDER / f"{name}.json"
-    if not file.exists():
-        made = json.dumps(make())
-        file.write_text(made)
-    answer: dict[str, Any] = json.loads(file.read_text())
-    return answer
+    return dict(kept(FOLDER / f"job-{rows}-{number}.json", lambda: _taken([SWIFT, *words], f"job-{rows}-{number}")))
 
 
 def _built(rows: int) -> dict[str, Any]:
     """Build and join so many rows, start on them twice, and return what each took."""
     jobs = [job(rows, number) for number in range(1, SHARDS + 1)]
-    return {"jobs": jobs, **_kept(f"starts-{rows}", lambda: _starts(rows))}
+    return {"jobs": jobs, **kept(FOLDER / f"starts-{rows}.json", lambda: _starts(rows))}
 
 
 def _starts(rows: int) -> dict[str, Any]:
@@ -138,9 +103,9 @@ def _starts(rows: int) -> dict[str, Any]:
     joined = [_taken([SWIFT, "data", "join", str(tokens)], f"starts-{rows}")]
     train = [SWIFT, "sft", "--model", str(MODEL), "--dataset", str(tokens), "--max_length", "512", *TRAINING]
     train += ["--max_steps", "2", "--per_device_train_batch_size", str(ROWS), "--output_dir", str(RUNS)]
-    train += ["--checkpoint.save_last", "false", "--report_to", "none"]
+    train += [*UNSAVED, "--report_to", "none"]
     runs = [_taken(train, f"starts-{rows}") for _ in range(2)]
-    reads = [_told([sys.executable, "-m", "benchmarks.scale", "read", str(tokens)]) for _ in range(2)]
+    reads = [_told([sys.executable, "-m", "benchmarks.scale", str(tokens)]) for _ in range(2)]
     return {"joined": joined, "runs": runs, "reads": reads}
 
 
@@ -149,9 +114,9 @@ def _tokens(rows: int) -> Path:
 
 
 def _taken(command: Sequence[str], name: str) -> dict[str, float]:
-    """Run a command, and return its CPU seconds and its peak of memory, as the kernel tells them when it ends."""
-    said = FOLDER / f"{name}.txt"
-    with said.open("w") as out:
+    """Run a command, and return its CPU seconds and its peak of memory, as the kernel reports them when it ends."""
+    log = FOLDER / f"{name}.txt"
+    with log.open("w") as out:
         child = os.posix_spawn(
             command[0],
             list(command),
@@ -160,21 +125,13 @@ def _taken(command: Sequence[str], name: str) -> dict[str, float]:
         )
         _, status, usage = os.wait4(child, 0)
     if status:
-        raise SystemExit(f"{' '.join(command)} failed:\n{said.read_text()[-4000:]}")
+        raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text()[-4000:]}")
     return {"cpu": usage.ru_utime + usage.ru_stime, "memory_mib": usage.ru_maxrss / 1024}
 
 
 def _told(command: Sequence[str]) -> dict[str, Any]:
-    from benchmarks.commands import call
-
-    answer: dict[str, Any] = json.loads(call(command, environment(OMP_NUM_THREADS="1")).splitlines()[-1])
-    return answer
-
-
-def turn(way: str, rows: int, number: int) -> dict[str, Any]:
-    """Return what one of the compared ways took in a round."""
-    words = [sys.executable, "-m", "benchmarks.scale", way, str(data_of(rows)), str(rows)]
-    return _kept(f"{way}-{rows}-{number}", lambda: _told(words))
+    found: dict[str, Any] = json.loads(call(command, environment(OMP_NUM_THREADS="1")).splitlines()[-1])
+    return found
 
 
 class Reads:
@@ -242,22 +199,6 @@ def _own_mib() -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:"))
 
 
-def main(words: Sequence[str]) -> None:
-    """Do one piece of the measurement in this process."""
-    match words:
-        case ["job", rows, number]:
-            FOLDER.mkdir(parents=True, exist_ok=True)
-            print(json.dumps(job(int(rows), int(number))))
-        case ["start", rows]:
-            print(json.dumps(_kept(f"starts-{rows}", lambda: _starts(int(rows)))))
-        case ["turn", way, rows, number]:
-            print(json.dumps(turn(way, int(rows), int(number))))
-        case ["read", folder]:
-            print(json.dumps(read(Path(folder))))
-        case [way, data, rows]:
-            print(json.dumps(tokenising.one_way(way, Path(data), int(rows))))
-
-
 if __name__ == "__main__":
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    main(sys.argv[1:])
+    print(json.dumps(read(Path(sys.argv[1]))))

@@ -18,12 +18,13 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from statistics import median
+from functools import partial
 from typing import Any
 
 from benchmarks.commands import SWIFT, environment
 from benchmarks.facts import Figure
 from benchmarks.inputs import CHATS, MODEL, WORK, ensure
+from benchmarks.turns import Rounds
 
 SETTINGS = ("--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", "256M", "--enforce-eager")
 AT_ONCE = 8
@@ -33,27 +34,20 @@ _PATIENCE = 600.0
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
     rounds, requests = (1, 40) if quick else (3, 200)
     course(_plain, requests=8)  # leaves compiled modules behind
-    pairs = [(course(_swift, requests), course(_plain, requests)) for _ in range(rounds)]
+    variants = {"swift": partial(course, _swift, requests), "vllm": partial(course, _plain, requests)}
+    taken = Rounds(variants, rounds)
+    to_first_token, rate = (taken.ratio("swift", "vllm", what) for what in ("first_token", "rate"))
     figures = [
-        Figure(
-            "time from the command to the first token over plain vLLM's",
-            median(ours["first_token"] / plain["first_token"] for ours, plain in pairs),
-            at_most=1.1,
-        ),
-        Figure("time from the command to the first token", median(ours["first_token"] for ours, _ in pairs), unit="s"),
-        Figure(
-            "requests a second over plain vLLM's",
-            median(ours["rate"] / plain["rate"] for ours, plain in pairs),
-            at_least=0.95,
-        ),
-        Figure("requests a second", median(ours["rate"] for ours, _ in pairs), unit="/s"),
+        Figure("time from the command to the first token over plain vLLM's", to_first_token, at_most=1.1),
+        Figure("time from the command to the first token", taken.median("swift", "first_token"), unit="s"),
+        Figure("requests a second over plain vLLM's", rate, at_least=0.95),
+        Figure("requests a second", taken.median("swift", "rate"), unit="/s"),
     ]
     notes = [f"{AT_ONCE} requests at a time, {TOKENS} tokens each; vLLM's settings are {' '.join(SETTINGS)}."]
-    return figures, {"rounds": [{"swift": ours, "vllm": plain} for ours, plain in pairs], "notes": notes}
+    return figures, {"rounds": taken.taken, "notes": notes}
 
 
 def _swift(port: int) -> list[str]:
@@ -100,9 +94,7 @@ def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         with suppress(ProcessLookupError):  # it may have ended by itself
-            os.killpg(
-                process.pid, signal.SIGTERM
-            )  # a script in the background ignores SIGINT, and so does what it starts
+            os.killpg(process.pid, signal.SIGTERM)  # a script in the background ignores SIGINT
         process.wait(60)
 
 
@@ -116,7 +108,7 @@ def _asked(url: str, messages: list[dict[str, str]], tokens: int = TOKENS) -> bo
     body = {"model": "model", "messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return bool(json.load(answer)["usage"]["completion_tokens"] == tokens)
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return bool(json.load(response)["usage"]["completion_tokens"] == tokens)
     except (urllib.error.URLError, ConnectionError):
         return False

@@ -1,17 +1,17 @@
-"""What one writes by hand with FSDP2, and nothing else.
+"""What one writes by hand with FSDP2, or with `deepspeed.initialize`, and nothing else.
 
-    torchrun --nproc_per_node N -m benchmarks.sharded_loop ORDER.json    trains, prints the memory of each process
+    torchrun --nproc_per_node N -m benchmarks.sharded_loop ORDER.json    trains, notes the memory of each process
 
-Built without weights, cut block by block, each process reading its shards; otherwise the bare loop.
+FSDP2: built without weights, cut block by block, each process reading its shards; otherwise the bare loop.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,9 @@ from torch.distributed.tensor import distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.bare_loop import BareLoop
+from benchmarks.commands import ROWS
 from benchmarks.facts import MemoryWatch
+from benchmarks.peer import read_order
 
 
 class ShardedLoop(BareLoop):
@@ -50,22 +52,55 @@ class ShardedLoop(BareLoop):
         loss_sum, counts = self.losses(batch)
         dist.all_reduce(counts)
         loss = loss_sum / counts[0]
-        (loss * dist.get_world_size()).backward()  # FSDP takes the mean of gradients
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.update(loss * dist.get_world_size())  # both engines take the mean of gradients
         total = loss.detach()
         dist.all_reduce(total)
         return total.item(), int(counts[1])
 
+    def update(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
-def run(kind: type[BareLoop], prepare: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
+
+class DeepSpeedLoop(ShardedLoop):
+    """The same with DeepSpeed's engine in its middle."""
+
+    config: ClassVar[dict[str, Any]] = {}
+    """DeepSpeed's JSON."""
+
+    def __init__(self, model: str | Path, chats: str | Path, learning_rate: float) -> None:
+        import deepspeed
+
+        super().__init__(model, chats, learning_rate)
+        own = {"train_micro_batch_size_per_gpu": ROWS, "steps_per_print": 10**9, "zero_allow_untested_optimizer": True}
+        config = json.loads(json.dumps({**self.config, **own}))
+        self.model, *_ = deepspeed.initialize(
+            model=self.model, optimizer=self.optimizer, config=config, dist_init_required=False
+        )
+
+    def load(self, model: str | Path) -> Any:
+        return BareLoop.load(self, model)
+
+    def update(self, loss: torch.Tensor) -> None:
+        self.model.backward(loss)
+        self.model.step()
+
+
+def main() -> None:
     """Train on the batches of an order, and note this process's memory."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("order", type=Path, help="JSON: model, chats, learning_rate, batches of each process, folder")
-    order = json.loads(parser.parse_args().order.read_text())
-    dist.init_process_group("gloo")
-    prepare(order)
+    order = read_order()
+    kind: type[BareLoop] = ShardedLoop
+    if "deepspeed" in order:
+        if not torch.cuda.is_available():
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        import deepspeed
+
+        kind, DeepSpeedLoop.config = DeepSpeedLoop, order["deepspeed"]
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    else:
+        dist.init_process_group("gloo")
     from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
 
     rank = dist.get_rank()
@@ -80,4 +115,4 @@ def run(kind: type[BareLoop], prepare: Callable[[dict[str, Any]], None] = lambda
 
 
 if __name__ == "__main__":
-    run(ShardedLoop)
+    main()

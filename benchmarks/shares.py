@@ -1,4 +1,4 @@
-"""The part of a step that is communication: what swift tells beside what torch.profiler says, and what telling costs.
+"""The part of a step that is communication: swift's figure against torch.profiler's, and what measuring costs.
 
 In one run of two processes steps take turns: one that swift measures, one under torch.profiler, whose exported trace is
 read by other means (moments of a grid are counted), and one left alone. Medians over steps are compared, since no step
@@ -52,7 +52,6 @@ class Turns:
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
     rounds = 2 if quick else 8
     details: dict[str, dict[str, float]] = {}
@@ -60,8 +59,8 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         details |= _compared(backend, rounds)
     figures = []
     for name, each in details.items():
-        said = f"{100 * each['swift']:.1f} %, torch.profiler's {100 * each['profiler']:.1f} %"
-        figures.append(Figure(f"{name}: communication {said}; apart by", each["points"], "points", at_most=5.0))
+        parts = f"{100 * each['swift']:.1f} %, torch.profiler's {100 * each['profiler']:.1f} %"
+        figures.append(Figure(f"{name}: communication {parts}; apart by", each["points"], "points", at_most=5.0))
     worst = max(each["cost_percent"] for each in details.values())
     figures.append(Figure(f"cost of one step in {EVERY}, at most, of processor time", worst, "%", at_most=1.0))
     off = max(abs(100 * each["sum"] - 100) for each in details.values())
@@ -78,9 +77,9 @@ def _compared(backend: str, rounds: int) -> dict[str, dict[str, float]]:
 
     layouts = LAYOUTS[backend]
     jobs = [partial(_take_turns, {"backend.name": backend, **settings}, rounds) for settings in layouts.values()]
-    answers = run_jobs(PROCESSES, jobs)
+    results = run_jobs(PROCESSES, jobs)
     found = {}
-    for name, each in zip(layouts, answers, strict=True):
+    for name, each in zip(layouts, results, strict=True):
         found[f"{backend}, {name}"] = outcome = _summed(succeeded(each))
         print(f"{backend}, {name}: {outcome}", flush=True)
     return found

@@ -1,7 +1,7 @@
 """From typing `swift sft` to the first step, phase by phase, against a bare torch loop that does the same.
 
 The bare loop imports torch and transformers, tokenises, loads the model and makes a step. Both run in turn, each in a
-process of its own, on as few chats as make a few batches; swift tokenises anew every time. CPU seconds stand beside
+process of its own, on as few chats as make a few batches; swift tokenises anew every time. CPU seconds are shown with
 those of the clock: on a machine that others use too, their ratio is the fair one.
 """
 
@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import time
-from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.commands import PADDED, ROWS, RUNS, SWIFT, call, environment, seconds_of, swift_run
+from benchmarks.commands import PADDED, ROWS, RUNS, SWIFT, UNSAVED, call_module, environment, seconds_of, swift_run
 from benchmarks.facts import Figure
-from benchmarks.inputs import MODEL, SOME_CHATS, WORK, ensure, take_chats
+from benchmarks.inputs import MODEL, SOME_CHATS, ensure, take_chats
+from benchmarks.turns import Rounds
 
 PHASES = {
     "command line, imports of torch, plugins": (None, "setup.begin"),
@@ -36,65 +36,49 @@ MOST = 1.5
 CHATS_OF_A_RUN = 8 * ROWS
 
 
-@dataclass(frozen=True)
-class Start:
-    """From the start of a process to the end of its first step."""
-
-    seconds: float
-    cpu: float
-
-
-Marks = dict[str, float]
+Start = dict[str, Any]
+"""Seconds and CPU seconds from the start of a process to the end of its first step."""
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
     take_chats(CHATS_OF_A_RUN)
     _swift(), _bare()  # leave compiled modules behind
     rounds = 2 if quick else 5
-    pairs = [(_swift(), _bare()) for _ in range(rounds)]
-    ours, bare = [start for (start, _), _ in pairs], [start for _, start in pairs]
-    phases = {phase: median(_length(marks, *ends) for (_, marks), _ in pairs) for phase, ends in PHASES.items()}
+    taken = Rounds({"swift": _swift, "bare": _bare}, rounds)
+    phases = {phase: taken.median("swift", partial(_length, *ends)) for phase, ends in PHASES.items()}
     help_seconds = [seconds_of([SWIFT, "--help"], environment()) for _ in range(rounds)]
     over = "over a bare script's"
     figures = [
-        Figure(f"CPU time to the first step {over}", _ratio(ours, bare, "cpu"), at_most=MOST),
-        Figure(f"time to the first step {over}", _ratio(ours, bare, "seconds"), at_most=MOST),
-        Figure("CPU time to the first step", median(start.cpu for start in ours), unit="s"),
-        Figure("time to the first step", median(start.seconds for start in ours), unit="s"),
+        Figure(f"CPU time to the first step {over}", taken.ratio("swift", "bare", "cpu"), at_most=MOST),
+        Figure(f"time to the first step {over}", taken.ratio("swift", "bare", "seconds"), at_most=MOST),
+        Figure("CPU time to the first step", taken.median("swift", "cpu"), unit="s"),
+        Figure("time to the first step", taken.median("swift", "seconds"), unit="s"),
         *(Figure(f"- {phase}", seconds, unit="s") for phase, seconds in phases.items()),
         Figure("swift --help", median(help_seconds), unit="s", at_most=0.5),
     ]
-    rows = [{"swift": asdict(one), "bare": asdict(other)} for one, other in zip(ours, bare, strict=True)]
     busy = f"{os.getloadavg()[0]:.0f} processes wanted to run when this was measured"
     note = f"On average {busy}: where that is more than there are cores, CPU time is the fair figure."
-    return figures, {"starts": rows, "phases": phases, "notes": [note]}
+    return figures, {"starts": taken.taken, "phases": phases, "notes": [note]}
 
 
-def _ratio(ours: list[Start], bare: list[Start], what: str) -> float:
-    return median(getattr(one, what) / getattr(other, what) for one, other in zip(ours, bare, strict=True))
-
-
-def _swift() -> tuple[Start, Marks]:
+def _swift() -> Start:
     cache = RUNS / "start-up-cache"
     shutil.rmtree(cache, ignore_errors=True)
     start = time.time()
-    arguments = (*PADDED, "--max_steps", "2", "--data.cache", str(cache), "--checkpoint.save_last", "false")
+    arguments = (*PADDED, "--max_steps", "2", "--data.cache", str(cache), *UNSAVED)
     folder = swift_run("start-up", *arguments, observers=["stopwatch"], data=SOME_CHATS)
     watched = json.loads((folder / "stopwatch.json").read_text())
-    marks: Marks = {"start": start, **watched["times"]}
-    return Start(marks["first_step.end"] - start, watched["cpu"]["first_step.end"]), marks
+    marks = {"start": start, **watched["times"]}
+    return {"seconds": marks["first_step.end"] - start, "cpu": watched["cpu"]["first_step.end"], "marks": marks}
 
 
-def _length(marks: Marks, begin: str | None, end: str) -> float:
-    return marks[end] - marks[begin or "start"]
+def _length(begin: str | None, end: str, taken: Start) -> float:
+    return float(taken["marks"][end] - taken["marks"][begin or "start"])
 
 
 def _bare() -> Start:
-    order = WORK / "order-of-one.json"
     content = {"model": str(MODEL), "chats": str(SOME_CHATS), "learning_rate": 1e-4, "batches": [list(range(ROWS))]}
-    order.write_text(json.dumps(content))
     start = time.time()
-    printed = json.loads(call([sys.executable, "-m", "benchmarks.bare_loop", str(order)], environment()))
-    return Start(float(printed["first_step_at"]) - start, float(printed["first_step_cpu"]))
+    printed = json.loads(call_module("benchmarks.bare_loop", content))
+    return {"seconds": printed["first_step_at"] - start, "cpu": printed["first_step_cpu"]}

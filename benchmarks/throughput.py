@@ -8,20 +8,18 @@ batch holds on average, and real tokens are counted. Memory: each by itself in a
 from __future__ import annotations
 
 import json
-import sys
 from statistics import median
 from typing import Any
 
-from benchmarks.commands import PACKED, PADDED, TRAINING, call, environment, swift_run
+from benchmarks.commands import PACKED, PADDED, TRAINING, call_module, swift_run
 from benchmarks.facts import Figure
-from benchmarks.inputs import CHATS, MODEL, WORK, ensure
+from benchmarks.inputs import CHATS, MODEL, ensure
 from benchmarks.turns import loss_difference, ratios, summary, turns
 
 MEMORY_STEPS = 20
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     ensure()
     steps = 25 if quick else 105
     padded = turns("padded", steps, *PADDED)
@@ -50,8 +48,5 @@ def _swift_memory() -> float:
 
 
 def _bare_memory(batches: list[list[int]]) -> float:
-    order = WORK / "order.json"
-    content = {"model": str(MODEL), "chats": str(CHATS), "learning_rate": 1e-4, "batches": batches}
-    order.write_text(json.dumps(content))
-    printed = call([sys.executable, "-m", "benchmarks.bare_loop", str(order)], environment())
-    return float(json.loads(printed)["peak_mib"])
+    order = {"model": str(MODEL), "chats": str(CHATS), "learning_rate": 1e-4, "batches": batches}
+    return float(json.loads(call_module("benchmarks.bare_loop", order))["peak_mib"])

@@ -1,4 +1,4 @@
-"""An observer that counts what a process hands to its groups, whoever asks for it: Python, autograd, or C++."""
+"""An observer that counts what a process hands to its groups, by whatever way: Python, autograd, or C++."""
 
 from __future__ import annotations
 

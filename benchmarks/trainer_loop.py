@@ -2,13 +2,12 @@
 
     torchrun --nproc_per_node N -m benchmarks.trainer_loop ORDER.json    trains, prints when each step ended
 
-accelerate knows FSDP on accelerators only; on the CPU it would take DDP without a word. Here it is told that this is
-an FSDP run, which is all that differs from what a user of the Trainer writes.
+accelerate knows FSDP on accelerators only; on the CPU it would silently take DDP. Here it is made to take FSDP, which
+is all that differs from what a user of the Trainer writes.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from benchmarks.bare_loop import BareLoop
 from benchmarks.commands import ROWS
+from benchmarks.peer import common_arguments, read_order
 
 
 class Stamps(TrainerCallback):
@@ -35,9 +35,7 @@ class Stamps(TrainerCallback):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("order", type=Path, help="JSON: model, chats, learning_rate, folder")
-    order = json.loads(parser.parse_args().order.read_text())
+    order = read_order()
     loop = BareLoop(order["model"], order["chats"], order["learning_rate"])
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -45,7 +43,7 @@ def main() -> None:
         return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
     config = order.get("deepspeed")
-    engine: dict[str, Any] = {"use_cpu": True}
+    engine: dict[str, Any] = {}
     if config:
         engine["deepspeed"] = {**config, "zero_allow_untested_optimizer": True}
     else:
@@ -53,19 +51,13 @@ def main() -> None:
         block = type(loop.model.model.layers[0]).__name__
         engine |= {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": [block]}}
     arguments = TrainingArguments(
-        output_dir=order["folder"],
-        **engine,
+        **{**common_arguments(order), **engine},
         per_device_train_batch_size=ROWS,
         num_train_epochs=1,
-        learning_rate=order["learning_rate"],
-        lr_scheduler_type="constant",
         weight_decay=0.0,
         adam_beta2=0.95,
         optim="adamw_torch_fused",
         logging_steps=1,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
     )
     stamps = Stamps()
     trainer = Trainer(
@@ -80,9 +72,7 @@ def main() -> None:
     if trainer.accelerator.distributed_type is not wanted:
         raise SystemExit(f"This was not a run of {wanted}, but of {trainer.accelerator.distributed_type}.")
     if arguments.world_size != dist.get_world_size():
-        raise SystemExit(
-            f"The Trainer counted {arguments.world_size} processes, and there are {dist.get_world_size()}."
-        )
+        raise SystemExit(f"The Trainer counts {arguments.world_size} processes instead of {dist.get_world_size()}.")
     if arguments.process_index == 0:
         content = {"steps": stamps.seconds, "losses": [each["loss"] for each in trainer.state.log_history[:-1]]}
         (Path(order["folder"]) / "trainer.json").write_text(json.dumps(content))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,28 +19,10 @@ from benchmarks.commands import SWIFT, environment
 from benchmarks.facts import Figure
 from benchmarks.inputs import ROOT, WORK
 
-POINTING = """() => {
-  const svg = document.querySelector(".chart[data-metric=loss] > svg");
-  const { left, top, width } = svg.getBoundingClientRect();
-  const took = [];
-  for (let index = 0; index < 40; index++) {
-    const began = performance.now();
-    const at = { clientX: left + 80 + (index * (width - 120)) / 40, clientY: top + 50 };
-    svg.dispatchEvent(new PointerEvent("pointermove", at));
-    document.body.getBoundingClientRect();
-    took.push(performance.now() - began);
-  }
-  return took.sort((a, b) => a - b)[10];
-}"""
-"""Moves over a chart and has the page laid out each time; what a quarter of them take at most: other
-work on the machine is in the others."""
 LINES, RUNS, STEPS = 100_000, 1_000, 40
-DISTRIBUTIONS = ("starlette", "uvicorn")
-"""Distributions that swift-ui needs and swift-core does not."""
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
     folder = WORK / "ui"
     shutil.rmtree(folder, ignore_errors=True)
     lines, runs, steps = (LINES // 20, RUNS // 20, 5) if quick else (LINES, RUNS, STEPS)
@@ -53,21 +34,17 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     opened = [_requests(folder / "long", ["", "/series"]) for _ in range(rounds)]
     listed = [_listing(folder / "many") for _ in range(rounds)]
     waits, drawn = _on_screen(folder / "long", folder / "live", steps)
-    deaths = _deaths(folder / "deaths", 2 if quick else 10)
-    pointing = _pointing(folder / "many")
     figures = [
-        Figure("from the command to an answer, CPU", min(each["cpu"] for each in starts), "s", at_most=1.0),
+        Figure("from the command to a response, CPU", min(each["cpu"] for each in starts), "s", at_most=1.0),
         Figure("memory of the server that has begun", max(each["memory"] for each in starts), "MB", at_most=80.0),
         Figure("memory with a thousand runs in the list", max(each["memory"] for each in listed), "MB", at_most=80.0),
-        Figure("a run of 100,000 lines: the first answers, CPU", min(each["cpu"] for each in opened), "s", at_most=0.5),
+        Figure(
+            "a run of 100,000 lines: the first responses, CPU", min(each["cpu"] for each in opened), "s", at_most=0.5
+        ),
         Figure("a run of 100,000 lines: its curves in a browser", min(drawn), "s", at_most=0.5),
         Figure("a thousand runs, the first time, CPU", min(each["cpu"] for each in listed), "s", at_most=1.0),
         Figure("a thousand runs, looked at again, CPU", min(each["again"] for each in listed), "s", at_most=1.0),
         Figure("a step, from the file to the screen: 95 of 100 within", _percentile(waits, 0.95), "s", at_most=1.0),
-        Figure("a run that is killed, until the page says so: at most", max(deaths), "s", at_most=5.0),
-        Figure("20 runs compared: a move of the pointer, read out of all charts", pointing, "ms", at_most=33.0),
-        Figure("size of the wheel", _wheel(folder), "kB", at_most=300.0),
-        Figure("distributions beside those of swift-core", len(DISTRIBUTIONS), "", at_most=2.0),
     ]
     by_clock = {
         "start": min(each["clock"] for each in starts),
@@ -77,15 +54,13 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     return figures, {"seconds by the clock": by_clock, "lines": lines, "runs": runs, "steps": steps}
 
 
-def _write_run(folder: Path, lines: int, *, ended: bool = True) -> None:
+def _write_run(folder: Path, lines: int) -> None:
     folder.mkdir(parents=True)
     settings = {"model.path": "org/tiny", "objective.name": "sft", "tuner.kind": "lora", "backend.name": "torch"}
     filler = {f"section.key_{number}": number for number in range(120)}  # as many keys as a run's file has
     (folder / "args.json").write_text(json.dumps({**settings, **filler, "environment": {"processes": 1}}))
     with (folder / "logging.jsonl").open("w") as file:
         file.writelines(_line(step, lines) for step in range(1, lines + 1))
-        if not ended:
-            return
         file.write(json.dumps({"status": "completed", "global_step": lines, "train_runtime": 9.0, "tokens": 9}) + "\n")
 
 
@@ -126,20 +101,20 @@ class _Server:
         self._log_in()
 
     def _log_in(self) -> None:
-        answer = self._ask("POST", "/api/login", json.dumps({"token": self._token}))
-        self._cookie = str(answer.getheader("set-cookie")).partition(";")[0]
+        response = self._ask("POST", "/api/login", json.dumps({"token": self._token}))
+        self._cookie = str(response.getheader("set-cookie")).partition(";")[0]
 
     def get(self, path: str) -> Any:
-        """Return an answer's content."""
+        """Return a response's content."""
         return json.loads(self._ask("GET", path).read())
 
     def _ask(self, method: str, path: str, body: str | None = None) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(self._host)
         headers = {"origin": f"http://{self._host}", "content-type": "application/json", "cookie": self._cookie}
         connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        assert answer.status == 200, answer.read()
-        return answer
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        return response
 
     @property
     def cpu(self) -> float:
@@ -202,66 +177,25 @@ def _on_screen(long: Path, live: Path, steps: int) -> tuple[list[float], list[fl
         drawn = []
         for _ in range(3):
             with _served(long) as server:
-                (run,) = server.get("/api/runs")["runs"]
-                page = browser.new_page()
-                page.goto(server.address)
-                page.wait_for_selector(".runs tbody tr")
-                began = time.perf_counter()
-                page.evaluate("key => { location.hash = `#/run/${key}`; }", run["key"])
-                page.wait_for_selector(".chart[data-metric=mfu] .curve")
-                drawn.append(time.perf_counter() - began)
+                page, seconds = _drawn(browser, server)
+                drawn.append(seconds)
                 page.close()
         with _served(live) as server:
-            (run,) = server.get("/api/runs")["runs"]
-            page = browser.new_page()
-            page.goto(server.address)
-            page.wait_for_selector(".runs tbody tr")
-            page.evaluate("key => { location.hash = `#/run/${key}`; }", run["key"])
-            page.wait_for_selector(".chart .curve")
+            page, _ = _drawn(browser, server)
             waits = [_wait(page, live / "m" / "v0" / "logging.jsonl", step) for step in range(1001, 1001 + steps)]
     return waits, drawn
 
 
-def _deaths(root: Path, times: int) -> list[float]:
-    """Return how long it takes until a page that shows a run says that its process was killed."""
-    from browsing import opened_browser
-
-    waits = []
-    with opened_browser() as browser:
-        for number in range(times):
-            live = root / f"of-{number}"
-            _write_run(live / "m" / "v0", 20, ended=False)
-            with (live / "m" / "v0" / ".lock").open("w") as lock:
-                process = subprocess.Popen(["sleep", "600"], stdin=lock)  # holds the folder, as a run does
-                lock.write(f"process {process.pid} on {os.uname().nodename}\n")
-            with _served(live) as server:
-                (run,) = server.get("/api/runs")["runs"]
-                page = browser.new_page()
-                page.goto(server.address)
-                page.evaluate("key => { location.hash = `#/run/${key}`; }", run["key"])
-                page.wait_for_selector(".status.running")
-                time.sleep(0.3 + number / 3)  # at another place between two looks of the server each time
-                process.kill()
-                process.wait()
-                began = time.perf_counter()
-                page.wait_for_selector(".status.died")
-                waits.append(time.perf_counter() - began)
-                page.close()
-    return waits
-
-
-def _pointing(root: Path) -> float:
-    """Return the milliseconds that the page takes to follow the pointer over the charts of twenty runs."""
-    from browsing import opened_browser
-
-    with opened_browser() as browser, _served(root) as server:
-        keys = [run["key"] for run in server.get("/api/runs")["runs"][:20]]
-        page = browser.new_page()
-        page.goto(server.address)
-        page.wait_for_selector(".runs tbody tr")
-        page.evaluate("query => { location.hash = `#/compare?${query}`; }", "&".join(f"run={key}" for key in keys))
-        page.wait_for_selector(".chart[data-metric=mfu] .curve")
-        return float(page.evaluate(POINTING))
+def _drawn(browser: Any, server: _Server) -> tuple[Any, float]:
+    """Return a page that shows the run of a server, and the seconds from choosing it to its last curve."""
+    (run,) = server.get("/api/runs")["runs"]
+    page = browser.new_page()
+    page.goto(server.address)
+    page.wait_for_selector(".runs tbody tr")
+    began = time.perf_counter()
+    page.evaluate("key => { location.hash = `#/run/${key}`; }", run["key"])
+    page.wait_for_selector(".chart[data-metric=mfu] .curve")
+    return page, time.perf_counter() - began
 
 
 def _wait(page: Any, path: Path, step: int) -> float:
@@ -277,10 +211,3 @@ def _wait(page: Any, path: Path, step: int) -> float:
 
 def _percentile(values: list[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * part))]
-
-
-def _wheel(folder: Path) -> float:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "wheel")]
-    subprocess.run(command, cwd=ROOT / "packages" / "ui", check=True, capture_output=True)
-    (wheel,) = (folder / "wheel").glob("*.whl")
-    return wheel.stat().st_size / 1000

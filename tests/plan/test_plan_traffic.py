@@ -1,4 +1,4 @@
-"""Bytes that processes exchange, beside formulas that `python -m benchmarks megatron` compares with counted bytes."""
+"""Bytes that processes exchange, by formulas that `python -m benchmarks plan_traffic` compares with counted bytes."""
 
 from dataclasses import replace
 

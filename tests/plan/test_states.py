@@ -28,7 +28,7 @@ MIDDLE = {
     **LARGE, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }  # fmt: skip
-"""That of `benchmarks/plan_memory.py`."""
+"""That of `benchmarks/plan_runs.py`."""
 MIB = 2.0**20
 SPARE = 40.0
 """MiB that a process takes beside: its gradients' norms, buffers of the optimizer, what the C library keeps."""

@@ -1,27 +1,30 @@
-"""Training on pictures against ms-swift, installed from the package index: pictures a second, by the clock.
+"""Training on images against ms-swift, installed from the package index: images a second, by the clock.
 
 The same folder of a Qwen2-VL, the same photographs and questions, full fine-tuning of the language model in fp32 with
-tower and aligner as they are, batches of four, from the command line. Both log every step. ms-swift runs as it comes,
-which recomputes activations, and without that. What it needs beside: torchvision, which the index has for CUDA alone
-and which this command lets it import; a file about videos in the model's folder, which it reads and does not use; and
-the ids of Qwen's own vocabulary, which are written into its template, so the model has a vocabulary of that size.
+vision encoder and aligner frozen, batches of four, from the command line. Both log every step. ms-swift runs with its
+defaults, which recompute activations, and without that. What it also needs: torchvision, which the index has for CUDA
+alone and which this command lets it import; a file about videos in the model's folder, which it reads and does not
+use; and the ids of Qwen's own vocabulary, which are written into its template, so the model has a vocabulary of that
+size.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks import ms_swift, picture_inputs
-from benchmarks.commands import RUNS, SWIFT, TRAINING, Course, environment, watch
+from benchmarks import image_inputs, ms_swift
+from benchmarks.commands import RUNS, Course
 from benchmarks.facts import Figure
+from benchmarks.image_inputs import FOLDER
 from benchmarks.inputs import WORK
-from benchmarks.ms_swift import HOME, MS_SWIFT, VERSION, WITHOUT_RECOMPUTING
-from benchmarks.picture_inputs import FOLDER
+from benchmarks.ms_swift import HOME, VERSION, WITHOUT_RECOMPUTING, first_step, train_ms_swift, train_swift
+from benchmarks.turns import Rounds
 from swift import torchvision_ops
 
 MODEL = WORK / "model-sees-as-qwen"
@@ -32,12 +35,7 @@ PACKED = ("--per_device_train_batch_size", "1", "--packing", "true", "--max_leng
 ONE_BY_ONE = ("--per_device_train_batch_size", "1")
 """Without padding; then ms-swift, too, computes scores of the tokens alone that are learned."""
 PACKAGES = ("torchvision==0.28.0", "qwen-vl-utils==0.0.14")
-VIDEOS = {
-    "video_processor_type": "Qwen2VLVideoProcessor",
-    "patch_size": 14,
-    "merge_size": 2,
-    "temporal_patch_size": 2,
-}
+VIDEOS = {"video_processor_type": "Qwen2VLVideoProcessor", "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
 FIRST_SPECIAL = 151_643
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>"),
@@ -50,71 +48,59 @@ _HEALED = "torchvision_operators"
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Figures, and what they were made of."""
-    picture_inputs.ensure()
+    image_inputs.ensure()
     _model()
     install()
     tokens = _tokens_of_a_batch()
-    _swift("pictures-packed", PACKED, _data(2 * BATCH))
-    pictures = 40 if quick else 96
-    many = _data(pictures)
-    runs = [
-        {
-            "ms-swift": _ms_swift(many),
-            "padded": _swift("pictures-padded", PADDED, many),
-            "ms-swift, nothing recomputed": _ms_swift(many, *WITHOUT_RECOMPUTING),
-            "packed": _swift("pictures-packed", PACKED, many),
-            "ms-swift, one by one": _ms_swift(many, *WITHOUT_RECOMPUTING, *ONE_BY_ONE),
-            "one by one": _swift("pictures-one-by-one", (*PADDED, *ONE_BY_ONE), many),
-        }
-        for _ in range(1 if quick else 2)
-    ]
-
-    def speed(ours: str, theirs: str = "ms-swift") -> float:
-        return median(run[ours].rate(pictures) / run[theirs].rate(pictures) for run in runs)
-
+    _swift("packed", *PACKED)(_data(2 * BATCH))
+    images = 40 if quick else 96
+    data = _data(images)
+    variants: dict[str, Callable[[Path], Course]] = {
+        "ms-swift": _ms_swift(),
+        "padded": _swift("padded", *PADDED),
+        "ms-swift, nothing recomputed": _ms_swift(*WITHOUT_RECOMPUTING),
+        "packed": _swift("packed", *PACKED),
+        "ms-swift, one by one": _ms_swift(*WITHOUT_RECOMPUTING, *ONE_BY_ONE),
+        "one by one": _swift("one-by-one", *PADDED, *ONE_BY_ONE),
+    }
+    runs = Rounds({name: partial(run, data) for name, run in variants.items()}, 1 if quick else 2)
+    speed = partial(runs.ratio, value=lambda course: course.rate(images))
+    of_a_batch = tokens["padded"] / tokens["ms-swift"]
+    first = runs.ratio("padded", "ms-swift", first_step)
     figures = [
-        Figure(
-            "tokens of one batch of the same rows, padding counted, over ms-swift's",
-            tokens["padded"] / tokens["ms-swift"],
-            at_least=1.0,
-        ),
-        Figure("pictures/s over ms-swift's, padded alike", speed("padded"), at_least=1.0),
-        Figure("pictures/s over ms-swift's, packed", speed("packed"), at_least=1.0),
+        Figure("tokens of one batch of the same rows, padding counted, over ms-swift's", of_a_batch, at_least=1.0),
+        Figure("images/s over ms-swift's, padded alike", speed("padded", "ms-swift"), at_least=1.0),
+        Figure("images/s over ms-swift's, packed", speed("packed", "ms-swift"), at_least=1.0),
         Figure("the same, nothing recomputed by either, padded", speed("padded", "ms-swift, nothing recomputed")),
         Figure("the same, nothing recomputed by either, packed", speed("packed", "ms-swift, nothing recomputed")),
         Figure("the same, nothing recomputed by either, one by one", speed("one by one", "ms-swift, one by one")),
-        Figure(
-            "time to the first step over ms-swift's",
-            median(run["padded"].first_step / run["ms-swift"].first_step for run in runs),
-        ),
+        Figure("time to the first step over ms-swift's", first),
     ]
-    names = tuple(runs[0])
     details = {
         "ms-swift": VERSION,
-        "sizes": picture_inputs.SIZES,
-        "pictures": pictures,
+        "sizes": image_inputs.SIZES,
+        "images": images,
         "tokens_of_a_batch": tokens,
-        "pictures_per_second": {name: median(run[name].rate(pictures) for run in runs) for name in names},
-        "seconds_to_first_step": {name: median(run[name].first_step for run in runs) for name in names},
+        "images_per_second": runs.medians(lambda course: course.rate(images)),
+        "seconds_to_first_step": runs.medians(first_step),
         "notes": [
             "By the clock, in turns, with as many threads as each takes by itself on this machine. swift prepares its "
             "data anew in each run, as ms-swift does. The start-up and the first step count for the last figure only. "
-            "The model is small beside its vocabulary of 151,936, whose scores are most of the work. swift computes "
-            "them for the tokens that are learned; ms-swift does so for batches of one row, and for others from the "
-            "first learned token of any row to the end of the longest. With a larger model they matter less.",
+            "The model is small compared with its vocabulary of 151,936, whose scores are most of the work. Swift "
+            "computes them for the tokens that are learned; ms-swift does so for batches of one row, and for others "
+            "from the first learned token of any row to the end of the longest. With a larger model they matter less."
         ],
     }
     return figures, details
 
 
 def install() -> None:
-    """Put ms-swift into its environment, with what it needs for pictures."""
+    """Put ms-swift into its environment, with what it needs for images."""
     ms_swift.install()
     (packages,) = HOME.glob("lib/python*/site-packages")
     if (packages / f"{_HEALED}.py").is_file():
         return
-    print("Installing what it needs for pictures", flush=True)
+    print("Installing what it needs for images", flush=True)
     ms_swift.add_to(HOME, *PACKAGES, f"torch=={metadata.version('torch').partition('+')[0]}")
     (packages / "sitecustomize.py").write_text(f"import {_HEALED}\n\n{_HEALED}.declare_missing_operators()\n")
     shutil.copy(torchvision_ops.__file__, packages / f"{_HEALED}.py")
@@ -126,7 +112,7 @@ def _model() -> None:
         return
     folder = MODEL.with_suffix(".tmp")
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(picture_inputs.WIDE, folder)
+    shutil.copytree(image_inputs.WIDE, folder)
     tokens = json.loads((folder / "tokenizer.json").read_text())
     letters = tokens["model"]["vocab"]
     tokens["model"]["vocab"] = letters | {f"word {number}": number for number in range(len(letters), FIRST_SPECIAL)}
@@ -144,7 +130,7 @@ def _model() -> None:
 
 def _data(count: int) -> Path:
     """Return rows that name their photographs by whole paths."""
-    lines = picture_inputs.rows(count).read_text(encoding="utf-8").splitlines()
+    lines = image_inputs.rows(count).read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     path = FOLDER / f"whole-paths-{count}.jsonl"
     whole = [{**row, "images": [str(FOLDER / name) for name in row["images"]]} for row in rows]
@@ -155,9 +141,9 @@ def _data(count: int) -> Path:
 def _tokens_of_a_batch() -> dict[str, int]:
     """Return how many tokens each makes of a batch, padding included, in a run of it that also warms both up."""
     rows = _data(BATCH)
-    _ms_swift(rows, "--include_num_input_tokens_seen", "true")
-    _swift("pictures-padded", PADDED, rows)
-    theirs, ours = (_lines(RUNS / name) for name in ("ms-swift-pictures", "pictures-padded"))
+    _ms_swift("--include_num_input_tokens_seen", "true")(rows)
+    _swift("padded", *PADDED)(rows)
+    theirs, ours = (_lines(RUNS / name) for name in ("ms-swift-images", "images-padded"))
     whole = ours[-1]["tokens"] / (1 - ours[0]["padding_fraction"])
     return {"ms-swift": theirs[0]["num_input_tokens_seen"], "padded": round(whole)}
 
@@ -167,23 +153,10 @@ def _lines(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
 
 
-def _ms_swift(data: Path, *more: str) -> Course:
-    output = RUNS / "ms-swift-pictures"
-    command = [
-        str(MS_SWIFT), "sft", "--model", str(MODEL), "--model_type", "qwen2_vl", "--template", "qwen2_vl",
-        "--system", "", "--dataset", str(data), "--tuner_type", "full", "--torch_dtype", "float32",
-        *TRAINING[2:], "--gradient_accumulation_steps", "1", "--use_hf", "true", "--num_train_epochs", "1",
-        "--logging_steps", "1", "--split_dataset_ratio", "0", "--save_strategy", "no", *PADDED, *more,
-        "--output_dir", str(output),
-    ]  # fmt: skip
-    return watch(command, environment(), output)
+def _ms_swift(*more: str) -> Callable[[Path], Course]:
+    words = ("--model_type", "qwen2_vl", "--template", "qwen2_vl", "--system", "", "--save_strategy", "no", *PADDED)
+    return lambda data: train_ms_swift("ms-swift-images", MODEL, data, *words, *more)
 
 
-def _swift(name: str, arguments: tuple[str, ...], data: Path) -> Course:
-    output = RUNS / name
-    command = [
-        SWIFT, "sft", "--model", str(MODEL), *TRAINING, "--dataset", str(data), "--num_train_epochs", "1",
-        "--logging_steps", "1", "--save_strategy", "no", *arguments,
-        "--output_dir", str(output), "--data.cache", str(output / "cache"),
-    ]  # fmt: skip
-    return watch(command, environment(), output)
+def _swift(name: str, *arguments: str) -> Callable[[Path], Course]:
+    return lambda data: train_swift(f"images-{name}", MODEL, data, "--save_strategy", "no", *arguments)

@@ -1,16 +1,15 @@
-"""A loop about pictures as one writes it by hand: a DataLoader, the processor in its collate function, labels, AdamW.
+"""A loop on images as one writes it by hand: a DataLoader, the processor in its collate function, labels, AdamW.
 
-    python -m benchmarks.picture_loop ORDER.json
+    python -m benchmarks.image_loop ORDER.json
 
-Reads a line before each step, and prints its loss, tokens, pictures and CPU seconds after it; those of the processes
-that decode count too, also for what they did while others had their turn. What trains is the language model: tower and
-aligner stay as they are, as is usual.
+Reads a line before each step, and prints its loss, tokens, images and CPU seconds after it; those of the processes
+that decode count too, also for what they did during the steps of the other side. Vision encoder and aligner are
+frozen, as is usual.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,14 +20,14 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, Qwen2VLProcessor
 
 from benchmarks.facts import peak_memory_mib
-from benchmarks.peer import Turn
+from benchmarks.peer import Turn, read_order
 
 NO_TARGET = -100
 WORKERS = 2
 """Processes that decode: as many as swift has threads for it."""
 
 
-class Pictures(Qwen2VLProcessor):
+class Images(Qwen2VLProcessor):
     """The processor without its part for videos, which needs torchvision."""
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
@@ -36,7 +35,7 @@ class Pictures(Qwen2VLProcessor):
 
 
 class Collate:
-    """Turns rows of the data file into a batch: pictures decoded, texts padded, labels of the answers alone."""
+    """Turns rows of the data file into a batch: images decoded, texts padded, labels of the responses alone."""
 
     def __init__(self, model: str, folder: Path) -> None:
         self._model = model
@@ -45,22 +44,22 @@ class Collate:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         processor = self.processor
-        texts, pictures = [], []
+        texts, images = [], []
         for row in rows:
-            question, answer = row["messages"]
-            words = {"type": "text", "text": question["content"].removeprefix("<image>")}
+            question, response = row["messages"]
+            part = {"type": "text", "text": question["content"].removeprefix("<image>")}
             held = row.get("images", [])
-            parts = [*({"type": "image"} for _ in held), words]
-            texts.append(processor.apply_chat_template([{**question, "content": parts}, answer], tokenize=False))
+            parts = [*({"type": "image"} for _ in held), part]
+            texts.append(processor.apply_chat_template([{**question, "content": parts}, response], tokenize=False))
             for name in held:
-                with Image.open(self._folder / name) as picture:
-                    pictures.append(picture.convert("RGB"))
-        made = dict(processor(text=texts, images=pictures or None, padding=True, return_tensors="pt"))
+                with Image.open(self._folder / name) as image:
+                    images.append(image.convert("RGB"))
+        made = dict(processor(text=texts, images=images or None, padding=True, return_tensors="pt"))
         labels = torch.full_like(made["input_ids"], NO_TARGET)
         for number, row in enumerate(rows):
-            answer = processor.tokenizer(row["messages"][1]["content"])["input_ids"]
-            end = int(made["attention_mask"][number].sum()) - 1  # the line break after what ends the answer
-            begin = end - len(answer) - 1
+            response = processor.tokenizer(row["messages"][1]["content"])["input_ids"]
+            end = int(made["attention_mask"][number].sum()) - 1  # the line break after what ends the response
+            begin = end - len(response) - 1
             labels[number, begin:end] = made["input_ids"][number, begin:end]
         return {**made, "labels": labels}
 
@@ -68,11 +67,11 @@ class Collate:
     def processor(self) -> Any:
         """Of this process: it is made when it is first asked for."""
         if self._made is None:
-            self._made = Pictures.from_pretrained(self._model)
+            self._made = Images.from_pretrained(self._model)
         return self._made
 
 
-class PictureLoop:
+class ImageLoop:
     """A model, its optimizer, and the batches of a data file in order."""
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -104,13 +103,8 @@ class PictureLoop:
         torch.nn.utils.clip_grad_norm_([each for each in self.model.parameters() if each.requires_grad], 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        pictures = len(batch.get("image_grid_thw", ()))
-        return {
-            "loss": loss.item(),
-            "tokens": int(batch["attention_mask"].sum()),
-            "pictures": pictures,
-            "waited": waited,
-        }
+        images = len(batch.get("image_grid_thw", ()))
+        return {"loss": loss.item(), "tokens": int(batch["attention_mask"].sum()), "images": images, "waited": waited}
 
     def cpu(self) -> float:
         """Return the CPU seconds of this process and of those that decode for it."""
@@ -122,15 +116,15 @@ class PictureLoop:
 
 
 def main() -> None:
-    order = json.loads(Path(sys.argv[1]).read_text())
+    order = read_order()
     turn = Turn()
-    loop = PictureLoop(order)
+    loop = ImageLoop(order)
     before = loop.cpu()
     turn.end({"ready": True})
     while True:
-        said = loop.step()
+        made = loop.step()
         now = loop.cpu()
-        turn.end({**said, "cpu": now - before, "peak_mib": peak_memory_mib()})
+        turn.end({**made, "cpu": now - before, "peak_mib": peak_memory_mib()})
         before = now
 
 
