@@ -17,6 +17,7 @@ from tiny_pictures import picture_model
 from tiny_runs import conversations, run_training
 
 from swift.config.parse import config_from_mapping
+from swift.config.sections import Config, ParallelSection
 from swift.contracts import Run
 from swift.errors import ModelError, UnsupportedPlan
 from swift.testing.subjects import write_model
@@ -166,12 +167,15 @@ def test_an_adapter_of_peft_is_gone_on_with(model: Path, tmp_path: Path) -> None
     assert succeeded(answers)[0] == pytest.approx(succeeded(on_torch)[0], rel=1e-5)
 
 
+def parallel(**sizes: int) -> Config:
+    return Config(parallel=ParallelSection(**sizes))
+
+
 def test_which_rank_holds_what() -> None:
-    from swift.config.sections import ParallelSection
     from swift_backend_megatron.plan import describe
 
-    assert describe(ParallelSection(tp=2, pp=2, cp=1), 8)[5] == "rank 5: stage 2 of 2, data 1 of 2, tensors 2 of 2"
-    assert describe(ParallelSection(ep=2), 2) == [
+    assert describe(parallel(tp=2, pp=2, cp=1), 8)[5] == "rank 5: stage 2 of 2, data 1 of 2, tensors 2 of 2"
+    assert describe(parallel(ep=2), 2) == [
         "rank 0: data 1 of 2, experts 1 of 2",
         "rank 1: data 2 of 2, experts 2 of 2",
     ]
@@ -184,14 +188,13 @@ def test_the_description_is_megatrons_own() -> None:
         import torch.distributed as dist
         from megatron.core import parallel_state as groups
 
-        from swift.config.sections import ParallelSection
         from swift_backend_megatron.plan import describe
 
         dist.init_process_group("gloo")
         groups.initialize_model_parallel(
             2, 2, expert_model_parallel_size=2, expert_tensor_parallel_size=1, create_gloo_process_groups=False
         )
-        said = describe(ParallelSection(tp=2, pp=2, ep=2), 8)[dist.get_rank()]
+        said = describe(parallel(tp=2, pp=2, ep=2), 8)[dist.get_rank()]
         places = {
             "stage": groups.get_pipeline_model_parallel_rank(),
             "data": groups.get_data_parallel_rank(),

@@ -41,8 +41,8 @@ class FailsLater(built_in.TorchBackend):
 
 class FailsAtTheEndToo(FailsLater):
     @hookimpl
-    def swift_teardown(self):
-        super().swift_teardown()
+    def swift_teardown(self, run):
+        super().swift_teardown(run)
         raise ValueError("the door is stuck")
 
 

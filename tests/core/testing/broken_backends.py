@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from swift.backends.torch.plugin import TorchBackend
 from swift.contracts import Capabilities
-from swift.hookspecs import hookimpl
+from swift.hookspecs import hookimpl, lazy_hook
 
 CAUGHT_BY: dict[str, tuple[str, str | None]] = {}
 """Backend → the check that catches it, and the case in which it does."""
@@ -786,6 +786,13 @@ class NeedsAnOption(TorchBackend):
 
     config_model = Options  # type: ignore[assignment]
     capabilities = Capabilities(parallel=frozenset({"dp_replicate"}))
+
+
+@caught_by("contract", None)
+class NamesAFunctionThatIsNotThere(TorchBackend):
+    """A hook that is called late: the run would fail at its first checkpoint."""
+
+    swift_save_checkpoint = lazy_hook("swift.backends.torch.checkpoint:save_all")
 
 
 @caught_by("two_roles", None)

@@ -12,11 +12,13 @@ from swift.toolkit import (
     Arithmetic,
     accumulate,
     canonical_parameters,
+    canonical_weights,
     choose_device,
     join_group,
     model_name,
     optim_name,
     parameter_groups,
+    score,
     update,
 )
 
@@ -35,12 +37,12 @@ def setup(run):
 class State:
     """What the hooks share: the model as objectives see it, and the optimizer."""
 
-    def __init__(self, run, view):
+    def __init__(self, run, model):
         optim = run.config.optim
         self.step = 0
-        self.view = view
+        self.view = model
         self.arithmetic = Arithmetic.of(run)
-        groups = parameter_groups(view.model.named_parameters(), optim, run.config.tuner)
+        groups = parameter_groups(self.view.model.named_parameters(), optim, run.config.tuner)
         for group in groups:
             del group["names"]
         self.trained = [parameter for group in groups for parameter in group["params"]]
@@ -74,6 +76,10 @@ def train_step(run, state, batch, objective):
     )
 
 
+def forward(state, batch, objective):
+    return score(state.view, state.view.model, batch, objective, state.arithmetic, all_reduce=dist.all_reduce)
+
+
 def tensors(state):
     """Weights, which every process has, and the optimizer state that this one owns, under their canonical names."""
     found = {}
@@ -83,6 +89,10 @@ def tensors(state):
             for slot, value in state.optimizer.optim.state.get(parameter, {}).items():
                 found[optim_name(piece.name, slot)] = value if slot == "step" else piece.view_of(value)
     return found
+
+
+def save(state, writer):
+    writer.tensors(tensors(state))
 
 
 def load(state, reader):
@@ -95,3 +105,7 @@ def load(state, reader):
             slots["step"] = torch.zeros(())
             slots["exp_avg"], slots["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
     reader.tensors(tensors(state))
+
+
+def weights(state):
+    return canonical_weights(state.view.model)

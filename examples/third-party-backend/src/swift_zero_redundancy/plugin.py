@@ -1,8 +1,8 @@
-"""What the backend can do, and one line per hook. Importing this module does not import torch."""
+"""What the backend can do, and which functions implement its hooks. Importing this module does not import torch."""
 
 from pydantic import Field
 
-from swift import HOOK_API, Capabilities, Section, hookimpl
+from swift import HOOK_API, Capabilities, Section, hookimpl, lazy_hook
 from swift.contracts import Traffic
 
 
@@ -20,61 +20,15 @@ class ZeroRedundancy:
         features=frozenset({"train.gradient_checkpointing"}),
     )
 
-    @hookimpl
-    def swift_setup(self, run):
-        from swift_zero_redundancy import engine
-
-        return engine.setup(run)
-
-    @hookimpl
-    def swift_wrap_model(self, run, source):
-        from swift.toolkit import build_view
-
-        return build_view(run, source)
-
-    @hookimpl
-    def swift_shard(self, run, model):
-        from swift_zero_redundancy import engine
-
-        return engine.State(run, model)
-
-    @hookimpl
-    def swift_train_step(self, run, state, batch, objective):
-        from swift_zero_redundancy import engine
-
-        return engine.train_step(run, state, batch, objective)
-
-    @hookimpl
-    def swift_forward(self, state, batch, objective):
-        import torch.distributed as dist
-
-        from swift.toolkit import score
-
-        return score(state.view, state.view.model, batch, objective, state.arithmetic, all_reduce=dist.all_reduce)
-
-    @hookimpl
-    def swift_save_checkpoint(self, state, writer):
-        from swift_zero_redundancy import engine
-
-        writer.tensors(engine.tensors(state))
-
-    @hookimpl
-    def swift_load_checkpoint(self, state, reader):
-        from swift_zero_redundancy import engine
-
-        engine.load(state, reader)
-
-    @hookimpl
-    def swift_iter_weights(self, state):
-        from swift.toolkit import canonical_weights
-
-        return canonical_weights(state.view.model)
-
-    @hookimpl
-    def swift_teardown(self):
-        from swift.toolkit import leave_group
-
-        leave_group()
+    swift_setup = lazy_hook("swift_zero_redundancy.engine:setup")
+    swift_wrap_model = lazy_hook("swift.toolkit:build_view")
+    swift_shard = lazy_hook("swift_zero_redundancy.engine:State")
+    swift_train_step = lazy_hook("swift_zero_redundancy.engine:train_step")
+    swift_forward = lazy_hook("swift_zero_redundancy.engine:forward")
+    swift_save_checkpoint = lazy_hook("swift_zero_redundancy.engine:save")
+    swift_load_checkpoint = lazy_hook("swift_zero_redundancy.engine:load")
+    swift_iter_weights = lazy_hook("swift_zero_redundancy.engine:weights")
+    swift_teardown = lazy_hook("swift.toolkit:leave_group")
 
     @hookimpl
     def swift_estimate_memory(self, run, weights):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from swift.config.limits import Threads
 from swift.config.sections import Section
-from swift_backend_deepspeed.ds_json import read_config
+from swift_backend_deepspeed.ds_json import implied_settings, read_config
 
 DEFAULT = "zero2"
 
@@ -36,3 +37,8 @@ class DeepSpeedOptions(Section):
         """The JSON itself."""
         assert isinstance(self.config, dict)
         return self.config
+
+
+def core_settings(options: DeepSpeedOptions) -> Mapping[str, tuple[Any, str]]:
+    """Return the values of core's keys that the JSON sets, and where."""
+    return implied_settings(options.content)

@@ -75,6 +75,11 @@ def _check_implied(content: Json, name: str) -> None:
             raise ConfigError(f"{name}: {source} is {value!r}, which {key} does not take: {reason}.") from None
 
 
+def presets() -> Mapping[str, str]:
+    """Return the file of each preset."""
+    return {name: preset_text(name) for name in PRESETS}
+
+
 def preset_text(name: str) -> str:
     """Return the file of a preset."""
     return (resources.files("swift_backend_deepspeed") / "presets" / f"{name}.json").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import AFTERWARDS, GROWING, HOST, PASSING, Traffic
 from swift_backend_deepspeed.advice import DEFAULTS
 from swift_backend_deepspeed.config import DeepSpeedOptions
-from swift_backend_deepspeed.ds_json import offload_device, stage_in_force
+from swift_backend_deepspeed.ds_json import PRESETS, offload_device, stage_in_force
 
 if TYPE_CHECKING:
     from swift.contracts import LocalWeights, Run
@@ -17,9 +17,11 @@ _MATRICES = 7
 """Of a layer: four of attention, three of the MLP."""
 _REUSED = 1e9
 """Values that DeepSpeed lets come and go before it takes a weight for one that is not used again soon."""
-VARIANTS: Mapping[str, Sequence[str]] = {
-    name: ("--deepspeed", name) for name in ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
-}
+
+
+def variants() -> Mapping[str, Sequence[str]]:
+    """Return the presets that spread something over processes."""
+    return {name: ("--deepspeed", name) for name in PRESETS if name != "zero0"}
 
 
 def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:

@@ -79,20 +79,20 @@ class DeepSpeedState:
         return gathered if tensor_shard is None else tensor_shard.gather(gathered)
 
 
-def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
+def shard(run: Run, model: BuiltModel) -> DeepSpeedState:
     """Partition → optimizer → engine → exact fp32 weights."""
     deepspeed, session = quiet_deepspeed(), Session.of(run)
     device = torch.device(run.topology.device)
     config, compute = engine_config(run)
     run.facts["deepspeed"] = json.dumps(config)
-    view, model = built.view, built.view.model
+    view, module = model.view, model.view.model
     root = EngineRoot(view)
-    if built.on_meta:
-        _shard_and_fill(run, built, root, config, compute)
+    if model.on_meta:
+        _shard_and_fill(run, model, root, config, compute)
     else:
-        _to_precision(model, compute)
+        _to_precision(module, compute)
     groups = parameter_groups(
-        model.named_parameters(), run.config.optim, run.config.tuner, rates=rates_of_parts(run.config, model)
+        module.named_parameters(), run.config.optim, run.config.tuner, rates=rates_of_parts(run.config, module)
     )
     offloaded_to = offload_device(config, "offload_optimizer")
     if offloaded_to != "none":
@@ -104,11 +104,11 @@ def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
     )
     tensor_parallel = run.config.parallel.tp > 1
     if tensor_parallel:
-        plan = tensor_plan(model, ways=run.config.parallel.tp)
+        plan = tensor_plan(module, ways=run.config.parallel.tp)
         tokens = view.probe(lengths=(7, 4))
         before = probe(view, tokens, view.comparable)
-        config["tensor_parallel"] |= partition_config(model, config["tensor_parallel"])
-    with adapters_opened(model) if tensor_parallel else nullcontext():
+        config["tensor_parallel"] |= partition_config(module, config["tensor_parallel"])
+    with adapters_opened(module) if tensor_parallel else nullcontext():
         engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
     session.engines.append(engine)
     state = DeepSpeedState(
@@ -121,18 +121,18 @@ def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
         watch=Watch(offloaded_to, run.say),
         slots=slots_of(run.config.optim),
     )
-    if built.on_meta:
+    if model.on_meta:
         with torch.no_grad():
             engine.eval()
             engine(None)
     if tensor_parallel:
         engine.first_dataloader_check.remove()  # compares pickled arguments; the batch plan is the same everywhere
-        record_full_shapes(model)
-        cut_modules(run, model, plan, tensor_group())
+        record_full_shapes(module)
+        cut_modules(run, module, plan, tensor_group())
         after = probe(state.engine_view, tokens, view.comparable)
-        check_same(type(causal_lm_of(model)).__name__, before, after, exact=compute is torch.float32)
+        check_same(type(causal_lm_of(module)).__name__, before, after, exact=compute is torch.float32)
     if compute is not torch.float32:
-        _exact_masters(run, built, state)
+        _exact_masters(run, model, state)
     return state
 
 

@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from swift.contracts import LocalWeights, Run
 
 
-VARIANTS: Mapping[str, Sequence[str]] = {
-    "fsdp": (),
-    "fsdp early": ("--backend.reduce", "micro_batch"),
-}
+def variants() -> Mapping[str, Sequence[str]]:
+    """Return when gradients are cut: once a step, or after each micro-batch."""
+    return {"fsdp": (), "fsdp early": ("--backend.reduce", "micro_batch")}
 
 
 def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from swift.contracts import Run
 
 
-def layout_of(config: Config, world: int) -> ProcessLayout:
+def layout_of(config: Config, processes: int) -> ProcessLayout:
     """Return the sizes of a run; with `backend.hybrid` there is a replica on every machine.
 
     Parameters are sharded over shard × sequence processes. What was left open is taken up by `dp_shard`.
     """
     replicas = None
     if getattr(config.backend, "hybrid", False) and config.parallel.dp_shard is None:
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-        replicas = max(1, world // here)
-    return ProcessLayout.of(config.parallel, world, replicas=replicas)
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+        replicas = max(1, processes // here)
+    return ProcessLayout.of(config.parallel, processes, replicas=replicas)
 
 
 def sizes_of(run: Run) -> ProcessLayout:

@@ -109,23 +109,23 @@ class FsdpState:
         return self.view.model
 
 
-def shard(run: Run, built: MetaModel) -> FsdpState:
+def shard(run: Run, model: MetaModel) -> FsdpState:
     """Tensor parallel → FSDP, block by block → memory → weights → optimizer."""
     options, meshes = run.options(FsdpConfig), meshes_of(run)
     arithmetic = Arithmetic.of(run)
-    partial = shard_tensors(run, built.view.model, meshes.tp) if meshes.sizes.tp > 1 else set()
-    root = FsdpRoot(built.view)
-    _fully_shard(root, built.blocks, meshes, options, arithmetic)
-    if not built.filled:
+    partial = shard_tensors(run, model.view.model, meshes.tp) if meshes.sizes.tp > 1 else set()
+    root = FsdpRoot(model.view)
+    _fully_shard(root, model.blocks, meshes, options, arithmetic)
+    if not model.filled:
         _allocate(root, "cpu" if options.offload else arithmetic.device, buffers=meshes.fsdp.device_type)
-        fill(run, built.view.model, built.source, keep)
+        fill(run, model.view.model, model.source, keep)
     _check(root, meshes)
     root.reshard_all()
     # FSDP has seen all weights that are ever trained by now; those without a turn only wait.
-    turns = Turns.of(run, built.view.model)
+    turns = Turns.of(run, model.view.model)
     if turns is not None:
         turns.take(0)
-    parts, optimizer = _optimizer(run, built.view.model, meshes, arithmetic)
+    parts, optimizer = _optimizer(run, model.view.model, meshes, arithmetic)
     return FsdpState(
         root=root,
         parts=parts,
@@ -134,7 +134,7 @@ def shard(run: Run, built: MetaModel) -> FsdpState:
         slots=slots_of(run.config.optim),
         arithmetic=arithmetic,
         meshes=meshes,
-        sees=trains_on_pictures(run, built.view.model),
+        sees=trains_on_pictures(run, model.view.model),
         turns=turns,
     )
 

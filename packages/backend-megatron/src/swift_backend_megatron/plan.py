@@ -14,7 +14,7 @@ from swift_backend_megatron.architectures import check_architecture
 from swift_backend_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
-    from swift.config.sections import ParallelSection
+    from swift.config.sections import Config, ParallelSection
     from swift.contracts import Run
 
 
@@ -23,10 +23,10 @@ def options_of(run: Run) -> MegatronConfig:
     return run.options(MegatronConfig)
 
 
-def layout_of(parallel: ParallelSection, world: int) -> ProcessLayout:
+def layout_of(config: Config, processes: int) -> ProcessLayout:
     """Return the sizes for so many processes; data parallelism takes what was left open."""
-    own = ProcessLayout.of(parallel, world)
-    dense = world // parallel.pp
+    own = ProcessLayout.of(config.parallel, processes)
+    dense = processes // own.pp
     if dense % (own.ep * own.etp):
         raise UnsupportedPlan(
             f"The experts' plan ep {own.ep} × etp {own.etp} takes {own.ep * own.etp} processes or a multiple of "
@@ -38,7 +38,7 @@ def layout_of(parallel: ParallelSection, world: int) -> ProcessLayout:
 
 def sizes_of(run: Run) -> ProcessLayout:
     """Return the sizes of a run."""
-    return layout_of(run.config.parallel, run.world.size)
+    return layout_of(run.config, run.world.size)
 
 
 def shards_optimizer(run: Run) -> bool:
@@ -47,12 +47,12 @@ def shards_optimizer(run: Run) -> bool:
     return options_of(run).use_distributed_optimizer and sizes.shard * sizes.cp > 1
 
 
-def describe(parallel: ParallelSection, world: int) -> list[str]:
+def describe(config: Config, processes: int) -> list[str]:
     """Return which rank has what, one line per rank."""
-    sizes = layout_of(parallel, world)
+    sizes = layout_of(config, processes)
     lines = []
-    dense = world // sizes.pp
-    for rank in range(world):
+    dense = processes // sizes.pp
+    for rank in range(processes):
         tensor, rest = rank % sizes.tp, rank // sizes.tp
         sequence, rest = rest % sizes.cp, rest // sizes.cp
         data, stage = rest % sizes.data, rest // sizes.data

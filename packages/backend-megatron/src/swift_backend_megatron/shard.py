@@ -50,20 +50,20 @@ class MegatronState:
         return self.built.config
 
 
-def shard(run: Run, built: MegatronModel) -> MegatronState:
+def shard(run: Run, model: MegatronModel) -> MegatronState:
     """Wrap, make the optimizer, read the weights."""
     with megatron_runtime.active(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("megatron").setLevel(logging.ERROR)
-        wrapped = _wrap(run, built)
+        wrapped = _wrap(run, model)
         remember(run, wrapped)
-        optimizer = _optimizer(run, built, wrapped)
+        optimizer = _optimizer(run, model, wrapped)
         state = MegatronState(
-            built=built,
+            built=model,
             wrapped=wrapped,
             optimizer=optimizer,
             masters=MasterWeights(optimizer, wrapped, slots_of(run.config.optim)),
-            slicer=slicer_of(run, built.config),
+            slicer=slicer_of(run, model.config),
         )
         _fill(run, state)
     return state

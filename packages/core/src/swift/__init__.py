@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from swift.config.sections import Config, Section
     from swift.contracts import HOOK_API, Capabilities, LossSums, ModelView, Need, StepResult, Topology
     from swift.errors import ConfigError, PluginError, SwiftError, TrainingError, UnsupportedPlan
-    from swift.hookspecs import hookimpl
+    from swift.hookspecs import hookimpl, lazy_hook
 
 _HOMES = {
     "swift.api": ("MegatronArguments", "Swift", "SwiftModel", "Trainer", "TrainerConfig"),
     "swift.config.sections": ("Config", "Section"),
     "swift.contracts": ("HOOK_API", "Capabilities", "LossSums", "ModelView", "Need", "StepResult", "Topology"),
     "swift.errors": ("ConfigError", "PluginError", "SwiftError", "TrainingError", "UnsupportedPlan"),
-    "swift.hookspecs": ("hookimpl",),
+    "swift.hookspecs": ("hookimpl", "lazy_hook"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -49,6 +49,7 @@ __all__ = [
     "UnsupportedPlan",
     "__version__",
     "hookimpl",
+    "lazy_hook",
 ]
 
 

@@ -9,14 +9,16 @@ This module does not import torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+from functools import cache, wraps
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-    from typing import Any
 
     from pydantic import BaseModel
 
@@ -308,3 +310,77 @@ BACKEND_REQUIRED = (
 )
 EXPORTER_REQUIRED = ("swift_export",)
 ENGINE_REQUIRED = ("swift_open_engine",)
+
+
+def lazy_hook(target: str) -> Any:
+    """Implement the hook that a class assigns this to with a function of another module: 'package.module:function'.
+
+    The module is imported when the hook is called. The function takes the hook's arguments by name, and may leave out
+    those that it does not need.
+    """
+    return _LazyHook(target)
+
+
+class _LazyHook:
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def __set_name__(self, plugin: type, name: str) -> None:
+        """Put a method with the hook's own signature in its place, since pluggy calls nothing else."""
+        setattr(plugin, name, hookimpl(_method(name, self._target)))
+
+
+def _method(hook: str, target: str) -> Callable[..., Any]:
+    spec = _SPECS.get(hook, _unknown)
+    signature = inspect.signature(spec)
+
+    @wraps(spec, updated=())
+    def call(*arguments: Any, **named: Any) -> Any:
+        function, names = resolve_hook(hook, target)
+        given = signature.bind(*arguments, **named).arguments
+        return function(**{name: given[name] for name in names})
+
+    vars(call)["lazy_target"] = target
+    return call
+
+
+def lazy_hooks(plugin: object) -> dict[str, str]:
+    """Return the hooks of a plugin that are implemented with `lazy_hook`: name → target."""
+    targets = ((name, getattr(getattr(plugin, name, None), "lazy_target", None)) for name in _SPECS)
+    return {name: target for name, target in targets if target is not None}
+
+
+def resolve_hook(hook: str, target: str) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    """Import the function that implements a hook, and return it with the names of the arguments that it takes.
+
+    Raise `ImportError` where there is none, and `TypeError` where the hook cannot call it.
+    """
+    try:
+        function = resolve_name(target)
+    except (AttributeError, ValueError) as error:
+        raise ImportError(f"{hook} is implemented by {target!r}, which cannot be imported: {error}.") from error
+    return function, _arguments(hook, target, function)
+
+
+@cache
+def _arguments(hook: str, target: str, function: Callable[..., Any]) -> tuple[str, ...]:
+    offered = list(inspect.signature(_SPECS[hook]).parameters)[1:]
+    taken = inspect.signature(function).parameters
+    for name, parameter in taken.items():
+        if name not in offered and parameter.default is parameter.empty:
+            raise TypeError(f"{target} has the parameter {str(parameter)!r}, but {hook} offers {', '.join(offered)}.")
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"{target} is asynchronous, but nothing awaits {hook}.")
+    return tuple(name for name in taken if name in offered)
+
+
+def _unknown(self: object) -> None:
+    """Stand for a hook that does not exist, which is refused when the plugin is loaded."""
+
+
+_SPECS: dict[str, Callable[..., Any]] = {
+    name: function
+    for kind in (BackendHooks, ExporterHooks, EngineHooks, ObserverHooks)
+    for name, function in vars(kind).items()
+    if name.startswith("swift_")
+}

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from swift.contracts import HOOK_API
-from swift.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from swift.contracts import EngineRequest, InferenceEngine
+from swift.hookspecs import lazy_hook
 
 
 class TransformersEngine:
     """`--engine transformers`: every model that can be trained here, in batches; the measure for other engines."""
 
     HOOK_API = HOOK_API
-
-    @hookimpl
-    def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
-        """Load the model."""
-        from swift.infer.local import LocalEngine
-
-        return LocalEngine(request)
+    swift_open_engine = lazy_hook("swift.infer.local:LocalEngine")

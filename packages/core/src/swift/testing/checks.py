@@ -17,6 +17,7 @@ from swift.config.capabilities import SWITCHES
 from swift.config.parse import config_from_mapping
 from swift.contracts import Run, World
 from swift.errors import UnsupportedPlan
+from swift.hookspecs import lazy_hooks, resolve_hook
 from swift.plugins.hooks import open_hooks
 from swift.plugins.load import load_backend
 from swift.terminal import say_nothing
@@ -368,6 +369,11 @@ class Checks:
         assert loaded.config_model is not None
         required = [name for name, field in loaded.config_model.model_fields.items() if field.is_required()]
         assert not required, f"options without a default: {', '.join(required)}: --backend alone would fail"
+        for hook, target in lazy_hooks(loaded.object).items():
+            try:
+                resolve_hook(hook, target)
+            except (ImportError, TypeError) as error:
+                raise AssertionError(str(error)) from error
 
 
 def _all_refused(answers: Sequence[Any], what: str) -> None:

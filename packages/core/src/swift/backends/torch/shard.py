@@ -56,22 +56,22 @@ class TorchState:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
 
-def shard(run: Run, view: ViewModule) -> TorchState:
+def shard(run: Run, model: ViewModule) -> TorchState:
     """Nothing is cut here: every process keeps a whole replica, and gradients are added up."""
-    turns = Turns.of(run, view.model)
+    turns = Turns.of(run, model.model)
     if turns is not None:
         turns.take(0)
     arithmetic = Arithmetic.of(run)
     alone = run.world.size == 1
     if alone and arithmetic.compute is not torch.float32 and not tuner_of(run.config.tuner).adapter:
-        use_copies(decoder_blocks(view.model))
+        use_copies(decoder_blocks(model.model))
     return TorchState(
-        view=view,
-        replica=view if alone else _data_parallel(run, view, arithmetic.device),
-        optimizer=_optimizer(run, view, arithmetic.device),
+        view=model,
+        replica=model if alone else _data_parallel(run, model, arithmetic.device),
+        optimizer=_optimizer(run, model, arithmetic.device),
         slots=slots_of(run.config.optim),
         arithmetic=arithmetic,
-        sees=trains_on_pictures(run, view.model),
+        sees=trains_on_pictures(run, model.model),
         turns=turns,
     )
 
