@@ -36,7 +36,7 @@ PLAN = ["plan", "qwen3-0.6b", "--gpus", "4xA100", "--train_type", "full", "--jso
 
 
 @pytest.mark.parametrize("installed", ["with"], indirect=True)
-def test_it_is_compared_by_what_it_says_of_itself(installed: None, tmp_path: Path) -> None:
+def test_third_party_plan_uses_declared_costs(installed: None, tmp_path: Path) -> None:
     found = json.loads(typed(PLAN, tmp_path).output)
     plans = {(plan["backend"], tuple(plan["layout"].items())): plan for plan in found["fits"]}
     own = plans["zero-redundancy", (("dp_replicate", 4),)]["memory_bytes"]
@@ -46,7 +46,7 @@ def test_it_is_compared_by_what_it_says_of_itself(installed: None, tmp_path: Pat
 
 
 @pytest.mark.parametrize("installed", ["without"], indirect=True)
-def test_one_that_says_nothing_is_left_out(installed: None, tmp_path: Path) -> None:
+def test_backend_without_costs_is_omitted(installed: None, tmp_path: Path) -> None:
     found = json.loads(typed(PLAN, tmp_path).output)
     assert found["fits"]
     assert "zero-redundancy" not in {plan["backend"] for plan in found["fits"]}
