@@ -43,7 +43,8 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_form_of_the_articles_trains_and_goes_on_with_another_backend(place: Path) -> None:
+def test_swift_articles_example_trains_and_resumes_elsewhere(place: Path) -> None:
+    """The form of the article's trains and goes on with another backend."""
     command = "sft --model_type ./tiny --dataset data.jsonl --deepspeed ds_config_zero3.json --max_steps 2"
     run = typed_on(2, [*command.split(), "--logging_steps", "1"], place, {"DS_ACCELERATOR": "cpu"})
     assert run.code == 0, run.output
@@ -62,7 +63,8 @@ def test_the_form_of_the_articles_trains_and_goes_on_with_another_backend(place:
 
 
 @pytest.mark.full
-def test_the_deepspeed_launcher_starts_a_script_on_the_hosts_of_a_file(place: Path) -> None:
+def test_deepspeed_launcher_starts_script_on_hostfile_hosts(place: Path) -> None:
+    """The DeepSpeed launcher starts a script on the hosts of a file."""
     (place / "hostfile").write_text("localhost slots=2\n")
     here = f"--hostfile hostfile --no_ssh --node_rank 0 --master_addr 127.0.0.1 --master_port {free_port()}"
     training = "--model_id ./tiny --train_type sft --dataset data.jsonl --deepspeed zero3 --max_steps 2"
@@ -145,7 +147,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_plans_are_refused_with_the_reason_and_what_to_type(place: Path) -> None:
+def test_unsupported_layouts_are_refused_with_hint(place: Path) -> None:
     odd = write_model(place / "odd", num_hidden_layers=1, num_attention_heads=3, num_key_value_heads=1)
     jobs = [(place / "tiny", changes) for changes, _ in REFUSED.values()]
     said = [reason for _, reason in REFUSED.values()]
@@ -166,9 +168,8 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(place: Path) -> None
     assert not (place / "out").exists()
 
 
-def test_what_does_not_fit_into_memory_names_the_settings_in_force(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_error_names_active_settings(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit into memory names the settings in force."""
     import torch
 
     def too_much(*_: object, **__: object) -> None:

@@ -22,7 +22,7 @@ def test_a_costly_update_and_uneven_tokens_are_named() -> None:
     assert "--packing true" in line
 
 
-def test_a_run_whose_rows_are_uneven_says_so(tmp_path: Path) -> None:
+def test_uneven_rows_are_reported(tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny", num_hidden_layers=1)
     # Rows are dealt in turn: one process gets all the long ones.
     rows = [{"query": "Write", "response": "ab" * (40 if index % 2 else 2)} for index in range(48)]

@@ -153,14 +153,14 @@ def test_a_file_that_is_not_there_names_the_presets() -> None:
         parse(["--deepspeed", "zero33"], "sft", complete=False)
 
 
-def test_flags_that_contradict_the_file_are_shown_beside_it() -> None:
+def test_flags_contradicting_json_are_shown_next_to_it() -> None:
     with pytest.raises(ConfigError, match=r"learning_rate.*optimizer\.params\.lr contradict"):
         parsed({"optimizer": {"params": {"lr": 1e-5}}}, learning_rate=2e-5)
     same = parsed({"optimizer": {"params": {"lr": 1e-5}}}, learning_rate=1e-5)
     assert same.config.optim.lr == 1e-5
 
 
-def test_what_deepspeed_would_ignore_is_said() -> None:
+def test_settings_deepspeed_ignores_are_reported() -> None:
     run = parsed(
         {
             "activation_checkpointing": {"cpu_checkpointing": True},

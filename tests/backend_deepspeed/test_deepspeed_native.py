@@ -240,7 +240,8 @@ def test_deepspeed_goes_on_from_what_it_is_handed(place: Path, tmp_path: Path, n
     assert all(torch.equal(again.read(each), checkpoint.read(each)) for each in again.names())
 
 
-def test_a_trainers_folder_under_deepspeed_goes_to_the_reader_of_deepspeed(place: Path, tmp_path: Path) -> None:
+def test_trainer_deepspeed_folder_uses_deepspeed_reader(place: Path, tmp_path: Path) -> None:
+    """A Trainer's folder under DeepSpeed goes to the reader of DeepSpeed."""
     import shutil
 
     folder = tmp_path / "checkpoint-3"
@@ -283,7 +284,8 @@ class ByName:
         return self.reduced
 
 
-def test_a_stage_is_read_that_an_older_python_saved_by_its_name_and_no_other_attribute(tmp_path: Path) -> None:
+def test_stage_enum_pickled_by_older_python_is_read(tmp_path: Path) -> None:
+    """A stage is read that an older Python saved by its name and no other attribute."""
     from deepspeed.runtime.zero.config import ZeroStageEnum
 
     from swift_backend_deepspeed import native
@@ -297,7 +299,8 @@ def test_a_stage_is_read_that_an_older_python_saved_by_its_name_and_no_other_att
         native._load(file)
 
 
-def test_a_missing_process_and_a_folder_of_something_else_are_named(place: Path, tmp_path: Path) -> None:
+def test_missing_rank_and_unrelated_folder_are_named(place: Path, tmp_path: Path) -> None:
+    """A missing process and an unrelated folder are named."""
     import shutil
 
     from swift_backend_deepspeed.native import open_native

@@ -62,7 +62,7 @@ def test_state_goes_to_the_disk_and_numbers_stay_the_same(tmp_path: Path) -> Non
     assert list(disk.iterdir()) == []
 
 
-def test_the_lock_of_a_killed_build_is_removed_and_said(tmp_path: Path) -> None:
+def test_stale_build_lock_is_removed_and_reported(tmp_path: Path) -> None:
     from swift_backend_deepspeed.operators import building
 
     said: list[str] = []
@@ -79,7 +79,7 @@ def test_the_lock_of_a_killed_build_is_removed_and_said(tmp_path: Path) -> None:
     assert len(said) == 1
 
 
-def test_a_second_process_says_that_it_waits(tmp_path: Path) -> None:
+def test_second_process_reports_waiting(tmp_path: Path) -> None:
     import threading
 
     from swift_backend_deepspeed.operators import building

@@ -50,7 +50,7 @@ SECONDS = 4.0
 
 
 @pytest.mark.full
-def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_match_torch_on_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     folder = picture_folder(tmp_path)
     models = {kind: picture_model(tmp_path / kind, kind) for kind in ("llava", "qwen2_5_vl", "qwen3_vl")}
@@ -104,9 +104,7 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path, monke
 
 
 @pytest.mark.full
-def test_two_processes_learn_vectors_of_pictures_as_one_of_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_match_torch_on_image_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     folder = picture_folder(tmp_path)
     model = picture_model(tmp_path / "model", "qwen2_5_vl")
@@ -126,9 +124,10 @@ def test_two_processes_learn_vectors_of_pictures_as_one_of_torch(
 
 
 @pytest.mark.full
-def test_without_stand_ins_the_watchdog_names_both_processes_and_what_each_waits_for(
+def test_watchdog_names_both_ranks_without_dummy_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Without dummy images, the watchdog names both processes and what each waits for."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setattr(crew, "GRACE", 3.0)
     monkeypatch.setattr(Batch, "_lacks_media", lambda *_: False)

@@ -96,7 +96,8 @@ def bits(weight: torch.Tensor) -> torch.Tensor:
     return weight.data.contiguous().view(torch.uint8)
 
 
-def test_each_of_two_processes_holds_half_of_the_packed_weights_and_training_changes_no_bit(tmp_path: Path) -> None:
+def test_packed_weights_are_sharded_and_training_is_bit_equal(tmp_path: Path) -> None:
+    """Each of two processes holds half of the packed weights and training changes no bit."""
     model = write_model(tmp_path / "wide", num_hidden_layers=1, **WIDE)
     settings = {**NF4, **zero3(), "model.dtype": "bfloat16", "logging.run_name": "two"}
     (answers,) = on_processes(2, partial(train_and_look, model, tmp_path, settings))
@@ -191,7 +192,8 @@ def packed_layers() -> Iterator[list[Any]]:
     yield from layers.values()
 
 
-def test_a_backward_pass_uses_what_is_gathered_then_and_not_what_the_forward_pass_used() -> None:
+def test_backward_uses_currently_gathered_weights() -> None:
+    """The backward pass uses what is gathered then, not what the forward pass used."""
     from swift_backend_deepspeed.packed import multiply_gathered
 
     for layer, plain, other in packed_layers():

@@ -43,7 +43,7 @@ def model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "wide", **WIDE)
 
 
-def test_a_run_leaves_the_swapped_state_of_another_alone_that_has_the_same_output(model: Path, tmp_path: Path) -> None:
+def test_run_keeps_swap_folder_of_another_run(model: Path, tmp_path: Path) -> None:
     """The second starts, trains and ends while the first stands between two of its steps."""
     wanted = settings(model, tmp_path)
 

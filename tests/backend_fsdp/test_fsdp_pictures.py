@@ -50,7 +50,7 @@ TOGETHER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.full
-def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path) -> None:
+def test_two_ranks_match_torch_on_images(tmp_path: Path) -> None:
     folder = picture_folder(tmp_path)
     models = {kind: picture_model(tmp_path / kind, kind) for kind in ("llava", "qwen2_5_vl", "qwen3_vl")}
     runs = []
@@ -86,7 +86,7 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path) -> No
 
 
 @pytest.mark.full
-def test_two_processes_learn_vectors_of_pictures_as_one_of_torch(tmp_path: Path) -> None:
+def test_two_ranks_match_torch_on_image_embeddings(tmp_path: Path) -> None:
     folder = picture_folder(tmp_path)
     models = {kind: picture_model(tmp_path / kind, kind) for kind in ("qwen2_5_vl", "qwen3_vl")}
     cases: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -105,9 +105,8 @@ def test_two_processes_learn_vectors_of_pictures_as_one_of_torch(tmp_path: Path)
 
 
 @pytest.mark.full
-def test_without_stand_ins_the_run_ends_in_place_of_learning_something_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_ends_without_dummy_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dummy images, the run ends instead of learning something else."""
     folder, model = picture_folder(tmp_path), picture_model(tmp_path / "model", "llava")
     monkeypatch.setattr(Batch, "_lacks_media", lambda *_: False)
     (answers,) = on_processes(2, partial(trained_on_pictures, model, folder, "none", {**ALL, **FSDP}), fresh=True)

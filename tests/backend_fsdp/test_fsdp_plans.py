@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_path: Path) -> None:
+def test_unsupported_layouts_are_refused_with_hint(model: Path, tmp_path: Path) -> None:
     odd = write_model(tmp_path / "odd", num_hidden_layers=1, num_attention_heads=3, num_key_value_heads=1)
     uneven = write_model(tmp_path / "uneven", num_hidden_layers=1, intermediate_size=255)
     moe = write_model(tmp_path / "moe", architecture="Qwen3Moe", num_hidden_layers=1, **MOE)
@@ -71,7 +71,9 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_process_holds_a_part_of_every_tensor_and_reads_one_at_a_time(model: Path) -> None:
+def test_rank_reads_one_tensor_shard_at_a_time(model: Path) -> None:
+    """A process holds a part of every tensor and reads one at a time."""
+
     def shares() -> tuple[int, int]:
         from swift.train.prepare import open_job
 
@@ -98,7 +100,7 @@ def test_presets_say_what_they_stand_for() -> None:
             assert getattr(parsed.backend_options, key) is True
 
 
-def test_replicas_are_kept_one_per_machine_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_stay_within_machine_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     from swift.config.sections import Config
     from swift_backend_fsdp.plan import layout_of
 

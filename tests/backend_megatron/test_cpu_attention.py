@@ -58,12 +58,13 @@ def attention(**options: Any) -> te.DotProductAttention:
     ],
     ids=["causal", "full", "window", "scale"],
 )
-def test_attention_is_what_its_definition_says(options: dict[str, Any], reference: dict[str, Any]) -> None:
+def test_attention_matches_definition(options: dict[str, Any], reference: dict[str, Any]) -> None:
     leaves = drawn(37)
     assert_same(attention(**options)(*leaves), explicit(*leaves, **reference), leaves)
 
 
-def test_long_sequences_are_divided_into_blocks_where_there_is_a_window() -> None:
+def test_long_windowed_sequences_are_split_into_blocks() -> None:
+    """Long sequences are divided into blocks where there is a window."""
     leaves = drawn(600, batch=1)
     assert_same(attention(window_size=(20, 0))(*leaves), explicit(*leaves, window=20), leaves)
 
@@ -139,9 +140,10 @@ def zigzag(tensor: torch.Tensor, rooms: list[int], size: int, rank: int) -> torc
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("window", [-1, 4])
-def test_context_parallel_processes_hold_two_chunks_of_every_sequence(
+def test_context_parallel_ranks_hold_two_chunks(
     monkeypatch: pytest.MonkeyPatch, size: int, packed: bool, window: int
 ) -> None:
+    """Context parallel processes hold two chunks of every sequence."""
     rooms = [12, 24, 12] if packed else [48]
     lengths = [12, 20, 5] if packed else [48]
     leaves = drawn(48, batch=1 if packed else 2)
@@ -175,7 +177,7 @@ def test_a_sequence_that_cannot_be_divided_is_refused() -> None:
         )
 
 
-def test_dropout_of_attention_is_drawn_in_training_only() -> None:
+def test_attention_dropout_applies_in_training_only() -> None:
     leaves = drawn(16)
     layer = attention(attention_dropout=0.5)
     assert not torch.equal(layer(*leaves), layer(*leaves))

@@ -102,7 +102,8 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("mcore_bridge") is None, reason="needs megatron-core and mcore-bridge")
-def test_models_of_the_bridge_answer_as_those_of_transformers_and_other_libraries_still_work(tmp_path: Path) -> None:
+def test_bridge_models_match_transformers(tmp_path: Path) -> None:
+    """Models of the bridge return what those of transformers do, and other libraries still work."""
     (tmp_path / "whole.py").write_text(WHOLE)
     result = run(f"import runpy; runpy.run_path({str(tmp_path / 'whole.py')!r}, run_name='__main__')")
     assert result.returncode == 0, result.stderr

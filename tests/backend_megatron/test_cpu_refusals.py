@@ -31,7 +31,8 @@ def test_what_is_missing_is_refused(refused: Any) -> None:
         refused()
 
 
-def test_a_schedule_that_megatron_lm_does_not_have_is_not_written_into_its_checkpoints() -> None:
+def test_unsupported_lr_schedule_is_not_written_to_checkpoint() -> None:
+    """A schedule that Megatron-LM does not have is not written into its checkpoints."""
     assert decay_style(OptimSection(schedule="inverse_sqrt")) == "inverse-square-root"
     assert decay_style(OptimSection(schedule="warmup_stable_decay")) == "WSD"
     assert decay_style(OptimSection(schedule="polynomial")) == "linear"

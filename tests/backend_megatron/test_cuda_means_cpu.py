@@ -43,7 +43,8 @@ def use_cuda() -> None:
     assert torch.zeros(1, device="cuda").device.type == "cpu"
 
 
-def test_cuda_means_the_cpu_inside_and_nothing_is_left_of_it_outside() -> None:
+def test_cuda_is_mapped_to_cpu_only_inside_context() -> None:
+    """CUDA means the CPU inside and nothing is left of it outside."""
     torch.cuda.is_available()
     before = everything()
     with cuda_on_cpu(), cuda_on_cpu():
@@ -56,7 +57,8 @@ def test_cuda_means_the_cpu_inside_and_nothing_is_left_of_it_outside() -> None:
     assert torch.overrides._get_current_function_mode_stack() == []
 
 
-def test_generators_are_forked_after_somebody_inside_has_asked_for_the_devices_module() -> None:
+def test_generators_fork_after_device_module_lookup() -> None:
+    """Generators can be forked after code inside the context has looked up the device module."""
     with cuda_on_cpu():
         torch.get_device_module("cuda")
     with torch.random.fork_rng():  # as PEFT does for EVA

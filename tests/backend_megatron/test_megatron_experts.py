@@ -71,9 +71,8 @@ def routed(model: Path) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", ["balanced", "balanced, packed", "shared", "stages", "cut"])
-def test_losses_of_routers_are_logged_as_transformers_computes_them(
-    runs: dict[str, Trained], model: Path, name: str
-) -> None:
+def test_router_losses_match_transformers(runs: dict[str, Trained], model: Path, name: str) -> None:
+    """Losses of routers are logged as transformers computes them."""
     balance, size = routed(model)
     line = runs[name].lines[1]
     assert line["load_balancing_loss"] == pytest.approx(balance, rel=1e-4)
@@ -91,7 +90,7 @@ def test_they_move_the_weights_and_are_no_part_of_the_loss(runs: dict[str, Train
         assert runs[name].grad_norms == pytest.approx(balanced.grad_norms, rel=1e-4)
 
 
-def test_tokens_are_dropped_only_when_asked(runs: dict[str, Trained]) -> None:
+def test_tokens_are_dropped_only_on_request(runs: dict[str, Trained]) -> None:
     plain = runs["plain"]
     assert abs(runs["dropping"].losses[0] - plain.losses[0]) > 1e-5 * plain.losses[0]
     for name in ("room for all", "padded to capacity"):

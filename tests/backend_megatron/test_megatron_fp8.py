@@ -38,7 +38,9 @@ def test_megatrons_configuration_takes_it_by_its_own_names() -> None:
 
 
 @pytest.mark.parametrize("flat", [False, True])
-def test_a_process_has_a_multiple_of_sixteen_tokens_and_pads_behind_them(flat: bool) -> None:
+def test_fp8_tokens_per_rank_pad_to_multiple_of_16(flat: bool) -> None:
+    """A process has a multiple of sixteen tokens and pads behind them."""
+
     def segment(length: int) -> Segment:
         return Segment(np.arange(1, length + 1, dtype=np.int32), np.ones(length, dtype=np.float32))
 
@@ -57,9 +59,11 @@ def test_a_process_has_a_multiple_of_sixteen_tokens_and_pads_behind_them(flat: b
 
 
 @pytest.mark.parametrize(("version", "said"), [(None, "it is not installed"), ("1.13.0", "2.2 or newer, and 1.13.0")])
-def test_an_engine_that_is_missing_or_too_old_is_refused_with_what_to_type(
+def test_missing_or_old_transformer_engine_is_refused(
     monkeypatch: pytest.MonkeyPatch, version: str | None, said: str
 ) -> None:
+    """An engine that is missing or too old is refused with what to type."""
+
     def found(name: str) -> str:
         assert name == "transformer-engine"
         if version is None:
@@ -75,7 +79,8 @@ def test_an_engine_that_is_missing_or_too_old_is_refused_with_what_to_type(
         check_engine("backend.fp8 needs Transformer Engine")
 
 
-def test_matrices_that_it_cannot_multiply_are_refused_as_a_process_has_them() -> None:
+def test_unfit_fp8_matrix_shapes_are_refused() -> None:
+    """Matrices that it cannot multiply are refused as a process has them."""
     text = SimpleNamespace(hidden_size=64, intermediate_size=96)
     check_widths(HYBRID, text, 2)
     check_widths(PLAIN, text, 5)

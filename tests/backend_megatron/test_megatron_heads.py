@@ -52,7 +52,8 @@ def test_a_head_in_bfloat16_has_fp32_weights_behind_it(model: Path, tmp_path: Pa
 
 
 @pytest.mark.full
-def test_training_continues_from_an_adapter_with_a_head_of_another_backend(model: Path, tmp_path: Path) -> None:
+def test_adapter_with_head_resumes_from_another_backend(model: Path, tmp_path: Path) -> None:
+    """Training continues from an adapter with a head of another backend."""
     lora = {**SCORES, **LORA, "train.micro_batch": 8}
 
     def first() -> list[float]:

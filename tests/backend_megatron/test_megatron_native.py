@@ -150,7 +150,7 @@ def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
     ("place", "complaint"),
     [("../other/__0_0.distcp", "leads out of"), ("/etc/passwd", "leads out of"), (5, "holds 5"), ("fifo", "fifo")],
 )
-def test_tensors_lie_in_files_of_the_folder(tmp_path: Path, place: object, complaint: str) -> None:
+def test_tensors_are_stored_in_folder_files(tmp_path: Path, place: object, complaint: str) -> None:
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
@@ -197,7 +197,8 @@ class ByName:
         return self.reduced
 
 
-def test_a_format_is_read_that_an_older_python_saved_by_its_name_and_no_other_attribute() -> None:
+def test_format_enum_pickled_by_older_python_is_read() -> None:
+    """A format is read that an older Python saved by its name and no other attribute."""
     from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
     from swift_backend_megatron import native

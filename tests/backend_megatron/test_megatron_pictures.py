@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.full
-def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path) -> None:
+def test_two_ranks_match_torch_on_images(tmp_path: Path) -> None:
     folder = picture_folder(tmp_path)
     models = {kind: picture_model(tmp_path / kind, kind) for kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")}
     runs = []
@@ -66,7 +66,7 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path) -> No
 
 
 @pytest.mark.full
-def test_vectors_of_pictures_are_refused(tmp_path: Path) -> None:
+def test_image_embeddings_are_refused(tmp_path: Path) -> None:
     folder = picture_folder(tmp_path)
     model = picture_model(tmp_path / "model", "qwen2_5_vl")
     with pytest.raises(UnsupportedPlan, match="vectors by models of text alone") as refused:

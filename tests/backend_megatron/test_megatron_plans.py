@@ -66,7 +66,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_path: Path) -> None:
+def test_unsupported_layouts_are_refused_with_hint(model: Path, tmp_path: Path) -> None:
     odd = write_model(tmp_path / "odd", num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=3)
     few = write_model(tmp_path / "few", num_hidden_layers=1, num_key_value_heads=1)
     uneven = write_model(tmp_path / "uneven", num_hidden_layers=1, intermediate_size=255)
@@ -137,7 +137,8 @@ def test_what_was_read_is_streamed_bit_for_bit(tmp_path: Path, name: str) -> Non
     assert succeeded(answers) == [[]] * processes
 
 
-def test_zero_with_a_pipeline_is_offered_the_backend_that_has_pipelines(model: Path, tmp_path: Path) -> None:
+def test_zero_with_pipeline_suggests_another_backend(model: Path, tmp_path: Path) -> None:
+    """ZeRO with a pipeline suggests the backend that has pipelines."""
     settings = {"backend.name": "deepspeed", "backend.config": "zero2", "parallel.pp": 2}
     with pytest.raises(UnsupportedPlan, match="deepspeed backend does not have") as caught:
         run_training(model, tmp_path, ROWS, settings)

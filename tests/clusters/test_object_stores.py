@@ -140,7 +140,8 @@ def sft(*words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("bucket", [S3, GOOGLE, HUB], indirect=True, ids=lambda store: store.protocol)
-def test_a_run_whose_machine_is_lost_goes_on_from_the_store_and_is_exported_to_it(bucket: Bucket) -> None:
+def test_run_resumes_from_object_store_and_exports_to_it(bucket: Bucket) -> None:
+    """A run whose machine is lost goes on from the store and is exported to it."""
     folder, url = bucket.folder, bucket.url
     copied = ["--checkpoint.copy_to", f"{url}/runs", "--resume_from_checkpoint", "auto"]
     data = ["--dataset", f"{url}/data/rows.jsonl"]
@@ -171,7 +172,8 @@ def test_tokens_in_s3_are_those_that_a_run_makes_of_the_rows(bucket: Bucket) -> 
     assert one == other
 
 
-def test_a_run_completes_when_its_store_is_lost_and_says_that_copies_are_missing(bucket: Bucket, tiny: Path) -> None:
+def test_run_completes_when_store_is_lost(bucket: Bucket, tiny: Path) -> None:
+    """A run completes when its store is lost and says that copies are missing."""
     bucket.server.process.kill()
     data = ["--dataset", str(tiny.parent / "data.jsonl")]
     said = bucket.swift(*sft("--max_steps", "2", "--checkpoint.copy_to", "s3://bucket/runs", *data))

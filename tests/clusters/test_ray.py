@@ -65,9 +65,10 @@ def job(tiny: Path, tmp_path: Path) -> list[str]:
     return [*flags, "--per_device_train_batch_size", "2", "--global_batch_size", "4"]
 
 
-def test_a_run_is_a_job_of_the_cluster_and_goes_on_when_it_is_submitted_again(
+def test_ray_job_resumes_when_submitted_again(
     cluster: str, job: list[str], tmp_path: Path, start: Callable[..., Run]
 ) -> None:
+    """A run is a job of the cluster and goes on when it is submitted again."""
     variables = {"RAY_ADDRESS": cluster, "OUTPUT": str(tmp_path / "output"), "FOLDER": str(EXAMPLES), "NAME": "mine"}
     for steps in ("2", "4"):
         submitted = start("bash", str(EXAMPLES / "ray_job.sh"), *job, "--max_steps", steps, **variables)
@@ -78,9 +79,10 @@ def test_a_run_is_a_job_of_the_cluster_and_goes_on_when_it_is_submitted_again(
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]
 
 
-def test_a_worker_of_ray_train_that_is_killed_is_started_anew_and_the_run_completes(
+def test_killed_ray_train_worker_is_restarted(
     cluster: str, job: list[str], tmp_path: Path, start: Callable[..., Run]
 ) -> None:
+    """A worker of Ray Train that is killed is started anew and the run completes."""
     output = tmp_path / "output"
     words = [*job, "--max_steps", "60", "--save_steps", "5", "--output_dir", str(output), "--logging.run_name", "mine"]
     words = ["job", "submit", "--address", cluster, "--working-dir", str(EXAMPLES), "--", "python", "ray_train.py",
@@ -129,9 +131,10 @@ ray.data.from_items(rows).repartition(3).write_parquet(sys.argv[2])
 """
 
 
-def test_rows_that_ray_data_wrote_are_tokenised_by_jobs_and_learned_from(
+def test_ray_data_rows_are_tokenized_by_jobs_and_trained(
     cluster: str, tiny: Path, tmp_path: Path, start: Callable[..., Run]
 ) -> None:
+    """Rows that Ray Data wrote are tokenized by jobs and learned from."""
     (tmp_path / "write.py").write_text(WRITE)
     rows, tokens = tmp_path / "rows", tmp_path / "tokens"
     submit = ["job", "submit", "--address", cluster]

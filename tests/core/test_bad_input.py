@@ -291,7 +291,7 @@ def test_a_disk_that_is_full_while_saving(here: Path, capfd: pytest.CaptureFixtu
     assert last["status"] == "failed"
 
 
-def test_a_run_that_fails_says_why_and_lets_go_of_its_folder(
+def test_failed_run_reports_reason_and_unlocks_folder(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from swift.errors import TrainingError

@@ -155,7 +155,8 @@ def test_serving_asks_for_the_flag_too(trap: Trap, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("trap", ["full"], indirect=True)
-def test_code_beside_a_model_is_left_alone_where_nobody_asks_for_it(trap: Trap) -> None:
+def test_remote_code_is_ignored_by_default(trap: Trap) -> None:
+    """Code next to a model is ignored unless it is enabled."""
     (trap.checkpoint / "manifest.json").unlink()
     shutil.rmtree(trap.checkpoint / "state")
     assert run(["infer", str(trap.checkpoint), "--prompt", "hello", "--max_new_tokens", "2"]) == 0
@@ -183,7 +184,7 @@ def test_the_configuration_of_a_run_cannot_decide_that_code_runs(
     assert trap.canary.exists()
 
 
-def test_sub_processes_are_told_what_the_user_said() -> None:
+def test_verification_inherits_trust_remote_code() -> None:
     from swift.config.sections import ModelSection
     from swift.export.verify.run import trusted
     from swift.models.source import HfSource

@@ -32,7 +32,8 @@ def _run(tmp_path: Path, code: str = SCRIPT, **environment: str) -> subprocess.C
     )
 
 
-def test_an_error_that_ends_a_script_is_one_message_about_keywords(tmp_path: Path) -> None:
+def test_script_error_is_one_message_about_keywords(tmp_path: Path) -> None:
+    """An error that ends a script is one message about keywords."""
     ended = _run(tmp_path)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
@@ -41,14 +42,15 @@ def test_an_error_that_ends_a_script_is_one_message_about_keywords(tmp_path: Pat
     assert "--" not in ended.stderr
 
 
-def test_the_traceback_is_there_when_it_is_asked_for_and_for_errors_of_the_script_itself(tmp_path: Path) -> None:
+def test_traceback_is_shown_on_request_and_for_script_errors(tmp_path: Path) -> None:
+    """The traceback is printed on request and for errors of the script itself."""
     assert 'File "' in _run(tmp_path, SWIFT_TRACEBACK="1").stderr
     own = _run(tmp_path, SCRIPT.replace(", tp=2", "") + "1 / 0\n")
     assert "ZeroDivisionError" in own.stderr
     assert "Traceback" in own.stderr
 
 
-def test_a_plan_of_several_processes_names_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multi_process_layout_names_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("swift_backend_fsdp")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train.py"])
@@ -81,12 +83,12 @@ def test_names_of_other_programs_say_what_to_write(name: str) -> None:
         exec(f"from swift import {name}")
 
 
-def test_importing_a_module_of_ms_swift_says_what_to_write() -> None:
+def test_ms_swift_import_names_replacement() -> None:
     with pytest.raises(ImportError, match="from swift import Swift, TrainerConfig"):
         import swift.llm  # noqa: F401
 
 
-def test_other_names_are_unknown_as_ever() -> None:
+def test_unknown_import_is_unchanged() -> None:
     import swift
 
     assert not hasattr(swift, "nonsense")

@@ -80,7 +80,8 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: ob
         inside(tmp_path, name, ModelError, source="index.json")
 
 
-def test_a_link_that_leads_out_of_the_folder_is_refused_but_not_one_of_a_hubs_cache(tmp_path: Path) -> None:
+def test_symlink_outside_folder_is_refused_except_hub_cache(tmp_path: Path) -> None:
+    """A link that leads out of the folder is refused but not one of a hub's cache."""
     snapshot = tmp_path / "models--a--b" / "snapshots" / "0123"
     blobs = tmp_path / "models--a--b" / "blobs"
     snapshot.mkdir(parents=True)
@@ -105,7 +106,7 @@ def no_alarm() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_alarm")
-def test_a_pattern_that_backtracks_for_ever_is_interrupted() -> None:
+def test_catastrophic_regex_is_interrupted() -> None:
     with pytest.raises(ModelError, match="takes too long"), time_limit(0.2, ModelError("takes too long")):
         re.fullmatch(r"(a+)+b", "a" * 200)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
@@ -139,7 +140,7 @@ def test_a_time_limit_in_another_thread_changes_no_alarm() -> None:
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a \udfff b", "caf\udce9"])
-def test_half_of_a_surrogate_pair_is_no_text(text: str) -> None:
+def test_unpaired_surrogate_is_refused(text: str) -> None:
     with pytest.raises(ModelError, match=r"--system is not Unicode text: .*\\ud"):
         check_unicode(text, "--system", ModelError)
     check_unicode("café \U0001f600", "--system", ModelError)
@@ -152,6 +153,7 @@ def test_what_is_shown_can_be_printed_and_is_short() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 300, "x/" * 5000, "\udcff", "~nobody-there/x"])
-def test_what_cannot_be_a_path_is_refused_before_it_is_looked_for(name: str) -> None:
+def test_invalid_path_is_refused_before_lookup(name: str) -> None:
+    """What cannot be a path is refused before it is looked for."""
     with pytest.raises(ModelError, match="The model"):
         typed_path(name, "The model", ModelError)

@@ -42,9 +42,10 @@ def test_a_display_of_its_own_is_left_to_show_it(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("variables", [{"CI": "true"}, {"TERM": "dumb"}, {"RANK": "1"}])
-def test_ci_dumb_terminals_and_other_processes_of_the_run_get_nothing(
+def test_ci_dumb_terminal_and_other_ranks_print_nothing(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
 ) -> None:
+    """CI dumb terminals and other processes of the run get nothing."""
     with on_a_terminal(monkeypatch) as screen:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)

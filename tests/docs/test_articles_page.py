@@ -47,16 +47,16 @@ def test_each_of_the_seventeen_snippets_has_its_row() -> None:
 @pytest.mark.parametrize(
     "command", [each for each in _typed("console") if "flash_attn" not in each.line], ids=lambda each: each.line
 )
-def test_a_configuration_is_shown_for_each_command_that_names_its_data(command: Command, place: Path) -> None:
+def test_config_is_shown_for_each_command_with_data(command: Command, place: Path) -> None:
+    """A configuration is shown for each command that names its data."""
     refused = any(line.startswith("Error:") for line in command.shown)
     assert refused == ("--dataset" not in command.line)
     data = ["--dataset", "your_data"] if refused else []
     assert run(["config", "show", *command.words()[1:], *data]) == 0
 
 
-def test_the_launchers_command_is_refused_for_its_pipelines_and_the_other_two_are_not(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_launcher_command_is_refused_for_pipelines(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The launcher's command is refused for its pipelines and the other two are not."""
     typed = [line for block in blocks(PAGE) if block.language == "text" for line in block.text.splitlines()]
     codes = []
     for line in typed:

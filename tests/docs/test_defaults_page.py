@@ -47,7 +47,8 @@ def test_defaults_on_the_page_are_those_of_the_configuration() -> None:
     assert (config.optim.beta1, config.optim.beta2, config.train.micro_batch, config.train.seed) == (0.9, 0.95, 1, 42)
 
 
-def test_what_the_page_says_to_type_for_another_default_is_understood() -> None:
+def test_page_instructions_for_other_defaults_parse() -> None:
+    """What the page says to type for another default is understood."""
     typed = [flags for row in ROWS[1:] for flags in re.findall(r"`(--[^`]+)`", row[1]) if "N" not in flags.split()]
     words = [word for flags in typed for word in flags.split()]
     config = parse(["--model", "m", "--dataset", "d", *words], "sft").config

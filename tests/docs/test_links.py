@@ -32,7 +32,8 @@ def test_every_page_is_in_the_overview() -> None:
     assert pages == {page for page in pages if f"({page})" in overview}
 
 
-def test_the_readme_shows_where_each_claim_beside_others_is_proven() -> None:
+def test_readme_links_proof_of_each_comparison() -> None:
+    """The README shows where each claim next to others is proven."""
     table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| | swift:")[2].partition("\n\n")[0]
     claims = [line.split(" | ")[1] for line in table.splitlines()[2:]]
     assert len(claims) > 10

@@ -10,7 +10,8 @@ from pages import DOCS
 PICTURE = DOCS / "pictures" / "run.svg"
 
 
-def test_the_picture_shows_a_run_with_its_losses_and_fetches_nothing() -> None:
+def test_screenshot_shows_losses_and_loads_nothing() -> None:
+    """The image shows a run with its losses and fetches nothing."""
     picture = PICTURE.read_text(encoding="utf-8")
     assert not re.search(r"url\((?!#)|href|@import|@font-face|<script", picture)
     lines = html.unescape(" ".join(re.findall(r"<text[^>]*>([^<]*)</text>", picture))).replace("\xa0", " ")

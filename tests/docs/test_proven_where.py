@@ -11,7 +11,7 @@ from gpu_cases import CASES, everything
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_tests_that_are_said_to_prove_something_on_the_cpu_exist() -> None:
+def test_named_cpu_tests_exist() -> None:
     named = [place for _, place in everything().values() if "tests/" in place]
     assert len(named) > 10
     for place in named:
@@ -19,7 +19,8 @@ def test_tests_that_are_said_to_prove_something_on_the_cpu_exist() -> None:
             assert (ROOT / path).exists(), place
 
 
-def test_nothing_counts_as_proven_that_no_test_on_a_gpu_has_passed() -> None:
+def test_gpu_claims_need_a_passed_gpu_test() -> None:
+    """Nothing counts as proven that no test on a GPU has passed."""
     one, two, three, *rest = everything()
     page = docs.proven_page(
         {"device": "NVIDIA Made-Up", "found": {one: "passed", two: "failed", three: "skipped: needs flash_attn"}}

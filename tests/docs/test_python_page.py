@@ -31,14 +31,16 @@ def test_the_snippets_of_the_python_page_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_an_engine_answers_in_tokens_as_the_page_on_rollouts_says(tmp_path: Path) -> None:
+def test_engine_example_of_rollouts_page_works(tmp_path: Path) -> None:
+    """An engine returns tokens as the page on rollouts shows."""
     snippets = [block.text for block in blocks(DOCS / "how-to" / "rollouts.md") if block.language == "python"]
     printed = _run("\n".join([PARTS, snippets[0]]), tmp_path)
     assert len(printed.splitlines()) == 6
 
 
 @pytest.mark.full
-def test_an_export_is_used_in_transformers_and_peft_as_the_page_says(tmp_path: Path) -> None:
+def test_export_example_works_in_transformers_and_peft(tmp_path: Path) -> None:
+    """An export is used in transformers and PEFT as the page says."""
     snippets = [block.text for block in blocks(DOCS / "how-to" / "export-and-use.md") if block.language == "python"]
     assert len(snippets) == 2
     training = """

@@ -51,7 +51,7 @@ def follow(page: Path, folder: Path, serve: Callable[[Command], None] | None = N
 
 
 @pytest.mark.full
-def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+def test_tutorial_commands_work(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     followed = follow(FIRST_MODEL, folder)
     assert ["swift", "eval"] in followed
@@ -85,7 +85,7 @@ def test_a_reward_of_ones_own_is_learned(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_model_learns_to_read_pictures(tmp_path: Path) -> None:
+def test_image_tutorial_model_learns(tmp_path: Path) -> None:
     follow(PICTURES, tmp_path / "work")
     for name, least, most in (("answers", 0.95, 1.0), ("blind", 0.0, 0.05)):
         lines = map(json.loads, (tmp_path / "work" / f"{name}.jsonl").read_text().splitlines())
@@ -95,7 +95,7 @@ def test_a_model_learns_to_read_pictures(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.vllm
-def test_what_was_trained_is_served_and_asked(tmp_path: Path) -> None:
+def test_trained_model_is_served_and_queried(tmp_path: Path) -> None:
     """The server of the second terminal runs while the commands after it are typed, and ends with Ctrl-C."""
     page = on_free_ports(SERVE, tmp_path, "8000")
     with serving_readers(tmp_path / "work") as (serve, servers):

@@ -79,7 +79,8 @@ def _late_copies() -> list[bool]:
 
 
 @pytest.mark.parametrize("place", tiered(PLACES, QUICK), ids=str)
-def test_a_copy_that_is_late_holds_the_next_update_and_nothing_else(place: Place, tmp_path: Path) -> None:
+def test_late_copy_delays_only_next_update(place: Place, tmp_path: Path) -> None:
+    """A copy that is late holds the next update and nothing else."""
     for module in ("torch._dynamo", *place.engine.preload):
         importlib.import_module(module)
     model = shared_model(Subject(blocks=2), tied=False)

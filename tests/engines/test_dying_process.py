@@ -19,7 +19,8 @@ ENGINES = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_process_that_dies_in_mid_step_ends_the_others_and_is_named(engine: str, tmp_path: Path) -> None:
+def test_process_dying_mid_step_ends_others_and_is_named(engine: str, tmp_path: Path) -> None:
+    """A process that dies in mid step ends the others and is named."""
     write_model(tmp_path / "tiny")
     write_jsonl(tmp_path / "data.jsonl", conversations(64))
     environment = sabotage(tmp_path, 1, "os.kill(os.getpid(), 9)")

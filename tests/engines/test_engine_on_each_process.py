@@ -59,7 +59,8 @@ def sent(model: Path, output: Path, changes: dict[str, Any]) -> list[dict[str, f
 
 
 @pytest.mark.full
-def test_each_process_may_hand_over_an_engine_of_its_own_and_each_gets_every_weight(tmp_path: Path) -> None:
+def test_each_rank_may_pass_engine_and_gets_all_weights(tmp_path: Path) -> None:
+    """Each process may hand over an engine of its own and each gets every weight."""
     model = write_model(tmp_path / "tiny")
     lora = {"tuner.kind": "lora", "optim.lr": 1e-2, "logging.run_name": "lora"}
     whole, merged = (

@@ -103,7 +103,7 @@ def test_what_one_engine_saved_another_goes_on_with(matrix: Matrix, pair: Pair) 
     matrix.found[pair] = (of_loss, of_norm)
 
 
-def test_every_place_writes_and_reads() -> None:
+def test_every_layout_writes_and_reads() -> None:
     full = [pair for pair in PAIRS if pair.case == "clipped"]
     assert set(PLACES) <= {pair.wrote for pair in full}
     assert set(PLACES) <= {pair.reads for pair in full}

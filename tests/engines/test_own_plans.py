@@ -35,9 +35,8 @@ ROUNDS: dict[str, Any] = {
     ],
     ids=["fsdp", "fsdp tp 2", "deepspeed zero 3", "megatron pp 2"],
 )
-def test_rounds_on_two_processes_are_those_of_one_and_are_resumed_in_their_middle(
-    tmp_path: Path, backend: str, layout: dict[str, Any]
-) -> None:
+def test_rounds_on_two_ranks_match_one_and_resume(tmp_path: Path, backend: str, layout: dict[str, Any]) -> None:
+    """Rounds on two processes are those of one and are resumed in their middle."""
     model = write_model(tmp_path / "tiny")
     alone = run_training(model, tmp_path, ROWS, ROUNDS)
     whole = {**ROUNDS, **layout, "backend.name": backend, "logging.run_name": "two"}

@@ -58,9 +58,10 @@ def launched(
 
 
 @pytest.mark.parametrize("place", tiered(PLACES, PLACES[:1]), ids=str)
-def test_the_stopped_process_the_step_and_the_collective_are_named(
+def test_stopped_process_step_and_collective_are_named(
     place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The stopped process the step and the collective are named."""
     said = launched(place, tmp_path, 1, capfd, monkeypatch)
     error = said[said.index("Error: The run makes no progress") :]
     assert said.count("Error: ") == 1

@@ -52,7 +52,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("engine", tiered(ENGINES, (), ("fsdp", "zero3")))
-def test_what_was_trained_is_what_answers(engine: str, task: Path, tmp_path: Path) -> None:
+def test_trained_model_is_served_by_vllm(engine: str, task: Path, tmp_path: Path) -> None:
     checkpoint = trained(engine, task, tmp_path / "runs")
     exported = tmp_path / "exported"
     words = ["export", str(checkpoint), "--to", "vllm", "--out", str(exported)]

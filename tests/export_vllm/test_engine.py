@@ -73,14 +73,14 @@ SERVED = [check for check in CHECKS if check.__name__ != "half_an_update_is_refu
 
 @pytest.mark.full
 @pytest.mark.parametrize("check", SERVED, ids=lambda check: check.__name__)
-def test_a_server_answers_in_tokens(check: Check, server: InferenceEngine, reference: TransformersReference) -> None:
+def test_server_returns_completion_tokens(
+    check: Check, server: InferenceEngine, reference: TransformersReference
+) -> None:
     check(server, reference)
 
 
 @pytest.mark.full
-def test_several_servers_draw_what_one_draws(
-    address: str, server: InferenceEngine, reference: TransformersReference
-) -> None:
+def test_several_servers_sample_as_one(address: str, server: InferenceEngine, reference: TransformersReference) -> None:
     from swift_export_vllm.rollout import connect
 
     several: Any = connect([address, address, address], end_tokens=reference.end_tokens)
@@ -99,9 +99,8 @@ def test_several_servers_draw_what_one_draws(
 
 
 @pytest.mark.full
-def test_a_server_is_refused_that_returns_other_log_probabilities(
-    server: InferenceEngine, reference: TransformersReference
-) -> None:
+def test_server_with_other_log_probs_is_refused(server: InferenceEngine, reference: TransformersReference) -> None:
+    """A server is refused that returns other log-probabilities."""
     with pytest.raises(UsageError, match="of the model as it is, and those of the distribution") as raised:
         list(server.generate(reference.prompts, NARROW))
     assert "--logprobs-mode processed_logprobs" in str(raised.value)
@@ -126,7 +125,7 @@ def test_a_run_on_two_processes_feeds_a_server(fed: dict[str, Any]) -> None:
 
 
 @pytest.mark.full
-def test_what_was_learned_is_asked_through_the_address(
+def test_trained_model_is_queried_by_address(
     fed: dict[str, Any],
     address: str,
     tmp_path: Path,
@@ -164,7 +163,7 @@ def told(reference: TransformersReference, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.full
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_vllm_in_process_answers_in_tokens(check: Check, told: dict[str, Any]) -> None:
+def test_vllm_in_process_returns_completion_tokens(check: Check, told: dict[str, Any]) -> None:
     assert told[check.__name__] == ""
 
 
@@ -177,7 +176,7 @@ def test_a_run_feeds_the_vllm_in_its_process(tuner: str, told: dict[str, Any]) -
 
 
 @pytest.mark.full
-def test_vllm_tells_log_probabilities_of_what_it_draws_from(told: dict[str, Any]) -> None:
+def test_vllm_gives_only_sampling_log_probs(told: dict[str, Any]) -> None:
     assert (told["answered drawn"], told["drawn"]) == ("6", "")
     assert "log-probabilities of the model as it is are asked for" in told["model"]
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("imported")
 
 
 @pytest.mark.full
-def test_vllm_agrees_with_the_training_state_on_what_is_exported_for_it(
+def test_vllm_agrees_with_training_state_on_export(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if from one process of several: the engine must not take itself for one of them."""
@@ -43,7 +43,7 @@ def test_vllm_agrees_with_the_training_state_on_what_is_exported_for_it(
 
 
 @pytest.mark.full
-def test_vllm_is_asked_about_an_adapter_on_top_of_its_base(lora_run: Path, small: Path, tmp_path: Path) -> None:
+def test_vllm_checks_adapter_on_base_model(lora_run: Path, small: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     said: list[str] = []
     export_checkpoint(lora_run, to="adapter", options=ExportOptions(out=folder, verify="all"), say=said.append)
@@ -62,9 +62,10 @@ def test_vllm_is_asked_about_an_adapter_on_top_of_its_base(lora_run: Path, small
 
 
 @pytest.mark.full
-def test_a_model_that_vllm_does_not_list_is_refused_before_anything_is_read(
+def test_unlisted_model_is_refused_before_reading(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A model that vLLM does not list is refused before anything is read."""
     source = open_source(ModelSection(path=str(trained.exported)), say=lambda _: None)
     source.config.architectures = ["Qwen3ForCausalLMM"]
     with pytest.raises(ExportError, match=r"does not run Qwen3ForCausalLMM\. Did you mean 'Qwen3ForCausalLM'\?"):

@@ -74,7 +74,7 @@ def guarded(server: Path, *words: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_the_process_that_asked_for_it(owner: subprocess.Popen[bytes], number: int) -> None:
+def test_child_processes_end_with_parent(owner: subprocess.Popen[bytes], number: int) -> None:
     started = family(owner.pid, 4)
     os.kill(owner.pid, number)
     owner.wait()

@@ -43,7 +43,8 @@ def begun(program: Path, seconds: float) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_program_has_its_own_words_folder_environment_streams_and_exit_code(program: Path) -> None:
+def test_program_gets_own_argv_cwd_env_streams_and_exit_code(program: Path) -> None:
+    """A program has its own argv, folder, environment, streams and exit code."""
     process = begun(program, 0)
     assert process.wait(60) == 7
     assert process.stdout is not None
@@ -51,7 +52,7 @@ def test_a_program_has_its_own_words_folder_environment_streams_and_exit_code(pr
     assert said.startswith(f"True ['0'] mine {program.parent} given ")
 
 
-def test_signals_reach_it_and_it_ends_with_whoever_began_it(program: Path) -> None:
+def test_signals_reach_child_and_it_ends_with_parent(program: Path) -> None:
     ended = begun(program, 600)
     killed = begun(program, 600)
     numbers = [int(process.stdout.readline().split()[-1]) for process in (ended, killed) if process.stdout]

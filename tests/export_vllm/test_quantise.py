@@ -89,7 +89,7 @@ def told_by_vllm(
 
 @pytest.mark.full
 @pytest.mark.parametrize("scheme", QUANTISATIONS)
-def test_what_it_cost_is_measured_on_what_lies_in_the_files(
+def test_quantization_error_is_measured_on_saved_files(
     scheme: str, folders: dict[str, Path], trained: Trained, questions: list[list[int]]
 ) -> None:
     folder = folders[scheme]
@@ -121,7 +121,7 @@ def test_what_it_cost_is_measured_on_what_lies_in_the_files(
     "scheme",
     [pytest.param(scheme, marks=pytest.mark.skipif(scheme not in HERE, reason=WITHOUT_KERNELS)) for scheme in IN_VLLM],
 )
-def test_vllm_says_what_the_decoded_weights_say(
+def test_vllm_matches_decoded_weights(
     scheme: str, told_by_vllm: dict[str, Any], folders: dict[str, Path], trained: Trained, questions: list[list[int]]
 ) -> None:
     weights = decoded(folders[scheme])
@@ -134,7 +134,7 @@ def test_vllm_says_what_the_decoded_weights_say(
 
 
 @pytest.mark.full
-def test_the_answers_of_the_quantised_model_are_still_right(told_by_vllm: dict[str, Any], trained: Trained) -> None:
+def test_quantized_model_still_generates_correctly(told_by_vllm: dict[str, Any], trained: Trained) -> None:
     tokenizer = AutoTokenizer.from_pretrained(trained.exported)
     right = ["four three eight", "seven zero five", "nine one two"]
     for scheme in HERE:
@@ -190,7 +190,8 @@ def test_scaling_inputs_that_matter_costs_less_than_rounding() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("scheme", QUANTISATIONS)
-def test_transformers_loads_what_it_can_and_says_what_was_measured(scheme: str, folders: dict[str, Path]) -> None:
+def test_transformers_loads_quantized_model_and_is_measured(scheme: str, folders: dict[str, Path]) -> None:
+    """Transformers loads what it can and says what was measured."""
     told = json.loads((folders[scheme] / "verification.json").read_text())["transformers"]
     if scheme in ("gptq", "awq"):
         assert not told["asked"]
@@ -202,9 +203,10 @@ def test_transformers_loads_what_it_can_and_says_what_was_measured(scheme: str, 
 
 
 @pytest.mark.full
-def test_a_quantised_model_that_transformers_reads_otherwise_is_not_exported(
+def test_quantized_model_misread_by_transformers_is_refused(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A quantized model that transformers reads otherwise is not exported."""
     from swift.export import quantised
 
     honest = quantised.open_hooks
@@ -229,9 +231,8 @@ def test_a_quantised_model_that_transformers_reads_otherwise_is_not_exported(
 
 
 @pytest.mark.full
-def test_a_model_folder_is_quantised_like_a_run_and_too_little_data_is_refused(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_folder_is_quantized_and_little_data_is_refused(trained: Trained, tmp_path: Path) -> None:
+    """A model folder is quantized like a run and too little data is refused."""
     with pytest.raises(DataError, match="not known what the model was trained on") as caught:
         quantise(trained.exported, "w4a16", tmp_path / "out")
     assert "--calibration-dataset" in (caught.value.hint or "")
@@ -254,7 +255,8 @@ def test_a_model_that_loses_too_much_is_not_exported(trained: Trained, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_adapters_and_vllm_with_bitsandbytes_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_adapters_and_bitsandbytes_are_refused_before_reading(tmp_path: Path) -> None:
+    """Adapters and vLLM with bitsandbytes are refused before anything is read."""
     with pytest.raises(UsageError, match="An adapter alone is not quantised"):
         export_checkpoint(tmp_path, to="adapter", options=ExportOptions(quant="awq"), say=lambda _: None)
     with pytest.raises(UsageError, match="no bitsandbytes"):

@@ -136,7 +136,7 @@ def assert_same(run: Trained, alone: Trained) -> None:
 
 
 @pytest.mark.full
-def test_vllm_in_process_draws_the_answers_of_transformers(alone: dict[str, Trained], train: Train) -> None:
+def test_vllm_in_process_samples_as_transformers(alone: dict[str, Trained], train: Train) -> None:
     runs = succeeded(run_jobs(1, [partial(in_process, train)], environment={**ENVIRONMENT, "HF_HUB_OFFLINE": "1"})[0])
     found = runs[0]
     for tuner in TUNED:
@@ -212,9 +212,7 @@ def lora(addresses: list[str], train: Train) -> tuple[Trained, list[list[str]]]:
 
 
 @pytest.mark.full
-def test_two_servers_answer_with_the_adapters_in_training(
-    lora: tuple[Trained, list[list[str]]], alone: dict[str, Trained]
-) -> None:
+def test_two_servers_use_current_adapters(lora: tuple[Trained, list[list[str]]], alone: dict[str, Trained]) -> None:
     run, served = lora
     assert_same(run, alone["lora"])
     for models in served:
@@ -223,7 +221,7 @@ def test_two_servers_answer_with_the_adapters_in_training(
 
 @pytest.mark.full
 @pytest.mark.parametrize("servers", [1, 2])
-def test_servers_draw_the_answers_of_transformers(
+def test_servers_sample_as_transformers(
     servers: int, addresses: list[str], lora: object, alone: dict[str, Trained], train: Train
 ) -> None:
     assert lora
@@ -267,7 +265,7 @@ def test_a_weight_of_another_step_stops_the_run(
 
 
 @pytest.mark.full
-def test_weights_of_another_run_are_told_from_ours(addresses: list[str], lora: object, model: Path) -> None:
+def test_weights_of_another_run_are_detected(addresses: list[str], lora: object, model: Path) -> None:
     assert lora
     weights = load_file(model / "model.safetensors")
     ours, theirs = (open_engine(addresses[0], model) for _ in range(2))
@@ -292,9 +290,10 @@ def test_adapters_that_vllm_cannot_put_on_are_sent_merged(addresses: list[str], 
 
 @pytest.mark.full
 @pytest.mark.parametrize("objective", ["gkd", "grpo"])
-def test_a_teacher_on_a_server_teaches_what_it_teaches_in_the_process(
+def test_server_teacher_matches_in_process_teacher(
     addresses: list[str], model: Path, tmp_path: Path, objective: str
 ) -> None:
+    """A teacher on a server teaches what it teaches in the process."""
     open_engine(addresses[1], model).update_weights(iter(load_file(model / "model.safetensors").items()))
     student = write_model(tmp_path / "student", seed=1, head_dim=32)
     own = {"objective.gkd_logits_topk": 16, "objective.lmbda": 1.0} if objective == "gkd" else {}

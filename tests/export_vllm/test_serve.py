@@ -73,9 +73,8 @@ def chat(client: openai.OpenAI, model: str, question: str, **options: Any) -> An
 
 
 @pytest.mark.full
-def test_chats_with_the_model_and_each_adapter_are_those_of_transformers_and_peft(
-    served: Served, client: openai.OpenAI
-) -> None:
+def test_served_chats_match_transformers_and_peft(served: Served, client: openai.OpenAI) -> None:
+    """Chats with the model and each adapter are those of transformers and PEFT."""
     answers = set()
     for name in ("small", "first", "second"):
         for question in QUESTIONS:
@@ -91,7 +90,7 @@ def test_chats_with_the_model_and_each_adapter_are_those_of_transformers_and_pef
 
 
 @pytest.mark.full
-def test_what_is_streamed_is_the_same_answer_in_pieces(served: Served, client: openai.OpenAI) -> None:
+def test_streamed_completion_equals_whole(served: Served, client: openai.OpenAI) -> None:
     for name in ("small", "first"):
         pieces = [
             chunk.choices[0].delta.content or ""
@@ -104,7 +103,8 @@ def test_what_is_streamed_is_the_same_answer_in_pieces(served: Served, client: o
 
 
 @pytest.mark.full
-def test_completions_have_the_tokens_and_log_probabilities_of_the_model(served: Served, client: openai.OpenAI) -> None:
+def test_completions_have_tokens_and_log_probs(served: Served, client: openai.OpenAI) -> None:
+    """Completions have the tokens and log-probabilities of the model."""
     tokenizer = AutoTokenizer.from_pretrained(served.folders["small"])
     prompt = list(tokenizer("Once upon").input_ids)
     for name in ("small", "second"):

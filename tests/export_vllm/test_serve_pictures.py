@@ -55,7 +55,7 @@ def llava(folder: Path) -> Path:
 
 @pytest.mark.full
 @pytest.mark.skipif(not WHOLE_KIT, reason="starts a server of its own: make conformance runs it")
-def test_conformance_of_a_server_asked_with_pictures(tmp_path: Path) -> None:
+def test_server_conformance_with_images(tmp_path: Path) -> None:
     names = picture_files(tmp_path, SIZES)
     rows = [
         {"messages": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": f"number {number}"}],

@@ -73,7 +73,8 @@ def ask(server: Served, path: str, **body: Any) -> Any:
 
 
 @pytest.mark.full
-def test_vectors_are_those_of_transformers_pooled_as_the_folder_says(small: Path, tmp_path: Path) -> None:
+def test_served_embeddings_match_transformers(small: Path, tmp_path: Path) -> None:
+    """Vectors are those of transformers pooled as the folder says."""
     folder = folder_of(small, tmp_path, AutoModel.from_pretrained(small, dtype=torch.float32), verify="all")
     asked = json.loads((folder / "verification.json").read_text())["vllm"]
     assert asked["asked"] is True
@@ -143,7 +144,8 @@ def test_documents_are_ranked_by_the_scores_of_transformers(small: Path, tmp_pat
 
 
 @pytest.mark.full
-def test_documents_are_ranked_by_the_yes_and_no_of_a_language_model(small: Path, tmp_path: Path) -> None:
+def test_documents_are_ranked_by_yes_and_no(small: Path, tmp_path: Path) -> None:
+    """Documents are ranked by the yes and no of a language model."""
     rows = [{"query": QUERY, "positive": DOCUMENTS[0], "negative": DOCUMENTS[1:]}] * 4
     changes = {
         "objective.name": "generative_reranker",

@@ -148,7 +148,7 @@ def test_adamw_8bit_by_a_kernel(kernels: str) -> None:
 @pytest.mark.full
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])  # weights, and what is multiplied with them
-def test_codes_by_kernels(precision: str, kernels: str) -> None:
+def test_fp8_encode_kernels_match_reference(precision: str, kernels: str) -> None:
     import torch
 
     pytest.importorskip("torchao.float8")
@@ -239,7 +239,7 @@ def test_micro_batches_do_not_wait(place: Path) -> None:
 @pytest.mark.full
 @pytest.mark.gpu
 @pytest.mark.parametrize("scheme", EXPORTS)
-def test_an_export_answers_on_a_gpu(scheme: str, place: Path, tmp_path: Path) -> None:
+def test_export_generates_on_gpu(scheme: str, place: Path, tmp_path: Path) -> None:
     if find_spec("vllm") is None:
         pytest.skip("needs vllm")
     run = trained(place, ("--train_type", "lora"), model="wide")[1]

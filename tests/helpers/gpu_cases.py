@@ -192,11 +192,14 @@ KERNELS = {
         "micro-batches of a step are given to the GPU without waiting for it",
         "tests/core/data/test_batches.py (what the CPU knows is not asked for)",
     ),
-    "codes_by_kernels[float32]": (
+    "fp8_encode_kernels_match_reference[float32]": (
         "weights in eight bits, along and across, against torch's operators",
         INTERPRETED,
     ),
-    "codes_by_kernels[bfloat16]": ("inputs and gradients in eight bits, along and across, likewise", INTERPRETED),
+    "fp8_encode_kernels_match_reference[bfloat16]": (
+        "inputs and gradients in eight bits, along and across, likewise",
+        INTERPRETED,
+    ),
     "weights_cast_once[bf16]": (
         "gradients that products add up in fp32, and weights that are cast once a step, against autocast",
         "tests/core/models/test_step_copies.py (added up by torch's operators)",
@@ -220,5 +223,5 @@ def everything() -> dict[str, tuple[str, str]]:
     """Return what each test proves, and where on the CPU, by the test's name as pytest says it."""
     runs = {f"test_a_run_on_a_gpu[{case.name}]": (case.proves, case.cpu) for case in CASES}
     kernels = {f"test_{name}": facts for name, facts in KERNELS.items()}
-    exports = {f"test_an_export_answers_on_a_gpu[{name}]": (text, EXPORTS_ON_CPU) for name, text in EXPORTS.items()}
+    exports = {f"test_export_generates_on_gpu[{name}]": (text, EXPORTS_ON_CPU) for name, text in EXPORTS.items()}
     return runs | kernels | exports

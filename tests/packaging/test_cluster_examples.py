@@ -18,7 +18,8 @@ EXAMPLES = import_rules.ROOT / "examples"
 ECHO = '#!/bin/bash\necho "$@" > "$SAID"\n'
 
 
-def test_sky_starts_one_launcher_on_each_machine_that_all_meet_at_the_first(tmp_path: Path) -> None:
+def test_sky_starts_one_launcher_per_machine(tmp_path: Path) -> None:
+    """SkyPilot starts one launcher on each machine that all meet at the first."""
     task = yaml.safe_load((EXAMPLES / "sky.yaml").read_text())
     stand_in = tmp_path / "torchrun"
     stand_in.write_text(ECHO)
@@ -41,7 +42,8 @@ def test_sky_starts_one_launcher_on_each_machine_that_all_meet_at_the_first(tmp_
         ]
 
 
-def test_the_train_job_starts_swift_by_torchrun_and_goes_on_where_it_was() -> None:
+def test_train_job_uses_torchrun_and_resumes() -> None:
+    """The train job starts swift by torchrun and goes on where it was."""
     job = yaml.safe_load((EXAMPLES / "kubernetes" / "trainjob.yaml").read_text())
     trainer = job["spec"]["trainer"]
     assert trainer["command"] == ["torchrun"]
@@ -50,9 +52,8 @@ def test_the_train_job_starts_swift_by_torchrun_and_goes_on_where_it_was() -> No
     assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
 
 
-def test_a_worker_of_ray_trains_as_the_process_that_ray_says_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_worker_trains_with_rank_from_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of Ray trains as the process that Ray says it is."""
     context = SimpleNamespace(
         get_world_rank=lambda: 3,
         get_world_size=lambda: 4,

@@ -18,7 +18,8 @@ def test_the_reference_pages_are_up_to_date() -> None:
     assert docs.main(["--check"]) == 0
 
 
-def test_every_hook_stands_in_the_reference_with_its_exact_arguments() -> None:
+def test_every_hook_is_in_reference_with_arguments() -> None:
+    """Every hook stands in the reference with its exact arguments."""
     page = (docs.REFERENCE / "hooks.md").read_text()
     manager = pluggy.PluginManager("swift")
     for group in (hookspecs.BackendHooks, hookspecs.ExporterHooks, hookspecs.ObserverHooks):

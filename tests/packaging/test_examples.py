@@ -47,7 +47,8 @@ def test_the_slurm_job_is_a_script_that_runs_the_example() -> None:
     assert "srun swift sft examples/sft.yaml" in script.read_text()
 
 
-def test_the_kubernetes_job_runs_the_example_with_one_process_per_gpu() -> None:
+def test_kubernetes_job_runs_one_process_per_gpu() -> None:
+    """The Kubernetes job runs the example with one process per GPU."""
     job = yaml.safe_load((ROOT / "examples/kubernetes/pytorchjob.yaml").read_text())
     for replica in job["spec"]["pytorchReplicaSpecs"].values():
         (container,) = replica["template"]["spec"]["containers"]
@@ -110,7 +111,8 @@ test -e "$(dirname "$SAID")/up-${port%/health}"
 """
 
 
-def test_the_slurm_job_of_online_learning_trains_beside_its_servers(tmp_path: Path) -> None:
+def test_slurm_rl_job_trains_beside_servers(tmp_path: Path) -> None:
+    """The Slurm job of online learning trains next to its servers."""
     for name, text in (("swift", STAND_IN), ("curl", CURL), ("sleep", '#!/bin/bash\nexec /bin/sleep "0.05"\n')):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -133,7 +135,8 @@ def test_the_slurm_job_of_online_learning_trains_beside_its_servers(tmp_path: Pa
     assert (first, second) == ("server ended", "server ended")
 
 
-def test_the_kubernetes_job_of_online_learning_has_trainer_and_servers_in_one_pod() -> None:
+def test_kubernetes_rl_job_has_trainer_and_servers_in_one_pod() -> None:
+    """The Kubernetes job of online learning has trainer and servers in one pod."""
     job = yaml.safe_load((ROOT / "examples/kubernetes/grpo.yaml").read_text())
     pod = job["spec"]["template"]["spec"]
     (trainer,) = pod["containers"]

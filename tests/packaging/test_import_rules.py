@@ -48,9 +48,8 @@ def test_lazy_and_type_checking_imports_break_nothing(workspace: Path) -> None:
     assert import_rules.main(workspace) == 0
 
 
-def test_core_importing_a_backend_is_caught_even_inside_a_function(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_core_import_of_backend_is_caught_in_functions(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Core importing a backend is caught even inside a function."""
     write(workspace, "swift", engine="def choose():\n    import swift_backend_fsdp\n")
     assert "swift may not import swift_backend_fsdp" in broken_rules(workspace, capsys)
 
@@ -79,9 +78,10 @@ def test_a_light_module_that_reaches_torch_is_caught(
 
 
 @pytest.mark.parametrize("how", ["import swift.plugins", "from swift import plugins", "from . import plugins"])
-def test_files_that_import_each_other_are_caught_even_inside_a_function(
+def test_circular_imports_are_caught_in_functions(
     how: str, workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Files that import each other are caught even inside a function."""
     monkeypatch.setattr(import_rules, "UPWARDS", {("engine", "plugins"): "for this test"})
     write(workspace, "swift", plugins="def run():\n    from swift import engine\n", engine=how)
     said = broken_rules(workspace, capsys)
@@ -115,7 +115,8 @@ def test_public_modules_exist() -> None:
     assert missing == []
 
 
-def test_light_modules_load_nothing_heavy_when_they_are_really_imported() -> None:
+def test_light_modules_import_nothing_heavy() -> None:
+    """Light modules load nothing heavy when they are really imported."""
     core = import_rules.ROOT / "packages/core/src/swift"
     names = [import_rules.module_name(file, core) for file in core.rglob("*.py")]
     light = sorted(name for name in names if any(import_rules.within(name, each) for each in import_rules.LIGHT))

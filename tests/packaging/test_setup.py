@@ -58,9 +58,8 @@ def test_the_fingerprint_changes_with_the_pins(tmp_path: Path, monkeypatch: pyte
     assert setup.fingerprint() != before
 
 
-def test_an_environment_of_some_commands_is_made_once_for_its_pins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partial_environment_is_built_once_per_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment of some commands is made once for its pins."""
     monkeypatch.setattr(setup, "PINS", tmp_path)
     made: list[str] = []
 
@@ -74,22 +73,22 @@ def test_an_environment_of_some_commands_is_made_once_for_its_pins(
     assert made == ["a==1", "a==2"]
 
 
-def test_a_cpu_wheel_under_a_pinned_name_with_other_contents_is_refused(tmp_path: Path) -> None:
+def test_cpu_wheel_with_wrong_hash_is_refused(tmp_path: Path) -> None:
+    """A CPU wheel under a pinned name with other contents is refused."""
     name = (setup.PINS / "torch-cpu.sha256").read_text().split()[1]
     (tmp_path / name).write_bytes(b"something else")
     with pytest.raises(setup.SetupError, match="is not the file that"):
         setup.check_hash(tmp_path / name)
 
 
-def test_a_cpu_wheel_whose_hash_nobody_pinned_is_taken_aloud(tmp_path: Path) -> None:
+def test_unpinned_cpu_wheel_is_installed_with_warning(tmp_path: Path) -> None:
     (tmp_path / "torch-1.0+cpu-cp311-cp311-linux_riscv64.whl").write_bytes(b"wheel")
     said = setup.check_hash(tmp_path / "torch-1.0+cpu-cp311-cp311-linux_riscv64.whl")
     assert "no hash of torch-1.0+cpu" in said
 
 
-def test_what_is_installed_is_compiled_once_even_where_python_is_told_not_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_packages_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed packages are compiled once, even where Python is set not to."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     monkeypatch.setattr(setup, "PYTHON", tmp_path / "venv" / "bin" / "python")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
@@ -98,9 +97,8 @@ def test_what_is_installed_is_compiled_once_even_where_python_is_told_not_to(
     assert compiled.parent.parent.name == "site-packages"
 
 
-def test_a_python_without_optimisations_gives_way_to_a_complete_one_of_the_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unoptimized_python_is_replaced_by_system_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python without optimisations gives way to a complete one of the system."""
     other = tmp_path / "python{}.{}".format(*sys.version_info[:2])
     arguments = {"CONFIG_ARGS": "'--prefix=/somewhere'"}
     monkeypatch.setattr(setup.sysconfig, "get_config_var", arguments.get)

@@ -53,7 +53,8 @@ def test_it_is_found_and_checked(environment: Path) -> None:
 
 
 @pytest.mark.full
-def test_it_trains_by_its_name_and_what_it_saved_goes_on_with_the_built_in_one(environment: Path) -> None:
+def test_third_party_checkpoint_resumes_with_built_in(environment: Path) -> None:
+    """It trains by its name and what it saved goes on with the built-in one."""
     model = write_model(environment / "model", num_hidden_layers=1)
     data = write_jsonl(environment / "data.jsonl", conversations(16))
     common = ["--model", str(model), "--dataset", str(data), "--train_type", "full", "--output_dir", "out"]
@@ -80,7 +81,8 @@ def test_the_conformance_kit_certifies_it(environment: Path) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-def test_the_tutorial_of_environments_shows_the_files_of_the_example() -> None:
+def test_environment_tutorial_matches_example_files() -> None:
+    """The tutorial of environments shows the files of the example."""
     page = GAME_PAGE.read_text()
     for name in ("pyproject.toml", "swift_guessing.py"):
         assert f"{name}\n{(GAME / name).read_text()}```" in page

@@ -53,7 +53,8 @@ def swift(environment: Path, *arguments: str) -> str:
 
 
 @pytest.mark.full
-def test_both_are_found_and_train_together_with_the_numbers_of_one_process(environment: Path) -> None:
+def test_third_party_tuning_trains_like_one_process(environment: Path) -> None:
+    """Both are found and train together with the numbers of one process."""
     listed = [line.split() for line in swift(environment, "plugins", "--check").splitlines()]
     assert ["signum", "optimizer", "swift-signum", "1.0", "ok"] in listed
     assert ["bitfit", "tuner", "swift-bitfit", "1.0", "ok"] in listed

@@ -44,13 +44,14 @@ def test_both_begin_with_the_linters() -> None:
             assert each in before
 
 
-def test_both_run_all_folders_and_no_variable_leaves_anything_out(pytestconfig: pytest.Config) -> None:
+def test_tiers_run_all_folders(pytestconfig: pytest.Config) -> None:
+    """Both run all folders and no variable leaves anything out."""
     assert pytestconfig.getini("testpaths") == ["tests"]
     assert not re.search(r"-k|--ignore|--deselect", " ".join(pytestconfig.getini("addopts")))
     assert [line for line in commands("test-all") if "SWIFT_" in line] == []
 
 
-def test_ci_runs_what_the_readme_says_that_it_runs() -> None:
+def test_ci_runs_commands_of_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text().splitlines()
     (called,) = [line for line in script if line.startswith("make ")]
     assert called == "make test-all"
@@ -60,7 +61,8 @@ def test_ci_runs_what_the_readme_says_that_it_runs() -> None:
 
 
 @pytest.mark.parametrize("beginning", [*tiers.LONGEST_FIRST, *tiers.TOGETHER, *tiers.APART])
-def test_what_is_said_of_some_tests_is_said_of_tests_that_there_are(beginning: str) -> None:
+def test_named_tests_exist(beginning: str) -> None:
+    """Statements about tests name tests that exist."""
     files = [str(each.relative_to(ROOT)) for each in (ROOT / "tests").rglob("test_*.py")]
     assert [each for each in files if each.startswith(beginning)]
 

@@ -39,7 +39,7 @@ def test_core_alone_lists_the_torch_backend_and_no_other(alone: Path) -> None:
     assert "swift-backend" not in listed.stdout
 
 
-def test_core_alone_says_which_command_installs_megatron(alone: Path) -> None:
+def test_core_alone_names_megatron_install(alone: Path) -> None:
     asked = swift(alone, "sft", "--backend", "megatron", "--model", "somewhere", "--dataset", "some.jsonl")
     assert asked.returncode == 3
     assert 'pip install "swift-core[megatron]"' in asked.stdout + asked.stderr

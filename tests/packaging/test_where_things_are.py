@@ -21,7 +21,7 @@ def test_the_table_is_read() -> None:
 
 
 @pytest.mark.parametrize(("file", "name"), [row[1:] for row in rows], ids=[row[0] for row in rows])
-def test_what_the_table_names_is_where_it_says(file: str, name: str) -> None:
+def test_paths_in_table_exist(file: str, name: str) -> None:
     package, _, inside = file.partition("/")
     module = FOLDERS.get(package, f"swift_{package.replace('-', '_')}")
     path = import_rules.ROOT / "packages" / package / "src" / module / inside

@@ -46,7 +46,7 @@ def test_the_layout_of_a_backend_that_was_named_is_chosen(inputs: Path) -> None:
     assert "× tp 2" in ended.output
 
 
-def test_where_nothing_fits_the_nearest_are_said(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_fitting_shows_nearest_plans(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 
     little = psutil.virtual_memory()._replace(available=int(0.5e9))
@@ -76,7 +76,7 @@ def test_a_run_that_will_lack_memory_is_warned_of(inputs: Path, monkeypatch: pyt
     assert foreseen(short, 1, words, "sft") is None
 
 
-def test_without_a_planner_the_command_that_installs_one_is_told(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_planner_names_install(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swift.plugins.discover.list_plugins", lambda *_: [])
     ended = typed(["sft", *RUN, "--backend", "auto"], inputs)
     assert 'pip install "swift-core[plan]"' in ended.output
@@ -91,7 +91,7 @@ def test_a_run_begins_with_what_was_chosen(inputs: Path) -> None:
     assert "name: torch" in next((inputs / "out").rglob("config.yaml")).read_text()
 
 
-def test_the_gpu_of_a_machine_is_told_by_its_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpu_is_detected_by_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     driver = tmp_path / "nvidia-smi"
     driver.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3'\n")
     driver.chmod(0o755)

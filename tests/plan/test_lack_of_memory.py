@@ -13,7 +13,7 @@ from tiny_runs import conversations, write_jsonl, write_model
 from swift.train.failures import LESS_MEMORY, lacks_memory
 
 
-def test_lack_of_memory_is_told_from_other_errors() -> None:
+def test_out_of_memory_is_recognized() -> None:
     with pytest.raises(RuntimeError) as of_machine:
         torch.empty(1 << 60)
     assert lacks_memory(of_machine.value)
@@ -24,9 +24,7 @@ def test_lack_of_memory_is_told_from_other_errors() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("planned", [True, False])
-def test_the_plan_is_shown_beside_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: bool
-) -> None:
+def test_plan_is_shown_with_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: bool) -> None:
     def lacks(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 

@@ -63,7 +63,8 @@ def test_neither_number_of_a_fit_is_below_0() -> None:
     assert (alike.per_byte, alike.latency) == (0.0, pytest.approx(2.9e-5, rel=0.03))
 
 
-def test_a_plan_takes_what_was_measured_of_a_group_and_assumes_the_rest() -> None:
+def test_group_bandwidth_uses_measurements_first() -> None:
+    """A plan takes what was measured of a group and assumes the rest."""
     where = cluster("4x8xH100")
     kind = MessageKind("all_reduce", 2, 1)
     assumed, known = Timing(where), Timing(where, messages={kind: MessageCost(1e-3, 1e-9)})
@@ -73,7 +74,8 @@ def test_a_plan_takes_what_was_measured_of_a_group_and_assumes_the_rest() -> Non
         assert known.message(other) == assumed.message(other)
 
 
-def test_messages_are_kept_for_their_machine_beside_those_of_earlier_measurements() -> None:
+def test_message_timings_are_stored_per_machine() -> None:
+    """Messages are kept for their machine next to those of earlier measurements."""
     first, second = MessageKind("send", 2, 1), MessageKind("all_gather", 2, 1)
     ledger.keep_messages(_here(), {first: MessageCost(1e-5, 1e-9)})
     ledger.keep_messages(this_machine(4, 1), {first: MessageCost(9e-5, 9e-9)})
@@ -99,7 +101,8 @@ def test_a_file_that_is_broken_or_of_another_version_is_as_none(broken: str) -> 
     assert len(ledger.known_messages(_here())) == 1
 
 
-def test_processes_of_a_group_are_as_far_apart_as_its_stride_says() -> None:
+def test_group_stride_sets_process_distance() -> None:
+    """Processes of a group are as far apart as its stride says."""
     assert groups(MessageKind("send", 2, 2), 8) == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert groups(MessageKind("send", 4, 1), 8) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     kinds = {MessageKind("send", 2, 4), MessageKind("send", 2, 8), MessageKind("host", 1, 1), MessageKind("send", 1, 1)}
@@ -117,9 +120,8 @@ def test_messages_that_this_machine_has_not_are_not_measured(folder: Path, gpus:
 
 
 @pytest.mark.full
-def test_messages_between_real_processes_are_timed_once_and_later_plans_rest_on_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_are_timed_once_and_reused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages between real processes are timed once and later plans rest on them."""
     monkeypatch.setattr(collectives, "SIZES", SIZES[:4])
     words = [*PLAN, "--backend", "fsdp", "--dp_shard", "2"]
     ended = typed([*words, "--level", "3"], folder)

@@ -42,9 +42,8 @@ def _measured(folder: Path, monkeypatch: pytest.MonkeyPatch, *outcomes: ShortRun
     return found
 
 
-def test_the_fastest_of_those_that_ran_is_first_and_those_that_lacked_memory_last(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measured_plans_sort_by_speed_with_oom_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest of those that ran is first and those that lacked memory last."""
     outcomes = (ShortRun(0.4, 1e9), ShortRun(failure="out of memory"), ShortRun(0.3, 2e9))
     found = _measured(folder, monkeypatch, *outcomes, words=["--measure", "3"])["measured"]
     assert [each.get("step_seconds") for each in found] == [0.3, 0.4, None]
@@ -52,7 +51,7 @@ def test_the_fastest_of_those_that_ran_is_first_and_those_that_lacked_memory_las
     assert {each["basis"] for each in found} == {"measured"}
 
 
-def test_what_was_measured_moves_the_plans_to_come(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurement_improves_later_plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = _measured(folder, monkeypatch)["fits"][0]
     assert before["basis"]["seconds"] == "assumed"
     slow = 3 * before["seconds"]["step"]
@@ -70,7 +69,7 @@ def _run(blocks: int) -> ShortRun:
     return ShortRun(2.0 + blocks, 8e9 + 1e9 * blocks, cpu_seconds=4.0 + 2 * blocks, peaks=peaks)
 
 
-def test_blocks_are_extended_to_all_layers_and_a_failure_stays_one() -> None:
+def test_measured_blocks_scale_to_all_layers() -> None:
     """What has most of 10 layers is another phase than what has most of one or of two."""
     said = extrapolated({1: _run(1), 2: _run(2)}, 10)
     assert (said.seconds, said.cpu_seconds) == (12.0, 24.0)
@@ -90,7 +89,8 @@ def test_each_phase_of_a_trial_has_a_peak_of_its_own() -> None:
     assert memory.ended() - before < 40 * 2**20
 
 
-def test_a_command_that_takes_too_long_is_ended_and_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timed_out_trial_is_not_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that takes too long is ended and is no lack of memory."""
     heard: list[str] = []
     program = "import time; print('begun', flush=True); time.sleep(60)"
     monkeypatch.setattr(trials, "SECONDS", 2.0)
@@ -99,9 +99,10 @@ def test_a_command_that_takes_too_long_is_ended_and_is_no_lack_of_memory(monkeyp
     assert trials.failure_of(said) == "Error: it took longer than 2 seconds"
 
 
-def test_a_trial_says_what_each_process_took_and_is_no_run_of_the_ledger(
+def test_trial_reports_usage_per_rank_and_skips_ledger(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A trial says what each process took and is no run of the ledger."""
     monkeypatch.setenv(TRIAL, "1")
     with trials.ShortRuns.begun("sft", str(folder / "model"), ["--train_type", "full"]) as begun:
         words, output = begun.words(["--per_device_train_batch_size", "2"], rows=2, length=16, blocks=1)
@@ -115,13 +116,14 @@ def test_a_trial_says_what_each_process_took_and_is_no_run_of_the_ledger(
     assert list(ledger.entries("torch", "cpu")) == []
 
 
-def test_a_cut_model_has_the_last_blocks_and_nothing_else_changes() -> None:
+def test_truncated_model_keeps_last_blocks() -> None:
+    """A cut model has the last blocks and nothing else changes."""
     config = {"num_hidden_layers": 3, "layer_types": ["a", "b", "c"], "hidden_size": 8}
     assert cut(config, 2) == {"num_hidden_layers": 2, "layer_types": ["b", "c"], "hidden_size": 8}
     assert cut({"text_config": {"num_hidden_layers": 9}}, 1) == {"text_config": {"num_hidden_layers": 1}}
 
 
-def test_plans_for_other_devices_are_not_run_here(folder: Path) -> None:
+def test_plans_for_other_devices_are_not_measured(folder: Path) -> None:
     ended = typed(["plan", "model", "--gpus", "8xH100", "--measure", "2"], folder)
     assert ended.code == 2
     assert "cannot be run on this machine" in ended.output
@@ -149,7 +151,7 @@ def test_a_trial_is_a_run_whose_step_and_peak_were_measured(folder: Path, monkey
     [(-9, "", "out of memory"), (1, "torch.OutOfMemoryError: CUDA out of memory. Tried", "out of memory"),
      (2, "Reading\nError: no such flag\nTry --help", "Error: no such flag")],
 )  # fmt: skip
-def test_a_run_that_failed_says_of_what(
+def test_failed_trial_reports_cause(
     folder: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str, failure: str
 ) -> None:
     monkeypatch.setattr(trials, "ended", lambda *_: (code, said))

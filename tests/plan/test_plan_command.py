@@ -25,7 +25,7 @@ def _json(words: list[str], folder: Path) -> dict[str, Any]:
     return json.loads(ended.output)  # type: ignore[no-any-return]
 
 
-def test_the_screen_says_what_fits_why_and_what_to_type(tmp_path: Path) -> None:
+def test_plan_screen_shows_reason_and_command(tmp_path: Path) -> None:
     ended = typed([*LLAMA, "--price", "2"], tmp_path)
     assert ended.code == 0, ended.output
     assert "8.03 billion weights; 8xH100; 64 rows of 8192 tokens a step (assumed" in ended.output
@@ -37,7 +37,7 @@ def test_the_screen_says_what_fits_why_and_what_to_type(tmp_path: Path) -> None:
         assert f"  {backend} " in ended.output
 
 
-def test_many_devices_fail_often_and_the_screen_says_what_to_do(tmp_path: Path) -> None:
+def test_many_devices_show_failure_advice(tmp_path: Path) -> None:
     words = ["plan", "llama-3.1-8b", "--backend", "fsdp", "--train_type", "full", "--global_batch_size", "16384"]
     many = typed([*words, "--gpus", "2048x8xH100", "--restart_seconds", "900"], tmp_path)
     assert "A failure every 3.05 h: a checkpoint every 13.2 min costs least" in many.output  # 50,000 h / 16,384
@@ -47,7 +47,8 @@ def test_many_devices_fail_often_and_the_screen_says_what_to_do(tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_compiled_blocks_keep_less_and_a_plan_that_does_not_know_says_so(tmp_path: Path) -> None:
+def test_compiled_blocks_keep_less_or_plan_says_unknown(tmp_path: Path) -> None:
+    """Compiled blocks keep less, and a plan that does not count them reports it."""
     words = ["plan", "llama-3.1-8b", "--gpus", "1xH200", "--backend", "torch", "--train_type", "full"]
     words += ["--max_length", "4096", "--gradient_checkpointing", "false", "--optim", "adamw_8bit"]
     compiled = [*words, "--train.compile", "true"]
@@ -64,7 +65,7 @@ def test_compiled_blocks_keep_less_and_a_plan_that_does_not_know_says_so(tmp_pat
     assert peaks["fp8"] == peaks["compiled"]  # at most
 
 
-def test_every_plan_is_a_command_that_swift_takes(tmp_path: Path) -> None:
+def test_every_plan_is_a_valid_command(tmp_path: Path) -> None:
     plans = _json([*LLAMA, "--top", "40"], tmp_path)["fits"]
     assert len(plans) == 40
     assert len({plan["backend"] for plan in plans}) > 1
@@ -88,7 +89,7 @@ def test_terms_add_up_and_fit(tmp_path: Path) -> None:
     assert steps == sorted(steps)
 
 
-def test_gradients_are_there_at_the_loss_only_of_micro_batches_before(tmp_path: Path) -> None:
+def test_gradients_exist_at_loss_after_first_micro_batch(tmp_path: Path) -> None:
     """The peak is that of an instant: after the first micro-batch the gradients stay, 4 bytes for each weight."""
     words = ["plan", "llama-3.1-8b", "--gpus", "1xH200", "--backend", "torch", "--train_type", "full", "--json"]
     words += ["--max_length", "4096", "--per_device_train_batch_size", "2", "--gradient_checkpointing", "false"]
@@ -132,7 +133,7 @@ def test_products_in_fp8_are_planned_for_devices_that_have_them(backend: str, tm
     assert copies == (pytest.approx(2 * 6.98e9 / 2, rel=0.01) if backend == "megatron" else 0)
 
 
-def test_where_nothing_fits_the_nearest_are_told(tmp_path: Path) -> None:
+def test_nothing_fitting_shows_nearest_layouts(tmp_path: Path) -> None:
     ended = typed(["plan", "llama-3.1-405b", "--gpus", "8xH100", "--train_type", "full"], tmp_path)
     assert ended.code == 3
     assert "Nothing fits into" in ended.output

@@ -52,7 +52,8 @@ def test_no_rows_leave_everything_as_assumed() -> None:
     assert fit([]) == Speeds()
 
 
-def test_rows_are_chosen_from_which_more_is_learned_than_from_repeats() -> None:
+def test_fit_prefers_informative_rows() -> None:
+    """Rows are chosen from which more is learned than from repeats."""
     same = [_row(0.5, 0.001, 10) for _ in range(20)]
     telling = [_row(0.02, 0.5, 10), _row(0.01, 0.001, 400)]
     assert set(choose([*same, *telling], 3)) >= {20, 21}

@@ -24,7 +24,7 @@ def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.full
-def test_a_run_says_how_its_plan_did(tmp_path: Path, own_ledger: Path) -> None:
+def test_run_reports_plan_accuracy(tmp_path: Path, own_ledger: Path) -> None:
     write_model(tmp_path / "model")
     write_jsonl(tmp_path / "rows.jsonl", conversations(16))
     words = ["sft", "--model", "model", "--dataset", "rows.jsonl", "--train_type", "full", "--max_steps", "3"]
@@ -52,7 +52,7 @@ def test_a_run_says_how_its_plan_did(tmp_path: Path, own_ledger: Path) -> None:
     assert weights == 4 * entry.parameters
 
 
-def test_every_run_is_compared_with_its_plan_without_a_word(tmp_path: Path) -> None:
+def test_runs_are_compared_with_plan_silently(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     write_jsonl(tmp_path / "rows.jsonl", conversations(16))
     words = "sft --model model --dataset rows.jsonl --max_steps 1 --save_strategy no --output_dir out"
@@ -84,7 +84,8 @@ def test_a_run_that_cannot_be_counted_ends_without_a_word(tmp_path: Path, monkey
     assert "hidden_size" in ended.output
 
 
-def test_what_the_plan_said_stands_beside_what_it_is_and_where_the_time_went() -> None:
+def test_report_compares_plan_with_measurement() -> None:
+    """The report compares the plan with the measurement and shows where the time went."""
     bar = Bars([0.1] * 20).around(2.0)
     assert verdict(bar, 2.1, {}) == "The plan said 2s a step (1.81s to 2.21s), it is 2.1s: inside."
     parts = {"compute": 1.8, "communication": 0.0, "data": 0.36, "optimizer": 0.84}

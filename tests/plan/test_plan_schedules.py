@@ -11,7 +11,7 @@ PASSES = Durations(forward=1.0, backward=2.0)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8), (8, 16), (4, 3)])
-def test_plain_schedules_stand_still_as_long_as_the_formula_says(stages: int, micro_batches: int) -> None:
+def test_pipeline_bubble_matches_formula(stages: int, micro_batches: int) -> None:
     for name in ("gpipe", "1f1b"):
         seen = replay(orders(name, stages, micro_batches), PASSES)
         assert seen.bubble == pytest.approx((stages - 1) / (micro_batches + stages - 1))
@@ -24,12 +24,13 @@ def test_interleaving_divides_the_bubble_and_keeps_more(chunks: int) -> None:
     assert seen.in_flight[0] == pytest.approx(4 + 3 / chunks)
 
 
-def test_a_pipeline_that_goes_forward_and_back_in_turn_keeps_no_more_than_it_is_deep() -> None:
+def test_one_f_one_b_keeps_at_most_depth_micro_batches() -> None:
+    """A pipeline that goes forward and back in turn keeps no more than it is deep."""
     assert replay(orders("gpipe", 4, 8), PASSES).in_flight == (8, 8, 8, 8)
     assert replay(orders("1f1b", 4, 8), PASSES).in_flight == (4, 3, 2, 1)
 
 
-def test_zero_bubble_fills_what_its_paper_says_it_fills() -> None:
+def test_zero_bubble_matches_paper() -> None:
     # ZB-H1 (Qi et al. 2023): (stages - 1) (forward + backward of inputs - of weights), here 1 each; 1F1B's memory
     seen = replay(orders("zero-bubble", 4, 8), PASSES)
     assert seen.seconds == pytest.approx(8 * 3 + 3)
@@ -47,7 +48,8 @@ def test_slow_messages_are_waited_for() -> None:
     assert seen.seconds == pytest.approx(2 * 3 + 2 * 0.5)
 
 
-def test_micro_batches_that_interleaving_cannot_deal_out_are_refused() -> None:
+def test_indivisible_interleaving_is_refused() -> None:
+    """Micro-batches that interleaving cannot deal out are refused."""
     with pytest.raises(ValueError, match="no multiple of 4"):
         orders("interleaved", 4, 6, 2)
 
@@ -73,12 +75,13 @@ def test_the_useful_share_is_that_of_a_job_that_fails_by_chance() -> None:
     assert job.useful() == pytest.approx(run(20_000), abs=0.01)
 
 
-def test_no_other_interval_is_better_than_the_one_that_is_told() -> None:
+def test_suggested_save_interval_is_optimal() -> None:
     job = Reliability(devices=16384, save=30.0, restart=600.0)
     best = max(job.useful(every) for every in range(10, 20_000, 10))
     assert job.useful() == pytest.approx(best, abs=1e-4)
 
 
-def test_a_save_that_takes_longer_than_machines_last_is_no_division_by_nothing() -> None:
+def test_slow_save_does_not_divide_by_zero() -> None:
+    """A save that takes longer than machines last does not divide by zero."""
     job = Reliability(devices=1 << 20, save=3600.0, restart=600.0)
     assert 0.0 <= job.useful() < 0.05

@@ -35,12 +35,14 @@ def _bytes(layout: ProcessLayout, operation: str, *, recompute: bool = False, ex
     return sum(message.bytes for message in messages if message.operation == operation)
 
 
-def test_tensor_parallelism_adds_up_four_times_a_layer_and_at_both_ends() -> None:
+def test_tensor_parallel_reduces_four_times_per_layer() -> None:
+    """Tensor parallelism adds up four times a layer and at both ends."""
     # (4 layers + 1) x tokens x hidden + learned x hidden, all tokens learned
     assert _bytes(ProcessLayout(tp=2), "all_reduce") == 4 * (4 * LAYERS + 2) * TOKENS * HIDDEN
 
 
-def test_sequence_parallelism_gathers_and_cuts_eight_times_a_layer() -> None:
+def test_sequence_parallel_gathers_eight_times_per_layer() -> None:
+    """Sequence parallelism gathers and cuts eight times a layer."""
     layout = ProcessLayout(tp=2, sequence_parallel=True)
     both = _bytes(layout, "all_gather") + _bytes(layout, "reduce_scatter")
     assert both == 4 * (8 * LAYERS + 4) * TOKENS * HIDDEN
@@ -55,7 +57,7 @@ def test_tokens_go_to_their_experts_and_back_in_both_directions() -> None:
     assert _bytes(ProcessLayout(ep=2), "all_to_all", experts=8) == 4 * 4 * LAYERS * TOKENS * CHOSEN * HIDDEN
 
 
-def test_layers_of_transformers_add_up_the_gradient_of_every_matrix_with_the_same_input() -> None:
+def test_gradients_of_shared_inputs_are_reduced_per_matrix() -> None:
     """Forward twice; backward for queries, keys and values, and for gate and up, as was counted."""
     shape = ModelShape("small", "llama", LAYERS, HIDDEN, 4, 2, 16, 1000, 128)
     apart = replace(SINGLE, own_layers=False)
@@ -72,7 +74,8 @@ def test_keys_and_values_are_gathered_where_there_is_no_ring() -> None:
     assert _bytes(layout, "send") > 0
 
 
-def test_an_embedding_that_is_the_head_is_added_up_between_the_ends_of_a_pipeline() -> None:
+def test_tied_embedding_is_reduced_between_pipeline_ends() -> None:
+    """An embedding that is the head is added up between the ends of a pipeline."""
     shape = ModelShape("small", "llama", LAYERS, HIDDEN, 4, 2, 16, 1000, 128, tied=True)
     (message,) = step_traffic(shape, ProcessLayout(pp=2, shard=2))
     assert (message.bytes, message.ways, message.stride) == (4 * 1000 * HIDDEN, 2, 2)
@@ -84,7 +87,8 @@ def test_recomputing_repeats_what_the_forward_pass_exchanged() -> None:
     assert again - once == 4 * 2 * LAYERS * TOKENS * HIDDEN
 
 
-def test_what_leaves_a_machine_goes_through_the_ports_of_those_that_take_part() -> None:
+def test_cross_machine_traffic_uses_ports_of_participants() -> None:
+    """What leaves a machine goes through the ports of those that take part."""
     where = cluster("4x8xH100")
     assert where.bandwidth(8, 1) == 450e9
     assert where.bandwidth(4, 8) == 50e9
@@ -92,7 +96,8 @@ def test_what_leaves_a_machine_goes_through_the_ports_of_those_that_take_part() 
     assert where.bandwidth(32, 1) == 400e9
 
 
-def test_a_sum_goes_through_trees_and_what_is_gathered_around_a_ring_of_all() -> None:
+def test_reduce_uses_trees_and_gather_uses_rings() -> None:
+    """A sum goes through trees and what is gathered around a ring of all."""
     timing = Timing(cluster("64x8xH100"))
     alone = timing.calibration.latency
     small, large = ((8, 1), (512, 1))

@@ -50,7 +50,7 @@ def test_new_adapters_have_their_own_model_for_a_reference(tmp_path: Path) -> No
 
 
 @pytest.mark.full
-def test_answers_that_serve_twice_are_drawn_half_as_often(tmp_path: Path) -> None:
+def test_reused_completions_are_generated_half_as_often(tmp_path: Path) -> None:
     words = ["--rlhf_type", "grpo", "--train_type", "lora", "--rollout_batch_size", "1", "--global_batch_size", "64"]
     once, twice = (_plan(tmp_path, *words, "--num_iterations", each) for each in ("1", "2"))
     assert twice["seconds"]["drawing answers"] == pytest.approx(once["seconds"]["drawing answers"] / 2)
@@ -70,7 +70,7 @@ def test_phases_do_not_add_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_critic_is_trained_beside_the_policy(tmp_path: Path) -> None:
+def test_critic_is_trained_with_policy(tmp_path: Path) -> None:
     words = ["--rlhf_type", "ppo", "--train_type", "full", "--reward_funcs", "length", "--parallel.dp_shard", "8"]
     plan = _plan(tmp_path, *words, "--torch_dtype", "bfloat16")
     head = 2 * 128256 * 4096 * 2 / 8  # that a model of values has no use for, in two copies' worth of fp32

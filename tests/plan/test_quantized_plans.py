@@ -90,7 +90,7 @@ def test_planned_weights_are_the_bytes_of_a_built_model(
     assert 0 < quantized < trained.quantized.share.frozen
 
 
-def test_plan_counts_experts_in_16_bits_and_says_so(tmp_path: Path) -> None:
+def test_quantized_plan_counts_experts_in_16_bits(tmp_path: Path) -> None:
     words = ["plan", "qwen3-30b-a3b", "--gpus", "1xH200", "--backend", "torch", "--train_type", "qlora"]
     ended = typed(words, tmp_path)
     assert "bnb-nf4: 3 % of the frozen weights; the experts, 54.0 GiB, stay in bfloat16." in ended.output

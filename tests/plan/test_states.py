@@ -76,14 +76,15 @@ LEFT = ("fsdp, full, 1", "fsdp, full, recomputed, 1", "fsdp, full, 2", "fsdp, fu
 
 
 @pytest.mark.parametrize("name", UPDATED)
-def test_what_is_there_before_the_update_is_that_of_processes_that_trained(name: str) -> None:
+def test_pre_update_state_matches_trained_ranks(name: str) -> None:
+    """What is there before the update is that of processes that trained."""
     planned, measured = _planned_and_measured(name)
     assert "activations" not in planned
     assert sum(planned.values()) == pytest.approx(measured, rel=0.03)
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_gradients_on_their_way_take_the_place_of_activations(name: str) -> None:
+def test_pending_gradients_replace_activations(name: str) -> None:
     planned, measured = _planned_and_measured(name)
     assert sum(planned.values()) == pytest.approx(measured, rel=0.03)
     if "gradients on their way" in planned:

@@ -32,7 +32,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 PLAN = ["plan", "qwen3-0.6b", "--gpus", "4xA100", "--train_type", "full", "--json", "--top", "60"]
 
 
-def test_it_is_compared_by_what_it_says_of_itself(installed: None, tmp_path: Path) -> None:
+def test_third_party_plan_uses_declared_costs(installed: None, tmp_path: Path) -> None:
     found = json.loads(typed(PLAN, tmp_path).output)
     plans = {(plan["backend"], tuple(plan["layout"].items())): plan for plan in found["fits"]}
     own = plans["zero-redundancy", (("dp_replicate", 4),)]["memory_bytes"]
@@ -41,7 +41,7 @@ def test_it_is_compared_by_what_it_says_of_itself(installed: None, tmp_path: Pat
     assert own["optimizer"] == pytest.approx(ddp["optimizer"] / 4, abs=1)
 
 
-def test_one_that_says_nothing_is_left_out(installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_without_costs_is_omitted(installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for hook in ("memory", "traffic"):
         monkeypatch.delattr(f"swift_zero_redundancy.plugin.ZeroRedundancy.swift_estimate_{hook}")
     found = json.loads(typed(PLAN, tmp_path).output)

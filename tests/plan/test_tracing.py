@@ -46,7 +46,8 @@ def test_bytes_are_counted_while_something_holds_them() -> None:
 
 
 @pytest.mark.full
-def test_a_layer_keeps_what_the_formula_says_and_recomputed_only_its_input() -> None:
+def test_layer_activations_match_formula() -> None:
+    """A layer keeps what the formula says and recomputed only its input."""
     trace = _trace("--train_type", "full")
     assert trace.layer(recompute=False).kept == pytest.approx(_counted(), rel=0.02)
     again = trace.layer(recompute=True)
@@ -68,7 +69,8 @@ def test_adapters_that_drop_inputs_keep_them_once_more() -> None:
 
 
 @pytest.mark.full
-def test_the_loss_takes_its_logits_once_and_the_gradient_of_the_head() -> None:
+def test_loss_keeps_logits_once_and_head_gradient() -> None:
+    """The loss takes its logits once and the gradient of the head."""
     trace = _trace("--train_type", "full")
     logits, head, states = 4 * 96 * 512, 4 * 64 * 512, 4 * 96 * 64
     assert trace.loss(96) == pytest.approx(logits + head + states, rel=0.05)
@@ -76,7 +78,8 @@ def test_the_loss_takes_its_logits_once_and_the_gradient_of_the_head() -> None:
 
 
 @pytest.mark.full
-def test_of_a_long_loss_few_chunks_are_traced_and_the_rest_adds_as_much() -> None:
+def test_long_loss_is_traced_in_few_chunks() -> None:
+    """Of a long loss few chunks are traced and the rest adds as much."""
     (backend,), _ = planned_backends(["--model", "x", "--backend", "torch", "--train_type", "full"], "sft")
     config = {**_CONFIG, "vocab_size": 128_256}
     trace = Trace(backend, config, length=48, compute_bytes=2.0, on_cpu=False)
@@ -86,7 +89,7 @@ def test_of_a_long_loss_few_chunks_are_traced_and_the_rest_adds_as_much() -> Non
 
 @pytest.mark.full
 @pytest.mark.parametrize("words", [("full",), ("lora", "--lora_dropout", "0")], ids=["full", "lora"])
-def test_a_compiled_layer_keeps_what_autograd_is_seen_to_save_of_it(words: tuple[str, ...]) -> None:
+def test_compiled_layer_activations_match_autograd(words: tuple[str, ...]) -> None:
     """Beside weights and their copies: two lengths leave them out."""
     found = _trace("--train_type", *words, "--torch_dtype", "bfloat16", "--train.compile", "true")
     plain = _trace("--train_type", *words, "--torch_dtype", "bfloat16")

@@ -37,7 +37,8 @@ def a_round() -> Round:
     return Round(11, 22, prompts, [first, second], {"reward": 0.5, "is_weight": float("inf")}, {1: "all the same"})
 
 
-def test_the_page_has_prompt_answers_rewards_tokens_and_what_became_of_them(tmp_path: Path) -> None:
+def test_audit_page_shows_prompt_completions_and_rewards(tmp_path: Path) -> None:
+    """The page has prompt completions rewards tokens and what became of them."""
     path = write_page(tmp_path / "rollouts" / "round-000011.html", a_round(), pieces=lambda ids: list(map(chr, ids)),
                       trained_by={0: [23]})  # fmt: skip
     page = read_page(path)
@@ -72,7 +73,8 @@ def _data(page: str) -> str:
     return found[1]
 
 
-def test_nothing_that_was_written_by_a_model_is_markup_and_nothing_is_loaded() -> None:
+def test_model_output_is_escaped_and_nothing_is_loaded() -> None:
+    """Nothing that was written by a model is markup and nothing is loaded."""
     page = page_of(a_round())
     assert HOSTILE not in page
     assert page.count("<script") == 2
@@ -120,7 +122,7 @@ console.log(JSON.stringify({
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="the script of the page is run by Node.js")
-def test_the_script_shows_every_answer_and_colours_its_tokens(tmp_path: Path) -> None:
+def test_script_shows_completions_with_colored_tokens(tmp_path: Path) -> None:
     assets = Path(__import__("swift_rl").__file__).parent / "assets"
     ran = subprocess.run(
         ["node", "-e", BROWSER, str(assets / "audit.js")],

@@ -49,9 +49,10 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("reward", "steps", "least", "most"), [("digits", 75, 0.9, 1.0), ("noise", 25, 0.0, 0.5)])
-def test_ppo_says_numbers_it_was_never_rewarded_for_and_learns_none_from_noise(
+def test_ppo_learns_rewarded_numbers_not_noise(
     talker: Path, tmp_path: Path, reward: str, steps: int, least: float, most: float
 ) -> None:
+    """PPO learns the numbers that are rewarded, and none from noise."""
     (learned,) = (talker / "runs").glob(f"*/examples/checkpoint-{demo_online.EXAMPLE_STEPS}")
     told = (
         f"ppo --model {learned} --dataset {talker}/prompts.jsonl --val_dataset {talker}/held_out.jsonl --reward_funcs "
@@ -151,9 +152,10 @@ def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("game", "seed", "steps", "least", "most"),
     [("Guessing", 5, 100, 0.9, 1.0), ("Guesswork", 4, 50, 0.0, 0.55)],
 )
-def test_numbers_are_found_by_what_is_told_of_them_and_not_where_that_means_nothing(
+def test_environment_feedback_is_learned_if_meaningful(
     guesser: Path, tmp_path: Path, game: str, seed: int, steps: int, least: float, most: float
 ) -> None:
+    """Numbers are found from the feedback of the environment, and not where it means nothing."""
     (model,) = guesser.glob("*/examples/checkpoint-200")
     told = (
         f"rlhf --rlhf_type grpo --model {model} --dataset {guesser}/games.jsonl --val_dataset {guesser}/held_out.jsonl "

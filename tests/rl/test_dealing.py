@@ -27,7 +27,8 @@ def test_every_sample_is_dealt_once_and_no_order_pads_less(count: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_processes_have_long_and_short_samples_alike_and_those_of_one_length_at_the_same_time(size: int) -> None:
+def test_ranks_get_similar_lengths_at_same_time(size: int) -> None:
+    """Ranks get long and short samples alike, and similar lengths at the same time."""
     lengths = np.random.RandomState(0).permutation(256) + 1
     order = by_length(lengths, 4)
     by_process = np.array([padded(lengths, order, 4, rank, size) for rank in range(size)])

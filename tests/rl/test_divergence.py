@@ -47,7 +47,8 @@ def by_torch(teacher: torch.Tensor, student: torch.Tensor, beta: float) -> torch
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_over_the_whole_vocabulary_it_is_the_divergence_with_its_gradient(beta: float) -> None:
+def test_full_vocab_divergence_and_gradient_are_exact(beta: float) -> None:
+    """Over the whole vocabulary it is the divergence with its gradient."""
     teacher, student = logits(1), logits(2).requires_grad_()
     ours = divergence.generalized_jsd(*over(VOCABULARY, teacher, student), beta)
     theirs = by_torch(teacher, student, beta)
@@ -57,7 +58,8 @@ def test_over_the_whole_vocabulary_it_is_the_divergence_with_its_gradient(beta: 
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_over_fewer_tokens_it_is_a_lower_bound_that_rises_to_the_divergence(beta: float) -> None:
+def test_top_k_divergence_is_rising_lower_bound(beta: float) -> None:
+    """Over fewer tokens it is a lower bound that rises to the divergence."""
     teacher, student = logits(1), logits(2)
     tops = (1, 2, 4, 16, 30, VOCABULARY)
     found = torch.stack([divergence.generalized_jsd(*over(top, teacher, student), beta) for top in tops])
@@ -165,7 +167,8 @@ def test_micro_batches_padding_and_packing_change_nothing() -> None:
     assert metrics["teacher_mass"] < 1
 
 
-def test_a_batch_in_which_nothing_is_learned_has_the_same_metrics_and_no_loss() -> None:
+def test_batch_without_targets_has_metrics_and_no_loss() -> None:
+    """A batch in which nothing is learned has the same metrics and no loss."""
     samples = [sample(1, 6)]
     (segment,) = samples[0].segments
     mute = replace(samples[0], segments=(replace(segment, weights=np.zeros_like(segment.weights)),))
@@ -180,7 +183,8 @@ def test_a_batch_in_which_nothing_is_learned_has_the_same_metrics_and_no_loss() 
     assert sums.metrics.keys() == objective.loss(view, collate(samples, flat=False)).metrics.keys()
 
 
-def test_the_student_answers_in_its_part_of_the_rounds_and_other_seeds_choose_others() -> None:
+def test_student_share_of_rounds_follows_seed() -> None:
+    """The student generates in its part of the rounds, and other seeds choose others."""
     for part in (0.0, 0.3, 1.0):
         chosen = np.array([[student_answers(seed, number, part) for number in range(1000)] for seed in range(4)])
         spread = 4 * (part * (1 - part) / chosen.size) ** 0.5  # four standard deviations of a mean of coins

@@ -98,7 +98,8 @@ def told(made: Round) -> list[Any]:
     return [(each.token_ids.tolist(), each.episode, each.rewards) for each in made.answers]
 
 
-def test_an_episode_is_one_sample_of_which_the_answers_are_learned(tied: Path, counting: str, tmp_path: Path) -> None:
+def test_episode_is_one_sample_with_learned_completions(tied: Path, counting: str, tmp_path: Path) -> None:
+    """An episode is one sample of which the completions are learned."""
     run = run_training(tied, tmp_path, ROWS, settings(counting))
     (made,) = rounds(run)
     assert {answer.episode.turns for answer in made.answers if answer.episode} >= {1, 2, 3}
@@ -137,9 +138,8 @@ def test_an_episode_is_one_sample_of_which_the_answers_are_learned(tied: Path, c
     assert run.lines[1]["turns"] == pytest.approx(np.mean([answer.episode.turns for answer in made.answers]))
 
 
-def test_what_an_environment_does_to_its_process_harms_no_other_episode(
-    tied: Path, counting: str, tmp_path: Path
-) -> None:
+def test_environment_cannot_affect_other_episodes(tied: Path, counting: str, tmp_path: Path) -> None:
+    """What an environment does to its process harms no other episode."""
     options = GrpoOptions(environment=counting, environment_timeout=2.0, reward_workers=2)
     selected = select_environment(options, ["word"], tied)
     assert selected is not None
@@ -185,7 +185,8 @@ CLOSINGS = {
 @pytest.mark.parametrize(
     "how", [pytest.param(how, marks=() if how == "exit" else pytest.mark.full) for how in CLOSINGS]
 )
-def test_an_environment_that_does_not_close_is_named_and_holds_nobody_up(how: str, tied: Path, tmp_path: Path) -> None:
+def test_environment_failing_to_close_is_named(how: str, tied: Path, tmp_path: Path) -> None:
+    """An environment that does not close is named and blocks no other."""
     file = tmp_path / "closing.py"
     file.write_text(f"{COUNTING}\n    def close(self):\n        {CLOSINGS[how]}\n")
     options = GrpoOptions(environment=f"{file}:Counting", environment_timeout=3, reward_workers=1)
@@ -239,9 +240,8 @@ def test_a_run_of_episodes_is_resumed_to_the_same_bits(tied: Path, counting: str
 
 
 @pytest.mark.full
-def test_episodes_that_lag_behind_are_those_of_the_weights_of_a_round_ago(
-    tied: Path, counting: str, tmp_path: Path
-) -> None:
+def test_stale_episodes_use_weights_of_previous_round(tied: Path, counting: str, tmp_path: Path) -> None:
+    """Stale episodes use the weights of the previous round."""
     changes = {"objective.rollout_lag": 1, "train.max_steps": 3, "optim.lr": 1e-2, "optim.warmup_steps": 0}
     whole = run_training(tied, tmp_path, ROWS, settings(counting, **changes))
     gaps = []
@@ -272,7 +272,8 @@ def logps_of(folder: Path, made: Round) -> np.ndarray:
 
 
 @pytest.mark.full
-def test_an_episode_is_as_long_as_it_may_be_with_what_it_was_told(tied: Path, counting: str, tmp_path: Path) -> None:
+def test_episode_length_includes_observations(tied: Path, counting: str, tmp_path: Path) -> None:
+    """The length limit of an episode counts the observations."""
     limits = {
         "objective.completion_length_limit_scope": "total",
         "objective.max_completion_length": 40,
@@ -297,9 +298,8 @@ def test_an_episode_is_as_long_as_it_may_be_with_what_it_was_told(tied: Path, co
 
 
 @pytest.mark.full
-def test_an_episode_that_begins_with_more_than_the_model_can_read_says_so(
-    tied: Path, counting: str, tmp_path: Path
-) -> None:
+def test_too_long_initial_observation_is_refused(tied: Path, counting: str, tmp_path: Path) -> None:
+    """An episode that begins with more than the model can read says so."""
     file = tmp_path / "long.py"
     begin = "        return [{'role': 'user', 'content': 'word ' * 400}]\n\n    def step"
     file.write_text(COUNTING.replace("\n    def step", begin))
@@ -364,7 +364,8 @@ def following(tied: Path, template: str, answer: str, *, keep: bool = False) -> 
     return str(tokenizer.decode(rendering.token_ids))
 
 
-def test_a_template_that_rewrites_earlier_answers_is_refused_with_the_piece(tied: Path) -> None:
+def test_template_rewriting_completions_shows_difference(tied: Path) -> None:
+    """A template that rewrites earlier completions is refused with the piece."""
     expected = "<|end|><|user|>More.<|end|><|assistant|>"
     assert following(tied, TRIMMING, " four\n") == expected
     with pytest.raises(TemplateDrift, match=r"Before the first episode: .* in place of '<think>"):
@@ -493,9 +494,10 @@ def played(
     return call
 
 
-def test_schedulers_and_gym_environments_of_ms_swift_run_as_they_are(
+def test_ms_swift_schedulers_and_gym_environments_run(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Schedulers and Gym environments of ms-swift run as they are."""
     door = played(tied, tmp_path, "door", "11", "42", env_config={"code": "42"})
     assert door.first == [
         {"role": "system", "content": "You open doors."},
@@ -513,7 +515,7 @@ def test_schedulers_and_gym_environments_of_ms_swift_run_as_they_are(
 
 
 @pytest.mark.full
-def test_a_scheduler_goes_on_within_the_answer(tied: Path, tmp_path: Path) -> None:
+def test_scheduler_continues_within_completion(tied: Path, tmp_path: Path) -> None:
     call = played(tied, tmp_path, "calculator", "I ask. Action: 2 + 2", ", so it is four.")
     assert call.seen[0] == Observation([], info={"tool": " = 4"}, text=" = 4")
     assert call.seen[1].done
@@ -552,7 +554,8 @@ def test_schedulers_that_ms_swift_brings_with_it_have_its_names(tied: Path, tmp_
 
 
 @pytest.mark.parametrize("name", ["base_scheduler", "math_tip_trick_multi_turn", "thinking_tips_scheduler"])
-def test_other_schedulers_of_ms_swift_are_refused_with_what_to_type(tied: Path, name: str) -> None:
+def test_unsupported_schedulers_are_refused(tied: Path, name: str) -> None:
+    """Other schedulers of ms-swift are refused with what to type."""
     with pytest.raises(ConfigError, match=f"'{name}' of ms-swift is not here") as refused:
         select_environment(GrpoOptions(environment=name), [], tied)
     assert refused.value.hint
@@ -666,7 +669,8 @@ def test_plugin_files_derive_from_the_schedulers_of_ms_swift(tied: Path, tmp_pat
         ("1 / 0", "ZeroDivisionError: division by zero (in step)"),
     ],
 )
-def test_an_observation_that_nothing_can_be_learned_from_fails_its_episode(answer: str, said: str) -> None:
+def test_untrainable_observation_fails_its_episode(answer: str, said: str) -> None:
+    """An observation that nothing can be learned from fails its episode."""
     episodes = HostedEpisodes()
     scope: dict[str, Any] = {}
     exec(f"def step(self, turn):\n    return {answer}", {"Observation": Observation}, scope)
@@ -693,9 +697,8 @@ def test_a_reward_of_another_kind_of_number_is_that_number() -> None:
         ("raise KeyError('wheel')", "failed in its constructor: KeyError: 'wheel'."),
     ],
 )
-def test_what_a_class_says_of_itself_is_looked_at_before_weights_are_loaded(
-    source: str, said: str, tied: Path, tmp_path: Path
-) -> None:
+def test_class_attributes_are_checked_before_weights_load(source: str, said: str, tied: Path, tmp_path: Path) -> None:
+    """What a class says of itself is looked at before weights are loaded."""
     (tmp_path / "odd.py").write_text(f"class Odd:\n    {source}\n    def reset(self, start): ...\n    step = reset\n")
     with pytest.raises(ConfigError) as refused:
         select_environment(GrpoOptions(environment=f"{tmp_path / 'odd.py'}:Odd"), ["word"], tied)
@@ -703,9 +706,10 @@ def test_what_a_class_says_of_itself_is_looked_at_before_weights_are_loaded(
     assert "Traceback" not in refused.value.message
 
 
-def test_an_installed_environment_that_fails_is_named_with_a_traceback_in_a_file(
+def test_failing_environment_is_named_with_traceback_file(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An installed environment that fails is named with a traceback in a file."""
     broken = COUNTING.replace("def step(self, turn):", "def step(self, turn):\n        1 / 0\n")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "hostile_turns.py").write_text(broken)

@@ -61,9 +61,8 @@ def said(model: Any, run: Trained) -> list[np.ndarray]:
     return found
 
 
-def test_answers_are_drawn_by_the_weights_of_few_bits_that_adapters_are_trained_on(
-    model: Path, rewards: Path, tmp_path: Path
-) -> None:
+def test_qlora_rollouts_use_quantized_weights(model: Path, rewards: Path, tmp_path: Path) -> None:
+    """Rollouts use the quantized weights that the adapters are trained on."""
     run = trained(model, tmp_path, rewards)
     drawn = np.concatenate([answer.logps for answer in rounds(run)[1].answers])
     config = BitsAndBytesConfig(
@@ -82,9 +81,8 @@ def test_answers_are_drawn_by_the_weights_of_few_bits_that_adapters_are_trained_
 
 
 @pytest.mark.full
-def test_sharded_weights_of_few_bits_draw_and_learn_as_those_of_one_process_do(
-    model: Path, rewards: Path, tmp_path: Path
-) -> None:
+def test_sharded_quantized_weights_match_one_process(model: Path, rewards: Path, tmp_path: Path) -> None:
+    """Sharded quantized weights sample and learn as those of one process do."""
     alone = trained(model, tmp_path / "alone", rewards)
     jobs = [partial(trained, model, tmp_path / name, rewards, **plan) for name, plan in SHARDED.items()]
     for answers in on_processes(2, *jobs):
@@ -108,9 +106,10 @@ def test_sharded_weights_of_few_bits_draw_and_learn_as_those_of_one_process_do(
         pytest.param({"tuner.quantize": "bnb-int8", "objective.beta": 0.0}, 0.2, id="8 bits, which round inputs too"),
     ],
 )
-def test_however_adapters_are_made_the_engine_says_what_the_model_in_training_says(
+def test_engine_matches_training_model_for_every_adapter(
     model: Path, rewards: Path, tmp_path: Path, changes: dict[str, Any], furthest: float
 ) -> None:
+    """For every kind of adapter, the engine matches the model in training."""
     lines = trained(model, tmp_path, rewards, **changes).lines
     assert max(line["gap/max"] for line in lines.values()) < furthest
     assert changes.get("objective.beta") == 0 or (lines[1]["kl"] == pytest.approx(0, abs=1e-6) and lines[4]["kl"] > 0)

@@ -17,7 +17,8 @@ from swift_rl.options import GrpoOptions
 from swift_rl.ppo_options import PpoOptions
 
 
-def test_every_flag_of_online_learning_sets_an_option_that_an_objective_has() -> None:
+def test_every_rl_flag_sets_an_existing_option() -> None:
+    """Every flag of online learning sets an option that an objective has."""
     keys = {key.partition(".")[2] for _, key, *_ in FLAGS if key.startswith("objective.")}
     known = GrpoOptions.model_fields.keys() | PpoOptions.model_fields.keys() | GkdOptions.model_fields.keys()
     assert keys - known == set()
@@ -36,7 +37,8 @@ def test_ppo_as_people_type_it_is_typed_by_the_options() -> None:
     assert objective.items() >= expected.items()
 
 
-def test_an_option_of_another_objective_of_online_learning_is_refused_with_where_it_belongs() -> None:
+def test_option_of_another_rl_objective_names_its_owner() -> None:
+    """An option of another objective of online learning is refused with where it belongs."""
     with pytest.raises(ConfigError, match="multi_turn_scheduler is no option of the objective gkd") as refused:
         parse(["--rlhf_type", "gkd", "--multi_turn_scheduler", "math_tip_trick"], "rlhf", complete=False)
     assert "--rlhf_type grpo" in (refused.value.hint or "")
@@ -49,7 +51,8 @@ def carried(command: str) -> tuple[ImportedRun, dict[str, Any]]:
     return run, parsed.objective_options.model_dump()
 
 
-def test_recipes_of_ppo_are_carried_over_with_the_reward_model_as_the_critic() -> None:
+def test_ppo_recipes_use_reward_model_as_critic() -> None:
+    """Recipes of PPO are imported with the reward model as the critic."""
     run, objective = carried(
         "trl ppo --model_name_or_path tokenizer --sft_model_path policy --reward_model_path judge --dataset_name d/p "
         "--num_mini_batches 2 --num_ppo_epochs 3 --response_length 64 --missing_eos_penalty 1.0 --kl_estimator k3 "
@@ -69,7 +72,8 @@ def test_recipes_of_ppo_are_carried_over_with_the_reward_model_as_the_critic() -
     ]
 
 
-def test_a_recipe_of_grpo_for_axolotl_has_the_settings_of_its_section_for_trl(tmp_path: Path) -> None:
+def test_axolotl_grpo_recipe_maps_trl_section(tmp_path: Path) -> None:
+    """A recipe of GRPO for Axolotl has the settings of its section for TRL."""
     file = tmp_path / "grpo.yaml"
     file.write_text(
         "base_model: m\nrl: grpo\ndatasets: [{path: d/p, type: chat_template}]\nmicro_batch_size: 4\n"

@@ -47,9 +47,8 @@ def mixture(of: dict[str, torch.Tensor], towards: dict[str, torch.Tensor]) -> di
     return {name: 0.7 * before + 0.3 * towards[name] for name, before in of.items()}
 
 
-def test_the_reference_is_the_mixture_and_a_resumed_run_has_the_same_one(
-    tied: Path, rewards: Path, tmp_path: Path
-) -> None:
+def test_ema_reference_survives_resume(tied: Path, rewards: Path, tmp_path: Path) -> None:
+    """The reference is the mixture and a resumed run has the same one."""
     whole = run_training(tied, tmp_path, ROWS, settings(rewards, **FOLLOWS))
     saved = [whole.folder / f"checkpoint-{step}" for step in range(1, 6)]
     assert list(facts_of(saved[0]).roles) == ["reference"]

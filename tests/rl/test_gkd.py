@@ -100,9 +100,8 @@ def cross_entropy(student: Path, texts: list[tuple[list[int], int]]) -> float:
 
 
 @pytest.mark.parametrize("as_role", [False, True], ids=["in an engine", "as a model of the run"])
-def test_a_step_on_the_data_has_the_loss_and_the_gradient_of_plain_models(
-    tied: Path, teacher: Path, tmp_path: Path, as_role: bool
-) -> None:
+def test_gkd_dataset_step_matches_plain_models(tied: Path, teacher: Path, tmp_path: Path, as_role: bool) -> None:
+    """A step on the data has the loss and the gradient of plain models."""
     changes = {"objective.lmbda": 0.0, "objective.beta": BETA, "objective.sft_alpha": ALPHA, "train.max_steps": 1}
     changes |= {"objective.gkd_logits_topk": 0, "objective.teacher_as_role": as_role}
     run = distilled(tied, tmp_path, teacher, **changes)
@@ -114,9 +113,8 @@ def test_a_step_on_the_data_has_the_loss_and_the_gradient_of_plain_models(
 
 
 @pytest.mark.full
-def test_a_step_on_the_teachers_answers_has_the_loss_of_plain_models_on_what_transformers_generates(
-    tied: Path, teacher: Path, tmp_path: Path
-) -> None:
+def test_gkd_teacher_step_matches_plain_models(tied: Path, teacher: Path, tmp_path: Path) -> None:
+    """A step on the teacher's completions has the loss of plain models on what transformers generates."""
     changes = {"objective.lmbda": 0.0, "objective.seq_kd": True, "objective.beta": BETA, "objective.sft_alpha": ALPHA}
     changes |= {"objective.gkd_logits_topk": 0, "objective.top_k": 1}  # the likeliest token, always
     run = distilled(tied, tmp_path, teacher, **changes, **{"train.max_steps": 1, "train.global_batch": len(ROWS)})
@@ -131,7 +129,8 @@ def test_a_step_on_the_teachers_answers_has_the_loss_of_plain_models_on_what_tra
     assert run.lines[1]["cross_entropy"] == pytest.approx(cross_entropy(tied, texts), rel=1e-5)
 
 
-def test_who_answers_is_decided_by_the_seed_and_every_answer_is_kept(tied: Path, teacher: Path, tmp_path: Path) -> None:
+def test_seed_chooses_generator_and_completions_are_stored(tied: Path, teacher: Path, tmp_path: Path) -> None:
+    """The seed decides who generates, and every completion is stored."""
     run = distilled(tied, tmp_path, teacher, **{"objective.lmbda": 0.5, "train.max_steps": 6, "train.seed": 3})
     by_student = [run.lines[step]["on_policy"] == 1.0 for step in range(1, 7)]
     assert set(by_student) == {True, False}
@@ -142,7 +141,8 @@ def test_who_answers_is_decided_by_the_seed_and_every_answer_is_kept(tied: Path,
     assert all(length > 6 for length, own in zip(lengths, by_student, strict=True) if not own)
 
 
-def test_what_cannot_be_learned_is_refused_before_a_model_is_loaded(tied: Path, teacher: Path, tmp_path: Path) -> None:
+def test_unsupported_gkd_input_is_refused_before_loading(tied: Path, teacher: Path, tmp_path: Path) -> None:
+    """What cannot be learned is refused before a model is loaded."""
     other = write_model(tmp_path / "other")
     file = other / "tokenizer.json"
     told = json.loads(file.read_text())
@@ -172,9 +172,8 @@ def test_what_cannot_be_learned_is_refused_before_a_model_is_loaded(tied: Path, 
 
 @pytest.mark.full
 @pytest.mark.parametrize("changes", [{"objective.lmbda": 1.0}, {"objective.lmbda": 0.0, "objective.seq_kd": True}])
-def test_a_run_is_resumed_in_the_middle_of_a_round_to_the_same_bits(
-    tied: Path, teacher: Path, tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_gkd_resumes_mid_round_bit_for_bit(tied: Path, teacher: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """A run is resumed in the middle of a round to the same bits."""
     changes = {**changes, "objective.steps_per_generation": 2, "train.max_steps": 6, "checkpoint.save_steps": 3}
     whole = distilled(tied, tmp_path, teacher, **changes)
     resume = {"checkpoint.resume": str(whole.folder / "checkpoint-3"), "logging.run_name": "resumed"}
@@ -210,9 +209,10 @@ def alone(tied: Path, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_learns_the_same_and_goes_on_in_the_middle_of_a_round(
+def test_gkd_layouts_match_and_resume_mid_round(
     tied: Path, teacher: Path, alone: Trained, tmp_path: Path, layout: str
 ) -> None:
+    """Every layout learns the same and goes on in the middle of a round."""
     processes, plan = LAYOUTS[layout]
     resume = {"checkpoint.resume": str(alone.folder / f"checkpoint-{SAVED_AT}")}
     held = {"objective.teacher_as_role": layout != "torch"}  # and sharded as the student is

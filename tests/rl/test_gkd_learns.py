@@ -46,7 +46,8 @@ def taught(folder: Path, teacher: Path, name: str, steps: int) -> Path:
 
 
 @pytest.mark.full
-def test_a_student_comes_within_a_tenth_of_a_nat_of_its_teacher_and_of_no_other(tmp_path: Path) -> None:
+def test_student_approaches_only_its_teacher(tmp_path: Path) -> None:
+    """A student comes within a tenth of a nat of its teacher and of no other."""
     settings = {**COMMON, "train.max_steps": 40, "logging.run_name": "teacher"}
     teacher = run_training(write_model(tmp_path / "teacher"), tmp_path, ROWS, settings).summary.last_checkpoint
     assert teacher is not None

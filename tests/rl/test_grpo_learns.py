@@ -77,7 +77,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", tiered(CHANGES, (), ("dr_grpo", "gspo", "cispo", "sapo", "rloo", "reinforce++")))
-def test_what_is_rewarded_becomes_what_is_said(tmp_path: Path, name: str) -> None:
+def test_rewarded_output_is_learned(tmp_path: Path, name: str) -> None:
     found = shares(tmp_path, "share", **CHANGES[name])
     assert found[0] < 0.05
     assert found[-1] > 0.5
@@ -100,7 +100,7 @@ CRITICS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("critic", tiered(CRITICS, (), ("separate",)))
-def test_with_a_critic_one_answer_to_each_prompt_is_enough(tmp_path: Path, critic: str) -> None:
+def test_critic_learns_from_one_completion_per_prompt(tmp_path: Path, critic: str) -> None:
     found = shares(tmp_path, "share", **PPO, **CRITICS[critic])
     assert found[0] < 0.05
     assert found[-1] > 0.9
@@ -113,7 +113,7 @@ def test_rewards_that_mean_nothing_teach_nothing(tmp_path: Path, objective: str)
 
 
 @pytest.mark.full
-def test_prompts_that_earn_nothing_cost_less_when_others_take_their_place(tmp_path: Path) -> None:
+def test_dynamic_sampling_replaces_prompts_without_signal(tmp_path: Path) -> None:
     """Half of the prompts never earn anything: DAPO's dynamic sampling goes on to the next ones."""
     rows = [
         {"messages": [{"role": "user", "content": one + other}], "hopeless": place % 2}

@@ -64,9 +64,8 @@ EQUAL = [0.0] * 4 + [1.0] * 4
     ],
     ids=["truncated", "constant", "unscorable", "no rewards", "alike", "entropy", "equal", "filtered"],
 )
-def test_a_run_that_cannot_learn_is_told_why_and_ended_after_some_rounds(
-    make: Callable[[], Round], what: str, advice: str
-) -> None:
+def test_run_that_cannot_learn_is_explained_and_ended(make: Callable[[], Round], what: str, advice: str) -> None:
+    """A run that cannot learn ends after some rounds with the reason."""
     said: list[str] = []
     health = Health(3, said.append)
     for _ in range(2):
@@ -80,7 +79,8 @@ def test_a_run_that_cannot_learn_is_told_why_and_ended_after_some_rounds(
     assert advice in str(raised.value)
 
 
-def test_one_round_that_teaches_begins_the_count_anew_and_zero_never_ends_a_run() -> None:
+def test_learning_round_resets_count_and_zero_disables() -> None:
+    """One round that teaches begins the count anew and zero never ends a run."""
     health = Health(2, lambda line: None)
     for rewards in ([0.0] * 8, LEARNS, [0.0] * 8, LEARNS):
         health.look(made_up(rewards))
@@ -89,14 +89,15 @@ def test_one_round_that_teaches_begins_the_count_anew_and_zero_never_ends_a_run(
         patient.look(made_up([0.0] * 8))
 
 
-def test_a_run_that_has_learned_all_that_its_prompts_teach_goes_on() -> None:
+def test_converged_run_continues() -> None:
+    """A run that has learned all that its prompts teach goes on."""
     health = Health(2, lambda line: None)
     health.look(made_up(LEARNS))
     for _ in range(20):
         health.look(made_up([1.0] * 8))
 
 
-def test_answers_cut_off_do_not_end_a_run_that_learns_from_them() -> None:
+def test_truncated_completions_do_not_end_learning_run() -> None:
     said: list[str] = []
     health = Health(1, said.append)
     for _ in range(3):
@@ -110,7 +111,8 @@ def test_groups_that_were_left_out_teach_nothing() -> None:
     assert signs_of(made).taught == 0
 
 
-def test_a_reference_that_is_not_the_first_model_ends_the_run_before_its_first_step() -> None:
+def test_wrong_reference_ends_run_before_first_step() -> None:
+    """A reference that is not the first model ends the run before its first step."""
     apart = {"old_logps": np.full(5, -1.0), "ref_logps": np.full(5, -1.2)}
     with pytest.raises(NothingToLearn, match=r"differs from the model before the first step: by 0\.2 nats"):
         Health(5, lambda line: None).look(made_up(LEARNS, **apart))
@@ -118,6 +120,6 @@ def test_a_reference_that_is_not_the_first_model_ends_the_run_before_its_first_s
     Health(5, lambda line: None).look(made_up(LEARNS, **{**apart, "ref_logps": np.full(5, -1.0001)}))
 
 
-def test_measured_entropies_count_before_what_the_draws_suggest() -> None:
+def test_measured_entropy_overrides_sampled_estimate() -> None:
     assert signs_of(made_up(LEARNS)).entropy == 1.0
     assert signs_of(made_up(LEARNS, entropies=np.full(5, 0.25))).entropy == 0.25

@@ -15,9 +15,8 @@ SAME = "def same(prompts, completions, **columns):\n    return [0.5] * len(compl
 
 
 @pytest.mark.full
-def test_rounds_have_pages_that_say_which_step_learned_from_an_answer(
-    tied: Path, rewards: Path, tmp_path: Path
-) -> None:
+def test_round_pages_name_step_of_each_completion(tied: Path, rewards: Path, tmp_path: Path) -> None:
+    """Rounds have pages that say which step learned from a completion."""
     changes = {
         "train.max_steps": 4, "objective.steps_per_generation": 2,
         "train.global_batch": 4,

@@ -28,9 +28,8 @@ def double_sum(rewards: np.ndarray, values: np.ndarray, gamma: float, lam: float
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.8), (0.97, 0.0), (1.0, 1.0)])
-def test_advantages_are_the_sum_of_the_definition_and_pass_over_tokens_that_the_policy_did_not_draw(
-    gamma: float, lam: float
-) -> None:
+def test_gae_matches_definition_and_skips_masked_tokens(gamma: float, lam: float) -> None:
+    """Advantages are the sum of the definition and pass over tokens that the policy did not sample."""
     rewards, values = NOISE.normal(size=9), NOISE.normal(size=9)
     expected = double_sum(rewards, values, gamma, lam)
     assert gae.advantages(rewards, values, gamma=gamma, lam=lam) == pytest.approx(expected, abs=1e-12)
@@ -87,7 +86,7 @@ def test_a_round_is_estimated_as_trl_does(white: bool) -> None:
     assert np.concatenate(found.returns) == pytest.approx(returns[mask].numpy(), abs=1e-10)
 
 
-def test_an_answer_that_is_not_learned_from_changes_no_other() -> None:
+def test_masked_completion_does_not_affect_others() -> None:
     options = PpoOptions()
     scores, values = NOISE.normal(size=3), [NOISE.normal(size=4) for _ in range(3)]
     masks = [np.ones(4, dtype=bool), np.ones(4, dtype=bool), np.zeros(4, dtype=bool)]
@@ -99,14 +98,16 @@ def test_an_answer_that_is_not_learned_from_changes_no_other() -> None:
     assert np.concatenate(alone.advantages).std(ddof=1) == pytest.approx(1, abs=1e-6)
 
 
-def test_explained_variance_is_1_for_a_critic_that_knows_and_0_for_one_that_says_one_number() -> None:
+def test_explained_variance_is_1_for_exact_0_for_constant() -> None:
+    """Explained variance is 1 for a critic that knows and 0 for one that says one number."""
     returns, masks = [NOISE.normal(size=6)], [np.ones(6, dtype=bool)]
     assert gae.explained_variance(returns, returns, masks) == 1
     assert gae.explained_variance(returns, [np.full(6, 3.0)], masks) == pytest.approx(0, abs=1e-12)
     assert gae.explained_variance([np.ones(6)], [np.ones(6)], masks) == 0
 
 
-def test_the_coefficient_rises_where_the_policy_is_too_far_away_and_by_no_more_than_a_fifth_per_horizon() -> None:
+def test_adaptive_kl_coefficient_changes_at_most_a_fifth() -> None:
+    """The coefficient rises where the policy is too far away and by no more than a fifth per horizon."""
     options = PpoOptions(kl_target=0.1, kl_horizon=100)
     assert gae.adapted(0.05, 0.105, 10, options) == pytest.approx(0.05 * (1 + 0.05 * 0.1))
     assert gae.adapted(0.05, 7.0, 10, options) == pytest.approx(0.05 * (1 + 0.2 * 0.1))

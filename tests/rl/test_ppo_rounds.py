@@ -42,9 +42,8 @@ def of_critic(run: Trained, after: int = 0) -> list[tuple[float, float]]:
     ]
 
 
-def test_a_run_resumed_in_the_middle_of_a_round_has_the_same_bits_in_policy_and_critic(
-    tied: Path, rewards: Path, tmp_path: Path
-) -> None:
+def test_ppo_resumes_mid_round_bit_for_bit(tied: Path, rewards: Path, tmp_path: Path) -> None:
+    """A run resumed in the middle of a round has the same bits in policy and critic."""
     changes = {"objective.kl_target": 1e-4, "objective.kl_horizon": 16, "objective.critic_lr": 3e-3}
     changes |= {"objective.temperature": 0.8, "objective.missing_eos_penalty": 0.5}
     changes |= {"objective.whiten_rewards": True}
@@ -117,9 +116,10 @@ def test_while_the_critic_warms_up_the_policy_stays_as_it_is(tied: Path, rewards
         ({"objective.critic_model": "nowhere/at-all"}, "nowhere"),
     ],
 )
-def test_what_ppo_cannot_learn_from_is_refused_before_weights_load(
+def test_unsupported_ppo_input_is_refused_before_loading(
     tied: Path, rewards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
 ) -> None:
+    """What PPO cannot learn from is refused before weights load."""
     monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(SwiftError, match=said):
         run_training(tied, tmp_path, ROWS, settings(rewards, **changes))

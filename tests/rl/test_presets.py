@@ -30,14 +30,15 @@ def advantages_of(like: str, rewards: np.ndarray = REWARDS, **given: Any) -> lis
 
 @pytest.mark.parametrize(("like", "eps"), [("trl", 1e-4), ("verl", 1e-6), ("openrlhf", 1e-9)])
 @pytest.mark.parametrize("scale", [1.0, 1e-4, 1e-7])
-def test_the_constant_beside_the_standard_deviation(like: str, eps: float, scale: float) -> None:
+def test_std_epsilon_constant_is_applied(like: str, eps: float, scale: float) -> None:
     """Visible where rewards hardly differ."""
     rewards = REWARDS * scale
     expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + eps)
     assert advantages_of(like, rewards) == pytest.approx(expected.tolist(), rel=1e-9)
 
 
-def test_nemo_compares_with_the_other_answers_and_divides_only_where_they_differ() -> None:
+def test_nemo_preset_uses_leave_one_out_baseline() -> None:
+    """NeMo compares with the other completions and divides only where they differ."""
     expected = []
     for index, reward in enumerate(REWARDS):
         others = np.delete(REWARDS, index)
@@ -54,7 +55,7 @@ def test_nemo_compares_with_the_other_answers_and_divides_only_where_they_differ
         ("trl", "grpo", 0.0), ("openrlhf", "grpo", 0.0), ("nemo", "grpo", 0.0),
     ],
 )  # fmt: skip
-def test_an_answer_alone_in_its_group(like: str, estimator: str, expected: float) -> None:
+def test_single_completion_group_has_zero_advantage(like: str, estimator: str, expected: float) -> None:
     assert advantages_of(like, np.array([0.8]), advantage_estimator=estimator) == pytest.approx([expected])
 
 

@@ -32,7 +32,8 @@ def items() -> list[RewardItem]:
     return [RewardItem(asked, text) for text in ("4", "It is four, as you could have known.", "")]
 
 
-def test_a_folder_scores_whole_conversations_as_transformers_does(language_model: Path) -> None:
+def test_reward_model_folder_matches_transformers(language_model: Path) -> None:
+    """A folder scores whole conversations as transformers does."""
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_pretrained(language_model, num_labels=1)
     folder = language_model.parent / "reward-model"
@@ -55,7 +56,7 @@ def test_a_folder_scores_whole_conversations_as_transformers_does(language_model
 STEPS = [("min", min), ("prod", math.prod), ("last", lambda scores: scores[-1]), ("mean", statistics.fmean)]
 
 
-def test_a_process_reward_model_rewards_answers_by_their_steps(language_model: Path) -> None:
+def test_process_reward_model_scores_steps(language_model: Path) -> None:
     torch.manual_seed(1)
     model = AutoModelForSequenceClassification.from_pretrained(language_model, num_labels=1)
     folder = language_model.parent / "process-reward-model"
@@ -108,9 +109,7 @@ def test_a_model_that_gives_no_score_is_refused_before_the_run(language_model: P
 
 
 @pytest.mark.full
-def test_a_reward_model_that_a_run_has_trained_rewards_the_answers_of_another_run(
-    language_model: Path, tmp_path: Path
-) -> None:
+def test_trained_reward_model_rewards_another_run(language_model: Path, tmp_path: Path) -> None:
     """The rewards of the round are those that transformers computes with the exported reward model."""
     settings = {"objective.name": "rm", "train.max_steps": 2, "checkpoint.save_last": True, "optim.lr": 1e-2}
     trained = run_training(language_model, tmp_path / "rm", pairs(8), settings)

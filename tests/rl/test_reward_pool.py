@@ -121,7 +121,8 @@ FAILURES = {
 }
 
 
-def test_an_answer_whose_reward_fails_has_no_value_and_the_others_keep_theirs(pool: RewardPool) -> None:
+def test_failed_reward_is_missing_and_others_stay(pool: RewardPool) -> None:
+    """A completion whose reward fails has no value and the others keep theirs."""
     deeds = [*FAILURES, "none", "true", "print"]
     verdicts = dict(zip(deeds, scored(pool, *map(item, deeds)), strict=True))
     for deed, failure in FAILURES.items():
@@ -136,7 +137,8 @@ def test_an_answer_whose_reward_fails_has_no_value_and_the_others_keep_theirs(po
     assert "swift_rl" not in verdicts["raise"].output
 
 
-def test_a_call_that_takes_too_long_is_ended_with_what_it_started(impatient: RewardPool, tmp_path: Path) -> None:
+def test_reward_timeout_kills_child_processes(impatient: RewardPool, tmp_path: Path) -> None:
+    """A call that takes too long is ended with what it started."""
     note = tmp_path / "pid"
     verdicts = scored(impatient, item("hang"), item("hang in C"), item("child", note), item("none"))
     assert [verdict.failure for verdict in verdicts] == ["took longer than 3 s"] * 3 + [None]
@@ -153,7 +155,7 @@ def _wait_for_the_end(pid: int) -> None:
         time.sleep(0.05)
 
 
-def test_answers_that_are_alike_are_scored_once(pool: RewardPool, tmp_path: Path) -> None:
+def test_equal_completions_are_scored_once(pool: RewardPool, tmp_path: Path) -> None:
     note = tmp_path / "calls"
     alike = [item("count", note)] * 5
     verdicts = scored(pool, *alike, item("count", note, completion="another"))
@@ -168,7 +170,8 @@ def test_a_call_that_crashes_once_is_made_again(file: Path, tmp_path: Path) -> N
     assert (verdict.value, verdict.failure) == (0.25, None)
 
 
-def test_a_function_that_returns_no_list_or_a_short_one_fails_and_each_runs_in_a_folder_of_its_own(file: Path) -> None:
+def test_bad_reward_return_fails_and_calls_have_own_folder(file: Path) -> None:
+    """A function that returns no list or a short one fails and each runs in a folder of its own."""
     options = RewardOptions(reward_workers=1, reward_max_failed=1.0, reward_retries=0)
     names = ["short", "number", "where"]
     with RewardPool(select_rewards([f"{file}:{name}" for name in names], options), options) as pool:
@@ -182,7 +185,7 @@ def test_a_function_that_returns_no_list_or_a_short_one_fails_and_each_runs_in_a
     assert home.resolve() != Path.cwd().resolve()
 
 
-def test_a_failed_reward_counts_as_zero_where_the_user_says_so(file: Path) -> None:
+def test_failed_reward_counts_zero_on_request(file: Path) -> None:
     options = RewardOptions(reward_on_error="zero", reward_workers=1, reward_retries=0)
     said: list[str] = []
     with RewardPool(select_rewards([f"{file}:deeds"], options), options, said.append) as pool:
@@ -193,7 +196,8 @@ def test_a_failed_reward_counts_as_zero_where_the_user_says_so(file: Path) -> No
     ]
 
 
-def test_a_run_stops_when_too_many_rewards_fail_and_says_how_to_repeat_one(file: Path, tmp_path: Path) -> None:
+def test_too_many_failed_rewards_stop_run(file: Path, tmp_path: Path) -> None:
+    """A run stops when too many rewards fail and says how to repeat one."""
     options = RewardOptions(reward_max_failed=0.2, reward_workers=1, reward_retries=0)
     rows = [RewardItem([], str(place), columns={"deed": "true"}) for place in range(8)]
     rows[3] = RewardItem([], "x", columns={"deed": "raise"}, place="rows.jsonl, row 4")

@@ -47,7 +47,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("name", "completion", "solution", "value"), TEXTS)
-def test_a_final_answer_is_compared_with_the_solution(
+def test_final_answer_is_compared_with_solution(
     name: str, completion: str, solution: object, value: float | None
 ) -> None:
     assert one(made(name), completion, solution=solution) == value
@@ -71,7 +71,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("name", "completion", "value"), FORMS)
-def test_the_form_of_an_answer_is_all_that_counts(name: str, completion: str, value: float) -> None:
+def test_format_reward_ignores_content(name: str, completion: str, value: float) -> None:
     assert one(made(name), completion) == value
 
 
@@ -236,7 +236,8 @@ def _items(*texts: str) -> list[RewardItem]:
     return [RewardItem([{"role": "user", "content": "Why?"}], text, columns={"solution": "so"}) for text in texts]
 
 
-def test_a_judge_is_asked_once_for_equal_answers_at_temperature_0(server: str) -> None:
+def test_judge_is_asked_once_for_equal_completions(server: str) -> None:
+    """A judge is asked once for equal completions at temperature 0."""
     judge = made("judge", reward_options={"judge": {"base_url": f"{server}/v1"}})
     first, again, unclear, broken = judge.score(_items("good", "good", "unclear", "broken"))
     assert (first, again) == (0.7, 0.7)
@@ -249,7 +250,8 @@ def test_a_judge_is_asked_once_for_equal_answers_at_temperature_0(server: str) -
         made("judge")
 
 
-def test_a_reward_model_behind_an_address_scores_whole_conversations(server: str) -> None:
+def test_remote_reward_model_scores_conversations(server: str) -> None:
+    """A reward model behind an address scores whole conversations."""
     (selected,) = select_rewards([], RewardOptions(reward_model=(server,), reward_weights=(0.5,)))
     assert (selected.name, selected.weight, selected.batched) == ("reward_model", 0.5, True)
     assert selected.reward is not None

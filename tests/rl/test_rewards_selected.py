@@ -103,7 +103,8 @@ def items(*texts: str) -> list[RewardItem]:
     return [RewardItem(asked, text, [1] * len(text), columns={"solution": "abb"}) for text in texts]
 
 
-def test_functions_of_trls_signature_get_texts_that_are_messages_too(files: tuple[Path, Path]) -> None:
+def test_trl_reward_functions_get_strings_for_messages(files: tuple[Path, Path]) -> None:
+    """Functions of TRL's signature get texts that are messages too."""
     names = ["text_style", "message_style", "all_at_once", "plain"]
     options = RewardOptions(reward_workers=1)
     selected = select_rewards([f"{files[0]}:{name}" for name in names], options)
@@ -121,7 +122,8 @@ def test_functions_of_trls_signature_get_texts_that_are_messages_too(files: tupl
     assert c["plain"].failure is None
 
 
-def test_plugin_files_of_ms_swift_work_unchanged_and_leave_this_process_as_it_was(files: tuple[Path, Path]) -> None:
+def test_ms_swift_plugin_files_work_unchanged(files: tuple[Path, Path]) -> None:
+    """Plugin files of ms-swift work unchanged and leave this process as it was."""
     names = ("dummy", "told", "slow", "exact_match", "number")
     options = RewardOptions(
         reward_funcs=names,
@@ -176,7 +178,8 @@ def test_a_file_that_cannot_be_run_is_refused_with_its_own_lines(tmp_path: Path)
     assert "ended itself with the exit code 5" in refused([f"{file}:f"])
 
 
-def test_a_column_that_a_reward_wants_and_no_row_has_is_an_error_before_the_run(files: tuple[Path, Path]) -> None:
+def test_missing_reward_column_is_refused_before_run(files: tuple[Path, Path]) -> None:
+    """A column that a reward wants and no row has is an error before the run."""
     selected = select_rewards(["number", f"{files[0]}:plain"], RewardOptions())
     check_columns(selected, ["solution"])
     with pytest.raises(DataError, match=r"'number' wants the column 'solution'.*Did you mean 'solutions'"):
@@ -194,7 +197,7 @@ def answers(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_verb_shows_the_rewards_of_stored_answers(
+def test_command_shows_rewards_of_stored_completions(
     answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
@@ -207,9 +210,7 @@ def test_the_verb_shows_the_rewards_of_stored_answers(
     assert "number: mean 0.5, 0 to 1" in done.output
 
 
-def test_the_verb_repeats_one_row_with_what_the_function_printed(
-    answers: Path, files: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_command_repeats_row_with_printed_output(answers: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
     file = tmp_path / "shaky.py"
     file.write_text("def shaky(completions):\n    print('looking')\n    return [1 / (completions[0] == '4')]\n")
     done = typed(["rewards", "test", str(answers), "--reward_funcs", f"{file}:shaky", "--row", "2"], tmp_path)
@@ -221,7 +222,7 @@ def test_the_verb_repeats_one_row_with_what_the_function_printed(
     assert typed(["rewards", "test", str(answers), "--reward_funcs", "number", "--row", "3"], tmp_path).code == 2
 
 
-def test_the_verb_reads_the_rounds_of_a_run_with_their_tokens(tmp_path: Path) -> None:
+def test_command_reads_rounds_with_tokens(tmp_path: Path) -> None:
     prompts = [{"messages": [{"role": "user", "content": "?"}], "columns": {"solution": "4"}}]
     lines = [{"round": 3, "prompts": prompts}]
     lines += [{"prompt": 0, "text": text, "finish_reason": "stop"} for text in ("4", "five")]
@@ -237,7 +238,7 @@ def test_the_verb_reads_the_rounds_of_a_run_with_their_tokens(tmp_path: Path) ->
     assert lines_shown[1:3] == [["1", "1", "-0.2"], ["2", "0", "-0.3"]]
 
 
-def test_a_file_without_answers_is_named_with_its_line(tmp_path: Path) -> None:
+def test_file_without_completions_names_line(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     for text, said in (
         ('{"prompt": "a"}', "line 1: there is no answer"),
@@ -253,9 +254,8 @@ def test_a_file_without_answers_is_named_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "named", ["objective:\n  external_plugins: [plugin.py]\n", "reward_funcs: [number, 'mine.py:reward']\n"]
 )
-def test_a_configuration_file_cannot_decide_that_python_files_are_run(
-    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config_file_cannot_enable_python_files(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration file cannot decide that Python files are run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(f"model: m\ndataset: d.jsonl\nobjective.name: grpo\n{named}")
     typed_too = ["--external_plugins", "plugin.py", "--reward_funcs", "number", "mine.py:reward"]

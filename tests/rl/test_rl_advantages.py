@@ -56,7 +56,7 @@ def by_formula(kind: str, rewards: np.ndarray) -> list[float]:
         ("leave one out", {"leave_one_out": True}),
     ],
 )
-def test_an_answer_is_compared_with_its_group(kind: str, options: dict[str, Any]) -> None:
+def test_completion_is_compared_with_its_group(kind: str, options: dict[str, Any]) -> None:
     expected = [value for group in range(4) for value in by_formula(kind, REWARDS[group == GROUPS].sum(axis=1))]
     assert per_answer(REWARDS, **options) == pytest.approx(expected, rel=1e-12)
     order = NOISE.permutation(24)
@@ -64,13 +64,15 @@ def test_an_answer_is_compared_with_its_group(kind: str, options: dict[str, Any]
     assert shuffled == pytest.approx(np.array(expected)[order], rel=1e-12)
 
 
-def test_rewards_of_several_functions_are_added_with_their_weights() -> None:
+def test_rewards_are_weighted_and_summed() -> None:
+    """Rewards of several functions are added with their weights."""
     made = advantages.estimate(REWARDS, GROUPS, LENGTHS, AlgorithmOptions(), weights=(2.0, 0.5))
     assert made.total == pytest.approx(REWARDS @ [2.0, 0.5])
     assert [each[0] for each in made.tokens] == pytest.approx(per_answer(REWARDS @ [[2.0], [0.5]]))
 
 
-def test_the_batch_scale_is_the_standard_deviation_of_all_rewards() -> None:
+def test_batch_scale_is_std_of_all_rewards() -> None:
+    """The batch scale is the standard deviation of all rewards."""
     total = REWARDS.sum(axis=1)
     means = np.array([total[group == GROUPS].mean() for group in GROUPS])
     expected = (total - means) / (total.std(ddof=1) + 1e-4)
@@ -99,7 +101,8 @@ def test_gdpo_standardises_each_function_before_it_adds_them_up() -> None:
 
 
 @pytest.mark.parametrize("baseline", [False, True])
-def test_reinforce_plus_plus_whitens_what_each_token_and_all_later_ones_earn(baseline: bool) -> None:
+def test_reinforce_plus_plus_whitens_returns(baseline: bool) -> None:
+    """Reinforce plus plus whitens what each token and all later ones earn."""
     name = "reinforce_plus_plus_baseline" if baseline else "reinforce_plus_plus"
     options = AlgorithmOptions(advantage_estimator=name, beta=0.05, kl_in_reward=True)
     total = REWARDS.sum(axis=1)
@@ -118,7 +121,8 @@ def test_reinforce_plus_plus_whitens_what_each_token_and_all_later_ones_earn(bas
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "opo", "reinforce"])
-def test_kl_in_the_reward_is_subtracted_before_answers_are_compared(estimator: str) -> None:
+def test_kl_in_reward_is_subtracted_before_comparison(estimator: str) -> None:
+    """KL in the reward is subtracted before completions are compared."""
     options = AlgorithmOptions(advantage_estimator=estimator, beta=0.5, kl_in_reward=True)
     made = advantages.estimate(REWARDS, GROUPS, LENGTHS, options, KL)
     less = REWARDS.sum(axis=1) - 0.5 * np.array([each.sum() for each in KL])
@@ -126,7 +130,8 @@ def test_kl_in_the_reward_is_subtracted_before_answers_are_compared(estimator: s
     assert made.total == pytest.approx(REWARDS.sum(axis=1))
 
 
-def test_the_scale_and_the_zero_of_rewards_do_not_matter_and_advantages_of_a_group_sum_to_zero() -> None:
+def test_advantages_ignore_reward_scale_and_sum_to_zero() -> None:
+    """The scale and the zero of rewards do not matter and advantages of a group sum to zero."""
     plain = per_answer(REWARDS, advantage_eps=1e-12)
     assert per_answer(7 * REWARDS + 3, advantage_eps=1e-12) == pytest.approx(plain, rel=1e-9)
     for options in ({}, {"scale_rewards": "none"}, {"scale_rewards": "batch"}, {"advantage_estimator": "rloo"}):
@@ -141,9 +146,8 @@ def test_the_scale_and_the_zero_of_rewards_do_not_matter_and_advantages_of_a_gro
     [{}, {"leave_one_out": True}, {"like": "nemo"}, {"scale_rewards": "gdpo"}, {"advantage_estimator": "rloo"}],
 )
 @pytest.mark.parametrize("reward", [0.35, 0.1, 1e6])
-def test_equal_rewards_give_exactly_nothing_and_one_winner_stays_in_proportion(
-    options: dict[str, Any], reward: float
-) -> None:
+def test_equal_rewards_give_zero_advantage(options: dict[str, Any], reward: float) -> None:
+    """Equal rewards give exactly nothing and one winner stays in proportion."""
     groups, lengths = np.zeros(8, dtype=int), np.ones(8, dtype=int)
     equal = np.full((8, 1), reward)
     made = advantages.estimate(equal, groups, lengths, AlgorithmOptions(**options))
@@ -154,7 +158,7 @@ def test_equal_rewards_give_exactly_nothing_and_one_winner_stays_in_proportion(
     assert np.abs(per_answer(winner, groups, lengths, **options)).max() <= max(3.0, 2 * reward)
 
 
-def test_an_answer_without_any_score_counts_nowhere() -> None:
+def test_unscored_completion_is_ignored() -> None:
     rewards = REWARDS.copy()
     rewards[2] = np.nan
     rewards[7, 0] = np.nan
@@ -170,7 +174,7 @@ def test_an_answer_without_any_score_counts_nowhere() -> None:
     assert np.isnan(made_all.total[2])
 
 
-def test_a_group_of_which_one_answer_has_a_score_teaches_nothing() -> None:
+def test_group_with_one_score_has_no_advantage() -> None:
     rewards = np.array([[1.0], [np.nan], [np.nan], [0.5], [0.1], [0.2]])
     groups, lengths = np.array([5, 5, 5, 9, 9, 9]), np.ones(6, dtype=int)
     for options in ({}, {"advantage_estimator": "rloo"}, {"leave_one_out": True}):
@@ -179,7 +183,8 @@ def test_a_group_of_which_one_answer_has_a_score_teaches_nothing() -> None:
         assert made.spread == pytest.approx([0, np.std([0.5, 0.1, 0.2], ddof=1)])
 
 
-def test_the_entropy_mask_keeps_the_part_of_the_tokens_of_the_whole_round() -> None:
+def test_entropy_mask_covers_whole_round() -> None:
+    """The entropy mask keeps the part of the tokens of the whole round."""
     entropies = [np.array([0.1, 0.9]), np.array([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0])]
     kept = advantages.entropy_mask(entropies, 0.2)
     assert [each.tolist() for each in kept] == [[False, True], [False] * 7 + [True]]

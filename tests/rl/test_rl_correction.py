@@ -47,7 +47,8 @@ def test_each_mode_bounds_the_ratio_in_its_own_way(options: dict[str, Any], expe
         assert ours == pytest.approx(theirs)
 
 
-def test_only_engines_that_compute_otherwise_are_corrected_unless_the_user_says_more() -> None:
+def test_correction_applies_only_to_other_engines_by_default() -> None:
+    """Only engines that compute otherwise are corrected unless the user says more."""
     auto, asked = AlgorithmOptions(), AlgorithmOptions(rollout_importance_sampling_mode="sequence_mask")
     assert correction.mode_of(auto, foreign=False) == "off"
     assert correction.mode_of(auto, foreign=True) == "token_truncate"

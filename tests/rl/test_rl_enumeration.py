@@ -55,7 +55,8 @@ def test_the_mean_step_is_the_policy_gradient(options: dict[str, Any], factor: f
     torch.testing.assert_close(expected_step(logits, AlgorithmOptions(**options)), factor * exact(logits))
 
 
-def test_a_division_by_the_standard_deviation_of_the_group_has_another_gradient() -> None:
+def test_std_normalized_gradient_differs() -> None:
+    """A division by the standard deviation of the group has another gradient."""
     logits = parameters(0).requires_grad_()
     step, goal = expected_step(logits, AlgorithmOptions()).ravel(), exact(logits).ravel()
     assert float((step - 0.5 * goal).abs().max()) > 0.02
@@ -67,7 +68,8 @@ def policy_and_reference() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return logits, token_logps(logits), token_logps(parameters(2))
 
 
-def test_the_means_of_k1_and_k3_are_the_divergence_and_that_of_k2_is_not() -> None:
+def test_k1_and_k3_are_unbiased_and_k2_is_not() -> None:
+    """The means of k1 and k3 are the divergence and that of k2 is not."""
     _, logps, reference = policy_and_reference()
     chance = logps.detach().sum(1).exp()
     divergence = (chance * (logps.detach() - reference).sum(1)).sum()
@@ -80,7 +82,8 @@ def test_the_means_of_k1_and_k3_are_the_divergence_and_that_of_k2_is_not() -> No
     assert means["k2"] != pytest.approx(float(divergence), rel=0.01)
 
 
-def test_the_mean_gradient_of_k2_is_that_of_the_divergence_as_is_k3_times_the_ratio() -> None:
+def test_k2_gradient_is_that_of_kl() -> None:
+    """The mean gradient of k2 is that of the divergence as is k3 times the ratio."""
     logits, logps, reference = policy_and_reference()
     whole, other = logps.sum(1), reference.sum(1)
     chance = whole.exp()
@@ -123,7 +126,8 @@ def under(policy: torch.Tensor, engine: torch.Tensor, **options: Any) -> float:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
-def test_weighted_answers_of_an_engine_have_the_mean_of_the_policy(temperature: float) -> None:
+def test_weighted_engine_completions_are_unbiased(temperature: float) -> None:
+    """The weighted completions of an engine have the mean of the policy."""
     policy, engine = token_logps(parameters(4), temperature), token_logps(parameters(5))
     goal = float((policy.sum(1).exp() * REWARDS).sum())
     far = {"rollout_importance_sampling_threshold": 1e9}
@@ -133,7 +137,8 @@ def test_weighted_answers_of_an_engine_have_the_mean_of_the_policy(temperature: 
     assert float((engine.sum(1).exp() * REWARDS).sum()) != pytest.approx(goal, abs=0.01)
 
 
-def test_log_probabilities_of_another_temperature_than_the_draw_do_not_correct_it() -> None:
+def test_other_temperature_log_probs_do_not_correct() -> None:
+    """Log-probabilities of another temperature than that of sampling do not correct it."""
     policy, engine = token_logps(parameters(4)), token_logps(parameters(4), temperature=0.7)
     far = {"rollout_importance_sampling_mode": "sequence_truncate", "rollout_importance_sampling_threshold": 1e9}
     goal = float((policy.sum(1).exp() * REWARDS).sum())
@@ -145,7 +150,8 @@ def test_log_probabilities_of_another_temperature_than_the_draw_do_not_correct_i
     assert float((engine.sum(1).exp() * REWARDS).sum()) != pytest.approx(goal, abs=0.01)
 
 
-def test_answers_that_the_engine_never_draws_are_missing_from_the_mean() -> None:
+def test_never_sampled_completions_bias_the_mean() -> None:
+    """Completions that the engine never samples are missing from the mean."""
     policy = token_logps(parameters(4))
     drawn = (ANSWERS != 3).all(dim=1)
     engine = (policy.sum(1).exp() * drawn).sum().log()
@@ -163,7 +169,8 @@ def test_answers_that_the_engine_never_draws_are_missing_from_the_mean() -> None
     assert estimated != pytest.approx(float((policy.sum(1).exp() * REWARDS).sum()), abs=0.01)
 
 
-def test_the_entropy_of_the_tokens_falls_when_an_answer_is_learned() -> None:
+def test_token_entropy_falls_after_learning() -> None:
+    """The entropy of the tokens falls when a completion is learned."""
     logits = parameters(6).requires_grad_()
     before = token_entropies(logits.detach()).mean()
     step = gradient(token_logps(logits)[17].sum(), logits)

@@ -88,7 +88,8 @@ def by_formula(kind: str, options: dict[str, Any], logps: list[torch.Tensor]) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_loss_has_the_value_and_the_gradient_of_its_formula(kind: str) -> None:
+def test_loss_types_match_formula_and_gradient(kind: str) -> None:
+    """Each kind of loss has the value and the gradient of its formula."""
     loss, gradient, _ = summed(grpo(**KINDS[kind]), SAMPLES, len(SAMPLES), flat=False)
     leaves = logps_of(SAMPLES)
     expected = by_formula(kind, KINDS[kind], leaves)
@@ -97,7 +98,7 @@ def test_each_kind_of_loss_has_the_value_and_the_gradient_of_its_formula(kind: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_how_answers_are_cut_packed_and_padded_changes_nothing(kind: str) -> None:
+def test_padding_and_packing_do_not_change_loss(kind: str) -> None:
     objective = grpo(**KINDS[kind], log_entropy=True)
     whole = summed(objective, SAMPLES, len(SAMPLES), flat=False)
     for cut, flat, multiple in ((1, False, 1), (2, True, 8), (4, True, 1), (9, True, 64), (3, False, 16)):
@@ -108,7 +109,8 @@ def test_how_answers_are_cut_packed_and_padded_changes_nothing(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "k" not in kind and "clamped" not in kind])
-def test_without_old_log_probabilities_the_ratio_is_exactly_one_and_the_gradient_that_of_the_policy(kind: str) -> None:
+def test_missing_old_log_probs_give_policy_gradient(kind: str) -> None:
+    """Without old log-probabilities the ratio is exactly one and the gradient that of the policy."""
     options = {name: value for name, value in KINDS[kind].items() if name != "off_policy_sequence_mask_delta"}
     samples = [answer(number, 4, without=("old_logps", "ref_logps", "is_weights")) for number in range(6)]
     objective = grpo(**options)
@@ -120,7 +122,8 @@ def test_without_old_log_probabilities_the_ratio_is_exactly_one_and_the_gradient
     torch.testing.assert_close(gradient, -advantages.double() / per_token, rtol=1e-9, atol=1e-12)
 
 
-def test_an_answer_that_is_not_learned_from_has_no_part_in_the_loss_or_in_what_divides_it() -> None:
+def test_masked_completion_is_outside_loss_and_divisor() -> None:
+    """A completion that is not learned from has no part in the loss or in what divides it."""
     from dataclasses import replace
 
     left_out = answer(99, 5)
@@ -143,7 +146,8 @@ def test_what_the_loss_is_a_mean_over_is_known_before_the_step() -> None:
     assert grpo(loss_type="dr_grpo", max_completion_length=16).row_weight(SAMPLES) == 9 * 16
 
 
-def test_the_clip_fractions_count_tokens_whose_loss_no_longer_depends_on_the_ratio() -> None:
+def test_clip_fraction_counts_clipped_tokens() -> None:
+    """The clip fractions count tokens whose loss no longer depends on the ratio."""
     for kind in ("dapo", "clip-higher", "gspo"):
         _, gradient, metrics = summed(grpo(**KINDS[kind]), SAMPLES, 3, flat=False)
         stuck = float((gradient == 0).double().mean())
@@ -151,7 +155,7 @@ def test_the_clip_fractions_count_tokens_whose_loss_no_longer_depends_on_the_rat
         assert stuck > 0
 
 
-def test_bnpo_is_dapo_and_says_so() -> None:
+def test_bnpo_equals_dapo_with_note() -> None:
     as_dapo = summed(grpo(), SAMPLES, 2, flat=False)
     as_bnpo = summed(grpo(loss_type="bnpo"), SAMPLES, 2, flat=False)
     assert torch.equal(as_bnpo[0], as_dapo[0])

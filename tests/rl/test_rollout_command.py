@@ -9,7 +9,8 @@ from swift_export_vllm.worker import EXTENSION
 from swift_rl.rollout_command import server
 
 
-def test_a_server_of_rollouts_takes_weights_and_tells_what_it_draws_from() -> None:
+def test_rollout_server_takes_weights_and_reports_version() -> None:
+    """A server of rollouts takes weights and tells what it samples from."""
     arguments, environment = server(["tiny", "--port", "9000", "--vllm_max_num_seqs", "8"], {"HOME": "/h"})
     assert arguments[:5] == ["-m", "swift", "serve", "tiny", "--port"]
     assert arguments[-5:-2] == ["8", "--logprobs-mode", "processed_logprobs"]
@@ -32,7 +33,7 @@ def test_a_server_that_others_reach_is_refused(host: list[str], capsys: pytest.C
     assert server(["tiny", "--host", "localhost"], {})[0][4:6] == ["--host", "localhost"]
 
 
-def test_help_says_how_a_run_asks_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_client_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["rollout", "--help"]) == 0
     assert "--rollout_engine http://127.0.0.1:8000" in capsys.readouterr().out
     assert run(["rollout"]) == 2

@@ -50,9 +50,8 @@ def rounds(run: Trained) -> list[Round]:
     return [each for each in found if each is not None]
 
 
-def test_the_first_step_is_the_policy_gradient_of_what_the_round_says(
-    tied: Path, rewards: Path, tmp_path: Path
-) -> None:
+def test_first_step_is_policy_gradient_of_round(tied: Path, rewards: Path, tmp_path: Path) -> None:
+    """The first step is the policy gradient of what the round says."""
     run = run_training(tied, tmp_path, ROWS, settings(rewards, **{"train.max_steps": 1}))
     (made,) = rounds(run)
     model = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32)
@@ -127,7 +126,8 @@ def test_a_run_that_is_killed_anywhere_goes_on_to_the_same_bits(
             assert one.logps.tolist() == other.logps.tolist()
 
 
-def test_answers_of_a_lagging_round_are_those_of_the_weights_before(tied: Path, rewards: Path, tmp_path: Path) -> None:
+def test_stale_completions_use_previous_weights(tied: Path, rewards: Path, tmp_path: Path) -> None:
+    """Completions of a stale round use the weights of the step before."""
     ahead = run_training(tied, tmp_path / "a", ROWS, settings(rewards, **{"objective.rollout_lag": 1}))
     assert [each.version for each in rounds(ahead)] == [0, 0, 1, 2]
     atonce = run_training(tied, tmp_path / "b", ROWS, settings(rewards))
@@ -168,9 +168,10 @@ def adapter(tied: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.full
 @pytest.mark.parametrize("start", ["full", "following", "lora", "adapter", "turns"])
 @pytest.mark.parametrize("objective", ["grpo", "ppo"])
-def test_before_the_first_step_the_policy_is_its_reference_to_the_last_bit(
+def test_policy_equals_reference_before_first_step(
     tied: Path, rewards: Path, adapter: Path, tmp_path: Path, start: str, objective: str
 ) -> None:
+    """Before the first step the policy is its reference to the last bit."""
     changes: dict[str, Any] = {
         "tuner.kind": {"full": "full", "following": "full", "turns": "lisa"}.get(start, "lora"),
         "objective.temperature": 0.8,
@@ -198,9 +199,8 @@ def test_before_the_first_step_the_policy_is_its_reference_to_the_last_bit(
     assert (run.lines[1]["ratio"], run.lines[1]["approx_kl"]) == (1, 0)
 
 
-def test_held_out_prompts_are_answered_and_choose_the_best_checkpoint(
-    tied: Path, rewards: Path, tmp_path: Path
-) -> None:
+def test_eval_prompts_choose_best_checkpoint(tied: Path, rewards: Path, tmp_path: Path) -> None:
+    """Held-out prompts get completions that choose the best checkpoint."""
     run = run_training(tied, tmp_path, ROWS[:8], settings(rewards, **{"train.eval_steps": 2}), validation=ROWS[8:])
     evaluated = {step: line["eval_reward"] for step, line in run.lines.items() if "eval_reward" in line}
     assert sorted(evaluated) == [2, 4]
@@ -209,9 +209,8 @@ def test_held_out_prompts_are_answered_and_choose_the_best_checkpoint(
     assert run.summary.best_checkpoint.name == f"checkpoint-{best}"
 
 
-def test_a_round_whose_file_is_gone_is_said_where_a_run_resumes_inside_of_it(
-    tied: Path, rewards: Path, tmp_path: Path
-) -> None:
+def test_missing_round_file_is_reported_on_resume(tied: Path, rewards: Path, tmp_path: Path) -> None:
+    """A missing round file is reported where a run resumes inside of the round."""
     changes = {"objective.num_iterations": 2}
     whole = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
     path_of(whole.folder / "rollouts", 0, "safetensors").unlink()
@@ -229,17 +228,19 @@ def test_a_round_whose_file_is_gone_is_said_where_a_run_resumes_inside_of_it(
         ({"objective.rollout_lag": 1, "objective.dynamic_sample": True}, "lag behind"),
     ],
 )
-def test_what_cannot_be_learned_from_is_refused_before_weights_load(
+def test_unsupported_rl_input_is_refused_before_loading(
     tied: Path, rewards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
 ) -> None:
+    """What cannot be learned from is refused before weights load."""
     monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises((ConfigError, SwiftError), match=said):
         run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
 
 
-def test_the_report_has_the_rounds_and_the_first_one_is_compared_with_the_reference(
+def test_report_shows_rounds_compared_with_reference(
     tied: Path, rewards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The report has the rounds and the first one is compared with the reference."""
     changes = {"objective.beta": 0.1, "tuner.kind": "lora", "train.max_steps": 2, "optim.warmup_steps": 0}
     run = run_training(tied, tmp_path, ROWS, settings(rewards, **changes, **{"logging.report_to": ["report", "jsonl"]}))
     said = capsys.readouterr().out

@@ -67,9 +67,10 @@ def interrupted(tied: Path, rewards: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.full
 @pytest.mark.parametrize("backend", LAYOUTS)
-def test_every_layout_draws_the_same_answers_and_learns_the_same_from_them(
+def test_layouts_sample_and_learn_the_same(
     tied: Path, rewards: Path, alone: Trained, interrupted: Path, tmp_path: Path, backend: str
 ) -> None:
+    """Every layout samples the same completions and learns the same from them."""
     processes, plan = LAYOUTS[backend]
     killed = tmp_path / "killed"
     shutil.copytree(interrupted.parent.parent, killed)

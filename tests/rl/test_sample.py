@@ -82,9 +82,7 @@ def test_a_sample_that_was_interrupted_goes_on_to_the_same_rows(
         assert row["subject"] == ROWS[place]["subject"]
 
 
-def test_other_rewards_take_the_answers_that_are_there(
-    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_rewards_reuse_stored_completions(tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sample(tied, tmp_path) == 0
     answers = (tmp_path / "rows.answers.jsonl").read_bytes()
     monkeypatch.setattr("swift.infer.speaker.open_local", None)  # no model is loaded again
@@ -153,7 +151,7 @@ def test_thresholds_decide_what_is_kept() -> None:
     assert chosen(prompt(1, 1, 0, 0), easy_query_threshold=0.5) == [(1, None)]
 
 
-def test_pairs_have_a_better_and_a_worse_answer() -> None:
+def test_pairs_have_chosen_and_rejected() -> None:
     assert chosen(prompt(1, 3, 2), rows="dpo", n_best_to_keep=9) == [(3, 1), (2, 1)]
     assert chosen(prompt(1, 1), rows="dpo") == []
     assert chosen(prompt(3, 0, None, cut=1), rows="dpo") == []  # what is left is the worst itself
@@ -175,7 +173,7 @@ def test_pairs_have_a_better_and_a_worse_answer() -> None:
         ),
     ],
 )
-def test_what_cannot_be_sampled_says_what_to_type(
+def test_unsupported_sampling_names_flag(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)

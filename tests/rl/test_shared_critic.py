@@ -37,9 +37,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def test_a_run_with_a_head_on_the_policy_is_resumed_to_the_same_bits_and_leaves_the_head_out_of_what_others_load(
-    tied: Path, rewards: Path, tmp_path: Path
-) -> None:
+def test_shared_critic_resumes_and_head_is_not_exported(tied: Path, rewards: Path, tmp_path: Path) -> None:
+    """A run with a head on the policy is resumed to the same bits and leaves the head out of what others load."""
     exported = tmp_path / "exported"
     to_hf = {"export.to": "hf", "export.out": str(exported)}
     whole = run_training(tied, tmp_path, ROWS, settings(rewards, **SHARED, **to_hf))
@@ -67,9 +66,8 @@ def test_a_run_with_a_head_on_the_policy_is_resumed_to_the_same_bits_and_leaves_
         assert answer.token_values["old_values"] == pytest.approx(values.detach().numpy(), abs=1e-5)
 
 
-def test_beside_adapters_the_head_is_trained_whole_and_in_no_adapter_that_others_load(
-    tied: Path, rewards: Path, tmp_path: Path
-) -> None:
+def test_shared_critic_head_is_trained_with_adapters(tied: Path, rewards: Path, tmp_path: Path) -> None:
+    """Next to adapters the head is trained whole and in no adapter that others load."""
     exported = tmp_path / "exported"
     to_adapter = {"export.to": "adapter", "export.out": str(exported)}
     whole = run_training(tied, tmp_path, ROWS, settings(rewards, **SHARED, **LORA, **to_adapter))
@@ -117,9 +115,8 @@ def trained(model: Path, out: Path, rewards: Path, changes: dict[str, Any]) -> T
 
 
 @pytest.mark.parametrize("backend", tiered(LAYOUTS, (), ("zero3",)))
-def test_a_run_is_resumed_in_the_middle_of_a_round_on_another_backend(
-    tied: Path, rewards: Path, tmp_path: Path, backend: str
-) -> None:
+def test_shared_critic_resumes_mid_round_elsewhere(tied: Path, rewards: Path, tmp_path: Path, backend: str) -> None:
+    """A run is resumed in the middle of a round on another backend."""
     processes, plan = LAYOUTS[backend]
     tuned = {"full": {}, "lora": LORA, "separate": {"objective.critic": "separate"}}
     begun = [partial(trained, tied, tmp_path / name, rewards, tuner) for name, tuner in tuned.items()]
@@ -149,9 +146,10 @@ def test_a_run_is_resumed_in_the_middle_of_a_round_on_another_backend(
         ({"objective.critic": "separate", "model.value_head": True}, "does not train one"),
     ],
 )
-def test_what_a_shared_critic_cannot_have_is_refused_before_weights_load(
+def test_unsupported_shared_critic_is_refused_early(
     tied: Path, rewards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
 ) -> None:
+    """What a shared critic cannot have is refused before weights load."""
     monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(SwiftError, match=said):
         run_training(tied, tmp_path, ROWS, settings(rewards, **{**SHARED, **changes}))

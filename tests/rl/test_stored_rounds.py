@@ -62,9 +62,8 @@ def assert_same(run: Trained, alone: Trained) -> None:
 
 
 @pytest.mark.usefixtures("stored_installed")
-def test_micro_batches_and_packing_change_nothing_and_a_value_at_the_wrong_token_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packing_changes_nothing_and_shifted_values_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Micro-batches and packing change nothing and a value at the wrong token does."""
     model = write_model(tmp_path / "tiny")
     few = {"train.max_steps": 3}
     whole = trained(model, tmp_path / "whole", "dapo", {**few, "train.micro_batch": 6})

@@ -76,7 +76,7 @@ class Trainer:
         return found
 
 
-def test_a_whole_update_passes_and_says_its_version(model: Path) -> None:
+def test_complete_update_reports_version(model: Path) -> None:
     trainer, engine = Trainer(model), VerifiedEngine(open_engine("transformers", model, dtype="float32", device="cpu"))
     probe = Probe.of([*TEXTS, TEXTS[0]], tolerance=1e-4)
     assert probe.texts == TEXTS
@@ -168,7 +168,8 @@ def test_an_engine_that_shows_no_weights_is_caught_by_the_probe(model: Path) -> 
     engine.close()
 
 
-def test_a_trainer_that_computes_differently_is_told_from_a_failed_update(model: Path) -> None:
+def test_different_trainer_numerics_differ_from_failed_sync(model: Path) -> None:
+    """A trainer that computes differently is distinguished from a failed update."""
     trainer, engine = Trainer(model), VerifiedEngine(open_engine("transformers", model, dtype="float32", device="cpu"))
     engine.update_weights(trainer.weights())
     with pytest.raises(SyncError, match="Every weight arrived as it was sent: the engine computes differently"):
@@ -176,7 +177,7 @@ def test_a_trainer_that_computes_differently_is_told_from_a_failed_update(model:
     engine.close()
 
 
-def test_a_checksum_sees_bits_and_their_places() -> None:
+def test_checksum_detects_bits_and_positions() -> None:
     tensor = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
     assert checksum(tensor) == checksum(tensor.clone())
     assert checksum(tensor.t()) == checksum(tensor.t().contiguous())
@@ -195,7 +196,7 @@ def round_of(engine: list[list[float]], trainer: list[list[float]]) -> Round:
     return Round(0, 4, [Prompt(0, 0, np.array([1]), [])], answers)
 
 
-def test_the_gap_is_what_the_formulas_say() -> None:
+def test_mismatch_matches_formulas() -> None:
     said, known = [[-1.0, -2.0, -0.5], [-3.0]], [[-1.1, -1.9, -0.5], [-2.0]]
     found = gap(round_of(said, known))
     log = np.concatenate(known) - np.concatenate(said)
@@ -211,7 +212,8 @@ def test_the_gap_is_what_the_formulas_say() -> None:
     assert gap(Round(0, 0, [], [])) == {}
 
 
-def test_estimates_of_the_gap_are_the_divergences_of_a_known_pair_of_models() -> None:
+def test_mismatch_estimates_match_known_divergences() -> None:
+    """Estimates of the gap are the divergences of a known pair of models."""
     generator = np.random.default_rng(0)
     engine, trainer = (np.log(generator.dirichlet(np.ones(5) * 4)) for _ in range(2))
     drawn = np.repeat(np.arange(5), np.round(np.exp(engine) * 200_000).astype(int))

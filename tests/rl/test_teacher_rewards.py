@@ -66,9 +66,8 @@ def by_hand(student: Path, teacher: Path, made: Round) -> tuple[float, float, fl
     return float(loss.detach() / count), float(torch.stack(squares).sum().sqrt()), apart / count
 
 
-def test_a_step_with_a_teacher_alone_is_the_policy_gradient_of_its_log_ratio(
-    tied: Path, teacher: Path, tmp_path: Path
-) -> None:
+def test_teacher_only_step_is_policy_gradient_of_log_ratio(tied: Path, teacher: Path, tmp_path: Path) -> None:
+    """A step with a teacher alone is the policy gradient of its log ratio."""
     run = learned(tied, tmp_path, teacher)
     loss, norm, apart = by_hand(tied, teacher, first_round(run))
     assert run.losses == pytest.approx([loss], rel=1e-5)
@@ -77,7 +76,7 @@ def test_a_step_with_a_teacher_alone_is_the_policy_gradient_of_its_log_ratio(
     assert abs(loss) > 0.1
 
 
-def test_beside_rewards_it_is_added_to_the_advantages(tied: Path, teacher: Path, tmp_path: Path) -> None:
+def test_teacher_term_is_added_to_advantages(tied: Path, teacher: Path, tmp_path: Path) -> None:
     rewards = {"objective.reward_funcs": ["regex"], "objective.reward_options": {"regex": {"pattern": ".*[a-z].*"}}}
     alone = first_round(learned(tied, tmp_path / "alone", None, **rewards))
     both = first_round(learned(tied, tmp_path / "both", teacher, **rewards))
@@ -114,7 +113,7 @@ def test_teachers_that_would_not_be_heard_are_refused(tied: Path, teacher: Path,
         })  # fmt: skip
 
 
-def test_a_teacher_that_the_run_holds_says_what_an_engine_says(tied: Path, teacher: Path, tmp_path: Path) -> None:
+def test_local_teacher_matches_engine_teacher(tied: Path, teacher: Path, tmp_path: Path) -> None:
     asked = learned(tied, tmp_path / "engine", teacher)
     held = learned(tied, tmp_path / "role", teacher, **{"objective.teacher_as_role": True})
     assert held.losses == pytest.approx(asked.losses, rel=1e-5)
@@ -122,7 +121,7 @@ def test_a_teacher_that_the_run_holds_says_what_an_engine_says(tied: Path, teach
 
 
 @pytest.mark.full
-def test_processes_that_share_the_answers_learn_the_same(tied: Path, teacher: Path, tmp_path: Path) -> None:
+def test_ranks_sharing_completions_learn_same(tied: Path, teacher: Path, tmp_path: Path) -> None:
     several = {"objective.steps_per_generation": 2, "train.max_steps": 4, "train.micro_batch": 2}
     alone = learned(tied, tmp_path / "alone", teacher, **several)
     sharded, role = {"backend.name": "fsdp"}, {"objective.teacher_as_role": True}

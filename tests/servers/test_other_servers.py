@@ -132,9 +132,8 @@ def started(
 
 
 @pytest.mark.full
-def test_a_model_is_served_with_its_adapter_by_flags_that_the_server_has(
-    engine: str, started: tuple[dict[str, Any], list[str]]
-) -> None:
+def test_model_is_served_with_adapter_by_server_flags(engine: str, started: tuple[dict[str, Any], list[str]]) -> None:
+    """A model is served with its adapter by flags that the server has."""
     flags, lines = started
     adapters = flags["lora_paths" if engine == "sglang" else "adapters"]
     assert [each.partition("=")[0] for each in adapters] == ["mine"]
@@ -167,7 +166,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> s
     return printed.err
 
 
-def test_flags_of_nobody_and_flags_that_are_swifts_are_refused(
+def test_unknown_and_reserved_flags_are_refused(
     engine: str, python: Path, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(small), "--engine", engine, "--python", str(python)]
@@ -207,7 +206,7 @@ def test_it_does_not_load_models_into_this_process(
 @pytest.mark.parametrize(
     ("module", "said"), [("model.visual.blocks.0.attn.qkv", True), ("model.layers.0.q_proj", False)]
 )
-def test_an_adapter_of_a_tower_is_to_be_merged(
+def test_vision_encoder_adapter_suggests_merging(
     engine: str, python: Path, small: Path, tmp_path: Path, module: str, said: bool
 ) -> None:
     """SGLang would leave that part of it out, and LMDeploy put it on pictures by the places of words."""

@@ -104,7 +104,8 @@ def grouped() -> dict[str, Any]:
         dist.destroy_process_group()
 
 
-def test_heads_rows_and_vectors_share_second_moments_and_biases_do_not() -> None:
+def test_adam_mini_shares_second_moments_by_block() -> None:
+    """Heads rows and vectors share second moments and biases do not."""
     expected = by_the_paper()
     for name, value in updated(cut=False).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6, msg=name)

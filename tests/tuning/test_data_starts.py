@@ -111,7 +111,8 @@ def test_eva_begins_with_the_directions_that_peft_finds(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_lora_ga_begins_with_the_directions_of_the_gradient_that_peft_finds(tmp_path: Path) -> None:
+def test_lora_ga_matches_peft_gradient_directions(tmp_path: Path) -> None:
+    """LoRA-GA begins with the directions of the gradient that PEFT finds."""
     model = write_model(tmp_path / "tiny", pad_token_id=None)  # whose singular values lie apart
     run = trained(model, tmp_path, "lora_ga", {"checkpoint.save_steps": 1})
     base = plain_torch.load_model(model)
@@ -181,7 +182,8 @@ def test_every_backend_begins_where_the_data_points_and_resumes(tmp_path: Path) 
 
 @pytest.mark.full
 @pytest.mark.parametrize("stage", ["zero2", "zero3"])
-def test_factors_are_still_there_when_deepspeed_reads_exact_masters(tmp_path: Path, stage: str) -> None:
+def test_factors_survive_deepspeed_exact_masters(tmp_path: Path, stage: str) -> None:
+    """Factors are still there when DeepSpeed reads exact masters."""
     model = write_model(tmp_path / "tiny")
     # The first update, at a learning rate of 0, puts the masters in the place of the weights that were read.
     plan = {"backend.name": "deepspeed", "backend.config": stage, "model.dtype": "bfloat16", "train.max_steps": 2}

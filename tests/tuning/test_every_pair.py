@@ -163,9 +163,10 @@ def plain_loss(model: Path, count: int) -> float:
 
 @whole
 @pytest.mark.full
-def test_each_tuner_begins_at_the_models_loss_and_what_is_exported_is_what_was_evaluated(
+def test_tuner_starts_at_base_loss_and_exports_evaluated_model(
     tmp_path: Path, models: dict[str, Path], alone: Alone, page: Page
 ) -> None:
+    """Each tuner begins at the model's loss and what is exported is what was evaluated."""
     wrong = []
     quantised = ("qlora", "loftq")  # what is evaluated there lies on weights in four bits
     left = [name for name in KINDS["tuner"] if name not in quantised and page.lacks("tuner", name, "exported")]
@@ -185,7 +186,7 @@ def test_each_tuner_begins_at_the_models_loss_and_what_is_exported_is_what_was_e
 
 
 @pytest.mark.full
-def test_the_page_says_what_is_refused(tmp_path: Path) -> None:
+def test_page_lists_refused_pairs(tmp_path: Path) -> None:
     found = json.loads(PAGE.read_text())["found"]
     model = write_model(tmp_path / "tiny")
     for kind, name in NAMES:

@@ -113,7 +113,8 @@ def test_steps_of_every_layout_are_those_of_one_process(
 
 
 @pytest.mark.full
-def test_muon_updates_each_expert_by_itself_wherever_its_rows_lie(tmp_path: Path) -> None:
+def test_muon_updates_each_expert_separately(tmp_path: Path) -> None:
+    """Muon updates each expert by itself wherever its rows lie."""
     model = write_model(tmp_path / "tiny", architecture="Qwen3Moe", **EXPERTS)
     (expected,) = on_processes(1, partial(trained, model, tmp_path / "torch", "muon", {}))
     (answers,) = on_processes(2, partial(trained, model, tmp_path / "runs", "muon", FSDP))
@@ -121,7 +122,8 @@ def test_muon_updates_each_expert_by_itself_wherever_its_rows_lie(tmp_path: Path
 
 
 @pytest.mark.full
-def test_what_is_kept_for_whole_matrices_resumes_where_others_own_them(tmp_path: Path) -> None:
+def test_whole_matrix_state_resumes_on_other_owner_ranks(tmp_path: Path) -> None:
+    """What is kept for whole matrices resumes where others own them."""
     model = write_model(tmp_path / "tiny", **WIDE)
     steps, first, then = 10, 4, 7
 
@@ -153,7 +155,8 @@ def moments(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.full
-def test_eight_bits_resume_on_other_layouts_and_as_adamw_and_back(tmp_path: Path) -> None:
+def test_eight_bit_state_resumes_on_other_layouts_and_as_adamw(tmp_path: Path) -> None:
+    """Eight bits resume on other layouts and as AdamW and back."""
     model = write_model(tmp_path / "tiny", **WIDE)
     saved = {"checkpoint.save_last": True, "checkpoint.save_steps": 10}
 
@@ -178,7 +181,8 @@ def test_eight_bits_resume_on_other_layouts_and_as_adamw_and_back(tmp_path: Path
     assert back.losses == pytest.approx(plain.losses[-4:], rel=1e-3)
 
 
-def test_an_optimizer_that_must_know_where_parts_lie_is_refused_where_nobody_tells(tmp_path: Path) -> None:
+def test_optimizer_needing_shard_layout_is_refused_without_it(tmp_path: Path) -> None:
+    """An optimizer that needs the shard layout is refused on a backend that does not report it."""
     model = write_model(tmp_path / "tiny")
     with pytest.raises(SwiftError, match="muon"):
         run_training(model, tmp_path, ROWS, settings("muon", **ZERO))

@@ -87,7 +87,8 @@ def galore(kind: str, scale: float) -> Rule:
 
 
 @pytest.mark.parametrize("kind", ["std", "reverse_std", "left", "right"])
-def test_galore_is_adam_in_the_space_of_the_first_singular_vectors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_galore_is_adam_in_singular_space(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GaLore is Adam in the space of the first singular vectors."""
     ours = of_swift("galore", monkeypatch, **SMALL, proj_type=kind, scale=0.5)
     assert_equal(trained(*ours), trained(*by_hand(galore(kind, 0.5))), rtol=1e-4)
 
@@ -96,9 +97,11 @@ def test_galore_is_adam_in_the_space_of_the_first_singular_vectors(kind: str, mo
     ("name", "rank", "options"),
     [("apollo", RANK, {}), ("apollo", RANK, {"projection_seed": 3}), ("apollo_mini", 1, {"rank": 1, "scale": 128.0})],
 )
-def test_apollo_scales_gradients_as_adam_scales_their_random_projection(
+def test_apollo_scales_gradients_by_projected_adam(
     name: str, rank: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """APOLLO scales gradients as Adam scales their random projection."""
+
     def rule(matrix: str, grad: torch.Tensor, state: State, step: int) -> torch.Tensor:
         rows, columns = grad.shape
         right = rows >= columns
@@ -130,9 +133,10 @@ def in_four_bits(values: torch.Tensor) -> torch.Tensor:
     return (step * ((torch.round(groups / step) + zero).clamp(0, 15) - zero)).reshape(values.shape)
 
 
-def test_q_galore_projects_in_four_bits_and_looks_less_often_where_nothing_turns(
+def test_q_galore_projects_in_int4_and_updates_lazily(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Q-GaLore projects in four bits and looks less often where nothing turns."""
     looked: list[str] = []
 
     def rule(name: str, grad: torch.Tensor, state: State, step: int) -> torch.Tensor:

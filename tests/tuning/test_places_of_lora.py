@@ -63,7 +63,8 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 @pytest.mark.full
 @pytest.mark.parametrize("place", PLACES)
-def test_adapters_beside_the_usual_layers_have_the_same_numbers_everywhere(tmp_path: Path, place: str) -> None:
+def test_adapters_on_other_layers_match_on_every_backend(tmp_path: Path, place: str) -> None:
+    """Adapters next to the usual layers have the same numbers everywhere."""
     shape, targets, places = PLACES[place]
     model = write_model(tmp_path / "tiny", tie_word_embeddings=False, **shape)
     alone = trained(model, tmp_path / "torch", targets, {})

@@ -89,7 +89,8 @@ def by_the_paper(folder: Path) -> tuple[list[float], float, dict[str, torch.Tens
 
 
 @pytest.mark.full
-def test_steps_evaluations_and_checkpoints_are_those_of_the_paper(tmp_path: Path) -> None:
+def test_schedule_free_matches_the_paper(tmp_path: Path) -> None:
+    """Steps evaluations and checkpoints are those of the paper."""
     model = write_model(tmp_path / "tiny")
     losses, evaluation, weights = by_the_paper(model)
     run = trained(model, tmp_path)

@@ -139,7 +139,8 @@ def on_gradients_of_its_own(model: Path, out: Path, optim: str, plan: dict[str, 
 
 
 @pytest.mark.full
-def test_given_the_same_gradients_moments_in_few_bits_are_the_same_in_every_layout(tmp_path: Path) -> None:
+def test_low_bit_moments_match_in_every_layout(tmp_path: Path) -> None:
+    """Given the same gradients, low-bit moments are the same in every layout."""
     model = write_model(tmp_path / "tiny", **WIDE)
     alone = {
         name: stored(on_gradients_of_its_own(model, tmp_path / f"alone/{name}", name, {}))

@@ -71,9 +71,8 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("init", "rslora"), [("pissa", False), ("olora", True)], ids=["pissa", "olora with rank-stabilised scale"]
 )
-def test_adapters_that_begin_in_the_weights_follow_peft_and_leave_as_plain_lora(
-    tmp_path: Path, init: str, rslora: bool
-) -> None:
+def test_weight_initialized_adapters_match_peft_and_export_lora(tmp_path: Path, init: str, rslora: bool) -> None:
+    """Adapters that begin in the weights follow PEFT and leave as plain LoRA."""
     model = write_model(tmp_path / "tiny")
     changes = {**RANKS, "tuner.init": init, "tuner.rslora": rslora, "checkpoint.save_last": True}
     run = trained(model, tmp_path, init, changes)
@@ -128,7 +127,8 @@ def test_every_backend_begins_in_the_weights_alike_and_resumes(tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_loftq_has_the_numbers_of_one_process_where_weights_are_sharded(tmp_path: Path) -> None:
+def test_loftq_matches_one_process_with_sharded_weights(tmp_path: Path) -> None:
+    """LoftQ has the numbers of one process where weights are sharded."""
     model = write_model(tmp_path / "tiny", **WIDE)
     settings = {**FOUR_BITS, "tuner.init": "loftq", "optim.eps": 1e-6, "checkpoint.save_last": True}
     plans: dict[str, dict[str, Any]] = {
@@ -175,7 +175,8 @@ def test_what_does_not_go_with_such_a_start_is_refused(tmp_path: Path, changes: 
         trained(model, tmp_path, "refused", {"tuner.init": "pissa", **changes})
 
 
-def test_a_rank_beyond_the_directions_of_a_weight_begins_at_the_base_model_too(tmp_path: Path) -> None:
+def test_excess_rank_starts_at_base_model(tmp_path: Path) -> None:
+    """A rank beyond the directions of a weight begins at the base model too."""
     model = write_model(tmp_path / "tiny")
     run = trained(model, tmp_path, "wide", {"tuner.init": "olora", "tuner.rank": 200, "train.max_steps": 2})
     assert run.losses[0] == pytest.approx(first_loss(model), rel=1e-5)
@@ -186,7 +187,8 @@ FOUR_BITS: dict[str, Any] = {"tuner.quantize": "bnb-nf4", "tuner.dropout": 0.0, 
 
 
 @pytest.mark.full
-def test_loftq_begins_with_the_best_factors_of_what_four_bits_lose(tmp_path: Path) -> None:
+def test_loftq_starts_with_best_factors_of_error(tmp_path: Path) -> None:
+    """LoftQ begins with the best factors of what four bits lose."""
     model = write_model(tmp_path / "tiny", **WIDE)
     base = first_loss(model)
     losses = {}

@@ -98,7 +98,8 @@ def changed_at(run: Trained, model: Path, step: int) -> set[str]:
     return {name for name, value in found.items() if not torch.equal(value, weights[name])}
 
 
-def test_a_draw_depends_on_seed_and_step_alone_and_every_layer_has_its_turn() -> None:
+def test_sampled_layers_depend_on_seed_and_step() -> None:
+    """The sampled layers depend on seed and step alone, and every layer is sampled."""
     names = ["embed", *(f"layers.{block}.{part}" for block in range(6) for part in ("q", "experts.3.up")), "head"]
     assert [len(block) for block in blocks_of(names)] == [2] * 6
     lisa = LisaOptions(layers=2, interval=5)
@@ -115,9 +116,8 @@ def test_a_draw_depends_on_seed_and_step_alone_and_every_layer_has_its_turn() ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_weights_that_have_their_turn_change_as_in_a_plain_loop(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_active_layers_match_plain_loop(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights that have their turn change as in a plain loop."""
     model = tiny(tmp_path / "tiny")
     alive: list[weakref.ref[Any]] = []
     make = shard.build_optimizer
@@ -151,7 +151,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.full
-def test_layers_take_the_same_turns_on_every_layout_and_after_a_resume(tmp_path: Path) -> None:
+def test_layer_rotation_matches_on_layouts_and_after_resume(tmp_path: Path) -> None:
+    """Layers take the same turns on every layout and after a resume."""
     model = tiny(tmp_path / "tiny")
     alone = {kind: trained(model, tmp_path / "torch", kind) for kind in KINDS}
     cases = [(kind, name, plan) for name, plan in LAYOUTS.items() for kind in KINDS]
@@ -183,7 +184,7 @@ def drawn_by_rank(self: Any, names: Any, step: int, options: Any, seed: int) -> 
 
 @pytest.mark.full
 @pytest.mark.parametrize("plan", [{}, {"backend.name": "fsdp"}], ids=["two processes", "fsdp"])
-def test_a_layer_that_is_drawn_by_each_process_is_found_out(
+def test_rank_dependent_layer_sampling_is_detected(
     tmp_path: Path, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny(tmp_path / "tiny")
@@ -201,7 +202,7 @@ def test_a_layer_that_is_drawn_by_each_process_is_found_out(
         ({"tuner.quantize": "bnb-nf4"}, "cannot be trained"),
     ],
 )
-def test_layers_do_not_take_turns_where_they_cannot(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+def test_layer_rotation_is_refused_where_unsupported(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     model = tiny(tmp_path / "tiny")
     with pytest.raises(SwiftError, match=reason):
         trained(model, tmp_path, "lisa", changes)

@@ -84,9 +84,8 @@ def test_eight_bits_are_bitsandbytes_own(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(("name", "within"), [("adamw_8bit", 0.08), ("adamw_4bit", 0.4)])
-def test_few_bits_come_near_adamw_and_take_the_memory_that_they_claim(
-    name: str, within: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_low_bit_optimizer_matches_adamw_and_memory(name: str, within: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Low-bit optimizers come near AdamW and take the memory that they claim."""
     exact = trained(*of_swift("adamw", monkeypatch))
     model, optimizer = of_swift(name, monkeypatch)
     start = dict(layer().named_parameters())

@@ -51,7 +51,8 @@ def test_values_of_a_tuner_are_those_that_peft_trains(kind: str) -> None:
     ("name", "options"),
     [("galore", {}), ("galore", {"proj_type": "reverse_std"}), ("galore", {"proj_type": "left"}), ("apollo", {})],
 )
-def test_bytes_of_an_optimizer_are_those_of_the_rank_that_is_asked(name: str, options: dict[str, Any]) -> None:
+def test_optimizer_bytes_are_of_requested_rank(name: str, options: dict[str, Any]) -> None:
+    """Bytes of an optimizer are those of the requested rank."""
     plugin = load_optimizer(name).object
     asked = plugin.options_model(rank=8, **options)
     weight = torch.nn.Parameter(torch.randn(ROWS, COLUMNS))

@@ -40,7 +40,7 @@ def until(book: JobBook, job: StartedCommand, state: str) -> StartedCommand:
     return found
 
 
-def test_a_form_becomes_the_words_that_one_would_type() -> None:
+def test_form_becomes_argv() -> None:
     values = {"model.path": "m", "data.train": ["a.jsonl", "b c.jsonl"], "data.packing": True, "tuner.rank": ""}
     assert words_of("sft", FIELDS, values, "--system 'Be brief.' ; rm -rf /") == [
         *("sft", "--model", "m", "--dataset", "a.jsonl", "b c.jsonl", "--packing", "true"),
@@ -71,7 +71,8 @@ def test_a_form_becomes_the_words_that_one_would_type() -> None:
         ),
     ],
 )
-def test_a_question_of_other_kinds_is_refused_before_the_model_sees_it(asked: dict[str, Any]) -> None:
+def test_malformed_question_is_refused_before_model(asked: dict[str, Any]) -> None:
+    """A question of other kinds is refused before the model sees it."""
     with pytest.raises(DataError, match=r"^(A message or a setting|The request has no messages)"):
         question_of(asked)
 
@@ -116,7 +117,7 @@ def test_what_only_the_terminal_decides_is_refused(
 
 
 @pytest.mark.parametrize("verb", ["plugins", "data", "ui", "--help", "", None, ["sft"]])
-def test_other_verbs_are_not_started(page: TestClient, verb: object) -> None:
+def test_other_commands_are_not_started(page: TestClient, verb: object) -> None:
     assert page.post("/api/jobs", json={"verb": verb, "values": {}}).status_code == 400
 
 
@@ -125,7 +126,8 @@ def test_a_server_for_other_machines_is_not_started(page: TestClient) -> None:
     assert "for other machines" in answer.json()["error"]["message"]
 
 
-def test_a_command_goes_on_without_the_server_and_its_end_is_known(tmp_path: Path) -> None:
+def test_command_survives_server_and_end_is_known(tmp_path: Path) -> None:
+    """A command goes on without the server and its end is known."""
     program = [sys.executable, "-c", "import sys; print('hello', flush=True); sys.exit(3)"]
     job = JobBook(tmp_path).start(["sft", "--model", "m"], program=program)
     found = until(JobBook(tmp_path), job, "failed")  # another server would know no more than the folder
@@ -134,7 +136,8 @@ def test_a_command_goes_on_without_the_server_and_its_end_is_known(tmp_path: Pat
     assert found.words == ("sft", "--model", "m")
 
 
-def test_a_command_that_is_killed_is_shown_with_its_cause_and_one_that_is_stopped_is_not_dead(tmp_path: Path) -> None:
+def test_killed_command_shows_cause_and_stopped_is_not_dead(tmp_path: Path) -> None:
+    """A command that is killed is shown with its cause and one that is stopped is not dead."""
     book = JobBook(tmp_path)
     sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
     first, second, third = (until(book, book.start(["sft"], program=sleeping), "running") for _ in range(3))
@@ -149,7 +152,7 @@ def test_a_command_that_is_killed_is_shown_with_its_cause_and_one_that_is_stoppe
         book.stop(third)
 
 
-def test_the_log_of_a_command_lies_in_the_folder_of_its_run_too(tmp_path: Path) -> None:
+def test_command_log_is_also_in_run_folder(tmp_path: Path) -> None:
     run = tmp_path / "run"
     script = (
         f"import pathlib, time; run = pathlib.Path({str(run)!r}); run.mkdir(exist_ok=True); print('step', flush=True); "
@@ -169,9 +172,8 @@ def test_the_log_of_a_command_lies_in_the_folder_of_its_run_too(tmp_path: Path) 
     assert book.find(job.id).log() == "step\n"
 
 
-def test_a_run_that_a_terminal_has_started_is_stopped_by_the_process_that_locks_it(
-    page: TestClient, settings: UiSettings
-) -> None:
+def test_run_from_terminal_is_stopped_by_lock_owner(page: TestClient, settings: UiSettings) -> None:
+    """A run that a terminal has started is stopped by the process that locks it."""
     run = settings.roots[0] / "model" / "run"
     (run / "checkpoint-3").mkdir(parents=True)
     (run / "checkpoint-3" / "manifest.json").write_text("{}")
@@ -207,7 +209,8 @@ def test_a_death_for_lack_of_memory_is_called_that() -> None:
     )
 
 
-def test_pictures_of_a_question_come_with_it_and_are_never_looked_for() -> None:
+def test_question_images_are_uploaded_not_looked_up() -> None:
+    """Images of a question come with it and are never looked for."""
     part = {"type": "image_url", "image_url": {"url": PICTURE}}
     told = {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
     assert [each["type"] for each in message_of(told)["content"]] == ["image", "text"]

@@ -187,9 +187,7 @@ def state_of(folder: Path) -> dict[str, str]:
     return found
 
 
-def test_the_requests_of_the_attacks_are_answered_where_nothing_is_wrong_with_them(
-    settings: UiSettings, run: Path
-) -> None:
+def test_attack_requests_succeed_when_harmless(settings: UiSettings, run: Path) -> None:
     """Else the attacks above might be refused for being malformed."""
     assert sent(Attack("/api/runs"), settings, run).status_code == 200
     assert sent(Attack(RUN), settings, run).status_code == 200
@@ -201,7 +199,7 @@ def test_the_requests_of_the_attacks_are_answered_where_nothing_is_wrong_with_th
     assert opened.status_code == 200
 
 
-def test_hostile_names_and_texts_are_data_in_every_answer(settings: UiSettings, run: Path) -> None:
+def test_hostile_names_are_escaped_in_responses(settings: UiSettings, run: Path) -> None:
     for path in ("/api/runs", RUN, f"{RUN}/series", f"{RUN}/config", f"/api/compare?run={key_of(run)}"):
         answer = sent(Attack(path), settings, run)
         assert answer.status_code == 200, path
@@ -244,7 +242,9 @@ def test_no_script_of_the_page_reads_markup_or_asks_another_host(
     assert not [word for word in (" onclick=", " style=") if word in scripts["index.html"]]
 
 
-def test_another_host_is_answered_only_where_the_terminal_named_it(settings: UiSettings, tmp_path: Path) -> None:
+def test_other_host_is_allowed_only_from_terminal(settings: UiSettings, tmp_path: Path) -> None:
+    """Another host is allowed only where the command line named it."""
+
     def asks(host: str, header: str) -> int:
         named = UiSettings(settings.roots, host=host, token="t")
         return TestClient(make_app(named), base_url=ORIGIN).get("/", headers={"host": header}).status_code

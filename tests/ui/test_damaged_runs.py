@@ -96,7 +96,7 @@ def test_a_line_without_end_is_passed_over(tmp_path: Path, monkeypatch: pytest.M
     assert [line["step"] for line in lines.update() if line] == [2]
 
 
-def test_new_lines_with_what_json_cannot_say_are_told(tmp_path: Path) -> None:
+def test_new_lines_with_invalid_json_values_are_sent(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "m" / "v0", [line_of(1)])
 
     async def told() -> bytes:
@@ -129,9 +129,10 @@ def test_new_lines_with_what_json_cannot_say_are_told(tmp_path: Path) -> None:
         ({}, {}, "\x1b[2J\x1bc[/x]"),
     ],
 )
-def test_what_a_run_says_is_no_order_to_the_terminal_that_watches_it(
+def test_run_text_cannot_control_terminal(
     tmp_path: Path, ranks: dict[str, Any], settings: dict[str, Any], message: str
 ) -> None:
+    """What a run says is no order to the terminal that watches it."""
     rows = [{"rank": 0, "host": "a", "own_seconds": 1.0, **ranks}, {"rank": 1, "host": "b", "own_seconds": 1.0}]
     ends = [summary_of("failed", 1, message)]
     folder = write_run(tmp_path / "m" / "v0", [line_of(1, ranks=rows), *ends], settings=settings)

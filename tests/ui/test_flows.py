@@ -67,7 +67,8 @@ def page(desk: Desk) -> Page:
     return desk.page()
 
 
-def test_a_bad_form_is_refused_with_the_sentence_of_the_command_line(desk: Desk, page: Page) -> None:
+def test_bad_form_shows_error_of_command_line(desk: Desk, page: Page) -> None:
+    """A bad form is refused with the error message of the command line."""
     show(page, "/new/sft")
     fill(page, settings("bad", **{"train.micro_batch": "many"}))
     page.locator("#refusal", has_text="many").wait_for()
@@ -78,7 +79,7 @@ def test_a_bad_form_is_refused_with_the_sentence_of_the_command_line(desk: Desk,
     assert page.locator("#launch").is_disabled()
 
 
-def test_the_plan_says_while_one_types_whether_the_run_fits(page: Page) -> None:
+def test_form_shows_memory_fit_while_typing(page: Page) -> None:
     fill(page, {"train.micro_batch": "2"})
     page.wait_for_selector("#plan.fits")
     assert re.match(r"Fits: [\d.]+ GiB ± \d+ % of [\d.]+ GiB", page.inner_text("#plan .plan-says"))
@@ -105,7 +106,8 @@ def test_a_run_is_started_and_its_curve_grows_without_a_reload(page: Page) -> No
     reaches(page, step(page) + 3)
 
 
-def test_a_reload_in_the_middle_shows_the_same_curve_and_what_came_since(page: Page) -> None:
+def test_reload_mid_run_shows_same_curve(page: Page) -> None:
+    """A reload in the middle shows the same curve and what came since."""
     before = points(page)
     page.reload()
     page.wait_for_selector(".chart svg .curve")
@@ -123,7 +125,8 @@ def points(page: Page) -> list[tuple[float, float]]:
     return list(zip(steps, losses, strict=True))
 
 
-def test_a_restart_of_the_server_in_the_middle_touches_no_run_and_loses_nothing(desk: Desk, page: Page) -> None:
+def test_server_restart_keeps_runs(desk: Desk, page: Page) -> None:
+    """A restart of the server in the middle touches no run and loses nothing."""
     before, reached = points(page), step(page)
     desk.end(signal.SIGKILL)
     desk.start()
@@ -156,7 +159,8 @@ def test_a_run_that_dies_is_shown_with_its_cause(desk: Desk, page: Page) -> None
     page.locator(".problem", has_text="signal 9 (SIGKILL)").wait_for()
 
 
-def test_a_short_run_comes_to_its_end_and_two_runs_are_compared_by_what_differs(page: Page) -> None:
+def test_finished_runs_are_compared_by_differences(page: Page) -> None:
+    """A short run comes to its end and two runs are compared by what differs."""
     launch(page, settings("second", **{"train.max_steps": "4", "logging.steps": "1", "optim.lr": "2e-3"}))
     page.wait_for_selector(".status.completed")
     show(page, "/runs")
@@ -169,7 +173,8 @@ def test_a_short_run_comes_to_its_end_and_two_runs_are_compared_by_what_differs(
     assert set(keys) == {"optim.lr", "train.max_steps"}
 
 
-def test_samples_are_shown_as_the_terminal_shows_them_token_for_token(desk: Desk, page: Page) -> None:
+def test_samples_match_terminal_token_for_token(desk: Desk, page: Page) -> None:
+    """Samples are shown as the terminal shows them token for token."""
     show(page, "/runs")
     page.get_by_role("link", name="tiny/second").click()
     page.get_by_role("link", name="Samples").click()
@@ -206,7 +211,8 @@ def test_a_checkpoint_is_exported_with_the_command_on_the_page(desk: Desk, page:
     assert (exported.parent / "model.safetensors").is_file()
 
 
-def test_a_checkpoint_answers_beside_the_model_that_it_began_from(desk: Desk, page: Page) -> None:
+def test_checkpoint_responds_next_to_base_model(desk: Desk, page: Page) -> None:
+    """A checkpoint responds next to the model that it was trained from."""
     checkpoint = desk.folder / "output" / "tiny" / "second" / "checkpoint-4"
     show(page, f"/chat?model={checkpoint}&model=tiny")
     page.locator(".chat-column .status.completed").nth(1).wait_for()
@@ -236,7 +242,8 @@ def test_a_checkpoint_is_evaluated_with_the_command_on_the_page(desk: Desk, page
 
 
 @pytest.mark.vllm
-def test_a_checkpoint_is_served_from_the_page_asked_by_a_client_and_stopped(desk: Desk, page: Page) -> None:
+def test_checkpoint_is_served_from_page_and_stopped(desk: Desk, page: Page) -> None:
+    """A checkpoint is served from the page, queried by a client and stopped."""
     import openai
 
     show(page, "/runs")
@@ -258,7 +265,7 @@ def test_a_checkpoint_is_served_from_the_page_asked_by_a_client_and_stopped(desk
     page.wait_for_selector(".status.stopped")
 
 
-def test_a_model_that_sees_is_asked_about_a_picture(desk: Desk, page: Page) -> None:
+def test_vision_model_is_asked_about_image(desk: Desk, page: Page) -> None:
     from PIL import Image
 
     from swift.demo.vision_model import write_vision_model
@@ -282,7 +289,7 @@ def test_a_model_that_sees_is_asked_about_a_picture(desk: Desk, page: Page) -> N
     column.get_by_role("button", name=re.compile("^Close")).click()
 
 
-def test_of_a_long_run_some_lines_are_drawn_before_all_of_them(desk: Desk, page: Page) -> None:
+def test_long_run_is_drawn_progressively(desk: Desk, page: Page) -> None:
     lines = [line_of(each, 40_000, note="x" * 300) for each in range(1, 20_001)]
     folder = write_run(desk.folder / "output" / "far" / "long", lines)
     glance, all_ = re.compile(r"/series\?glance"), re.compile("/series$")
@@ -320,7 +327,8 @@ def test_wrong_tokens_hosts_and_origins_get_nothing(desk: Desk, page: Page) -> N
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_view_reads_well_in_both_themes_and_has_no_serious_finding(desk: Desk, scheme: str) -> None:
+def test_views_have_no_serious_accessibility_finding(desk: Desk, scheme: str) -> None:
+    """Every view reads well in both themes and has no serious finding."""
     page = desk.page(color_scheme=scheme)
     trained = page.locator("tr[data-run]", has=page.get_by_role("link", name="tiny/second"))
     run = trained.get_attribute("data-run")
@@ -376,7 +384,7 @@ def test_a_run_is_started_by_the_keyboard_alone(desk: Desk) -> None:
     page.wait_for_selector(".view-run .status, .view-jobs .status")
 
 
-def test_the_browser_asked_no_other_host_and_no_page_complained(desk: Desk) -> None:
+def test_browser_requests_no_other_host(desk: Desk) -> None:
     others = [url for url in desk.asked if not url.startswith((desk.address, "data:", "blob:"))]
     assert len(desk.asked) > 100
     assert not others

@@ -7,7 +7,8 @@ from starlette.testclient import TestClient
 from swift_ui.settings import UiSettings
 
 
-def test_the_page_itself_holds_nothing_and_is_there_without_a_token(stranger: TestClient) -> None:
+def test_page_is_empty_and_needs_no_token(stranger: TestClient) -> None:
+    """The page itself holds no data and is served without a token."""
     answer = stranger.get("/")
     assert answer.status_code == 200
     assert "default-src 'self'" in answer.headers["content-security-policy"]
@@ -15,7 +16,8 @@ def test_the_page_itself_holds_nothing_and_is_there_without_a_token(stranger: Te
     assert stranger.get("/api/runs").status_code == 401
 
 
-def test_the_token_opens_the_page_by_a_cookie_that_is_not_the_token(stranger: TestClient, settings: UiSettings) -> None:
+def test_token_sets_http_only_cookie(stranger: TestClient, settings: UiSettings) -> None:
+    """Login sets an HttpOnly cookie that is not the token."""
     answer = stranger.post("/api/login", json={"token": settings.token})
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie
@@ -24,6 +26,7 @@ def test_the_token_opens_the_page_by_a_cookie_that_is_not_the_token(stranger: Te
     assert stranger.get("/api/runs").json()["runs"] == []
 
 
-def test_the_address_keeps_the_token_where_no_server_is_told_of_it(settings: UiSettings) -> None:
+def test_settings_address_includes_token(settings: UiSettings) -> None:
+    """The address of the settings includes the token without a server."""
     assert settings.address == f"http://127.0.0.1:7860/#token={settings.token}"
     assert len(UiSettings(settings.roots).token) >= 32

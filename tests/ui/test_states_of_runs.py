@@ -26,15 +26,14 @@ def shown(page: TestClient) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("status", ["completed", "stopped", "failed"])
-def test_a_run_that_ended_with_a_word_says_it(page: TestClient, root: Path, status: str) -> None:
+def test_ended_run_shows_status(page: TestClient, root: Path, status: str) -> None:
     write_run(root / "m" / "v0", [line_of(5), summary_of(status, 5, "Because.")])
     state = shown(page)["v0"]["state"]
     assert (state["name"], state["cause"], state["step"], state["total_steps"]) == (status, "Because.", 5, 100)
 
 
-def test_a_run_is_running_while_its_process_holds_the_folder_and_has_died_when_it_does_not(
-    page: TestClient, root: Path
-) -> None:
+def test_run_is_running_while_folder_is_locked(page: TestClient, root: Path) -> None:
+    """A run is running while its process holds the folder and has died when it does not."""
     folder = write_run(root / "m" / "v0", [line_of(5)], process=None)
     with lock_run_folder(folder):
         assert shown(page)["v0"]["state"]["name"] == "running"
@@ -53,7 +52,8 @@ def test_looking_at_a_run_never_takes_its_lock(page: TestClient, root: Path) -> 
         assert shown(page)["v0"]["state"]["process"] == os.getpid()
 
 
-def test_a_process_that_got_the_number_of_a_dead_run_is_not_that_run(page: TestClient, root: Path) -> None:
+def test_reused_pid_is_not_the_dead_run(page: TestClient, root: Path) -> None:
+    """A process that got the number of a dead run is not that run."""
     folder = write_run(root / "m" / "v0", [line_of(5)], process=os.getpid())
     with (folder / ".lock").open():
         assert shown(page)["v0"]["state"]["name"] == "running"
@@ -61,13 +61,15 @@ def test_a_process_that_got_the_number_of_a_dead_run_is_not_that_run(page: TestC
         assert shown(page)["v0"]["state"]["name"] == "died"
 
 
-def test_a_run_that_is_resumed_is_running_although_its_lines_end_with_a_summary(page: TestClient, root: Path) -> None:
+def test_resumed_run_is_running_despite_summary(page: TestClient, root: Path) -> None:
+    """A run that is resumed is running although its lines end with a summary."""
     folder = write_run(root / "m" / "v0", [line_of(5), summary_of("stopped", 5)], process=None)
     with lock_run_folder(folder):
         assert shown(page)["v0"]["state"]["name"] == "running"
 
 
-def test_a_run_on_another_machine_is_running_until_it_falls_silent(page: TestClient, root: Path) -> None:
+def test_remote_run_is_running_until_silent(page: TestClient, root: Path) -> None:
+    """A run on another machine is running until it falls silent."""
     folder = write_run(root / "m" / "v0", [line_of(5)], process=None)
     (folder / ".lock").write_text("process 7 on another-machine\n")
     assert shown(page)["v0"]["state"]["name"] == "running"
@@ -102,7 +104,8 @@ def test_a_death_has_the_cause_that_the_log_tells(page: TestClient, root: Path, 
     assert "\x1b" not in state["cause"]
 
 
-def test_a_run_that_loads_its_model_is_there_before_it_wrote_anything(page: TestClient, root: Path) -> None:
+def test_loading_run_is_listed_before_output(page: TestClient, root: Path) -> None:
+    """A run that loads its model is there before it wrote anything."""
     folder = root / "m" / "v0"
     folder.mkdir(parents=True)
     with lock_run_folder(folder):
@@ -113,7 +116,8 @@ def test_a_run_that_loads_its_model_is_there_before_it_wrote_anything(page: Test
         assert page.get(f"/api/runs/{key}/series").json()["charts"] == []
 
 
-def test_the_newest_run_is_first_and_runs_inside_runs_are_not_looked_for(page: TestClient, root: Path) -> None:
+def test_newest_run_is_first_and_nested_runs_are_skipped(page: TestClient, root: Path) -> None:
+    """The newest run is first and runs inside runs are not looked for."""
     for number, age in enumerate((300, 100, 200)):
         folder = write_run(root / "m" / f"v{number}", [line_of(5), summary_of("completed", 5)])
         os.utime(folder / ".lock", (time.time() - age,) * 2)
@@ -121,7 +125,7 @@ def test_the_newest_run_is_first_and_runs_inside_runs_are_not_looked_for(page: T
     assert list(shown(page)) == ["v1", "v2", "v0"]
 
 
-def test_a_half_written_last_line_is_not_read_yet(page: TestClient, root: Path) -> None:
+def test_partial_last_line_is_not_read(page: TestClient, root: Path) -> None:
     folder = write_run(root / "m" / "v0", [line_of(5), line_of(6)])
     with (folder / "logging.jsonl").open("a") as file:
         file.write('{"step": 7, "global_step/max_')
@@ -133,6 +137,7 @@ def test_a_half_written_last_line_is_not_read_yet(page: TestClient, root: Path) 
     assert page.get(f"/api/runs/{key}/series").json()["series"]["loss"] == [[5, 6, 7], [2.95, 2.94, 1.5]]
 
 
-def test_no_process_has_the_number_that_these_tests_take_for_a_dead_one() -> None:
+def test_dead_pid_of_tests_is_unused() -> None:
+    """No process has the number that these tests take for a dead one."""
     with pytest.raises(ProcessLookupError):
         os.kill(GONE, 0)

@@ -29,9 +29,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[UiSettings]:
     return found
 
 
-def test_the_address_with_the_token_is_printed_and_another_one_at_each_start(
+def test_printed_address_has_new_token_each_start(
     served: list[UiSettings], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The address with the token is printed and another one at each start."""
     for _ in range(2):
         assert UiCommand().run(UiOptions(roots=[str(tmp_path)], port=0)) == 0
     first, second = served
@@ -42,9 +43,10 @@ def test_the_address_with_the_token_is_printed_and_another_one_at_each_start(
     assert "Others can reach" not in said
 
 
-def test_without_a_port_a_taken_one_is_not_in_the_way_and_with_one_it_is_told(
+def test_taken_port_is_skipped_by_default_or_reported(
     served: list[UiSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A taken port is skipped by default and reported where it was requested."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -65,7 +67,7 @@ def test_another_host_is_warned_of(
     assert "Others can reach this address" in capsys.readouterr().out
 
 
-def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+def test_file_instead_of_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ended = typed(["ui", str(tmp_path / "file")], tmp_path)
     assert ended.code == 2

@@ -83,7 +83,8 @@ def test_a_stretch_that_is_looked_at_closer_is_sent_whole(page: TestClient, root
     assert content["series"]["loss"][0] == list(range(1000, 1401))
 
 
-def test_every_number_that_is_logged_becomes_a_series_and_nothing_else_does(page: TestClient, root: Path) -> None:
+def test_every_logged_number_becomes_a_series(page: TestClient, root: Path) -> None:
+    """Every number that is logged becomes a series and nothing else does."""
     odd = {"note": "text", "skipped": True, "loss": None, "huge": 10**400, "ranks": [{"rank": 0, "seconds": 1.5}]}
     write_run(root / "m" / "v0", [line_of(1, mfu=0.4), line_of(2, eval_loss=2.5), line_of(3, **odd)])
     content = page.get(f"/api/runs/{key_of(page)}/series").json()
@@ -106,7 +107,8 @@ def test_damaged_lines_cost_themselves_and_no_others(tmp_path: Path) -> None:
     assert lines.series()["loss"][0] == [1, 3]
 
 
-def test_a_resumed_run_is_read_anew_without_the_steps_that_it_makes_again(tmp_path: Path) -> None:
+def test_resumed_run_drops_repeated_steps(tmp_path: Path) -> None:
+    """A resumed run is read anew without the steps that it makes again."""
     folder = write_run(tmp_path / "v0", [line_of(step, loss=9.0) for step in range(1, 9)])
     lines = RunLines(folder)
     lines.update()
@@ -137,7 +139,8 @@ def heard(events: RunEvents, count: int, between: Any = None) -> list[tuple[str,
     return asyncio.run(asyncio.wait_for(take(), 30))
 
 
-def test_new_lines_are_told_and_a_listener_that_comes_back_misses_none_and_hears_none_twice(tmp_path: Path) -> None:
+def test_listener_gets_each_new_line_once(tmp_path: Path) -> None:
+    """A listener gets new lines, and one that reconnects gets each exactly once."""
     folder = write_run(tmp_path / "v0", [line_of(1), line_of(2)])
     known = RunLines(folder)
     known.update()
@@ -152,13 +155,14 @@ def test_new_lines_are_told_and_a_listener_that_comes_back_misses_none_and_hears
     assert (name, [line["step"] for line in content["lines"]]) == ("lines", [5])
 
 
-def test_a_listener_whose_file_was_replaced_is_told_to_read_all_again(tmp_path: Path) -> None:
+def test_replaced_file_makes_listener_reread(tmp_path: Path) -> None:
+    """A listener whose file was replaced is asked to read everything again."""
     folder = write_run(tmp_path / "v0", [line_of(1), line_of(2)])
     for place in ("1-1", "nonsense", "-5", f"{(folder / 'logging.jsonl').stat().st_ino}-{10**9}"):
         assert heard(RunEvents(folder, StateReader(), place), 1)[0][0] == "reset"
 
 
-def test_a_death_is_told_to_who_watches(tmp_path: Path) -> None:
+def test_watcher_is_notified_of_dead_run(tmp_path: Path) -> None:
     from swift.train.run_folder import lock_run_folder
 
     folder = write_run(tmp_path / "v0", [line_of(1)], process=None)
@@ -167,7 +171,7 @@ def test_a_death_is_told_to_who_watches(tmp_path: Path) -> None:
     assert [(name, content["name"]) for name, _, content in told] == [("state", "running"), ("state", "died")]
 
 
-def test_only_settings_that_differ_are_shown_beside_each_other(page: TestClient, root: Path) -> None:
+def test_only_differing_settings_are_compared(page: TestClient, root: Path) -> None:
     same = {"train.global_batch": 64, "data.train": ["a.jsonl"]}
     write_run(root / "m" / "v0", [line_of(1)], settings={**same, "optim.learning_rate": 1e-4, "logging.output": "a"})
     write_run(root / "m" / "v1", [line_of(1)], settings={**same, "optim.learning_rate": 3e-4, "tuner.rank": 8})
@@ -197,7 +201,8 @@ def test_the_log_is_sent_from_its_end_and_goes_on_where_it_was(page: TestClient,
     assert before["end"] == end["start"]
 
 
-def test_a_run_is_shown_with_its_checkpoints_plan_pages_and_configuration(page: TestClient, root: Path) -> None:
+def test_run_page_shows_checkpoints_plan_and_config(page: TestClient, root: Path) -> None:
+    """A run is shown with its checkpoints, plan, pages and configuration."""
     folder = write_run(
         root / "m" / "v0", [line_of(9), summary_of("completed", 9) | {"best_model_checkpoint": "/x/checkpoint-6"}]
     )
@@ -277,9 +282,8 @@ def test_a_configuration_that_json_cannot_say_is_shown_as_text(text: str, keys: 
         ("logging.jsonl", "step", 10**400),
     ],
 )
-def test_a_file_of_one_run_that_json_cannot_say_hides_no_other_run(
-    page: TestClient, root: Path, file: str, key: str, value: object
-) -> None:
+def test_invalid_json_file_hides_no_other_run(page: TestClient, root: Path, file: str, key: str, value: object) -> None:
+    """A file of one run that JSON cannot say hides no other run."""
     write_run(root / "m" / "v0", [line_of(1)])
     folder = write_run(root / "m" / "v1", [line_of(1)])
     held = json.loads((folder / file).read_text(encoding="utf-8")) if (folder / file).exists() else {}

@@ -16,7 +16,7 @@ from swift_ui.screen import slowest
 RANKS = [{"rank": rank, "host": "a", "seconds": 1.0, "own_seconds": 0.5 + 0.3 * (rank == 2)} for rank in range(4)]
 
 
-def test_a_run_is_drawn_with_what_its_folder_says(tmp_path: Path) -> None:
+def test_run_view_shows_folder_content(tmp_path: Path) -> None:
     lines = [line_of(step, mfu=0.41, communication_fraction=0.25) for step in (5, 10)]
     folder = write_run(tmp_path / "out" / "m" / "v0", [*lines, line_of(20, ranks=RANKS), summary_of("completed", 20)])
     (folder / "log.txt").write_text("step 20\nDone.\n")
@@ -28,7 +28,7 @@ def test_a_run_is_drawn_with_what_its_folder_says(tmp_path: Path) -> None:
             assert text in ended.output
 
 
-def test_a_run_that_died_is_told_by_its_cause_and_the_exit_code(tmp_path: Path) -> None:
+def test_dead_run_shows_cause_and_exit_code(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "m" / "v0", [line_of(5)])
     (folder / "log.txt").write_text("RuntimeError: CUDA error: device-side assert\n")
     ended = typed(["watch", str(folder), "--once"], tmp_path)
@@ -44,7 +44,8 @@ def test_what_is_no_run_is_refused_with_what_to_type(tmp_path: Path) -> None:
     assert "There are no runs in" in ended.output
 
 
-def test_the_process_that_computes_longest_is_named_not_the_one_whose_step_is_longest() -> None:
+def test_slow_rank_is_named_by_compute_time() -> None:
+    """The process that computes longest is named not the one whose step is longest."""
     assert slowest(RANKS) == 2
     assert slowest([{**row, "own_seconds": 0.5} for row in RANKS]) is None
 

@@ -76,7 +76,9 @@ def test_two_processes_give_the_numbers_of_one(both: dict[str, tuple[Trained, Tr
         assert other[key] == pytest.approx(final[key], rel=SAME, abs=1e-5 if "reward" in key else 0), key
 
 
-def test_a_plan_that_cannot_be_dealt_out_is_refused_on_every_process(tiny: Path, tmp_path: Path) -> None:
+def test_undividable_batch_schedule_is_refused_on_every_rank(tiny: Path, tmp_path: Path) -> None:
+    """A batch schedule that cannot be divided is refused on every process."""
+
     def odd() -> None:
         run_training(tiny, tmp_path, ROWS, {"train.global_batch": 5})
 

@@ -11,7 +11,8 @@ from swift.checkpoint import Boxes, flat_boxes, part_boxes
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (4, 5), (3, 2, 4), (2, 1, 3, 2)])
-def test_every_flat_range_is_cut_into_views_that_name_the_right_elements(shape: tuple[int, ...]) -> None:
+def test_flat_range_is_cut_into_correct_views(shape: tuple[int, ...]) -> None:
+    """Every flat range is cut into views that name the right elements."""
     whole = torch.arange(float(math.prod(shape))).view(shape)
     flat = whole.reshape(-1)
     for start in range(flat.numel() + 1):
@@ -28,7 +29,8 @@ def test_every_flat_range_is_cut_into_views_that_name_the_right_elements(shape: 
             assert int(covered.sum()) == end - start
 
 
-def test_a_part_of_a_fused_parameter_takes_only_the_elements_that_are_held() -> None:
+def test_fused_parameter_shard_takes_only_held_elements() -> None:
+    """A part of a fused parameter takes only the elements that are held."""
     fused = torch.arange(24.0)
     expert = fused[8:16].view(4, 2)
     seen = torch.full((4, 2), -1.0)
@@ -39,7 +41,7 @@ def test_a_part_of_a_fused_parameter_takes_only_the_elements_that_are_held() -> 
     assert part_boxes((4, 2), 8, 16, fused[16:]) == []
 
 
-def test_a_box_outside_its_tensor_is_refused() -> None:
+def test_shard_outside_its_tensor_is_refused() -> None:
     with pytest.raises(ValueError, match="leaves the tensor"):
         Boxes((4, 4), [((2, 0), torch.zeros(3, 4))], dtype=torch.float32)
     with pytest.raises(ValueError, match="float64"):

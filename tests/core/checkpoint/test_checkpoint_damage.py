@@ -107,7 +107,7 @@ def test_an_edited_manifest_is_refused(tmp_path: Path) -> None:
         open_checkpoint(path.parent)
 
 
-def test_a_newer_format_says_to_upgrade(tmp_path: Path) -> None:
+def test_newer_format_suggests_upgrade(tmp_path: Path) -> None:
     path = save(tmp_path, 1) / "manifest.json"
     path.write_text(json.dumps({"format": 2, "anything": "else"}))
     with pytest.raises(CheckpointError, match="format 2; this swift reads formats up to 1") as caught:
@@ -116,7 +116,8 @@ def test_a_newer_format_says_to_upgrade(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_process_killed_while_saving_leaves_the_previous_checkpoint_whole(tmp_path: Path, size: int) -> None:
+def test_kill_during_save_keeps_previous_checkpoint(tmp_path: Path, size: int) -> None:
+    """A process killed while saving leaves the previous checkpoint whole."""
     save(tmp_path, 1)
     victim = size - 1
 
@@ -138,7 +139,8 @@ def test_a_process_killed_while_saving_leaves_the_previous_checkpoint_whole(tmp_
     assert_whole(tmp_path, 2)
 
 
-def test_a_full_disk_on_one_process_is_an_error_on_all_and_the_previous_checkpoint_stays(tmp_path: Path) -> None:
+def test_full_disk_on_one_rank_keeps_previous_checkpoint(tmp_path: Path) -> None:
+    """A full disk on one process is an error on all and the previous checkpoint stays."""
     save(tmp_path, 1)
 
     def work(rank: int) -> str:
@@ -178,7 +180,7 @@ def test_a_failed_background_save_is_reported_by_the_next_one(tmp_path: Path) ->
     assert_whole(tmp_path, 3)
 
 
-def test_a_place_that_cannot_be_written_to_is_one_sentence(tmp_path: Path) -> None:
+def test_unwritable_path_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"could not be written to .*file/run: Not a directory"):
         save(tmp_path / "file" / "run", 1)
@@ -192,7 +194,8 @@ def test_a_step_that_is_reached_again_replaces_its_checkpoint(tmp_path: Path) ->
     assert_whole(tmp_path, 2)
 
 
-def test_a_run_folder_means_its_last_checkpoint_and_last_means_the_newest_run(tmp_path: Path) -> None:
+def test_run_folder_resolves_to_last_checkpoint(tmp_path: Path) -> None:
+    """A run folder means its last checkpoint and last means the newest run."""
     first, second = tmp_path / "model" / "v0", tmp_path / "model" / "v1"
     save(first, 5)
     save(first, 10)
@@ -230,7 +233,7 @@ def test_old_checkpoints_go_but_never_the_best_or_the_last(tmp_path: Path) -> No
     assert (tmp_path / "checkpoint-2").is_dir()
 
 
-def test_resuming_with_something_else_says_what_changed() -> None:
+def test_changed_settings_on_resume_are_named() -> None:
     adapter = {"r": 8, "lora_alpha": 16, "target_modules": {"q_proj", "v_proj"}}
     saved = Manifest(
         **FACTS,

@@ -86,9 +86,8 @@ def in_flat_pieces(rank: int, size: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("layout", [in_rows, in_columns, in_flat_pieces])
-def test_each_process_reads_what_it_holds_and_checks_its_share_of_the_files(
-    tmp_path: Path, layout: Callable[[int, int], dict[str, Any]]
-) -> None:
+def test_each_rank_reads_and_verifies_its_share(tmp_path: Path, layout: Callable[[int, int], dict[str, Any]]) -> None:
+    """Each process reads what it holds and checks its share of the files."""
     tensors = {name: torch.randn(shape) for name, shape in WIDE.items()}
     whole = sum(tensor.nbytes for tensor in tensors.values())
 
@@ -107,7 +106,8 @@ def test_each_process_reads_what_it_holds_and_checks_its_share_of_the_files(
         assert whole / 2 <= read < whole / 2 + 10_000
 
 
-def test_streaming_takes_the_memory_of_two_of_the_largest_tensors(tmp_path: Path) -> None:
+def test_streaming_memory_is_two_largest_tensors(tmp_path: Path) -> None:
+    """Streaming takes the memory of two of the largest tensors."""
     largest = 48 * MIB
 
     def held() -> int:

@@ -112,7 +112,8 @@ def test_one_process_reads_back_every_bit(tmp_path: Path) -> None:
         assert reader.read(name).dtype == tensor.dtype
 
 
-def test_two_processes_write_what_one_reads_and_the_other_way_round(tmp_path: Path) -> None:
+def test_checkpoint_moves_between_one_and_two_ranks(tmp_path: Path) -> None:
+    """Two processes write what one reads and the other way round."""
     kinds = ("plain", "boxes", "shard0", "shard1")
     one = save(tmp_path / "one", 1, values())
 
@@ -129,7 +130,8 @@ def test_two_processes_write_what_one_reads_and_the_other_way_round(tmp_path: Pa
         assert_loads(tmp_path / kind / "checkpoint-1", "boxes", 0, 1)
 
 
-def test_replicas_are_written_once_and_shared_between_the_processes(tmp_path: Path) -> None:
+def test_replicas_are_written_once_and_divided_among_ranks(tmp_path: Path) -> None:
+    """Replicas are written once and shared between the processes."""
     on_processes(2, lambda rank: save(tmp_path, 1, values(), rank))
     files = sorted((tmp_path / "checkpoint-1" / "state").glob("*.safetensors"))
     assert len(files) == 2
@@ -138,7 +140,9 @@ def test_replicas_are_written_once_and_shared_between_the_processes(tmp_path: Pa
     assert {**stored[0], **stored[1]}.keys() == values().keys()
 
 
-def test_streamed_tensors_are_the_same_checkpoint_as_planned_ones(tmp_path: Path) -> None:
+def test_streamed_and_planned_checkpoints_are_equal(tmp_path: Path) -> None:
+    """Streamed tensors are the same checkpoint as planned ones."""
+
     def work(rank: int) -> list[str]:
         read: list[str] = []
 
@@ -182,7 +186,8 @@ def test_an_asynchronous_save_holds_the_values_of_its_step(tmp_path: Path) -> No
     on_processes(2, work)
 
 
-def test_processes_forked_after_a_save_copy_into_memory_of_their_own(tmp_path: Path) -> None:
+def test_forked_processes_copy_into_their_own_memory(tmp_path: Path) -> None:
+    """Processes forked after a save copy into memory of their own."""
     save(tmp_path / "before", 1, values(), asynchronous=True)
 
     def work(rank: int) -> None:
@@ -212,7 +217,8 @@ def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:
             list(pickletools.genops(file))
 
 
-def test_a_tensor_that_no_process_has_in_full_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_incomplete_tensor_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    """A tensor that no process has in full is refused and leaves nothing."""
     half = Boxes((4, 2), [((0, 0), torch.zeros(3, 2))], dtype=torch.float32)
     with pytest.raises(CheckpointError, match=r"6 of the 8 elements of model\.a are there"):
         save(tmp_path, 1, {"model.a": half})

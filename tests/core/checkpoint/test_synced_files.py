@@ -17,7 +17,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_SYNC_EVERY", 1)
 
 
-def test_what_is_written_out_of_order_stands_in_its_place(tmp_path: Path) -> None:
+def test_out_of_order_writes_land_at_their_offset(tmp_path: Path) -> None:
     with records.SyncedFile(tmp_path / "file") as file:
         for place in (4, 0, 2):
             file.write(bytes([place, place + 1]), at=place)

@@ -52,7 +52,8 @@ def test_files_are_the_same_byte_for_byte(tmp_path: Path, monkeypatch: pytest.Mo
         assert (own / name).read_bytes() == (planned / name).read_bytes()
 
 
-def test_what_is_read_is_what_was_saved_in_the_precision_of_the_target(tmp_path: Path) -> None:
+def test_loaded_tensor_has_target_dtype(tmp_path: Path) -> None:
+    """What is read is what was saved in the precision of the target."""
     checkpoint = open_checkpoint(saved(tmp_path))
     targets = {name: torch.zeros(tensor.shape, dtype=torch.float32) for name, tensor in TENSORS.items()}
     targets["model.turned"] = torch.zeros(4, 6).t()  # with strides of its own
@@ -62,7 +63,8 @@ def test_what_is_read_is_what_was_saved_in_the_precision_of_the_target(tmp_path:
         assert torch.equal(targets[name], tensor.float()), name
 
 
-def test_a_whole_tensor_is_read_from_the_parts_of_several_processes(tmp_path: Path) -> None:
+def test_whole_tensor_is_read_from_shards_of_several_ranks(tmp_path: Path) -> None:
+    """A whole tensor is read from the parts of several processes."""
     whole = torch.arange(24.0).view(6, 4)
     (tmp_path / "state").mkdir()
     chunks = []

@@ -71,7 +71,8 @@ def test_megatron_arguments_choose_megatron(trained: list[Any]) -> None:
     assert parsed.backend_options.model_dump()["use_distributed_optimizer"] is False
 
 
-def test_megatron_arguments_without_megatron_say_what_installs_it(without_megatron: None) -> None:
+def test_megatron_arguments_without_megatron_name_install(without_megatron: None) -> None:
+    """Megatron arguments without Megatron say what installs it."""
     with pytest.raises(PluginError, match="'megatron' is not installed") as caught:
         Swift.from_config(_with_megatron()).train()
     assert 'pip install "swift-core[megatron]"' in str(caught.value)
@@ -93,7 +94,7 @@ def test_a_trainer_takes_rows_that_are_in_memory(trained: list[Any]) -> None:
     assert parsed.backend_options.model_dump()["device"] == "cpu"
 
 
-def test_the_articles_trainer_says_which_file_is_missing() -> None:
+def test_trainer_names_missing_file() -> None:
     args = {
         "deepspeed": "ds_config_zero2.json",
         "per_device_train_batch_size": 4,
@@ -128,7 +129,7 @@ def test_a_wrong_keyword_is_named(options: dict[str, Any], sentence: str) -> Non
     assert "TrainerConfig" in str(caught.value)
 
 
-def test_what_a_run_cannot_do_without_is_asked_for(trained: list[Any]) -> None:
+def test_required_arguments_are_named(trained: list[Any]) -> None:
     with pytest.raises(UsageError, match="nothing to learn from"):
         Swift.from_config(TrainerConfig(model="m")).train()
     with pytest.raises(UsageError, match="no model"):

@@ -66,7 +66,8 @@ def test_config_validate_accepts_what_another_machine_may_have(capsys: pytest.Ca
     assert "nobody knows how many steps" in capsys.readouterr().err
 
 
-def test_config_validate_multiplies_a_plan_out_where_processes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_validate_checks_layout_with_world_size(capsys: pytest.CaptureFixture[str]) -> None:
+    """config validate checks the layout where the number of processes is given."""
     line = ["config", "validate", "sft", *BASE, "--backend", "fsdp", "--tp", "2"]
     assert cli.run(line) == 0
     assert cli.run([*line, "--nproc", "4"]) == 0
@@ -84,7 +85,8 @@ def test_config_validate_multiplies_a_plan_out_where_processes_are_named(capsys:
         "--target_modules q_proj lm_head",
     ],
 )
-def test_config_show_accepts_what_fits_the_model_and_the_processes(line: str, tiny: Path) -> None:
+def test_config_show_accepts_fitting_layout(line: str, tiny: Path) -> None:
+    """Config show accepts what fits the model and the processes."""
     assert cli.run(["config", "show", "sft", *BASE, "--model", str(tiny), *line.split()]) == 0
 
 
@@ -96,14 +98,15 @@ def test_a_size_that_config_json_leaves_out_is_left_to_the_run(tiny: Path, tmp_p
     assert cli.run(["config", "show", "sft", *line, "--backend", "fsdp", "--tp", "3", "--nproc", "3"]) == 0
 
 
-def test_a_machine_is_only_said_to_have_no_gpu_where_that_is_certain() -> None:
+def test_missing_gpu_is_reported_only_when_certain() -> None:
+    """A machine is reported to have no GPU only where that is certain."""
     assert no_gpu_to_see("cpu", {})
     assert no_gpu_to_see("auto", {"CUDA_VISIBLE_DEVICES": ""})
     assert no_gpu_to_see("auto", {"CUDA_VISIBLE_DEVICES": "-1"})
 
 
 @pytest.mark.parametrize("verb", ["sft", "rlhf"])
-def test_help_of_config_show_for_a_verb_is_that_verbs(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_help_covers_command(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["config", "show", verb, "-h"]) == 0
     shown = capsys.readouterr().out
     assert cli.run([verb, "--help"]) == 0

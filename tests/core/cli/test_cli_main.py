@@ -31,7 +31,8 @@ def imported_by(*args: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stderr.split()}
 
 
-def test_the_overview_names_every_verb_and_imports_next_to_nothing() -> None:
+def test_overview_lists_all_commands_and_imports_little() -> None:
+    """The overview names every command and imports next to nothing."""
     done = swift("--help")
     assert done.returncode == 0
     for verb in VERBS.values():
@@ -55,7 +56,8 @@ def test_looking_around_does_not_import_torch(command: list[str]) -> None:
     assert not {"torch", "transformers"} & imported_by(*command)
 
 
-def test_help_of_a_training_verb_shows_fields_in_groups_with_defaults_and_aliases() -> None:
+def test_train_help_groups_fields_with_defaults_and_aliases() -> None:
+    """Help of a training command shows fields in groups with defaults and aliases."""
     text = swift("rlhf", "--rlhf_type", "kto", "--help", COLUMNS="200").stdout
     for group in ("model", "data", "tuner", "objective", "optim", "parallel", "train", "checkpoint", "backend"):
         assert f"\n{group}  " in text
@@ -72,9 +74,8 @@ def test_help_with_a_backend_shows_the_options_of_that_backend() -> None:
     assert "--backend.bucket_mb" not in text  # the torch backend's
 
 
-def test_help_with_a_backend_that_is_not_installed_says_how_to_install_it(
-    without_megatron: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_for_missing_backend_names_install(without_megatron: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Help for a backend that is not installed says how to install it."""
     assert cli.run(["sft", "--parallel_method", "megatron", "--help"]) == 0
     assert 'pip install "swift-core[megatron]"' in capsys.readouterr().out
 
@@ -105,16 +106,18 @@ def test_help_with_a_backend_that_is_not_installed_says_how_to_install_it(
         (["config", "shwo"], 2, "Did you mean 'show'?"),
     ],
 )
-def test_a_users_mistake_ends_with_one_message_and_the_right_code(
+def test_user_error_prints_one_message_and_exit_code(
     args: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A user's mistake ends with one message and the right code."""
     assert cli.run(args) == code
     printed = capsys.readouterr()
     assert sentence in printed.err
     assert printed.out == ""
 
 
-def test_the_command_itself_ends_with_that_code_and_without_a_traceback() -> None:
+def test_command_exits_with_code_without_traceback() -> None:
+    """The command itself ends with that code and without a traceback."""
     done = swift("sft", "--modle", "m")
     assert done.returncode == 2
     assert done.stderr.startswith("Error: Unknown flag --modle.")
@@ -142,9 +145,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def test_a_training_verb_hands_the_run_and_its_own_words_to_the_launcher(
-    launched: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_command_passes_run_and_argv_to_launcher(launched: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """A training command passes the run and its argv to the launcher."""
     args = ["rlhf", "--model", "m", "--dataset", "d", "--nproc", "2"]
     assert cli.run(args) == 0
     ((parsed, argv),) = launched
@@ -153,7 +155,7 @@ def test_a_training_verb_hands_the_run_and_its_own_words_to_the_launcher(
     assert "Note: The objective is dpo" in capsys.readouterr().err
 
 
-def test_notes_are_said_by_one_process_only(
+def test_notes_are_printed_by_one_rank(
     launched: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
@@ -161,9 +163,11 @@ def test_notes_are_said_by_one_process_only(
     assert capsys.readouterr().err == ""
 
 
-def test_a_run_that_fails_exits_with_1_and_an_interrupted_one_with_130(
+def test_failed_run_exits_1_and_interrupt_exits_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A run that fails exits with 1 and an interrupted one with 130."""
+
     def raising(error: BaseException) -> Callable[[Any, Any], int]:
         def launch(_parsed: Any, _argv: Any) -> int:
             raise error

@@ -13,7 +13,7 @@ from swift.cli import demo_vision
 from swift.demo.pictures import CELL, drawn, shuffled, write_picture_rows
 
 
-def test_every_digit_is_drawn_differently_and_inside_its_place() -> None:
+def test_demo_digits_vary_and_stay_in_bounds() -> None:
     seen = {}
     for digit in range(10):
         pixels = np.asarray(drawn(digit, random.Random(0)).convert("L")).astype(int)
@@ -25,7 +25,8 @@ def test_every_digit_is_drawn_differently_and_inside_its_place() -> None:
     assert len(set(seen.values())) == 10
 
 
-def test_no_held_out_number_is_learned_and_no_shuffled_question_has_its_own_picture(tmp_path: Path) -> None:
+def test_demo_image_splits_do_not_leak(tmp_path: Path) -> None:
+    """No held-out number is learned and no shuffled question has its own image."""
     learned, asked = write_picture_rows(tmp_path / "pictures", drawings=1)
     numbers = [{Path(row["images"][0]).stem.partition("-")[0] for row in rows} for rows in (learned, asked)]
     assert not numbers[0] & numbers[1]

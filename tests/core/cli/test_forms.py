@@ -20,7 +20,8 @@ def fields(verb: str, **selected: str) -> dict[str, str]:
     return {each.key: each.flag for section in form_of(verb, chosen) for each in section.fields}
 
 
-def test_a_form_has_every_key_of_a_run_once_and_those_of_the_plugins_that_are_selected() -> None:
+def test_form_lists_every_key_once_with_selected_plugins() -> None:
+    """A form has every key of a run once and those of the plugins that are selected."""
     shown = fields("sft")
     keys = [each.key for section in form_of("sft") for each in section.fields]
     assert len(keys) == len(set(keys))
@@ -42,7 +43,8 @@ def test_flags_of_a_form_are_those_that_people_type() -> None:
     assert [verb_of(name) for name in ("pt", "sft", "dpo", "seq_cls")] == ["pt", "sft", "rlhf", "train"]
 
 
-def test_a_plugin_that_does_not_load_leaves_its_section_with_the_reason() -> None:
+def test_broken_plugin_form_section_shows_reason() -> None:
+    """A plugin that does not load leaves its section with the reason."""
     (section,) = [each for each in form_of("sft", {"backend.name": "nowhere"}) if each.name == "backend"]
     assert "nowhere" in section.problem
     assert [each.key for each in section.fields] == ["backend.name"]
@@ -66,9 +68,8 @@ def test_a_form_is_refused_with_the_sentence_of_the_command_line(words: str, tmp
     assert typed(words.split(), tmp_path).output == f"Error: {refused.value}\n"
 
 
-def test_a_check_says_what_the_command_would_write_and_whose_code_it_would_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_form_check_shows_command_and_remote_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check says what the command would write and whose code it would run."""
     monkeypatch.chdir(tmp_path)
     Path("d.jsonl").write_text(json.dumps({"text": "a"}))
     common = ["--model", "far/away", "--dataset", "d.jsonl"]
@@ -82,7 +83,7 @@ def test_a_check_says_what_the_command_would_write_and_whose_code_it_would_run(
     assert rewarded.trusts == ("mine.py:score",)
 
 
-def test_resuming_is_typed_as_the_run_itself_says_it() -> None:
+def test_resume_form_uses_command_of_run() -> None:
     folder = Path("/runs/v0")
     assert " ".join(resume_words(folder, folder / "checkpoint-2", processes=2, optimizer_state=False)) == (
         "train --config /runs/v0/config.yaml --resume_from_checkpoint /runs/v0/checkpoint-2 "

@@ -91,7 +91,8 @@ def test_help_with_an_installed_backend_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("verb", OWN_VERBS)
-def test_help_of_a_verb_imports_neither_plugins_nor_the_sections_of_training(work: dict[str, Work], verb: str) -> None:
+def test_command_help_imports_no_plugins_or_train_sections(work: dict[str, Work], verb: str) -> None:
+    """Help of a command imports neither plugins nor the sections of training."""
     others = {"swift.plugins.load", "swift.plugins.discover", "swift.contracts", "swift.config.parse"}
     if verb not in ("export", "merge-lora"):  # whose options are a section of the configuration, too
         others.add("swift.config.sections")
@@ -99,9 +100,10 @@ def test_help_of_a_verb_imports_neither_plugins_nor_the_sections_of_training(wor
 
 
 @pytest.mark.parametrize("verb", OWN_VERBS)
-def test_help_of_a_verb_shows_every_flag_with_its_meaning_and_its_default(
+def test_command_help_shows_flags_with_meaning_and_default(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Help of a command shows every flag with its meaning and its default."""
     monkeypatch.setenv("COLUMNS", "250")
     assert run([verb, "--help"]) == 0
     printed = capsys.readouterr().out

@@ -120,9 +120,8 @@ def test_a_mistake_names_the_flag_as_it_was_typed(options: type[Section], line: 
         ("serve", "m --temperature 0.7", "--override-generation-config"),
     ],
 )
-def test_flags_of_other_programs_that_would_change_the_result_say_what_to_type(
-    verb: str, line: str, sentence: str
-) -> None:
+def test_third_party_flags_that_change_results_are_refused(verb: str, line: str, sentence: str) -> None:
+    """Third-party flags that would change the result are refused with the flag to pass instead."""
     with pytest.raises(UsageError) as caught:
         read_options(verb, line.split(), cast(type[Section], options_of(verb)))
     assert sentence in str(caught.value)
@@ -136,9 +135,8 @@ def test_flags_of_other_programs_that_would_change_the_result_say_what_to_type(
         ("serve", "m --merge_lora true --use_hf true --log_interval 20"),
     ],
 )
-def test_flags_of_other_programs_that_change_nothing_are_noted_one_by_one(
-    verb: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_third_party_flags_without_effect_are_noted(verb: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags of third-party programs that change nothing are noted one by one."""
     found = dict(read_options(verb, line.split(), cast(type[Section], options_of(verb))).options)
     assert str(found.get("checkpoint" if verb == "export" else "model")) == "m"
     notes = capsys.readouterr().err.splitlines()
@@ -146,16 +144,18 @@ def test_flags_of_other_programs_that_change_nothing_are_noted_one_by_one(
     assert all(note.startswith("Note: --") and " is not needed: " in note for note in notes)
 
 
-def test_of_a_flag_that_is_given_twice_the_last_one_counts_and_a_note_says_so(
+def test_repeated_flag_uses_last_value_with_note(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """The last value of a repeated flag counts, and a note reports it."""
     found = read(InferOptions, "m --max_new_tokens 5 --seed 1 --max-new-tokens 6 --seed 1")
     assert (found["max_new_tokens"], found["seed"]) == (6, 1)
     printed = capsys.readouterr().err
     assert printed == "Note: --max-new-tokens is given twice, as '5' and as '6': the last one counts.\n"
 
 
-def test_a_prompt_that_looks_like_json_is_a_text_and_a_mapping_that_is_none_shows_one() -> None:
+def test_json_like_prompt_is_string() -> None:
+    """A prompt that looks like JSON is a text and a mapping that is none shows one."""
     for prompt in ('["a", "b"]', '["is this JSON?', "[1"):
         assert read_options("infer", ["m", "--prompt", prompt], InferOptions).options.prompt == (prompt,)
     assert read_options("infer", ["m", "--dataset", '["a", "b"]'], InferOptions).options.dataset == ("a", "b")
@@ -170,7 +170,7 @@ def test_a_text_that_looks_like_a_flag_is_a_value() -> None:
     assert found.system == "-x"
 
 
-def test_serve_hands_flags_that_are_not_its_own_on_as_they_stand() -> None:
+def test_serve_passes_unknown_flags_unchanged() -> None:
     own = ["m", "--port", "1", "--max_model_len", "8"]
     others = ["--max-num-seqs=4", "--enable-x", "-tp", "2", "--lora-modules", "a=b", "c=d"]
     words = [*own[:3], *others, *own[3:]]
@@ -200,7 +200,8 @@ def test_every_flag_is_declared_once_and_taken_in_both_spellings(verb: str) -> N
         (["convert", "nowhere", "--out", "new", "--to", "trainer"], "nowhere is no checkpoint of swift"),
     ],
 )
-def test_writing_from_what_is_not_there_is_answered_without_torch(args: list[str], message: str) -> None:
+def test_missing_input_fails_without_importing_torch(args: list[str], message: str) -> None:
+    """A missing input is refused without importing torch."""
     script = (
         "import sys; from swift.cli.main import run; code = run(sys.argv[1:]); "
         "print(sorted({'torch', 'transformers'} & set(sys.modules))); sys.exit(code)"

@@ -60,7 +60,8 @@ print(json.dumps(found))
 
 
 @pytest.mark.full
-def test_verbs_that_neither_train_nor_load_a_model_import_no_torch(tiny: Path, tmp_path: Path) -> None:
+def test_light_commands_import_no_torch(tiny: Path, tmp_path: Path) -> None:
+    """Commands that neither train nor load a model import no torch."""
     data = tmp_path / "questions.jsonl"
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "tweet"}]
     data.write_text(json.dumps({"messages": messages}) + "\n")

@@ -105,7 +105,8 @@ def test_what_cannot_be_is_refused_with_the_thing_to_type(flags: str, advice: st
     assert advice in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_resuming_only_the_weights_is_a_new_run_from_the_checkpoints_files(tmp_path: Path) -> None:
+def test_weights_only_resume_starts_new_run(tmp_path: Path) -> None:
+    """Resuming only the weights is a new run from the checkpoint's files."""
     adapter, whole = tmp_path / "run" / "checkpoint-3", tmp_path / "full"
     for folder, file in ((adapter, "adapter_config.json"), (whole, "model.safetensors")):
         folder.mkdir(parents=True)

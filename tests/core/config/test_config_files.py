@@ -38,7 +38,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_file_speaks_in_sections_and_in_the_names_of_flags(file: Path) -> None:
+def test_config_file_accepts_sections_and_flag_names(file: Path) -> None:
     config = parse([str(file)], "sft").config
     assert config.data.train == ("a.jsonl", "b.jsonl#100")
     assert config.data.columns == {"question": "query"}
@@ -91,7 +91,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["optim.warmup_steps", "warmup_steps"])
-def test_warm_up_of_less_than_a_step_is_a_part_of_all_steps_in_a_file_too(tmp_path: Path, key: str) -> None:
+def test_warmup_below_one_step_is_ratio_in_files(tmp_path: Path, key: str) -> None:
+    """Warm-up of less than a step is a part of all steps in a file too."""
     file = tmp_path / "run.yaml"
     file.write_text(f"{key}: 0.1\n")
     optim = parse([str(file)], "sft", complete=False).config.optim
@@ -115,7 +116,7 @@ def test_show_tells_the_layout(file: Path, capsys: pytest.CaptureFixture[str]) -
     assert "rows per optimizer step: 6" in printed
 
 
-def test_validate_says_yes_or_what_is_wrong(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_prints_ok_or_errors(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "validate", "sft", str(file)]) == 0
     assert run(["config", "validate", "sft", str(file), "--pp", "2"]) == 2
     assert "parallel.pp 2" in capsys.readouterr().err

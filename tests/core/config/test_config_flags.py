@@ -140,7 +140,8 @@ def test_rlhf_names_its_objective_and_takes_its_options() -> None:
     assert any("dpo" in note for note in dpo.notes)
 
 
-def test_of_a_flag_that_is_given_twice_the_last_one_counts_and_a_note_says_so() -> None:
+def test_repeated_flag_uses_last_value_with_note() -> None:
+    """The last value of a repeated flag counts, and a note reports it."""
     twice = parsed("--learning_rate 1e-5 --seed 7 --learning-rate 2e-5 --seed 7")
     assert twice.config.optim.lr == 2e-5
     (note,) = [note for note in twice.notes if "twice" in note]
@@ -149,7 +150,7 @@ def test_of_a_flag_that_is_given_twice_the_last_one_counts_and_a_note_says_so() 
     assert not any("twice" in note for note in parsed("--val_dataset v --val-dataset w").notes)
 
 
-def test_what_has_no_effect_is_said_aloud() -> None:
+def test_flags_without_effect_are_reported() -> None:
     assert any("--lora_rank has no effect" in note for note in parsed("--train_type full --lora_rank 4").notes)
     assert any("--model_type qwen3" in note for note in parsed("--model_type qwen3").notes)
 
@@ -254,7 +255,7 @@ def test_settings_of_four_bits_say_where_they_have_no_effect() -> None:
     assert any("--bnb_4bit_quant_storage is not needed" in note for note in stored.notes)
 
 
-def test_words_without_a_flag_are_refused() -> None:
+def test_positional_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match=r"'data\.jsonl' belongs to no flag"):
         parse(["data.jsonl", "--model", "m"], "sft")
 
@@ -272,7 +273,8 @@ rlhf_type beta
 
 
 @pytest.mark.parametrize("name", INTERFACE.split())
-def test_every_flag_of_the_interface_is_known_with_both_spellings(name: str) -> None:
+def test_every_flag_accepts_both_spellings(name: str) -> None:
+    """Every flag of the interface is known with both spellings."""
     for spelled in (name, name.replace("_", "-")):
         line = read_flags([f"--{spelled}", "1"], training_flags())
         assert list(line.flags) == [name]

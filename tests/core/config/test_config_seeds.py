@@ -26,7 +26,7 @@ def said(command: str) -> Parsed:
     return parse(argv, verb)
 
 
-def test_without_its_backend_a_command_says_what_installs_it(without_megatron: None) -> None:
+def test_missing_backend_names_install_command(without_megatron: None) -> None:
     with pytest.raises(PluginError, match="'megatron' is not installed") as caught:
         said(MEGATRON)
     assert caught.value.exit_code == 3
@@ -41,7 +41,8 @@ def test_deepspeed_gets_its_file(stand_ins: Path) -> None:
     assert options(parsed)["config"] == "ds_config_zero3.json"
 
 
-def test_megatron_gets_its_plan_and_sequence_parallelism_is_a_switch(stand_ins: Path) -> None:
+def test_megatron_gets_layout_and_sequence_parallel_switch(stand_ins: Path) -> None:
+    """Megatron gets its layout, and sequence parallelism is a switch."""
     parsed = said(MEGATRON)
     plan = parsed.config.parallel
     assert (plan.tp, plan.pp, plan.sequence_parallel, plan.ulysses, plan.cp) == (4, 2, True, 1, 1)

@@ -27,7 +27,7 @@ def parsed(line: str) -> Parsed:
         ("INFONCE_INCLUDE_DD", "yes", "include_dd", True),
     ],
 )
-def test_a_variable_sets_its_option_and_says_which_flag_that_is(
+def test_variable_sets_option_and_names_flag(
     monkeypatch: pytest.MonkeyPatch, variable: str, typed: str, option: str, value: object
 ) -> None:
     monkeypatch.setenv(variable, typed)
@@ -48,7 +48,7 @@ def test_variables_for_videos_are_read_or_named(monkeypatch: pytest.MonkeyPatch)
         assert flag in note
 
 
-def test_a_flag_outranks_the_variable_which_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_overrides_variable_with_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFONCE_TEMPERATURE", "0.05")
     run = parsed(f"{EMBEDDING} --objective.temperature 0.2")
     assert run.config.objective.model_dump()["temperature"] == 0.2

@@ -71,7 +71,8 @@ def options(line: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("flag", dict.fromkeys((TRL + TRL_GKD + MS_SWIFT).split()))
-def test_every_flag_of_grpo_elsewhere_is_an_option_a_note_or_a_refusal(flag: str) -> None:
+def test_every_third_party_grpo_flag_is_handled(flag: str) -> None:
+    """Every GRPO flag of third-party programs is an option, a note or a refusal."""
     assert flag in aliases() or other_program(flag) is not None
     assert list(read_flags([f"--{flag.replace('_', '-')}", "1"], training_flags()).flags) == [flag]
 
@@ -130,7 +131,7 @@ def test_a_flag_of_another_program_sets_the_option_that_it_means(line: str, expe
         ("--multi_turn_scheduler gym_scheduler --use_gym_env false", "has no effect: --use_gym_env is false"),
     ],
 )
-def test_what_has_no_effect_or_another_unit_is_said(line: str, note: str) -> None:
+def test_flags_without_effect_or_in_other_units_are_noted(line: str, note: str) -> None:
     assert note in " ".join(parsed(line).notes)
 
 
@@ -155,21 +156,24 @@ def test_what_has_no_effect_or_another_unit_is_said(line: str, note: str) -> Non
         ("--use_vllm true --objective.rollout_engine transformers", "contradict each other", "Keep one"),
     ],
 )
-def test_what_would_change_the_result_is_refused_with_what_to_type(line: str, message: str, hint: str) -> None:
+def test_third_party_flags_that_change_results_are_refused(line: str, message: str, hint: str) -> None:
+    """What would change the result is refused with what to type."""
     with pytest.raises(SwiftError) as error:
         parsed(line)
     assert message in error.value.message
     assert hint in (error.value.hint or "")
 
 
-def test_prompts_are_limited_by_the_limit_of_samples_and_keep_their_end() -> None:
+def test_prompts_are_cut_from_the_left_at_max_length() -> None:
+    """Prompts are limited by the limit of samples and keep their end."""
     data = parsed("--max_prompt_length 100").config.data
     assert (data.max_length, data.truncation) == (100, "left")
     with pytest.raises(ConfigError, match="one limit for prompt and answer together"):
         parsed("--max_prompt_length 100", objective="dpo")
 
 
-def test_flags_of_rewards_are_refused_where_the_objective_has_none() -> None:
+def test_reward_flags_without_rewards_are_refused() -> None:
+    """Flags of rewards are refused where the objective has none."""
     for line in ("--num_generations 8", "--reward_funcs accuracy", "--external_plugins plugin.py", "--loss_type dapo"):
         with pytest.raises(
             ConfigError, match="answers that are generated and rewarded, or taught, and the objective is dpo"

@@ -21,7 +21,7 @@ def test_config_show_counts_processes_that_share_a_sequence(capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_config_show_says_when_processes_are_no_multiple(
+def test_config_show_reports_indivisible_process_count(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["config", "show", "--backend", "fsdp", "--ulysses", "4", "--nproc", "6"]) == 0
@@ -39,7 +39,7 @@ def test_config_show_says_when_processes_are_no_multiple(
         ({"dp_shard": 4, "dp_replicate": 2, "ulysses": 2}, 16, (2, 4)),
     ],
 )
-def test_shards_take_up_what_a_plan_leaves_open(plan: dict[str, int], world: int, expected: tuple[int, int]) -> None:
+def test_sharding_takes_remaining_dimension(plan: dict[str, int], world: int, expected: tuple[int, int]) -> None:
     assert ParallelSection(**plan).data_parallel(world) == expected  # type: ignore[arg-type]  # whole numbers
 
 
@@ -51,7 +51,7 @@ def test_shards_take_up_what_a_plan_leaves_open(plan: dict[str, int], world: int
         ({"dp_replicate": 2, "tp": 2}, 3, "The plan tp 2 × dp_replicate 2 takes 4 processes, but 3 were started."),
     ],
 )
-def test_a_plan_for_other_processes_is_refused(plan: dict[str, int], world: int, said: str) -> None:
+def test_layout_for_other_world_size_is_refused(plan: dict[str, int], world: int, said: str) -> None:
     with pytest.raises(UnsupportedPlan) as caught:
         ParallelSection(**plan).data_parallel(world)  # type: ignore[arg-type]  # whole numbers
     assert caught.value.message == said

@@ -52,7 +52,8 @@ def _about(parsed: Parsed, key: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("site")
-def test_an_objectives_default_holds_where_the_user_sets_none_and_is_said_with_its_reason() -> None:
+def test_objective_default_applies_with_reason_if_unset() -> None:
+    """An objective's default holds where the user sets none, and is printed with its reason."""
     parsed = _careful()
     assert parsed.config.model_dump()["tuner"]["dropout"] == 0.0
     assert parsed.config.optim.schedule == "constant"
@@ -73,7 +74,8 @@ def test_what_the_user_sets_outranks_an_objectives_default(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("site")
-def test_a_default_for_an_option_that_the_selected_tuner_lacks_is_left_out() -> None:
+def test_default_for_option_missing_in_tuner_is_skipped() -> None:
+    """A default for an option that the selected tuner lacks is left out."""
     parsed = _careful(train_type="full")
     assert "dropout" not in parsed.config.model_dump()["tuner"]
     assert not _about(parsed, "tuner.dropout")
@@ -88,7 +90,8 @@ def test_a_default_for_an_option_that_the_selected_tuner_lacks_is_left_out() -> 
         ([("tuner.dropout", 0.0)], "as its defaults"),
     ],
 )
-def test_defaults_that_are_none_are_refused_by_the_name_of_the_plugin(site: Path, defaults: Any, message: str) -> None:
+def test_invalid_objective_default_names_plugin(site: Path, defaults: Any, message: str) -> None:
+    """Defaults that are none are refused by the name of the plugin."""
     (site / "careful_objective.py").write_text(SOURCE.replace("DEFAULTS", repr(defaults)))
     with pytest.raises(PluginError, match="careful") as error:
         _careful()

@@ -391,7 +391,8 @@ REFUSED: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("line", "named"), REFUSED, ids=[line for line, _ in REFUSED])
-def test_what_would_change_the_result_is_refused_with_what_to_type(line: str, named: str) -> None:
+def test_flags_that_change_results_are_refused(line: str, named: str) -> None:
+    """What would change the result is refused with what to type."""
     with pytest.raises(UsageError) as refused:
         parsed(line)
     assert line.split()[0] in str(refused.value)
@@ -431,14 +432,15 @@ def test_a_value_that_cannot_be_is_refused_in_one_sentence(line: str) -> None:
         ("--report_to nosuch", "swift plugins"),
     ],
 )
-def test_flags_that_do_not_go_with_the_rest_say_with_what_they_do(line: str, named: str) -> None:
+def test_conflicting_flags_name_each_other(line: str, named: str) -> None:
+    """Flags that do not go with the rest are refused with what they do go with."""
     with pytest.raises(SwiftError) as refused:
         parsed(line)
     assert named in str(refused.value)
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_names_of_deepspeed_presets_elsewhere_are_those_here() -> None:
+def test_deepspeed_preset_names_match_ms_swift() -> None:
     for typed, preset in [("zero3_cpu_offload", "zero3_offload"), ("default-zero3", "zero3"), ("own.json", "own.json")]:
         assert parsed(f"--deepspeed {typed}").backend_options.model_dump()["config"] == preset
     assert parsed("--deepspeed zero3 --deepspeed_autotp_size 2").config.parallel.tp == 2
@@ -450,7 +452,8 @@ def test_a_token_is_not_repeated() -> None:
     assert "hf_secret" not in str(refused.value)
 
 
-def test_the_values_of_another_programs_flag_end_before_a_configuration_file(tmp_path: Path) -> None:
+def test_list_flag_ends_before_config_file(tmp_path: Path) -> None:
+    """The values of a third-party list flag end before a configuration file."""
     file = tmp_path / "run.yaml"
     file.write_text("lora_rank: 4\nuse_lomo: false\ndo_train: true\npush_to_hub:\n")
     read = parse(["--disable_tqdm", str(file), *BASE.split()], "sft")
@@ -539,7 +542,8 @@ def test_a_slip_is_answered_with_the_flag_that_was_meant(typed: str, meant: str)
     assert f"'--{meant}'" in training_flags().unknown(f"--{typed}").message
 
 
-def test_a_foreign_flag_is_not_answered_with_one_that_only_looks_like_it() -> None:
+def test_similar_looking_flag_is_not_suggested() -> None:
+    """No similar-looking flag is suggested for a third-party flag."""
     own = [flag for flag in (*aliases(), *core_fields()) if flag not in FOREIGN]
     for typed in FOREIGN:
         guess = nearest_flag(typed, own)

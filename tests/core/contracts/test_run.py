@@ -32,7 +32,7 @@ def new_run() -> Callable[..., Run]:
 
 
 @pytest.mark.parametrize(("name", "when"), [("topology", "swift_setup"), ("schedule", "swift_shard")])
-def test_what_is_read_too_early_says_when_it_is_known(new_run: Callable[..., Run], name: str, when: str) -> None:
+def test_early_read_reports_when_value_is_known(new_run: Callable[..., Run], name: str, when: str) -> None:
     with pytest.raises(AttributeError, match=rf"Run\.{name} is not known yet: .*{when}"):
         getattr(new_run(), name)
 

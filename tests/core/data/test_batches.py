@@ -98,7 +98,8 @@ def test_only_the_samples_of_ones_own_slice_are_read() -> None:
     assert samples.read == [index for row in ids(batch.rows) for index in row]
 
 
-def test_micro_batches_of_a_full_batch_are_the_same_on_any_number_of_processes() -> None:
+def test_full_batch_micro_batches_match_on_any_world_size() -> None:
+    """Micro-batches of a full batch are the same on any number of processes."""
     batches = plan(InMemory(LENGTHS), global_rows=8, micro_rows=2)
 
     def micro(data_size: int) -> list[tuple[list[int], int]]:
@@ -108,7 +109,8 @@ def test_micro_batches_of_a_full_batch_are_the_same_on_any_number_of_processes()
     assert len(micro(1)) == 4
 
 
-def test_the_short_last_batch_is_dealt_out_evenly_and_idle_processes_get_a_spare_row() -> None:
+def test_short_last_batch_is_divided_evenly() -> None:
+    """The short last batch is dealt out evenly and idle processes get a spare row."""
     batches = plan(InMemory([5] * 8), global_rows=6)
     assert [len(part.rows) for part in slices(batches, 1, 2)] == [1, 1]
     parts = slices(batches, 1, 3)
@@ -119,7 +121,7 @@ def test_the_short_last_batch_is_dealt_out_evenly_and_idle_processes_get_a_spare
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_a_plan_made_anew_goes_on_where_the_number_says(packing: bool) -> None:
+def test_rebuilt_batch_schedule_continues_at_step(packing: bool) -> None:
     settings = {"epochs": 3.0, "packing": packing}
     whole = plan(InMemory(LENGTHS), **settings)
     again = plan(InMemory(LENGTHS), **settings)
@@ -138,7 +140,8 @@ def test_the_order_is_the_seeds() -> None:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_the_order_is_that_of_the_first_release_and_takes_little_memory(packing: bool) -> None:
+def test_sample_order_is_stable_and_uses_little_memory(packing: bool) -> None:
+    """The order is that of the first release and takes little memory."""
     lengths = np.random.RandomState(0).randint(5, 60, 50_000)
     layout = BatchLayout(global_rows=6, micro_rows=1, seed=3, max_length=64, packing=packing)
     random = np.random.RandomState([3, 1])
@@ -158,7 +161,8 @@ def test_the_order_is_that_of_the_first_release_and_takes_little_memory(packing:
     assert not any(isinstance(each, list | tuple) for each in vars(rows).values())
 
 
-def test_steps_are_counted_from_epochs_and_max_steps_outranks_them() -> None:
+def test_max_steps_overrides_epochs() -> None:
+    """Steps are counted from epochs and max steps outranks them."""
     assert plan(InMemory([5] * 13), global_rows=4).total_steps == 4
     assert plan(InMemory([5] * 13), global_rows=4, epochs=2.5).total_steps == 10
     assert plan(InMemory([5] * 13), global_rows=4, epochs=0.1).total_steps == 1
@@ -189,7 +193,7 @@ def test_a_pair_longer_than_a_pack_has_one_to_itself() -> None:
     assert [each.tolist() for each in pack(np.array([30, 150, 60]), np.arange(3), 100)] == [[1], [2, 0]]
 
 
-def test_packed_batches_are_flat_whatever_was_asked() -> None:
+def test_packed_batches_are_always_flat() -> None:
     batch = plan(InMemory(LENGTHS), packing=True).batch(0, 0, 1)
     assert batch.flat
     micro = next(iter(batch.micro_batches()))
@@ -198,7 +202,7 @@ def test_packed_batches_are_flat_whatever_was_asked() -> None:
     assert len(micro.boundaries) == len(batch.rows[0]) + 1
 
 
-def test_a_micro_batch_elsewhere_is_not_asked_what_the_cpu_knows() -> None:
+def test_device_micro_batch_does_not_query_cpu_values() -> None:
     micro = next(iter(plan(InMemory(LENGTHS), packing=True).batch(0, 0, 1).micro_batches()))
     elsewhere = micro.to("meta")  # tensors there have no values to be asked for
     assert micro.boundaries is not None
@@ -233,7 +237,8 @@ def test_packs_are_one_width_where_blocks_are_compiled(compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_evaluation_sees_everything_once_with_as_many_batches_on_every_process(packing: bool) -> None:
+def test_evaluation_sees_each_sample_once(packing: bool) -> None:
+    """Evaluation sees everything once with as many batches on every process."""
     objective: Any = TokenMean()
     samples = InMemory(LENGTHS)
     layout = BatchLayout(global_rows=4, micro_rows=2, packing=packing, max_length=64)

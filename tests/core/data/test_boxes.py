@@ -58,13 +58,13 @@ def learned(kind: str, rows: dict[str, Any], folder: Path, **settings: Any) -> t
         ("llava", "the dot", "[100, 100, 500, 500]"),
     ],
 )
-def test_boxes_in_thousandths_are_written_as_each_family_does(kind: str, name: str, box: str, folder: Path) -> None:
+def test_normalized_bounding_boxes_follow_model_family(kind: str, name: str, box: str, folder: Path) -> None:
     text, answer = learned(kind, row(), folder)
     assert f"Where is {name}?" in text
     assert answer == box
 
 
-def test_boxes_of_qwen2_5_vl_count_pixels_of_the_resized_picture(folder: Path) -> None:
+def test_qwen2_5_vl_bounding_boxes_use_resized_pixels(folder: Path) -> None:
     height, width = smart_resize(HEIGHT, WIDTH, 28, 28 * 28, 112 * 112)
     assert (width, height) != (WIDTH, HEIGHT)
     expected = [round(width * 0.1), round(height * 0.1), round(width * 0.5), round(height * 0.5)]
@@ -76,7 +76,8 @@ def test_boxes_of_qwen2_5_vl_count_pixels_of_the_resized_picture(folder: Path) -
     assert learned("qwen2_5_vl", row(), folder, max_pixels=28 * 28)[1] == str(smaller)
 
 
-def test_boxes_and_points_of_several_pictures_are_those_of_their_pictures(folder: Path) -> None:
+def test_bounding_boxes_follow_their_own_image(folder: Path) -> None:
+    """Bounding boxes and points of several images are those of their images."""
     question = "<image><image>Where is <ref-object>, and <ref-object>?"
     objects = {"ref": ["a", "b"], "bbox": [[28, 14], [45, 30.5, 90, 61]], "image_id": [1, 0]}
     text, answer = learned("llava", row("<bbox> and <bbox>", question, **objects), folder)
@@ -108,7 +109,7 @@ def test_tags_of_a_row_without_the_column_are_text(folder: Path) -> None:
         (row(size=3), "other keys"),
     ],
 )
-def test_rows_whose_boxes_cannot_be_used_say_why(wrong: dict[str, Any], reason: str, folder: Path) -> None:
+def test_unusable_bounding_boxes_report_reason(wrong: dict[str, Any], reason: str, folder: Path) -> None:
     with pytest.raises(Unusable, match=reason):
         learned("llava", wrong, folder)
 

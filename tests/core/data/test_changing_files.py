@@ -72,9 +72,8 @@ CHANGES = [cut_off, emptied, written_anew, replaced, removed, made_a_pipe, chang
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_a_row_is_what_it_was_when_the_file_was_opened_or_the_file_is_named(
-    tmp_path: Path, suffix: str, change: Callable[[Path], None]
-) -> None:
+def test_changed_row_is_unchanged_or_names_file(tmp_path: Path, suffix: str, change: Callable[[Path], None]) -> None:
+    """A row of a changed file is unchanged, or the error names the file."""
     path = write(tmp_path / f"rows{suffix}", ROWS)
     rows = read_path(parse_source(str(path)))
     rows.fingerprint()
@@ -88,7 +87,8 @@ def test_a_row_is_what_it_was_when_the_file_was_opened_or_the_file_is_named(
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_rows_that_are_appended_later_are_not_read_and_do_no_harm(tmp_path: Path, suffix: str) -> None:
+def test_appended_rows_are_ignored(tmp_path: Path, suffix: str) -> None:
+    """Rows that are appended later are not read and do no harm."""
     path = write(tmp_path / f"rows{suffix}", ROWS)
     rows = read_path(parse_source(str(path)))
     fingerprint = rows.fingerprint()

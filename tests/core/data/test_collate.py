@@ -24,7 +24,8 @@ def sample(number: int, *tokens: int, values: dict[str, float] | None = None) ->
 SAMPLES = [sample(4, 1, 2, 3), sample(9, 5, 7), sample(2, 11, 12, 13, 14)]
 
 
-def test_a_position_predicts_the_next_token_and_the_last_one_of_a_segment_predicts_nothing() -> None:
+def test_labels_shift_and_last_position_of_segment_is_ignored() -> None:
+    """A position predicts the next token and the last one of a segment predicts nothing."""
     batch = collate(SAMPLES, flat=False)
     assert batch.input_ids.tolist() == [[1, 2, 3, 0], [5, 7, 0, 0], [11, 12, 13, 14]]
     assert batch.targets.tolist() == [[2, 3, 0, 0], [7, 0, 0, 0], [12, 13, 14, 0]]
@@ -33,7 +34,8 @@ def test_a_position_predicts_the_next_token_and_the_last_one_of_a_segment_predic
     assert batch.attention_mask.sum(1).tolist() == [3, 2, 4]
 
 
-def test_end_to_end_positions_restart_and_no_target_crosses_a_sample() -> None:
+def test_packed_positions_restart_and_targets_stay_in_sample() -> None:
+    """End to end positions restart and no target crosses a sample."""
     batch = collate(SAMPLES, flat=True, pad_to_multiple=4)
     assert batch.input_ids.tolist() == [[1, 2, 3, 5, 7, 11, 12, 13, 14, 0, 0, 0]]
     assert batch.position_ids[0, :9].tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 3]
@@ -63,7 +65,8 @@ def with_candidates(number: int, *tokens: int) -> Encoded:
 
 
 @pytest.mark.parametrize("flat", [True, False])
-def test_values_and_candidates_of_a_token_are_where_that_token_is_the_target(flat: bool) -> None:
+def test_token_values_and_candidates_align_with_targets(flat: bool) -> None:
+    """Values and candidates of a token are where that token is the target."""
     batch = collate([with_candidates(0, 1, 2, 3), with_candidates(1, 5, 7)], flat=flat, pad_to_multiple=4)
     assert batch.candidates is not None
     assert torch.equal(batch.token_values["value"], batch.targets * 100.0)
@@ -74,7 +77,8 @@ def test_values_and_candidates_of_a_token_are_where_that_token_is_the_target(fla
     assert torch.equal(moved.input_ids, batch.input_ids + 1)
 
 
-def test_segments_of_a_batch_have_the_same_values_and_as_many_candidates() -> None:
+def test_segments_of_batch_share_value_and_candidate_counts() -> None:
+    """Segments of a batch have the same values and as many candidates."""
     with pytest.raises(ValueError, match="the same token_values"):
         collate([with_candidates(0, 1, 2), sample(1, 1, 2)], flat=True)
     (segment,) = with_candidates(1, 1, 2).segments
@@ -83,7 +87,8 @@ def test_segments_of_a_batch_have_the_same_values_and_as_many_candidates() -> No
         collate([with_candidates(0, 1, 2), fewer], flat=True)
 
 
-def test_a_candidate_that_is_no_token_of_the_model_is_named_with_its_row() -> None:
+def test_candidate_outside_vocabulary_names_row() -> None:
+    """A candidate that is no token of the model is named with its row."""
     check_candidates([(with_candidates(0, 1, 2, 3), sample(2, 1, 2))], vocabulary=10)
     with pytest.raises(PluginError, match="Sample 7: token 1 has the candidate 15, and the model's tokens are 0 to 14"):
         check_candidates([(with_candidates(0, 1, 2),), (with_candidates(7, 1, 5),)], vocabulary=15)
@@ -95,7 +100,8 @@ def test_a_candidate_that_is_no_token_of_the_model_is_named_with_its_row() -> No
     check_candidates([(Encoded(3, (unlearned,)),)], vocabulary=15)
 
 
-def test_a_batch_takes_values_per_token_and_hands_its_temperature_on() -> None:
+def test_batch_takes_token_values_and_passes_temperature() -> None:
+    """A batch takes values per token and hands its temperature on."""
     rows = [(SAMPLES[0], SAMPLES[1]), (SAMPLES[2],)]
     batch = Batch(
         step=0, rows=rows, first_row=0, micro_rows=2, weight=1.0, global_rows=2, tokens=9, flat=True, seed=0,
@@ -137,7 +143,8 @@ def batch_of(samples: Sequence[Encoded], **more: Any) -> Batch:
     return Batch(0, [(each,) for each in samples], 0, 3, 1.0, 3, 9, False, 0, **more)
 
 
-def test_media_are_read_for_each_micro_batch_and_carried_with_its_other_tensors() -> None:
+def test_media_are_loaded_per_micro_batch() -> None:
+    """Media are read for each micro-batch and carried with its other tensors."""
     pictured = [SAMPLES[0], with_media(SAMPLES[2], PICTURES)]
     (batch,) = batch_of(pictured, media_reader=Reader()).micro_batches()
     assert batch.media is not None
@@ -157,14 +164,16 @@ def test_media_are_read_for_each_micro_batch_and_carried_with_its_other_tensors(
     assert half.inputs["pixel_values"].shape == (1, 4)
 
 
-def test_a_batch_of_text_has_no_media_and_media_without_a_reader_are_not_dropped() -> None:
+def test_media_without_reader_are_not_dropped() -> None:
+    """A batch of text has no media and media without a reader are not dropped."""
     (batch,) = batch_of(SAMPLES).micro_batches()
     assert batch.media is None
     with pytest.raises(ValueError, match="no media_reader"):
         list(batch_of([with_media(SAMPLES[0], PICTURES)]).micro_batches())
 
 
-def test_a_batch_takes_values_per_segment_and_says_how_many_segments_each_sample_has() -> None:
+def test_batch_takes_segment_values_and_segment_counts() -> None:
+    """A batch takes values per segment and says how many segments each sample has."""
     three = Encoded(7, tuple(each.segments[0] for each in SAMPLES))
     batch = Batch(
         step=0, rows=[(three,), (SAMPLES[1],)], first_row=0, micro_rows=2, weight=1.0, global_rows=2, tokens=11,
@@ -183,7 +192,8 @@ def test_a_batch_takes_values_per_segment_and_says_how_many_segments_each_sample
         batch.with_segment_values({"vector": vectors[:3]})
 
 
-def test_candidates_of_a_batch_stand_at_every_position_and_must_be_tokens_of_the_model() -> None:
+def test_batch_candidates_need_every_position_and_valid_tokens() -> None:
+    """Candidates of a batch stand at every position and must be tokens of the model."""
     batch = Batch(
         step=0, rows=[(SAMPLES[0],), (SAMPLES[1],)], first_row=0, micro_rows=2, weight=1.0, global_rows=2, tokens=5,
         flat=False, seed=0, candidates=(6, 1),

@@ -52,7 +52,8 @@ def test_a_folder_of_a_folder_is_a_subset(folder: Path) -> None:
         parse_source("corpus:de", folder)
 
 
-def test_a_missing_file_is_named_with_the_nearest_one_that_is_there(folder: Path) -> None:
+def test_missing_file_suggests_nearest_path(folder: Path) -> None:
+    """A missing file is named with the nearest one that is there."""
     with pytest.raises(DataError, match=r"no file or folder 'trian\.jsonl'.*Did you mean 'train\.jsonl'"):
         parse_source("trian.jsonl", folder)
 
@@ -67,7 +68,8 @@ def write_info(folder: Path, **entries: object) -> None:
     (folder / "dataset_info.json").write_text(json.dumps(entries))
 
 
-def test_names_of_a_dataset_info_json_are_found_here_in_data_and_beside(folder: Path) -> None:
+def test_dataset_info_is_found_in_cwd_data_and_own_folder(folder: Path) -> None:
+    """Names of a dataset info JSON are found here in data and next to."""
     write_info(folder, mine={"file_name": "train.jsonl"})
     write_info(folder / "data", other={"hf_hub_url": "owner/other", "subset": "en", "num_samples": 9})
     (folder / "far").mkdir()

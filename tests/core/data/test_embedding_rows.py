@@ -52,9 +52,8 @@ def said(*contents: str) -> list[dict[str, str]]:
     ],
     ids=lambda row: " ".join(row),
 )
-def test_a_query_its_positives_and_its_negatives_are_read_from_every_format(
-    tmp_path: Path, row: dict[str, Any]
-) -> None:
+def test_query_positives_negatives_are_read_from_every_format(tmp_path: Path, row: dict[str, Any]) -> None:
+    """A query its positives and its negatives are read from every format."""
     data = prepared(tmp_path, [row])
     assert texts(data) == [QUERY, GOOD, BAD, "no"]
     assert data.train.samples[0].values["positives"] == 1
@@ -74,7 +73,8 @@ def test_csv_and_jsonl_files_are_read_alike(tmp_path: Path) -> None:
     assert found == [[QUERY, GOOD, BAD]] * 2
 
 
-def test_texts_have_the_tokens_that_the_tokenizer_itself_gives_them_after_the_prompts(tmp_path: Path) -> None:
+def test_embedding_tokens_match_tokenizer_after_prompts(tmp_path: Path) -> None:
+    """Texts have the tokens that the tokenizer itself gives them after the prompts."""
     from tokenizers.processors import TemplateProcessing
 
     framing = byte_tokenizer()
@@ -108,7 +108,8 @@ def test_a_text_that_is_too_long_keeps_the_token_that_ends_it(tmp_path: Path) ->
     assert len(expected) == 12
 
 
-def test_a_system_message_stands_before_the_text_as_an_instruction(tmp_path: Path) -> None:
+def test_system_message_is_prepended_as_instruction(tmp_path: Path) -> None:
+    """A system message stands before the text as an instruction."""
     row = {"messages": [{"role": "system", "content": "Find it:"}, *said(QUERY)], "positive_messages": [said(GOOD)]}
     assert texts(prepared(tmp_path, [row])) == [f"Find it: {QUERY}", GOOD]
 
@@ -172,9 +173,10 @@ def test_a_similarity_outside_of_its_range_is_counted(tmp_path: Path) -> None:
         (EmbeddingEncoding("similarity"), {"sentence1": QUERY, "sentence2": GOOD}),
     ],
 )
-def test_a_data_set_without_the_columns_is_refused_with_those_that_are_read(
+def test_missing_embedding_columns_list_expected_ones(
     tmp_path: Path, encoding: EmbeddingEncoding, row: dict[str, Any]
 ) -> None:
+    """A data set without the columns is refused with those that are read."""
     with pytest.raises(DataError) as refused:
         prepared(tmp_path, [row], encoding)
     assert "anchor, query" in str(refused.value.hint)

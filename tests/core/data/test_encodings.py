@@ -39,7 +39,8 @@ def prepared(tmp_path: Path, encoding: Any, rows: Any = ROWS, **section: Any) ->
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_tokenised_data_is_found_by_the_name_of_the_encoding(name: str) -> None:
+def test_caches_are_found_by_encoding_name(name: str) -> None:
+    """Tokenised data is found by the name of the encoding."""
     tokenizer, section = byte_tokenizer(), DataSection(system="S", max_length=77)
     encoder = SampleEncoder(tokenizer, section, encoding_of(name))
     corpus = corpus_of([CHAT], "rows", section, encoding_of(name))
@@ -57,7 +58,8 @@ def test_tokenised_data_is_found_by_the_name_of_the_encoding(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_stores_of_cores_encodings_have_the_columns_that_they_always_had(tmp_path: Path, name: str) -> None:
+def test_core_encoding_cache_columns_are_stable(tmp_path: Path, name: str) -> None:
+    """Stores of core's encodings have the columns that they always had."""
     prepared(tmp_path, name, [CHAT, {**CHAT, "query": "another"}])
     (folder,) = (tmp_path / "cache").iterdir()
     arrays = ("ids", "weights", "segment_lengths", "segment_counts", "rows", "label", "margin")
@@ -65,7 +67,8 @@ def test_stores_of_cores_encodings_have_the_columns_that_they_always_had(tmp_pat
     assert {file.name for file in folder.iterdir()} == {"manifest.json", *(f"{array}.bin" for array in arrays + index)}
 
 
-def test_an_encoding_of_a_plugins_own_is_stored_with_its_values_and_found_again(tmp_path: Path) -> None:
+def test_plugin_encoding_is_cached_with_values(tmp_path: Path) -> None:
+    """An encoding of a plugin's own is stored with its values and found again."""
     first = prepared(tmp_path, LabelledEncoding()).train
     assert first is not None
     samples = [first.samples[index] for index in range(12)]
@@ -87,19 +90,22 @@ def test_an_encoding_of_a_plugins_own_is_stored_with_its_values_and_found_again(
     assert len({first.samples.fingerprint, other.samples.fingerprint, as_text.samples.fingerprint}) == 3
 
 
-def test_rows_that_an_encoding_of_a_plugins_own_cannot_use_are_counted_by_its_reasons(tmp_path: Path) -> None:
+def test_unusable_plugin_rows_are_counted_by_reason(tmp_path: Path) -> None:
+    """Rows that an encoding of a plugin's own cannot use are counted by its reasons."""
     data = prepared(tmp_path, LabelledEncoding(classes=2))
     assert data.report.rejected["unknown class"].count == 4
     assert data.report.rejected["unknown class"].detail == "the label is 2, and there are 2 classes"
 
 
-def test_a_data_set_of_another_format_is_told_which_columns_the_encoding_reads(tmp_path: Path) -> None:
+def test_wrong_format_lists_columns_of_encoding(tmp_path: Path) -> None:
+    """A dataset of another format is refused with the columns that the encoding reads."""
     with pytest.raises(DataError, match="no column 'text'; the columns are body, label") as error:
         prepared(tmp_path, LabelledEncoding(), [{"body": "x", "label": 1}])
     assert "The columns can be text and label." in str(error.value.hint)
 
 
-def test_a_stream_of_a_plugins_encoding_holds_the_samples_of_the_store(tmp_path: Path) -> None:
+def test_plugin_encoding_stream_matches_cache(tmp_path: Path) -> None:
+    """A stream of a plugins encoding holds the samples of the store."""
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(map(json.dumps, ROWS)))
     whole = prepared(tmp_path, LabelledEncoding()).train
@@ -172,8 +178,7 @@ class Unkeyed(LabelledEncoding):
     ],
     ids=["undeclared values", "undeclared segments", "values per token", "no result", "no generator", "no key"],
 )
-def test_what_an_encoding_does_not_declare_is_never_dropped_silently(
-    tmp_path: Path, encoding: LabelledEncoding, message: str
-) -> None:
+def test_undeclared_encoding_output_is_not_dropped(tmp_path: Path, encoding: LabelledEncoding, message: str) -> None:
+    """What an encoding does not declare is never dropped silently."""
     with pytest.raises(PluginError, match=message):
         prepared(tmp_path, encoding)

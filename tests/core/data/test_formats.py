@@ -53,7 +53,8 @@ def test_formats_are_detected(row: dict[str, Any], expected: list[tuple[str, str
     assert said(encoding_of("chat").understand(row, "row 1").conversation) == expected
 
 
-def test_tool_calls_written_as_messages_of_their_own_become_the_assistants() -> None:
+def test_tool_call_messages_become_assistant_tool_calls() -> None:
+    """Tool calls written as messages of their own become the assistant's."""
     turns = [("human", "1+1?"), ("gpt", "Let me see."), ("function_call", CALL), ("observation", "2"), ("gpt", "Two.")]
     conversation = encoding_of("chat").understand({"conversations": sharegpt(*turns)}, "row 1").conversation
     assert [role for role, _ in said(conversation)] == ["user", "assistant", "tool", "assistant"]
@@ -63,7 +64,8 @@ def test_tool_calls_written_as_messages_of_their_own_become_the_assistants() -> 
     ]
 
 
-def test_openais_string_arguments_become_objects_and_bare_tools_get_their_wrapper() -> None:
+def test_string_arguments_and_bare_tools_are_normalized() -> None:
+    """OpenAI's string arguments become objects and bare tools get their wrapper."""
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     row = {
         "messages": [*openai(QA[0]), {"role": "assistant", "tool_calls": [call]}, *openai(("tool", "2"), QA[1])],
@@ -150,7 +152,7 @@ def test_pairs_are_detected(row: dict[str, Any]) -> None:
         ({"prompt": "q", "chosen": "good", "rejected": "bad", "margin": "wide"}, "malformed margin"),
     ],
 )
-def test_a_pair_that_says_nothing_has_a_reason(row: dict[str, Any], reason: str) -> None:
+def test_empty_preference_pair_has_reason(row: dict[str, Any], reason: str) -> None:
     with pytest.raises(Unusable) as unusable:
         encoding_of("preference").understand(row, "row 1")
     assert unusable.value.reason == reason
@@ -174,9 +176,8 @@ def test_labels_are_read_as_truth(label: object, value: float) -> None:
         ({"messages": openai(*QA)}, "unpaired", "no boolean column 'label'"),
     ],
 )
-def test_an_unknown_format_says_which_columns_there_are_and_what_is_understood(
-    row: dict[str, Any], encoding: str, message: str
-) -> None:
+def test_unknown_format_lists_columns_and_known_formats(row: dict[str, Any], encoding: str, message: str) -> None:
+    """An unknown format says which columns there are and what is understood."""
     with pytest.raises(DataError, match=message) as error:
         encoding_of(encoding).check_format(row, "data.jsonl:1")
     assert error.value.message.startswith("data.jsonl:1: ")

@@ -32,9 +32,8 @@ QUICK = ("bpe", "metaspace")
     "tokenizer",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in mask_cases.TOKENIZERS],
 )
-def test_ids_and_weights_are_bit_equal_to_those_of_the_golden_file(
-    tokenizer: str, golden: tuple[dict[str, str], list[Any]]
-) -> None:
+def test_ids_and_weights_match_golden_file(tokenizer: str, golden: tuple[dict[str, str], list[Any]]) -> None:
+    """Ids and weights are bit equal to those of the golden file."""
     tokenizers, each = golden
     for case, arrays, report in each:
         if case.tokenizer != tokenizer:
@@ -48,7 +47,8 @@ def test_ids_and_weights_are_bit_equal_to_those_of_the_golden_file(
         assert said["turn_by_turn"] == report["turn_by_turn"], case.name
 
 
-def test_rows_of_a_case_are_made_alike_one_by_one_and_all_at_once(golden: tuple[dict[str, str], list[Any]]) -> None:
+def test_single_and_batched_rows_are_equal(golden: tuple[dict[str, str], list[Any]]) -> None:
+    """Rows of a case are made alike one by one and all at once."""
     tokenizers, each = golden
     for case, _, report in each[::7]:
         if report["errors"]:
@@ -63,9 +63,7 @@ def test_rows_of_a_case_are_made_alike_one_by_one_and_all_at_once(golden: tuple[
 
 
 @pytest.mark.parametrize("name", ["bytes", "bpe", "qwen", "llama3"])
-def test_what_is_learned_is_what_prefixes_of_the_tokens_say_beyond_the_prompt(
-    name: str, golden: tuple[dict[str, str], list[Any]]
-) -> None:
+def test_loss_mask_matches_token_prefixes(name: str, golden: tuple[dict[str, str], list[Any]]) -> None:
     """A reference that knows nothing of offsets: token k is learned when it adds bytes of an answer to the text."""
     tokenizers, _ = golden
     tokenizer = mask_cases.TOKENIZERS[name](tokenizers.get(name, ""))

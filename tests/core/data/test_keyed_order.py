@@ -15,7 +15,7 @@ from swift.train.planning import plan_state, restore_plan
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 17, 64, 65, 1000, 4097])
-def test_every_sample_has_exactly_one_place(count: int) -> None:
+def test_every_sample_has_one_position(count: int) -> None:
     order = KeyedPermutation(count, seed=3, epoch=1)
     assert sorted(order(np.arange(count)).tolist()) == list(range(count))
 
@@ -25,7 +25,8 @@ def test_the_order_never_changes_with_versions() -> None:
     assert KeyedPermutation(10_000_000, 42, 1)(np.array([0, 1, 9_999_999])).tolist() == [6391433, 3093694, 7195155]
 
 
-def test_seeds_and_epochs_give_orders_that_have_nothing_to_do_with_each_other() -> None:
+def test_orders_of_seeds_and_epochs_are_independent() -> None:
+    """Seeds and epochs give orders that have nothing to do with each other."""
     places = np.arange(20_000)
     orders = [KeyedPermutation(20_000, seed, epoch)(places) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
     orders.append(places)
@@ -38,7 +39,7 @@ def test_seeds_and_epochs_give_orders_that_have_nothing_to_do_with_each_other() 
     assert abs(neighbours.mean() / 20_000 - 1 / 3) < 0.01  # as for numbers that are drawn
 
 
-def test_small_permutations_are_all_drawn_about_as_often() -> None:
+def test_small_permutations_are_uniform() -> None:
     drawn = [tuple(KeyedPermutation(4, seed, 0)(np.arange(4)).tolist()) for seed in range(2400)]
     counts = [drawn.count(each) for each in set(drawn)]
     assert len(counts) == 24

@@ -47,7 +47,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_the_whole_text_is_one_segment_in_the_tokens_of_the_tokenizer(row: dict, text: list | None) -> None:
+def test_classified_text_is_one_segment(row: dict, text: list | None) -> None:
+    """The whole text is one segment in the tokens of the tokenizer."""
     train = prepared([{**row, "label": 2}])
     (segment,) = train.samples[0].segments
     if text is None:
@@ -115,7 +116,8 @@ def test_labels_that_cannot_be_used_are_counted_by_reason(
 @pytest.mark.parametrize(
     ("label", "named"), [("pos", "--labels pos"), ([0, 1], "--problem_type multi_label_classification")]
 )
-def test_labels_of_another_kind_than_the_run_learns_stop_it_with_what_to_type(label: Any, named: str) -> None:
+def test_wrong_label_type_is_refused_with_hint(label: Any, named: str) -> None:
+    """Labels of another kind than the run learns stop it with what to type."""
     with pytest.raises(DataError) as refused:
         prepared([{"text": "one", "label": label}])
     assert named in str(refused.value.hint)

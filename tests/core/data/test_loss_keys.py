@@ -249,7 +249,7 @@ def test_reasoning_that_a_template_drops_is_counted(tmp_path: Path, key: str, re
 CHAIN = {"messages": [user("a?"), bot("A.", reasoning_content="hm"), user("b?"), bot("B.", reasoning_content="so")]}
 
 
-def test_reasoning_is_learned_in_every_turn_that_is(tmp_path: Path) -> None:
+def test_reasoning_is_learned_in_every_learned_turn(tmp_path: Path) -> None:
     samples = encoded(CHAIN, THINKS)
     texts = [byte_tokenizer().decode(sample.segments[0].input_ids) for sample in samples]
     first = "<|im_start|>user\na?<|im_end|>\n<|im_start|>assistant\n"
@@ -262,14 +262,15 @@ def test_reasoning_is_learned_in_every_turn_that_is(tmp_path: Path) -> None:
     assert (report.turn_by_turn, report.without_reasoning, report.unused_keys) == (1, 0, {})
 
 
-def test_reasoning_of_earlier_turns_left_out_is_a_note(tmp_path: Path) -> None:
+def test_skipped_reasoning_is_noted(tmp_path: Path) -> None:
     rows = [CHAIN, {"messages": [user(), bot()]}, CHAIN]
     report = reported(tmp_path, rows, THINKS, loss_on="last_round")
     assert (report.samples, report.without_reasoning) == (3, 2)
     assert any(line.startswith("2 conversations are learned without the reasoning of") for line in report.lines())
 
 
-def test_reasoning_of_an_earlier_turn_that_is_learned_must_be_written(tmp_path: Path) -> None:
+def test_learned_reasoning_of_earlier_turn_must_be_rendered(tmp_path: Path) -> None:
+    """Reasoning of an earlier turn that is learned must be written."""
     row = {"messages": [user(), bot(reasoning_content="hm"), user(), bot("B.")]}
     with pytest.raises(Unusable, match="does not write the 'reasoning_content' of message 2"):
         encoded(row)
@@ -280,7 +281,7 @@ def test_reasoning_of_an_earlier_turn_that_is_learned_must_be_written(tmp_path: 
 # ---------------------------------------------------------------- other keys of messages
 
 
-def test_unused_keys_are_reported_once_with_the_first_place(tmp_path: Path) -> None:
+def test_unused_keys_are_reported_once_with_first_position(tmp_path: Path) -> None:
     rows = [{"messages": [user(), bot()]}, *[{"messages": [user(mood="glad"), bot(x=1, y="")]} for _ in range(3)]]
     report = reported(tmp_path, rows)
     place = f"{tmp_path / 'a.jsonl'}:2"
@@ -314,7 +315,7 @@ def test_keys_that_the_template_writes_are_used(tmp_path: Path) -> None:
     assert set(reported(tmp_path, rows).unused_keys) == {"name", "mood"}
 
 
-def test_unused_keys_of_several_processes_have_the_first_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_keys_of_ranks_have_first_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenise, "CHUNK", 2)
     monkeypatch.setattr(tokenise, "_IN_PROCESS", 2)
     rows = [{"messages": [user(**({"mood": "glad"} if index > 3 else {})), bot()]} for index in range(12)]

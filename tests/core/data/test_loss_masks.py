@@ -49,12 +49,14 @@ def chat(*contents: str, system: str | None = None) -> dict[str, Any]:
     return {"messages": ([{"role": "system", "content": system}] if system else []) + messages}
 
 
-def test_the_loss_falls_on_every_answer_and_the_token_that_ends_it_and_on_nothing_else() -> None:
+def test_loss_covers_only_responses_and_their_end_tokens() -> None:
+    """The loss falls on every response and its end token, and on nothing else."""
     tokenizer, (sample,) = encoded(chat("Hi", "Hello!", "And in Chinese?", "你好"))
     assert learned(tokenizer, sample.segments[0]) == ["Hello!<|im_end|>", "你好<|im_end|>"]
 
 
-def test_the_tokens_are_those_that_the_template_gives_at_inference() -> None:
+def test_training_tokens_match_inference_template() -> None:
+    """The tokens are those that the template gives at inference."""
     row = chat("Hi", "Hello!", "What?", "Nothing.", system="Be brief.")
     tokenizer, (sample,) = encoded(row)
     assert sample.segments[0].input_ids.tolist() == tokenizer.apply_chat_template(row["messages"])["input_ids"]
@@ -65,13 +67,15 @@ def test_the_tokens_are_those_that_the_template_gives_at_inference() -> None:
 
 
 @pytest.mark.parametrize("template", [chat_templates.LLAMA3, chat_templates.PHI3, chat_templates.TOOLS])
-def test_several_rounds_are_one_text_under_templates_that_only_append(template: str) -> None:
+def test_append_only_template_renders_turns_as_one_text(template: str) -> None:
+    """Several rounds are one text under templates that only append."""
     tokenizer, samples = encoded(chat("a?", "A.", "b?", "B.", "c?", "C.", system="s"), template)
     assert len(samples) == 1
     assert learned(tokenizer, samples[0].segments[0]) == ["A.<|im_end|>", "B.<|im_end|>", "C.<|im_end|>"]
 
 
-def test_a_template_that_drops_earlier_reasoning_is_laid_out_turn_by_turn() -> None:
+def test_template_dropping_reasoning_is_split_by_turn() -> None:
+    """A template that drops earlier reasoning is laid out turn by turn."""
     row = chat("a?", "<think>\nhm\n</think>\n\nA.", "b?", "<think>\nso\n</think>\n\nB.")
     tokenizer, samples = encoded(row, chat_templates.QWEN3)
     texts = [tokenizer.decode(sample.segments[0].input_ids) for sample in samples]
@@ -87,18 +91,20 @@ def test_a_template_that_drops_earlier_reasoning_is_laid_out_turn_by_turn() -> N
     assert "hm" not in texts[1]
 
 
-def test_the_last_round_alone_needs_only_one_text_under_such_a_template() -> None:
+def test_last_round_needs_one_text() -> None:
+    """The last round alone needs only one text under such a template."""
     tokenizer, samples = encoded(chat("a?", "A.", "b?", "B."), chat_templates.QWEN3, loss_on="last_round")
     assert [learned(tokenizer, sample.segments[0]) for sample in samples] == [["<think>\n\n</think>\n\nB.<|im_end|>"]]
 
 
-def test_template_arguments_move_the_start_of_the_answer() -> None:
+def test_template_arguments_move_start_of_response() -> None:
     tokenizer, (sample,) = encoded(chat("a?", "A."), chat_templates.QWEN3, template_kwargs={"enable_thinking": False})
     assert learned(tokenizer, sample.segments[0]) == ["A.<|im_end|>"]
 
 
 @pytest.mark.parametrize("template", [chat_templates.COUNTING, chat_templates.FORCED_THINKING])
-def test_a_template_whose_prompt_is_no_prefix_is_refused_with_the_first_difference(template: str) -> None:
+def test_template_without_prompt_prefix_shows_first_difference(template: str) -> None:
+    """A template whose prompt is no prefix is refused with the first difference."""
     with pytest.raises(DataError, match="not prefix-stable") as error:
         encoded(chat("a?", "A."), template)
     assert "row 1" in error.value.message
@@ -129,13 +135,15 @@ def test_a_tool_call_is_learned_and_its_result_is_not() -> None:
     ]
 
 
-def test_a_template_that_knows_no_tools_is_not_fed_any_in_silence() -> None:
+def test_template_without_tools_is_refused_tools() -> None:
+    """A template that knows no tools is not fed any silently."""
     row = chat("a?", "A.") | {"tools": [{"name": "add", "parameters": {}}]}
     with pytest.raises(Unusable, match="no place for tools"):
         encoded(row)
 
 
-def test_what_a_template_refuses_or_leaves_out_is_a_reason_and_not_a_crash() -> None:
+def test_template_errors_become_skip_reasons() -> None:
+    """What a template refuses or leaves out is a reason and not a crash."""
     with pytest.raises(Unusable, match="System role not supported"):
         encoded(chat("a?", "A.", system="s"), chat_templates.STRICT)
     deaf = "{% for m in messages if m.role != 'system' %}{{ m.content + '<|im_end|>' }}{% endfor %}"
@@ -155,7 +163,8 @@ def test_messages_weigh_what_they_say() -> None:
     assert sample.loss_weight == len(tokenizer(text)["input_ids"]) - 1 - 3 - 3 * 0.5
 
 
-def test_the_system_message_is_the_rows_or_else_the_configured_one() -> None:
+def test_system_message_is_from_row_or_config() -> None:
+    """The system message is the row's or else the configured one."""
     tokenizer, (own,) = encoded(chat("a?", "A.", system="mine"), system="configured")
     tokenizer, (other,) = encoded(chat("a?", "A."), system="configured")
     assert "mine" in tokenizer.decode(own.segments[0].input_ids)
@@ -163,7 +172,7 @@ def test_the_system_message_is_the_rows_or_else_the_configured_one() -> None:
     assert tokenizer.decode(other.segments[0].input_ids).startswith("<|im_start|>system\nconfigured<|im_end|>")
 
 
-def test_a_token_across_the_start_of_an_answer_is_cut_as_inference_cuts_it() -> None:
+def test_token_across_response_start_is_cut_as_inference() -> None:
     """Two newlines are one token, so an answer that starts with one merges with the end of the prompt."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -189,14 +198,15 @@ def test_a_token_across_the_start_of_an_answer_is_cut_as_inference_cuts_it() -> 
     assert learned(tokenizer, sample.segments[0]) == ["\nA.<|im_end|>"]
 
 
-def test_a_template_without_a_token_that_ends_turns_says_so() -> None:
+def test_template_without_end_of_turn_token_is_reported() -> None:
     encoder = SampleEncoder(tokenizer_with(chat_templates.NO_END), DataSection(), encoding_of("chat"))
     assert not encoder.ends_turns
     (sample,) = encoder.encode(encoding_of("chat").understand(chat("a?", "A."), "r"), "r").samples
     assert learned(encoder.tokenizer, sample.segments[0]) == [" A.\n"]
 
 
-def test_conversations_need_a_chat_template_and_prompt_with_completion_does_not() -> None:
+def test_conversation_needs_chat_template() -> None:
+    """Conversations need a chat template and prompt with completion does not."""
     with pytest.raises(ModelError, match="no chat template") as error:
         encoded(chat("a?", "A."), template=None)
     assert error.value.hint
@@ -222,20 +232,21 @@ def test_conversations_are_learned_whole_by_pt() -> None:
     ("truncation", "expected"),
     [("right", ["abcdef"]), ("left", ["efghi<|im_end|>"]), ("split", ["abcdef", "ghi<|im_end|>"])],
 )
-def test_longer_texts_are_cut_as_asked(truncation: str, expected: list[str]) -> None:
+def test_longer_texts_are_truncated_as_configured(truncation: str, expected: list[str]) -> None:
     tokenizer, samples = encoded({"text": "abcdefghi"}, encoding="text", max_length=6, truncation=truncation)
     assert [tokenizer.decode(sample.segments[0].input_ids) for sample in samples] == expected
     assert all(sample.segments[0].weights[0] == 0 for sample in samples)
 
 
-def test_longer_samples_are_left_out_by_default_and_split_is_for_raw_text_only() -> None:
+def test_long_samples_drop_by_default_and_split_needs_raw_text() -> None:
+    """Longer samples are left out by default and split is for raw text only."""
     with pytest.raises(Unusable, match=r"10 tokens, and data\.max_length is 6"):
         encoded({"text": "abcdefghi"}, encoding="text", max_length=6)
     with pytest.raises(ConfigError, match="split"):
         encoded(chat("a?", "A."), truncation="split")
 
 
-def test_a_sample_whose_answer_was_cut_off_has_nothing_to_learn() -> None:
+def test_sample_with_truncated_response_is_skipped() -> None:
     with pytest.raises(Unusable, match="nothing to learn"):
         encoded(chat("a long question?", "A."), max_length=12, truncation="right")
 
@@ -247,7 +258,8 @@ def test_a_pair_is_learned_in_its_last_round_only() -> None:
     assert dict(sample.values) == {"margin": 0.5}
 
 
-def test_an_unpaired_answer_is_set_against_the_next_samples_answer_to_the_same_prompt() -> None:
+def test_unpaired_response_uses_next_response_as_kl() -> None:
+    """An unpaired response is set against the next sample's response to the same prompt."""
     tokenizer = byte_tokenizer()
     encoder = SampleEncoder(tokenizer, DataSection(max_length=60), encoding_of("unpaired"))
     first = encoding_of("unpaired").understand(chat("a?", "A.") | {"label": True}, "r")
@@ -262,7 +274,7 @@ def test_an_unpaired_answer_is_set_against_the_next_samples_answer_to_the_same_p
     assert set(answer) == {"B"}
 
 
-def test_any_conversation_decodes_to_exactly_its_answers() -> None:
+def test_conversation_decodes_to_its_responses() -> None:
     random = np.random.RandomState(0)
     letters = list("ab \n你é<>|_")
     for _ in range(50):

@@ -57,7 +57,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site.server.server_close()
 
 
-def test_a_picture_is_fetched_once(site: Site, tmp_path: Path) -> None:
+def test_image_is_downloaded_once(site: Site, tmp_path: Path) -> None:
     for _ in range(2):
         for name in ("a.png", "moved"):
             seen = measure(read_medium(f"{site.address}/{name}", None), tmp_path / "kept", web="any")
@@ -73,14 +73,14 @@ def test_nothing_is_fetched_unless_that_is_turned_on(site: Site, tmp_path: Path)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_hosts_of_private_networks_are_asked_for_nothing(site: Site, tmp_path: Path, host: str) -> None:
+def test_private_network_hosts_are_not_requested(site: Site, tmp_path: Path, host: str) -> None:
     address = site.address.replace("127.0.0.1", host)
     with pytest.raises(Unusable, match=r"of a private network, which needs --data\.web any"):
         measure(read_medium(f"{address}/a.png", None), tmp_path, web="public")
     assert not site.asked
 
 
-def test_what_cannot_be_fetched_says_why_and_leaves_nothing(
+def test_failed_download_reports_reason_and_leaves_nothing(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web, "LARGEST_FILE", 2**20)

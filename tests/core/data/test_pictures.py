@@ -125,7 +125,7 @@ def ways(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_every_way_to_write_a_picture_gives_the_same_sample(folder: Path) -> None:
+def test_all_image_notations_give_same_sample(folder: Path) -> None:
     rows = ways(folder)
     encoder = encoder_of("qwen2_5_vl", section_of(folder))
     for name, row in rows.items():
@@ -142,7 +142,7 @@ def test_every_way_to_write_a_picture_gives_the_same_sample(folder: Path) -> Non
         assert Path(held.source).read_bytes()[:4] == b"\x89PNG", name
 
 
-def test_a_video_of_pictures_is_these_pictures_at_its_place(folder: Path) -> None:
+def test_video_of_images_is_inserted_at_its_position(folder: Path) -> None:
     names = ["1.png", "0.png", "1.png"]
     expected = encode(asked("Look: <image><image><image> What?", images=names), folder).segments[0]
     said = [{"type": "text", "text": text} for text in ("Look: ", " What?")]
@@ -175,13 +175,14 @@ def test_a_video_of_pictures_is_these_pictures_at_its_place(folder: Path) -> Non
         (asked("<audio>what?", audios=["a.wav"]), "holds sounds"),
     ],
 )
-def test_rows_whose_pictures_cannot_be_used_say_why(row: dict[str, Any], reason: str, folder: Path) -> None:
+def test_unusable_images_report_reason(row: dict[str, Any], reason: str, folder: Path) -> None:
     (folder / "cut.png").write_bytes((folder / "0.png").read_bytes()[:20])
     with pytest.raises(Unusable, match=reason):
         encode(row, folder)
 
 
-def test_a_broken_body_is_found_where_all_of_a_picture_is_looked_at(folder: Path) -> None:
+def test_broken_image_body_is_found_on_full_decode(folder: Path) -> None:
+    """A broken body is found where all of an image is looked at."""
     whole = (folder / "1.png").read_bytes()
     (folder / "body.png").write_bytes(whole[: len(whole) // 2])
     encoder = encoder_of("qwen2_5_vl", section_of(folder))
@@ -195,7 +196,7 @@ def test_a_broken_body_is_found_where_all_of_a_picture_is_looked_at(folder: Path
 
 
 @pytest.mark.parametrize("encoding", ["chat", ClassificationEncoding("single_label_classification", ["a", "b"])])
-def test_an_objective_of_text_refuses_rows_with_pictures(encoding: str | Encoding, folder: Path) -> None:
+def test_text_objective_refuses_images(encoding: str | Encoding, folder: Path) -> None:
     with pytest.raises(Unusable, match="holds pictures"):
         encoding_of(encoding).understand({"text": "What?", "label": 0, "images": ["0.png"]}, "here", root=folder)
 
@@ -212,7 +213,7 @@ PLAIN: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("row", PLAIN)
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
-def test_plain_text_is_learned_around_its_pictures(kind: str, row: dict[str, Any], folder: Path) -> None:
+def test_plain_text_is_learned_around_images(kind: str, row: dict[str, Any], folder: Path) -> None:
     processor = processor_of(kind)
     place = "<image>" if kind == "llava" else "<|vision_start|><|image_pad|><|vision_end|>"
     images = [Pillow.open(folder / f"{number}.png") for number in range(2)]
@@ -224,7 +225,8 @@ def test_plain_text_is_learned_around_its_pictures(kind: str, row: dict[str, Any
     assert segment.weights[1:].tolist() == (~stands).astype(float)[1:].tolist()
 
 
-def test_plain_text_alone_is_the_same_in_a_message_of_the_assistant(folder: Path) -> None:
+def test_plain_text_equals_assistant_message(folder: Path) -> None:
+    """Plain text alone is the same in a message of the assistant."""
     rows = [{"text": "I love music"}, {"messages": [{"role": "assistant", "content": "I love music"}]}]
     column, message = (encode(row, folder, encoding="text").segments[0] for row in rows)
     assert column.input_ids.tolist() == message.input_ids.tolist()
@@ -248,7 +250,8 @@ COMPARED: list[dict[str, Any]] = [
 """Three ways to write the same row."""
 
 
-def test_texts_that_are_compared_are_asked_with_the_pictures_of_each(folder: Path) -> None:
+def test_compared_texts_keep_their_own_images(folder: Path) -> None:
+    """Texts that are compared are scored with their own images."""
     made = [encode(row, folder, encoding=EmbeddingEncoding()) for row in COMPARED]
     processor = processor_of("qwen2_5_vl")
     expected = [list(processor.tokenizer("plain")["input_ids"])]
@@ -273,12 +276,12 @@ def test_texts_that_are_compared_are_asked_with_the_pictures_of_each(folder: Pat
         ({"negative_messages": [said("<image>yes")], "negative_images": [["1.png"]]}, "a positive is also a negative"),
     ],
 )
-def test_texts_whose_pictures_do_not_match_say_why(changes: dict[str, Any], reason: str, folder: Path) -> None:
+def test_mismatched_images_report_reason(changes: dict[str, Any], reason: str, folder: Path) -> None:
     with pytest.raises(Unusable, match=reason):
         encode({**COMPARED[0], **changes}, folder, encoding=EmbeddingEncoding())
 
 
-def test_a_model_of_text_refuses_rows_with_pictures(folder: Path) -> None:
+def test_text_model_refuses_images(folder: Path) -> None:
     section = section_of(folder)
     encoder = SampleEncoder(processor_of("qwen2_5_vl").tokenizer, section, encoding_of("chat"))
     with pytest.raises(Unusable, match="the model reads text alone"):
@@ -287,7 +290,7 @@ def test_a_model_of_text_refuses_rows_with_pictures(folder: Path) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("kind", ["llava", "qwen3_vl"])
-def test_truncation_never_cuts_inside_a_picture(side: str, kind: str, folder: Path) -> None:
+def test_truncation_keeps_images_whole(side: str, kind: str, folder: Path) -> None:
     row = asked("<image>one <image>two", images=["0.png", "1.png"])
     whole = encode(row, folder, kind).segments[0]
     token = whole.input_ids[whole.media[0].start]
@@ -306,7 +309,7 @@ def encode_quickly(row: Mapping[str, Any], folder: Path, kind: str, side: str, l
     return encode(row, folder, kind, truncation=side, max_length=longest, loss_on="all").segments
 
 
-def test_limits_of_pixels_change_what_a_picture_becomes(folder: Path) -> None:
+def test_pixel_limits_change_image_tokens(folder: Path) -> None:
     row = asked("<image>", images=["2.png"])
     plain, small = (encode(row, folder, max_pixels=most).segments[0].media[0] for most in (None, 28 * 28 * 2))
     patches = processor_of("qwen2_5_vl").image_processor.get_number_of_image_patches(
@@ -331,7 +334,7 @@ def test_a_store_holds_references_and_reads_them_back(folder: Path) -> None:
     assert data.train.store.holds_media
 
 
-def test_a_picture_that_changed_is_tokenised_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_image_is_tokenized_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture_files(tmp_path, SIZES)
     rows = [asked("<image>?", images=["0.png"]), asked("<image>?", images=["1.png"])]
     before = prepared(tmp_path, rows, "rows.jsonl").train
@@ -351,7 +354,7 @@ def test_a_picture_that_changed_is_tokenised_again(tmp_path: Path, capsys: pytes
         prepared(tmp_path, rows, "rows.jsonl", strict=True)
 
 
-def test_pictures_in_parquet_are_read(folder: Path) -> None:
+def test_images_in_parquet_are_read(folder: Path) -> None:
     features = Features({"query": Value("string"), "response": Value("string"), "images": [Image()]})
     written = io.BytesIO()
     picture(*SIZES[0], 0).save(written, format="PNG")
@@ -365,7 +368,7 @@ def test_pictures_in_parquet_are_read(folder: Path) -> None:
     assert segment.input_ids.tolist() == encode(ways(folder)["tag"], folder).segments[0].input_ids.tolist()
 
 
-def test_the_preview_shows_pictures_instead_of_their_tokens(folder: Path) -> None:
+def test_preview_shows_images_instead_of_tokens(folder: Path) -> None:
     console = Console(width=300, no_color=True, record=True, file=io.StringIO())
     encoded = encode(TWO, folder)
     console.print(preview(processor_of("qwen2_5_vl").tokenizer, encoded, encoding_of("chat")))

@@ -70,7 +70,8 @@ def test_samples_come_back_from_disk_as_they_were_encoded(tmp_path: Path) -> Non
         assert (facts.tokens, facts.loss_weight, facts.values) == (sample.tokens, sample.loss_weight, sample.values)
 
 
-def test_the_report_counts_unusable_samples_by_reason_and_shows_the_first(tmp_path: Path) -> None:
+def test_report_counts_skipped_samples_by_reason(tmp_path: Path) -> None:
+    """The report counts unusable samples by reason and shows the first."""
     path = write(tmp_path / "a.jsonl", [*GOOD[:3], *BAD, BAD[0]])
     report = prepare(path, cache=tmp_path / "cache").report
     assert (report.rows, report.samples, report.unusable) == (7, 3, 4)
@@ -95,7 +96,8 @@ def test_a_report_of_several_data_sets_counts_each(tmp_path: Path) -> None:
     assert lines[1].startswith(f"{other}: 23 rows, 20 samples, ")
 
 
-def test_strict_makes_the_first_unusable_sample_an_error_cached_or_not(tmp_path: Path) -> None:
+def test_strict_raises_on_first_skipped_sample(tmp_path: Path) -> None:
+    """Strict makes the first unusable sample an error cached or not."""
     path = write(tmp_path / "a.jsonl", [*GOOD, *BAD])
     for _ in range(2):
         with pytest.raises(DataError, match=rf"{path}:21: empty answer"):
@@ -103,7 +105,8 @@ def test_strict_makes_the_first_unusable_sample_an_error_cached_or_not(tmp_path:
         prepare(path, cache=tmp_path / "cache")
 
 
-def test_nothing_to_learn_from_in_any_sample_is_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_no_trainable_sample_is_error_and_leaves_no_cache(tmp_path: Path) -> None:
+    """Nothing to learn from in any sample is an error that leaves nothing behind."""
     path = write(tmp_path / "a.jsonl", [{"prompt": "q", "completion": ""}] * 3)
     with pytest.raises(DataError, match="nothing to learn from in any of the 3 rows") as error:
         prepare(path, cache=tmp_path / "cache")
@@ -119,9 +122,8 @@ def test_a_run_without_a_data_set_shows_a_line_that_works(tmp_path: Path) -> Non
     assert "--dataset" in error.value.hint
 
 
-def test_a_second_run_reads_the_cache_and_another_setting_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_run_uses_cache_unless_settings_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run reads the cache and another setting does not."""
     path = write(tmp_path / "a.jsonl", [*GOOD, *BAD])
     first = prepare(path, cache=tmp_path / "cache")
     encoded = []
@@ -198,9 +200,8 @@ def test_a_cache_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -
     assert "--data.cache" in error.value.hint
 
 
-def test_worker_processes_give_the_same_samples_and_the_same_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_processes_give_same_samples_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes give the same samples and the same report."""
     path = write(tmp_path / "a.jsonl", [*GOOD, *BAD] * 4)
     alone = prepare(path, cache=tmp_path / "one", workers=1)
     monkeypatch.setattr(tokenise, "CHUNK", 8)
@@ -246,7 +247,8 @@ def test_one_process_tokenises_and_the_others_open_what_it_made(
     assert len(other.samples) == 20
 
 
-def test_held_out_samples_depend_on_the_seed_alone_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_split_depends_on_seed_only(tmp_path: Path) -> None:
+    """Held-out samples depend on the seed alone and nothing is lost."""
     path = write(tmp_path / "a.jsonl", [*GOOD[:9], *BAD * 5, *GOOD[9:]])
 
     def split(seed: int) -> tuple[list[int], list[int]]:
@@ -279,7 +281,8 @@ def test_a_single_sample_cannot_be_split(tmp_path: Path) -> None:
         prepare(write(tmp_path / "a.jsonl", GOOD[:1]), cache=tmp_path / "cache", split_ratio=0.5)
 
 
-def test_a_validation_set_of_its_own_is_encoded_too_and_rows_may_be_in_memory(tmp_path: Path) -> None:
+def test_validation_set_is_encoded_and_rows_may_be_in_memory(tmp_path: Path) -> None:
+    """A validation set of its own is encoded too and rows may be in memory."""
     path = write(tmp_path / "a.jsonl", GOOD)
     data = prepare(path, cache=tmp_path / "cache", validation=(f"{path}#4",))
     assert data.validation is not None
@@ -304,7 +307,8 @@ def test_reference_scores_travel_with_their_samples(tmp_path: Path) -> None:
         referenced.fill(np.zeros((3, 1)))
 
 
-def test_data_from_the_cache_is_reported_under_the_name_that_it_has_now(tmp_path: Path) -> None:
+def test_cached_data_is_reported_under_current_name(tmp_path: Path) -> None:
+    """Data from the cache is reported under the name that it has now."""
     section = DataSection(train=(str(tmp_path / "new.jsonl"),), cache=tmp_path / "cache", workers=1)
     rows = [{"query": "a", "response": "b"}, {"query": "", "response": "b"}]
     for name in ("old.jsonl", "new.jsonl"):

@@ -84,7 +84,8 @@ def test_a_folder_that_datasets_saved_is_read(tmp_path: Path) -> None:
     assert read(tmp_path / "saved") == ROWS
 
 
-def test_json_lines_may_have_blank_lines_a_byte_order_mark_and_any_suffix(tmp_path: Path) -> None:
+def test_json_lines_accept_blank_lines_bom_and_any_suffix(tmp_path: Path) -> None:
+    """JSON lines may have blank lines a byte order mark and any suffix."""
     path = tmp_path / "rows.json"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\r\n  \n{"a": 2}\n')
     rows = read_path(parse_source(str(path)))
@@ -126,15 +127,13 @@ def test_rows_are_found_wherever_blocks_of_the_file_end(tmp_path: Path, monkeypa
         ("a.json", b"[]", "is empty"),
     ],
 )
-def test_a_malformed_file_is_one_sentence_with_the_place(
-    tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
+def test_malformed_file_is_one_message_with_position(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         read(tmp_path / name)
 
 
-def test_a_folder_without_data_says_what_it_looked_for(tmp_path: Path) -> None:
+def test_folder_without_data_lists_expected_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no \.jsonl"):
         read(tmp_path)
 
@@ -147,7 +146,7 @@ def test_a_hub_id_that_cannot_be_had_offline_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("lacking", ["modelscope", "addict"])  # it brings the second only with its extra
-def test_modelscope_without_its_packages_says_what_to_install(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modelscope_without_package_names_install(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "modelscope"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, lacking, None)
@@ -157,7 +156,8 @@ def test_modelscope_without_its_packages_says_what_to_install(lacking: str, monk
     assert 'pip install "modelscope[datasets]"' in error.value.hint
 
 
-def test_several_data_sets_stand_end_to_end_and_each_keeps_its_limit(tmp_path: Path) -> None:
+def test_several_datasets_are_concatenated_with_own_limits(tmp_path: Path) -> None:
+    """Several data sets stand end to end and each keeps its limit."""
     one, other = write(tmp_path / "one.jsonl", ROWS), write(tmp_path / "other.csv", ROWS)
     corpus = open_corpus([f"{one}#2", str(other)], DataSection(), encoding_of("chat"))
     assert len(corpus) == 7

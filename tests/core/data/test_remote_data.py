@@ -45,7 +45,8 @@ def ids(data: Prepared) -> list[list[int]]:
     return [data.samples[at].segments[0].input_ids.tolist() for at in range(len(data.samples))]
 
 
-def test_a_file_and_a_folder_behind_a_url_are_the_rows_of_the_local_ones(memory: Any, tmp_path: Path) -> None:
+def test_remote_file_and_folder_equal_local_rows(memory: Any, tmp_path: Path) -> None:
+    """A file and a folder behind a URL are the rows of the local ones."""
     (tmp_path / "rows.jsonl").write_bytes(lines(ROWS))
     memory.pipe("/corpus/rows.jsonl", lines(ROWS))
     memory.pipe("/parts/a.jsonl", lines(ROWS[:8]))
@@ -90,9 +91,8 @@ def test_tokenised_data_behind_a_url_is_trained_on(memory: Any, tmp_path: Path) 
     assert ids(prepared("memory://tokens", tmp_path / "cache")) == ids(prepared(section.train[0], tmp_path / "cache"))
 
 
-def test_a_copy_that_breaks_off_leaves_nothing_that_is_taken_for_whole(
-    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_download_leaves_no_file(memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that breaks off leaves nothing that is taken for whole."""
     memory.pipe("/corpus/rows.jsonl", lines(ROWS))
 
     def broken(system: Any, path: str, target: str, **more: Any) -> None:
@@ -119,7 +119,7 @@ def test_a_url_that_cannot_be_opened_is_one_sentence(memory: Any, tmp_path: Path
         prepared(url, tmp_path)
 
 
-def test_a_url_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_without_package_names_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "adlfs", None)
     with pytest.raises(DataError, match="needs the package adlfs") as raised:
         prepared("abfs://container/rows.jsonl", tmp_path)

@@ -73,7 +73,8 @@ def test_a_labelled_document_is_a_sample_of_its_own(label: object, positives: in
     assert groups(row, of()) == [(positives, shown("d"))]
 
 
-def test_each_right_document_is_ranked_among_the_wrong_ones_alone() -> None:
+def test_each_positive_is_ranked_among_negatives_only() -> None:
+    """Each right document is ranked among the wrong ones alone."""
     row = {"query": "q", "positive": ["a", "b", "c"], "negative": ["x", "y", "z"]}
     assert groups(row, of(listwise=True)) == [(1, shown(right, "x", "y", "z")) for right in "abc"]
     assert groups(row, of()) == [(3, shown(*"abcxyz"))]
@@ -82,7 +83,8 @@ def test_each_right_document_is_ranked_among_the_wrong_ones_alone() -> None:
     assert groups(row, of(**few)) == [(2, shown(*"abx"))]
 
 
-def test_the_instruction_stands_before_the_query_and_a_row_may_have_its_own() -> None:
+def test_instruction_precedes_query_and_row_may_override() -> None:
+    """The instruction stands before the query and a row may have its own."""
     row = {"query": "q", "document": "d", "label": 1}
     expected = "<Instruct>: find\n<Query>: q\n<Document>: d<|im_end|>"
     assert groups(row, of(instruction="find"))[0][1] == [expected]
@@ -93,7 +95,8 @@ def test_the_instruction_stands_before_the_query_and_a_row_may_have_its_own() ->
     ]
 
 
-def test_a_language_model_is_asked_as_qwen3_reranker_is_and_only_the_answer_counts() -> None:
+def test_generative_reranker_prompt_matches_qwen3_reranker() -> None:
+    """A language model gets the prompt of Qwen3 Reranker, and only the yes or no counts."""
     row = {"query": "q", "positive": "right", "negative": ["wrong"]}
     encoding = of(generative=True, instruction="find")
     made = SampleEncoder(TOKENIZER, DataSection(), encoding).encode(encoding.understand(row, "row 1"), "row 1")
@@ -127,7 +130,7 @@ def test_a_language_model_is_asked_as_qwen3_reranker_is_and_only_the_answer_coun
         ({"messages": [{"role": ["user"], "content": "q"}], "positive_messages": [ONE]}, False, "malformed query"),
     ],
 )
-def test_a_row_without_anything_to_rank_says_why(row: dict[str, Any], listwise: bool, reason: str) -> None:
+def test_row_without_candidates_reports_reason(row: dict[str, Any], listwise: bool, reason: str) -> None:
     with pytest.raises(Unusable) as unusable:
         groups(row, of(listwise=listwise))
     assert unusable.value.reason == reason
@@ -140,7 +143,8 @@ def prepared(tmp_path: Path, encoding: Any, rows: list[dict[str, Any]]) -> Sampl
     return train.samples
 
 
-def test_groups_of_different_sizes_are_kept_on_disk_with_their_numbers(tmp_path: Path) -> None:
+def test_groups_of_different_sizes_are_cached(tmp_path: Path) -> None:
+    """Groups of different sizes are kept on disk with their numbers."""
     rows = [
         {"query": "q", "positive": ["a", "b"], "negative": ["x", "y", "z"]},
         {"query": "q", "positive": ["a"], "negative": []},
@@ -156,7 +160,8 @@ def test_groups_of_different_sizes_are_kept_on_disk_with_their_numbers(tmp_path:
     assert [len(listwise[index].segments) for index in range(len(listwise))] == [4, 4, 2]
 
 
-def test_columns_that_no_reranker_reads_are_refused_with_those_that_it_does(tmp_path: Path) -> None:
+def test_unknown_reranker_columns_list_expected_ones(tmp_path: Path) -> None:
+    """Columns that no reranker reads are refused with those that it does."""
     with pytest.raises(DataError, match="no query") as refusal:
         prepared(tmp_path, of(), [{"a": "b"}])
     assert "query, positive, negative" in str(refusal.value.hint)
@@ -164,7 +169,7 @@ def test_columns_that_no_reranker_reads_are_refused_with_those_that_it_does(tmp_
         prepared(tmp_path, of(), [{"query": "q", "document": "d"}])
 
 
-def test_a_prompt_that_is_cut_at_its_end_is_not_asked() -> None:
+def test_right_truncated_prompt_is_skipped() -> None:
     row = {"query": "q", "positive": "right" * 100, "negative": ["wrong"]}
     with pytest.raises(Unusable) as unusable:
         groups(row, of(generative=True), max_length=300, truncation="right")
@@ -173,7 +178,7 @@ def test_a_prompt_that_is_cut_at_its_end_is_not_asked() -> None:
     assert cut[1][0].endswith("right<|im_end|>\n<|im_start|>assistant\ny")
 
 
-def test_a_tokenizer_without_a_chat_template_cannot_be_asked() -> None:
+def test_tokenizer_without_chat_template_is_refused() -> None:
     plain = byte_tokenizer()
     plain.chat_template = None
     encoding = of(generative=True)

@@ -82,7 +82,8 @@ def test_joined_shards_hold_what_one_job_writes(data: Path, encoding: str, count
     assert joined.place(3).startswith(str(data / "a.jsonl"))
 
 
-def test_joining_maps_no_column_of_any_shard_so_that_memory_stays(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joining_shards_maps_no_columns(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joining maps no column of any shard so that memory stays."""
     for number in (1, 2):
         build(data, f"{number}/2")
     mapped: list[Path] = []
@@ -141,7 +142,8 @@ def changed(data: Path) -> None:
     rebuilt(data)
 
 
-def test_a_shard_that_is_there_is_not_built_again_and_no_other_takes_its_place(data: Path) -> None:
+def test_existing_shard_is_reused_for_itself_only(data: Path) -> None:
+    """An existing shard is not built again, and no other shard replaces it."""
     build(data, "1/2")
     before = (data / "tokens/shard-00001-of-00002/ids.bin").stat()
     build(data, "1/2")

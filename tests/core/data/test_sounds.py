@@ -63,7 +63,8 @@ def encoded(row: dict[str, Any], folder: Path, kind: str = "qwen2_audio") -> Seg
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_whole_numbers_of_any_width_are_the_values_that_were_written(tmp_path: Path, width: int) -> None:
+def test_integer_audio_keeps_written_values(tmp_path: Path, width: int) -> None:
+    """Whole numbers of any width are the values that were written."""
     values = np.random.RandomState(0).uniform(-1, 1, (500, 2))
     path = written(tmp_path / "a.wav", values, width=width)
     seen = measure_sound(path, decode=True)
@@ -106,7 +107,7 @@ def test_tokens_of_rows_are_those_of_the_processor(folder: Path) -> None:
     assert [each.frames / each.rate for each in segment.media] == LENGTHS[::-1]
 
 
-def test_the_preview_says_how_long_a_sound_is(folder: Path) -> None:
+def test_preview_shows_audio_duration(folder: Path) -> None:
     from rich.console import Console
 
     from swift.data.samples import Encoded
@@ -118,7 +119,7 @@ def test_the_preview_says_how_long_a_sound_is(folder: Path) -> None:
     assert f"[audio 1.3 s → {segment.media[0].length} tokens: {folder / '1.wav'}]" in shown
 
 
-def test_all_ways_to_write_a_sound_are_the_same_row(folder: Path) -> None:
+def test_all_audio_notations_give_same_row(folder: Path) -> None:
     content = (folder / "0.wav").read_bytes()
     uri = f"data:audio/wav;base64,{base64.b64encode(content).decode()}"
     question = {"type": "text", "text": "?"}
@@ -150,7 +151,7 @@ def test_all_ways_to_write_a_sound_are_the_same_row(folder: Path) -> None:
         (asked("<image>what?", images=["a.png"]), "the model takes no pictures"),
     ],
 )
-def test_rows_whose_sounds_cannot_be_used_say_why(row: dict[str, Any], reason: str, folder: Path) -> None:
+def test_unusable_audio_reports_reason(row: dict[str, Any], reason: str, folder: Path) -> None:
     (folder / "cut.wav").write_bytes((folder / "0.wav").read_bytes()[:5000])
     (folder / "empty.wav").write_bytes(b"")
     written(folder / "long.wav", np.zeros((5000, 1)), width=2, rate=2000)
@@ -158,6 +159,6 @@ def test_rows_whose_sounds_cannot_be_used_say_why(row: dict[str, Any], reason: s
         encoded(row, folder)
 
 
-def test_a_model_of_pictures_alone_takes_no_sounds(folder: Path) -> None:
+def test_image_model_refuses_audio(folder: Path) -> None:
     with pytest.raises(Unusable, match="the model takes no sounds"):
         encoded(asked("<audio>?", audios=["0.wav"]), folder, "llava")

@@ -74,7 +74,8 @@ def test_a_resumed_stream_goes_on_with_the_same_batches(path: Path) -> None:
         resumed.batch(3, 0, 1)
 
 
-def test_unpaired_answers_are_set_against_the_next_ones_as_without_streaming(path: Path, tmp_path: Path) -> None:
+def test_streamed_unpaired_responses_use_next_as_kl(path: Path, tmp_path: Path) -> None:
+    """Unpaired responses are set against the next ones as without streaming."""
     rows = [json.loads(line) | {"label": True} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     streamed = plan(path, encoding="unpaired", shuffle=False)

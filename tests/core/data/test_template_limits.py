@@ -74,12 +74,14 @@ def test_a_template_that_always_loops_is_named_before_any_row(tmp_path: Path) ->
         prepare(tmp_path, LOOP)
 
 
-def test_what_is_computed_while_a_template_is_compiled_is_limited_too(tmp_path: Path) -> None:
+def test_computation_while_compiling_template_is_limited(tmp_path: Path) -> None:
+    """What is computed while a template is compiled is limited too."""
     with pytest.raises(DataError, match=r"the chat template of some/model"):
         prepare(tmp_path, "{{ 'x' * 99999999999 }}" + CHAT_TEMPLATE)
 
 
-def test_the_time_limit_is_that_of_one_task_however_many_there_are() -> None:
+def test_time_limit_is_per_task() -> None:
+    """The time limit is that of one task however many there are."""
     tasks = count()
     with time_limit(0.02, DataError("too long"), watch=lambda: next(tasks)):
         time.sleep(0.2)

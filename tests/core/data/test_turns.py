@@ -59,7 +59,8 @@ def renderer(template: str, **arguments: Any) -> tuple[Any, Renderer]:
 
 @pytest.mark.parametrize("name", [name for name, template in mask_cases.TEMPLATES.items() if template])
 @pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False}])
-def test_beginnings_of_a_conversation_are_what_transformers_renders(name: str, arguments: dict[str, Any]) -> None:
+def test_conversation_prefixes_match_transformers(name: str, arguments: dict[str, Any]) -> None:
+    """Beginnings of a conversation are what transformers renders."""
     tokenizer, rendering = renderer(str(mask_cases.TEMPLATES[name]), **arguments)
     tools = [{"type": "function", "function": {"name": "add"}}]
     compared = 0
@@ -89,6 +90,7 @@ def test_a_template_that_looks_ahead_is_rendered_each_time(template: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "tools", "phi3", "gemma", "qwen2"])
-def test_templates_that_write_message_after_message_are_rendered_once(name: str) -> None:
+def test_append_only_templates_are_rendered_once(name: str) -> None:
+    """Templates that write message after message are rendered once."""
     _, rendering = renderer(str(mask_cases.TEMPLATES[name]))
     assert rendering._turns is not None

@@ -66,14 +66,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
-def test_the_header_says_how_many_pictures_there_are(name: str, folder: Path) -> None:
+def test_header_gives_image_count(name: str, folder: Path) -> None:
     seen = measure_video(str(folder / name))
     assert (seen.width, seen.height, seen.frames, seen.rate) == (*SIZE, 48, RATE)
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
 @pytest.mark.parametrize("order", [range(1, 49), range(48, 0, -5), [40, 3, 4, 47, 1, 20]])
-def test_each_picture_is_found_in_any_order(name: str, order: Any, folder: Path) -> None:
+def test_frames_are_found_in_any_order(name: str, order: Any, folder: Path) -> None:
     with av.open(str(folder / name)) as container:
         whole = [frame.to_image() for frame in container.decode(video=0)]
     for number in order:
@@ -84,7 +84,8 @@ def test_each_picture_is_found_in_any_order(name: str, order: Any, folder: Path)
     close_video()
 
 
-def test_what_is_shown_is_spread_from_the_first_picture_to_the_last(folder: Path) -> None:
+def test_video_frames_are_spread_from_first_to_last(folder: Path) -> None:
+    """What is shown is spread from the first image to the last."""
     seen = measure_video(str(folder / "a.mp4"))  # 6 s
     assert Shown(1.0, 100).numbers(seen) == [1, 10, 20, 29, 39, 48]
     assert Shown(1.0, 3).numbers(seen) == [1, 25, 48]
@@ -92,7 +93,7 @@ def test_what_is_shown_is_spread_from_the_first_picture_to_the_last(folder: Path
     assert Shown(1000.0, 1000).numbers(seen) == list(range(1, 49))
 
 
-def test_a_video_is_turned_as_its_file_says(folder: Path) -> None:
+def test_video_rotation_follows_file(folder: Path) -> None:
     seen = measure_video(str(folder / "turned.mp4"))
     assert (seen.width, seen.height) == SIZE[::-1]
     image = np.asarray(open_frame(str(folder / "turned.mp4"), 1, RATE))
@@ -126,7 +127,8 @@ def segment_of(encoder: SampleEncoder, row: dict[str, Any], folder: Path) -> Any
     return sample.segments[0]
 
 
-def test_a_file_is_its_pictures_at_its_place_however_it_is_written(folder: Path) -> None:
+def test_video_frames_are_found_in_any_container(folder: Path) -> None:
+    """A file gives its frames at its position, in every container format."""
     for place, number in enumerate([1, 25, 48]):
         open_frame(str(folder / "a.mp4"), number, RATE).save(folder / f"a-{place}.png")
     encoder = encoder_of(folder, video_fps=1.0, video_max_frames=3)
@@ -176,15 +178,14 @@ def test_a_body_that_ends_early_is_found_where_all_is_looked_at(folder: Path) ->
         segment_of(encoder_of(folder, media_check="decode"), row, folder)
 
 
-def test_headers_and_the_first_picture_are_all_that_is_read_to_count_tokens(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_token_count_reads_only_headers_and_first_image(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers and the first image are all that is read to count tokens."""
     encoder = warm(folder)
     monkeypatch.setattr("swift.models.media_processor.open_frame", lambda *_: pytest.fail("a picture was decoded"))
     assert len(segment_of(encoder, asked("<video>What?", videos=["a.mp4"]), folder).media) == 12
 
 
-def test_without_pyav_it_says_what_to_type(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyav_names_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     other = folder / "other.mp4"
     other.write_bytes((folder / "a.mp4").read_bytes())
@@ -194,7 +195,7 @@ def test_without_pyav_it_says_what_to_type(folder: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.full
-def test_a_video_is_trained_on_and_asked_about(
+def test_video_is_trained_and_used_in_inference(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = picture_model(tmp_path / "model", "qwen2_5_vl")

@@ -38,7 +38,8 @@ def listed(ids: np.ndarray | None) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["bpe", "bpe-trim", "qwen", "llama3"])
-def test_words_looked_up_are_the_librarys_tokens_for_any_ascii_text(name: str) -> None:
+def test_word_table_matches_tokenizer_on_ascii(name: str) -> None:
+    """Words looked up are the tokenizer's tokens for any ASCII text."""
     tokenizer = tokenizer_of(name)
     table = word_table(tokenizer)
     assert table is not None
@@ -66,7 +67,8 @@ def test_the_pattern_of_qwen_3_5_means_the_same_for_ascii() -> None:
         assert listed(table.ids(text)) == other.encode(text, add_special_tokens=False).ids, repr(text)
 
 
-def test_a_word_that_the_vocabulary_cannot_write_is_left_to_the_library() -> None:
+def test_unencodable_word_falls_back_to_tokenizer() -> None:
+    """A word that the vocabulary cannot write is left to the library."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {letter: index for index, letter in enumerate([*"abc", chr(0x120)])}
@@ -82,7 +84,7 @@ def test_a_word_that_the_vocabulary_cannot_write_is_left_to_the_library() -> Non
 
 
 @pytest.mark.parametrize("name", ["bytes", "bpe-added", "metaspace", "unigram", "wordpiece"])
-def test_tokenizers_that_look_beyond_words_have_no_table(name: str) -> None:
+def test_context_dependent_tokenizers_have_no_word_table(name: str) -> None:
     assert word_table(tokenizer_of(name)) is None
 
 
@@ -93,12 +95,13 @@ def test_a_tokenizer_that_splits_special_tokens_has_no_table() -> None:
 
 
 @pytest.mark.parametrize("name", ["bpe-trim", "metaspace", "unigram", "wordpiece"])
-def test_tokens_that_are_not_bytes_of_the_text_take_the_librarys_offsets(name: str) -> None:
+def test_non_byte_tokens_use_tokenizer_offsets(name: str) -> None:
+    """Tokens that are not bytes of the text take the tokenizer's offsets."""
     assert bytes_of_tokens(tokenizer_of(name)) is None
 
 
 @pytest.mark.parametrize("name", ["bytes", "bpe", "bpe-added", "qwen", "llama3"])
-def test_places_by_length_give_the_masks_of_the_librarys_offsets(name: str) -> None:
+def test_offsets_by_length_match_tokenizer_masks(name: str) -> None:
     tokenizer = tokenizer_of(name)
     by_length, by_offsets = TextEncoder(tokenizer), TextEncoder(tokenizer)
     assert by_length._bytes is not None

@@ -9,7 +9,7 @@ from swift.demo.task import answer, split_numbers
 
 
 @pytest.mark.parametrize("words", [True, False])
-def test_the_rejected_answer_of_a_pair_has_one_wrong_digit(words: bool) -> None:
+def test_rejected_response_has_one_wrong_digit(words: bool) -> None:
     train, test = reward_rows(words=words)
     assert len(train) == 1500
     assert len(test) == 100
@@ -28,14 +28,16 @@ def test_the_classes_are_the_largest_digit_and_equally_frequent() -> None:
         assert [sum(row["label"] == k for row in rows) for k in range(10)] == [len(rows) // 10] * 10
 
 
-def test_labels_of_several_classes_and_numbers_say_what_the_digits_are() -> None:
+def test_class_and_number_labels_match_digits() -> None:
+    """Labels of several classes and numbers say what the digits are."""
     for kind, expected in (("present", lambda d: sorted(set(d))), ("mean", lambda d: sum(d) / 3)):
         train, test = class_rows(kind=kind)
         for row in train + test:
             assert row["label"] == expected([int(c) for c in row["text"] if c.isdigit()])
 
 
-def test_a_query_has_one_right_document_and_others_that_differ_in_a_digit() -> None:
+def test_query_has_one_positive_and_near_negatives() -> None:
+    """A query has one right document and others that differ in a digit."""
     train, test = reranker_rows(rows=1600, negatives=3)
     assert len(train) == 1600
     for row in train + test:
@@ -46,7 +48,7 @@ def test_a_query_has_one_right_document_and_others_that_differ_in_a_digit() -> N
 
 
 @pytest.mark.parametrize("name", DEMOS)
-def test_what_is_asked_in_the_end_was_never_learned_from(name: str) -> None:
+def test_eval_questions_are_not_in_training(name: str) -> None:
     train, test = DEMOS[name].rows()
     column = {"seq_cls": "text", "embedding": "anchor", "reranker": "query", "rm": "messages"}[name]
 
@@ -58,7 +60,8 @@ def test_what_is_asked_in_the_end_was_never_learned_from(name: str) -> None:
     assert DEMOS[name].rows() == (train, test)  # the same in every process
 
 
-def test_random_labels_leave_nothing_to_learn_and_the_held_out_rows_as_they_are() -> None:
+def test_random_labels_leave_eval_rows_unchanged() -> None:
+    """Random labels leave nothing to learn and the held-out rows as they are."""
     pairs, _ = reward_rows(random_labels=True)
     right = sum(row["messages"][1]["content"] == answer(int(row["messages"][0]["content"].split()[1])) for row in pairs)
     assert 600 < right < 900

@@ -86,9 +86,8 @@ def check_equal(folder: Path, held: Held) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_and_optimizer_state_are_bit_for_bit_those_in_memory(
-    places: dict[str, Place], tmp_path: Path, name: str
-) -> None:
+def test_converted_weights_and_optimizer_are_bit_equal(places: dict[str, Place], tmp_path: Path, name: str) -> None:
+    """Weights and optimizer state are bit for bit those in memory."""
     place = places[name]
     folder, said = converted(place.checkpoint, tmp_path / "out", place.model)
     assert folder.name == f"checkpoint-{STEPS}"
@@ -182,7 +181,7 @@ def test_an_adapter_names_its_model(places: dict[str, Place], tmp_path: Path) ->
         assert torch.equal(checkpoint.read(f"model.{name.replace('.default', '')}"), weight)
 
 
-def test_ms_swift_says_model_seed_and_rows(places: dict[str, Place], tmp_path: Path) -> None:
+def test_ms_swift_args_give_model_seed_and_rows(places: dict[str, Place], tmp_path: Path) -> None:
     place = places["untied"]
     run = tmp_path / "v0"
     shutil.copytree(place.checkpoint, run / "checkpoint-3")

@@ -122,7 +122,8 @@ def check_equal(folder: Path, held: Held) -> None:
 @pytest.mark.parametrize(
     "name", ["adapter", *(pytest.param(name, marks=pytest.mark.full) for name in TASKS if name != "adapter")]
 )
-def test_a_model_that_scores_comes_from_the_trainer_trains_on_and_goes_back(tmp_path: Path, name: str) -> None:
+def test_scoring_model_round_trips_with_trainer(tmp_path: Path, name: str) -> None:
+    """A model that scores comes from the trainer trains on and goes back."""
     base = write_model(tmp_path / "model")
     trainer = trainer_of(model_of(base, name), tmp_path / "trained")
     trainer.train()
@@ -199,7 +200,7 @@ def test_files_tell_what_a_model_scores(base: Path, tmp_path: Path, case: str) -
         assert "swift sft --task_type reranker --model" in said[-1]
 
 
-def test_the_user_says_what_files_leave_open(base: Path, tmp_path: Path) -> None:
+def test_user_supplies_what_files_omit(base: Path, tmp_path: Path) -> None:
     path = saved(base, tmp_path / "saved", "reward")
     folder, said = converted(path, tmp_path / "out", model=str(base), task="seq_cls")
     assert model_section(folder)["task"] == "seq_cls"

@@ -105,7 +105,8 @@ def test_there_and_back_changes_no_bit(tmp_path: Path, name: str) -> None:
     assert before["param_groups"][0]["initial_lr"] == after["param_groups"][0]["initial_lr"]
 
 
-def test_a_run_stands_for_its_last_checkpoint_and_becomes_a_model(tmp_path: Path) -> None:
+def test_run_resolves_to_last_checkpoint_and_becomes_model(tmp_path: Path) -> None:
+    """A run stands for its last checkpoint and becomes a model."""
     model = write_model(tmp_path / "model")
     run = run_training(model, tmp_path / "runs", conversations(16), {**SETTINGS, "checkpoint.save_steps": 3})
     folder = convert_to(run.folder, to="hf", out=tmp_path / "hf", say=lambda _: None)

@@ -70,7 +70,8 @@ def test_the_new_blocks_alone_learn(tmp_path: Path) -> None:
     assert run.losses[-1] < run.losses[0]
 
 
-def test_parts_that_are_not_equal_and_models_that_would_change_are_refused(tmp_path: Path) -> None:
+def test_unequal_parts_and_changed_models_are_refused(tmp_path: Path) -> None:
+    """Parts that are not equal and models that would change are refused."""
     model = write_model(tmp_path / "tiny", **FOUR)
     with pytest.raises(SwiftError, match="cannot be divided into 3 equal parts"):
         expand_blocks(model, blocks=3, out=tmp_path / "longer", say=say_nothing)

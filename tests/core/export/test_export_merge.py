@@ -96,7 +96,8 @@ def test_merging_equals_peft(tmp_path: Path, kind: str, settings: dict[str, Any]
     torch.testing.assert_close(logits(reference), before, rtol=1e-4, atol=1e-4)
 
 
-def test_an_adapter_on_tied_embeddings_is_refused_because_it_would_change_the_output(tmp_path: Path) -> None:
+def test_adapter_merge_on_tied_embeddings_is_refused(tmp_path: Path) -> None:
+    """An adapter on tied embeddings is refused because it would change the output."""
     folder = tiny_model(tmp_path / "base", tie_word_embeddings=True)
     source = open_source(ModelSection(path=str(folder)), say=lambda _: None)
     for settings in (

@@ -100,9 +100,8 @@ def export(path: Path, to: str, damage: Damage = lambda _: None, said: list[str]
 @pytest.mark.parametrize(
     ("kind", "changes"), [("qwen3", {}), ("qwen3", {"tie_word_embeddings": True}), ("moe", {})], ids=str
 )
-def test_a_sharded_export_loads_in_transformers_with_the_logits_of_training(
-    tmp_path: Path, kind: str, changes: dict[str, Any]
-) -> None:
+def test_sharded_export_loads_with_training_logits(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+    """A sharded export loads in transformers with the logits of training."""
     base = tiny_model(tmp_path / "base", kind, **changes)
     model, tensors = trained(base)
     run = tmp_path / "run"
@@ -124,7 +123,8 @@ def test_a_sharded_export_loads_in_transformers_with_the_logits_of_training(
     assert list(run.glob(".*")) == []
 
 
-def test_an_adapter_is_exported_alone_for_peft_or_merged_for_transformers(tmp_path: Path) -> None:
+def test_adapter_exports_for_peft_or_merged(tmp_path: Path) -> None:
+    """An adapter is exported alone for PEFT or merged for transformers."""
     base = tiny_model(tmp_path / "base")
     model, tensors, config = trained_adapter(base)
     checkpoint = save(tmp_path / "run", base, tensors, config)
@@ -141,7 +141,8 @@ def test_an_adapter_is_exported_alone_for_peft_or_merged_for_transformers(tmp_pa
     torch.testing.assert_close(logits(loaded), before, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_keep_the_precision_of_the_base_model_unless_told_otherwise(tmp_path: Path) -> None:
+def test_export_keeps_dtype_of_base_model(tmp_path: Path) -> None:
+    """Weights keep the precision of the base model unless another is requested."""
     base = tiny_model(tmp_path / "base", dtype=torch.bfloat16)
     _, tensors = trained(base)
     checkpoint = save(tmp_path / "run", base, tensors)
@@ -194,7 +195,7 @@ def test_an_export_that_differs_is_not_left_behind(tmp_path: Path, to: str, dama
     assert list((tmp_path / "run").glob(".*")) == []
 
 
-def test_a_live_state_is_compared_with_what_it_says_itself(tmp_path: Path) -> None:
+def test_live_state_is_compared_with_itself(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base")
     model, tensors = trained(base)
     source = source_of(base)
@@ -222,7 +223,8 @@ def test_a_live_state_is_compared_with_what_it_says_itself(tmp_path: Path) -> No
     assert not (tmp_path / "bad").exists()
 
 
-def test_nothing_is_overwritten_unless_it_is_an_export_and_the_user_says_so(tmp_path: Path) -> None:
+def test_overwrite_needs_export_folder_and_flag(tmp_path: Path) -> None:
+    """Nothing is overwritten unless it is an export and the user says so."""
     base = tiny_model(tmp_path / "base")
     _, tensors = trained(base)
     checkpoint = save(tmp_path / "run", base, tensors)
@@ -243,7 +245,7 @@ def test_nothing_is_overwritten_unless_it_is_an_export_and_the_user_says_so(tmp_
     assert (precious / "thesis.tex").read_text() == "…"
 
 
-def test_a_full_disk_leaves_no_half_written_export(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_partial_export(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base")
     _, tensors = trained(base)
     checkpoint = save(tmp_path / "run", base, tensors)
@@ -258,7 +260,7 @@ def test_a_full_disk_leaves_no_half_written_export(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoint-7", "last-checkpoint"]
 
 
-def test_a_missing_weight_and_a_changed_base_model_are_said(tmp_path: Path) -> None:
+def test_missing_weight_and_changed_base_model_are_reported(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base")
     _, tensors, config = trained_adapter(base)
     checkpoint = save(tmp_path / "run", base, tensors, config)

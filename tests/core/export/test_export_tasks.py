@@ -51,7 +51,8 @@ def exported(run: Path, to: str = "hf", **options: Any) -> tuple[Path, dict[str,
     return folder, report
 
 
-def test_a_reward_model_is_exported_with_its_head_and_compared_by_its_scores(reward: Path) -> None:
+def test_reward_model_export_matches_scores(reward: Path) -> None:
+    """A reward model is exported with its head and compared by its scores."""
     folder, report = exported(reward)
     assert report["outputs"]["values"] == report["outputs"]["prompts"]
     assert report["outputs"]["largest_difference"] < 1e-5
@@ -71,7 +72,8 @@ def test_a_reward_model_is_exported_with_its_head_and_compared_by_its_scores(rew
         assert torch.equal(model.eval()(TOKENS).logits, again.eval()(TOKENS).logits)
 
 
-def test_an_export_is_an_export_of_the_same_kind_when_it_is_exported_again(reward: Path) -> None:
+def test_export_of_export_keeps_its_kind(reward: Path) -> None:
+    """An export is an export of the same kind when it is exported again."""
     folder, _ = exported(reward)
     out = folder.with_name("again")
     export_checkpoint(folder, to="hf", options=ExportOptions(out=out, verify="transformers"), say=lambda _: None)
@@ -123,7 +125,8 @@ def test_an_embedding_model_is_exported_without_any_head(tmp_path: Path) -> None
     assert [name for name, value in pooling.items() if value is True] == ["pooling_mode_mean_tokens", "include_prompt"]
 
 
-def test_a_folder_keeps_its_pooling_and_its_prompts_when_it_is_exported_again(tmp_path: Path) -> None:
+def test_reexport_keeps_pooling_and_prompts(tmp_path: Path) -> None:
+    """A folder keeps its pooling and its prompts when it is exported again."""
     model = write_model(tmp_path / "model")
     folder = tmp_path / "vectors"
     AutoModel.from_pretrained(model).save_pretrained(folder)
@@ -137,9 +140,10 @@ def test_a_folder_keeps_its_pooling_and_its_prompts_when_it_is_exported_again(tm
     assert stored_prompts(again) == {"query": "Query: ", "document": ""}
 
 
-def test_the_template_of_a_reranker_renders_a_query_with_a_document_and_conversations_as_before(
+def test_reranker_template_renders_query_and_document(
     tmp_path: Path,
 ) -> None:
+    """The template of a reranker renders a query with a document and conversations as before."""
     folder = write_model(tmp_path / "model")
     before = AutoTokenizer.from_pretrained(folder)
     add_files_of_objective(folder, {"name": "reranker", "instruction": "Find the colour"}, model=None)
@@ -181,7 +185,8 @@ def test_an_adapter_brings_its_head_and_is_merged_with_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.full
-def test_an_adapter_without_a_head_is_no_beginning_for_a_model_with_one(tmp_path: Path) -> None:
+def test_adapter_without_head_is_refused_for_scoring(tmp_path: Path) -> None:
+    """An adapter without a head is no beginning for a model with one."""
     install_objectives()
     model = write_model(tmp_path / "model")
     plain = run_training(
@@ -192,7 +197,7 @@ def test_an_adapter_without_a_head_is_no_beginning_for_a_model_with_one(tmp_path
         trained(tmp_path / "next", "reward", **{**LORA, "tuner.adapter": str(adapter)})
 
 
-def test_nobody_talks_to_a_reward_model(reward: Path) -> None:
+def test_reward_model_has_no_chat(reward: Path) -> None:
     folder, _ = exported(reward)
     for named in (reward, folder):
         ended = typed(["chat", str(named)], reward.parent)
@@ -212,7 +217,8 @@ def test_an_adapter_with_a_head_is_merged_before_it_is_served(tmp_path: Path) ->
     assert "--to hf --out merged" in ended.output
 
 
-def test_values_of_tokens_are_not_served_and_what_is_quantised_generates_text(reward: Path, tmp_path: Path) -> None:
+def test_token_values_are_not_served_or_quantized(reward: Path, tmp_path: Path) -> None:
+    """Values of tokens are not served and what is quantized generates text."""
     with pytest.raises(ExportError, match="no values of single tokens"):
         check_task(SimpleNamespace(task="value"))  # type: ignore[arg-type]  # all that it looks at
     options = ExportOptions(out=tmp_path / "small", quant="w8a8")

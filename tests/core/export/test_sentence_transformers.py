@@ -63,7 +63,8 @@ def as_swift_infer_has_it(place: Path, folder: str, rows: list[dict[str, str]], 
 
 
 @pytest.mark.full
-def test_sentence_transformers_makes_the_same_vectors_and_scores_of_an_export(tmp_path: Path) -> None:
+def test_sentence_transformers_matches_export(tmp_path: Path) -> None:
+    """Sentence transformers makes the same vectors and scores of an export."""
     write_model(tmp_path / "model")
     for pooling in POOLINGS:
         exported(tmp_path, pooling, {"objective.name": "embedding", "model.pooling": pooling, **PROMPTS})

@@ -28,7 +28,8 @@ def account(greedy: list[int]) -> Account:
     return Account("vLLM", [[-1.0, -2.0]], [greedy], [[-0.1, -0.6, -0.4][: len(greedy)]])
 
 
-def test_greedy_tokens_are_compared_and_the_first_that_differs_is_named() -> None:
+def test_greedy_mismatch_names_first_token() -> None:
+    """Greedy tokens are compared and the first that differs is named."""
     told = compare(REFERENCE, account([10, 11, 12]), TIGHT, cause="")
     assert told["greedy"] == {"answers": 1, "tokens_equal": 3, "near_ties": 0, "margin": 2e-4}
     with pytest.raises(
@@ -39,7 +40,8 @@ def test_greedy_tokens_are_compared_and_the_first_that_differs_is_named() -> Non
         compare(REFERENCE, account([10, 11, 13]), TIGHT, cause="")
 
 
-def test_a_near_tie_may_go_either_way_and_ends_the_comparison_of_that_answer() -> None:
+def test_near_tie_ends_comparison_of_completion() -> None:
+    """A near tie may go either way and ends the comparison of that completion."""
     told = compare(REFERENCE, account([10, 77, 99]), TIGHT, cause="")
     assert (told["greedy"]["tokens_equal"], told["greedy"]["near_ties"]) == (1, 1)
 
@@ -88,7 +90,7 @@ def test_a_model_folder_is_exported_like_a_run(tmp_path: Path) -> None:
     assert json.loads((folder / "verification.json").read_text())["weights"]["dtype"] == "bfloat16"
 
 
-def test_what_cannot_be_exported_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_export_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes").mkdir()
     with pytest.raises(CheckpointError, match="There is no checkpoint at"):
         export(tmp_path / "notes", "hf")
@@ -106,7 +108,8 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(each.name for each in (tmp_path / "run").glob("export*")) == []
 
 
-def test_an_upload_that_cannot_be_made_leaves_the_export_and_says_what_to_type(tmp_path: Path) -> None:
+def test_failed_upload_keeps_export_and_prints_command(tmp_path: Path) -> None:
+    """An upload that cannot be made leaves the export and says what to type."""
     base = tiny_model(tmp_path / "base")
     out = tmp_path / "out"
     options = ExportOptions(verify="none", out=out, push="me/mine")
@@ -116,7 +119,8 @@ def test_an_upload_that_cannot_be_made_leaves_the_export_and_says_what_to_type(t
     assert (out / "model.safetensors").is_file()
 
 
-def test_an_export_is_uploaded_to_a_url_and_stays_where_that_fails(tmp_path: Path) -> None:
+def test_export_upload_to_url_keeps_local_on_failure(tmp_path: Path) -> None:
+    """An export is uploaded to a URL and stays where that fails."""
     base = tiny_model(tmp_path / "base")
     there = tmp_path / "there"
 

@@ -33,7 +33,7 @@ def edited(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Pat
         pytest.param("qwen2_audio", "audio", 36, marks=pytest.mark.full),  # 25 a second
     ],
 )
-def test_an_export_is_asked_about_something_fixed(tmp_path: Path, kind: str, medium: str, tokens: int) -> None:
+def test_media_export_check_uses_fixed_prompt(tmp_path: Path, kind: str, medium: str, tokens: int) -> None:
     folder = export(picture_model(tmp_path / "base", kind), "hf")
     report = json.loads((folder / "verification.json").read_text())["media"]
     assert report.keys() == {medium}
@@ -42,7 +42,7 @@ def test_an_export_is_asked_about_something_fixed(tmp_path: Path, kind: str, med
     assert report[medium]["largest_difference"] < 1e-5
 
 
-def test_another_processor_or_tower_fails_the_export(tmp_path: Path) -> None:
+def test_changed_processor_or_vision_encoder_fails_export(tmp_path: Path) -> None:
     base = picture_model(tmp_path / "base", "llava")
     darker = edited("processor_config.json", lambda each: each["image_processor"].update(image_mean=[0.9, 0.9, 0.9]))
     with pytest.raises(ExportError, match=r"prepares a fixed picture otherwise .* pixel_values differs"):

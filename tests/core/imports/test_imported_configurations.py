@@ -276,7 +276,8 @@ def made(folder: Path, source: str, *flags: str) -> tuple[int, str, dict[str, An
 
 
 @pytest.mark.parametrize("program", CASES)
-def test_a_recipe_keeps_what_it_says_and_what_its_program_would_do_by_default(program: str, tmp_path: Path) -> None:
+def test_recipe_keeps_settings_and_program_defaults(program: str, tmp_path: Path) -> None:
+    """A recipe keeps what it says and what its program would do by default."""
     name, content, expected, lost, command = CASES[program]
     (tmp_path / name).write_text(content)
     code, said, configuration = made(tmp_path, name)
@@ -291,7 +292,8 @@ def test_a_recipe_keeps_what_it_says_and_what_its_program_would_do_by_default(pr
 
 
 @pytest.mark.parametrize("program", CASES)
-def test_every_key_of_a_recipe_is_carried_over_or_named_with_a_reason(program: str, tmp_path: Path) -> None:
+def test_every_recipe_key_is_mapped_or_named(program: str, tmp_path: Path) -> None:
+    """Every key of a recipe is imported or named with a reason."""
     name, content, _, _, _ = CASES[program]
     (tmp_path / name).write_text(content)
     made(tmp_path, name)
@@ -315,7 +317,8 @@ def test_what_is_written_is_what_training_reads(program: str, tmp_path: Path, mo
         assert {key: config[section].get(key) for key in keys} == keys, section
 
 
-def test_a_script_with_several_commands_gives_each_of_those_that_train(tmp_path: Path) -> None:
+def test_script_with_several_commands_gives_each_training(tmp_path: Path) -> None:
+    """A script with several commands gives each of those that train."""
     (tmp_path / "run.sh").write_text(MS_SWIFT)
     code, said, configuration = made(tmp_path, "run.sh", "--number", "2")
     assert (code, configuration["objective"]["name"], configuration["model"]["path"]) == (
@@ -358,9 +361,10 @@ COMPARING = {
 
 
 @pytest.mark.parametrize("command", COMPARING)
-def test_a_recipe_of_vectors_or_rerankers_keeps_its_objective_and_its_variables(
+def test_embedding_and_reranker_recipes_keep_objective_and_env(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A recipe of vectors or rerankers keeps its objective and its variables."""
     verb, objective = COMPARING[command]
     code, said, configuration = made(tmp_path, command)
     assert (code, configuration["objective"]) == (0, objective), said
@@ -410,7 +414,8 @@ SCORING = {
 
 
 @pytest.mark.parametrize("command", SCORING)
-def test_recipes_of_models_that_score_are_carried_over_and_read_again(command: str, tmp_path: Path) -> None:
+def test_scoring_recipes_are_imported_and_read_back(command: str, tmp_path: Path) -> None:
+    """Recipes of models that score are imported and read again."""
     ended = typed(["config", "import", command, "--out", "made.yaml"], tmp_path)
     assert ended.code == 0, ended.output
     made = (tmp_path / "made.yaml").read_text()
@@ -439,7 +444,7 @@ def test_what_swift_does_not_train_is_refused_with_its_name(command: str, tmp_pa
     assert not (tmp_path / "made.yaml").exists()
 
 
-def test_names_of_a_dataset_info_beside_the_recipe_are_found(tmp_path: Path) -> None:
+def test_dataset_info_next_to_recipe_is_found(tmp_path: Path) -> None:
     recipes = tmp_path / "recipes"
     recipes.mkdir()
     (recipes / "run.yaml").write_text(LLAMA_FACTORY)
@@ -458,7 +463,8 @@ def test_ms_swifts_args_json_is_a_recipe_too(tmp_path: Path) -> None:
     assert (code, configuration["train"]["epochs"], configuration["train"]["accumulation"]) == (0, 2.0, 2), said
 
 
-def test_an_upload_is_not_carried_over_and_no_token_is_written_down(tmp_path: Path) -> None:
+def test_upload_and_tokens_are_not_imported(tmp_path: Path) -> None:
+    """An upload is not imported and no token is written down."""
     command = "trl sft --model_name_or_path m --dataset_name d --hub_token hf_secret --hub_model_id me/mine"
     for switch, lost in (("--push_to_hub true", True), ("--push_to_hub false", False), ("", False)):
         code, said, _ = made(tmp_path, f"{command} {switch}")
@@ -470,9 +476,8 @@ def test_an_upload_is_not_carried_over_and_no_token_is_written_down(tmp_path: Pa
     ("shuffles", "remarked"),
     {"--dataset_shuffle false --train_dataloader_shuffle false": 0, "--train_dataloader_shuffle false": 1}.items(),
 )
-def test_ms_swifts_rows_stay_in_order_only_where_both_of_its_shuffles_are_off(
-    shuffles: str, remarked: int, tmp_path: Path
-) -> None:
+def test_row_order_is_kept_only_if_both_shuffles_are_off(shuffles: str, remarked: int, tmp_path: Path) -> None:
+    """Ms-swift's rows stay in order only where both of its shuffles are off."""
     _, _, configuration = made(tmp_path, f"swift sft --model m --dataset d.jsonl {shuffles}")
     assert configuration["data"].get("shuffle", True) is bool(remarked)
     assert (tmp_path / "made.yaml").read_text().count("rows come in another order in each epoch") == remarked
@@ -527,7 +532,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_file_of_nonsense_ends_in_an_error_or_a_readable_configuration(name: str, tmp_path: Path) -> None:
+def test_garbage_file_is_error_or_valid_config(name: str, tmp_path: Path) -> None:
+    """A file of nonsense ends in an error or a readable configuration."""
     (tmp_path / name).write_text(HOSTILE[name])
     ended = typed(["config", "import", name, "--out", "made.yaml"], tmp_path)
     assert ended.code in (0, 1, 2)

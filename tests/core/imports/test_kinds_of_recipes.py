@@ -143,7 +143,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [f"| {program} | {kind} | {outcome(text, folder)} |" for program, kind, text in KINDS]
 
 
-def test_the_page_says_what_becomes_of_each_kind_of_recipe(rows: list[str]) -> None:
+def test_page_lists_every_kind_of_recipe(rows: list[str]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     table = text.partition("| program | recipe | what becomes of it |\n|---|---|---|\n")[2].partition("\n\n")[0]
     assert table.splitlines() == rows, "the table should be:\n" + "\n".join(rows)

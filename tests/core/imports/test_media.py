@@ -36,7 +36,7 @@ def test_a_model_that_is_here_is_known_by_its_configuration(tmp_path: Path) -> N
     assert not reads_media(str(tmp_path / "my-vl"))
 
 
-def test_the_import_says_what_becomes_of_images_and_videos(tmp_path: Path) -> None:
+def test_import_reports_image_and_video_handling(tmp_path: Path) -> None:
     script = "MAX_PIXELS=1003520 swift sft --model Qwen/Qwen2.5-VL-7B-Instruct --dataset d --freeze_vit true"
     ended = typed(["config", "import", script, "--out", "run.yaml"], tmp_path)
     assert ended.code == 0

@@ -56,14 +56,16 @@ def test_a_recipe_of_trl_is_the_same_run_by_the_names_of_swift() -> None:
     assert content["optim"]["lr"] == 1e-6
 
 
-def test_a_recipe_of_trl_without_vllm_corrects_nothing_as_trl_does() -> None:
+def test_trl_recipe_without_vllm_has_no_correction() -> None:
+    """A recipe of TRL without vLLM corrects nothing as TRL does."""
     _, content = made(f"{TRL} --reward_funcs accuracy_reward")
     assert content["objective"]["rollout_importance_sampling_mode"] == "off"
     _, content = made(f"{TRL} --reward_funcs accuracy_reward --use_vllm --vllm_importance_sampling_correction false")
     assert settled(content)["rollout_importance_sampling_mode"] == "off"
 
 
-def test_a_reward_that_is_a_function_of_a_package_is_said_to_be_lost() -> None:
+def test_package_reward_function_is_reported_as_lost() -> None:
+    """A reward that is a function of a package is reported as lost."""
     run, content = made(f"{TRL} --reward_funcs accuracy_reward my_lib.rewards.shape --reward_weights 1 2")
     assert lost(run).keys() == {"reward_funcs", "reward_weights"}
     assert lost(run)["reward_funcs"] == "my_lib.rewards.shape"
@@ -102,7 +104,8 @@ def test_a_recipe_of_ms_swift_keeps_its_flags_and_its_defaults() -> None:
 @pytest.mark.parametrize(
     ("estimator", "scale"), [("grpo", "group"), ("rloo", "none"), ("reinforce_plus_plus", "batch")]
 )
-def test_what_ms_swift_divides_rewards_by_depends_on_the_estimator(estimator: str, scale: str) -> None:
+def test_advantage_scale_depends_on_estimator(estimator: str, scale: str) -> None:
+    """What ms-swift divides rewards by depends on the estimator."""
     _, content = made(f"{MS_SWIFT} --reward_funcs format --advantage_estimator {estimator}")
     assert content["objective"]["scale_rewards"] == scale
     assert content["objective"].get("kl_in_reward", False) == (estimator != "grpo")

@@ -43,9 +43,8 @@ def recipes() -> Any:
     return RECIPES
 
 
-def test_recipes_that_were_trained_by_their_programs_keep_the_settings_that_gave_the_same_losses(
-    recipes: Any, tmp_path: Path
-) -> None:
+def test_benchmark_recipes_keep_settings(recipes: Any, tmp_path: Path) -> None:
+    """Recipes that were trained by their programs keep the settings that gave the same losses."""
     for recipe in recipes:
         (tmp_path / recipe.file).write_text(recipe.text)
         ended = typed(["config", "import", recipe.file, "--out", "swift.yaml", "--exist_ok"], tmp_path)

@@ -47,9 +47,8 @@ def _flat(configuration: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("case", ARGUMENTS)
-def test_arguments_of_the_trainer_give_its_first_loss_and_its_learning_rates(
-    case: str, tiny: Path, tmp_path: Path
-) -> None:
+def test_trainer_arguments_give_same_loss_and_lr(case: str, tiny: Path, tmp_path: Path) -> None:
+    """Arguments of the trainer give its first loss and its learning rates."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
     rows = conversations(12)

@@ -51,14 +51,14 @@ def test_overlaps_are_those_of_counted_pixels() -> None:
         assert overlap(boxes[0], boxes[1]) == pytest.approx(expected)
 
 
-def test_boxes_are_found_as_models_write_them() -> None:
+def test_bounding_boxes_are_parsed_from_completions() -> None:
     assert boxes_in("at [1, 2, 3.5, 4] and (5,6,7,8)") == [(1, 2, 3.5, 4), (5, 6, 7, 8)]
     assert boxes_in("<|box_start|>(1,2),(3,4)<|box_end|>") == [(1, 2, 3, 4)]
     assert boxes_in('{"bbox_2d": [10, 20, 30, 40], "label": "a"}') == [(10, 20, 30, 40)]
     assert boxes_in("[1, 2, 3] and 4, 5, 6, 7") == []
 
 
-def test_missing_boxes_and_those_too_many_overlap_with_nothing() -> None:
+def test_missing_and_extra_bounding_boxes_score_zero() -> None:
     metric = metric_of("iou")
     lines = [
         metric.of_answer("[0, 0, 10, 10]", "[0, 0, 10, 5]"),
@@ -79,7 +79,8 @@ def test_long_texts_count_for_more_than_short_ones() -> None:
 
 
 @pytest.mark.full
-def test_the_four_tasks_of_the_page_are_learned_from_and_measured(tmp_path: Path) -> None:
+def test_four_tasks_of_page_are_trained_and_measured(tmp_path: Path) -> None:
+    """The four tasks of the page are learned from and measured."""
     page = Path(__file__).parents[3] / "docs" / "how-to" / "pictures.md"
     rows = page.read_text(encoding="utf-8").partition("```json tasks.jsonl\n")[2].partition("```")[0].splitlines()
     assert len(rows) == 4

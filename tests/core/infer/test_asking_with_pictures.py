@@ -89,7 +89,7 @@ def speaker(model: tuple[str, Path]) -> Any:
     speaker.close()
 
 
-def test_answers_are_those_of_transformers(model: tuple[str, Path], folder: Path, speaker: EngineSpeaker) -> None:
+def test_completions_match_transformers(model: tuple[str, Path], folder: Path, speaker: EngineSpeaker) -> None:
     sampling = SamplingOptions(max_new_tokens=NEW).sampling
     questions = list(read_questions([str(folder / "asked.jsonl")], {}))
     expected = by_transformers(*model, folder)
@@ -101,7 +101,7 @@ def test_answers_are_those_of_transformers(model: tuple[str, Path], folder: Path
 
 
 @pytest.mark.full
-def test_answers_with_an_adapter_are_those_of_peft(folder: Path, tmp_path: Path) -> None:
+def test_adapter_completions_match_peft(folder: Path, tmp_path: Path) -> None:
     path = picture_model(tmp_path / "model", "qwen2_5_vl")
     torch.manual_seed(1)
     settings = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
@@ -138,7 +138,7 @@ def test_scores_of_pictured_prompts_are_those_of_transformers(
         torch.testing.assert_close(torch.tensor(score.logprobs), expected, atol=1e-4, rtol=0)
 
 
-def test_infer_prints_the_answer_about_a_picture(
+def test_infer_prints_completion_about_image(
     model: tuple[str, Path], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
@@ -156,7 +156,7 @@ def test_infer_prints_the_answer_about_a_picture(
 
 
 @pytest.mark.full
-def test_infer_prints_the_answer_about_a_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_infer_prints_completion_about_audio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model_folder = picture_model(tmp_path / "model", "qwen2_audio")
     (name,) = sound_files(tmp_path, [1.2])
     words = ["infer", str(model_folder), "--prompt", "What is said?", "--audio", str(tmp_path / name)]
@@ -178,7 +178,7 @@ def test_infer_prints_the_answer_about_a_sound(tmp_path: Path, capsys: pytest.Ca
     assert "--audio is a sound for --prompt" in capsys.readouterr().err
 
 
-def test_results_name_the_pictures(folder: Path, tmp_path: Path) -> None:
+def test_results_name_images(folder: Path, tmp_path: Path) -> None:
     model = picture_model(tmp_path / "model", "llava")
     result = tmp_path / "answers.jsonl"
     words = ["infer", str(model), "--dataset", str(folder / "asked.jsonl"), "--max_new_tokens", "4"]
@@ -191,7 +191,8 @@ def test_results_name_the_pictures(folder: Path, tmp_path: Path) -> None:
     assert swift([*words, "--result_path", str(result)]) == 0, "all are answered"
 
 
-def test_the_loss_of_answers_about_pictures_is_that_of_transformers(folder: Path, tmp_path: Path) -> None:
+def test_image_completion_loss_matches_transformers(folder: Path, tmp_path: Path) -> None:
+    """The loss of completions about images is that of transformers."""
     from PIL import Image
 
     from swift.infer.evaluate import score_loss
@@ -234,7 +235,7 @@ class TextEngine:
     stream = score = generate
 
 
-def test_an_engine_that_reads_text_alone_is_not_given_pictures() -> None:
+def test_text_only_engine_gets_no_images() -> None:
     engine = CheckedEngine("the engine blind", TextEngine())  # type: ignore[arg-type]
     prompt = PicturedPrompt.of([1, 2, 3], [MediaRef("image", "a.png", 1, 1)])
     with pytest.raises(DataError, match="reads text alone"):
@@ -243,7 +244,7 @@ def test_an_engine_that_reads_text_alone_is_not_given_pictures() -> None:
         list(engine.stream(prompt, SamplingOptions().sampling))
 
 
-def test_a_model_of_text_refuses_a_picture(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_model_refuses_image(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from swift.demo.model import write_model
 
     write_model(tmp_path / "model")
@@ -251,7 +252,7 @@ def test_a_model_of_text_refuses_a_picture(folder: Path, tmp_path: Path, capsys:
     assert "reads text alone" in capsys.readouterr().err
 
 
-def test_a_missing_picture_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_image_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = picture_model(tmp_path / "model", "llava")
     assert swift(["infer", str(model), "--prompt", "What?", "--image", str(folder / "none.png")]) == 2
     assert f"there is no file {folder / 'none.png'}" in capsys.readouterr().err
@@ -259,7 +260,7 @@ def test_a_missing_picture_is_named(folder: Path, tmp_path: Path, capsys: pytest
     assert "--prompt" in capsys.readouterr().err
 
 
-def test_servers_are_sent_the_picture_itself(folder: Path) -> None:
+def test_servers_receive_image_data(folder: Path) -> None:
     (message,) = for_servers([question_with("What is it?", [folder / "0.png"])])
     picture, text = message["content"]
     address = picture["image_url"]["url"]
@@ -281,7 +282,7 @@ class Recorder:
         return iter(["seen"])
 
 
-def test_chat_shows_a_picture_with_the_next_question(folder: Path, tmp_path: Path) -> None:
+def test_chat_attaches_image_to_next_question(folder: Path, tmp_path: Path) -> None:
     speaker = Recorder()
     talk = _Conversation(speaker)  # type: ignore[arg-type]
     assert talk.command(f"/image {folder / '3.png'}") == ["3.png, 90×61 pixels, goes with the next question."]

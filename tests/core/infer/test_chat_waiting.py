@@ -35,9 +35,10 @@ class SlowSpeaker:
         """There is nothing to close."""
 
 
-def test_a_chat_says_that_it_waits_for_the_first_word_and_leaves_only_the_answer(
+def test_chat_shows_waiting_and_leaves_only_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A chat shows that it waits for the first token, and leaves only the response."""
     with on_a_terminal(monkeypatch) as screen:
         monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
         converse(SlowSpeaker(screen), Sampling(8, 0.0, 1.0, 0))

@@ -106,7 +106,7 @@ def answers(made: Any, model: Any, sampling: Sampling) -> dict[int, Completion]:
 
 
 @pytest.mark.parametrize("architecture", [*DECODED, *LEFT_TO_GENERATE])
-def test_answers_are_those_of_each_prompt_alone(architecture: str) -> None:
+def test_batched_completions_match_single_prompts(architecture: str) -> None:
     model = model_of(architecture, DECODED.get(architecture) or LEFT_TO_GENERATE[architecture])
     assert decoding.decodes(model) == (architecture in DECODED)
     made = decoding.answered if architecture in DECODED else by_generate.answered
@@ -120,7 +120,8 @@ def test_answers_are_those_of_each_prompt_alone(architecture: str) -> None:
         assert said[place].logprobs == pytest.approx(logps[:length], abs=2e-4)
 
 
-def test_equal_prompts_are_computed_once_and_rows_that_ended_leave() -> None:
+def test_equal_prompts_run_once_and_finished_rows_leave() -> None:
+    """Equal prompts are computed once and rows that ended leave."""
     model = model_of("Llama", DECODED["Llama"])
     rows: list[tuple[int, int]] = []
     model.register_forward_pre_hook(lambda _, __, given: rows.append(tuple(given["input_ids"].shape)), with_kwargs=True)
@@ -142,7 +143,7 @@ def test_a_row_waits_until_leaving_pays() -> None:
         assert [place for place, _, _ in batch.step()] == list(range(3, 20))
 
 
-def test_a_draw_is_the_same_whatever_stands_beside_it() -> None:
+def test_sample_does_not_depend_on_batch() -> None:
     model = model_of("Llama", DECODED["Llama"])
     drawn = Sampling(max_new_tokens=NEW, temperature=1.4, top_k=20, repetition_penalty=1.2, seed=5, is_over=ends_at(3))
     whole = answers(decoding.answered, model, drawn)
@@ -165,7 +166,7 @@ def test_batches_fill_the_room_that_the_cache_of_a_prompt_takes(monkeypatch: pyt
     assert batches == [[10, 10, 10, 60], [90, 90, 90], [90]]
 
 
-def test_prompts_at_a_time_may_be_said(tied: Path) -> None:
+def test_batch_size_may_be_set(tied: Path) -> None:
     request = EngineRequest(model=tied, dtype="float32", device="cpu", batch_size=2, say=say_nothing)
     engine = LocalEngine(request)
     whole = LocalEngine(EngineRequest(model=tied, dtype="float32", device="cpu", say=say_nothing))
@@ -191,7 +192,8 @@ def test_each_batch_by_itself_is_one_batch_with_the_same_bits(tied: Path, at_a_t
         assert [again[row] for row in range(len(batch))] == [whole[place] for place in batch]
 
 
-def test_scores_in_between_change_nothing_of_how_answers_are_drawn(tied: Path) -> None:
+def test_interleaved_scoring_does_not_change_sampling(tied: Path) -> None:
+    """Scores in between change nothing of how completions are sampled."""
     engine = LocalEngine(EngineRequest(model=tied, dtype="float32", device="cpu", say=say_nothing))
     model: Any = engine._model
     before = model.config._attn_implementation

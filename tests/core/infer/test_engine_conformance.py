@@ -33,11 +33,11 @@ class TokenizerWithAnotherEnd:
         return {"input_ids": [7 if part == "<end>" else 40 for part in re.split("(<end>)", text) if part]}
 
 
-def test_what_the_template_puts_after_a_turn_ends_an_answer() -> None:
+def test_template_end_of_turn_ends_completion() -> None:
     assert end_tokens(TokenizerWithAnotherEnd()) == (2, 7)
 
 
-def test_a_draw_is_decided_by_seed_and_number() -> None:
+def test_sample_depends_on_seed_and_index() -> None:
     whole = Sampling(seed=5)
     part = Sampling(seed=5, numbers=(3, 9))
     assert [part.seed_of(0), part.seed_of(1)] == [whole.seed_of(3), whole.seed_of(9)]

@@ -42,7 +42,7 @@ def test_scores_are_those_of_the_last_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pooling", "read"), [("mean", lambda states: states.mean(0)), ("cls", lambda states: states[0])]
 )
-def test_vectors_are_pooled_as_the_folder_says(
+def test_embeddings_are_pooled_as_folder_declares(
     tmp_path: Path, pooling: str, read: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     small = write_model(tmp_path / "small")

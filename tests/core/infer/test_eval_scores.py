@@ -79,7 +79,8 @@ def test_a_reward_model_is_measured_by_the_pairs_that_it_ranks(folder: Path, bas
     }
 
 
-def test_vectors_are_measured_by_what_they_retrieve_from_all_documents(folder: Path, base: Path) -> None:
+def test_embeddings_are_measured_by_retrieval(folder: Path, base: Path) -> None:
+    """Vectors are measured by what they retrieve from all documents."""
     model = published(base, "vectors", AutoModel.from_pretrained(base))
     write_sentence_files(model, size=64, pooling="mean")
     write_prompts(model, {"query": "Q: "})
@@ -123,9 +124,8 @@ def test_what_is_for_text_is_refused_before_anything_is_loaded(folder: Path, bas
         assert sentence in ended.output
 
 
-def test_infer_writes_the_scores_and_labels_of_texts_and_conversations_and_goes_on_where_it_stopped(
-    folder: Path, base: Path
-) -> None:
+def test_infer_writes_scores_and_resumes(folder: Path, base: Path) -> None:
+    """Infer writes the scores and labels of texts and conversations and goes on where it stopped."""
     model = with_head(base, "classes", 3, id2label={0: "red", 1: "green", 2: "blue"})
     tokenizer = AutoTokenizer.from_pretrained(model)
     talk = [{"role": "user", "content": "colour?"}, {"role": "assistant", "content": "blue"}]
@@ -164,7 +164,8 @@ def test_infer_prints_vectors_of_length_1(folder: Path, base: Path) -> None:
     np.testing.assert_allclose(line["vector"], (last / last.norm()).numpy(), atol=1e-5)
 
 
-def test_infer_puts_the_prompts_of_the_model_before_queries_and_documents(folder: Path, base: Path) -> None:
+def test_infer_prepends_query_and_document_prompts(folder: Path, base: Path) -> None:
+    """Infer puts the prompts of the model before queries and documents."""
     model = published(base, "prompted", AutoModel.from_pretrained(base))
     write_sentence_files(model, size=64, pooling="last")
     write_prompts(model, {"query": "Q: ", "document": "D: "})

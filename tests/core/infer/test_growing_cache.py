@@ -16,7 +16,8 @@ from swift.infer.growing_cache import GrowingLayer, grouped_attention, growing_c
 ROWS, SHARED_BY, KEY_HEADS, WIDTH = 5, 3, 2, 8
 
 
-def test_a_cache_holds_what_transformers_does_while_it_grows_and_rows_leave() -> None:
+def test_growing_cache_matches_transformers() -> None:
+    """A cache holds what transformers does while it grows and rows leave."""
     torch.manual_seed(0)
     ours, theirs = GrowingLayer(), DynamicLayer()
     rows = torch.arange(ROWS)
@@ -32,7 +33,8 @@ def test_a_cache_holds_what_transformers_does_while_it_grows_and_rows_leave() ->
             theirs.reorder_cache(rows)
 
 
-def test_a_token_is_written_beside_the_others_which_stay_where_they_are() -> None:
+def test_appended_token_leaves_others_in_place() -> None:
+    """A token is written next to the others which stay where they are."""
     layer = GrowingLayer()
     layer.update(torch.randn(ROWS, KEY_HEADS, 4, WIDTH), torch.randn(ROWS, KEY_HEADS, 4, WIDTH))
     places = set()
@@ -42,7 +44,8 @@ def test_a_token_is_written_beside_the_others_which_stay_where_they_are() -> Non
     assert len(places) == 1
 
 
-def test_layers_that_forget_old_tokens_keep_the_cache_that_transformers_has_for_them() -> None:
+def test_sliding_window_layers_use_transformers_cache() -> None:
+    """Layers that forget old tokens keep the cache that transformers has for them."""
     config = Gemma3TextConfig(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
     sliding, full = growing_cache(SimpleNamespace(config=config)).layers
     assert sliding.is_sliding

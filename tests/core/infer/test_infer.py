@@ -55,7 +55,7 @@ def greedy(model: Any, folder: Path, question: str) -> str:
     return str(tokenizer.decode(output[0, prompt.shape[1] :], skip_special_tokens=True))
 
 
-def test_answers_are_those_of_transformers_on_the_merged_model(
+def test_completions_match_merged_transformers_model(
     adapters: Trained, tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32)
@@ -71,7 +71,7 @@ def test_answers_are_those_of_transformers_on_the_merged_model(
     assert capsys.readouterr().out == ""
 
 
-def test_whatever_a_run_left_can_be_asked(
+def test_every_run_output_can_be_used_for_inference(
     adapters: Trained, weights: Trained, tied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = adapters.folder / "checkpoint-60"
@@ -89,9 +89,7 @@ def test_whatever_a_run_left_can_be_asked(
         assert capsys.readouterr().out == "blue\n", place
 
 
-def test_an_adapter_folder_alone_knows_its_model(
-    adapters: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_adapter_folder_finds_its_model(adapters: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "adapter"
     assert run(["export", str(adapters.folder), "--to", "adapter", "--out", str(out)]) == 0
     capsys.readouterr()
@@ -115,9 +113,10 @@ def test_a_memorised_data_set_scores_full_marks(
     assert (lines[-1]["answer"], lines[-1]["expected"]) == ("forty-two", "forty-three")
 
 
-def test_the_loss_of_a_data_set_is_that_of_an_evaluation_in_training(
+def test_dataset_loss_matches_training_evaluation(
     weights: Trained, tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The loss of a data set is that of an evaluation in training."""
     data = write_jsonl(tmp_path / "questions.jsonl", [{"query": "colour?", "response": "red"}, *ROWS])
     assert run(["eval", str(weights.folder), "--dataset", str(data), "--metric", "loss", "--batch_size", "2"]) == 0
     scores = json.loads(capsys.readouterr().out)
@@ -128,9 +127,10 @@ def test_the_loss_of_a_data_set_is_that_of_an_evaluation_in_training(
     assert scores["token_acc"] == pytest.approx(trained.lines[60]["eval_token_acc"])
 
 
-def test_a_conversation_is_piped_through_and_commands_are_not_for_the_model(
+def test_piped_conversation_ignores_chat_commands(
     adapters: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A conversation is piped through and commands are not for the model."""
     saved = tmp_path / "talk.jsonl"
     typed = ["/help", "colour?", f"/save {saved}", "/clear", "", "/save x", "/clera", "animal?", "quit", "number?"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
@@ -177,7 +177,7 @@ def test_questions_without_flags_come_from_the_keyboard(
     assert capsys.readouterr().out == "forty-two\n"
 
 
-def test_what_is_drawn_depends_on_the_seed(adapters: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_depend_on_seed(adapters: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     def drawn(seed: int) -> str:
         flags = ["--prompt", "tell me?", "--max_new_tokens", "24", "--temperature", "2.0", "--seed", str(seed)]
         assert run(["infer", str(adapters.folder), *flags]) == 0

@@ -55,7 +55,7 @@ def copied(whole: Path, to: Path, keep: list[int]) -> Path:
     return to / "answers.jsonl"
 
 
-def test_how_many_were_written_and_cut_off_is_said(
+def test_written_and_truncated_counts_are_reported(
     model: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = copied(whole, tmp_path, keep=list(range(9)))
@@ -65,12 +65,12 @@ def test_how_many_were_written_and_cut_off_is_said(
     assert f"3 answers written to {result}; {cut} cut off after --max_new_tokens 5" in capsys.readouterr().err
 
 
-def test_answers_are_in_order_and_carry_the_rest_of_their_row(whole: Path) -> None:
+def test_results_are_ordered_and_keep_row_columns(whole: Path) -> None:
     assert [line["id"] for line in lines(whole)] == list(range(12))
     assert [line["messages"][0]["content"] for line in lines(whole)] == [row["query"] for row in ROWS]
 
 
-def test_an_interrupted_run_goes_on_to_the_same_answers(
+def test_interrupted_infer_resumes_to_same_results(
     whole: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = copied(whole, tmp_path, [7, 2, 4])
@@ -81,7 +81,7 @@ def test_an_interrupted_run_goes_on_to_the_same_answers(
     assert result.read_text() == whole.read_text()
 
 
-def test_what_is_answered_is_not_asked_again(
+def test_finished_rows_are_not_generated_again(
     whole: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -192,7 +192,7 @@ def nothing_beside(folder: Path) -> None:
         (None, ["--torch_dtype", "bfloat16"], "were made with dtype auto; now it is bfloat16"),
     ],
 )
-def test_answers_to_something_else_are_left_alone(
+def test_results_of_other_input_are_kept(
     whole: Path,
     model: Path,
     tmp_path: Path,

@@ -48,7 +48,7 @@ VOCABULARY, ROWS = 12, 4000
         ),
     ],
 )
-def test_tokens_are_drawn_with_the_probabilities_of_transformers(sampling: Sampling, processors: list[Any]) -> None:
+def test_sampling_probabilities_match_transformers(sampling: Sampling, processors: list[Any]) -> None:
     generator = torch.Generator().manual_seed(3)
     scores, prompt = torch.randn(1, VOCABULARY, generator=generator) * 2, [1, 4, 4, 7]
     expected = LogitsProcessorList(processors)(torch.tensor([prompt]), scores.clone()).softmax(-1)[0].double()
@@ -61,7 +61,8 @@ def test_tokens_are_drawn_with_the_probabilities_of_transformers(sampling: Sampl
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 200, 4099])
-def test_a_random_number_falls_on_the_token_whose_part_of_the_whole_it_lies_in(vocabulary: int) -> None:
+def test_random_number_selects_token_by_cumulative_share(vocabulary: int) -> None:
+    """A random number falls on the token whose part of the whole it lies in."""
     generator = torch.Generator().manual_seed(vocabulary)
     scores = torch.randn(ROWS, vocabulary, generator=generator) * 3
     scores[torch.rand(ROWS, vocabulary, generator=generator) < 0.3] = -torch.inf
@@ -86,7 +87,8 @@ def speaker(tied: Path) -> Iterator[EngineSpeaker]:
     opened.close()
 
 
-def test_a_penalty_is_that_of_generate_whatever_stands_beside_a_prompt(speaker: EngineSpeaker, tied: Path) -> None:
+def test_repetition_penalty_matches_generate_in_batches(speaker: EngineSpeaker, tied: Path) -> None:
+    """A penalty is that of generate whatever stands next to a prompt."""
     model: Any = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32).eval()
     prompts = [[5, 9, 11], [3, 7, 7, 40, 41, 42, 43, 44, 45]]
     said = dict(speaker.engine.generate(prompts, Sampling(max_new_tokens=12, repetition_penalty=1.6)))
@@ -101,7 +103,7 @@ def test_a_penalty_is_that_of_generate_whatever_stands_beside_a_prompt(speaker: 
         assert said[place].token_ids == alone.tolist()
 
 
-def test_a_stop_string_ends_an_answer_and_is_left_out(speaker: EngineSpeaker) -> None:
+def test_stop_string_ends_completion_and_is_omitted(speaker: EngineSpeaker) -> None:
     question = Question([{"role": "user", "content": "?"}])
     free = Sampling(max_new_tokens=40)
     ((_, whole),) = speaker.answers([question], free)
@@ -128,7 +130,8 @@ def test_text_that_may_be_the_beginning_of_a_stop_string_waits(speaker: EngineSp
     assert stops.before("one## two") == ("one## two", False)
 
 
-def test_a_temperature_above_that_of_any_server_is_refused_by_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_high_temperature_is_refused_by_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    """A temperature above that of any server is refused by its flag."""
     assert run(["infer", "--model", "m", "--prompt", "hello", "--temperature", "2.5"]) == 2
     assert "--temperature" in capsys.readouterr().err
 
@@ -142,7 +145,7 @@ def test_a_temperature_above_that_of_any_server_is_refused_by_its_flag(capsys: p
         ({"temperature": 2.0}, 2.0),
     ],
 )
-def test_do_sample_decides_whether_answers_are_drawn(options: dict[str, Any], temperature: float) -> None:
+def test_do_sample_enables_sampling(options: dict[str, Any], temperature: float) -> None:
     assert SamplingOptions(**options).sampling.temperature == temperature
 
 

@@ -105,7 +105,8 @@ def test_a_generative_reranker_is_ranked_by_what_yes_leads_no_by(folder: Path, b
     assert "no.jsonl:1: a generative reranker scores a document for a query" in no_pair.output
 
 
-def test_the_task_type_says_that_a_language_model_is_asked_for_yes_and_no(folder: Path, base: Path) -> None:
+def test_task_type_selects_yes_no_reranking(folder: Path, base: Path) -> None:
+    """The task type makes a language model a reranker that compares yes and no."""
     data = write_jsonl(folder / "queries.jsonl", QUERIES)
     task = ["--task_type", "generative_reranker"]
     of_bytes = typed(["eval", str(base), "--dataset", str(data), *task], folder)

@@ -50,9 +50,10 @@ def rendered(folder: Path, template: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("system", [None, "Answer y or n.\tNothing else."])
-def test_a_pair_is_rendered_as_in_training_and_answered_by_its_tokens(
+def test_reranker_pair_renders_as_training(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str | None
 ) -> None:
+    """A pair is rendered as in training and scored by the yes and no tokens."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = WeightsLocation(ModelSection(path=str(base)), system=system, objective=OBJECTIVE)
     asked = asked_for_scores(place, base, say=print)
@@ -60,7 +61,7 @@ def test_a_pair_is_rendered_as_in_training_and_answered_by_its_tokens(
     assert rendered(base, asked.template) == trained_on(base, OBJECTIVE, system)
 
 
-def test_an_export_says_itself_how_it_is_asked(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exported_reranker_declares_its_prompt(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "exported"
     shutil.copytree(base, folder)
@@ -77,7 +78,7 @@ def test_an_export_says_itself_how_it_is_asked(base: Path, tmp_path: Path, monke
     assert (plain.task, plain.answers) == ("causal_lm", None)
 
 
-def test_what_cannot_be_asked_for_a_yes_is_refused(base: Path, tmp_path: Path) -> None:
+def test_model_with_head_is_refused_as_yes_no_reranker(base: Path, tmp_path: Path) -> None:
     def served(folder: Path, tasks: tuple[str, ...] = TASKS) -> None:
         serve_request(ServeOptions(model=str(folder), task_type=RERANKER), tasks=tasks, say=print)
 

@@ -118,9 +118,7 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "is not the address of a server" in capsys.readouterr().err
 
 
-def test_a_busy_server_and_a_broken_connection_are_asked_again(
-    strange: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_busy_server_and_broken_connection_are_retried(strange: str, capsys: pytest.CaptureFixture[str]) -> None:
     Strange.failures = 4
     assert infer(f"{strange}/shaky/") == 0
     assert capsys.readouterr().out == "HELLO\n"
@@ -141,7 +139,8 @@ def test_a_key_is_taken_from_the_flag_and_from_the_environment(
     assert [body["model"] for _, _, body in Strange.asked if body] == ["swallow", "starling"]
 
 
-def test_messages_go_as_they_are_with_the_system_message_in_front(strange: str, tmp_path: Path) -> None:
+def test_messages_are_sent_with_system_message_first(strange: str, tmp_path: Path) -> None:
+    """Messages go as they are with the system message in front."""
     rows = [{"messages": [{"role": "user", "content": f"number {number}"}], "mark": number} for number in range(40)]
     data = write_jsonl(tmp_path / "questions.jsonl", rows)
     result = tmp_path / "answers.jsonl"
@@ -156,14 +155,14 @@ def test_messages_go_as_they_are_with_the_system_message_in_front(strange: str, 
     assert len({body["seed"] for body in bodies}) == 40
 
 
-def test_what_was_trained_is_asked_where_no_model_is_named(strange: str) -> None:
+def test_adapter_is_default_of_served_models(strange: str) -> None:
     said: list[str] = []
     assert OpenAiServer(f"{strange}/adapted").choose(None, said.append) == "swallow"
     assert said == ["Asking swallow; also served, by --model: bird"]
     assert OpenAiServer(f"{strange}/adapted").choose("bird", said.append) == "bird"
 
 
-def test_log_probabilities_are_not_asked_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_probs_are_not_requested_from_server(capsys: pytest.CaptureFixture[str]) -> None:
     for what in (["--metric", "loss", "--dataset", "x.jsonl"], ["--tasks", "arc_easy"]):
         assert run(["eval", "--engine", "http://127.0.0.1:1", *what]) == 2
         assert "needs log-probabilities of tokens" in capsys.readouterr().err

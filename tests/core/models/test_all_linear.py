@@ -110,7 +110,7 @@ def with_adapters(model: Any, said: list[str] | None = None) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_all_linear_is_what_peft_adapts_by_hand(name: str) -> None:
+def test_all_linear_matches_peft_list(name: str) -> None:
     """PEFT itself, with names that are written by hand, adapts the same modules and has the same gradients."""
     from peft import LoraConfig, get_peft_model
 

@@ -25,25 +25,29 @@ def flash_attn_installed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "flash_attn" else found(name))
 
 
-def test_auto_says_why_it_is_not_flash_attention():
+def test_auto_reports_why_no_flash_attention():
     choice = choose_attention("auto", QWEN, flat=False, device="cpu")
     assert (choice.name, choice.implementation) == ("sdpa", "sdpa")
     assert "NVIDIA GPU" in choice.reason
     assert "flash-attn is not installed" in choose_attention("auto", QWEN, flat=False, device="cuda:0").reason
 
 
-def test_packed_samples_go_one_by_one_through_sdpa_when_there_is_no_flash_attention():
+def test_packed_samples_run_singly_through_sdpa():
+    """Packed samples go one by one through SDPA when there is no flash attention."""
     assert choose_attention("auto", QWEN, flat=True, device="cpu").implementation == VARLEN
     assert choose_attention("sdpa", QWEN, flat=True, device="cpu").implementation == VARLEN
 
 
-def test_flash_attention_asked_for_where_it_cannot_run_is_refused_with_the_command_that_helps():
+def test_unavailable_flash_attention_names_command():
+    """Flash attention that cannot run here is refused with the command that helps."""
     with pytest.raises(ModelError, match="NVIDIA GPU") as caught:
         choose_attention(FLASH, QWEN, flat=False, device="cpu")
     assert "pip install 'swift-core[flash-attn]'" in str(caught.value)
 
 
-def test_flash_attention_is_taken_on_a_gpu_in_half_precision_only(flash_attn_installed):
+def test_flash_attention_needs_gpu_and_half_precision(flash_attn_installed):
+    """Flash attention is taken on a GPU in half precision only."""
+
     def chosen(dtype: torch.dtype) -> str:
         return choose_attention("auto", QWEN, flat=True, device="cuda", dtype=dtype).implementation
 
@@ -54,7 +58,8 @@ def test_flash_attention_is_taken_on_a_gpu_in_half_precision_only(flash_attn_ins
 
 
 @pytest.mark.parametrize("flat", [True, False])
-def test_capped_attention_logits_fall_back_to_eager_aloud_and_refuse_sdpa(flat):
+def test_capped_logits_use_eager_and_refuse_sdpa(flat):
+    """Capped attention logits fall back to eager aloud and refuse SDPA."""
     config = transformers.Gemma2Config()
     choice = choose_attention("auto", config, flat=flat, device="cpu")
     assert choice.implementation == "eager"
@@ -160,7 +165,8 @@ def test_torchs_kernel_takes_halves_of_some_widths(width, dtype, autocast, taken
         assert attention._flash_dtype(torch.empty(1, 2, 3, width, dtype=dtype)) == taken
 
 
-def test_torchs_kernel_is_called_as_it_wants_to_be_and_has_a_gradient():
+def test_torch_varlen_kernel_is_called_correctly_with_gradient():
+    """Torch's kernel is called as it wants to be and has a gradient."""
     query, key, value = (
         torch.empty(10, heads, 64, dtype=torch.bfloat16, device="meta", requires_grad=True) for heads in (4, 2, 2)
     )
@@ -172,7 +178,8 @@ def test_torchs_kernel_is_called_as_it_wants_to_be_and_has_a_gradient():
 
 @pytest.mark.parametrize("packs", ["of any width", "of one width"])
 @torch.compiler.config.patch(dynamic_sources="mine")
-def test_compiled_blocks_are_compiled_once_for_packs_of_any_samples(torchs_flash_attention, monkeypatch, packs):
+def test_compiled_blocks_compile_once_for_all_packs(torchs_flash_attention, monkeypatch, packs):
+    """Compiled blocks are compiled once for packs of any samples."""
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters

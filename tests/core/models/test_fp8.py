@@ -24,7 +24,8 @@ def rounded(tensor: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> t
     return (tensor.double() * scale).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype).double() / scale
 
 
-def test_a_layer_multiplies_what_eight_bits_keep_and_so_do_its_gradients(tmp_path: Path) -> None:
+def test_fp8_layer_and_gradients_use_quantized_values(tmp_path: Path) -> None:
+    """A layer and its gradients multiply what eight bits keep."""
     from torchao.float8 import convert_to_float8_training
 
     config = the_config_of_a_run(tmp_path)
@@ -50,9 +51,8 @@ def the_config_of_a_run(tmp_path: Path) -> Any:
     return seen[0]
 
 
-def test_a_run_learns_the_same_to_within_rounding_and_saves_what_one_without_it_saves(
-    tmp_path: Path, tiny: Path
-) -> None:
+def test_fp8_run_matches_within_rounding_and_saves_same(tmp_path: Path, tiny: Path) -> None:
+    """A run learns the same to within rounding and saves what one without it saves."""
     runs: dict[str, Trained] = {}
     for name, options in (("fp8", FP8), ("bf16", {"model.dtype": "bfloat16"})):
         more = {**options, "train.max_steps": 4, "checkpoint.save_steps": 2, "logging.run_name": name}
@@ -86,7 +86,8 @@ def kept(checkpoint: Path) -> dict[str, tuple[str, list[int]]]:
     return found
 
 
-def test_heads_embeddings_and_layers_of_unfit_sizes_are_left_alone() -> None:
+def test_fp8_skips_heads_embeddings_and_unfit_layers() -> None:
+    """Heads embeddings and layers of unfit sizes are left alone."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.device("meta"):

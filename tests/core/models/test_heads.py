@@ -60,7 +60,8 @@ def batch_of(rows: list[torch.Tensor], *, flat: bool) -> Any:
 
 
 @pytest.mark.parametrize("architecture", DECODERS)
-def test_any_decoder_takes_a_head_and_scores_the_last_token_of_each_text(architecture: str, tmp_path: Path) -> None:
+def test_any_decoder_takes_head_and_scores_last_token(architecture: str, tmp_path: Path) -> None:
+    """Any decoder takes a head and scores the last token of each text."""
     folder = write_model(tmp_path / "model", architecture=architecture, **DECODERS[architecture])
     source = source_of(folder, "seq_cls", num_labels=3)
     model: Any = source.build(dtype=torch.float32).eval()
@@ -83,7 +84,8 @@ def test_a_text_that_ends_with_the_padding_token_is_scored_there(model: Path) ->
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
-def test_the_vector_of_a_text_owes_nothing_to_its_neighbours_or_to_padding(pooling: str, model: Path) -> None:
+def test_embedding_ignores_neighbors_and_padding(pooling: str, model: Path) -> None:
+    """The vector of a text owes nothing to its neighbours or to padding."""
     source = source_of(model, "embedding")
     built: Any = source.build(dtype=torch.float32).eval()
     rows = samples()
@@ -108,7 +110,8 @@ def test_a_fresh_head_depends_on_the_seed_alone(model: Path) -> None:
     assert abs(float(wide.mean())) < 0.01
 
 
-def test_loading_a_model_whose_head_is_fresh_leaves_the_generator_alone(model: Path) -> None:
+def test_fresh_head_does_not_advance_generator(model: Path) -> None:
+    """Loading a model whose head is fresh leaves the generator alone."""
     torch.manual_seed(7)
     source_of(model).build(dtype=torch.float32)
     after = torch.rand(3)
@@ -126,7 +129,8 @@ def with_head(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_head_that_is_in_the_folder_is_what_training_starts_from(with_head: Path) -> None:
+def test_stored_head_is_loaded(with_head: Path) -> None:
+    """A head that is in the folder is what training starts from."""
     stored = load_file(with_head / "model.safetensors")[HEAD]
     source = source_of(with_head, "seq_cls")
     assert source.config.num_labels == 4
@@ -142,7 +146,8 @@ def test_a_head_with_another_number_of_labels_is_refused(task: str, labels: int 
     assert "--model.task seq_cls --model.num_labels 4" in str(refusal.value)
 
 
-def test_the_unembedding_is_dropped_without_a_word_and_other_strangers_are_named(model: Path, tmp_path: Path) -> None:
+def test_unembedding_is_dropped_silently_others_are_named(model: Path, tmp_path: Path) -> None:
+    """The unembedding is dropped silently, and other unknown weights are named."""
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     weights = load_file(tmp_path / "model.safetensors")
@@ -156,7 +161,8 @@ def test_the_unembedding_is_dropped_without_a_word_and_other_strangers_are_named
     assert "stranger" in said[0]
 
 
-def test_the_task_is_part_of_what_a_checkpoint_knows_the_model_by(model: Path) -> None:
+def test_checkpoint_identity_includes_task(model: Path) -> None:
+    """The task is part of what a checkpoint knows the model by."""
     plain = open_source(ModelSection(path=str(model)), say=lambda _: None).fingerprint
     told = {plain, *(source_of(model, task).fingerprint for task in ("reward", "value", "seq_cls", "embedding"))}
     assert len(told) == 5
@@ -176,9 +182,8 @@ def test_the_task_is_part_of_what_a_checkpoint_knows_the_model_by(model: Path) -
         ("sft", {"model.num_labels": 2}, "seq_cls"),
     ],
 )
-def test_an_objective_that_the_task_cannot_serve_is_refused_with_what_to_type(
-    objective: str, settings: dict[str, Any], advice: str
-) -> None:
+def test_objective_incompatible_with_task_is_refused(objective: str, settings: dict[str, Any], advice: str) -> None:
+    """An objective that the task cannot serve is refused with what to type."""
     install_objectives()
     with pytest.raises(ConfigError) as refusal:
         config_from_mapping({"objective.name": objective, "model.path": "no-such-folder", **settings})

@@ -117,7 +117,8 @@ def test_no_token_at_all_still_reaches_every_weight_with_zeros(way):
     assert not bias_gradient.any()
 
 
-def test_kept_logits_refuse_a_second_backward_pass_instead_of_giving_wrong_gradients():
+def test_kept_logits_refuse_second_backward():
+    """Kept logits refuse a second backward pass instead of giving wrong gradients."""
     hidden, weight, bias, targets = problem()
     loss = token_logps(hidden, weight, targets, bias=bias).logps.sum()
     loss.backward(retain_graph=True)
@@ -125,7 +126,7 @@ def test_kept_logits_refuse_a_second_backward_pass_instead_of_giving_wrong_gradi
         loss.backward()
 
 
-def test_no_tensor_of_tokens_times_vocabulary_is_ever_made():
+def test_no_tokens_by_vocabulary_tensor_is_built():
     tokens, vocabulary = 400, 500
     hidden, weight = torch.randn(tokens, 8, requires_grad=True), torch.randn(vocabulary, 8, requires_grad=True)
     sizes = []
@@ -216,7 +217,7 @@ def test_entropy_and_candidates_are_those_of_all_logits(head, way, transform, so
 
 
 @pytest.mark.parametrize("head", ["matrix", "module"])
-def test_what_is_left_beside_likely_candidates_keeps_its_precision(head):
+def test_remainder_of_likely_candidates_keeps_precision(head):
     """One candidate has all but 1e-9 of the probability: its complement would be rounded to nothing."""
     logits = torch.tensor([[30.0, 9.0, 8.0, -50.0], [200.0, 0.0, -1.0, 2.0]], requires_grad=True)
     candidates, targets = torch.tensor([[0], [0]]), torch.tensor([1, 0])
@@ -232,7 +233,8 @@ def test_what_is_left_beside_likely_candidates_keeps_its_precision(head):
 
 
 @pytest.mark.parametrize("head", ["matrix", "module"])
-def test_nothing_is_left_beside_the_whole_vocabulary_and_its_gradient_is_zero(head):
+def test_whole_vocabulary_leaves_no_remainder(head):
+    """Nothing is left next to the whole vocabulary and its gradient is zero."""
     hidden, weight, bias, targets = problem()
     candidates = torch.arange(37).expand(len(targets), 37)
     asked = {"candidates": candidates, "want": {Need.CANDIDATE_LOGPS}}
@@ -246,7 +248,8 @@ def test_nothing_is_left_beside_the_whole_vocabulary_and_its_gradient_is_zero(he
         assert not gradient.any()
 
 
-def test_the_whole_vocabulary_of_a_batch_takes_the_memory_of_one_token_and_no_ids():
+def test_whole_vocabulary_memory_is_one_token():
+    """The whole vocabulary of a batch takes the memory of one token and no ids."""
     ids = np.arange(6, dtype=np.int32)
     sample = Encoded(0, (Segment(ids, np.ones(6, np.float32)),))
     batch = Batch(0, [(sample,)] * 2, 0, 2, 1.0, 2, 12, False, 0, candidates=tuple(range(37)))
@@ -308,7 +311,7 @@ def test_shards_of_the_vocabulary_add_up_to_the_whole(rows, padding):
     torch.testing.assert_close(torch.tensor(first[-1] + second[-1]), of_weight, rtol=1e-4, atol=1e-4)
 
 
-def test_views_that_are_not_asked_for_are_not_computed():
+def test_unrequested_views_are_not_computed():
     hidden, weight, bias, targets = problem()
     called = set()
 

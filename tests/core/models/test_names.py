@@ -33,7 +33,8 @@ def test_names_and_values_are_those_that_transformers_writes(architecture: str, 
         assert torch.equal(ours[name], tensor), name
 
 
-def test_values_written_through_pieces_are_what_transformers_loads(tmp_path: Path) -> None:
+def test_weights_written_in_pieces_load_in_transformers(tmp_path: Path) -> None:
+    """Values written through pieces are what transformers loads."""
     written, other = tiny("qwen3-moe", seed=0), tiny("qwen3-moe", seed=1)
     written.save_pretrained(tmp_path)
     on_disk = load_file(tmp_path / "model.safetensors")
@@ -59,7 +60,8 @@ def test_names_do_not_depend_on_what_was_done_to_the_model() -> None:
     assert name_map(changed).names() == name_map(plain).names()
 
 
-def test_a_layout_that_cannot_be_cut_into_pieces_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsplittable_layout_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layout that cannot be cut into pieces is refused by name."""
     import transformers.core_model_loading as loading
 
     def transposed(model: object, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

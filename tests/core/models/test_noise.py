@@ -48,7 +48,8 @@ def noise_of(batch: MicroBatch, step_seed: int = 77) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("flat", [True, False], ids=["end to end", "padded"])
-def test_noise_follows_from_seed_step_sample_segment_and_position(flat: bool) -> None:
+def test_neftune_depends_on_seed_step_sample_and_position(flat: bool) -> None:
+    """Noise follows from seed step sample segment and position."""
     lengths = {5: (3,), 2: (4, 2)}
     batch = collate([sample(number, *each) for number, each in lengths.items()], flat=flat, pad_to_multiple=4)
     found = noise_of(batch)
@@ -61,7 +62,7 @@ def test_noise_follows_from_seed_step_sample_segment_and_position(flat: bool) ->
     assert not torch.equal(found, noise_of(batch, 78))
 
 
-def test_noise_is_uniform_within_its_bound() -> None:
+def test_neftune_noise_is_uniform_within_bound() -> None:
     batch = collate([sample(number, 512) for number in range(8)], flat=False)
     size = ALPHA / math.sqrt(512 * 64)
     values = noise(batch, batch.segment_ids, 64, ALPHA).flatten() / size
@@ -81,7 +82,8 @@ def evaluations(run: Trained) -> list[float]:
 
 
 @pytest.mark.full
-def test_a_run_with_noise_is_the_same_in_other_micro_batches_and_is_evaluated_without(tmp_path: Path) -> None:
+def test_neftune_run_ignores_micro_batches_and_eval(tmp_path: Path) -> None:
+    """A run with noise is the same in other micro-batches and is evaluated without."""
     model = write_model(tmp_path / "tiny")
     together = trained(model, tmp_path / "together", **{"train.micro_batch": 8})
     apart = trained(model, tmp_path / "apart", **{"train.micro_batch": 2, "data.padding_free": True})
@@ -95,7 +97,7 @@ def test_a_run_with_noise_is_the_same_in_other_micro_batches_and_is_evaluated_wi
 
 
 @pytest.mark.full
-def test_noise_is_the_same_on_every_backend_that_has_it(tmp_path: Path) -> None:
+def test_neftune_matches_on_every_backend(tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny")
     layouts: dict[str, dict[str, Any]] = {
         "two processes": {},

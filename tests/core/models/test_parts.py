@@ -43,7 +43,8 @@ def trained_names(model: torch.nn.Module) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_with_a_tower_is_read_by_the_class_that_wrote_it(folders: dict[str, Path], kind: str) -> None:
+def test_vision_model_folder_uses_writing_class(folders: dict[str, Path], kind: str) -> None:
+    """A folder with a vision encoder is read by the class that wrote it."""
     source = source_of(folders[kind])
     written: set[str] = set()
     for file in folders[kind].glob("*.safetensors"):
@@ -55,7 +56,8 @@ def test_a_folder_with_a_tower_is_read_by_the_class_that_wrote_it(folders: dict[
     assert type(source.build(dtype=torch.float32)).__name__ == architecture_of(source)
 
 
-def test_a_configuration_with_two_classes_takes_the_one_that_its_file_names(folders: dict[str, Path]) -> None:
+def test_config_with_two_classes_uses_named_one(folders: dict[str, Path]) -> None:
+    """A configuration with two classes takes the one that its file names."""
     config = transformers.AutoConfig.from_pretrained(folders["qwen3_5"])
     from swift.models.classes import causal_class
 
@@ -65,7 +67,7 @@ def test_a_configuration_with_two_classes_takes_the_one_that_its_file_names(fold
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tower_aligner_and_language_model_are_told_apart(folders: dict[str, Path], kind: str) -> None:
+def test_vision_encoder_aligner_and_language_model_differ(folders: dict[str, Path], kind: str) -> None:
     parts = part_of_modules(source_of(folders[kind]).build(dtype=torch.float32, weights=False))
     assert set(parts.values()) == {"vit", "aligner", "llm"}
     for name, part in parts.items():
@@ -94,7 +96,8 @@ def test_what_is_trained_is_what_is_not_frozen(
     assert trained_parts(tuned(folders[kind], kind=tuner, **flags)) == expected
 
 
-def test_adapters_on_all_linear_layers_leave_a_frozen_tower_alone(folders: dict[str, Path]) -> None:
+def test_all_linear_adapters_skip_frozen_vision_encoder(folders: dict[str, Path]) -> None:
+    """Adapters on all linear layers leave a frozen vision encoder alone."""
     names = [name for name, _ in tuned(folders["llava"], kind="lora").named_parameters() if "lora_" in name]
     assert names
     assert not [name for name in names if "vision" in name or "projector" in name]
@@ -103,7 +106,8 @@ def test_adapters_on_all_linear_layers_leave_a_frozen_tower_alone(folders: dict[
     assert not [name for name, _ in named if "lora_" in name and "vision" in name]
 
 
-def test_weights_that_patterns_choose_are_trained_in_the_tower_too(folders: dict[str, Path]) -> None:
+def test_pattern_selected_vision_weights_are_trained(folders: dict[str, Path]) -> None:
+    """Weights that patterns choose are trained in the vision encoder too."""
     model = tuned(folders["qwen3_vl"], kind="full", train_only=["model.visual.blocks.*"])
     assert trained_parts(model) == {"vit"}
     with pytest.raises(ConfigError, match="leave nothing to train"):
@@ -111,17 +115,17 @@ def test_weights_that_patterns_choose_are_trained_in_the_tower_too(folders: dict
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_blocks_of_a_decoder_are_not_those_of_its_tower(folders: dict[str, Path], kind: str) -> None:
+def test_decoder_blocks_exclude_vision_encoder(folders: dict[str, Path], kind: str) -> None:
     model: Any = source_of(folders[kind]).build(dtype=torch.float32, weights=False)
     assert decoder_blocks(model) == list(model.get_decoder().layers)
 
 
-def test_the_plan_of_tensor_parallel_is_found_behind_a_tower(folders: dict[str, Path]) -> None:
+def test_tp_spec_is_found_behind_vision_encoder(folders: dict[str, Path]) -> None:
     model = source_of(folders["qwen2_5_vl"]).build(dtype=torch.float32, weights=False)
     assert tensor_plan(model).cut["model.language_model.layers.0.self_attn.q_proj"] == "colwise"
 
 
-def test_layers_that_carry_state_are_seen_behind_a_tower(folders: dict[str, Path]) -> None:
+def test_stateful_layers_are_found_behind_vision_encoder(folders: dict[str, Path]) -> None:
     config = source_of(folders["qwen3_5"]).config
     with pytest.raises(ModelError, match="linear_attention"):
         choose_attention("auto", config, flat=True, device="cpu")
@@ -137,7 +141,7 @@ def test_only_the_language_model_attends_sample_by_sample(folders: dict[str, Pat
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "qwen3_vl"])
-def test_texts_laid_end_to_end_do_not_mix_behind_a_tower(folders: dict[str, Path], kind: str) -> None:
+def test_packed_texts_do_not_mix_behind_vision_encoder(folders: dict[str, Path], kind: str) -> None:
     model: Any = source_of(folders[kind]).build(dtype=torch.float32)
     # Compares each text with the model's own answer to it alone, and raises where they differ.
     ViewModule(model, attention=choose_attention("auto", model.config, flat=True, device="cpu"))

@@ -52,7 +52,8 @@ def test_positions_that_go_on_over_samples_would_be_noticed(monkeypatch: pytest.
     assert proven("qwen2_5_vl").packed == "refused"
 
 
-def test_without_the_check_of_a_run_samples_that_mix_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_mixing_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check of a run samples that mix would be noticed."""
     monkeypatch.setattr(tiny_architectures.ViewModule, "check_pictures", lambda *_: None)
     with pytest.raises(AssertionError, match="not close"):
         proven("gemma3")

@@ -73,9 +73,8 @@ def test_positions_are_those_of_transformers_configurations_too() -> None:
     assert (scaled.reach, scaled.scaling) == (128, "yarn")
 
 
-def test_a_run_with_a_longer_sample_is_refused_before_weights_are_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_long_sample_is_refused_before_weights_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run with a longer sample is refused before weights are read."""
     short = write_model(tmp_path / "short", max_position_embeddings=16)
     weights = {name: tensor.clone() for name, tensor in load_file(short / "model.safetensors").items()}
     broken = {name: torch.full_like(tensor, torch.nan) for name, tensor in weights.items()}
@@ -92,7 +91,7 @@ def test_a_run_with_a_longer_sample_is_refused_before_weights_are_read(
     assert run_training(short, tmp_path / "runs", conversations(8), {**settings, **shortened}).losses
 
 
-def test_config_show_says_what_a_typed_length_leads_to(tmp_path: Path) -> None:
+def test_config_show_reports_rope_scaling_of_typed_length(tmp_path: Path) -> None:
     short = write_model(tmp_path / "short", max_position_embeddings=32)
     shown = typed(["config", "show", "sft", "--model", str(short), "--max_length", "64"], tmp_path)
     assert shown.code == 0

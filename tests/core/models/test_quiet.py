@@ -21,7 +21,8 @@ deepspeed.get_accelerator()
 
 
 @pytest.mark.full
-def test_a_script_that_saves_a_model_prints_nothing_of_its_libraries(tmp_path: Path) -> None:
+def test_saving_script_prints_no_library_output(tmp_path: Path) -> None:
+    """A script that saves a model prints nothing of its libraries."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

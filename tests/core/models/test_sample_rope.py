@@ -41,7 +41,7 @@ def dynamic() -> Any:
 
 @pytest.mark.parametrize("flat", [False, True], ids=["padded", "flat"])
 @pytest.mark.parametrize("make", [phi3, dynamic])
-def test_samples_beside_longer_ones_equal_samples_alone(make: Any, flat: bool) -> None:
+def test_padded_samples_equal_single_samples(make: Any, flat: bool) -> None:
     torch.manual_seed(0)
     model = make().eval()
     rows = [torch.randint(1, 101, (length,)) for length in LENGTHS]

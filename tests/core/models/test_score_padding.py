@@ -78,7 +78,7 @@ def test_other_padding_stands_in_no_text(tmp_path: Path) -> None:
     assert padding_of_scores(tokenizer, config_of(vocab_size=200), tmp_path) is None
 
 
-def test_every_place_names_the_padding() -> None:
+def test_with_padding_sets_every_config() -> None:
     assert with_padding({"a": 1}, 3) == {"a": 1, "pad_token_id": 3}
     assert with_padding({"text_config": {"pad_token_id": 1}}, None) == {
         "pad_token_id": None,

@@ -69,7 +69,8 @@ def test_weights_go_straight_to_a_device_where_accelerate_is(
         assert torch.equal(one, other)
 
 
-def test_a_folder_without_the_base_models_prefix_is_read_under_canonical_names(tmp_path: Path) -> None:
+def test_folder_without_base_prefix_uses_canonical_names(tmp_path: Path) -> None:
+    """A folder without the base model's prefix is read under canonical names."""
     model = write_architecture(tmp_path, "gpt2")
     tensors = load_file(tmp_path / "model.safetensors")
     bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
@@ -85,7 +86,8 @@ def test_tied_weights_have_one_name_even_where_both_are_on_disk(tmp_path: Path) 
     assert "lm_head.weight" not in opened(tmp_path).names()
 
 
-def test_the_fingerprint_changes_with_one_weight_and_with_the_architecture(folder: Path, tmp_path: Path) -> None:
+def test_fingerprint_changes_with_weight_and_architecture(folder: Path, tmp_path: Path) -> None:
+    """The fingerprint changes with one weight and with the architecture."""
     before = opened(folder).fingerprint
     assert opened(folder).fingerprint == before
     copy = tmp_path / "copy"
@@ -113,7 +115,8 @@ def test_of_large_models_the_fingerprint_sees_every_tensor(folder: Path, monkeyp
         assert opened(folder).fingerprint != before
 
 
-def test_random_weights_are_those_of_the_seed_whatever_the_precision(tmp_path: Path) -> None:
+def test_random_weights_follow_seed_in_any_dtype(tmp_path: Path) -> None:
+    """Random weights are those of the seed whatever the precision."""
     configurations()["qwen3-moe"].save_pretrained(tmp_path)
     section = ModelSection(path=str(tmp_path), random_weights=True)
 
@@ -270,7 +273,8 @@ def test_weights_that_are_not_all_there_are_refused(folder: Path) -> None:
         opened(folder).read("model.layers.0.mlp.up_proj.weight")
 
 
-def test_weights_of_another_size_than_the_configuration_are_refused(folder: Path) -> None:
+def test_weight_shape_mismatch_is_refused(folder: Path) -> None:
+    """Weights of another size than the configuration are refused."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
     with pytest.raises(ModelError, match=r"proj.weight in .* has the shape .*, and config.json makes it \(.*40"):
@@ -291,7 +295,8 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused(folder: Path) -> None
         _ = opened(folder).tokenizer
 
 
-def test_placeholders_that_text_cannot_produce_may_lie_beyond_the_vocabulary(folder: Path) -> None:
+def test_unproducible_placeholders_may_exceed_vocabulary(folder: Path) -> None:
+    """Placeholders that text cannot produce may lie beyond the vocabulary."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     tokenizer.save_pretrained(folder)
@@ -301,14 +306,15 @@ def test_placeholders_that_text_cannot_produce_may_lie_beyond_the_vocabulary(fol
     assert any("<image>" in line for line in said)
 
 
-def test_a_chat_template_that_does_not_parse_is_refused_with_its_line(folder: Path, tmp_path: Path) -> None:
+def test_invalid_chat_template_names_line(folder: Path, tmp_path: Path) -> None:
+    """A chat template that does not parse is refused with its line."""
     template = tmp_path / "broken.jinja"
     template.write_text("{% for m in messages %}\n{{ m[ }}\n{% endfor %}")
     with pytest.raises(ConfigError, match="line 2"):
         _ = opened(folder, chat_template=template).tokenizer
 
 
-def test_a_path_that_is_not_there_is_said_to_be_not_there(tmp_path: Path) -> None:
+def test_missing_path_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no folder"):
         opened(tmp_path / "nothing")
     with pytest.raises(ModelError, match="No model is given"):

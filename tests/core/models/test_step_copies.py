@@ -89,7 +89,7 @@ def test_weights_that_are_frozen_get_no_gradient() -> None:
     assert [name for name, gradient in found.items() if gradient is None] == ["0.up.weight"]
 
 
-def test_who_waits_for_a_gradient_is_told_of_it() -> None:
+def test_gradient_hooks_run_with_weight_copies() -> None:
     model = two_blocks()
     use_copies(model)
     told: list[str] = []

@@ -49,9 +49,8 @@ def opened(folder: Path) -> tuple[Any, list[str]]:
 @pytest.mark.parametrize(
     ("architecture", "kind"), [("Llama", "LlamaTokenizerFast"), ("Qwen2", "PreTrainedTokenizerFast")]
 )
-def test_a_class_of_transformers_that_cuts_otherwise_is_named_once(
-    tmp_path: Path, architecture: str, kind: str
-) -> None:
+def test_different_tokenizer_class_is_named_once(tmp_path: Path, architecture: str, kind: str) -> None:
+    """A class of transformers that cuts otherwise is named once."""
     folder = write_model(tmp_path / "model", architecture=architecture, vocab_size=320)
     write_tokenizer(folder, tokenizer_class=kind)
     tokenizer, said = opened(folder)
@@ -63,7 +62,7 @@ def test_a_class_of_transformers_that_cuts_otherwise_is_named_once(
     assert opened(folder)[1] == []
 
 
-def test_what_the_line_says_to_write_makes_the_file_count(tmp_path: Path) -> None:
+def test_suggested_line_makes_tokenizer_file_count(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", architecture="Llama", vocab_size=320)
     write_tokenizer(folder, tokenizer_class="TokenizersBackend")
     tokenizer, said = opened(folder)
@@ -73,5 +72,5 @@ def test_what_the_line_says_to_write_makes_the_file_count(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3", "Llama", "GPT2"])
-def test_nothing_is_said_of_a_tokenizer_that_follows_its_file(tmp_path: Path, architecture: str) -> None:
+def test_matching_tokenizer_file_prints_nothing(tmp_path: Path, architecture: str) -> None:
     assert opened(write_model(tmp_path / "model", architecture=architecture))[1] == []

@@ -95,7 +95,7 @@ def test_adapters_go_on_all_linear_layers_but_the_head() -> None:
     assert trained_names(tuned()) == expected
 
 
-def test_with_stacked_experts_it_is_said_what_gets_an_adapter() -> None:
+def test_stacked_experts_report_adapted_modules() -> None:
     said: list[str] = []
     model = apply_tuner(tiny("qwen3-moe"), TunerSection(), seed=0, say=said.append)
     assert all("self_attn" in name for name in trained_names(model))
@@ -202,7 +202,8 @@ def test_ranks_and_scales_of_single_modules_are_those_of_peft() -> None:
     assert adapter_config(model)["rank_pattern"] == patterns["rank_pattern"]
 
 
-def test_an_expression_chooses_the_modules_that_peft_would_choose() -> None:
+def test_regex_target_modules_match_peft() -> None:
+    """An expression chooses the modules that PEFT would choose."""
     from peft import LoraConfig, get_peft_model
 
     expression = r".*\.0\..*\.(q|up)_proj"
@@ -214,7 +215,8 @@ def test_an_expression_chooses_the_modules_that_peft_would_choose() -> None:
     assert "model.layers.0.self_attn.q_proj" in (refusal.value.hint or "")
 
 
-def test_orthogonal_adapters_start_from_nothing_and_spread_as_in_peft() -> None:
+def test_orthogonal_adapters_start_at_zero_as_peft() -> None:
+    """Orthogonal adapters start from nothing and spread as in PEFT."""
     options = TunerSection(rank=32, init="orthogonal")
     a = initial_adapter("x.lora_A.weight", (32, 512), options, seed=3)
     b = initial_adapter("x.lora_B.weight", (384, 32), options, seed=3)
@@ -229,7 +231,8 @@ def test_orthogonal_adapters_start_from_nothing_and_spread_as_in_peft() -> None:
     assert b.std().item() == pytest.approx(layer.lora_B.default.weight.std().item(), rel=0.1)
 
 
-def test_a_share_from_below_and_exceptions_are_frozen_as_ms_swift_does_it() -> None:
+def test_freeze_ratio_and_exceptions_match_ms_swift() -> None:
+    """A share from below and exceptions are frozen as ms-swift does it."""
     model = tiny()
     counts = [(name, p.numel()) for name, p in model.named_parameters()]
     room, before, frozen = sum(n for _, n in counts) * 0.6, 0, set()
@@ -264,7 +267,8 @@ def test_training_moves_adapters_and_nothing_else() -> None:
         assert torch.equal(parameter, before[name]) != parameter.requires_grad, name
 
 
-def test_switched_off_adapters_give_back_the_model_before_training() -> None:
+def test_disabled_adapters_restore_base_model() -> None:
+    """Switched off adapters give back the model before training."""
     model = tuned(modules_to_save=("lm_head",))
     model.eval()
     train(model, steps=3)
@@ -400,9 +404,7 @@ def test_an_evaluation_leaves_a_quantised_model_as_it_was(wide: Path, kind: str,
 
 
 @pytest.mark.parametrize("kind", ["bnb-nf4", "torchao-nf4"])
-def test_qlora_without_its_package_says_what_to_install(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_qlora_without_package_names_install(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_architecture(tmp_path)
     for module in ("bitsandbytes", "torchao.quantization.quantize_.workflows.nf4.nf4_tensor"):
         monkeypatch.setitem(__import__("sys").modules, module, None)

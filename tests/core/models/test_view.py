@@ -137,13 +137,15 @@ def test_gradient_checkpointing_keeps_packed_samples_apart(name, reentrant):
 
 
 @pytest.mark.parametrize("requested", ["sdpa", "eager"])
-def test_every_attention_that_can_be_asked_for_gives_the_same_numbers(requested):
+def test_all_attention_implementations_match(requested):
+    """Every attention implementation gives the same numbers."""
     model = build("qwen3")
     viewed = ViewModule(model, attention=attention(model, flat=True, requested=requested))
     assert_same_loss_and_gradients(model, viewed, flat=True)
 
 
-def test_no_mask_of_tokens_times_tokens_is_built_for_packed_samples():
+def test_packed_samples_build_no_quadratic_mask():
+    """No mask of tokens times tokens is built for packed samples."""
     model = build("mistral with windows")
     viewed = ViewModule(model, attention=attention(model, flat=True))
     batch = collate(samples([30, 40, 30]), flat=True)
@@ -160,7 +162,8 @@ def test_no_mask_of_tokens_times_tokens_is_built_for_packed_samples():
     assert not [shape for shape in shapes if shape.count(100) >= 2]
 
 
-def test_accuracy_and_vocabulary_means_are_those_of_the_own_logits():
+def test_accuracy_and_vocab_means_match_full_logits():
+    """Accuracy and vocabulary means are those of the own logits."""
     model = build("qwen3")
     viewed = ViewModule(model, attention=attention(model, flat=False))
     batch = collate(samples(), flat=False)
@@ -172,7 +175,8 @@ def test_accuracy_and_vocabulary_means_are_those_of_the_own_logits():
     assert not view.token_logps[~counts].any()
 
 
-def test_a_view_that_a_model_does_not_have_is_refused_by_its_name():
+def test_unknown_view_is_refused_by_name():
+    """A view that a model does not have is refused by its name."""
     model = build("llama")
     viewed = ViewModule(model, attention=attention(model, flat=False))
     with pytest.raises(ModelError, match="scores"):
@@ -180,7 +184,8 @@ def test_a_view_that_a_model_does_not_have_is_refused_by_its_name():
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["q_proj", "lm_head"]], ids=["body", "head too"])
-def test_adapters_on_body_and_head_train_as_in_the_own_forward_pass(targets):
+def test_adapters_on_body_and_head_match_plain_forward(targets):
+    """Adapters on body and head train as in the own forward pass."""
     torch.manual_seed(0)
     model = get_peft_model(build("llama"), LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
     viewed = ViewModule(model, attention=attention(model, flat=True))
@@ -188,7 +193,8 @@ def test_adapters_on_body_and_head_train_as_in_the_own_forward_pass(targets):
     assert all("lora" in name for name in gradients(model))
 
 
-def test_a_micro_batch_without_any_weight_reaches_every_parameter_with_zeros():
+def test_zero_weight_micro_batch_gives_zero_gradients():
+    """A micro-batch without any weight reaches every parameter with zeros."""
     model = build("qwen3")
     viewed = ViewModule(model, attention=attention(model, flat=True))
     batch = collate(samples(), flat=True)
@@ -206,7 +212,8 @@ class Squared(transformers.LlamaForCausalLM):
         return output
 
 
-def test_a_head_that_is_not_understood_is_left_to_the_model_and_said_aloud():
+def test_unknown_head_falls_back_to_model_with_note():
+    """A head that is not understood is left to the model and reported."""
     torch.manual_seed(0)
     model = Squared(MODELS["llama"]()).eval()
     said = []
@@ -234,7 +241,8 @@ def test_the_check_leaves_modes_and_random_state_as_they_were():
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_model_on_the_meta_device_is_checked_once_its_weights_are_there():
+def test_meta_model_is_checked_after_loading():
+    """A model on the meta device is checked once its weights are there."""
     real = build("qwen3")
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(MODELS["qwen3"]())

@@ -64,7 +64,8 @@ def test_widths_that_are_not_cut_may_be_anything(name: str) -> None:
     check_widths(config(architecture, **values), tp)
 
 
-def test_a_matrix_of_the_models_own_plan_is_refused_whatever_its_configuration_calls_it() -> None:
+def test_matrix_of_tp_spec_is_refused_by_any_config_name() -> None:
+    """A matrix of the model's own TP spec is refused whatever its configuration calls it."""
     small = config("Qwen3", intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, vocab_size=32)
     model: Any = transformers.AutoModelForCausalLM.from_config(small)
     model.model.layers[1].mlp.gate_proj = nn.Linear(64, 95)

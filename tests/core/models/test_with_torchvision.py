@@ -28,7 +28,7 @@ def test_architectures_and_training_with_torchvision() -> None:
 
 
 @pytest.mark.full
-def test_torchvision_is_imported_beside_a_torch_that_it_was_not_built_for() -> None:
+def test_torchvision_imports_with_mismatched_torch() -> None:
     """Without swift it is not, where torch was built for CPUs alone: then everything of transformers fails."""
     both = "import swift, torchvision; from transformers import PixtralProcessor, Qwen3ForCausalLM"
     answer = subprocess.run([PYTHON, "-c", both], capture_output=True, text=True)

@@ -125,9 +125,8 @@ UNEVEN: list[Group] = [(1, 2), (2, 0), (1, 3), (3, 1)]
     ],
     ids=lambda options: " ".join(options) or "defaults",
 )
-def test_infonce_is_the_share_of_the_positive_among_all_that_it_competes_with(
-    groups: list[Group], options: dict[str, Any]
-) -> None:
+def test_infonce_matches_softmax_of_candidates(groups: list[Group], options: dict[str, Any]) -> None:
+    """InfoNCE is the share of the positive among all that it competes with."""
     vectors = made_up(groups).requires_grad_()
     expected = torch.stack(by_hand(vectors, groups, **options))
     found = compared(vectors, facts(groups), **options).losses
@@ -137,7 +136,8 @@ def test_infonce_is_the_share_of_the_positive_among_all_that_it_competes_with(
 
 
 @pytest.mark.parametrize("options", [{}, {"include_dd": True}, {"include_qq": True}, {"symmetric": True}], ids=str)
-def test_a_text_that_belongs_to_the_query_is_no_negative_of_it_in_another_row(options: dict[str, Any]) -> None:
+def test_own_document_is_no_negative_in_other_rows(options: dict[str, Any]) -> None:
+    """A text that belongs to the query is no negative of it in another row."""
     groups: list[Group] = [(1, 1), (1, 1), (1, 1)]
     texts = [0, 1, 2, 3, 1, 4, 5, 6, 1]  # the first query's positive, once more as a positive and as a negative
     vectors = made_up(groups)
@@ -186,9 +186,10 @@ def test_equal_texts_are_known_from_their_tokens_in_every_layout() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"include_qq": True, "include_dd": True, "symmetric": True, "mask_false_negatives": True}], ids=str
 )
-def test_a_large_batch_is_compared_block_by_block_with_the_same_gradient(
+def test_large_batch_is_compared_in_blocks_with_same_gradient(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A large batch is compared block by block with the same gradient."""
     vectors = made_up(UNEVEN * 3).requires_grad_()
     groups = UNEVEN * 3
     whole = compared(vectors, facts(groups), **options)
@@ -212,7 +213,8 @@ def test_a_large_batch_is_compared_block_by_block_with_the_same_gradient(
         torch.testing.assert_close(parts.metrics[name], (value, weight))
 
 
-def test_a_false_negative_is_left_out_only_if_it_is_nearer_than_the_positive_by_the_margin() -> None:
+def test_false_negative_is_kept_within_margin() -> None:
+    """A false negative is left out only if it is nearer than the positive by the margin."""
     vectors = torch.tensor([[1.0, 0.0], [0.6, 0.8], [1.0, 0.1], [0.65, 0.76]], dtype=torch.float64)
     masked = compared(vectors, facts([(1, 2)]), mask_false_negatives=True).losses
     torch.testing.assert_close(masked, compared(vectors[[0, 1, 3]], facts([(1, 1)])).losses)
@@ -240,7 +242,8 @@ def test_a_dummy_has_no_loss_and_is_nobodys_negative() -> None:
         assert alone.losses.requires_grad
 
 
-def test_recall_counts_the_queries_whose_nearest_document_of_the_batch_is_theirs() -> None:
+def test_recall_counts_nearest_document() -> None:
+    """Recall counts the queries whose nearest document of the batch is theirs."""
     vectors = torch.tensor(
         [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.9, 0.2], [0.5, 0.5], [0.1, 0.9], [0.4, 0.6]], dtype=torch.float64
     )
@@ -265,7 +268,8 @@ def test_cosine_similarity_is_the_squared_error_of_the_cosine() -> None:
     torch.testing.assert_close(found, torch.stack(expected))
 
 
-def test_contrastive_loss_pulls_pairs_together_and_pushes_others_beyond_the_margin() -> None:
+def test_contrastive_loss_uses_margin() -> None:
+    """Contrastive loss pulls pairs together and pushes others beyond the margin."""
     vectors = made_up([(1, 0)] * 6)
     found = compared(vectors, facts([(1, 0)] * 6, LABELS), loss="contrastive", margin=0.4).losses
     expected = [
@@ -276,7 +280,8 @@ def test_contrastive_loss_pulls_pairs_together_and_pushes_others_beyond_the_marg
     assert any(loss > 0 for loss, label in zip(expected, LABELS, strict=True) if not label)
 
 
-def test_online_contrastive_loss_takes_the_hard_pairs_of_the_batch_alone() -> None:
+def test_online_contrastive_loss_uses_hard_pairs() -> None:
+    """Online contrastive loss takes the hard pairs of the batch alone."""
     vectors = made_up([(1, 0)] * 6, seed=29)
     distances = distances_of(vectors)
     farthest = max(each for each, label in zip(distances, LABELS, strict=True) if label)

@@ -38,7 +38,8 @@ def test_the_loss_over_the_global_weight_is_torchs_cross_entropy(objective, smoo
     assert correct / count == (logits.argmax(-1) == batch.targets)[keep].float().mean()
 
 
-def test_vocabulary_means_are_asked_for_only_when_labels_are_smoothed():
+def test_vocab_means_are_requested_only_for_label_smoothing():
+    """Vocabulary means are requested only when labels are smoothed."""
     assert Need.MEAN_LOGPS not in Sft(LikelihoodOptions()).needs
     assert Need.MEAN_LOGPS in Sft(LikelihoodOptions(label_smoothing=0.1)).needs
 
@@ -50,7 +51,8 @@ def test_a_token_counts_by_its_weight():
     torch.testing.assert_close(quarter * 4, whole)
 
 
-def test_a_score_is_the_summed_log_probability_of_each_segment_and_has_no_loss():
+def test_score_sums_log_probs_without_loss():
+    """A score is the summed log-probability of each segment and has no loss."""
     samples = pairs()
     batch = collate(samples, flat=True)
     score = SegmentScore(adapters_off=True)

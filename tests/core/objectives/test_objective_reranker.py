@@ -39,7 +39,8 @@ SCORES = torch.randn(14, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("flat", [True, False])
-def test_listwise_is_the_cross_entropy_of_the_right_document_of_each_query(flat: bool) -> None:
+def test_listwise_loss_is_cross_entropy_of_positive(flat: bool) -> None:
+    """Listwise is the cross-entropy of the right document of each query."""
     scores = SCORES.clone().requires_grad_()
     objective = Reranker(RerankerOptions(loss="listwise", temperature=0.5))
     found = sums(objective, GROUPS, scores, flat=flat).loss
@@ -122,7 +123,7 @@ class _Tokens:
         return [ord(character) for character in text]
 
 
-def test_an_answer_that_is_several_tokens_is_refused() -> None:
+def test_multi_token_label_is_refused() -> None:
     options = GenerativeRerankerOptions(positive_token="y", negative_token="n")
     assert GenerativeReranker(options).for_tokenizer(_Tokens()).candidates == (ord("y"), ord("n"))
     with pytest.raises(ConfigError, match="'yes', which is 3 tokens") as refusal:

@@ -73,7 +73,8 @@ def test_loss_and_gradient_are_those_of_transformers(problem_type: str, labels: 
     same_as(mean(seq_cls(count, problem_type), texts(labels), scores), theirs, scores)
 
 
-def test_class_weights_and_smoothing_are_those_of_torchs_cross_entropy() -> None:
+def test_class_weights_and_smoothing_match_cross_entropy() -> None:
+    """Class weights and smoothing are those of torch's cross-entropy."""
     labels = torch.tensor([[0.0], [2.0], [1.0], [2.0], [0.0]])
     scores, weights = scores_for(5, 3), (0.5, 3.0, 1.0)
     theirs = cross_entropy(scores, labels[:, 0].long(), weight=torch.tensor(weights), label_smoothing=0.1)
@@ -87,7 +88,8 @@ def test_weights_of_several_labels_are_torchs_pos_weight() -> None:
     same_as(mean(seq_cls(2, MULTI, class_weights=(2.0, 0.5)), texts(labels), scores), theirs, scores)
 
 
-def test_metrics_of_labels_are_sums_that_add_up_over_micro_batches() -> None:
+def test_label_metrics_add_up_over_micro_batches() -> None:
+    """Metrics of labels are sums that add up over micro-batches."""
     labels = torch.tensor([[0.0, 1, 1], [0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 0, 1]])
     scores, samples, objective = scores_for(5, 3), texts(labels), seq_cls(3, MULTI)
     parts = [

@@ -33,7 +33,8 @@ def test_on_a_terminal_a_bar_moves_below_the_same_lines(make_run, drive, said, m
     assert any("saved" in text and "checkpoint-6" in text for text in said)
 
 
-def test_lines_of_preference_runs_show_reward_accuracy_and_margin_even_if_they_are_zero(make_run, drive, said):
+def test_preference_lines_show_zero_accuracy_and_margin(make_run, drive, said):
+    """Lines of preference runs show reward accuracy and margin even if they are zero."""
     metrics = {"rewards_chosen": 1.0, "reward_accuracy": 0.0, "reward_margin": -0.25, "logps_chosen": -7.0}
     drive(ConsoleObserver(), make_run(objective={"name": "dpo"}), range(1, 2), metrics=metrics)
     line = next(text for text in said if text.startswith("step "))
@@ -51,7 +52,8 @@ def test_a_terminal_keeps_the_lines_when_the_bar_is_gone(make_run, drive, termin
     assert not [line for line in screen.lines if "━" in line or "waiting" in line]
 
 
-def test_what_is_waited_for_stands_under_the_bar_in_place_of_the_figures(make_run, terminal, make_summary):
+def test_waiting_note_replaces_figures_under_bar(make_run, terminal, make_summary):
+    """What is waited for stands under the bar instead of the figures."""
     run = make_run()
     observer = ConsoleObserver()
     with terminal(columns=100) as screen:
@@ -72,7 +74,7 @@ def test_ci_gets_plain_lines_even_with_a_terminal(monkeypatch):
     assert not can_redraw(sys.stdout)
 
 
-def test_the_header_shows_model_backend_and_every_fact_in_words(make_run, drive, said):
+def test_header_shows_model_backend_and_facts(make_run, drive, said):
     run = make_run()
     run.facts.attention = Decision("sdpa", "flash-attn is not installed")
     run.facts.data = DataFacts(samples=1200, tokens=90_000)
@@ -89,7 +91,8 @@ def test_the_header_shows_model_backend_and_every_fact_in_words(make_run, drive,
     assert "Parameters" not in header
 
 
-def test_the_header_says_what_is_trained_how_long_and_in_which_batches(make_run, drive, said):
+def test_header_shows_training_duration_and_batches(make_run, drive, said):
+    """The header says what is trained how long and in which batches."""
     run = make_run(
         train={"micro_batch": 2, "accumulation": 4, "global_batch": 16, "epochs": 3},
         tuner={"kind": "lora", "rank": 16, "targets": ["q_proj", "v_proj"]},
@@ -111,7 +114,7 @@ def test_the_header_says_what_is_trained_how_long_and_in_which_batches(make_run,
     }.items()
 
 
-def test_the_header_says_that_the_first_step_compiles(make_run, drive, said):
+def test_header_reports_first_step_compiles(make_run, drive, said):
     drive(ConsoleObserver(), make_run(train={"compile": True}), range(1, 2))
     first_step = next(place for place, text in enumerate(said) if text.startswith("step "))
     assert any("torch.compile" in text and "minutes" in text for text in said[:first_step])
@@ -126,7 +129,8 @@ def test_a_completed_run_ends_with_commands_that_use_it(make_run, drive, said, m
     assert f"swift export {run.folder}/checkpoint-12 --to hf" in ending
 
 
-def test_a_run_of_a_model_that_writes_no_text_ends_with_a_command_that_asks_it(make_run, drive, said, make_summary):
+def test_scoring_run_ends_with_usage_command(make_run, drive, said, make_summary):
+    """A run of a model that writes no text ends with a command that asks it."""
     run = make_run(model={"task": "embedding"})
     drive(ConsoleObserver(), run, range(1, 3), summary=make_summary(checkpoint=run.folder / "checkpoint-2"))
     ending = "\n".join(said[-3:])
@@ -159,7 +163,8 @@ def test_observers_load_without_torch_and_rich():
     assert found.stdout.strip() == "[]", found.stderr
 
 
-def test_a_measured_step_says_what_its_time_went_into_and_who_is_slow_once(make_run, measured, said):
+def test_measured_step_shows_breakdown_and_slow_rank_once(make_run, measured, said):
+    """A measured step logs its time breakdown, and the slow rank once."""
     observer, run = ConsoleObserver(), make_run(steps=1)
     observer.swift_run_start(run)
     said.clear()

@@ -39,7 +39,8 @@ def test_each_line_has_the_documented_keys_and_unrounded_figures(make_run, drive
     assert "eval_loss" not in lines[0]
 
 
-def test_an_evaluation_before_the_first_step_stands_at_the_step_before(make_run, make_record):
+def test_initial_evaluation_is_logged_at_previous_step(make_run, make_record):
+    """An evaluation before the first step stands at the step before."""
     run = make_run(steps=1)
     for first, loss in ((1, 9.0), (3, float("nan"))):  # a run, and the same resumed from step 2
         observer = JsonlObserver()
@@ -75,7 +76,7 @@ def test_a_step_that_a_resumed_run_makes_again_is_there_once(make_run, drive):
     assert (run.folder / "logging.jsonl").read_text().count('"status"') == 1
 
 
-def test_a_line_that_a_crash_cut_in_half_is_dropped_on_resume(make_run, drive):
+def test_truncated_last_line_is_dropped_on_resume(make_run, drive):
     run = make_run(steps=1)
     drive(JsonlObserver(), run, range(1, 4))
     with (run.folder / "logging.jsonl").open("a") as file:
@@ -91,7 +92,8 @@ def test_a_run_that_fails_between_two_logged_steps_logs_its_last(make_run, drive
     assert read_lines(run.folder / "logging.jsonl")[-1]["step"] == 7
 
 
-def test_a_log_that_cannot_be_written_ends_the_run_with_one_sentence(make_run, drive):
+def test_unwritable_log_ends_run_with_one_message(make_run, drive):
+    """A log that cannot be written ends the run with one sentence."""
     run = make_run()
     (run.folder / "logging.jsonl").mkdir()
     with pytest.raises(TrainingError, match=r"Cannot write .*logging\.jsonl at step 1: Is a directory"):

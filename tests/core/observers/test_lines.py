@@ -51,7 +51,8 @@ def test_speeds_are_averages_since_the_line_before(make_record):
     assert line["loss"] == 1 / 5, "the loss is that of the line's own step"
 
 
-def test_a_measured_step_says_where_its_time_went_and_what_each_process_measured(make_record, measured):
+def test_measured_step_line_shows_breakdown_per_rank(make_record, measured):
+    """A measured step says where its time went and what each process measured."""
     meter = Meter(2)
     assert not {"compute_fraction", "ranks", "slowest_rank"} & meter.take(make_record(1)).keys()
     line = meter.take(measured(2))

@@ -79,7 +79,8 @@ def test_the_curves_are_the_logged_lines(make_run, drive):
     assert held["checkpoints"] == [{"step": 6, "folder": "checkpoint-6"}]
 
 
-def test_every_metric_gets_a_chart_that_training_and_evaluation_share(make_run, drive):
+def test_each_metric_has_one_chart_for_train_and_eval(make_run, drive):
+    """Every metric gets a chart that training and evaluation share."""
     run = make_run()
     drive(ReportObserver(), run, range(1, 13), evaluate_at={12}, metrics={"rewards/margin": 0.5, "token_acc": 0.75})
     text = (run.folder / "report.html").read_text()
@@ -141,7 +142,8 @@ def ticks_of(run) -> dict[str, list[str]]:
     return json.loads(done.stdout)
 
 
-def test_metrics_that_are_zero_throughout_have_a_chart_but_memory_of_no_gpu_has_none(make_run, make_record):
+def test_zero_metrics_have_charts_but_cpu_gpu_memory_has_none(make_run, make_record):
+    """Metrics that are zero throughout have a chart but memory of no GPU has none."""
     run = make_run(steps=1)
     observer = ReportObserver()
     observer.swift_run_start(run)
@@ -163,7 +165,8 @@ def test_the_heading_names_the_objective_the_model_and_the_run(make_run, drive):
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_labels_of_an_axis_differ_and_the_axis_of_learning_rates_reaches_the_peak(make_run, make_record):
+def test_axis_labels_differ_and_lr_axis_reaches_peak(make_run, make_record):
+    """Labels of an axis differ and the axis of learning rates reaches the peak."""
     run = make_run(steps=2, total_steps=20, optim={"lr": 3.3e-5, "warmup_steps": 4})
     run.schedule = Schedule.from_config(run.config.optim, run.config.learning_rate, 20)
     observer = ReportObserver()
@@ -221,7 +224,7 @@ def test_the_report_is_there_while_the_run_goes_on(make_run, make_record):
 
 
 @pytest.mark.parametrize("status", ["completed", "stopped", "failed"])
-def test_the_page_says_how_the_run_ended(make_run, drive, make_summary, status):
+def test_report_shows_how_run_ended(make_run, drive, make_summary, status):
     run = make_run()
     drive(ReportObserver(), run, range(1, 8), summary=make_summary(status, 7, run.folder / "checkpoint-5"))
     page = page_of(run)
@@ -230,7 +233,8 @@ def test_the_page_says_how_the_run_ended(make_run, drive, make_summary, status):
     assert any(command in text for text in page.visible)
 
 
-def test_a_report_that_cannot_be_written_is_said_once_and_training_goes_on(make_run, drive, said):
+def test_unwritable_report_warns_once_and_training_continues(make_run, drive, said):
+    """A report that cannot be written warns once, and training continues."""
     run = make_run()
     observer = ReportObserver()
     observer.swift_run_start(run)
@@ -241,7 +245,8 @@ def test_a_report_that_cannot_be_written_is_said_once_and_training_goes_on(make_
     assert len([text for text in said if "Cannot write" in text and "report.html" in text]) == 1
 
 
-def test_the_parts_of_a_steps_time_are_one_chart_and_rows_of_processes_are_left_to_the_log(make_run, measured):
+def test_time_breakdown_is_one_chart(make_run, measured):
+    """The parts of a step's time are one chart and rows of processes are left to the log."""
     observer, run = ReportObserver(), make_run(steps=1)
     observer.swift_run_start(run)
     observer.swift_step_end(run, measured(1))

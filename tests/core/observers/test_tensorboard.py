@@ -30,7 +30,8 @@ def test_a_resumed_run_hides_what_it_makes_again(make_run, drive):
     assert [event.step for event in reader.Scalars("train/loss")] == list(range(1, 13))
 
 
-def test_without_tensorboard_the_run_goes_on_and_says_how_to_get_it(make_run, drive, said, monkeypatch):
+def test_missing_tensorboard_warns_and_names_install(make_run, drive, said, monkeypatch):
+    """Without TensorBoard the run goes on and says how to get it."""
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
     run = make_run()
     drive(TensorBoardObserver(), run, range(1, 13))

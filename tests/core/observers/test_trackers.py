@@ -95,9 +95,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.full
-def test_a_run_and_its_resumed_session_are_one_run_in_every_tracker(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_session_continues_tracker_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run and its resumed session are one run in every tracker."""
     environment = {
         "WANDB_MODE": "offline",
         "SWANLAB_MODE": "offline",
@@ -139,9 +138,10 @@ def _python(folder: Path, code: str, *arguments: Any) -> str:
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
-def test_a_tracker_that_is_not_installed_is_refused_before_weights_load(
+def test_missing_tracker_is_refused_before_weights_load(
     tracker: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A tracker that is not installed is refused before weights load."""
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
     assert run(["sft", "--model", "model", "--dataset", "data.jsonl", "--report_to", tracker]) == 2

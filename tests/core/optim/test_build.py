@@ -38,7 +38,8 @@ def test_frozen_weights_are_in_no_group() -> None:
     assert all("transformer.wte.weight" not in group["names"] for group in groups)
 
 
-def test_lora_plus_lets_b_learn_faster_through_the_whole_schedule() -> None:
+def test_lora_plus_scales_lr_of_b_through_schedule() -> None:
+    """LoRA+ lets b learn faster through the whole schedule."""
     tuner = TunerSection(lora_plus_ratio=16.0)
     model = apply_tuner(gpt2(), tuner, seed=0, say=lambda _: None)
     groups = parameter_groups(model.named_parameters(), OptimSection(), tuner)
@@ -83,7 +84,7 @@ def test_the_loss_falls(name: str, lr: float) -> None:
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_eight_bit_adam_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eight_bit_adam_without_package_names_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
     groups = parameter_groups(gpt2().named_parameters(), OptimSection(), TunerSection(kind="full"))
     with pytest.raises(ConfigError, match=r"swift-core\[qlora\]"):

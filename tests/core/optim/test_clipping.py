@@ -36,7 +36,7 @@ class Scaling(torch.optim.SGD):
     gradient_factor = 1.0
 
 
-def test_an_optimizer_that_scales_gradients_is_told_by_how_much():
+def test_gradient_scaling_optimizer_gets_factor():
     ours, theirs = weights(), weights()
     optimizer = Scaling(ours, 0.1)
     assert isinstance(optimizer, ScalesGradients)

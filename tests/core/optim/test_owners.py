@@ -8,7 +8,8 @@ from swift.contracts import Matrix
 from swift.optim.owners import _Task, _turns
 
 
-def test_every_matrix_has_its_turn_and_no_owner_ever_holds_more_than_the_largest() -> None:
+def test_matrix_sharding_by_owner_bounds_memory() -> None:
+    """Every matrix has its turn and no owner ever holds more than the largest."""
     sizes = [24, 24, 12, 12, 12, 8, 8, 4]
     tasks = [_Task(at, Matrix(str(at), 0, (4, size // 4)), at % 2, ()) for at, size in enumerate(sizes)]
     turns = list(_turns(tasks, 2))

@@ -60,7 +60,8 @@ DECAY = {"num_decay_steps": 11}
         ("warmup_stable_decay", {**DECAY, "num_stable_steps": 20, "num_cycles": 1.5}),
     ],
 )
-def test_the_flags_of_transformers_give_its_learning_rates_exactly_at_every_step(name, kwargs, warmup: int) -> None:
+def test_lr_schedules_match_transformers_at_every_step(name, kwargs, warmup: int) -> None:
+    """The flags of transformers give its learning rates exactly at every step."""
     flags = {"lr_scheduler_type": name, "learning_rate": LR, "warmup_steps": warmup}
     optim = config_from_mapping({**flags, **({"lr_scheduler_kwargs": kwargs} if kwargs else {})}).config.optim
     schedule = Schedule.from_config(optim, LR, STEPS)
@@ -92,7 +93,8 @@ def test_a_schedule_that_cannot_be_is_refused_with_its_reason(settings: dict[str
     assert said in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_warm_up_below_one_step_is_a_part_of_all_steps_and_megatrons_names_are_known() -> None:
+def test_warmup_below_one_is_ratio_and_megatron_names_work() -> None:
+    """Warm-up below one step is a part of all steps and Megatron's names are known."""
     assert config_from_mapping({"warmup_steps": 0.1}).config.optim.warmup_ratio == 0.1
     assert config_from_mapping({"warmup_steps": "3"}).config.optim.warmup_steps == 3
     megatron = {"lr_decay_style": "inverse-square-root", "lr_warmup_fraction": 0.2, "min_lr": 1e-6}

@@ -79,7 +79,7 @@ def planned(plan: Any) -> Any:
     return made(MadeUp).plan(None)
 
 
-def test_a_plan_that_keeps_to_the_contract_is_used_as_it_is() -> None:
+def test_valid_batch_schedule_is_used_unchanged() -> None:
     own = GoodPlan()
     plan = planned(own)
     assert plan.total_steps == 3
@@ -115,9 +115,8 @@ def used(own: Any) -> None:
         ("metrics", lambda step: {1: 0.5}, "a mapping whose names are texts"),
     ],
 )
-def test_a_plan_that_breaks_the_contract_is_refused_by_the_name_of_its_plugin(
-    member: str, value: Any, message: str
-) -> None:
+def test_batch_schedule_breaking_contract_names_plugin(member: str, value: Any, message: str) -> None:
+    """A batch schedule that breaks the contract is refused by the name of its plugin."""
     own = GoodPlan()
     setattr(own, member, value)
     with pytest.raises(PluginError, match="made_up") as error:
@@ -133,7 +132,7 @@ def test_a_plan_that_breaks_the_contract_is_refused_by_the_name_of_its_plugin(
         (("reward",), None, "a mapping of names to numbers"),
     ],
 )
-def test_a_plan_that_does_not_evaluate_what_it_names_is_refused(names: Any, came: Any, message: str) -> None:
+def test_batch_schedule_not_evaluating_its_metric_is_refused(names: Any, came: Any, message: str) -> None:
     own: Any = GoodPlan()
     own.evaluation_metrics, own.evaluate = names, lambda step: came
     with pytest.raises(PluginError, match="made_up") as error:
@@ -141,7 +140,7 @@ def test_a_plan_that_does_not_evaluate_what_it_names_is_refused(names: Any, came
     assert message in error.value.message
 
 
-def test_what_a_plan_raises_is_blamed_on_its_plugin() -> None:
+def test_batch_schedule_errors_name_plugin() -> None:
     class MadeUp(Kto):
         def plan(self, context: Any) -> Any:
             raise KeyError("no prompts")
@@ -150,7 +149,9 @@ def test_what_a_plan_raises_is_blamed_on_its_plugin() -> None:
         made(MadeUp).plan(None)
 
 
-def test_the_work_of_rounds_is_an_object_of_the_contract_or_nothing() -> None:
+def test_rounds_hook_must_return_contract_object() -> None:
+    """The work of rounds is an object of the contract or None."""
+
     class Says(Kto):
         def rounds(self, config: Any) -> Any:
             return {"drawn": 1.0}

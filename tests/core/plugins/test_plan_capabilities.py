@@ -70,21 +70,25 @@ def test_undeclared_optimizer_is_refused(optimizer: str, lacking: str) -> None:
     assert "--optim.name adamw" in message
 
 
-def test_a_plan_within_the_capabilities_passes() -> None:
+def test_layout_within_capabilities_passes() -> None:
     everything = {"tuner": {"dora": True}, "parallel": {"tp": 2}, "checkpoint": {"asynchronous": True}}
     capable = Capabilities(parallel=frozenset({"tp"}), tuners=frozenset({"lora", "dora"}), async_checkpoint=True)
     check_capabilities(capable, Config.model_validate(everything), OBJECTIVE)
     check_capabilities(ABLE, Config(), OBJECTIVE)
 
 
-def test_an_objectives_need_that_the_backend_cannot_supply_is_named() -> None:
+def test_objective_need_missing_in_backend_is_named() -> None:
+    """An objective's need that the backend cannot supply is named."""
+
     class Rewarding(Objective):
         needs = frozenset({Need.SCORES})
 
     assert "'thoughtful' needs (scores)" in refusal(ABLE, {}, Rewarding())
 
 
-def test_an_encodings_modality_that_the_backend_lacks_is_named_before_weights_load() -> None:
+def test_unsupported_modality_is_named_before_weights_load() -> None:
+    """An encoding's modality that the backend lacks is named before weights load."""
+
     class Pictured(LabelledEncoding):
         modalities = frozenset({"text", "image"})
 
@@ -102,7 +106,8 @@ def test_an_installed_backend_that_has_it_is_recommended(installed: Path) -> Non
     assert "--backend acme" in message
 
 
-def test_a_backend_made_for_it_is_recommended_where_none_is_installed(without_megatron: None) -> None:
+def test_capable_backend_is_recommended_if_none_installed(without_megatron: None) -> None:
+    """A backend made for it is recommended where none is installed."""
     message = refusal(ABLE, {"parallel": {"pp": 2}})
     assert 'pip install "swift-core[megatron]"' in message
 
@@ -114,7 +119,7 @@ def test_the_command_line_refuses_before_anything_is_loaded() -> None:
 
 
 @pytest.mark.parametrize("cut", ["cp", "ulysses"])
-def test_pictures_are_not_cut_by_a_backend_that_keeps_them_whole(cut: str) -> None:
+def test_whole_image_backend_does_not_split_images(cut: str) -> None:
     config = Config.model_validate({"parallel": {cut: 2}})
     able = Capabilities(modalities=frozenset({"text", "image"}))
     assert f"parallel.{cut} 2 shares the tokens" in str(lacking_media(able, config, "image"))

@@ -47,9 +47,8 @@ def test_an_allow_list_settles_whose_plugin_a_shared_name_is(installed: Path, mo
     assert load_backend("twin").entry.distribution == "twin-one"
 
 
-def test_a_distribution_that_takes_a_built_in_name_is_refused_until_one_is_chosen(
-    installed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_duplicate_built_in_name_is_refused_until_chosen(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution that takes a built-in name is refused until one is chosen."""
     with pytest.raises(PluginError, match="acme-torch") as caught:
         load_backend("torch")
     assert "pip uninstall acme-torch" in str(caught.value)
@@ -58,7 +57,8 @@ def test_a_distribution_that_takes_a_built_in_name_is_refused_until_one_is_chose
 
 
 @pytest.mark.usefixtures("without_megatron", "without_vllm")
-def test_a_plugin_of_this_project_that_is_not_installed_says_what_installs_it() -> None:
+def test_missing_official_plugin_names_install() -> None:
+    """A plugin of this project that is not installed says what installs it."""
     with pytest.raises(PluginError, match="not installed") as caught:
         load_backend("megatron")
     assert 'pip install "swift-core[megatron]"' in str(caught.value)
@@ -74,9 +74,8 @@ def test_an_unknown_name_gets_the_nearest_one() -> None:
     assert "torch" in str(caught.value).partition("Installed: ")[2]
 
 
-def test_the_table_lists_broken_plugins_and_only_check_minds_them(
-    installed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plugin_table_lists_broken_and_only_check_fails(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table lists broken plugins and only check minds them."""
     assert run(["plugins", "--json"]) == 0
     listed = {(row["name"], row["distribution"]): row for row in json.loads(capsys.readouterr().out)}
     assert listed["broken-import", "acme-import"]["status"] == "found"
@@ -91,7 +90,7 @@ def test_the_table_lists_broken_plugins_and_only_check_minds_them(
     assert not checked["misspelt", "acme-misspelt"]["usable"]
 
 
-def test_the_command_answers_in_a_process_of_its_own(site: Path) -> None:
+def test_plugins_command_runs_in_own_process(site: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(site), "SWIFT_PLUGINS": "acme-good"}
     command = [sys.executable, "-m", "swift", "plugins"]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

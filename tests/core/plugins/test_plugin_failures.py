@@ -143,9 +143,8 @@ def rough(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("rough")
-def test_a_step_that_fails_names_process_step_plugin_and_the_checkpoint_to_go_on_from(
-    tiny: Path, tmp_path: Path
-) -> None:
+def test_failed_step_names_rank_step_plugin_and_checkpoint(tiny: Path, tmp_path: Path) -> None:
+    """A step that fails names process step plugin and the checkpoint to go on from."""
     changes = {"backend.name": "later", "checkpoint.save_steps": 1, "train.max_steps": 4}
     with pytest.raises(TrainingError) as caught:
         run_training(tiny, tmp_path, conversations(16), changes)
@@ -163,9 +162,8 @@ def test_a_step_that_fails_names_process_step_plugin_and_the_checkpoint_to_go_on
 
 
 @pytest.mark.usefixtures("rough")
-def test_what_goes_wrong_at_the_end_does_not_hide_why_a_run_failed(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_at_end_does_not_hide_run_error(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What goes wrong at the end does not hide why a run failed."""
     with pytest.raises(TrainingError, match="the cable fell out"):
         run_training(tiny, tmp_path, conversations(16), {"backend.name": "twice"})
     said = capsys.readouterr().out
@@ -197,7 +195,9 @@ def test_distributions_of_this_project_are_known() -> None:
 
 
 @pytest.mark.usefixtures("rough")
-def test_an_observer_that_fails_on_one_process_is_left_out_on_all(tiny: Path, tmp_path: Path) -> None:
+def test_observer_failing_on_one_rank_is_disabled_on_all(tiny: Path, tmp_path: Path) -> None:
+    """An observer that fails on one process is left out on all."""
+
     def job() -> Any:
         changes = {"logging.report_to": ["jsonl", "restless"], "train.max_steps": 4}
         return run_training(tiny, tmp_path, conversations(32), changes).summary.status
@@ -243,7 +243,7 @@ def test_hooks_outside_of_runs_reach_the_backend(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("rough")
-def test_a_backend_that_answers_by_plain_methods_still_does(tmp_path: Path) -> None:
+def test_backend_with_plain_methods_works(tmp_path: Path) -> None:
     backend = load_backend("methods")
     parsed = parse(["--backend", "methods", "--model", "m", "--dataset", "d"], "sft")
     assert implements(backend, "swift_read_foreign")
@@ -255,7 +255,7 @@ def test_a_backend_that_answers_by_plain_methods_still_does(tmp_path: Path) -> N
     assert (tmp_path / "old card").read_text() == "written"
 
 
-def test_a_backend_without_these_hooks_is_asked_in_vain(tmp_path: Path) -> None:
+def test_backend_without_optional_hooks_works(tmp_path: Path) -> None:
     backend = load_backend("torch")
     assert not implements(backend, "swift_read_foreign")
     assert read_foreign(backend, tmp_path) is None

@@ -19,7 +19,8 @@ from swift.plugins.load import load_backend, load_observers
 ANYTHING: Any = object()
 
 
-def test_each_phase_reaches_the_backend_with_the_arguments_that_it_names(installed: Path) -> None:
+def test_each_hook_passes_named_arguments(installed: Path) -> None:
+    """Each phase reaches the backend with the arguments that it names."""
     hooks = open_hooks(load_backend("acme"))
     log: Any = []
     assert hooks.setup(ANYTHING).data_size == 1
@@ -53,7 +54,7 @@ def test_runs_do_not_see_each_others_plugins(installed: Path) -> None:
     assert alone.versions == {"backend:acme": "acme-good 1.0"}
 
 
-def test_a_hook_that_forgets_to_answer_is_named(installed: Path) -> None:
+def test_hook_without_return_value_is_named(installed: Path) -> None:
     hooks = open_hooks(load_backend("acme"))
     with pytest.raises(PluginError, match=r"swift_forward answered nothing.*acme-good 1\.0"):
         hooks.forward(ANYTHING, ANYTHING, ANYTHING, ANYTHING)
@@ -82,7 +83,8 @@ def test_a_plugin_that_only_one_process_has_is_a_difference(installed: Path) -> 
         compare_fingerprints(everyone[0], lambda _: everyone)
 
 
-def test_equal_processes_pass_whatever_order_their_plugins_were_registered_in(installed: Path) -> None:
+def test_plugin_order_does_not_matter_across_ranks(installed: Path) -> None:
+    """Equal processes pass whatever order their plugins were registered in."""
     plugins = [load_backend("acme"), *load_observers(["listener", "doubler"])]
     everyone = [fingerprint(plugins), fingerprint(plugins[::-1])]
     compare_fingerprints(everyone[0], lambda _: everyone)

@@ -34,7 +34,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "distribution", "cause", "remedy"), BROKEN, ids=[case[0] for case in BROKEN])
-def test_a_broken_backend_says_what_is_wrong_and_how_to_fix_it(
+def test_broken_backend_error_names_cause_and_fix(
     installed: Path, name: str, distribution: str, cause: str, remedy: str
 ) -> None:
     with pytest.raises(PluginError) as caught:
@@ -45,7 +45,7 @@ def test_a_broken_backend_says_what_is_wrong_and_how_to_fix_it(
     assert remedy in message
 
 
-def test_a_good_backend_loads_beside_the_broken_ones(installed: Path) -> None:
+def test_good_backend_loads_despite_broken_ones(installed: Path) -> None:
     plugin = load_backend("acme")
     assert plugin.capabilities is not None
     assert "tp" in plugin.capabilities.parallel
@@ -54,7 +54,8 @@ def test_a_good_backend_loads_beside_the_broken_ones(installed: Path) -> None:
     assert plugin.hook_api == (1, 0)
 
 
-def test_options_of_cores_own_plugins_have_valid_defaults_that_json_can_hold() -> None:
+def test_core_plugin_defaults_are_valid_json() -> None:
+    """Options of core's own plugins have valid defaults that JSON can hold."""
     models = [load(entry).config_model for entry in list_plugins() if entry.distribution == CORE]
     checked = {model for model in models if model is not None}
     assert len(checked) > 5
@@ -62,7 +63,9 @@ def test_options_of_cores_own_plugins_have_valid_defaults_that_json_can_hold() -
         assert json.dumps(model().model_dump(mode="json"))
 
 
-def test_options_of_a_plugin_with_a_default_that_is_not_valid_are_refused() -> None:
+def test_invalid_plugin_option_defaults_are_refused() -> None:
+    """Options of a plugin with a default that is not valid are refused."""
+
     class Options(Section):
         speed: PositiveFloat = -1.0
 
@@ -71,13 +74,14 @@ def test_options_of_a_plugin_with_a_default_that_is_not_valid_are_refused() -> N
         check_options(entry, Options, "config_model", "backend")
 
 
-def test_an_observer_must_not_take_a_backends_place(installed: Path) -> None:
+def test_observer_cannot_use_backend_name(installed: Path) -> None:
     with pytest.raises(PluginError, match="implements swift_train_step, which only the selected backend may") as caught:
         load_observers(["rogue"])
     assert "wrapper=True" in str(caught.value)
 
 
-def test_a_verb_without_a_summary_is_refused_when_it_is_chosen_and_a_row_before(installed: Path) -> None:
+def test_command_without_summary_is_refused_when_chosen(installed: Path) -> None:
+    """A command without a summary is refused when it is chosen and a row before."""
     with pytest.raises(PluginError, match=r"command 'mute' \(acme-verbs 1\.0\) lacks summary") as caught:
         load_command("mute")
     assert "swift.contracts.Command" in str(caught.value)

@@ -10,9 +10,8 @@ import pytest
 from swift.cli.main import run
 
 
-def test_the_overview_names_the_verbs_of_plugins_and_imports_none(
-    installed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_overview_lists_plugin_commands_without_import(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The overview names the commands of plugins and imports none."""
     before = set(sys.modules)
     assert run(["--help"]) == 0
     printed = capsys.readouterr().out
@@ -23,7 +22,7 @@ def test_the_overview_names_the_verbs_of_plugins_and_imports_none(
 
 
 @pytest.mark.parametrize("line", ["measure-it table --unit-size 3", "measure_it --thing=table --unit_size=3"])
-def test_a_verb_gets_its_validated_options(installed: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
+def test_command_gets_validated_options(installed: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
     assert run(line.split()) == 0
     assert capsys.readouterr().out == "table: 3\n"
 
@@ -51,7 +50,7 @@ def test_its_help_is_made_of_its_options(installed: Path, capsys: pytest.Capture
         (["mute"], 3, "command 'mute' (acme-verbs 1.0) lacks summary"),
     ],
 )
-def test_a_mistake_or_a_broken_verb_is_one_message(
+def test_command_error_is_one_message(
     installed: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, sentence: str
 ) -> None:
     assert run(words) == code
@@ -62,7 +61,7 @@ def test_a_mistake_or_a_broken_verb_is_one_message(
         assert "acme-" in printed.err
 
 
-def test_a_verb_without_options_reads_its_words_itself(installed: Path) -> None:
+def test_command_without_options_parses_argv(installed: Path) -> None:
     assert run(["greet", "--anything", "you"]) == 0
     assert run(["greet"]) == 2
 
@@ -79,7 +78,7 @@ def test_a_verb_without_options_reads_its_words_itself(installed: Path) -> None:
         ("empty", 3, "", "acme-typer 1.0"),
     ],
 )
-def test_a_typer_app_is_a_verb_as_it_stands(
+def test_typer_app_is_a_command(
     installed: Path, capsys: pytest.CaptureFixture[str], line: str, code: int, out: str, err: str
 ) -> None:
     assert run(line.split()) == code
@@ -89,7 +88,7 @@ def test_a_typer_app_is_a_verb_as_it_stands(
     assert "Traceback" not in printed.err
 
 
-def test_a_verb_of_swift_itself_cannot_be_replaced(
+def test_built_in_command_cannot_be_replaced(
     installed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "250")

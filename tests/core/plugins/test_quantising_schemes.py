@@ -28,16 +28,18 @@ def test_a_scheme_is_found_with_the_exporter_that_offers_it(acme_alone: None) ->
     assert (scheme.writer, scheme.facts) == ("small", SchemeFacts("2-bit weights", calibrated=False))
 
 
-def test_of_several_exporters_the_one_that_is_exported_to_quantises(acme_alone: None) -> None:
+def test_target_exporter_quantizes(acme_alone: None) -> None:
+    """Of several exporters the one that is exported to quantizes."""
     assert [find_scheme("acme3", to).writer for to in ("small", "smaller")] == ["small", "smaller"]
     with pytest.raises(UsageError, match="Several exporters offer --quant acme3: small, smaller") as caught:
         find_scheme("acme3", "hf")
     assert "--to small" in str(caught.value.hint)
 
 
-def test_a_scheme_that_nobody_offers_is_answered_with_those_that_are_offered(
+def test_unknown_scheme_lists_offered_ones(
     acme_alone: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """An unknown scheme is refused with those that are offered."""
     (tmp_path / "config.json").write_text("{}")
     assert run(["export", str(tmp_path), "--quant", "acme-round"]) == UsageError.exit_code
     printed = capsys.readouterr().err
@@ -46,9 +48,8 @@ def test_a_scheme_that_nobody_offers_is_answered_with_those_that_are_offered(
     assert "boastful" in printed  # it could not be asked
 
 
-def test_without_an_exporter_that_quantises_what_installs_one_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_quantizing_exporter_names_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without an exporter that quantizes what installs one is named."""
     monkeypatch.setenv("SWIFT_PLUGINS", "")
     with pytest.raises(PluginError, match=r'offers --quant acme3\.\nRun: pip install "swift-core\['):
         find_scheme("acme3", "hf")
@@ -64,7 +65,8 @@ def test_what_a_scheme_is_not_for_is_refused_with_those_that_are(acme_alone: Non
         requested_scheme("hf", ExportOptions(calibration_dataset=("rows.jsonl",)))
 
 
-def test_an_exporter_or_engine_that_says_something_else_of_itself_is_named(acme_alone: None) -> None:
+def test_inconsistent_exporter_or_engine_is_named(acme_alone: None) -> None:
+    """An exporter or engine that says something else of itself is named."""
     with pytest.raises(PluginError, match="offers acme1, and does not implement swift_quantize"):
         load_exporter("boastful")
     with pytest.raises(PluginError, match=r"'vague' .* offers the schemes {'acme1': '1-bit weights'}"):
@@ -73,7 +75,7 @@ def test_an_exporter_or_engine_that_says_something_else_of_itself_is_named(acme_
         load_engine("mumble")
 
 
-def test_the_doctor_says_what_installs_the_library_of_an_engine(
+def test_doctor_names_install_of_engine_library(
     acme_alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (missing,) = examine_engines()

@@ -18,9 +18,7 @@ def ends_with(exporter: str, task: str) -> Config:
     return Config.model_validate({"export": {"to": exporter}, "model": {"task": task}})
 
 
-def test_an_exporter_is_asked_for_models_of_its_own_tasks_only(
-    installed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exporter_gets_only_its_declared_tasks(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWIFT_PLUGINS", "acme-exporters")
     check_export(ends_with("small", "embedding"))
     check_export(ends_with("hf", "reward"))
@@ -31,7 +29,8 @@ def test_an_exporter_is_asked_for_models_of_its_own_tasks_only(
         load_exporter("spelled")
 
 
-def test_a_model_of_values_for_vllm_is_refused_while_the_configuration_is_read() -> None:
+def test_value_model_for_vllm_is_refused_in_config() -> None:
+    """A model of values for vLLM is refused while the configuration is read."""
     install_objectives()
     settings = {"objective.name": "kit-values", "tuner.kind": "full", "model.path": "nowhere"}
     value = {**settings, "model.task": "value"}

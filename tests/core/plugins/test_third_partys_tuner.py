@@ -93,7 +93,8 @@ def test_one_that_trains_nothing_is_named(site: Path) -> None:
         _trained(model, site / "out", "idle", **{"tuner.kind": "idle"})
 
 
-def test_a_backend_that_does_not_serve_it_refuses_before_anything_is_loaded(site: Path) -> None:
+def test_backend_without_tuner_refuses_before_loading(site: Path) -> None:
+    """A backend that does not serve it refuses before anything is loaded."""
     with pytest.raises(UnsupportedPlan, match=r"what the tuner 'bitfit' needs \(weights\)") as caught:
         config_from_mapping({"backend.name": "megatron", "tuner.kind": "bitfit"})
     assert "--backend" in str(caught.value)

@@ -38,10 +38,10 @@ def test_everybody_has_everybodys_value(everyone: list[dict[str, Any]], name: st
     assert [each[name] for each in everyone] == [VALUES[name]] * 3
 
 
-def test_numbers_are_those_that_were_told(everyone: list[dict[str, Any]]) -> None:
+def test_gather_numbers_returns_all_ranks(everyone: list[dict[str, Any]]) -> None:
     assert [each["numbers"] for each in everyone] == [[[0.0, -1.0], [1 / 3, -1.0], [2 / 3, -1.0]]] * 3
 
 
-def test_one_process_answers_itself() -> None:
+def test_single_rank_gathers_its_own() -> None:
     assert Comms().gather("alone") == ["alone"]
     assert Comms().gather_numbers([0.5]) == [[0.5]]

@@ -111,14 +111,16 @@ def alone(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[st
 
 
 @pytest.mark.full
-def test_a_run_on_one_process_imports_neither_compiler_nor_sharding_nor_quantisation(alone: Any) -> None:
+def test_single_rank_run_imports_no_compiler_or_sharding(alone: Any) -> None:
+    """A run on one process imports neither compiler nor sharding nor quantization."""
     imported = set(alone[0]["imported"])
     assert "transformers.modeling_utils" in imported
     assert [name for name in HEAVY if name in imported] == []
 
 
 @pytest.mark.full
-def test_folders_of_models_are_looked_into_once_and_imports_are_no_garbage(alone: Any) -> None:
+def test_model_folders_are_scanned_once(alone: Any) -> None:
+    """Folders of models are looked into once and imports are no garbage."""
     found = alone[0]
     assert found["folders looked into"] < 1.1 * found["folders of models"]  # and into a few others
     assert found["collects"]
@@ -172,6 +174,7 @@ print(tensors["bias"].tolist(), "bias" in about, "torchao" in sys.modules)
 
 
 @pytest.mark.full
-def test_a_process_that_compiles_or_shards_does_without_torchao_until_it_is_called() -> None:
+def test_torchao_is_imported_only_when_called() -> None:
+    """A process that compiles or shards does without torchao until it is called."""
     done = subprocess.run([sys.executable, "-c", SHARDING], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["True False", "[1.0, 1.0] True True"], done.stdout + done.stderr

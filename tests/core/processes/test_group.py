@@ -59,7 +59,7 @@ POD = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "2",
         ("host.domain.org", "host.domain.org"),
     ],
 )
-def test_the_first_machine_of_a_slurm_list_is_the_meeting_place(machines: str, first: str) -> None:
+def test_first_slurm_host_is_rendezvous(machines: str, first: str) -> None:
     assert first_machine(machines) == first
 
 
@@ -72,24 +72,27 @@ def test_a_slurm_task_joins_the_tasks_of_its_step() -> None:
     assert (world.rank, world.local_rank, world.size) == (9, 1, 16)
 
 
-def test_all_tasks_of_a_slurm_step_derive_one_port_and_two_steps_of_a_job_derive_two() -> None:
+def test_slurm_tasks_share_port_and_steps_differ() -> None:
+    """All tasks of a Slurm step derive one port and two steps of a job derive two."""
     first = find_group(TASK)
     assert find_group(TASK | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}).port == first.port
     assert find_group(TASK | {"SLURM_STEP_ID": "1"}).port != first.port
     assert 1024 < first.port < 32768
 
 
-def test_a_slurm_task_that_sees_only_its_own_gpu_finds_it_at_zero() -> None:
+def test_slurm_task_with_own_gpu_uses_device_0() -> None:
+    """A Slurm task that sees only its own GPU finds it at zero."""
     assert find_group(TASK | {"CUDA_VISIBLE_DEVICES": "5"}).local_rank == 0
     assert find_group(TASK | {"CUDA_VISIBLE_DEVICES": "4,5"}).local_rank == 1
 
 
-def test_master_address_and_port_of_the_user_outrank_those_of_slurm() -> None:
+def test_user_master_address_overrides_slurm() -> None:
+    """Master address and port of the user outrank those of Slurm."""
     group = find_group(TASK | {"MASTER_ADDR": "ib-gpu03", "MASTER_PORT": "1234"})
     assert (group.address, group.port) == ("ib-gpu03", 1234)
 
 
-def test_a_batch_script_without_srun_trains_alone_and_is_told_so() -> None:
+def test_sbatch_without_srun_trains_alone_with_note() -> None:
     assert find_group(BATCH_SCRIPT) == Group()
     note = alone_in_slurm(BATCH_SCRIPT, 1)
     assert note is not None
@@ -105,24 +108,26 @@ def test_one_machine_that_is_filled_by_nproc_needs_no_srun() -> None:
     assert alone_in_slurm({}, 1) is None
 
 
-def test_one_slurm_task_per_machine_starts_its_own_processes() -> None:
+def test_single_slurm_task_per_host_starts_processes() -> None:
     group = find_group(TASK | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}, nproc=8)
     assert (group.size, group.rank, group.processes, group.address) == (2, 1, 8, "gpu03")
 
 
-def test_a_pod_joins_as_one_process_or_starts_several() -> None:
+def test_pod_joins_as_one_process_or_starts_several() -> None:
     assert find_group(POD) == Group(size=2, rank=1, address="job-master-0", port=23456)
     assert find_group(POD, nproc=4).processes == 4
 
 
-def test_a_pod_of_the_operator_starts_as_many_processes_as_the_job_says() -> None:
+def test_operator_pod_starts_requested_processes() -> None:
+    """A pod of the operator starts as many processes as the job says."""
     # With nprocPerNode 4 the operator sets WORLD_SIZE to all processes but RANK to the pod's own.
     operator = POD | {"WORLD_SIZE": "8", "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4"}
     assert find_group(operator) == Group(size=2, rank=1, address="job-master-0", port=23456, processes=4)
     assert find_group(operator, nproc=2).processes == 2
 
 
-def test_a_pod_of_the_trainer_has_no_other_variables_than_those_for_torchrun() -> None:
+def test_trainer_pod_has_only_torchrun_variables() -> None:
+    """A pod of the trainer has no other variables than those for torchrun."""
     pod = {
         "PET_NNODES": "3",
         "PET_NODE_RANK": "2",
@@ -139,7 +144,7 @@ def test_an_elastic_pod_is_sent_to_torchrun() -> None:
         find_group(pod)
 
 
-def test_a_process_that_a_launcher_started_starts_none_itself() -> None:
+def test_launched_process_starts_no_children() -> None:
     member = POD | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert find_group(member).processes == 1
     assert find_group(member, nproc=2).processes == 1
@@ -147,7 +152,8 @@ def test_a_process_that_a_launcher_started_starts_none_itself() -> None:
         find_group(member, nproc=4)
 
 
-def test_a_world_size_left_over_in_the_shell_does_not_make_a_process_wait_for_others() -> None:
+def test_stale_world_size_does_not_wait_for_peers() -> None:
+    """A world size left over in the shell does not make a process wait for others."""
     assert current_world({"WORLD_SIZE": "8"}).size == 1
     with pytest.raises(ConfigError, match="MASTER_ADDR"):
         current_world({"WORLD_SIZE": "8", "RANK": "0"})
@@ -196,7 +202,8 @@ def test_both_forms_of_the_cluster_examples_are_scripts_and_jobs() -> None:
 TWO_MACHINES = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"}
 
 
-def test_the_variables_in_front_of_ms_swifts_commands_mean_what_they_mean_there() -> None:
+def test_ms_swift_variables_keep_their_meaning() -> None:
+    """The variables in front of ms-swift's commands mean what they mean there."""
     assert find_group({"NPROC_PER_NODE": "4"}) == Group(processes=4)
     assert find_group({"NPROC_PER_NODE": "4", "MASTER_PORT": "29501", "NNODES": "1"}) == Group(processes=4)
     second = Group(size=2, rank=1, address="10.0.0.1", port=29501, processes=8)
@@ -206,12 +213,13 @@ def test_the_variables_in_front_of_ms_swifts_commands_mean_what_they_mean_there(
     assert find_group(POD | {"NPROC_PER_NODE": "8"}).processes == 8
 
 
-def test_a_flag_outranks_the_number_of_processes_in_the_environment() -> None:
+def test_nproc_flag_overrides_environment() -> None:
+    """A flag outranks the number of processes in the environment."""
     assert find_group({"NPROC_PER_NODE": "4"}, 2) == Group(processes=2)
     assert find_group({"NPROC_PER_NODE": ""}) == Group()
 
 
-def test_a_process_that_a_launcher_started_starts_no_others() -> None:
+def test_launched_process_starts_no_others() -> None:
     assert find_group({"RANK": "0", "LOCAL_RANK": "0", "NPROC_PER_NODE": "4", **TWO_MACHINES}) == Group()
 
 
@@ -250,9 +258,8 @@ def test_a_wrong_variable_in_front_of_a_command_is_named(wrong: dict[str, str], 
         ({"PET_NNODES": "2", "PET_NODE_RANK": "2"}, "number 2 of 2"),
     ],
 )
-def test_variables_that_contradict_each_other_or_tell_no_number_are_refused(
-    variables: dict[str, str], named: str
-) -> None:
+def test_invalid_process_variables_are_refused(variables: dict[str, str], named: str) -> None:
+    """Variables that contradict each other or tell no number are refused."""
     with pytest.raises(ConfigError, match=re.escape(named)) as refused:
         find_group(variables)
     assert refused.value.hint
@@ -264,7 +271,8 @@ def test_threads_for_nested_regions_are_not_those_of_a_process() -> None:
     assert threads_told({"OMP_NUM_THREADS": ""}) is None
 
 
-def test_an_error_about_the_number_of_a_process_is_told_without_that_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_error_is_reported_without_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error about the number of a process is reported without that number."""
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(ConfigError, match="RANK should be"), reported_errors():
         current_world()

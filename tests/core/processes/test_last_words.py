@@ -38,7 +38,8 @@ def ended(folder: Path, in_order: bool) -> bool:
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_who_keeps_the_store_waits_for_last_words_where_nothing_went_wrong(tmp_path: Path, in_order: bool) -> None:
+def test_store_owner_waits_for_peer_errors_on_success(tmp_path: Path, in_order: bool) -> None:
+    """The owner of the store waits for the last messages where nothing went wrong."""
     assert succeeded(on_processes(2, partial(ended, tmp_path, in_order))[0]) == [in_order, True]
 
 

@@ -38,7 +38,7 @@ def steps(folder: Path) -> list[dict[str, float]]:
     return [line for line in lines if "step" in line]
 
 
-def test_two_processes_train_and_one_of_them_speaks(place: Path) -> None:
+def test_two_ranks_train_and_one_prints(place: Path) -> None:
     with started(sft("--nproc", "2", "--max_steps", "3"), place) as run:
         assert run.code() == 0, run.output
         assert run.leaves_nothing()
@@ -50,7 +50,7 @@ def test_two_processes_train_and_one_of_them_speaks(place: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_mistake_that_strikes_all_processes_is_said_once(place: Path) -> None:
+def test_shared_error_is_printed_once(place: Path) -> None:
     with started(sft("--nproc", "3", "--train.global_batch", "8"), place) as run:
         assert run.code() == 2, run.output
         assert run.leaves_nothing()
@@ -61,7 +61,8 @@ def test_a_mistake_that_strikes_all_processes_is_said_once(place: Path) -> None:
 
 
 @pytest.mark.full
-def test_an_unexpected_error_of_one_process_is_shown_once_with_its_traceback(place: Path) -> None:
+def test_unexpected_error_of_one_rank_prints_one_traceback(place: Path) -> None:
+    """An unexpected error of one process is shown once with its traceback."""
     environment = sabotage(place, 1, "raise RuntimeError('a cable fell out')")
     with started(sft("--nproc", "2", "--max_steps", "500"), place, environment) as run:
         assert run.code() == 1, run.output
@@ -73,7 +74,7 @@ def test_an_unexpected_error_of_one_process_is_shown_once_with_its_traceback(pla
 
 
 @pytest.mark.full
-def test_a_process_that_is_ended_while_it_writes_its_error_hides_none(place: Path) -> None:
+def test_rank_killed_while_reporting_hides_no_error(place: Path) -> None:
     """The others lose the connection, and write that down in the moment in which the launcher ends them."""
     environment = sabotage(place, 1, "raise RuntimeError('a cable fell out')")
     with (place / "sabotage" / "sitecustomize.py").open("a") as script:
@@ -210,7 +211,7 @@ def test_waiting_for_another_machine_can_be_broken_off(place: Path) -> None:
     assert run.output == "Stopped by SIGINT.\n"
 
 
-def test_machines_that_do_not_meet_are_said_without_a_traceback(place: Path) -> None:
+def test_failed_rendezvous_prints_no_traceback(place: Path) -> None:
     script = f"""
 from swift.errors import ConfigError
 from swift.processes import workers
@@ -227,9 +228,8 @@ except ConfigError as error:
     assert "Traceback" not in run.output
 
 
-def test_the_script_in_examples_trains_under_the_deepspeed_launcher(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_script_trains_under_deepspeed_launcher(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script in examples trains under the DeepSpeed launcher."""
     words = "--model_id tiny --train_type sft --dataset data.jsonl --max_steps 2"
     script = str(ROOT / "examples" / "train.py")
     # What `deepspeed` adds to the command line of each process; what it sets is what torchrun sets.

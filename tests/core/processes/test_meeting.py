@@ -53,7 +53,7 @@ def test_a_process_that_does_not_come_is_named() -> None:
     assert re.match(r"Process 0 of 2 did not meet the others at 127.0.0.1, port \d+: .*\b1\b", answer.message)
 
 
-def test_an_address_at_which_nobody_is_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "1", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"Process 1 of 2 did not meet the others at 127.0.0.1, port 1: "):

@@ -28,7 +28,8 @@ def test_the_earliest_report_is_the_cause_with_its_exit_code(tmp_path: Path) -> 
     assert (str(error), error.exit_code) == ("Row 7 is damaged.", 2)
 
 
-def test_a_killed_worker_is_the_cause_of_the_lost_connections_that_others_report(tmp_path: Path) -> None:
+def test_killed_worker_is_cause_of_lost_connections(tmp_path: Path) -> None:
+    """A killed worker is the cause of the lost connections that others report."""
     says(tmp_path, 0, "Connection closed by peer")
     error = first_error({0: Failure(0, 1, NOW), 1: Failure(1, -signal.SIGKILL, NOW + 1)}, tmp_path)
     assert "Process 1 was killed by SIGKILL" in str(error)
@@ -41,14 +42,15 @@ def test_a_worker_that_the_launcher_had_to_kill_is_not_the_cause(tmp_path: Path)
     assert str(first_error(ends, tmp_path)) == "Row 7 is damaged."
 
 
-def test_a_worker_that_died_of_the_loss_of_its_peer_is_not_the_cause(tmp_path: Path) -> None:
+def test_worker_lost_to_peer_is_not_root_cause(tmp_path: Path) -> None:
+    """A worker that died of the loss of its peer is not the cause."""
     says(tmp_path, 1, "Row 7 is damaged.")
     for end in (-signal.SIGABRT, -signal.SIGTERM, 143):
         ends = {0: Failure(0, end, NOW - 1), 1: Failure(1, 1, NOW)}
         assert str(first_error(ends, tmp_path)) == "Row 7 is damaged."
 
 
-def test_the_last_words_of_a_silent_worker_are_shown(tmp_path: Path) -> None:
+def test_last_lines_of_silent_worker_are_shown(tmp_path: Path) -> None:
     folder = tmp_path / "swift_x" / "attempt_0" / "1"
     folder.mkdir(parents=True)
     (folder / "stderr.log").write_text("Fatal Python error: something\n")
@@ -57,7 +59,7 @@ def test_the_last_words_of_a_silent_worker_are_shown(tmp_path: Path) -> None:
     assert "Fatal Python error" in str(error)
 
 
-def test_workers_that_were_told_to_stop_have_nothing_to_report(tmp_path: Path) -> None:
+def test_stopped_workers_report_nothing(tmp_path: Path) -> None:
     ends = {0: Failure(0, 143, NOW), 1: Failure(1, -signal.SIGTERM, NOW)}
     assert first_report(ends, tmp_path) is None
     says(tmp_path, 1, "The disk is full.")
@@ -81,7 +83,8 @@ def failing(error: str, **environment: str) -> tuple[int, str, float]:
     return done.returncode, done.stderr, float(done.stdout or 0)
 
 
-def test_the_loss_of_a_peer_never_outranks_the_error_that_caused_it(tmp_path: Path) -> None:
+def test_peer_loss_is_not_root_cause(tmp_path: Path) -> None:
+    """The loss of a peer never outranks the error that caused it."""
     # The process that fails first takes its connections down before it reports.
     for rank, deed in enumerate((LOST, "ValueError('a cable fell out')")):
         folder = tmp_path / "swift_x" / "attempt_0" / str(rank)
@@ -93,7 +96,7 @@ def test_the_loss_of_a_peer_never_outranks_the_error_that_caused_it(tmp_path: Pa
     assert "ValueError: a cable fell out" in str(error)
 
 
-def test_under_a_foreign_launcher_those_with_news_speak_first() -> None:
+def test_third_party_launcher_shows_error_first() -> None:
     mistake = "ConfigError('No.', hint='Type yes.')"
     code, words, first = failing(mistake, RANK="0", WORLD_SIZE="2")
     assert (code, words, first) == (2, "Error: No.\nType yes.\n", 0)

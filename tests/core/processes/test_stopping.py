@@ -36,9 +36,10 @@ def stop(run: Run, number: int) -> None:
         pytest.param(("--nproc", "2"), signal.SIGINT, 130, id="two processes, Ctrl-C", marks=pytest.mark.full),
     ],
 )
-def test_a_run_that_is_stopped_saves_and_the_command_that_it_prints_ends_it(
+def test_stopped_run_saves_and_prints_resume_command(
     place: Path, flags: tuple[str, ...], number: signal.Signals, code: int
 ) -> None:
+    """A run that is stopped saves and the command that it prints ends it."""
     with started(sft("--max_steps", str(STEPS), *flags), place) as run:
         run.until(f"step 2/{STEPS}")
         stop(run, number)
@@ -74,7 +75,8 @@ terminal.waiting = waiting
 
 
 @pytest.mark.parametrize("flags", PROCESSES)
-def test_a_signal_before_the_first_step_ends_promptly_and_leaves_nothing(place: Path, flags: tuple[str, ...]) -> None:
+def test_signal_before_first_step_ends_and_leaves_nothing(place: Path, flags: tuple[str, ...]) -> None:
+    """A signal before the first step ends promptly and leaves nothing."""
     (place / "slow").mkdir()
     (place / "slow" / "sitecustomize.py").write_text(SLOW_LOAD)
     with started(sft(*flags), place, {"PYTHONPATH": str(place / "slow")}) as run:
@@ -115,9 +117,8 @@ save.write_manifest = write_manifest
 
 @pytest.mark.full
 @pytest.mark.parametrize("flags", PROCESSES)
-def test_a_second_signal_ends_a_save_at_once_and_harms_no_earlier_checkpoint(
-    place: Path, flags: tuple[str, ...]
-) -> None:
+def test_second_signal_aborts_save_and_keeps_checkpoints(place: Path, flags: tuple[str, ...]) -> None:
+    """A second signal ends a save at once and harms no earlier checkpoint."""
     (place / "slow").mkdir()
     (place / "slow" / "sitecustomize.py").write_text(SLOW_SAVE)
     command = sft("--max_steps", "500", "--save_steps", "1", *flags)

@@ -25,7 +25,8 @@ def test_what_the_parent_compiled_does_not_stop_its_children(monkeypatch: pytest
     assert answer == pytest.approx([0.6931472] * 8)
 
 
-def test_of_a_process_that_is_waited_for_in_vain_it_is_said_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_waited_for_reports_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error about a process that does not end shows where it waits."""
     monkeypatch.setattr(crew, "PATIENCE", 3.0)
 
     def waits() -> None:

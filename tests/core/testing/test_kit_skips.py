@@ -17,7 +17,8 @@ from swift.testing.trials import Trials
 from swift.train import prepare
 
 
-def test_cases_over_views_that_a_backend_does_not_claim_are_skipped_with_their_names() -> None:
+def test_unsupported_views_are_skipped_by_name() -> None:
+    """Cases over views that a backend does not claim are skipped with their names."""
     older = replace(TorchBackend.capabilities, provides=frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS}))
     assert not BY_NAME["tokens"].applies_to(older)
     (mark,) = _left_out(BY_NAME["tokens"], older)
@@ -26,7 +27,8 @@ def test_cases_over_views_that_a_backend_does_not_claim_are_skipped_with_their_n
     assert not _left_out(BY_NAME["tokens"], TorchBackend.capabilities)
 
 
-def test_whoever_claims_no_pictures_or_cuts_no_rows_with_them_is_not_tried_with_them() -> None:
+def test_backends_without_image_capability_skip_image_cases() -> None:
+    """Backends that claim no images, or split no rows with them, skip those cases."""
     case, whole = BY_NAME["pictures"], TorchBackend.capabilities
     assert case.applies_to(whole)
     assert not case.applies_to(replace(whole, modalities=frozenset({"text"})))
@@ -38,9 +40,8 @@ def test_whoever_claims_no_pictures_or_cuts_no_rows_with_them_is_not_tried_with_
 
 
 @pytest.mark.full
-def test_pictures_that_a_backend_does_not_claim_are_refused_on_every_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unclaimed_images_are_refused_on_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that a backend does not claim are refused on every process."""
     two = Layout(2)
     text = replace(TorchBackend.capabilities, modalities=frozenset({"text"}))
     monkeypatch.setattr(TorchBackend, "capabilities", text)

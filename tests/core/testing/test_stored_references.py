@@ -45,7 +45,8 @@ def alike(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
 
-def test_a_second_process_reads_every_number_that_the_first_computed(recipe: Recipe, tmp_path: Path) -> None:
+def test_second_process_reuses_stored_numbers(recipe: Recipe, tmp_path: Path) -> None:
+    """A second process reads every number that the first computed."""
     calls: list[int] = []
     first, second = (stored(tmp_path / "one", recipe, lambda each: noted(each, calls)) for _ in range(2))
     assert calls == [3, 1], "the second computes the first step alone"
@@ -66,9 +67,10 @@ def test_what_was_stored_for_other_samples_is_not_believed(recipe: Recipe, tmp_p
     assert stored(tmp_path / "one", other, run_reference).losses == run_reference(other).losses
 
 
-def test_a_reference_is_found_by_its_case_its_steps_and_the_weights_of_its_model(
+def test_reference_key_is_case_steps_and_weights(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A reference is found by its case its steps and the weights of its model."""
     monkeypatch.setenv(FOLDER, str(tmp_path / "references"))
     elsewhere = replace(recipe, model=write_model(tmp_path / "same", num_hidden_layers=1))
     others = replace(recipe, model=write_model(tmp_path / "others", num_hidden_layers=1, seed=1))

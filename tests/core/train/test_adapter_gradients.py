@@ -41,7 +41,7 @@ def test_nothing_is_printed_where_all_learn(tiny: Path, tmp_path: Path, capsys: 
     assert "got no gradient" not in capsys.readouterr().out
 
 
-def test_every_kind_of_adapter_is_told_apart() -> None:
+def test_adapter_kinds_are_distinguished() -> None:
     zero, one = torch.zeros(2), torch.ones(2)
     stream = {
         "base_model.model.a.q.lora_A.weight": one,

@@ -37,7 +37,8 @@ def evaluated(trained: Trained) -> list[int]:
     return [step for step, line in trained.lines.items() if "eval_loss" in line]
 
 
-def test_a_run_of_many_epochs_keeps_three_checkpoints_and_the_best_unless_told(tiny: Path, tmp_path: Path) -> None:
+def test_long_run_keeps_three_checkpoints_and_best(tiny: Path, tmp_path: Path) -> None:
+    """A run of many epochs keeps three checkpoints and the best by default."""
     trained = train_as_by_default(tiny, tmp_path, {})
     assert checkpoints(trained) == [10, 12, 14]
     rising = {"optim.lr": 2.0, "optim.warmup_steps": 0, "optim.schedule": "constant", "logging.run_name": "rising"}
@@ -53,9 +54,10 @@ def test_a_run_of_many_epochs_keeps_three_checkpoints_and_the_best_unless_told(t
     assert checkpoints(trained) == [2, 4, 6, 8, 10, 12, 14], "a resumed run does not remove what it was told to keep"
 
 
-def test_parts_of_all_steps_and_strategies_decide_when_a_run_saves_evaluates_and_logs(
+def test_ratios_and_strategies_set_save_eval_and_log_steps(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Parts of all steps and strategies decide when a run saves evaluates and logs."""
     parts = {"save_steps": 0.5, "eval_steps": 0.25, "logging.steps": 0.3, "save_total_limit": "all"}
     trained = run_training(tiny, tmp_path, ROWS, {**EPOCHS, **parts}, validation=HELD_OUT)
     assert checkpoints(trained) == [7, 14]
@@ -89,18 +91,20 @@ def test_parts_of_all_steps_and_strategies_decide_when_a_run_saves_evaluates_and
         ({"early_stopping_patience": 2, "eval_strategy": "no"}, "--eval_strategy epoch"),
     ],
 )
-def test_what_waits_for_evaluations_is_refused_where_there_are_none(
+def test_options_needing_evaluation_are_refused_without_it(
     tiny: Path, tmp_path: Path, changes: dict[str, object], said: str
 ) -> None:
+    """What waits for evaluations is refused where there are none."""
     with pytest.raises(ConfigError) as caught:
         run_training(tiny, tmp_path, ROWS, changes, validation=HELD_OUT)
     assert said in (caught.value.hint or "")
     assert not list(tmp_path.iterdir())
 
 
-def test_another_optimizer_and_a_checkpoint_of_weights_alone_are_refused_before_weights_load(
+def test_weights_only_and_other_optimizer_are_refused(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another optimizer and a checkpoint of weights alone are refused before weights load."""
     whole = run_training(tiny, tmp_path, ROWS, {"train.max_steps": 2, "checkpoint.save_last": True})
     alone = {"save_only_model": True, "logging.run_name": "alone"}
     weights = run_training(tiny, tmp_path, ROWS, {"train.max_steps": 2, "checkpoint.save_last": True, **alone})
@@ -120,7 +124,8 @@ def test_another_optimizer_and_a_checkpoint_of_weights_alone_are_refused_before_
     assert sorted(path.name for path in (tmp_path / tiny.name).iterdir()) == ["alone", "run"]
 
 
-def test_only_the_weights_of_a_checkpoint_start_a_run_from_step_zero(tiny: Path, tmp_path: Path) -> None:
+def test_weights_only_checkpoint_starts_at_step_zero(tiny: Path, tmp_path: Path) -> None:
+    """Only the weights of a checkpoint start a run from step zero."""
     settings = {"train.max_steps": 3, "optim.lr": 1e-2, "optim.warmup_steps": 0, "checkpoint.save_last": True}
     first = run_training(tiny, tmp_path, ROWS, {**settings, "save_only_model": True}, validation=ROWS)
     again = {"resume_from_checkpoint": str(first.folder / "checkpoint-3"), "resume_only_model": True}
@@ -144,9 +149,10 @@ def test_the_seed_of_the_data_decides_the_order_alone(tiny: Path, tmp_path: Path
         run_training(tiny, tmp_path, ROWS, {**resume, "seed": 1, "data_seed": 6, "logging.run_name": "f"})
 
 
-def test_deterministic_kernels_are_asked_for_during_the_run_alone_and_tf32_is_noted_on_the_cpu(
+def test_deterministic_is_limited_to_run_and_tf32_is_noted(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Deterministic kernels hold during the run alone, and TF32 is noted on the CPU."""
     run_training(tiny, tmp_path, ROWS, {"train.max_steps": 1, "full_determinism": True, "tf32": True})
     assert "train.tf32 is about GPUs and has no effect on the CPU." in capsys.readouterr().out
     assert not torch.are_deterministic_algorithms_enabled()

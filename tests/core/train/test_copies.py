@@ -33,9 +33,8 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.glob("checkpoint-*"))
 
 
-def test_a_run_is_copied_as_it_goes_and_goes_on_where_nothing_but_the_copy_is_left(
-    tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_is_copied_and_resumes_from_copy(tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run is copied as it goes and goes on where nothing but the copy is left."""
     away = tmp_path / "away"
     copied = {**NAMED, "checkpoint.copy_to": f"file://{away}", "logging.report_to": ["jsonl"]}
     first = run_training(tied, tmp_path / "out", ROWS, copied)
@@ -72,7 +71,7 @@ def test_a_url_of_a_run_stands_for_its_newest_checkpoint(
         find_checkpoint(f"{url}-of-yesterday")
 
 
-def test_a_copy_that_fails_is_said_and_the_training_goes_on(
+def test_failed_copy_warns_and_training_continues(
     tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "away").write_text("a file where a folder should be")
@@ -170,7 +169,8 @@ def test_a_copy_that_failed_is_made_with_the_next_one(tmp_path: Path) -> None:
     assert list((tmp_path / ".copies").iterdir()) == []
 
 
-def test_a_store_slower_than_the_run_gets_the_newest_and_keeps_what_the_run_keeps(tmp_path: Path) -> None:
+def test_slow_store_gets_newest_checkpoints(tmp_path: Path) -> None:
+    """A store slower than the run gets the newest and keeps what the run keeps."""
     run = Copied(tmp_path)
     for step in (2, 4, 6):
         run.save(f"checkpoint-{step}")
@@ -185,7 +185,7 @@ def test_a_store_slower_than_the_run_gets_the_newest_and_keeps_what_the_run_keep
     assert (run.away / "checkpoint-6" / "weights").stat().st_mtime_ns == before
 
 
-def test_what_copies_ends_with_the_run_that_asked_for_it(tmp_path: Path) -> None:
+def test_copier_ends_with_its_run(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "endless")
     task = {"folder": None, "to": "", "files": [str(tmp_path / "endless")], "beside": "memory://there", "gone": []}
     with subprocess.Popen([sys.executable, "-m", "swift.remote.put"], stdin=subprocess.PIPE, text=True) as copying:

@@ -164,9 +164,10 @@ def killed_at_random(victim: Victim, times: int, draw: random.Random) -> None:
         for asynchronous in (False, True)
     ],
 )
-def test_a_run_that_is_killed_at_any_moment_loses_nothing_that_it_saved(
+def test_killed_run_loses_nothing_saved(
     tied: Path, tmp_path: Path, asynchronous: bool, processes: int, times: int
 ) -> None:
+    """A run that is killed at any moment loses nothing that it saved."""
     folder = tmp_path / tied.name / "run"
     settings = {**SETTINGS, "model.path": str(tied), "logging.output": str(tmp_path)}
     settings |= {"data.cache": str(tmp_path / "cache"), "checkpoint.asynchronous": asynchronous}

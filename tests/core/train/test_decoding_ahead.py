@@ -146,7 +146,8 @@ def test_memory_bounds_what_is_decoded_ahead(tmp_path: Path, opened: Opened) -> 
     assert opened.names.count("2.png") == 0
 
 
-def test_a_picture_that_cannot_be_decoded_ahead_is_left_to_who_asks(tmp_path: Path) -> None:
+def test_undecodable_image_is_left_to_reader(tmp_path: Path) -> None:
+    """An image that cannot be decoded ahead is left to the reader."""
     pictures = MediaProcessor(processor_of("llava"), DataSection())
     decoder = MediaDecoder(pictures, lambda own, each: own.open(each), threads=1, megabytes=1)
     gone = MediaRef("image", str(tmp_path / "gone.png"), 0, 1, 56, 56, 10)

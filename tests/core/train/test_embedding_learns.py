@@ -31,7 +31,8 @@ def recall_at_1(model: Path, rows: list[dict[str, str]]) -> float:
 
 
 @pytest.mark.full
-def test_numbers_in_words_are_found_by_their_digits_and_those_of_shuffled_pairs_are_not(tmp_path: Path) -> None:
+def test_embeddings_learn_number_words_but_not_shuffled_pairs(tmp_path: Path) -> None:
+    """Numbers in words are found by their digits and those of shuffled pairs are not."""
     model = write_model(tmp_path / "demo")
     common = {
         "objective.name": "embedding", "objective.temperature": 0.05, "train.global_batch": 64, "data.shuffle": True,

@@ -57,7 +57,8 @@ def test_accumulation_has_the_numbers_of_one_micro_batch(model: Path, tmp_path: 
     assert whole.losses[-1] < whole.losses[0]
 
 
-def test_the_loss_of_a_step_is_infonce_of_the_vectors_that_transformers_computes(model: Path, tmp_path: Path) -> None:
+def test_embedding_step_loss_matches_infonce(model: Path, tmp_path: Path) -> None:
+    """The loss of a step is InfoNCE of the vectors that transformers computes."""
     from transformers import AutoModel, AutoTokenizer
 
     run = run_training(
@@ -82,9 +83,10 @@ def test_the_loss_of_a_step_is_infonce_of_the_vectors_that_transformers_computes
     assert run.losses == pytest.approx([float(sum(losses)) / 6], rel=1e-5)
 
 
-def test_one_row_per_step_is_refused_where_there_is_nothing_to_compare_it_with(
+def test_batch_of_one_without_negatives_is_refused(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """One row per step is refused where there is nothing to compare it with."""
     alone = {**SETTINGS, "train.global_batch": 1, "train.micro_batch": 1, "train.max_steps": 1}
     pairs = [row for row in ROWS if not row["neg"]]
     for changes in ({}, {"objective.loss": "online_contrastive"}):
@@ -96,9 +98,9 @@ def test_one_row_per_step_is_refused_where_there_is_nothing_to_compare_it_with(
     assert "the row's own negatives alone" in capsys.readouterr().out
 
 
-def test_texts_are_not_padded_unless_asked_for_or_where_they_could_not_be_kept_apart(
-    model: Path, tmp_path: Path
-) -> None:
+def test_texts_are_padded_only_when_needed(model: Path, tmp_path: Path) -> None:
+    """Texts are padded only on request or where packed texts would mix."""
+
     def run(name: str, **changes: Any) -> Trained:
         return trained(model, tmp_path, {"train.max_steps": 2, "train.eval_steps": None, **changes}, 8, name)
 
@@ -109,18 +111,18 @@ def test_texts_are_not_padded_unless_asked_for_or_where_they_could_not_be_kept_a
     assert plain.grad_norms == pytest.approx(padded.grad_norms, rel=1e-5)
 
 
-def test_more_dimensions_than_the_model_has_are_refused_before_it_is_loaded(
+def test_too_many_dimensions_are_refused_before_loading(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """More dimensions than the model has are refused before it is loaded."""
     monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(ConfigError, match="matryoshka_dims has 4096, and the model's vectors have"):
         run_training(model, tmp_path, ROWS, {**SETTINGS, "objective.matryoshka_dims": [4096]})
 
 
 @pytest.mark.full
-def test_two_processes_have_the_numbers_of_one_and_negatives_of_one_micro_batch_alone_do_not(
-    model: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_match_one_with_shared_negatives(model: Path, tmp_path: Path) -> None:
+    """Two processes have the numbers of one and negatives of one micro-batch alone do not."""
     (answers,) = on_processes(2, partial(trained, model, tmp_path / "two", LOSSES["infonce"], 2))
     whole = trained(model, tmp_path / "one", LOSSES["infonce"], 8)
     assert same(whole, succeeded(answers)[0])

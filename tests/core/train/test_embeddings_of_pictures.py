@@ -108,9 +108,10 @@ def assert_asked_for_vectors(run: Trained, folder: Path, expected: torch.Tensor)
         pytest.param("qwen2_5_vl", {**FLAT, "train.micro_batch": 1}, marks=pytest.mark.full),
     ],
 )
-def test_vectors_of_texts_with_pictures_are_learned_as_by_plain_transformers(
+def test_image_embeddings_match_transformers(
     models: dict[str, Path], folder: Path, kind: str, layout: dict[str, Any]
 ) -> None:
+    """Vectors of texts with images are learned as by plain transformers."""
     run = trained_on_vectors(models[kind], folder, f"{kind}-{len(layout)}", {**layout, "export.to": "hf"})
     losses, norms, vectors = plain(kind, models[kind], folder)
     assert run.losses == pytest.approx(losses, rel=1e-5)
@@ -124,7 +125,8 @@ def test_vectors_of_texts_with_pictures_are_learned_as_by_plain_transformers(
 
 
 @pytest.mark.full
-def test_two_processes_learn_vectors_as_one_where_a_step_has_no_picture(models: dict[str, Path], folder: Path) -> None:
+def test_two_ranks_match_one_with_image_free_step(models: dict[str, Path], folder: Path) -> None:
+    """Two processes learn vectors as one where a step has no image."""
     cases = {"full": {"train.micro_batch": 1}, "lora": {**LORA, **FLAT, "train.micro_batch": 2}}
     for name, settings in cases.items():
         two = partial(trained_on_vectors, models["qwen2_5_vl"], folder, f"two-{name}", settings)
@@ -161,9 +163,8 @@ def of_pairs(loss: str, similar: torch.Tensor, labels: torch.Tensor) -> torch.Te
 
 @pytest.mark.full
 @pytest.mark.parametrize("loss", ["cosine_similarity", "contrastive", "online_contrastive"])
-def test_labelled_pairs_with_pictures_are_learned_as_by_plain_transformers(
-    models: dict[str, Path], folder: Path, loss: str
-) -> None:
+def test_labeled_image_pairs_match_transformers(models: dict[str, Path], folder: Path, loss: str) -> None:
+    """Labelled pairs with images are learned as by plain transformers."""
     labels = LABELS.get(loss, LABELS["binary"])
     rows = [
         {

@@ -24,9 +24,8 @@ def checkpoints(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("layout", [{}, {"data.padding_free": True}, {"data.packing": True, "data.max_length": 128}])
-def test_an_evaluation_is_the_mean_over_the_tokens_of_the_whole_set(
-    tiny: Path, tmp_path: Path, layout: dict[str, object]
-) -> None:
+def test_evaluation_is_token_mean_over_dataset(tiny: Path, tmp_path: Path, layout: dict[str, object]) -> None:
+    """An evaluation is the mean over the tokens of the whole set."""
     changes = {**layout, "train.max_steps": 3, "train.eval_batch": 3, "checkpoint.save_last": True}
     trained = run_training(tiny, tmp_path, ROWS, changes, validation=HELD_OUT)
     model = plain_torch.load_model(trained.folder / "checkpoint-3").eval()
@@ -62,7 +61,8 @@ def test_a_held_out_part_is_not_trained_on(tiny: Path, tmp_path: Path, recorder:
     assert not [row for row in held_out if row in [ROWS[sample] for sample in seen]]
 
 
-def test_the_best_checkpoint_is_kept_and_linked_beside_the_newest(tiny: Path, tmp_path: Path) -> None:
+def test_best_checkpoint_is_kept_and_linked(tiny: Path, tmp_path: Path) -> None:
+    """The best checkpoint is kept and linked next to the newest."""
     changes = {**RUINOUS, "train.max_steps": 10, "train.eval_steps": 1, "checkpoint.save_steps": 1}
     trained = run_training(tiny, tmp_path, ROWS, {**changes, "checkpoint.keep": 2}, validation=HELD_OUT)
     losses = {step: line["eval_loss"] for step, line in trained.lines.items()}
@@ -75,9 +75,10 @@ def test_the_best_checkpoint_is_kept_and_linked_beside_the_newest(tiny: Path, tm
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_the_best_checkpoint_is_chosen_among_those_that_were_saved(
+def test_best_checkpoint_is_chosen_among_saved(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], asynchronous: bool
 ) -> None:
+    """The best checkpoint is chosen among those that were saved."""
     # Every step is worse than the one before; steps 2, 4, 6 and 8 are evaluated, 3, 6 and 9 saved.
     changes = {**RUINOUS, "optim.warmup_steps": 0, "train.max_steps": 9, "train.eval_steps": 2}
     saving = {"checkpoint.save_steps": 3, "checkpoint.keep": 1, "checkpoint.asynchronous": asynchronous}
@@ -117,7 +118,7 @@ def test_training_stops_when_patience_is_at_its_end(
         ({"train.metric_for_best": "bleu"}, "They have: loss, token_acc."),
     ],
 )
-def test_an_unknown_metric_is_refused_before_training_starts(
+def test_unknown_metric_is_refused_before_training(
     tiny: Path, tmp_path: Path, changes: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -132,7 +133,8 @@ def test_early_stopping_without_a_validation_set_is_refused(tiny: Path, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_without_a_number_a_run_is_saved_and_evaluated_at_the_end_of_each_epoch(tiny: Path, tmp_path: Path) -> None:
+def test_default_saves_and_evaluates_each_epoch(tiny: Path, tmp_path: Path) -> None:
+    """Without a number a run is saved and evaluated at the end of each epoch."""
     changes = {"train.max_steps": None, "train.epochs": 2.5, "train.micro_batch": 8, "checkpoint.save_last": True}
     trained = run_training(tiny, tmp_path, ROWS, changes, validation=HELD_OUT)
     assert [step for step, line in trained.lines.items() if "eval_loss" in line] == [3, 6, 8]

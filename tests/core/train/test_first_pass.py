@@ -62,7 +62,8 @@ def plain(vectors: torch.Tensor, kept: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("dummy", [None, 2])
 @pytest.mark.parametrize("micro_rows", [1, 2, PAIRS])
-def test_gradient_loss_and_metrics_do_not_depend_on_the_micro_batches(micro_rows: int, dummy: int | None) -> None:
+def test_results_do_not_depend_on_micro_batches(micro_rows: int, dummy: int | None) -> None:
+    """Gradient loss and metrics do not depend on the micro-batches."""
     start = torch.randn(2 * PAIRS, SIZE, generator=torch.Generator().manual_seed(0))
     expected, found = (start.clone().requires_grad_() for _ in range(2))
     loss = plain(expected, [number for number in range(PAIRS) if number != dummy])

@@ -59,17 +59,19 @@ def _said(tiny: Path, folder: Path, name: str, capsys: pytest.CaptureFixture[str
     return capsys.readouterr().out
 
 
-def test_reference_scores_are_kept_by_precision_and_not_by_why_it_was_chosen(
+def test_reference_scores_are_keyed_by_precision(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Reference scores are kept by precision and not by why it was chosen."""
     assert SCORING in _said(tiny, tmp_path, "auto", capsys)
     assert SCORING not in _said(tiny, tmp_path, "float32", capsys, dtype="float32")
     assert SCORING in _said(tiny, tmp_path, "bfloat16", capsys, dtype="bfloat16")
 
 
 @pytest.mark.usefixtures("silent_backend")
-def test_a_backend_that_says_nothing_of_its_precision_shares_no_scores_across_precisions(
+def test_unknown_backend_precision_shares_no_scores(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A backend that says nothing of its precision shares no scores across precisions."""
     assert SCORING in _said(tiny, tmp_path, "float32", capsys, dtype="float32")
     assert SCORING in _said(tiny, tmp_path, "bfloat16", capsys, dtype="bfloat16")

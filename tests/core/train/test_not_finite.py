@@ -106,7 +106,8 @@ def test_every_process_names_the_sample_of_one(poisoned: Path, tmp_path: Path) -
         assert "train_dataset, row 10. " in answer.message
 
 
-def test_a_gradient_that_overflows_is_told_apart_from_a_bad_sample(tmp_path: Path) -> None:
+def test_gradient_overflow_differs_from_bad_sample(tmp_path: Path) -> None:
+    """A gradient overflow is distinguished from a bad sample."""
     folder = write_model(tmp_path / "huge")
     weights = load_file(folder / "model.safetensors")
     # Each sample's loss stays finite, while the gradient through the head is beyond fp32.
@@ -118,7 +119,7 @@ def test_a_gradient_that_overflows_is_told_apart_from_a_bad_sample(tmp_path: Pat
         run_training(folder, tmp_path, ROWS)
 
 
-def test_a_run_that_is_told_so_goes_on(poisoned: Path, tmp_path: Path) -> None:
+def test_run_continues_past_nan_if_configured(poisoned: Path, tmp_path: Path) -> None:
     trained = run_training(poisoned, tmp_path, ROWS, {"train.detect_nan": False, "train.max_steps": 4})
     assert trained.summary.status == "completed"
     assert trained.losses[2] is None

@@ -35,7 +35,8 @@ ROUNDS: dict[str, Any] = {
 TEXTS = [{"text": f"a document of class {index % 3} " * (1 + index % 4), "grade": index % 3} for index in range(18)]
 
 
-def test_the_first_step_of_a_plan_is_what_transformers_says_of_its_rows(tied: Path, tmp_path: Path) -> None:
+def test_batch_schedule_first_step_matches_transformers(tied: Path, tmp_path: Path) -> None:
+    """The first step of a batch schedule matches transformers on its rows."""
     trained = run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.max_steps": 1})
     tokenizer = AutoTokenizer.from_pretrained(tied)
     section = DataSection(cache=tmp_path / "cache", workers=1)
@@ -57,7 +58,8 @@ def test_the_first_step_of_a_plan_is_what_transformers_says_of_its_rows(tied: Pa
 
 
 @pytest.mark.parametrize("step", [3, 4], ids=["in the middle of a round", "between two rounds"])
-def test_a_run_with_a_plan_of_its_own_is_resumed_to_the_same_numbers(tied: Path, tmp_path: Path, step: int) -> None:
+def test_run_with_batch_schedule_resumes_exactly(tied: Path, tmp_path: Path, step: int) -> None:
+    """A run with its own batch schedule is resumed to the same numbers."""
     whole = run_training(tied, tmp_path, ROWS, ROUNDS)
     manifest = json.loads((whole.folder / f"checkpoint-{step}" / "manifest.json").read_text())
     assert len(manifest["facts"]["progress"]["plan"]["advantages"]) == 8
@@ -69,9 +71,10 @@ def test_a_run_with_a_plan_of_its_own_is_resumed_to_the_same_numbers(tied: Path,
         assert ours == pytest.approx(theirs, rel=1e-6), key
 
 
-def test_a_checkpoint_with_a_plans_state_does_not_resume_without_that_plan(
+def test_batch_schedule_state_needs_its_schedule_to_resume(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A checkpoint with the state of a batch schedule does not resume without it."""
     import rounds_plugin
 
     whole = run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.max_steps": 2})
@@ -99,9 +102,10 @@ def _rewarded(monkeypatch: pytest.MonkeyPatch, **members: Any) -> list[int]:
     return closed
 
 
-def test_what_a_plan_says_of_its_steps_and_evaluations_is_logged_and_picks_the_best_checkpoint(
+def test_batch_schedule_metrics_are_logged_and_choose_best(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Metrics of a batch schedule are logged and choose the best checkpoint."""
     closed = _rewarded(monkeypatch)
     watched = {"train.eval_steps": 2, "checkpoint.save_steps": 2, "train.eval_on_start": True}
     trained = run_training(tied, tmp_path, ROWS, {**ROUNDS, **watched, "train.early_stopping": 2}, validation=ROWS[:2])
@@ -116,9 +120,10 @@ def test_what_a_plan_says_of_its_steps_and_evaluations_is_logged_and_picks_the_b
     assert closed == [1]
 
 
-def test_a_metric_that_a_plan_does_not_evaluate_is_refused_before_the_first_step(
+def test_unknown_batch_schedule_metric_is_refused_early(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A metric that a batch schedule does not evaluate is refused before the first step."""
     closed = _rewarded(monkeypatch)
     changes = {**ROUNDS, "train.metric_for_best": "rewrad", "train.eval_steps": 2}
     with pytest.raises(ConfigError, match="Did you mean 'reward'"):
@@ -127,9 +132,11 @@ def test_a_metric_that_a_plan_does_not_evaluate_is_refused_before_the_first_step
 
 
 @pytest.mark.full
-def test_what_closing_a_plan_raises_does_not_hide_why_the_run_failed(
+def test_error_closing_batch_schedule_hides_no_run_error(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """An error from closing a batch schedule does not hide why the run failed."""
+
     def raising(plan: Any, *_: Any) -> Any:
         raise KeyError("the engine")
 
@@ -149,9 +156,10 @@ def test_what_closing_a_plan_raises_does_not_hide_why_the_run_failed(
         )
 
 
-def test_a_candidate_outside_of_the_vocabulary_stops_the_first_step_by_name(
+def test_candidate_outside_vocabulary_stops_first_step(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A candidate outside of the vocabulary stops the first step by name."""
     import rounds_plugin
 
     plain = rounds_plugin._with_advantage
@@ -167,7 +175,8 @@ def test_a_candidate_outside_of_the_vocabulary_stops_the_first_step_by_name(
         run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.max_steps": 1})
 
 
-def test_an_encoding_of_a_plugins_own_trains_packed_streamed_and_evaluated(tied: Path, tmp_path: Path) -> None:
+def test_plugin_encoding_trains_packed_streamed_and_evaluated(tied: Path, tmp_path: Path) -> None:
+    """An encoding of a plugin's own trains packed streamed and evaluated."""
     settings = {
         "objective.name": "labelled",
         "data.cache": str(tmp_path / "cache"),

@@ -78,7 +78,8 @@ def test_packed_rows_learn_what_they_learn_alone(models: dict[str, Path], folder
 
 
 @pytest.mark.full
-def test_two_processes_learn_as_one_where_one_of_them_has_no_picture(models: dict[str, Path], folder: Path) -> None:
+def test_two_ranks_match_one_where_one_has_no_image(models: dict[str, Path], folder: Path) -> None:
+    """Two processes learn as one where one of them has no image."""
     cases = {"full": ALL, "flat": {**ALL, **FLAT}, "lora": {**LORA, **ALL}}
     for name, settings in cases.items():
         one = trained(models["qwen2_5_vl"], folder, f"one-{name}", settings)
@@ -88,7 +89,8 @@ def test_two_processes_learn_as_one_where_one_of_them_has_no_picture(models: dic
         assert first.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
 
 
-def test_adapters_learn_from_pictures_and_leave_what_is_frozen_alone(models: dict[str, Path], folder: Path) -> None:
+def test_image_adapters_learn_and_frozen_parts_stay(models: dict[str, Path], folder: Path) -> None:
+    """Adapters learn from images and leave what is frozen alone."""
     run = trained(
         models["qwen3_vl"], folder, "lora", {**LORA, "optim.lr": 0.02, "train.epochs": 4, "train.max_steps": 9}
     )
@@ -99,7 +101,7 @@ def test_adapters_learn_from_pictures_and_leave_what_is_frozen_alone(models: dic
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava"])
-def test_tower_and_aligner_learn_at_rates_of_their_own(models: dict[str, Path], folder: Path, kind: str) -> None:
+def test_vision_encoder_and_aligner_have_own_lrs(models: dict[str, Path], folder: Path, kind: str) -> None:
     rates = {"vision_tower": 2e-4, "visual": 2e-4, "merger": 3e-3, "multi_modal_projector": 3e-3}
 
     def rate_of(name: str) -> float:
@@ -112,9 +114,10 @@ def test_tower_and_aligner_learn_at_rates_of_their_own(models: dict[str, Path], 
     assert run.losses[1:] != pytest.approx(one_rate[1:], rel=1e-4)
 
 
-def test_gradient_checkpointing_runs_a_trained_tower_again_and_keeps_the_numbers(
+def test_checkpointed_vision_encoder_keeps_numbers(
     models: dict[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Gradient checkpointing runs a trained vision encoder again and keeps the numbers."""
     calls: list[bool] = []
     plain = Qwen2_5_VLVisionBlock.forward
 
@@ -166,9 +169,8 @@ def pair_loss(objective: str, sums: torch.Tensor, lengths: tuple[int, int], refe
     ("objective", "kind"),
     [("dpo", "qwen2_5_vl"), ("dpo", "llava"), ("cpo", "llava"), ("simpo", "llava"), ("orpo", "llava")],
 )
-def test_preferences_about_pictures_are_learned_as_by_plain_transformers(
-    models: dict[str, Path], folder: Path, objective: str, kind: str
-) -> None:
+def test_image_preferences_match_transformers(models: dict[str, Path], folder: Path, objective: str, kind: str) -> None:
+    """Preferences about images are learned as by plain transformers."""
     from PIL import Image
 
     rows = [
@@ -223,7 +225,7 @@ def test_preferences_about_pictures_are_learned_as_by_plain_transformers(
 
 
 @pytest.mark.full
-def test_verdicts_about_pictures_begin_at_the_reference(models: dict[str, Path], folder: Path) -> None:
+def test_image_kto_starts_at_reference(models: dict[str, Path], folder: Path) -> None:
     rows = [
         {"query": "<image>What?", "response": f"red {number}", "label": number % 2 == 0, "images": [f"{number}.png"]}
         for number in range(4)
@@ -237,7 +239,7 @@ def test_verdicts_about_pictures_begin_at_the_reference(models: dict[str, Path],
 
 @pytest.mark.parametrize(("kind", "other"), [("image", "1.png"), ("video", "1.mp4"), ("audio", "1.wav")])
 @pytest.mark.parametrize("worse", ["rejected_messages", "rejected_response", "rejected"])
-def test_a_worse_answer_about_something_else_is_no_pair(folder: Path, kind: str, other: str, worse: str) -> None:
+def test_worse_response_to_other_prompt_is_no_pair(folder: Path, kind: str, other: str, worse: str) -> None:
     from swift.data.conversation import Unusable
     from swift.data.encodings import PreferenceEncoding
 
@@ -290,9 +292,10 @@ def test_adapters_on_every_part_are_merged_as_peft_merges_them(
     assert changed > 20
 
 
-def test_a_backend_without_pictures_refuses_them_before_weights_load(
+def test_backend_without_images_refuses_before_loading(
     models: dict[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A backend without images refuses them before weights load."""
     monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("weights were loaded"))
     text = replace(TorchBackend.capabilities, modalities=frozenset({"text"}))
     monkeypatch.setattr(TorchBackend, "capabilities", text)
@@ -301,14 +304,15 @@ def test_a_backend_without_pictures_refuses_them_before_weights_load(
     assert "--backend" in str(refused.value.hint)
 
 
-def test_a_tower_that_nothing_reaches_is_refused(models: dict[str, Path], folder: Path) -> None:
+def test_unreachable_vision_encoder_is_refused(models: dict[str, Path], folder: Path) -> None:
     text = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]
     changes = {**SETTINGS, **ALL, "data.cache": str(folder / "cache")}
     with pytest.raises(ConfigError, match="no row of the data has a picture"):
         run_training(models["llava"], folder / "runs", text * 4, changes)
 
 
-def test_a_picture_that_breaks_while_it_is_trained_on_names_its_row(models: dict[str, Path], folder: Path) -> None:
+def test_image_broken_during_training_names_row(models: dict[str, Path], folder: Path) -> None:
+    """An image that breaks while it is trained on names its row."""
     from swift.config.sections import DataSection
     from swift.data.media import MediaRef
     from swift.data.samples import Encoded
@@ -325,7 +329,7 @@ def test_a_picture_that_breaks_while_it_is_trained_on_names_its_row(models: dict
         reader.collated([sample, broken], flat=False)
 
 
-def test_a_model_that_mixes_pictures_end_to_end_is_refused(
+def test_model_mixing_packed_images_is_refused(
     models: dict[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swift.models.media.TowerReader._positions", lambda *_: None)

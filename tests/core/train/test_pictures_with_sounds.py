@@ -106,7 +106,8 @@ def test_two_processes_learn_as_one_where_each_has_another_kind(model: Path, fol
 
 
 @pytest.mark.full
-def test_answers_about_pictures_and_sounds_are_those_of_transformers(model: Path, folder: Path) -> None:
+def test_image_and_audio_completions_match_transformers(model: Path, folder: Path) -> None:
+    """Completions about images and audio are those of transformers."""
     numbers = range(len(ROWS) - 1)  # a question has no video that is a list of pictures
     questions = []
     for number in numbers:

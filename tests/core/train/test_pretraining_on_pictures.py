@@ -66,7 +66,8 @@ def plain(path: Path, folder: Path) -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.full
-def test_texts_with_pictures_and_videos_are_learned_as_by_plain_transformers(tmp_path: Path) -> None:
+def test_image_and_video_pretraining_matches_transformers(tmp_path: Path) -> None:
+    """Texts with images and videos are learned as by plain transformers."""
     folder = picture_folder(tmp_path)
     model = picture_model(tmp_path / "model", "qwen2_5_vl")
     losses, norms = plain(model, folder)

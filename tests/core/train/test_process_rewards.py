@@ -127,12 +127,14 @@ def test_rows_whose_steps_cannot_be_learned_are_left_out(changes: dict[str, Any]
         StepEncoding("\n").understand({**ROWS[5], **changes}, "row 1")
 
 
-def test_rows_of_steps_are_refused_by_rm_with_the_objective_that_learns_them(tied: Path, tmp_path: Path) -> None:
+def test_step_rows_in_rm_suggest_prm_objective(tied: Path, tmp_path: Path) -> None:
+    """Rows of steps are refused by rm with the objective that learns them."""
     with pytest.raises(SwiftError, match="--rlhf_type prm learns"):
         run_training(tied, tmp_path, ROWS, {"objective.name": "rm"})
 
 
-def test_steps_are_scored_as_they_were_learned_by_the_checkpoint_and_its_export(tied: Path, tmp_path: Path) -> None:
+def test_step_scores_match_in_checkpoint_and_export(tied: Path, tmp_path: Path) -> None:
+    """Steps are scored as they were learned by the checkpoint and its export."""
     settings = {"objective.name": "prm", "train.max_steps": 2, "checkpoint.save_last": True, "optim.lr": 1e-2}
     run = run_training(tied, tmp_path, ROWS, {**settings, "objective.step_separator": "\n\n"})
     checkpoint = run.summary.last_checkpoint

@@ -56,7 +56,8 @@ def test_a_run_described_by_keywords_trains(tiny: Path, tmp_path: Path, monkeypa
     assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-6", "checkpoint-9"]
 
 
-def test_a_program_iterates_over_the_steps_of_a_run_and_may_leave_it(tiny: Path, tmp_path: Path) -> None:
+def test_python_api_iterates_steps_and_may_stop_early(tiny: Path, tmp_path: Path) -> None:
+    """A program iterates over the steps of a run and may leave it."""
     settings = {
         "model.path": str(tiny), "logging.output": str(tmp_path), "logging.run_name": "run", "train.max_steps": 4,
         "train.global_batch": 2, "train.micro_batch": 2, "checkpoint.save_steps": 1, "backend.device": "cpu",

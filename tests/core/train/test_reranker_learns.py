@@ -57,6 +57,7 @@ def ranked(folder: Path, kind: str, *, random_labels: bool = False, seed: int = 
 
 
 @pytest.mark.parametrize("kind", tiered(KINDS, (), ("pointwise",)))
-def test_the_right_document_rises_and_where_labels_are_random_it_does_not(tmp_path: Path, kind: str) -> None:
+def test_positive_rises_but_not_with_random_labels(tmp_path: Path, kind: str) -> None:
+    """The right document rises and where labels are random it does not."""
     assert ranked(tmp_path / "learned", kind) >= 0.95
     assert ranked(tmp_path / "control", kind, random_labels=True, steps=60) < 0.45  # by chance: 0.34

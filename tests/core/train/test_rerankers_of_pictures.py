@@ -157,9 +157,10 @@ def written(text: Text) -> str:
     ("kind", "settings", "scorer"),
     [("llava", HEAD, by_head), ("qwen2_5_vl", {**HEAD, **FLAT}, by_head), ("qwen2_5_vl", GENERATIVE, by_yes)],
 )
-def test_rerankers_of_pictures_are_learned_as_by_plain_transformers(
+def test_image_rerankers_match_transformers(
     models: dict[str, Path], folder: Path, kind: str, settings: dict[str, Any], scorer: Callable[..., Score]
 ) -> None:
+    """Rerankers of images are learned as by plain transformers."""
     run = trained(models[kind], folder, f"{kind}-{scorer.__name__}", {**settings, "checkpoint.save_last": True})
     losses, norms, scores = plain(kind, models[kind], folder, scorer)
     assert run.losses == pytest.approx(losses, rel=1e-5)
@@ -168,7 +169,7 @@ def test_rerankers_of_pictures_are_learned_as_by_plain_transformers(
 
 
 @pytest.mark.full
-def test_two_processes_rank_as_one_where_a_step_has_no_picture(models: dict[str, Path], folder: Path) -> None:
+def test_two_ranks_match_one_with_image_free_step(models: dict[str, Path], folder: Path) -> None:
     two = partial(trained, models["qwen2_5_vl"], folder, "two", {**GENERATIVE, "train.micro_batch": 1})
     ((first, *_),) = [succeeded(answers) for answers in on_processes(2, two)]
     one = trained(models["qwen2_5_vl"], folder, "one", {**GENERATIVE, "objective.loss": "pointwise"})

@@ -70,7 +70,8 @@ def test_a_run_may_end_with_an_export_that_was_checked(tied: Path, tmp_path: Pat
     assert verification["weights"]["equal"] == "bit for bit"
 
 
-def test_an_export_that_would_overwrite_another_is_refused_before_training(tiny: Path, tmp_path: Path) -> None:
+def test_overwriting_export_is_refused_before_training(tiny: Path, tmp_path: Path) -> None:
+    """An export that would overwrite another is refused before training."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "precious.txt").write_text("mine")
     settings = {"train.max_steps": 2, "export.to": "hf", "export.out": str(tmp_path / "model")}
@@ -80,9 +81,8 @@ def test_an_export_that_would_overwrite_another_is_refused_before_training(tiny:
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["precious.txt"]
 
 
-def test_a_third_partys_wrapper_sees_every_step_and_the_run_sees_its_result(
-    tiny: Path, tmp_path: Path, recorder: list[str]
-) -> None:
+def test_third_party_wrapper_sees_steps_and_changes_results(tiny: Path, tmp_path: Path, recorder: list[str]) -> None:
+    """A third party's wrapper sees every step and the run sees its result."""
     trained = run_training(tiny, tmp_path, ROWS, {"train.max_steps": 5, "logging.report_to": recorder})
     assert trained.samples() == {
         0: [0, 1, 2, 3],

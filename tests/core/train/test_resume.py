@@ -72,9 +72,10 @@ def test_a_resumed_run_makes_the_same_steps_on_the_same_samples(
     [("dpo", pairs(14), {}), ("dpo", pairs(14), LORA), ("kto", verdicts(14), LORA)],
     ids=["dpo full", "dpo lora", "kto lora"],
 )
-def test_the_reference_of_a_resumed_run_is_the_model_before_the_first_step(
+def test_resumed_reference_is_initial_model(
     tied: Path, tmp_path: Path, objective: str, rows: list[Any], tuner: dict[str, Any]
 ) -> None:
+    """The reference of a resumed run is the model before the first step."""
     settings = {**SHUFFLED, **tuner, "objective.name": objective, "data.cache": str(tmp_path / "cache")}
     whole = run_training(tied, tmp_path, rows, settings, validation=rows[:3])
     # Without the scores that the first run kept, they have to be made again, from the same model.
@@ -149,7 +150,7 @@ def test_patience_and_the_best_step_are_carried_over(tied: Path, tmp_path: Path)
         ({"train.global_batch": 8}, "train.global_batch (it was 4, now 8)"),
     ],
 )
-def test_resuming_with_other_settings_says_what_changed(
+def test_changed_settings_on_resume_are_reported(
     tied: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
 ) -> None:
     settings = {**SHUFFLED, "train.max_steps": 6, "checkpoint.model_weights": False}
@@ -161,7 +162,7 @@ def test_resuming_with_other_settings_says_what_changed(
     assert not (tmp_path / tied.name / "resumed").exists()
 
 
-def test_resuming_with_another_model_or_other_data_says_so(tied: Path, tmp_path: Path) -> None:
+def test_changed_model_or_data_on_resume_is_reported(tied: Path, tmp_path: Path) -> None:
     settings = {**SHUFFLED, "train.max_steps": 6, "checkpoint.model_weights": False}
     whole = run_training(tied, tmp_path, ROWS, settings)
     other = write_model(tmp_path / "other", seed=5, tie_word_embeddings=True)
@@ -184,7 +185,8 @@ def test_a_run_that_was_cut_short_goes_on_in_its_own_folder(tied: Path, tmp_path
     assert (short.folder / "last-checkpoint").resolve() == short.folder / "checkpoint-10"
 
 
-def test_going_back_to_an_earlier_checkpoint_leaves_the_later_ones_alone(tied: Path, tmp_path: Path) -> None:
+def test_resuming_earlier_checkpoint_keeps_later_ones(tied: Path, tmp_path: Path) -> None:
+    """Going back to an earlier checkpoint leaves the later ones alone."""
     settings = {**SHUFFLED, "logging.run_name": "first"}
     first = run_training(tied, tmp_path, ROWS, settings)
     weights = (first.folder / "checkpoint-10" / "model.safetensors").read_bytes()
@@ -219,7 +221,8 @@ def test_the_scale_of_float16_gradients_is_carried_over(tmp_path: Path) -> None:
     assert rest.losses == pytest.approx(list(later.values()), rel=SAME)
 
 
-def test_a_damaged_checkpoint_offers_the_newest_one_before_it_that_is_whole(tied: Path, tmp_path: Path) -> None:
+def test_damaged_checkpoint_suggests_newest_valid_one(tied: Path, tmp_path: Path) -> None:
+    """A damaged checkpoint offers the newest one before it that is whole."""
     whole = run_training(tied, tmp_path, ROWS, {**SHUFFLED, "checkpoint.save_steps": 2, "train.max_steps": 6})
     state = "state/00000.safetensors"
     content = bytearray((whole.folder / "checkpoint-6" / state).read_bytes())

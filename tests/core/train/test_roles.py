@@ -34,9 +34,10 @@ def opened(model: Path, output: Path, roles: Sequence[ModelRole] = (), **more: A
         yield job
 
 
-def test_more_models_than_a_backend_holds_are_refused_before_weights_are_read(
+def test_too_many_roles_are_refused_before_weights_load(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """More models than a backend holds are refused before weights are read."""
     monkeypatch.setattr(TorchBackend, "capabilities", replace(TorchBackend.capabilities, roles=1))
     nowhere = ModelRole("critic", ModelSection(path=str(tmp_path / "nothing here")))
     with (
@@ -55,9 +56,10 @@ def test_more_models_than_a_backend_holds_are_refused_before_weights_are_read(
         ({"model": ModelSection(path="nothing here", num_labels=3)}, "has no head that would return labels"),
     ],
 )
-def test_a_role_that_the_backend_cannot_train_is_refused_before_weights_are_read(
+def test_untrainable_role_is_refused_before_weights_load(
     role: dict[str, Any], lacking: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A role that the backend cannot train is refused before weights are read."""
     able = Capabilities(
         tuners=frozenset({"full", "lora"}), optimizers=frozenset({Reads.ELEMENTS}), roles=2,
         provides=frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT}),
@@ -71,7 +73,8 @@ def test_a_role_that_the_backend_cannot_train_is_refused_before_weights_are_read
         pass
 
 
-def test_a_role_with_adapters_has_options_and_a_learning_rate_of_its_own(tiny: Path, tmp_path: Path) -> None:
+def test_adapter_role_has_own_options_and_lr(tiny: Path, tmp_path: Path) -> None:
+    """A role with adapters has options and a learning rate of its own."""
     tuner = TunerSection(kind="lora", rank=2, lora_plus_ratio=3.0)
     critic = ModelRole("critic", ModelSection(path=str(tiny)), tuner=tuner, optim=OptimSection(warmup_ratio=0.0))
     with opened(tiny, tmp_path, [critic], **{"tuner.kind": "full"}) as job:
@@ -121,7 +124,7 @@ def test_a_role_is_saved_resumed_and_missed(tiny: Path, tmp_path: Path, capsys: 
         pass
 
 
-def test_a_role_that_is_not_trained_is_asked_and_not_saved(tiny: Path, tmp_path: Path) -> None:
+def test_frozen_role_is_evaluated_and_not_saved(tiny: Path, tmp_path: Path) -> None:
     teacher = ModelRole("teacher", ModelSection(path=str(tiny)), trained=False)
     with opened(tiny, tmp_path, [teacher]) as job:
         batch, score, role = job.plan.batch(0, 0, 1), SegmentScore(adapters_off=False), job.roles["teacher"]

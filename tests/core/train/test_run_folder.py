@@ -67,7 +67,8 @@ def test_an_output_that_cannot_be_written_is_named(tmp_path):
     assert "--output_dir" in str(caught.value)
 
 
-def test_a_run_name_that_is_taken_is_refused_unless_the_run_resumes(tmp_path):
+def test_taken_run_name_is_refused_unless_resuming(tmp_path):
+    """A run name that is taken is refused unless the run resumes."""
     named = config_in(tmp_path, logging={"run_name": "trial"})
     folder = create_run_folder(named, "m")
     assert folder == tmp_path / "output" / "m" / "trial"
@@ -78,7 +79,8 @@ def test_a_run_name_that_is_taken_is_refused_unless_the_run_resumes(tmp_path):
     assert create_run_folder(resuming, "m") == folder
 
 
-def test_a_second_run_in_the_same_folder_is_refused_until_the_first_is_done(tmp_path):
+def test_second_run_in_locked_folder_is_refused(tmp_path):
+    """A second run in the same folder is refused until the first is done."""
     with lock_run_folder(tmp_path), pytest.raises(ConfigError, match=r"Another run \(process \d+ on .*\) is writing"):
         lock_run_folder(tmp_path)
     lock_run_folder(tmp_path).release()
@@ -142,7 +144,8 @@ def test_a_checkpoint_in_the_run_leads_to_the_same_args(tmp_path, monkeypatch):
     assert read_run(Path("checkpoint-5")) == read_run(folder)
 
 
-def test_a_folder_that_is_no_run_and_damaged_args_are_one_sentence(tmp_path):
+def test_unrelated_folder_and_damaged_args_are_one_message(tmp_path):
+    """A folder that is no run and damaged args are one sentence."""
     with pytest.raises(CheckpointError, match=r"no args\.json"):
         read_run(tmp_path / "nowhere" / "else")
     (tmp_path / "args.json").write_text('{"model.path": ')

@@ -48,7 +48,8 @@ def in_terminal(encoded: Encoded, encoding: str) -> str:
     return out.getvalue()
 
 
-def test_samples_have_the_texts_and_masks_of_the_encoded_ones_and_of_the_terminal(tmp_path: Path) -> None:
+def test_sample_file_matches_encoded_texts_and_masks(tmp_path: Path) -> None:
+    """Samples have the texts and masks of the encoded ones and of the terminal."""
     rows = [{"prompt": f"Größe {number}?", "chosen": "yes ✓", "rejected": "no"} for number in range(5)]
     data = prepared(rows, "preference")
     content = written(data, "preference", tmp_path)
@@ -70,7 +71,8 @@ def test_samples_have_the_texts_and_masks_of_the_encoded_ones_and_of_the_termina
             assert " ".join(map(str, own.input_ids.tolist())) in screen
 
 
-def test_what_is_left_out_is_told_by_reason_with_the_first_of_each(tmp_path: Path) -> None:
+def test_skipped_samples_are_counted_by_reason_with_example(tmp_path: Path) -> None:
+    """Skipped samples are counted by reason, with the first of each."""
     rows = [
         {"prompt": "q", "completion": "a"},
         {"prompt": "q", "completion": "a" * 90},
@@ -91,7 +93,8 @@ def test_only_the_first_samples_are_written_and_few_of_long_ones(tmp_path: Path)
     assert len(written(prepared(long, "chat", max_length=MOST_TOKENS), "chat", tmp_path)["samples"]) == 1
 
 
-def test_pictures_are_small_and_their_files_are_not_named_with_their_folders(tmp_path: Path) -> None:
+def test_images_are_small_and_paths_omit_folders(tmp_path: Path) -> None:
+    """Images are small and their files are not named with their folders."""
     Image.new("RGB", (900, 300), "red").save(tmp_path / "big.png")
     picture = MediaRef("image", str(tmp_path / "big.png"), start=1, length=6, width=900, height=300)
     lost = MediaRef("image", str(tmp_path / "gone.png"), start=8, length=2)

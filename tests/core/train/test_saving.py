@@ -67,9 +67,10 @@ def delay(monkeypatch: pytest.MonkeyPatch, work: Callable[..., None]) -> threadi
         pytest.param(LORA, "adapter_model.safetensors", id="lora"),
     ],
 )
-def test_weights_ready_to_load_are_those_of_the_saved_step_though_training_went_on(
+def test_background_weights_are_those_of_saved_step(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], file: str, size: int
 ) -> None:
+    """Weights ready to load are those of the saved step though training went on."""
     step_after = delay(monkeypatch, swift.export.stored.write_model_weights)
     ((live, *_),) = (
         map(succeeded, ranks) for ranks in on_processes(size, partial(run, tied, tmp_path, changes, step_after))
@@ -82,9 +83,9 @@ def test_weights_ready_to_load_are_those_of_the_saved_step_though_training_went_
     assert any(not np.array_equal(live[SAVED_AT][name], live[4][name]) for name in live[4])
 
 
-def test_weights_that_cannot_be_written_in_the_background_fail_the_run_on_all_processes_and_leave_nothing(
-    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_background_save_fails_all_ranks(tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that cannot be written in the background fail the run on all processes and leave nothing."""
+
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 

@@ -29,7 +29,8 @@ def learned(folder: Path, rows: tuple[list, list], steps: int, name: str, **sett
 
 
 @pytest.mark.full
-def test_the_largest_digit_of_a_text_is_learned_and_shuffled_labels_are_not(tmp_path: Path) -> None:
+def test_largest_digit_is_learned_but_not_shuffled_labels(tmp_path: Path) -> None:
+    """The largest digit of a text is learned and shuffled labels are not."""
     settings = {"objective.name": "seq_cls", "model.num_labels": 10}
     assert learned(tmp_path, class_rows(), 120, "classes", **settings)["eval_accuracy"] >= 0.95
     control = learned(tmp_path, class_rows(random_labels=True), 60, "shuffled", **settings)
@@ -48,7 +49,8 @@ def test_the_digits_that_occur_and_their_mean_are_learned(tmp_path: Path) -> Non
 
 
 @pytest.mark.rare  # `swift demo --task rm`, which is always tried, learns the same
-def test_a_reward_model_tells_a_right_answer_from_one_with_a_wrong_digit(tmp_path: Path) -> None:
+def test_reward_model_separates_right_from_wrong(tmp_path: Path) -> None:
+    """A reward model tells a right completion from one with a wrong digit."""
     settings = {"objective.name": "rm", "optim.lr": 2e-3}
     write_model(tmp_path / "demo", spread=SPREAD)
     rows = reward_rows(pairs=6000, words=False)

@@ -71,9 +71,10 @@ def plain(kind: str, model: Path, folder: Path, labels: int, loss: Callable[[Sco
 
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "layout"), [("qwen2_5_vl", FLAT), ("llava", {})])
-def test_rewards_of_answers_about_pictures_are_learned_as_by_plain_transformers(
+def test_image_rewards_match_transformers(
     models: dict[str, Path], folder: Path, kind: str, layout: dict[str, Any]
 ) -> None:
+    """Rewards of completions about images are learned as by plain transformers."""
     rows = [
         {
             "messages": [asked(number), {"role": "assistant", "content": "yes, it is"}],
@@ -93,9 +94,8 @@ def test_rewards_of_answers_about_pictures_are_learned_as_by_plain_transformers(
 
 
 @pytest.mark.full
-def test_steps_of_answers_about_pictures_are_marked_as_by_plain_transformers(
-    models: dict[str, Path], folder: Path
-) -> None:
+def test_image_step_rewards_match_transformers(models: dict[str, Path], folder: Path) -> None:
+    """Steps of completions about images are marked as by plain transformers."""
     rows = [
         {"messages": [asked(each)], "completions": ["red", "so no"], "labels": [True, False], "images": [f"{each}.png"]}
         for each in range(4)
@@ -114,7 +114,7 @@ def test_steps_of_answers_about_pictures_are_marked_as_by_plain_transformers(
 
 
 @pytest.mark.full
-def test_pictures_are_put_into_classes_as_by_plain_transformers(models: dict[str, Path], folder: Path) -> None:
+def test_image_classification_matches_transformers(models: dict[str, Path], folder: Path) -> None:
     rows = [{"messages": [asked(each)], "label": each % 3, "images": [f"{each}.png"]} for each in range(4)]
     task = {"objective.name": "seq_cls", "model.task": "seq_cls", "model.num_labels": 3, "logging.run_name": "classes"}
     run = trained(models["llava"], folder, rows, task)

@@ -50,7 +50,8 @@ class Event:
         return self.span
 
 
-def test_what_is_uncovered_is_what_counting_single_nanoseconds_says() -> None:
+def test_uncovered_time_matches_brute_force() -> None:
+    """What is uncovered is what counting single nanoseconds says."""
     source = random.Random(0)
     for _ in range(200):
         ours, theirs = (
@@ -67,7 +68,8 @@ def test_what_is_uncovered_is_what_counting_single_nanoseconds_says() -> None:
         assert length_within(found, 10, 25) == len(expected & set(range(10, 25)))
 
 
-def test_on_the_cpu_collectives_count_less_the_operators_meanwhile() -> None:
+def test_cpu_collectives_exclude_concurrent_operators() -> None:
+    """On the CPU collectives count less the operators meanwhile."""
     events = [
         Event("gloo:all_reduce", 0, 100, span=True),
         Event("c10d::allreduce_", 0, 5),
@@ -150,7 +152,8 @@ def test_what_costs_too_much_is_measured_less_often() -> None:
     assert meter._interval == 50
 
 
-def test_where_a_process_seems_slow_the_next_steps_are_measured_as_far_as_the_cost_allows() -> None:
+def test_suspected_slow_rank_triggers_limited_measuring() -> None:
+    """Where a process seems slow the next steps are measured as far as the cost allows."""
     meter = StepMeter.__new__(StepMeter)
     meter._every = meter._interval = 50
     meter._slow = _SlowProcess()
@@ -172,7 +175,8 @@ def facts(*own: float) -> list[RankFacts]:
     return [RankFacts(rank, "node", 1.0, 0.0, 1.0, value, 1.0 - value) for rank, value in enumerate(own)]
 
 
-def test_the_slow_process_is_named_by_its_own_time_after_several_samples() -> None:
+def test_slow_rank_is_named_after_several_samples() -> None:
+    """The slow process is named by its own time after several samples."""
     slow = _SlowProcess()
     steps = [facts(0.5, 0.5, 0.6, 0.5)] * 3
     assert [each and each.rank for each in (slow.among(step, 1) for step in steps)] == [None, None, 2]

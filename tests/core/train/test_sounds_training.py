@@ -70,7 +70,7 @@ def test_losses_and_gradients_are_those_of_plain_transformers(model: Path, folde
 
 
 @pytest.mark.full
-def test_packed_rows_with_sounds_learn_what_they_learn_alone(model: Path, folder: Path) -> None:
+def test_packed_audio_rows_match_single_rows(model: Path, folder: Path) -> None:
     one = {"train.global_batch": len(SOUNDS), "train.micro_batch": len(SOUNDS), "train.max_steps": 1, **ALL}
     alone = trained(model, folder, "alone", one)
     packs = {"data.packing": True, "data.max_length": 4000, "train.global_batch": 1, "train.micro_batch": 1}
@@ -80,7 +80,8 @@ def test_packed_rows_with_sounds_learn_what_they_learn_alone(model: Path, folder
 
 
 @pytest.mark.full
-def test_two_processes_learn_as_one_where_one_of_them_has_no_sound(model: Path, folder: Path) -> None:
+def test_two_ranks_match_one_where_one_has_no_audio(model: Path, folder: Path) -> None:
+    """Two processes learn as one where one of them has no audio."""
     one = trained(model, folder, "one", ALL)
     ((two, *_),) = [succeeded(answers) for answers in on_processes(2, partial(trained, model, folder, "two", ALL))]
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
@@ -88,7 +89,7 @@ def test_two_processes_learn_as_one_where_one_of_them_has_no_sound(model: Path, 
 
 
 @pytest.mark.full
-def test_adapters_learn_from_sounds_and_the_export_hears(model: Path, folder: Path) -> None:
+def test_audio_adapters_learn_and_export(model: Path, folder: Path) -> None:
     settings = {**LORA, "optim.lr": 0.02, "train.epochs": 4, "train.max_steps": 9, "export.to": "hf"}
     run = trained(model, folder, "lora", settings)
     assert run.losses[-1] < 0.9 * run.losses[0]

@@ -37,7 +37,8 @@ def sums_of(micro_batch: MicroBatch) -> LossSums:
 
 
 @pytest.mark.parametrize("flat", [True, False])
-def test_values_of_positions_come_back_by_segment_at_the_tokens_that_they_predict(flat: bool) -> None:
+def test_position_values_return_by_segment_and_target(flat: bool) -> None:
+    """Values of positions come back by segment at the tokens that they predict."""
     batch = batch_of(flat=flat)
     sums = GlobalSums("cpu")
     for micro_batch in batch.micro_batches():

@@ -39,7 +39,7 @@ def test_a_run_on_joined_shards_is_the_run_on_the_rows(tmp_path: Path, monkeypat
     assert runs["tokens"].grad_norms == runs["rows.jsonl"].grad_norms
 
 
-def test_building_without_a_folder_says_what_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_build_without_folder_names_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "build", "sft", "--model", "x", "--dataset", "y.jsonl"]) == 2
     assert "--out tokens" in capsys.readouterr().err
     assert run(["data", "buidl"]) == 2

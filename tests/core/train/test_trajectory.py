@@ -50,7 +50,8 @@ def test_full_fine_tuning_follows_plain_torch(
     assert trained.grad_norms == pytest.approx(grad_norms, rel=FP32)
 
 
-def test_the_learning_rate_is_that_of_transformers_cosine_schedule(tiny: Path, tmp_path: Path) -> None:
+def test_learning_rate_matches_cosine_schedule(tiny: Path, tmp_path: Path) -> None:
+    """The learning rate is that of transformers cosine schedule."""
     trained = run_training(tiny, tmp_path, ROWS)
     rates = [line["learning_rate"] for line in trained.lines.values()]
     assert rates[:3] == [0.0, 5e-4, 1e-3]

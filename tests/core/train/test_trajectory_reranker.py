@@ -90,15 +90,15 @@ COMMON = {"train.max_steps": STEPS, "train.micro_batch": 2, "train.accumulation"
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["padded", "padding-free"])
-def test_a_pointwise_reranker_is_transformers_with_binary_cross_entropy(
-    headed: Path, tmp_path: Path, flat: bool
-) -> None:
+def test_pointwise_reranker_matches_transformers_bce(headed: Path, tmp_path: Path, flat: bool) -> None:
+    """A pointwise reranker is transformers with binary cross-entropy."""
     trained = run_training(headed, tmp_path, ROWS, {**COMMON, "objective.name": "reranker", "data.padding_free": flat})
     model = AutoModelForSequenceClassification.from_pretrained(headed, dtype=torch.float32, attn_implementation="eager")
     check(trained, model, ROWS, pointwise, head_score(headed))
 
 
-def test_a_listwise_generative_reranker_is_cross_entropy_over_what_yes_leads_no_by(tiny: Path, tmp_path: Path) -> None:
+def test_listwise_generative_reranker_matches_cross_entropy(tiny: Path, tmp_path: Path) -> None:
+    """A listwise generative reranker is cross-entropy over what yes leads no by."""
     rows = [{**row, "positive": row["positive"][:1]} for row in ROWS]
     options = {
         "loss": "listwise",

@@ -88,9 +88,10 @@ def test_a_classifier_is_transformers_model_with_labels(tiny: Path, tmp_path: Pa
         ("multi_label_classification", [[0, 3], [0], [], [0], [1, 3], [3], [3], [3], [3], [3]], [7 / 3, 9, 1, 3 / 7]),
     ],
 )
-def test_balanced_class_weights_are_counted_in_the_training_set_and_said(
+def test_balanced_class_weights_are_counted_and_logged(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, labels: list[Any], expected: list[float]
 ) -> None:
+    """Balanced class weights are counted in the training set and logged."""
     rows = [{"text": f"text {index}", "label": label} for index, label in enumerate(labels)]
     settings = {"objective.name": "seq_cls", "model.num_labels": 4, "model.problem_type": kind, **COMMON}
 
@@ -106,7 +107,8 @@ def test_balanced_class_weights_are_counted_in_the_training_set_and_said(
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["padded", "padding-free"])
-def test_a_reward_model_learns_pairs_by_their_scores_margins_and_centre(tiny: Path, tmp_path: Path, flat: bool) -> None:
+def test_reward_model_matches_pairwise_loss(tiny: Path, tmp_path: Path, flat: bool) -> None:
+    """A reward model learns pairs by their scores margins and centre."""
     folder = headed(tiny, tmp_path, 1)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = [{**row, **({"margin": 0.5} if index % 3 == 0 else {})} for index, row in enumerate(pairs(10))]
@@ -152,9 +154,8 @@ ONE_STEP = {"train.max_steps": 1, "checkpoint.save_last": True, "logging.run_nam
 
 
 @pytest.mark.full
-def test_a_reward_model_with_adapters_on_weights_in_four_bits_is_pefts_on_the_same_weights(
-    tiny: Path, tmp_path: Path
-) -> None:
+def test_qlora_reward_model_matches_peft(tiny: Path, tmp_path: Path) -> None:
+    """A reward model with adapters on weights in four bits is PEFT's on the same weights."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
     folder, rows = headed(tiny, tmp_path, 1), pairs(10)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -184,9 +185,8 @@ def test_a_reward_model_with_adapters_on_weights_in_four_bits_is_pefts_on_the_sa
     check(trained, model, rows, loss)
 
 
-def test_adapters_of_a_packed_embedding_model_learn_as_pefts_of_all_texts_one_at_a_time(
-    tiny: Path, tmp_path: Path
-) -> None:
+def test_packed_embedding_adapters_match_peft_one_by_one(tiny: Path, tmp_path: Path) -> None:
+    """Adapters of a packed embedding model learn as PEFT's of all texts one at a time."""
     rows = [{"query": f"find {number}", "positive": f"here is {number}"} for number in range(100, 110)]
     whole = {"data.packing": True, "data.max_length": 64, "train.micro_batch": 1, "train.global_batch": 100}
     settings = {"objective.name": "embedding", "train.max_steps": STEPS, **LORA, **whole}

@@ -18,7 +18,7 @@ from swift.data.template import Omissions
 from swift.data.texts import CompletionText, Steps, Text
 from swift.errors import ConfigError, PluginError
 
-ENCODER_VERSION = 1
+ENCODER_VERSION = 2
 """Part of the cache's key: raise it when the same row is to be encoded differently."""
 
 _CHARACTERS = 1 << 18

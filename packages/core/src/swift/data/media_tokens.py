@@ -27,7 +27,7 @@ from swift.errors import ModelError, SwiftError
 
 _COMPARED = 2
 """Texts whose pictures are decoded, to compare what is counted with what the processor says; so for each kind."""
-_VERSION = 1
+_VERSION = 2
 """Raised where the same rules come to mean other tokens, or tokenised data hold something else of media."""
 
 

@@ -80,7 +80,7 @@ class BackendConformance:
     def test_refuses_what_it_does_not_claim(self, checks: Checks) -> None:
         checks.refuses_what_it_does_not_claim()
 
-    def test_refuses_plans_that_it_cannot_honour(self, checks: Checks) -> None:
+    def test_refuses_unsupported_layouts(self, checks: Checks) -> None:
         for layout in self.refused:
             checks.refuses(layout)
 
