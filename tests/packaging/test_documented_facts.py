@@ -1,4 +1,4 @@
-"""What hints, docstrings and pages say of the code is so."""
+"""Hints, package descriptions and the page about the checkpoint format match the code."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from tiny_runs import write_model
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
-FRAGMENT = re.compile(r"(?:What|The same|Of|As|Those)\b")
 READS_PICKLES = re.compile(r"\btorch\.load\(|\bpickle\.(?:loads?|Unpickler)\b")
 
 
-def test_what_an_incomplete_stream_of_weights_is_told_to_use_exists(tmp_path: Path) -> None:
+def test_hint_for_incomplete_weights_names_real_functions(tmp_path: Path) -> None:
     from swift.errors import ModelError
     from swift.infer import open_engine
 
@@ -48,7 +47,7 @@ def _found(dotted: str) -> object:
     raise AssertionError(f"there is no {dotted}")
 
 
-def test_every_package_brings_what_its_description_says() -> None:
+def test_packages_register_entry_points() -> None:
     for project in sorted(ROOT.glob("packages/*/pyproject.toml")):
         [source] = project.parent.glob("src/*/__init__.py")
         assert "registers no" not in source.read_text(encoding="utf-8")
@@ -58,7 +57,7 @@ def test_every_package_brings_what_its_description_says() -> None:
         assert any(group.startswith("swift.") for group in groups), name[1]
 
 
-def test_pickles_are_read_where_the_page_about_the_format_says() -> None:
+def test_pickle_readers_match_the_format_page() -> None:
     page = (ROOT / "docs/explanation/checkpoint-format.md").read_text(encoding="utf-8")
     assert "ever unpickled" not in page
     readers = {path.name for path in SOURCES if READS_PICKLES.search(path.read_text(encoding="utf-8"))}
@@ -68,19 +67,7 @@ def test_pickles_are_read_where_the_page_about_the_format_says() -> None:
     assert "swift convert" in page
 
 
-def test_no_docstring_is_a_fragment_of_the_function_above() -> None:
-    fragments = [
-        f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}"
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and (text := ast.get_docstring(node))
-        and FRAGMENT.match(text)
-    ]
-    assert not fragments, "\n".join(["Begin with a verb, or with the thing itself:", *fragments])
-
-
-def test_no_name_stands_for_two_public_classes() -> None:
+def test_public_class_names_are_unique() -> None:
     found: dict[str, list[str]] = defaultdict(list)
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,0 +1,213 @@
+"""Names and texts use the words of the trade: private words may not spread beyond the counts of the baseline.
+
+After removing uses, lower the baseline: `.venv/bin/python tests/packaging/test_vocabulary.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+import subprocess
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BASELINE = Path(__file__).with_name("vocabulary_baseline.json")
+
+WORDS = {
+    r"pictures?|pictured": "image",
+    r"sounds?": "audio; of a checkpoint: finite, valid",
+    r"towers?": "vision encoder, audio encoder",
+    r"answers?|answered": "completion, response; of plugins: return value",
+    r"draws?|drawn|drew|drawing": "sample, generate",
+    r"texts": "strings; of data: sequences, documents",
+    r"told|said|says|asked": "passed, declared, reported, requested",
+    r"(?<!in )places?": "index, position; of a file: path",
+    r"tak(?:e|es|ing) turns": "layer rotation",
+    r"(?<!exit )(?<!status )(?<!error )codes|few bits|fewer bits": "quantized values, low-bit, FP8/INT8/NF4",
+    r"(?<!bounding )box(?:es)?": "of a tensor: shard, slice; in images: bounding box",
+    r"beside": "compared with, relative to",
+    r"elsewhere|other programs?|foreign": "third-party, compat",
+    r"obstacles?": "incompatibility",
+    r"journals?": "resume file, log",
+    r"keepers?|clerks?|desks?|speakers?": "job store, job runner, session, chat engine",
+    r"gaps?": "train-inference mismatch",
+    r"lags?|lagging": "staleness",
+    r"carry|carries|carried|hand(?:s|ed)? (?:on|over)": "pass",
+    r"verbs?": "command",
+    r"in (?:the )?place of": "instead of",
+    r"that (?:is|are) none|nobody can mean|cannot be meant": "invalid",
+    r"as ever|as it was|as they were": "unchanged",
+    r"in silence": "silently",
+    r"half of a surrogate(?: pair)?": "unpaired surrogate",
+    r"whoever|nobody|somebody": "the name of the component",
+}
+"""What not to write, in names and texts → what to write."""
+
+NAMES = {
+    r"words": "argv, arguments",
+    r"shares": "time breakdown",
+    r"owners": "owner rank",
+    r"(?<!neftune )noise": "NEFTune",
+    r"(?:tensor|rollout|sample|batch|save|process) plans?": "TP spec, batch schedule, save plan of DCP, layout",
+}
+"""The same, where only names count: in texts these words also have their usual meaning."""
+
+DEFINES = {
+    ast.FunctionDef: "name",
+    ast.AsyncFunctionDef: "name",
+    ast.ClassDef: "name",
+    ast.arg: "arg",
+    ast.Name: "id",
+    ast.Attribute: "attr",
+}
+"""Where nodes that may define a name keep it."""
+
+PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+class Use(NamedTuple):
+    """A private word in a name or a text."""
+
+    file: Path
+    line: int
+    word: str
+    entry: str
+
+    def __str__(self) -> str:
+        instead = {**WORDS, **NAMES}[self.entry]
+        return f"{self.file}:{self.line}: {self.word!r}: write {instead}"
+
+
+@functools.cache
+def _pattern(names: bool) -> tuple[re.Pattern[str], tuple[str, ...]]:
+    entries = (*WORDS, *(NAMES if names else ()))
+    return re.compile(rf"\b(?:{'|'.join(f'({entry})' for entry in entries)})\b", re.IGNORECASE), entries
+
+
+@functools.cache
+def _found(text: str, names: bool = False) -> tuple[tuple[int, str, str], ...]:
+    """Return for each private word the lines before it, itself, and its row of the table."""
+    pattern, entries = _pattern(names)
+    return tuple(
+        (text.count("\n", 0, each.start()), each[0], entries[each.lastindex - 1]) for each in pattern.finditer(text)
+    )
+
+
+@functools.cache
+def _split(name: str) -> str:
+    """`TowerReader` and `tower_reader` both become `tower reader`."""
+    return " ".join(PART.findall(name)).lower()
+
+
+def of_module(file: Path) -> Iterator[Use]:
+    """Yield the uses in a module: its own name, names that it defines, and its texts, but not its docstrings."""
+    own = file.parent.name if file.name == "__init__.py" else file.stem
+    for _, word, entry in _found(_split(own), names=True):
+        yield Use(file, 1, word, entry)
+    docstrings = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        kind = type(node)
+        found: Sequence[tuple[int, str, str]] = ()
+        if kind is ast.Expr:
+            docstrings.add(node.value)
+        elif kind is ast.Constant:
+            if isinstance(node.value, str) and " " in node.value and node not in docstrings:
+                found = _found(node.value)
+        elif kind in DEFINES and not isinstance(getattr(node, "ctx", None), ast.Load):
+            found = _found(_split(getattr(node, DEFINES[kind])), names=True)
+        for _, word, entry in found:
+            yield Use(file, node.lineno, word, entry)
+
+
+def of_page(file: Path) -> Iterator[Use]:
+    for before, word, entry in _found(file.read_text(encoding="utf-8")):
+        yield Use(file, before + 1, word, entry)
+
+
+def uses() -> list[Use]:
+    modules = sorted(ROOT.glob("packages/*/src/**/*.py"))
+    pages = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    found = [*(use for file in modules for use in of_module(file)), *(use for file in pages for use in of_page(file))]
+    return [use._replace(file=use.file.relative_to(ROOT)) for use in found]
+
+
+def risen(found: list[Use], baseline: dict[str, int]) -> list[str]:
+    """Return a message for each row that is used more often, with its uses on lines that changed since the baseline."""
+    counts = Counter(use.entry for use in found)
+    more = {entry: count for entry, count in counts.items() if count > baseline.get(entry, 0)}
+    if not more:
+        return []
+    changed = _changed_lines()
+    messages = []
+    for entry, count in more.items():
+        every = [use for use in found if use.entry == entry]
+        new = [use for use in every if changed is None or use.line in changed.get(str(use.file), ())] or every
+        messages += [f"{entry}: {count} uses, {baseline.get(entry, 0)} allowed", *(f"  {use}" for use in new[:20])]
+    return messages
+
+
+def _changed_lines() -> dict[str, set[int]] | None:
+    """Return for each file the lines that differ from the commit that wrote the baseline; None without git."""
+    try:
+        commit = _git("log", "-1", "--format=%H", "--", str(BASELINE)).strip()
+        difference = _git("diff", "-U0", commit, "--", "packages", "docs", "README.md")
+        untracked = _git("ls-files", "--others", "--exclude-standard", "--", "packages", "docs").splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    lines = {file: set(range(1, 100_000)) for file in untracked}
+    for part in re.split(r"^\+\+\+ b/", difference, flags=re.MULTILINE)[1:]:
+        hunks = re.findall(r"^@@ \S+ \+(\d+)(?:,(\d+))? @@", part, re.MULTILINE)
+        spans = [range(int(start), int(start) + int(length or 1)) for start, length in hunks]
+        lines[part.partition("\n")[0]] = {line for span in spans for line in span}
+    return lines
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_no_private_word_spreads() -> None:
+    """Counts may fall; a fall that the baseline does not have yet is a warning."""
+    found = uses()
+    baseline = json.loads(BASELINE.read_text())
+    assert not (messages := risen(found, baseline)), "\n".join(messages)
+    counts = Counter(use.entry for use in found)
+    if fallen := [entry for entry, allowed in baseline.items() if counts[entry] < allowed]:
+        warnings.warn(f"fewer uses of {', '.join(fallen)}: lower the baseline, see {__file__}", stacklevel=1)
+
+
+def test_new_use_is_named_with_its_line(tmp_path: Path) -> None:
+    """A name and a text, each with what to write; docstrings, parts of other words and usual meanings do not count."""
+    module = tmp_path / "reader.py"
+    module.write_text(
+        'def read_picture(placeholder):\n    """Read pictures."""\n    soundfile = placeholder\n'
+        '    raise ValueError("The tower\\nis in place.")\n'
+    )
+    page = tmp_path / "page.md"
+    page.write_text("# Exit codes\n\nDraw a bounding box.\nTwo boxes.\n")
+    found = [*of_module(module), *of_page(page)]
+    assert [(use.line, use.word) for use in found] == [(1, "picture"), (4, "tower"), (3, "Draw"), (4, "boxes")]
+    assert str(found[0]) == f"{module}:1: 'picture': write image"
+    baseline = dict.fromkeys(WORDS, 1)
+    assert risen(found, baseline) == []
+    assert str(found[0]) in "\n".join(risen([*found, found[0]], baseline))
+
+
+@pytest.mark.parametrize("entry", json.loads(BASELINE.read_text()) if BASELINE.exists() else [])
+def test_baseline_has_rows_of_the_table(entry: str) -> None:
+    assert entry in WORDS or entry in NAMES
+
+
+if __name__ == "__main__":
+    counts = Counter(use.entry for use in uses())
+    BASELINE.write_text(
+        json.dumps({entry: counts[entry] for entry in (*WORDS, *NAMES) if counts[entry]}, indent=1) + "\n"
+    )
