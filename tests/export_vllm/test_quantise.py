@@ -214,8 +214,8 @@ def test_a_quantised_model_that_transformers_reads_otherwise_is_not_exported(
             self.honest = honest(exporter=exporter)
             self.plugins = self.honest.plugins
 
-        def quantize(self, request: Any) -> Any:
-            found = self.honest.quantize(request)
+        def swift_quantize(self, request: Any) -> Any:
+            found = self.honest.swift_quantize(request)
             file = request.destination / "model.safetensors"
             tensors = load_file(file)
             tensors["model.layers.1.mlp.down_proj.weight_scale"] *= 2
