@@ -33,7 +33,7 @@ def drifts(model: Path, out: Path, changes: dict[str, Any]) -> list[float]:
         for step in range(3):
             batch = job.plan.batch(step, job.topology.data_rank, job.topology.data_size)
             ready, objective = job.ready(batch, training=True)
-            found.append(job.hooks.train_step(job.run, job.state, ready, objective).metrics["drift"])
+            found.append(job.hooks.swift_train_step(job.run, job.state, ready, objective).metrics["drift"])
         return found
 
 

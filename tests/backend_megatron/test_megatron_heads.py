@@ -37,10 +37,10 @@ def stored_and_computed(model: Path, out: Path, plan: dict[str, Any]) -> tuple[b
     settings = {**BASE, **SCORES, **MEGATRON, **plan, "model.path": str(model), "logging.output": str(out)}
     with open_job(config_from_mapping(settings), rows=ROWS) as job:
         batch = job.plan.batch(0, job.topology.data_rank, job.topology.data_size)
-        job.hooks.train_step(job.run, job.state, batch, job.objective)
+        job.hooks.swift_train_step(job.run, job.state, batch, job.objective)
         chunk = job.state.built.chunks[-1]
         head = chunk.output_layer.weight.detach()
-        streamed = dict(job.hooks.iter_weights(job.run, job.state))["score.weight"]
+        streamed = dict(job.hooks.swift_iter_weights(job.run, job.state))["score.weight"]
         rounded = streamed.bfloat16()
         return not torch.equal(streamed, rounded.float()), torch.equal(rounded, head)
 

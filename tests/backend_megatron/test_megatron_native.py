@@ -109,7 +109,7 @@ def test_megatron_loads_what_is_written_for_it(saved: Callable[[str], Path], tmp
                 job.state.step = megatron_saves.load(job.state, out / "iter_0000003")
             save_checkpoint(
                 tmp_path / "again", job.state.step,
-                fill=lambda writer: job.hooks.save_checkpoint(job.run, job.state, writer),
+                fill=lambda writer: job.hooks.swift_save_checkpoint(job.run, job.state, writer),
                 manifest=job.manifest.model_copy(update={"step": job.state.step}), is_main=job.is_main,
             ).wait()  # fmt: skip
             return job.state.step

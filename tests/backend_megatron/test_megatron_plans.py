@@ -129,7 +129,7 @@ def test_what_was_read_is_streamed_bit_for_bit(tmp_path: Path, name: str) -> Non
         settings = {"model.path": str(folder), "tuner.kind": "full", "model.dtype": "float32", **MEGATRON, **plan}
         original = load_file(folder / "model.safetensors")
         with open_job(config_from_mapping({**settings, "train.global_batch": 4}), rows=ROWS) as job:
-            found = dict(job.hooks.iter_weights(job.run, job.state))
+            found = dict(job.hooks.swift_iter_weights(job.run, job.state))
         assert found.keys() == original.keys()
         return [key for key, each in found.items() if not torch.equal(each, original[key])]
 

@@ -122,11 +122,11 @@ def measure(model: Path, out: Path, plan: dict[str, Any]) -> Measured:
     objective = EveryTokenView()
     with open_job(config_from_mapping(settings), rows=ROWS) as job:
         batch = with_values(job.plan.batch(0, job.topology.data_rank, job.topology.data_size))
-        result = job.hooks.forward(job.run, job.state, batch, objective)
+        result = job.hooks.swift_forward(job.run, job.state, batch, objective)
         assert result.tokens is not None
         samples = [sample.sample_id for row in batch.rows for sample in row]
         assert len(result.tokens) == len(samples)
-        step = job.hooks.train_step(job.run, job.state, batch, objective)
+        step = job.hooks.swift_train_step(job.run, job.state, batch, objective)
         assert step.loss == pytest.approx(result.loss, rel=1e-5)
     tokens = {sample: [dict(own)] for sample, own in zip(samples, result.tokens, strict=True)}
     return Measured(step.loss, step.grad_norm, tokens)

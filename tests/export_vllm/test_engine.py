@@ -226,7 +226,7 @@ def _trained(
         Loop(job).run()
         assert job.run.send_weights is not None
         job.run.send_weights(engine)
-        weights = {name: tensor.clone() for name, tensor in job.hooks.iter_weights(job.run, job.state)}
+        weights = {name: tensor.clone() for name, tensor in job.hooks.swift_iter_weights(job.run, job.state)}
         adapter = job.run.adapter_config
     if engine is None:
         return {}

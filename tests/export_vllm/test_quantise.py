@@ -216,8 +216,8 @@ def test_quantized_model_misread_by_transformers_is_refused(
             self.honest = honest(exporter=exporter)
             self.plugins = self.honest.plugins
 
-        def quantize(self, request: Any) -> Any:
-            found = self.honest.quantize(request)
+        def swift_quantize(self, request: Any) -> Any:
+            found = self.honest.swift_quantize(request)
             file = request.destination / "model.safetensors"
             tensors = load_file(file)
             tensors["model.layers.1.mlp.down_proj.weight_scale"] *= 2

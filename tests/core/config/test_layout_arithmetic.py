@@ -69,4 +69,4 @@ def test_sharding_backends_refuse_replicas_that_were_not_started(backend: str, t
     parsed = config_from_mapping({"backend.name": backend, "tuner.kind": "full", "parallel.dp_replicate": 4})
     asked = Run(parsed.config, parsed.backend_options, tmp_path, World(0, 0, 2), say=lambda _: None)
     with pytest.raises(UnsupportedPlan, match="dp_replicate 4 takes 4 processes, but 2 were started"):
-        open_hooks(load_backend(backend)).check_plan(asked)
+        open_hooks(load_backend(backend)).swift_check_plan(asked)

@@ -24,19 +24,20 @@ from swift.export.plugins import AdapterExporter, HuggingFaceExporter
 from swift.export.run import export_checkpoint
 from swift.export.state import export_state
 from swift.export.verify.reference import Reference, fixed_prompts, module_logps
+from swift.hookspecs import ExporterHooks
 from swift.models.names import canonical_parameters
 from swift.models.source import HfSource, open_source
 
 Damage = Callable[[Path], None]
 
 
-class Exporters:
+class Exporters(ExporterHooks):
     """Both exporters of core, called without pluggy; `damage` is done to the folder after writing."""
 
     def __init__(self, damage: Damage = lambda _: None) -> None:
         self._damage = damage
 
-    def export(self, _: object, weights: Iterator[tuple[str, torch.Tensor]], request: ExportRequest) -> Path:
+    def swift_export(self, _: object, weights: Iterator[tuple[str, torch.Tensor]], request: ExportRequest) -> Path:
         plugin = AdapterExporter() if "adapter" in request.destination.name else HuggingFaceExporter()
         folder = plugin.swift_export(weights, request)
         self._damage(folder)

@@ -20,6 +20,7 @@ from swift.errors import ExportError, ModelError
 from swift.export.objective import add_files_of_objective
 from swift.export.plugins import HuggingFaceExporter
 from swift.export.run import export_checkpoint
+from swift.hookspecs import ExporterHooks
 from swift.infer.find import find_weights
 from swift.models.sentence_files import stored_pooling, stored_prompts, write_sentence_files
 from swift.testing.objectives import install_objectives
@@ -83,10 +84,10 @@ def test_export_of_export_keeps_its_kind(reward: Path) -> None:
 
 
 def test_an_export_whose_scores_are_others_is_refused(reward: Path) -> None:
-    class Forgetful:
+    class Forgetful(ExporterHooks):
         """Writes a configuration under which the same weights compute something else."""
 
-        def export(self, _: object, weights: Any, request: Any) -> Path:
+        def swift_export(self, _: object, weights: Any, request: Any) -> Path:
             folder: Path = HuggingFaceExporter().swift_export(weights, request)
             config = json.loads((folder / "config.json").read_text())
             config["rms_norm_eps"] = 1.0

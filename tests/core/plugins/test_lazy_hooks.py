@@ -61,7 +61,7 @@ def hooks(**targets: str) -> Hooks:
 def test_target_is_imported_when_the_hook_is_called() -> None:
     opened = hooks(swift_check_plan="check")
     assert "lazy_acme" not in sys.modules
-    opened.check_plan("run")  # type: ignore[arg-type]  # passed unchanged
+    opened.swift_check_plan("run")  # type: ignore[arg-type]  # passed unchanged
     assert sys.modules["lazy_acme"].calls == ["run"]
 
 
@@ -92,7 +92,7 @@ def test_bad_target_is_blamed_on_its_plugin(target: str, error: str) -> None:
     plugin = type("Plugin", (), {"swift_wrap_model": lazy_hook(target)})
     opened = open_hooks(LoadedPlugin(ENTRY, plugin(), capabilities=Capabilities()))
     with pytest.raises((ImportError, TypeError)) as raised:
-        opened.wrap_model(None, None)  # type: ignore[arg-type]  # never looked at
+        opened.swift_wrap_model(None, None)  # type: ignore[arg-type]  # never looked at
     explanation = explained(raised.value)
     assert explanation is not None
     assert "backend 'acme' (acme-backend 2.5) failed in swift_wrap_model: " in explanation.message

@@ -23,26 +23,26 @@ def test_each_hook_passes_named_arguments(installed: Path) -> None:
     """Each phase reaches the backend with the arguments that it names."""
     hooks = open_hooks(load_backend("acme"))
     log: Any = []
-    assert hooks.setup(ANYTHING).data_size == 1
-    assert hooks.wrap_model(ANYTHING, ANYTHING) is ANYTHING
+    assert hooks.swift_setup(ANYTHING).data_size == 1
+    assert hooks.swift_wrap_model(ANYTHING, ANYTHING) is ANYTHING
     state: Any = SimpleNamespace(step=0)
-    assert hooks.shard(ANYTHING, state) is state
-    assert hooks.train_step(ANYTHING, ANYTHING, 3, ANYTHING).loss == 3.0  # type: ignore[arg-type]  # a stand-in batch
-    hooks.check_plan(ANYTHING)  # optional: nobody implements it
-    hooks.save_checkpoint(ANYTHING, ANYTHING, log)
-    hooks.load_checkpoint(ANYTHING, ANYTHING, log)
-    hooks.teardown(log)
+    assert hooks.swift_shard(ANYTHING, state) is state
+    assert hooks.swift_train_step(ANYTHING, ANYTHING, 3, ANYTHING).loss == 3.0  # type: ignore[arg-type]  # a stand-in batch
+    hooks.swift_check_plan(ANYTHING)  # optional: nobody implements it
+    hooks.swift_save_checkpoint(ANYTHING, ANYTHING, log)
+    hooks.swift_load_checkpoint(ANYTHING, ANYTHING, log)
+    hooks.swift_teardown(log)
     assert log == ["saved", "loaded", "torn down"]
     weight: Any = torch.zeros(2)
-    assert list(hooks.iter_weights(ANYTHING, weight)) == [("weight", weight)]
+    assert list(hooks.swift_iter_weights(ANYTHING, weight)) == [("weight", weight)]
 
 
 def test_an_observers_wrapper_goes_around_the_backends_step(installed: Path) -> None:
     hooks = open_hooks(load_backend("acme"), observers=load_observers(["doubler", "listener"]))
     seen = sys.modules["acme_observers"].seen
     seen.clear()
-    result = hooks.train_step(ANYTHING, ANYTHING, 3, ANYTHING)  # type: ignore[arg-type]  # a stand-in batch
-    hooks.step_end(ANYTHING, "record")  # type: ignore[arg-type]  # handed on untouched
+    result = hooks.swift_train_step(ANYTHING, ANYTHING, 3, ANYTHING)  # type: ignore[arg-type]  # a stand-in batch
+    hooks.swift_step_end(ANYTHING, "record")  # type: ignore[arg-type]  # handed on untouched
     assert result.loss == 6.0
     assert seen == [("before", 3), ("after", 3.0), ("told", "record")]
 
@@ -50,14 +50,14 @@ def test_an_observers_wrapper_goes_around_the_backends_step(installed: Path) -> 
 def test_runs_do_not_see_each_others_plugins(installed: Path) -> None:
     open_hooks(load_backend("acme"), observers=load_observers(["doubler"]))
     alone = open_hooks(load_backend("acme"))
-    assert alone.train_step(ANYTHING, ANYTHING, 3, ANYTHING).loss == 3.0  # type: ignore[arg-type]  # a stand-in batch
+    assert alone.swift_train_step(ANYTHING, ANYTHING, 3, ANYTHING).loss == 3.0  # type: ignore[arg-type]  # a stand-in batch
     assert alone.versions == {"backend:acme": "acme-good 1.0"}
 
 
 def test_hook_without_return_value_is_named(installed: Path) -> None:
     hooks = open_hooks(load_backend("acme"))
     with pytest.raises(PluginError, match=r"swift_forward answered nothing.*acme-good 1\.0"):
-        hooks.forward(ANYTHING, ANYTHING, ANYTHING, ANYTHING)
+        hooks.swift_forward(ANYTHING, ANYTHING, ANYTHING, ANYTHING)
 
 
 def test_all_processes_stop_when_one_has_another_version(installed: Path) -> None:

@@ -128,10 +128,10 @@ def test_frozen_role_is_evaluated_and_not_saved(tiny: Path, tmp_path: Path) -> N
     teacher = ModelRole("teacher", ModelSection(path=str(tiny)), trained=False)
     with opened(tiny, tmp_path, [teacher]) as job:
         batch, score, role = job.plan.batch(0, 0, 1), SegmentScore(adapters_off=False), job.roles["teacher"]
-        before = job.hooks.forward(job.run, job.state, batch, score).segments
+        before = job.hooks.swift_forward(job.run, job.state, batch, score).segments
         Loop(job).run()
         assert torch.equal(role.forward(batch, score).segments, before)
-        assert not torch.equal(job.hooks.forward(job.run, job.state, batch, score).segments, before)
+        assert not torch.equal(job.hooks.swift_forward(job.run, job.state, batch, score).segments, before)
         with pytest.raises(ValueError, match="teacher is not trained"):
             role.train_step(batch, job.objective)
     assert open_checkpoint(tmp_path / tiny.name / "run" / "checkpoint-2").facts.roles == {}

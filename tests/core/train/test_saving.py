@@ -38,7 +38,7 @@ def run(model: Path, output: Path, changes: dict[str, Any], step_after: threadin
     live: dict[int, dict[str, Any]] = {}
     with open_job(config_from_mapping(settings), rows=ROWS) as job:
         for record in Loop(job).steps():
-            weights = job.hooks.iter_weights(job.run, job.state)
+            weights = job.hooks.swift_iter_weights(job.run, job.state)
             live[record.step] = {name: tensor.clone().numpy() for name, tensor in weights}
             if record.step == SAVED_AT + 1:
                 step_after.set()

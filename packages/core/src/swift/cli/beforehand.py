@@ -115,7 +115,7 @@ def check_plan(parsed: Parsed, processes: int) -> None:
     hooks = open_hooks(backend, observers=load_observers(config.observers))
     run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
     with failing(backend.entry, "swift_check_plan"):
-        hooks.check_plan(run)
+        hooks.swift_check_plan(run)
     slices, rest = divmod(processes, config.parallel.sharing)
     if config.train.global_batch is not None and not rest:
         _raise(uneven_batch(config.train.global_batch, slices))
@@ -158,7 +158,7 @@ def _check_model(hooks: Hooks, run: Run, backend: PluginEntry) -> None:
     check_files(folder)
     # transformers knows a default for a key that is left out
     with failing(backend, "swift_check_model"), suppress(AttributeError):
-        hooks.check_model(run, StoredConfig(content))
+        hooks.swift_check_model(run, StoredConfig(content))
     if section.random_weights:
         return
     check_has_tokenizer(folder)

@@ -74,7 +74,9 @@ def _write_trainer(folder: Path, checkpoint: Checkpoint, source: HfSource, state
     adapter = state.adapter
     options = ExportSection(dtype="float32", shard_size_gb=_WHOLE_SHARDS, verify="none")
     hooks = open_hooks(exporter=load_exporter("hf" if adapter is None else "adapter"))
-    hooks.export(None, stored_weights(checkpoint, source, adapter), ExportRequest(folder, source, adapter, options))
+    hooks.swift_export(
+        None, stored_weights(checkpoint, source, adapter), ExportRequest(folder, source, adapter, options)
+    )
     if adapter is not None:
         copy_tokenizer(source.folder, folder, template=None)
     write_trainer_state(folder, state, checkpoint)

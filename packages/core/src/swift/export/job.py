@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from swift.config.sections import ExportSection
-from swift.contracts import ExportRequest, ModelSource, Run, WeightStream
+from swift.contracts import ExportRequest, ModelSource, Run
 from swift.export.verify.reference import LogProbabilities, Reference
+from swift.hookspecs import ExporterHooks
 from swift.terminal import Say
-
-
-class Exporter(Protocol):
-    """Writer of the folder: `swift.plugins.hooks.Hooks` with an exporter registered."""
-
-    def export(self, run: Run | None, weights: WeightStream, request: ExportRequest) -> Path:
-        """Write `weights` into `request.destination`."""
 
 
 @dataclass(frozen=True)
 class ExportJob:
     """One export: who writes which model where, and what is checked of it."""
 
-    exporter: Exporter
+    exporter: ExporterHooks
     to: str
     """Name of the exporter, as it is typed."""
     source: ModelSource
@@ -62,7 +56,7 @@ class ExportJob:
         return str(entries[0]) if entries else f"exporter {self.to!r}"
 
 
-def installed_exporter(name: str) -> Exporter:
+def installed_exporter(name: str) -> ExporterHooks:
     """Return the installed exporter of a name."""
     from swift.plugins.hooks import open_hooks
     from swift.plugins.load import load_exporter

@@ -82,7 +82,7 @@ def write_quantised(
         say=job.say,
     )
     exporter = open_hooks(exporter=scheme.exporter)
-    quantised: Quantized = exporter.quantize(request)
+    quantised: Quantized = exporter.swift_quantize(request)
     check_written(job.temporary, str(exporter.plugins[0].entry))
     if options.verify == "none":
         return

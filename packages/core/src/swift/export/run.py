@@ -18,11 +18,12 @@ from swift.errors import CheckpointError, ExportError, UsageError
 from swift.export.calibration import calibration_rows
 from swift.export.destination import check_destination, default_destination
 from swift.export.in_place import put_in_place
-from swift.export.job import Exporter, ExportJob, installed_exporter
+from swift.export.job import ExportJob, installed_exporter
 from swift.export.push import push
 from swift.export.quantised import requested_scheme, scratch, write_quantised
 from swift.export.state import export_state
 from swift.export.stored import base_of, stored_weights
+from swift.hookspecs import ExporterHooks
 from swift.infer.find import check_finished, check_weights_of, settings_of_folder
 from swift.models.config_file import read_config
 from swift.terminal import Say, waiting
@@ -39,7 +40,7 @@ def export_checkpoint(
     to: str,
     options: ExportSection,
     say: Say,
-    exporter: Exporter | None = None,
+    exporter: ExporterHooks | None = None,
     trust_remote_code: bool = False,
     model: str | None = None,
 ) -> Path:

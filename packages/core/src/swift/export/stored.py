@@ -85,4 +85,4 @@ def write_model_weights(stored: StoredTensors, *, source: ModelSource, adapter: 
     """
     exporter = installed_exporter("hf" if adapter is None else "adapter")
     weights = stored_weights(stored, source, adapter)
-    exporter.export(None, weights, ExportRequest(stored.folder, source, adapter, ExportSection()))
+    exporter.swift_export(None, weights, ExportRequest(stored.folder, source, adapter, ExportSection()))

@@ -10,7 +10,16 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from swift.contracts import ForwardResult, ProcessLayout, Quantized, StepResult, Topology, Traffic
+from swift.contracts import (
+    ExportRequest,
+    ForwardResult,
+    ProcessLayout,
+    Quantized,
+    QuantizeRequest,
+    StepResult,
+    Topology,
+    Traffic,
+)
 from swift.errors import PluginError
 from swift.plugins.blame import blaming, class_name, failing, if_not_yours
 from swift.plugins.entry import PluginEntry
@@ -141,21 +150,22 @@ def _weights(entry: PluginEntry, hook: str, stream: Iterator[Any]) -> Iterator[t
 
 
 @looking
-def exported_folder(entry: PluginEntry, hook: str, came: object, destination: Path) -> Path:
+def exported_folder(entry: PluginEntry, hook: str, came: object, request: ExportRequest) -> Path:
     """Check that `swift_export` returned the folder that it was given."""
     if not isinstance(came, str | os.PathLike):
         raise wrong(entry, hook, "the folder that it wrote", came)
-    if Path(came).absolute() != destination.absolute():
-        raise wrong(entry, hook, f"the folder that it was given ({destination})", os.fspath(came))
+    if Path(came).absolute() != request.destination.absolute():
+        raise wrong(entry, hook, f"the folder that it was given ({request.destination})", os.fspath(came))
     return Path(came)
 
 
 @looking
-def quantized(entry: PluginEntry, hook: str, came: object, prompts: int) -> Quantized:
+def quantized(entry: PluginEntry, hook: str, came: object, request: QuantizeRequest) -> Quantized:
     """Check that `swift_quantize` returned log-probabilities of the quantised weights for each prompt."""
     if not isinstance(came, Quantized):
         raise wrong(entry, hook, "a swift.contracts.Quantized", came)
     logps: object = came.logps
+    prompts = len(request.prompts)
     if not (isinstance(logps, Sequence) and len(logps) == prompts and all(isinstance(e, Sequence) for e in logps)):
         raise wrong(entry, hook, f"log-probabilities of {prompts} prompts", logps)
     if not all(_is_number(value) for each in logps for value in each):

@@ -436,7 +436,7 @@ def _refusal(trials: Trials, changes: Mapping[str, Any]) -> UnsupportedPlan | No
     try:
         parsed = config_from_mapping({"backend.name": trials.backend, "tuner.kind": "full", **changes})
         run = Run(parsed.config, parsed.backend_options, Path(), World(0, 0, 2), say=say_nothing)
-        open_hooks(load_backend(trials.backend)).check_plan(run)
+        open_hooks(load_backend(trials.backend)).swift_check_plan(run)
     except UnsupportedPlan as refusal:
         return refusal
     return None

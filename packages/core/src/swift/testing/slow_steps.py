@@ -28,7 +28,7 @@ def slowed(job: Job) -> Iterator[None]:
     at = 0
     plan: Any = job.plan
     hooks: Any = job.hooks
-    batch, train_step, cost = plan.batch, hooks.train_step, shares.COST
+    batch, train_step, cost = plan.batch, hooks.swift_train_step, shares.COST
 
     def sleep(reason: str) -> None:
         if SLOW_AT.get(at) == reason:
@@ -53,11 +53,11 @@ def slowed(job: Job) -> Iterator[None]:
         updates.add(at)
 
     hook = register_optimizer_step_post_hook(slow_update)
-    plan.batch, hooks.train_step = slow_batch, late_step
+    plan.batch, hooks.swift_train_step = slow_batch, late_step
     shares.COST = math.inf
     try:
         yield
     finally:
         hook.remove()
         shares.COST = cost
-        del plan.batch, hooks.train_step
+        del plan.batch, hooks.swift_train_step

@@ -91,7 +91,7 @@ class TokenJob(Job):
         first = self.plan.batch(0, self.topology.data_rank, self.topology.data_size)
         for batch in (first, *(self.validation_batches() or ())):
             ready, objective = self.ready(batch)
-            result: Any = self.hooks.forward(self.run, self.state, ready, objective)
+            result: Any = self.hooks.swift_forward(self.run, self.state, ready, objective)
             samples = [sample.sample_id for row in batch.rows for sample in row]
             vectors = [] if result.segments is None else result.segments.tolist()
             found.tokens += zip(samples, result.tokens, strict=True)

@@ -127,7 +127,7 @@ class Trial:
             try:
                 next(records)
             except Exception as error:
-                after = job.hooks.iter_weights(job.run, job.state)
+                after = job.hooks.swift_iter_weights(job.run, job.state)
                 moved = max(float((tensor - before[name]).abs().max()) for name, tensor in after)
                 return f"{type(error).__name__}: {error}", moved
             return "no error", 0.0
@@ -185,7 +185,7 @@ def _watched(
 
 
 def _weights(job: Job) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in job.hooks.iter_weights(job.run, job.state)}
+    return {name: value.detach().clone() for name, value in job.hooks.swift_iter_weights(job.run, job.state)}
 
 
 class _Poisoned:
@@ -210,7 +210,7 @@ def _stream(job: Job, *, weighed: bool) -> Streamed:
     streamed = Streamed({}, {}, {}, [], 0, 0, 0)
     with _new_tensors() if weighed else nullcontext() as scale:
         kept: set[int] = set()
-        for name, tensor in job.hooks.iter_weights(job.run, job.state):
+        for name, tensor in job.hooks.swift_iter_weights(job.run, job.state):
             size = tensor.numel() * tensor.element_size()
             if name in streamed.dtypes:
                 streamed.twice.append(name)

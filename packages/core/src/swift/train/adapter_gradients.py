@@ -34,7 +34,7 @@ class FirstUpdate:
         if self._looked or result.skipped or not (result.learning_rate > 0 and result.grad_norm > 0):
             return
         self._looked = True
-        with_gradient, without = reached(self._job.hooks.iter_weights(self._job.run, self._job.state))
+        with_gradient, without = reached(self._job.hooks.swift_iter_weights(self._job.run, self._job.state))
         if without:
             experts = {name.split(".")[-2] for name in self._job.source.names() if ".experts." in name}
             self._job.run.say(_sentence(with_gradient, without, experts, record.step))

@@ -49,7 +49,7 @@ def evaluate(
     sums: dict[str, tuple[float, float]] = {}
     for batch in batches:
         completed, objective = ready(batch)
-        result = hooks.forward(run, state, completed, objective)
+        result = hooks.swift_forward(run, state, completed, objective)
         loss += result.loss * result.weight
         weight += result.weight
         for name, (value, count) in result.metrics.items():
@@ -70,7 +70,7 @@ def check_evaluation(job: Job) -> None:
         job.best.check(names)
     elif job.best.metric != "loss" and batches is not None:
         batch, objective = job.ready(next(batches))
-        result = job.hooks.forward(job.run, job.state, batch, objective)
+        result = job.hooks.swift_forward(job.run, job.state, batch, objective)
         job.best.check({"loss", *result.metrics})
     save_steps = job.run.config.checkpoint.save_steps
     if save_steps and train.eval_steps and save_steps % train.eval_steps:

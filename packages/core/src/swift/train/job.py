@@ -79,12 +79,12 @@ class Job:
             batch = reference.with_adapter_off(self.hooks, self.run, self.state, batch)
         objective = self.objective
         if objective.baseline is not None:
-            sums = self.hooks.forward(self.run, self.state, batch, objective.baseline).metrics
+            sums = self.hooks.swift_forward(self.run, self.state, batch, objective.baseline).metrics
             means = {name: value / weight for name, (value, weight) in sums.items() if weight}
             objective = objective.with_baseline(means)
         first = getattr(objective, "first_pass", None)
         if first is not None and not first_pass.is_whole(batch, self.topology):
-            seen = self.hooks.forward(self.run, self.state, replace(batch, dropout=training), first)
+            seen = self.hooks.swift_forward(self.run, self.state, replace(batch, dropout=training), first)
             batch = first_pass.completed(batch, objective, seen.segments, self.topology, self.comms)
         return batch, objective
 

@@ -108,7 +108,7 @@ class Loop:
         with ExitStack() as stack:
             stack.callback(self.saver.wait)
             if job.is_main:
-                job.hooks.run_start(job.run)
+                job.hooks.swift_run_start(job.run)
             try:
                 yield from self._each_step()
                 self.saver.wait()
@@ -152,7 +152,7 @@ class Loop:
             ready, objective = job.ready(batch, training=True)
             try:
                 of_roles = train_roles(job.plan, step, batch)
-                result = job.hooks.train_step(job.run, job.state, ready, objective)
+                result = job.hooks.swift_train_step(job.run, job.state, ready, objective)
             except NonFiniteStep as failure:
                 self.saver.wait()
                 raise not_finite(job, step + 1, failure, self.saver.last) from None
@@ -195,7 +195,7 @@ class Loop:
         """Hand the record to the observers, and agree with the other processes on whether the run is stopped."""
         if self.job.is_main:
             check_folder(self.job, record.step)
-            self.job.hooks.step_end(self.job.run, record)
+            self.job.hooks.swift_step_end(self.job.run, record)
         self.due.agree(record.step)
 
     def save_if_due(self, record: StepRecord) -> None:
@@ -239,7 +239,7 @@ class Loop:
         if self.job.is_main:
             if self.job.data.stream is not None:
                 report_data(self.job.run, self.job.data)
-            self.job.hooks.run_end(self.job.run, summary)
+            self.job.hooks.swift_run_end(self.job.run, summary)
 
 
 def _padded_tokens(batch: Batch) -> int:

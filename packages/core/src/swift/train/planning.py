@@ -37,7 +37,7 @@ class ModelInTraining:
         """Evaluate an objective with the weights as they are now; called on every process."""
         if self.state is None:
             raise _too_early("forward")
-        return self._hooks.forward(self.run, self.state, batch, objective)
+        return self._hooks.swift_forward(self.run, self.state, batch, objective)
 
     def send_weights(self, engine: InferenceEngine | None) -> None:
         """Update an inference engine to the weights as they are now; called on every process."""

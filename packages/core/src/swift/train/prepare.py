@@ -114,14 +114,14 @@ def open_job(
         plugins=hooks.versions,
     )
     check_roles(roles, hooks, config)
-    hooks.check_plan(run)
+    hooks.swift_check_plan(run)
     comms: Comms | None = None
     watchdog: Watchdog | None = None
     claim: RunClaim | None = None
     began = False
     try:
         with waiting(f"Starting the {config.backend.name} backend"):
-            run.topology = hooks.setup(run)
+            run.topology = hooks.swift_setup(run)
         comms = Comms()
         compare_fingerprints(fingerprint(hooks.plugins), comms.gather)
         limit = timedelta(minutes=config.train.timeout_minutes)
@@ -146,7 +146,7 @@ def open_job(
         if comms is not None:
             comms.close()
         run.send_weights = None
-        _finish(run, lambda: hooks.teardown(run))
+        _finish(run, lambda: hooks.swift_teardown(run))
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def _closed_at_end(run: Run) -> Iterator[ExitStack]:
         _finish(run, stack.close)
 
 
-def _finish(run: Run, undo: Callable[[], None]) -> None:
+def _finish(run: Run, undo: Callable[[], object]) -> None:
     """Leave nothing behind; what goes wrong with it must not hide why the run failed."""
     if sys.exc_info()[0] is None:
         undo()
@@ -185,7 +185,7 @@ def _prepare(
 
     with waiting(f"Opening {run.config.model.path}"):
         source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
-    setup.hooks.check_model(run, source.config)
+    setup.hooks.swift_check_model(run, source.config)
     run.config = settle_padding(run.config, source, setup.hooks.capabilities.features, run.topology.device)
     plugin = load_objective(run.config.objective.name)
     objective = make_objective(
@@ -220,7 +220,7 @@ def _prepare(
         score_reference(setup, objective, samples, state, source.fingerprint)
     model.roles = opened = {
         role.name: open_role(
-            role, run, setup.hooks, sources[role.name], lambda: exported(setup.hooks.iter_weights(run, state))
+            role, run, setup.hooks, sources[role.name], lambda: exported(setup.hooks.swift_iter_weights(run, state))
         )
         for role in roles
     }
@@ -394,12 +394,12 @@ def load_model(setup: Setup, source: ModelSource) -> TrainState:
     """Let the backend build, distribute and fill the model, and make its weights reachable for inference engines."""
     run, hooks = setup.run, setup.hooks
     with waiting("Loading the model"):
-        state = hooks.shard(run, hooks.wrap_model(run, source))
+        state = hooks.swift_shard(run, hooks.swift_wrap_model(run, source))
     run.adapter_start = {}  # the model has them
     base = as_trained(as_exported(source), run)
 
     def send(inference: InferenceEngine | None) -> None:
-        weights = adapters_as_trained(exported(hooks.iter_weights(run, state)), run)
+        weights = adapters_as_trained(exported(hooks.swift_iter_weights(run, state)), run)
         send_weights(inference, weights, source=base, adapter=run.adapter_config, version=state.step)
 
     run.send_weights = send

@@ -66,7 +66,7 @@ def to_be_scored(data: Prepared | None) -> ReferencedSamples:
 
 def with_adapter_off(hooks: Hooks, run: Run, state: TrainState, batch: Batch) -> Batch:
     """Return the batch with reference log-probabilities of this moment's base model."""
-    scores = hooks.forward(run, state, batch, SegmentScore(adapters_off=True)).segments
+    scores = hooks.swift_forward(run, state, batch, SegmentScore(adapters_off=True)).segments
     return _attach(batch, scores)
 
 
@@ -109,7 +109,7 @@ class ScoreCache:
         own: list[tuple[int, tuple[float, ...]]] = []
         for batch in progress(batches, "scoring", on=self._comms.rank == 0):
             batch = replace(batch, media_reader=self._run.media_reader)
-            segments = self._hooks.forward(self._run, self._state, batch, objective).segments
+            segments = self._hooks.swift_forward(self._run, self._state, batch, objective).segments
             for row in _attach(batch, segments).rows:
                 own += [(sample.sample_id, _values(sample)) for sample in row]
         by_id = dict(pair for scored in self._comms.gather(own) for pair in scored)

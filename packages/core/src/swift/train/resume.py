@@ -148,7 +148,7 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
         adapter=job.run.adapter_config,
         config=job.manifest.config,
     )
-    job.hooks.load_checkpoint(job.run, job.state, checkpoint)
+    job.hooks.swift_load_checkpoint(job.run, job.state, checkpoint)
     step = checkpoint.facts.step
     job.state.step = step
     for role in job.saved_roles:

@@ -72,11 +72,11 @@ class RoleModel:
         """Make one optimizer step over one global batch."""
         if not self.role.trained:
             raise ValueError(f"{self.name} is not trained in this run")
-        return self.hooks.train_step(self.run, self.state, batch, objective)
+        return self.hooks.swift_train_step(self.run, self.state, batch, objective)
 
     def forward(self, batch: Batch, objective: Objective) -> ForwardResult:
         """Compute the objective's sums without gradient."""
-        return self.hooks.forward(self.run, self.state, batch, objective)
+        return self.hooks.swift_forward(self.run, self.state, batch, objective)
 
     def follow(self, part: float) -> None:
         """Make each weight a mixture: `part` of the policy's, and the rest of its own."""
@@ -84,15 +84,15 @@ class RoleModel:
             raise ValueError(f"{self.name} does not follow the policy in this run")
         before_update()  # a checkpoint that is written in the background has its weights as they were
         with follow(self.iter_weights(), self.policy_weights(), part, self.run.folder) as mixture:
-            self.hooks.load_checkpoint(self.run, self.state, mixture)
+            self.hooks.swift_load_checkpoint(self.run, self.state, mixture)
 
     def iter_weights(self) -> WeightStream:
         """Stream whole tensors by their Hugging Face names; every process reads it to its end."""
-        return self.hooks.iter_weights(self.run, self.state)
+        return self.hooks.swift_iter_weights(self.run, self.state)
 
     def save(self, writer: CheckpointWriter) -> None:
         """Hand everything that changes to the writer of the run's checkpoint, under names that the role owns."""
-        self.hooks.save_checkpoint(self.run, self.state, OwnedWriter(writer, self.name))
+        self.hooks.swift_save_checkpoint(self.run, self.state, OwnedWriter(writer, self.name))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Fill the model and its optimizer from the run's checkpoint."""
@@ -105,7 +105,7 @@ class RoleModel:
                 f"{self.name} (now {saved}).",
                 hint="Resume with the settings of the run, or start a new one without --resume_from_checkpoint.",
             )
-        self.hooks.load_checkpoint(self.run, self.state, reader)
+        self.hooks.swift_load_checkpoint(self.run, self.state, reader)
         self.state.step = record.step
 
     def record(self) -> RoleRecord:
@@ -125,7 +125,7 @@ def role_sources(roles: Sequence[ModelRole], policy: Run, hooks: Hooks) -> dict[
     for role in roles:
         run = policy.for_role(role)
         source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
-        hooks.check_model(run, source.config)
+        hooks.swift_check_model(run, source.config)
         sources[role.name] = source
     return sources
 
@@ -152,12 +152,12 @@ def open_role(
 ) -> RoleModel:
     """Let the backend build, distribute and fill the model of a role, in the processes that hold the policy."""
     run = policy.for_role(role)
-    hooks.check_plan(run)
+    hooks.swift_check_plan(run)
     optim = run.config.optim
     if optim.lr is None:  # as for the policy, whose configuration has it filled in
         optim = optim.model_copy(update={"lr": load_tuner(run.config.tuner.kind).object.learning_rate})
         run.config = run.config.model_copy(update={"optim": optim})
     run.schedule = role.schedule or Schedule.from_config(optim, run.config.learning_rate, policy.total_steps)
-    state = hooks.shard(run, hooks.wrap_model(run, source))
+    state = hooks.swift_shard(run, hooks.swift_wrap_model(run, source))
     run.adapter_start = {}  # the model has them
     return RoleModel(role, run, hooks, source, state, policy_weights)

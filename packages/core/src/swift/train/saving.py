@@ -99,7 +99,7 @@ class CheckpointSaver:
             job.run,
             objective=job.run.config.objective.model_dump(mode="json"),
         )
-        export_state(export, exported(job.hooks.iter_weights(job.run, job.state)), is_main=job.is_main)
+        export_state(export, exported(job.hooks.swift_iter_weights(job.run, job.state)), is_main=job.is_main)
 
     def wait(self) -> None:
         """Wait for work in the background, and raise the error of a save that failed."""
@@ -110,7 +110,7 @@ class CheckpointSaver:
     def _fill(self, writer: CheckpointWriter) -> None:
         if not self._job.run.config.checkpoint.optimizer_state:
             writer = WeightsOnlyWriter(writer)
-        self._job.hooks.save_checkpoint(self._job.run, self._job.state, writer)
+        self._job.hooks.swift_save_checkpoint(self._job.run, self._job.state, writer)
         for role in self._job.saved_roles:
             role.save(writer)
 
@@ -140,7 +140,7 @@ class CheckpointSaver:
         job = self._job
         if not job.is_main:
             return
-        job.hooks.checkpoint_saved(job.run, step, self.last)
+        job.hooks.swift_checkpoint_saved(job.run, step, self.last)
         best = job.best.saved_step
         if best is not None and best in whole_checkpoints(job.run.folder):
             link(job.run.folder, BEST, best)
