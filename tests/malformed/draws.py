@@ -34,7 +34,7 @@ def drawn(name: str, values: Iterable[T], count: int) -> list[T]:
 def wrong(name: str, count: int, *right: str) -> list[Any]:
     """So many values of other kinds than the right ones, each of another kind while there are some, or of no use."""
     draw = Random(name)
-    kinds = [*([value for value in values] for kind, values in KINDS.items() if kind not in right), list(NEVER)]
+    kinds = [*(list(values) for kind, values in KINDS.items() if kind not in right), list(NEVER)]
     draw.shuffle(kinds)
     return [draw.choice(kinds[number % len(kinds)]) for number in range(count)]
 

@@ -195,36 +195,21 @@ def test_a_row_is_learned_from_or_refused_by_its_line(
     verb: list[str], row: dict[str, Any], place: tuple[str | int, ...], template: Path
 ) -> None:
     title = f"{verb[-1]} {named(place)}"
-    values = [*drawn(title, sorted(VALUES.keys() - NEVER_LEARNED), 7), *drawn(title, sorted(NEVER_LEARNED), 3)]
-    judge_all(
-        [
-            Case(
-                f"{title} {name}",
-                training(verb, row, spoiled(row, place, VALUES[name])),
-                expected(place, name),
-                ("rows.jsonl:3",),
-            )
-            for name in values
-        ],
-        template,
-    )
+    names = [*drawn(title, sorted(VALUES.keys() - NEVER_LEARNED), 7), *drawn(title, sorted(NEVER_LEARNED), 3)]
+    builds = {name: training(verb, row, spoiled(row, place, VALUES[name])) for name in names}
+    cases = [Case(name, build, expected(place, name), ("rows.jsonl:3",)) for name, build in builds.items()]
+    judge_all(cases, template)
 
 
 @pytest.mark.parametrize(("row", "place"), ASKED, ids=[named(place) for _, place in ASKED])
 def test_a_question_is_asked_or_refused_by_its_line(
     row: dict[str, Any], place: tuple[str | int, ...], template: Path
 ) -> None:
-    values = [
-        *drawn(named(place), sorted(VALUES.keys() - NEVER_LEARNED), 5),
-        *drawn(named(place), sorted(NEVER_LEARNED), 2),
-    ]
-    judge_all(
-        [
-            Case(name, asking(spoiled(row, place, VALUES[name])), expected(place, name), ("rows.jsonl:2",))
-            for name in values
-        ],
-        template,
-    )
+    usual = sorted(VALUES.keys() - NEVER_LEARNED - {"3,000 letters", "deep JSON in a text"})  # too long
+    names = [*drawn(named(place), usual, 5), *drawn(named(place), sorted(NEVER_LEARNED), 2)]
+    lines = {name: spoiled(row, place, VALUES[name]) for name in names}
+    cases = [Case(name, asking(line), expected(place, name), ("rows.jsonl:2",)) for name, line in lines.items()]
+    judge_all(cases, template)
 
 
 def labelled(label: object, folder: Path) -> Sequence[str]:
