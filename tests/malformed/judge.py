@@ -18,8 +18,8 @@ A class that needs more (a checkpoint) makes a template of its own, once, as a f
 random is drawn from `random.Random(name of the case)`, so that a case is the same in every run. A case should take
 less than 0.3 s: prefer commands that end before a model is loaded, and keep what must be loaded tiny.
 
-`sampled` marks most cases of a class: `make test` runs a sample, `make test-all` half of them, and `make conformance`
-the rest.
+`sampled` marks most cases of a class: `make test` runs a sample, `make test-all` all of them. Values of keys are drawn,
+see `draws.py`.
 """
 
 from __future__ import annotations
@@ -79,17 +79,12 @@ class Case:
 
 
 def sampled(cases: Sequence[Case], every: int = 10) -> list[object]:
-    """Returns the cases as parameters of a test: every so-manyth is quick, and half of the others are rare."""
+    """Returns the cases as parameters of a test: every so-manyth is quick."""
     names = [case.name for case in cases]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"cases of the same name: {', '.join(sorted(repeated))}")
-    return [pytest.param(case, id=case.name, marks=_marks(index, every)) for index, case in enumerate(cases)]
-
-
-def _marks(index: int, every: int) -> Sequence[pytest.MarkDecorator]:
-    if index % every == 0:
-        return ()
-    return (pytest.mark.rare if index % 2 else pytest.mark.full,)
+    marks = [(pytest.mark.full,) if index % every else () for index in range(len(cases))]
+    return [pytest.param(case, id=case.name, marks=each) for case, each in zip(cases, marks, strict=True)]
 
 
 def judge(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draws import drawn
 from judge import Case, judge, sampled
 
 Build = Callable[[Path], Sequence[str]]
@@ -107,12 +108,12 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 CASES = [
     Case(f"{name} in {suffix}", content(f"rows{suffix}", data), "refused", (f"rows{suffix}",))
     for name, data in FOREIGN.items()
-    for suffix in SUFFIXES
+    for suffix in drawn(name, SUFFIXES, 2)
 ]
 CASES += [
     Case(f"{name} in {suffix} of a folder", content(f"folder/rows{suffix}", data), "refused", ("folder",))
     for name, data in list(FOREIGN.items())[::4]
-    for suffix in SUFFIXES
+    for suffix in drawn(f"{name} in a folder", SUFFIXES, 1)
 ]
 
 # ---------------------------------------------------------------- lines
@@ -341,8 +342,14 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "half float": lambda pa: pa.array([1.0, 2.0]).cast(pa.float16()),
     "uint64": lambda pa: pa.array([2**64 - 1, 0], pa.uint64()),
 }
+COLUMNS: tuple[tuple[str, dict[str, Callable[[Any], Any]], tuple[str, ...]], ...] = (
+    ("messages", {}, ("sft",)),
+    ("query", TEXTS, ("sft",)),
+    ("note", TEXTS, ("sft",)),
+    ("label", TEXTS, ("rlhf", "--rlhf_type", "kto")),
+)
 CASES += [Case(f"Parquet: {name}", *given) for name, given in PARQUET.items()]
-CASES += [Case(f"Parquet: bytes overwritten, {n}", damaged(flipped(n)), "either", ("rows.parquet",)) for n in range(40)]
+CASES += [Case(f"Parquet: bytes overwritten, {n}", damaged(flipped(n)), "either", ("rows.parquet",)) for n in range(15)]
 CASES += [
     Case(
         f"Parquet: {column} of {kind}",
@@ -351,12 +358,7 @@ CASES += [
         ("rows.parquet",),
     )
     for kind, make in KINDS.items()
-    for column, base, verb in (
-        ("messages", {}, ("sft",)),
-        ("query", TEXTS, ("sft",)),
-        ("note", TEXTS, ("sft",)),
-        ("label", TEXTS, ("rlhf", "--rlhf_type", "kto")),
-    )
+    for column, base, verb in drawn(kind, COLUMNS, 1)
 ]
 
 # ---------------------------------------------------------------- folders that datasets saved
@@ -456,7 +458,7 @@ SAVED: dict[str, tuple[Build, str, tuple[str, ...]]] = {
     ),
 }
 CASES += [Case(f"saved: {name}", *given) for name, given in SAVED.items()]
-CASES += [Case(f"saved: bytes overwritten, {n}", saved(arrow(flipped(n))), "either", ("arrow",)) for n in range(12)]
+CASES += [Case(f"saved: bytes overwritten, {n}", saved(arrow(flipped(n))), "either", ("arrow",)) for n in range(5)]
 
 # ---------------------------------------------------------------- dataset_info.json
 
@@ -509,7 +511,7 @@ CASES += [
         ("mine",) if key != "columns" or value[0] == "{" else ("dataset_info.json",),
     )
     for key, values in WRONG.items()
-    for value in values
+    for value in drawn(key, values, 3)
 ]
 
 # ---------------------------------------------------------------- names

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from draws import drawn, judge_all
 from judge import Case, judge, sampled
 
 VALUES: dict[str, str] = {
@@ -169,21 +169,6 @@ def named(place: Sequence[str | int]) -> str:
     return ".".join(map(str, place))
 
 
-ROWS = [
-    Case(
-        f"{verb[-1]} {named(place)} {name}",
-        training(verb, row, spoiled(row, place, value)),
-        "either",
-        ("rows.jsonl:3",),
-    )
-    for verb, row, place in PLACES
-    for name, value in VALUES.items()
-]
-QUESTIONS = [
-    Case(f"infer {named(place)} {name}", asking(spoiled(row, place, value)), "either", ("rows.jsonl:2",))
-    for row, place in ASKED
-    for name, value in VALUES.items()
-]
 NEVER_LEARNED = {
     "infinite",
     "NaN",
@@ -195,13 +180,36 @@ NEVER_LEARNED = {
     "100,000 levels",
 }
 """Of these no sample can be made, wherever they stand and something of the row is read from there."""
-CASES = [
-    replace(case, expected="refused")
-    if not case.name.startswith(("sft images", "sft messages.1.reasoning_content", "infer note"))
-    and any(case.name.endswith(f" {name}") for name in NEVER_LEARNED)
-    else case
-    for case in (*ROWS, *QUESTIONS)
-]
+UNREAD = ("images", "messages.1.reasoning_content", "note")
+"""What may hold anything, since nothing is learned or asked from there."""
+
+
+def expected(place: Sequence[str | int], value: str) -> Literal["refused", "either"]:
+    return "refused" if value in NEVER_LEARNED and named(place) not in UNREAD else "either"
+
+
+@pytest.mark.parametrize(
+    ("verb", "row", "place"), PLACES, ids=[f"{verb[-1]} {named(place)}" for verb, _, place in PLACES]
+)
+def test_a_row_is_learned_from_or_refused_by_its_line(
+    verb: list[str], row: dict[str, Any], place: tuple[str | int, ...], template: Path
+) -> None:
+    title = f"{verb[-1]} {named(place)}"
+    names = [*drawn(title, sorted(VALUES.keys() - NEVER_LEARNED), 7), *drawn(title, sorted(NEVER_LEARNED), 3)]
+    builds = {name: training(verb, row, spoiled(row, place, VALUES[name])) for name in names}
+    cases = [Case(name, build, expected(place, name), ("rows.jsonl:3",)) for name, build in builds.items()]
+    judge_all(cases, template)
+
+
+@pytest.mark.parametrize(("row", "place"), ASKED, ids=[named(place) for _, place in ASKED])
+def test_a_question_is_asked_or_refused_by_its_line(
+    row: dict[str, Any], place: tuple[str | int, ...], template: Path
+) -> None:
+    usual = sorted(VALUES.keys() - NEVER_LEARNED - {"3,000 letters", "deep JSON in a text"})  # too long
+    names = [*drawn(named(place), usual, 5), *drawn(named(place), sorted(NEVER_LEARNED), 2)]
+    lines = {name: spoiled(row, place, VALUES[name]) for name in names}
+    cases = [Case(name, asking(line), expected(place, name), ("rows.jsonl:2",)) for name, line in lines.items()]
+    judge_all(cases, template)
 
 
 def labelled(label: object, folder: Path) -> Sequence[str]:
@@ -212,12 +220,12 @@ def labelled(label: object, folder: Path) -> Sequence[str]:
     return ["config", "show", "sft", "--model", "model", "--dataset", "rows.jsonl", *task, "--sample", "2"]
 
 
-CASES += [
+CASES = [
     Case(f"a class that is {name}", partial(labelled, label), "refused", ("rows.jsonl:2",))
     for name, label in (("a list", [1]), ("a text with NUL", "a\0b"), ("a long list", [1] * 50_000))
 ]
 
 
 @pytest.mark.parametrize("case", sampled(CASES))
-def test_a_row_is_learned_from_or_refused_by_its_line(case: Case, template: Path) -> None:
+def test_a_label_that_is_no_class_is_refused(case: Case, template: Path) -> None:
     judge(case, template)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
 
+from draws import drawn
 from judge import Case
 from plugin_maker import GROUPS, SMALL, TRAINING, as_test, case, command, hook, install, plugin
 
@@ -40,7 +41,7 @@ SAMPLE = ("--dataset", "data.jsonl", "--eval_steps", "1", "--val_dataset", "data
 
 def imported() -> Iterator[Case]:
     for number, (kind, (how, (statement, said))) in enumerate(itertools.product(GROUPS, RAISED.items())):
-        if number % 3 == 0:
+        if number % 6 == 0:
             yield case(f"import of {kind}, {how}", kind, f"{statement}\n{plugin(kind)}", "could not be imported", said)
     damaged = {
         "syntax error": ("class Plugin(:\n", "SyntaxError"),
@@ -96,7 +97,7 @@ def undisturbed() -> Iterator[Case]:
 
 def made() -> Iterator[Case]:
     for number, (kind, (how, (statement, said))) in enumerate(itertools.product(GROUPS, RAISED.items())):
-        if number % 3 == 1:
+        if number % 6 == 1:
             failing = f"\ndef __init__(self, *arguments):\n    {statement}\n"
             yield case(f"constructor of {kind}, {how}", kind, plugin(kind, failing), said)
     yield case(
@@ -195,7 +196,7 @@ def backends() -> Iterator[Case]:
     for number, ((name, (code, argv)), (how, (statement, said))) in enumerate(
         itertools.product(hooks.items(), RAISED.items())
     ):
-        if number % 2 == 0 or how in ("RuntimeError", "SystemExit"):
+        if number % 4 == 0 or how == "RuntimeError":
             ends = 3 if code == 1 and how in ("SystemExit", "StopIteration", "a class of its own") else code
             if name == "swift_save_checkpoint":
                 ends = 3 if ends == 3 else 1
@@ -261,7 +262,7 @@ def observers() -> Iterator[Case]:
             ("swift_run_start", "swift_step_end", "swift_checkpoint_saved", "swift_run_end"), RAISED.items()
         )
     ):
-        if number % 2 == 0 or how in ("RuntimeError", "SystemExit"):
+        if number % 4 == 0 or how == "RuntimeError":
             told = f"{{who}} failed in {name} and is switched off; the training continues without it. "
             yield case(
                 f"observer, {name} raises {how}",
@@ -294,7 +295,7 @@ def observers() -> Iterator[Case]:
     for name, value in itertools.product(
         ("folder", "config", "say", "world", "topology", "total_steps"), ("None", "5")
     ):
-        for hooked in ("swift_run_start", "swift_setup"):
+        for hooked in drawn(f"{name} {value}", ("swift_run_start", "swift_setup"), 1):
             around = hooked == "swift_setup"
             body = (f"run.{name} = {value}", "return (yield)") if around else (f"run.{name} = {value}",)
             member = hook(hooked, *body, arguments="self, run", wrapper=around)
@@ -318,7 +319,7 @@ def observers() -> Iterator[Case]:
 
 
 def objectives() -> Iterator[Case]:
-    for how, (statement, said) in RAISED.items():
+    for how, (statement, said) in drawn("loss", RAISED.items(), 5):
         ends = 3 if how in ("SystemExit", "StopIteration", "a class of its own") else 1
         member = f"\ndef loss(self, view, batch):\n    {statement}\n"
         yield case(f"loss raises {how}", "objective", plugin("objective", member), "in loss", said, code=ends)
@@ -368,7 +369,7 @@ def objectives() -> Iterator[Case]:
 
 def exporters() -> Iterator[Case]:
     arguments = "self, weights, request"
-    for how, (statement, said) in RAISED.items():
+    for how, (statement, said) in drawn("swift_export", RAISED.items(), 5):
         ends = 1 if how == "OSError" else 3
         member = hook("swift_export", statement, arguments=arguments)
         hostile = plugin("exporter", member)
@@ -438,7 +439,7 @@ def exporters() -> Iterator[Case]:
 
 def engines() -> Iterator[Case]:
     opened = "\n@hookimpl\ndef swift_open_engine(self, request):\n    {body}\n"
-    for how, (statement, said) in RAISED.items():
+    for how, (statement, said) in drawn("swift_open_engine", RAISED.items(), 5):
         yield case(
             f"swift_open_engine raises {how}",
             "engine",
@@ -466,7 +467,10 @@ def engines() -> Iterator[Case]:
         ("tokens as text", "yield 0, Completion(['a'], [-1.0], 'stop')", "token_ids"),
         ("tokens without probabilities", "yield 0, Completion([65], [], 'stop')", "log-probability for each token"),
         ("a reason of its own", "yield 0, Completion([65], [-1.0], 'tired')", "'tired'"),
-        *((f"an error ({name})", f"{statement}\nyield", said) for name, (statement, said) in RAISED.items()),
+        *(
+            (f"an error ({name})", f"{statement}\nyield", said)
+            for name, (statement, said) in drawn("generate", RAISED.items(), 5)
+        ),
     ):
         source = plugin("engine", "\npass\nEngine.generate = lambda self, prompts, sampling: answers(prompts)\n")
         source += f"\ndef answers(prompts):\n    {body.replace(chr(10), chr(10) + '    ')}\n"

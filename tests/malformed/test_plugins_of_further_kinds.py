@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from draws import drawn
 from judge import Case
 from plugin_maker import TRAINING, Build, as_test, case, command, hook, install, plugin
 
@@ -81,7 +82,7 @@ def raised() -> Iterator[Case]:
         )
         member = hook("swift_export", statement, arguments="self, weights, request")
         yield case(f"swift_export, {how}", "exporter", plugin("exporter", member), "swift_export", said)
-        for signature, (kind, code) in RUNS.items():
+        for signature, (kind, code) in drawn(how, RUNS.items(), 3):
             yield case(
                 f"{signature}, {how}",
                 kind,
@@ -133,7 +134,7 @@ def _reward(title: str, statement: str) -> Build:
 
 def answered() -> Iterator[Case]:
     for how, (value, said) in ANSWERED.items():
-        for signature, (kind, _) in RUNS.items():
+        for signature, (kind, _) in drawn(how, RUNS.items(), 3):
             source = _method(kind, signature, f"return {value}")
             if kind == "command":
                 yield case(f"{signature} answers {how}", kind, source, "" if "object" in how else "no exit code")
@@ -142,7 +143,7 @@ def answered() -> Iterator[Case]:
         source = _method("optimizer", "bytes_per_parameter(self, shape)", f"return {value}")
         argv = [*PLAN, "--optim.name", "hostile"]
         yield case(f"bytes_per_parameter answers {how}", "optimizer", source, "bytes_per_parameter", argv=argv)
-        for name in ("memory", "traffic", "activations"):
+        for name in drawn(how, ("memory", "traffic", "activations"), 2):
             if how == "nothing":
                 continue
             member = hook(f"swift_estimate_{name}", f"return {value}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from draws import drawn, judge_all, wrong
 from judge import Case, judge, sampled
 from safetensors.numpy import save_file
 from spoil import NOT_A_FILE, NOT_AN_OBJECT
@@ -104,53 +105,48 @@ CASES = [
         (f"{FILE}, line {number}",),
         leaves=("*",),
     )  # type: ignore[arg-type]
-    for words in (REWARDS, SAMPLE)
-    for number, before in ((1, ()), (2, (ROW,)))
+    for words, number, before in ((REWARDS, 1, ()), (SAMPLE, 2, (ROW,)))
     for name, (line, expected) in LINES.items()
 ]
 CASES += [
     Case(f"{words[0]}: {name}", partial(spoiled, spoil, words), "refused", (FILE,))
     for words in (REWARDS, SAMPLE)
-    for name, spoil in {**NOT_A_FILE, **NOT_AN_OBJECT}.items()
+    for name, spoil in drawn(words[0], {**NOT_A_FILE, **NOT_AN_OBJECT}.items(), 8)
 ]
 
 # ---------------------------------------------------------------- rounds
 
-VALUES: tuple[object, ...] = (None, 5, -1, "x", [], {}, [5], [None], 1.5, 10**30)
+
+def judged(rounds: Sequence[tuple[object, object]], nothing: Path) -> None:
+    nothing.mkdir(exist_ok=True)
+    judge_all(
+        [
+            Case(line, partial(asked, line, REWARDS), "either", (FILE, "line "), leaves=("*",))
+            for line in (text(head, answer) for head, answer in rounds)
+        ],
+        nothing,
+    )
 
 
-def without(held: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in held.items() if name != key}
+@pytest.mark.parametrize("key", ["messages", "columns"])
+def test_wrong_value_of_a_prompt_is_answered_clearly(key: str, nothing: Path) -> None:
+    others = {name: value for name, value in PROMPT.items() if name != key}
+    prompts = [[others], *([{**PROMPT, key: value}] for value in wrong(key, 5)), *wrong("prompts", 3)]
+    judged([({**HEAD, "prompts": each}, ANSWER) for each in prompts], nothing)
 
 
-ROUNDS = [
-    *((f"prompts {value!r}", {**HEAD, "prompts": value}, ANSWER) for value in VALUES),
-    *(
-        (f"{key} of a prompt {value!r}", {**HEAD, "prompts": [{**PROMPT, key: value}]}, ANSWER)
-        for key in ("messages", "columns")
-        for value in VALUES
-    ),
-    *(
-        (f"a prompt without {key}", {**HEAD, "prompts": [without(PROMPT, key)]}, ANSWER)
-        for key in ("messages", "columns")
-    ),
-    *(
-        (f"{key} {value!r}", HEAD, {**ANSWER, key: value})
-        for key in ("prompt", "text", "finish_reason", "episode")
-        for value in VALUES
-    ),
-    *((f"an answer without {key}", HEAD, without(ANSWER, key)) for key in ("prompt", "text", "finish_reason")),
-    *(
-        (f"{key} of an episode {value!r}", HEAD, {**ANSWER, "episode": {**EPISODE, key: value}})
-        for key in EPISODE
-        for value in VALUES
-    ),
-    ("an episode of more", HEAD, {**ANSWER, "episode": {**EPISODE, "more": 1}}),
-]
-CASES += [
-    Case(f"round: {name}", partial(asked, text(head, answer), REWARDS), "either", (FILE, "line 2"), leaves=("*",))
-    for name, head, answer in ROUNDS
-]
+@pytest.mark.parametrize("key", ["prompt", "text", "finish_reason", "episode"])
+def test_wrong_value_of_an_answer_is_answered_clearly(key: str, nothing: Path) -> None:
+    others = {name: value for name, value in ANSWER.items() if name != key}
+    judged([(HEAD, others), *((HEAD, {**ANSWER, key: value}) for value in wrong(key, 6))], nothing)
+
+
+@pytest.mark.parametrize("key", EPISODE)
+def test_wrong_value_of_an_episode_is_answered_clearly(key: str, nothing: Path) -> None:
+    episodes = [{**EPISODE, "more": 1}, *({**EPISODE, key: value} for value in wrong(key, 6))]
+    judged([(HEAD, {**ANSWER, "episode": each}) for each in episodes], nothing)
+
+
 ARRAYS: dict[str, dict[str, np.ndarray]] = {
     "as they should be": TOKENS,
     "of a negative length": {**TOKENS, "lengths": np.array([-5])},
@@ -163,12 +159,12 @@ ARRAYS: dict[str, dict[str, np.ndarray]] = {
 CASES += [Case(f"tokens {name}", partial(with_tokens, held, bool), "works") for name, held in ARRAYS.items()]
 CASES += [
     Case(f"tokens: {name}", partial(with_tokens, TOKENS, spoil), "works", leaves=("*",))
-    for name, spoil in {**NOT_A_FILE, **NOT_AN_OBJECT}.items()
+    for name, spoil in drawn("tokens", {**NOT_A_FILE, **NOT_AN_OBJECT}.items(), 8)
     if name != "UTF-16"
 ]
 
 
-@pytest.mark.parametrize("case", sampled(CASES))
+@pytest.mark.parametrize("case", sampled(CASES, every=4))
 def test_a_file_of_answers_is_scored_or_refused_by_its_line(case: Case, nothing: Path) -> None:
     nothing.mkdir(exist_ok=True)
     judge(case, nothing)
