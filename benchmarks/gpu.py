@@ -222,7 +222,7 @@ def _kernels(place: Place) -> dict[str, Any]:
     import torch
     from triton.testing import do_bench
 
-    from swift.models import logps, step_codes
+    from swift.models import fp8_linear, logps
     from swift.optim import block_codecs
     from swift.toolkit import token_logps
 
@@ -254,7 +254,7 @@ def _kernels(place: Place) -> dict[str, Any]:
     return {
         "adamw_8bit_over_bitsandbytes": ratio(block_codecs, lambda: codec.update(weight, grad, *moments, hyper)),
         "loss_over_operators": ratio(logps, loss),
-        "codes_over_operators": ratio(step_codes, lambda: step_codes._encoded(gradient, torch.float8_e5m2)),
+        "codes_over_operators": ratio(fp8_linear, lambda: fp8_linear._encoded(gradient, torch.float8_e5m2)),
     }
 
 

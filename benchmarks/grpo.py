@@ -178,7 +178,7 @@ def swift_side(order: dict[str, Any], clock: Clock) -> None:
     from swift_rl.rounds.draw import Rollouts
     from swift_rl.rounds.plan import RolloutPlan
 
-    local, train_step = Rollouts.local, Hooks.train_step
+    local, train_step = Rollouts.local, Hooks.swift_train_step
 
     def counted(self: Any, *given: Any, **named: Any) -> Any:
         drawn = local(self, *given, **named)
@@ -194,7 +194,7 @@ def swift_side(order: dict[str, Any], clock: Clock) -> None:
         (RolloutPlan, "batch", clock.timed("prepared", RolloutPlan.batch)),
         (Rollouts, "local", clock.timed("drawn", counted)),
         (Rollouts, "sync", clock.timed("sent", Rollouts.sync)),
-        (Hooks, "train_step", step),
+        (Hooks, "swift_train_step", step),
     ):
         setattr(owner, name, wrapped)
     completions = str(order["prompts"] * order["generations"])

@@ -105,14 +105,14 @@ def _take_turns(settings: Mapping[str, Any], rounds: int) -> Turns:
     import torch
 
     from swift.config.parse import config_from_mapping
-    from swift.train import shares
+    from swift.train import time_breakdown
     from swift.train.loop import Loop
     from swift.train.prepare import open_job
 
     torch.set_num_threads(1)
     os.environ["KINETO_LOG_LEVEL"] = "99"
-    shares.COST = float("inf")
-    shares.FIRST = len(TURNS)
+    time_breakdown.COST = float("inf")
+    time_breakdown.FIRST = len(TURNS)
     first = len(TURNS)
     with tempfile.TemporaryDirectory() as folder:
         run = {

@@ -23,11 +23,11 @@ from swift import hookspecs
 from swift.cli.options import options_of
 from swift.cli.verbs import TRAINING, VERBS
 from swift.config.aliases import flags_of
+from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused
+from swift.config.compat.table import TOPICS
+from swift.config.compat.verbs import TOPICS as VERB_TOPICS
 from swift.config.fields import Field, model_fields
 from swift.config.options import examples_of
-from swift.config.other_programs.meanings import Default, Meaning, NotNeeded, Refused
-from swift.config.other_programs.table import TOPICS
-from swift.config.other_programs.verbs import TOPICS as VERB_TOPICS
 from swift.config.sections import Config, Section
 from swift.plugins.discover import list_plugins
 from swift.plugins.entry import CORE

@@ -102,7 +102,7 @@ def test_presets_say_what_they_stand_for() -> None:
 
 def test_replicas_stay_within_machine_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     from swift.config.sections import Config
-    from swift_backend_fsdp.plan import layout_of
+    from swift_backend_fsdp.layout import layout_of
 
     def sizes(processes: int, **parallel: int) -> dict[str, int]:
         config = Config.model_validate({"parallel": parallel, "backend": {"name": "fsdp", "hybrid": True}})

@@ -173,7 +173,7 @@ def parallel(**sizes: int) -> Config:
 
 
 def test_which_rank_holds_what() -> None:
-    from swift_backend_megatron.plan import describe
+    from swift_backend_megatron.layout import describe
 
     assert describe(parallel(tp=2, pp=2, cp=1), 8)[5] == "rank 5: stage 2 of 2, data 1 of 2, tensors 2 of 2"
     assert describe(parallel(ep=2), 2) == [
@@ -189,7 +189,7 @@ def test_the_description_is_megatrons_own() -> None:
         import torch.distributed as dist
         from megatron.core import parallel_state as groups
 
-        from swift_backend_megatron.plan import describe
+        from swift_backend_megatron.layout import describe
 
         dist.init_process_group("gloo")
         groups.initialize_model_parallel(

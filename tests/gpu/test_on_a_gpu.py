@@ -153,13 +153,13 @@ def test_fp8_encode_kernels_match_reference(precision: str, kernels: str) -> Non
 
     pytest.importorskip("torchao.float8")
     from swift.kernels.codes import encode
-    from swift.models import step_codes
+    from swift.models import fp8_linear
 
     torch.manual_seed(0)
     matrix = (torch.randn(200, 1040) * torch.rand(200, 1040) ** 4).to(getattr(torch, precision))
     for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
         found = [each.cpu() for each in encode(matrix.to(kernels), kind)]
-        expected = step_codes._by_operators(matrix, kind)
+        expected = fp8_linear._by_operators(matrix, kind)
         for one, other in zip(found[:2], expected[:2], strict=True):
             if DRY:  # Triton's interpreter rounds some to another code
                 assert (one.float() - other.float()).norm() < 0.2 * other.float().norm()
@@ -169,7 +169,7 @@ def test_fp8_encode_kernels_match_reference(precision: str, kernels: str) -> Non
         if not DRY:  # nor does it know what is no number
             unknown = matrix.index_fill(0, torch.tensor([3]), torch.nan)
             assert encode(unknown.to(kernels), kind)[0].float().isnan().sum() == matrix.shape[1]
-            assert step_codes._kernel_is_right(torch.device("cuda"), matrix.dtype, kind)
+            assert fp8_linear._kernel_is_right(torch.device("cuda"), matrix.dtype, kind)
 
 
 @pytest.mark.full

@@ -15,7 +15,7 @@ NAMES = re.compile(r"vllm|megatron|deepspeed|(?<![a-z])fsdp|w4a16|w8a8|gptq|(?<!
 EXCEPTIONS = {
     "plugins/known.py": "what this project publishes, for advice where it is not installed",
     "config/aliases.py": "flags of other programs, which name these libraries",
-    "config/other_programs/": "the same: what each of their flags means here",
+    "config/compat/": "the same: what each of their flags means here",
     "imports/": "configurations of other programs, which name these libraries",
     "elsewhere.py": "names that ms-swift exports",
     "models/quiet.py": "a message of a library that transformers imports by itself",

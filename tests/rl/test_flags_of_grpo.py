@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from swift.config.other_programs.online import FLAGS, LOSSES, OWN_OPTIONS
+from swift.config.compat.online import FLAGS, LOSSES, OWN_OPTIONS
 from swift.config.parse import config_from_mapping, parse
 from swift.errors import ConfigError
 from swift.imports.run import ImportedRun, imported, read_runs

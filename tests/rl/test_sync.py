@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from swift.contracts import Completion, Sampling, Score, WeightStream
 from swift.infer import open_engine
 from swift.testing.subjects import write_model
-from swift_rl.gap import gap, worst_tokens
+from swift_rl.mismatch import gap, worst_tokens
 from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
 from swift_rl.sync import Probe, ProbeResult, SyncError, VerifiedEngine, checksum
 

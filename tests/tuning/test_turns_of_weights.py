@@ -20,8 +20,8 @@ from tiny_runs import Trained, conversations, run_training, write_model
 
 from swift.backends.torch import shard
 from swift.errors import SwiftError
+from swift_tuning.layer_rotation import Badam, Lisa, blocks_of
 from swift_tuning.options import BadamOptions, LisaOptions
-from swift_tuning.turns import Badam, Lisa, blocks_of
 
 STEPS, BLOCKS, LR = 7, 4, 2e-3
 ROWS = conversations(16)

@@ -16,11 +16,11 @@ from starlette.testclient import TestClient
 
 from swift.errors import DataError, UsageError
 from swift.forms import form_of
-from swift_ui.acting import keeper
+from swift_ui.acting import job_runner
+from swift_ui.acting.argv import words_of
+from swift_ui.acting.chat import message_of, question_of
 from swift_ui.acting.jobs import JobBook, StartedCommand
 from swift_ui.acting.runs import RunActions
-from swift_ui.acting.speaking import message_of, question_of
-from swift_ui.acting.words import words_of
 from swift_ui.looking.index import key_of
 from swift_ui.settings import UiSettings
 
@@ -204,7 +204,7 @@ def test_run_from_terminal_is_stopped_by_lock_owner(page: TestClient, settings: 
 
 def test_a_death_for_lack_of_memory_is_called_that() -> None:
     assert (
-        keeper.cause({"code": -9, "out_of_memory": True})
+        job_runner.cause({"code": -9, "out_of_memory": True})
         == "Ended by signal 9 (SIGKILL): the machine was out of memory."
     )
 

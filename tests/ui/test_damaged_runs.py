@@ -18,7 +18,7 @@ from swift.runs import holder_of
 from swift.untrusted import time_limit
 from swift_ui.acting.jobs import PLACE, JobBook
 from swift_ui.acting.runs import RunActions
-from swift_ui.acting.talks import view_of
+from swift_ui.acting.sessions import view_of
 from swift_ui.looking import lines as of_lines
 from swift_ui.looking.events import RunEvents
 from swift_ui.looking.lines import RunLines

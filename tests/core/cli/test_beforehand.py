@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import swift.cli.main as cli
-from swift.config.obstacles import no_gpu_to_see
+from swift.config.incompatibilities import no_gpu_to_see
 
 BASE = ["--model", "m", "--dataset", "d"]
 REFUSED = [

@@ -9,8 +9,8 @@ import pytest
 from any_grpo import any_grpo
 
 from swift.config.aliases import aliases, training_flags
+from swift.config.compat.table import other_program
 from swift.config.flags import read_flags
-from swift.config.other_programs.table import other_program
 from swift.config.parse import Parsed, config_from_mapping, parse
 from swift.errors import ConfigError, SwiftError
 

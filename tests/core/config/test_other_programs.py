@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from swift.config.aliases import aliases, training_flags
+from swift.config.compat.meanings import Default, NotNeeded, Refused
+from swift.config.compat.table import TOPICS, other_program, other_programs
 from swift.config.fields import core_fields
 from swift.config.flags import nearest_flag
-from swift.config.other_programs.meanings import Default, NotNeeded, Refused
-from swift.config.other_programs.table import TOPICS, other_program, other_programs
 from swift.config.parse import Parsed, config_from_mapping, parse
 from swift.errors import SwiftError, UsageError
 

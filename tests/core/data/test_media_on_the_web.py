@@ -13,7 +13,7 @@ from tiny_pictures import picture_files
 
 from swift.data import web
 from swift.data.conversation import Unusable
-from swift.data.pictures import as_url, measure, read_medium
+from swift.data.images import as_url, measure, read_medium
 
 SIZE = (56, 42)
 

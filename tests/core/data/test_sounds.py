@@ -13,13 +13,13 @@ import pytest
 from tiny_pictures import processor_of, sound_files
 
 from swift.config.sections import DataSection
+from swift.data.audio import length_at, measure_sound, open_sound, resampled
 from swift.data.conversation import Unusable
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
 from swift.data.pipeline import media_tokens
 from swift.data.preview import preview
 from swift.data.samples import Segment
-from swift.data.sounds import length_at, measure_sound, open_sound, resampled
 from swift.models.media_processor import MediaProcessor
 
 LENGTHS = [0.5, 1.3]

@@ -16,12 +16,12 @@ from transformers import AutoModelForImageTextToText, AutoModelForMultimodalLM, 
 
 from swift.cli.main import run as swift
 from swift.contracts import EngineRequest, PicturedPrompt
+from swift.data.audio import open_sound
 from swift.data.media import MediaRef
-from swift.data.sounds import open_sound
 from swift.errors import DataError
 from swift.infer.chat import _Conversation
+from swift.infer.image_messages import for_servers, question_with
 from swift.infer.options import ModelOptions, SamplingOptions
-from swift.infer.picture_messages import for_servers, question_with
 from swift.infer.questions import read_questions
 from swift.infer.speaker import EngineSpeaker, open_speaker
 from swift.plugins.inference import CheckedEngine

@@ -15,8 +15,8 @@ from tiny_runs import write_jsonl
 
 from swift.cli.main import run
 from swift.contracts import Sampling
-from swift.infer.journal import Journal
 from swift.infer.questions import Question
+from swift.infer.resume_file import Journal
 from swift.testing.subjects import write_model
 
 ROWS = [{"id": number, "query": f"question {number}" + "?" * (number % 5), "tag": None} for number in range(12)]
@@ -107,7 +107,7 @@ def test_ctrl_c_leaves_whole_lines_that_the_next_run_keeps(whole: Path, model: P
     script = f"""
 import os, signal, sys
 from swift.cli.main import run
-from swift.infer.journal import Journal
+from swift.infer.resume_file import Journal
 written = Journal.write
 def write(journal, row, line):
     written(journal, row, line)

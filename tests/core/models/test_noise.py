@@ -15,7 +15,7 @@ from tiny_runs import Trained, conversations, run_training, write_model
 
 from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
-from swift.models.noise import noise
+from swift.models.neftune import noise
 
 ROWS = conversations(16)
 GOLDEN, MASK = 0x9E3779B97F4A7C15, 2**64 - 1

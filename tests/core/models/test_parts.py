@@ -17,7 +17,7 @@ from swift.models.attention import VARLEN, choose_attention, use_attention
 from swift.models.build import decoder_blocks
 from swift.models.parts import part_of_modules, trained_parts
 from swift.models.source import HfSource, architecture_of, open_source
-from swift.models.tensor_plan import tensor_plan
+from swift.models.tp_spec import tensor_plan
 from swift.models.tuners import apply_tuner
 from swift.models.view import ViewModule
 

@@ -148,25 +148,25 @@ def test_a_run_casts_each_weight_once_a_step_and_learns_the_same(
 
 def test_a_kernel_that_rounds_wrongly_is_found_out_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torchao.float8")
-    from swift.models import step_codes
+    from swift.models import fp8_linear
 
     def encode(matrix: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, ...]:
-        along, across, factor = step_codes._by_operators(matrix, kind)
+        along, across, factor = fp8_linear._by_operators(matrix, kind)
         calls.append(matrix.shape)
         return along, across.flip(0) if wrong else across, factor
 
     calls: list[torch.Size] = []
     monkeypatch.setitem(sys.modules, "swift.kernels.codes", SimpleNamespace(encode=encode))
-    monkeypatch.setattr(step_codes, "kernels_for", lambda tensor: True)
-    monkeypatch.setattr(step_codes, "_compiled_operators", lambda: step_codes._by_operators)
+    monkeypatch.setattr(fp8_linear, "kernels_for", lambda tensor: True)
+    monkeypatch.setattr(fp8_linear, "_compiled_operators", lambda: fp8_linear._by_operators)
     matrix, kind = torch.randn(32, 48), torch.float8_e4m3fn
-    expected = step_codes._by_operators(matrix, kind)
+    expected = fp8_linear._by_operators(matrix, kind)
     for wrong in (True, False):
-        step_codes._kernel_is_right.cache_clear()
+        fp8_linear._kernel_is_right.cache_clear()
         calls.clear()
         with pytest.warns(UserWarning, match="wrongly here") if wrong else nullcontext():
-            found = [step_codes._encoded(matrix, kind) for _ in range(2)][1]
+            found = [fp8_linear._encoded(matrix, kind) for _ in range(2)][1]
         assert [shape for shape in calls if shape == matrix.shape] == ([] if wrong else [matrix.shape] * 2)
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one.float(), other.float())
-    step_codes._kernel_is_right.cache_clear()
+    fp8_linear._kernel_is_right.cache_clear()

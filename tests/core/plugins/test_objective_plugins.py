@@ -12,7 +12,7 @@ from swift.config.sections import Section
 from swift.contracts import RoundWork
 from swift.data.batch import Batch
 from swift.errors import PluginError
-from swift.objectives.unpaired import Kto, KtoOptions
+from swift.objectives.kto import Kto, KtoOptions
 from swift.plugins.entry import PluginEntry
 from swift.plugins.load import LoadedPlugin
 from swift.plugins.objective import make_objective, rounds_of

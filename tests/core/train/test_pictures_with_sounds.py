@@ -15,9 +15,9 @@ from tiny_pictures import OMNI, picture_model, processor_of
 from tiny_runs import Trained
 from transformers import AutoModelForImageTextToText, GenerationConfig
 
-from swift.data.sounds import open_sound
+from swift.data.audio import open_sound
+from swift.infer.image_messages import question_of
 from swift.infer.options import ModelOptions, SamplingOptions
-from swift.infer.picture_messages import question_of
 from swift.infer.questions import Question
 from swift.infer.speaker import open_speaker
 

@@ -17,8 +17,8 @@ from swift.contracts import RankFacts, StepShares
 from swift.observers.lines import SHARES
 from swift.processes.traces import length_within, uncovered, waits_of
 from swift.testing.subjects import Subject, shared_model
-from swift.train import shares
-from swift.train.shares import StepMeter, _SlowProcess
+from swift.train import time_breakdown
+from swift.train.time_breakdown import StepMeter, _SlowProcess
 
 CPU, CUDA = torch._C._autograd.DeviceType.CPU, torch._C._autograd.DeviceType.CUDA
 SLEEP = 0.2
@@ -135,7 +135,7 @@ def test_switched_off_it_listens_to_nothing(tmp_path: Path, monkeypatch: pytest.
         raise AssertionError("something was measured")
 
     for name in ("UpdateTimes", "CollectiveTrace", "listening"):
-        monkeypatch.setattr(shares, name, fail)
+        monkeypatch.setattr(time_breakdown, name, fail)
     monkeypatch.setattr("swift.processes.comms.Comms.gather_numbers", fail)
     lines = run_training(_model(), tmp_path, _rows(), {"logging.shares": 0, "train.max_steps": 4}).lines
     assert not any("compute_fraction" in line for line in lines.values())
@@ -145,7 +145,7 @@ def test_what_costs_too_much_is_measured_less_often() -> None:
     meter = StepMeter.__new__(StepMeter)
     meter._every = meter._interval = 50
     meter._slow = _SlowProcess()
-    row = shares._Row(steps=50, seconds=50 * 0.01, samples=1, cost=0.02)
+    row = time_breakdown._Row(steps=50, seconds=50 * 0.01, samples=1, cost=0.02)
     meter._adapt([row, replace(row, cost=0.01)])
     assert meter._interval == 400, "20 ms of 4 s are half a percent"
     meter._adapt([replace(row, cost=0.0001)])
@@ -157,7 +157,7 @@ def test_suspected_slow_rank_triggers_limited_measuring() -> None:
     meter = StepMeter.__new__(StepMeter)
     meter._every = meter._interval = 50
     meter._slow = _SlowProcess()
-    cheap = [shares._Row(steps=50, seconds=50 * 2.0, samples=1, cost=0.02)] * 2
+    cheap = [time_breakdown._Row(steps=50, seconds=50 * 2.0, samples=1, cost=0.02)] * 2
     meter._slow.among(facts(0.5, 0.6), 1)
     meter._adapt(cheap)
     assert meter._interval == 2, "20 ms of 4 s are half a percent"

@@ -14,7 +14,7 @@ from processes import on_processes, succeeded
 from tiny_pictures import picture_model, processor_of
 from transformers import AutoModelForMultimodalLM
 
-from swift.data.sounds import open_sound
+from swift.data.audio import open_sound
 
 
 @pytest.fixture(scope="module")

@@ -40,8 +40,8 @@ class DeepSpeedBackend:
         roles=8,
     )
 
-    swift_check_plan = lazy_hook("swift_backend_deepspeed.plan:check_plan")
-    swift_check_model = lazy_hook("swift_backend_deepspeed.plan:check_model")
+    swift_check_plan = lazy_hook("swift_backend_deepspeed.layout:check_plan")
+    swift_check_model = lazy_hook("swift_backend_deepspeed.layout:check_model")
     swift_setup = lazy_hook("swift_backend_deepspeed.topology:setup")
     swift_wrap_model = lazy_hook("swift_backend_deepspeed.model:build")
     swift_shard = lazy_hook("swift_backend_deepspeed.shard:shard")

@@ -17,7 +17,7 @@ from swift.toolkit import choose_device, join_group, leave_group, resolve_dtype
 from swift_backend_deepspeed import nvme
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import remarks, resolved, stage_in_force
-from swift_backend_deepspeed.plan import data_size
+from swift_backend_deepspeed.layout import data_size
 
 if TYPE_CHECKING:
     import torch

@@ -41,8 +41,8 @@ class FsdpBackend:
         roles=8,
     )
 
-    swift_check_plan = lazy_hook("swift_backend_fsdp.plan:check_plan")
-    swift_check_model = lazy_hook("swift_backend_fsdp.plan:check_model")
+    swift_check_plan = lazy_hook("swift_backend_fsdp.layout:check_plan")
+    swift_check_model = lazy_hook("swift_backend_fsdp.layout:check_model")
     swift_setup = lazy_hook("swift_backend_fsdp.topology:setup")
     swift_wrap_model = lazy_hook("swift_backend_fsdp.model:build")
     swift_shard = lazy_hook("swift_backend_fsdp.shard:shard")
@@ -52,7 +52,7 @@ class FsdpBackend:
     swift_load_checkpoint = lazy_hook("swift_backend_fsdp.checkpoint:load")
     swift_iter_weights = lazy_hook("swift_backend_fsdp.weights:stream")
     swift_teardown = lazy_hook("swift_backend_fsdp.topology:teardown")
-    swift_layout = lazy_hook("swift_backend_fsdp.plan:layout_of")
+    swift_layout = lazy_hook("swift_backend_fsdp.layout:layout_of")
     swift_variants = lazy_hook("swift_backend_fsdp.estimate:variants")
     swift_estimate_memory = lazy_hook("swift_backend_fsdp.estimate:estimate_memory")
     swift_estimate_traffic = lazy_hook("swift_backend_fsdp.estimate:estimate_traffic")

@@ -12,7 +12,7 @@ from torch.distributed.tensor import _collective_utils, _redistribute, debug
 from swift.contracts import ProcessLayout, Topology
 from swift.toolkit import choose_device, join_group, leave_group
 from swift_backend_fsdp.config import FsdpConfig
-from swift_backend_fsdp.plan import sizes_of
+from swift_backend_fsdp.layout import sizes_of
 
 if TYPE_CHECKING:
     from swift.contracts import Run

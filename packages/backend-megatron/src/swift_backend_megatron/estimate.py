@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from swift.contracts import AFTERWARDS, Traffic
-from swift_backend_megatron.plan import options_of, shards_optimizer
+from swift_backend_megatron.layout import options_of, shards_optimizer
 
 if TYPE_CHECKING:
     from swift.contracts import LayerSizes, LocalWeights, Run

@@ -13,7 +13,7 @@ import torch
 
 from swift.contracts import ModelView, Need
 from swift.toolkit import VocabularyShard, pooled, pooled_scores, pooling_weights, token_logps
-from swift_backend_megatron.pictures import language_of
+from swift_backend_megatron.images import language_of
 from swift_backend_megatron.sequences import gathered, summed
 from swift_backend_megatron.value_head import value_head_of
 

@@ -41,9 +41,9 @@ from swift_backend_megatron.architectures import (
 from swift_backend_megatron.built import MegatronModel
 from swift_backend_megatron.experts import mark_experts
 from swift_backend_megatron.fp8 import settings_of as fp8_settings
+from swift_backend_megatron.images import language_of
+from swift_backend_megatron.layout import options_of, sizes_of, stages_of
 from swift_backend_megatron.padding_row import mask_padding_row
-from swift_backend_megatron.pictures import language_of
-from swift_backend_megatron.plan import options_of, sizes_of, stages_of
 from swift_backend_megatron.tensor_map import TensorMap, map_tensors
 from swift_backend_megatron.value_head import add_value_head
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from swift_backend_megatron.pictures import language_of
+from swift_backend_megatron.images import language_of
 
 
 def mask_padding_row(chunks: Sequence[Any], row: int | None) -> None:

@@ -30,8 +30,8 @@ class MegatronBackend:
         roles=8,
     )
 
-    swift_check_plan = lazy_hook("swift_backend_megatron.plan:check_plan")
-    swift_check_model = lazy_hook("swift_backend_megatron.plan:check_model")
+    swift_check_plan = lazy_hook("swift_backend_megatron.layout:check_plan")
+    swift_check_model = lazy_hook("swift_backend_megatron.layout:check_model")
     swift_setup = lazy_hook("swift_backend_megatron.topology:setup")
     swift_wrap_model = lazy_hook("swift_backend_megatron.self_check:build_checked")
     swift_shard = lazy_hook("swift_backend_megatron.shard:shard")
@@ -41,10 +41,10 @@ class MegatronBackend:
     swift_load_checkpoint = lazy_hook("swift_backend_megatron.checkpoint:load")
     swift_iter_weights = lazy_hook("swift_backend_megatron.weights:stream")
     swift_teardown = lazy_hook("swift_backend_megatron.topology:teardown")
-    swift_layout = lazy_hook("swift_backend_megatron.plan:layout_of")
+    swift_layout = lazy_hook("swift_backend_megatron.layout:layout_of")
     swift_estimate_memory = lazy_hook("swift_backend_megatron.estimate:estimate_memory")
     swift_estimate_activations = lazy_hook("swift_backend_megatron.estimate:estimate_activations")
     swift_estimate_traffic = lazy_hook("swift_backend_megatron.estimate:estimate_traffic")
-    swift_describe_plan = lazy_hook("swift_backend_megatron.plan:describe")
+    swift_describe_plan = lazy_hook("swift_backend_megatron.layout:describe")
     swift_read_foreign = lazy_hook("swift_backend_megatron.native:open_native")
     swift_write_foreign = lazy_hook("swift_backend_megatron.native_writer:write_native")

@@ -25,8 +25,8 @@ from swift.toolkit import resolve_dtype
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.architectures import as_refusal
 from swift_backend_megatron.head import view_of
+from swift_backend_megatron.layout import options_of
 from swift_backend_megatron.model import build, megatron_model
-from swift_backend_megatron.plan import options_of
 from swift_backend_megatron.probe_model import ProbeModel, probe_config
 from swift_backend_megatron.shard import slicer_of
 from swift_backend_megatron.step import forget_router_losses, hidden_of, same_dropout_again

@@ -13,8 +13,8 @@ from swift.config.own_options import AdamOptions, LoraOptions
 from swift.toolkit import build_optimizer, initial_adapter, slots_of
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.fp8 import tokens_multiple
+from swift_backend_megatron.layout import options_of, shards_optimizer, sizes_of
 from swift_backend_megatron.masters import MasterWeights
-from swift_backend_megatron.plan import options_of, shards_optimizer, sizes_of
 from swift_backend_megatron.sequences import SequenceSlicer
 from swift_backend_megatron.topology import remember
 

@@ -21,8 +21,8 @@ from swift.toolkit import GlobalSums, NonFiniteStep, before_update, heartbeat, s
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.adapters import switch
 from swift_backend_megatron.head import view_of
-from swift_backend_megatron.pictures import embedded
-from swift_backend_megatron.plan import options_of
+from swift_backend_megatron.images import embedded
+from swift_backend_megatron.layout import options_of
 from swift_backend_megatron.topology import last_stage_rank
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from swift.errors import ModelError, UnsupportedPlan
 from swift.toolkit import VALUE_HEAD, part_boxes
-from swift_backend_megatron.pictures import language_of
+from swift_backend_megatron.images import language_of
 from swift_backend_megatron.value_head import value_head_of
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from swift.contracts import Topology
 from swift.toolkit import choose_device, join_group, leave_group
 from swift_backend_megatron import megatron_runtime
-from swift_backend_megatron.plan import options_of, shards_optimizer, sizes_of
+from swift_backend_megatron.layout import options_of, shards_optimizer, sizes_of
 
 if TYPE_CHECKING:
     from swift.contracts import Run

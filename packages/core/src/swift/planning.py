@@ -17,7 +17,7 @@ import pluggy
 from swift.config.aliases import MACHINES, training_flags
 from swift.config.capabilities import check_capabilities
 from swift.config.flags import read_flags
-from swift.config.obstacles import partly_quantized
+from swift.config.incompatibilities import partly_quantized
 from swift.config.parse import Parsed, parse
 from swift.config.sections import ParallelSection
 from swift.contracts import (
@@ -39,7 +39,7 @@ from swift.models.cache_room import row_bytes, rows_at_once
 from swift.models.classes import check_no_encoder
 from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
-from swift.plugins import answers
+from swift.plugins import return_values
 from swift.plugins.blame import failing
 from swift.plugins.discover import list_plugins
 from swift.plugins.guard import guarded
@@ -135,7 +135,7 @@ class PlannedBackend:
         came = self._ask("swift_layout", config=run.config, processes=run.world.size)
         if came is None:
             return ProcessLayout.of(run.config.parallel, run.world.size)
-        return answers.layout(self.plugin.entry, "swift_layout", came)
+        return return_values.layout(self.plugin.entry, "swift_layout", came)
 
     def refusal(self, run: Run) -> SwiftError | None:
         """Return the error with which core or the backend would refuse this plan, whatever the model."""
@@ -160,7 +160,7 @@ class PlannedBackend:
     def memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float] | None:
         """Return what the fullest process keeps, in bytes by name; None where the backend has no answer."""
         hook = "swift_estimate_memory"
-        return answers.memory(self.plugin.entry, hook, self._ask(hook, run=run, weights=weights))
+        return return_values.memory(self.plugin.entry, hook, self._ask(hook, run=run, weights=weights))
 
     @property
     def own_layers(self) -> bool:
@@ -170,13 +170,13 @@ class PlannedBackend:
     def activations(self, run: Run, layer: LayerSizes) -> float | None:
         """Return what a layer keeps for its backward pass, in bytes a token; None where the backend has no answer."""
         hook = "swift_estimate_activations"
-        return answers.activations(self.plugin.entry, hook, self._ask(hook, run=run, layer=layer))
+        return return_values.activations(self.plugin.entry, hook, self._ask(hook, run=run, layer=layer))
 
     def traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
         """Return what keeps weights and gradients together; nothing where the backend has no answer."""
         hook = "swift_estimate_traffic"
         came = self._ask(hook, run=run, weights=weights, micro_batches=micro_batches)
-        return answers.traffic(self.plugin.entry, hook, came)
+        return return_values.traffic(self.plugin.entry, hook, came)
 
     @cached_property
     def _objective(self) -> Objective:
@@ -215,10 +215,10 @@ class PlannedBackend:
         if ask is not None:
             with failing(optimizer.entry, "bytes_with_options"):
                 came = ask(shape, self.config.optim.options(optimizer.object.options_model))
-            return answers.size(optimizer.entry, "bytes_with_options", came)
+            return return_values.size(optimizer.entry, "bytes_with_options", came)
         with failing(optimizer.entry, "bytes_per_parameter"):
             came = optimizer.object.bytes_per_parameter(shape)
-        return answers.size(optimizer.entry, "bytes_per_parameter", came)
+        return return_values.size(optimizer.entry, "bytes_per_parameter", came)
 
     @property
     def tuner_options(self) -> Any:
@@ -234,7 +234,7 @@ class PlannedBackend:
         count = getattr(tuner.object, "values_beside", None)
         with failing(tuner.entry, "values_beside"):
             came = count(rows, columns, options) if count is not None else _low_rank(rows, columns, options)
-        return answers.size(tuner.entry, "values_beside", came)
+        return return_values.size(tuner.entry, "values_beside", came)
 
 
 def _answer(hook: pluggy.HookCaller) -> _Answer:

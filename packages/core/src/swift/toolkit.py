@@ -12,6 +12,7 @@ from swift.checkpoint.boxes import Boxes, flat_boxes, part_boxes
 from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import before_update
+from swift.models.adapter_initialization import keep_starts, read_starts
 from swift.models.attention import (
     FLASH,
     VARLEN,
@@ -55,8 +56,7 @@ from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.shrunk import limits_of, shrunk_config, shrunk_model
 from swift.models.sizes import check_heads, check_widths, experts_of
 from swift.models.source import architecture_of
-from swift.models.starts import keep_starts, read_starts
-from swift.models.tensor_plan import COLUMNS, ROWS, TensorPlan, tensor_plan
+from swift.models.tp_spec import COLUMNS, ROWS, TensorPlan, tensor_plan
 from swift.models.tuners import (
     adapter_config,
     adapters_off,
@@ -69,7 +69,7 @@ from swift.models.vera import vera_directions
 from swift.models.view import ViewModule, causal_lm_of, transform_of
 from swift.optim.block_codecs import AdamStep, Moments, eight_bits
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
-from swift.optim.owners import MatrixOwners
+from swift.optim.matrix_sharding import MatrixOwners
 from swift.optim.placements import place
 from swift.optim.selected import slots_of
 from swift.optim.slots import SlotsToRead, empty_slot, kept, load_slots
@@ -78,9 +78,9 @@ from swift.processes.group import current_world
 from swift.processes.signals import follow_launcher
 from swift.processes.watchdog import heartbeat
 from swift.terminal import print_note, progress, summary_of, waiting
+from swift.train.layer_rotation import Turns
 from swift.train.steps import Arithmetic, accumulate, gradient_view, score, seed_dropout, update
 from swift.train.sums import GlobalSums, NonFiniteStep
-from swift.train.turns import Turns
 from swift.tuners.selected import ends_when_off, tuner_of
 from swift.untrusted_pickle import check_archive, load_pickle
 

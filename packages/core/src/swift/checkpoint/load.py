@@ -10,12 +10,12 @@ import torch
 
 from swift.checkpoint.checksums import hash_file
 from swift.checkpoint.coordination import agree, comms_for
+from swift.checkpoint.finite import WHAT, unsound
 from swift.checkpoint.folders import earlier_checkpoint
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.checkpoint.names import owned_name, owner_of
-from swift.checkpoint.owners import owned_facts
+from swift.checkpoint.owner_ranks import owned_facts
 from swift.checkpoint.planning import fill
-from swift.checkpoint.sound import WHAT, unsound
 from swift.checkpoint.storage import INDEX, StoredTensors, index_from_json
 from swift.errors import CheckpointError, SwiftError
 from swift.processes.comms import Comms

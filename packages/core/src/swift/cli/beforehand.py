@@ -11,7 +11,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from swift.config.obstacles import (
+from swift.config.incompatibilities import (
     adapter_without_lora,
     endless_stream,
     flash_needs_gpu,

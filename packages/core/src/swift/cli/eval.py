@@ -127,8 +127,8 @@ def _scores(options: EvalOptions, sampling: Sampling) -> dict[str, float]:
     from swift.infer.answer_metrics import metric_of
     from swift.infer.batch import answered
     from swift.infer.evaluate import judged, score_loss, with_answers
-    from swift.infer.journal import read_lines
     from swift.infer.questions import read_questions
+    from swift.infer.resume_file import read_lines
     from swift.infer.speaker import EngineSpeaker, open_speaker
 
     questions = read_questions(options.dataset, options.columns, system=options.system)

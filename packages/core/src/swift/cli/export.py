@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from swift.cli.options import run_verb
+from swift.config.compat.verbs import check_bits
 from swift.config.limits import FilePath, Name
 from swift.config.options import Aliases, Argument
-from swift.config.other_programs.verbs import check_bits
 from swift.config.sections import Dtype, ExportOptions
 from swift.errors import CheckpointError, UsageError
 from swift.export.destination import check_destination, default_destination

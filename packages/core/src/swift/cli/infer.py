@@ -80,7 +80,7 @@ def infer(options: InferOptions) -> int:
     if not options.prompt and not options.dataset:
         return talk(options, options.sampling)
     from swift.infer.batch import print_answers, stream_answers
-    from swift.infer.picture_messages import question_of
+    from swift.infer.image_messages import question_of
     from swift.infer.questions import Question, read_questions
     from swift.infer.speaker import open_speaker
 
@@ -115,7 +115,7 @@ def _score(options: InferOptions) -> int:
     check_result(options.result_path)
     quiet_libraries(options)
     from swift.infer.find import is_asked
-    from swift.infer.picture_messages import question_of
+    from swift.infer.image_messages import question_of
     from swift.infer.questions import Question
     from swift.infer.score_rows import TEXT, print_scores, read_texts, score_into
     from swift.infer.speaker import find_model

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from swift.cli.help import asks_for_help, show_help
 from swift.cli.verbs import VERBS
+from swift.config.compat.verbs import elsewhere
 from swift.config.fields import model_fields
 from swift.config.flags import Alias, CommandLine, Flag, FlagTable, Translation, read_flags
 from swift.config.options import Shorthand, examples_of
-from swift.config.other_programs.verbs import elsewhere
 from swift.errors import UsageError
 
 if TYPE_CHECKING:

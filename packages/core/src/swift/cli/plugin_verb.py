@@ -8,9 +8,9 @@ from typing import Any
 from swift.cli.help import asks_for_help, show_help
 from swift.cli.options import read_options
 from swift.errors import PluginError
-from swift.plugins.answers import wrong
 from swift.plugins.blame import failing
 from swift.plugins.load import load_command
+from swift.plugins.return_values import wrong
 
 
 def run(name: str, args: Sequence[str]) -> int:

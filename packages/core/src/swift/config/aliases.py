@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from functools import cache
 
-from swift.config.fields import core_fields
-from swift.config.flags import Alias, Arity, FlagTable, Translation
-from swift.config.other_programs import fsdp, megatron, online, quantisation
-from swift.config.other_programs import translations as to
-from swift.config.other_programs.table import other_programs
-from swift.config.other_programs.values import (
+from swift.config.compat import fsdp, megatron, online, quantisation
+from swift.config.compat import translations as to
+from swift.config.compat.table import other_programs
+from swift.config.compat.values import (
     ATTENTION_ELSEWHERE,
     DEVICES_ELSEWHERE,
     LOSS_SCALES_ELSEWHERE,
 )
+from swift.config.fields import core_fields
+from swift.config.flags import Alias, Arity, FlagTable, Translation
 
 RENAMED: dict[str, tuple[str, ...]] = {
     "model.path": ("model", "model_id", "model_id_or_path", "model_name_or_path"),

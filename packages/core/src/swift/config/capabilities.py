@@ -10,11 +10,11 @@ from swift.config.media import NAMES
 from swift.config.tasks import view_of
 from swift.contracts import Acts, Capabilities, Need, Reads, Trains
 from swift.errors import SwiftError, UnsupportedPlan
-from swift.plugins.answers import wrong
 from swift.plugins.blame import failing
 from swift.plugins.discover import duplicates, list_plugins
 from swift.plugins.known import PARALLEL_OFFERS, REMARKS, install_command
 from swift.plugins.load import load, load_exporter, load_optimizer, load_tuner
+from swift.plugins.return_values import wrong
 
 if TYPE_CHECKING:
     from swift.config.sections import Config

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ValidationError
 
 from swift.config.aliases import MACHINES, VERB_OBJECTIVES, training_flags
 from swift.config.capabilities import check_capabilities, check_export
+from swift.config.compat.environment import set_by_environment
+from swift.config.compat.online import OWN_OPTIONS
 from swift.config.draft import Assignment, Draft, merge, nest, source_of
 from swift.config.fields import core_fields, core_keys, default_options, model_fields, plugins_with
 from swift.config.files import read_yaml
@@ -25,8 +27,6 @@ from swift.config.flags import Flag, read_flags
 from swift.config.limits import MOST_PROCESSES
 from swift.config.objective_defaults import set_defaults
 from swift.config.options import RunsCode
-from swift.config.other_programs.environment import set_by_environment
-from swift.config.other_programs.online import OWN_OPTIONS
 from swift.config.problems import config_error, subject
 from swift.config.requests import settle, settle_layer
 from swift.config.schedules import check_schedule
@@ -34,13 +34,13 @@ from swift.config.sections import COPIES, Config, OpenSection
 from swift.config.tasks import TRAINED_BY, check_task, for_objective
 from swift.config.values import coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
-from swift.plugins.answers import wrong
 from swift.plugins.blame import failing
 from swift.plugins.discover import list_plugins
 from swift.plugins.entry import CORE
 from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective, load_optimizer, load_tuner
 from swift.plugins.objective import make_objective
 from swift.plugins.outside import core_settings
+from swift.plugins.return_values import wrong
 from swift.remote.urls import check_protocol
 
 TRUST = "model.trust_remote_code"

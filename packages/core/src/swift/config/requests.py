@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from swift.config.cadence import settle_cadence
+from swift.config.compat.fsdp import settle_fsdp
+from swift.config.compat.megatron import settle_megatron
+from swift.config.compat.online_requests import settle_online
+from swift.config.compat.quantisation import settle_quantisation
 from swift.config.draft import Assignment, Draft
-from swift.config.other_programs.fsdp import settle_fsdp
-from swift.config.other_programs.megatron import settle_megatron
-from swift.config.other_programs.online_requests import settle_online
-from swift.config.other_programs.quantisation import settle_quantisation
 from swift.config.values import as_number, as_switch, quoted
 from swift.errors import ConfigError
 from swift.untrusted import parse_json

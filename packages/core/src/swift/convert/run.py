@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import ValidationError
 
+from swift.checkpoint.finite import WHAT, unsound
 from swift.checkpoint.folders import checkpoint_folder
 from swift.checkpoint.manifest import Manifest
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import save_checkpoint
-from swift.checkpoint.sound import WHAT, unsound
 from swift.config.own_options import AdamOptions
 from swift.config.sections import Config, ModelSection
 from swift.convert.hf_folder import has_weights, is_whole, open_hf_folder

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from swift.config.media import NAMES
-from swift.data import pictures
-from swift.data.boxes import COLUMN, boxed
+from swift.data import images
+from swift.data.bounding_boxes import COLUMN, boxed
 from swift.data.conversation import (
     Conversation,
     Unusable,
@@ -120,7 +120,7 @@ class RowReader:
         if self.has(*QUESTION) and self.has(*ANSWER):
             return self._question_and_answer()
         if "text" in self._row:
-            for kind, columns in pictures.COLUMNS.items():
+            for kind, columns in images.COLUMNS.items():
                 if self.has(*columns):
                     raise Unusable(
                         f"holds {NAMES[kind]}s", f"a text by itself has no place for {NAMES[kind]}s: write messages"
@@ -134,7 +134,7 @@ class RowReader:
         That is the column `text` next to columns of media, and, as ms-swift writes it, one message of the assistant.
         """
         if not self.has(*MESSAGES):
-            if "text" not in self._row or not any(self.has(*columns) for columns in pictures.COLUMNS.values()):
+            if "text" not in self._row or not any(self.has(*columns) for columns in images.COLUMNS.values()):
                 return None
             return self._boxed(placed(raw_text(self.text("text")), self._media()))
         messages = next(self._row[name] for name in MESSAGES if name in self._row)
@@ -253,7 +253,7 @@ class RowReader:
         """
         held: list[dict[str, list[Medium]]] = [{} for _ in range(count)]
         found = False
-        for kind, names in pictures.COLUMNS.items():
+        for kind, names in images.COLUMNS.items():
             value = self.take(tuple(f"{name}_{each}" for each in names))
             if value is None:
                 continue
@@ -267,7 +267,7 @@ class RowReader:
                     f"{name}_{kind}s has {len(value)} lists, and there are {count} texts",
                 )
             for text, listed in zip(held, value, strict=True):
-                text[kind] = pictures.read_media(listed, self._root, kind)
+                text[kind] = images.read_media(listed, self._root, kind)
         if not found:
             return None
         return lambda texts: [placed(each, media) for each, media in zip(texts, held, strict=True)]
@@ -294,16 +294,16 @@ class RowReader:
         return boxed(conversation, self.value(COLUMN))
 
     def _medium(self, part: Mapping[str, Any], kind: str) -> Medium | None:
-        return pictures.medium_of_part(part, self._root, kind)
+        return images.medium_of_part(part, self._root, kind)
 
     def _media(self, whose: str = "") -> dict[str, list[Medium]]:
         """Return what the row's columns of media hold, by kind: those whose names begin with `whose`, or the usual."""
         found: dict[str, list[Medium]] = {}
-        for kind, names in pictures.COLUMNS.items():
+        for kind, names in images.COLUMNS.items():
             own = tuple(f"{whose}_{name}" for name in names)
             value = self.take(own if self.has(*own) else names)
             if value is not None:
-                found[kind] = pictures.read_media(value, self._root, kind)
+                found[kind] = images.read_media(value, self._root, kind)
         return found
 
     def history(self, question: str) -> list[dict[str, str]]:

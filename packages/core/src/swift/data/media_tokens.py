@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from swift.config.media import NAMES
-from swift.data.boxes import Box, has_objects, spelled
+from swift.data.audio import measure_sound
+from swift.data.bounding_boxes import Box, has_objects, spelled
 from swift.data.conversation import Conversation, Message, Unusable, media_part, medium_in, parts_of
+from swift.data.images import measure, path_of
 from swift.data.media import Measured, MediaRef, Medium
-from swift.data.pictures import measure, path_of
-from swift.data.sounds import measure_sound
 from swift.data.texts import MediaSpan, Rendered, Span
 from swift.data.videos import EVENLY, Shown, pictures_of
 from swift.data.web import Web

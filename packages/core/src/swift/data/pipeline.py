@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from swift.config.obstacles import unsplit_stream
+from swift.config.incompatibilities import unsplit_stream
 from swift.config.sections import DataSection
 from swift.data.corpus import Corpus, cache_folder, corpus_of, open_corpus
 from swift.data.encode import SampleEncoder

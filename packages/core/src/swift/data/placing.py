@@ -9,8 +9,8 @@ from typing import Any
 
 from swift.config.media import NAMES
 from swift.data.conversation import Conversation, Message, Unusable, media_part, medium_in, parts_of
+from swift.data.images import TAGS
 from swift.data.media import Medium
-from swift.data.pictures import TAGS
 
 
 def placed(conversation: Conversation, columns: Mapping[str, Sequence[Medium]]) -> Conversation:

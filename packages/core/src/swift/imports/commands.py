@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swift.config.other_programs.environment import MEDIA, MEDIA_ELSEWHERE, OPTIONS_OF
+from swift.config.compat.environment import MEDIA, MEDIA_ELSEWHERE, OPTIONS_OF
 from swift.errors import SwiftError
 from swift.imports import axolotl, llama_factory, ms_swift, nemo, torchtune, trainer, trl
 from swift.imports.carrying import number

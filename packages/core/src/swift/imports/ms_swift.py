@@ -10,7 +10,7 @@ import json
 import math
 from typing import Any
 
-from swift.config.other_programs.environment import MEDIA, MEDIA_ELSEWHERE, OPTIONS_OF
+from swift.config.compat.environment import MEDIA, MEDIA_ELSEWHERE, OPTIONS_OF
 from swift.imports import critics, distilling, online, trainer
 from swift.imports.carrying import Carrying, Verb, is_off, number, share, words
 from swift.imports.low_rank import MS_SWIFT, low_rank

@@ -110,7 +110,7 @@ def apply_flags(run: Carrying, table: Table) -> None:
 
 def _without_flags_of_grpo(table: Table) -> Table:
     """Return a table without the keys that mean something else to GRPO, so that its own flags are taken."""
-    from swift.config.other_programs import online
+    from swift.config.compat import online
 
     own = {flag for flags, *_ in online.FLAGS for flag in flags} | {flag for flags in online.ROWS for flag in flags}
     rules: dict[str, Rule] = {name: rule for name, rule in table.items() if name not in own}

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from swift.config.aliases import aliases
+from swift.config.compat.meanings import NotNeeded, Refused
+from swift.config.compat.table import other_program
 from swift.config.draft import NOTE
 from swift.config.fields import core_fields
 from swift.config.flags import Settings
-from swift.config.other_programs.meanings import NotNeeded, Refused
-from swift.config.other_programs.table import other_program
 from swift.errors import SwiftError
 from swift.imports.carrying import Carrying, is_off, words
 

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from swift.infer.answer_fields import found, numbers
     from swift.infer.asking import answer_into, check_model, check_result, quiet_libraries
     from swift.infer.conversations import ConversationScorer
-    from swift.infer.journal import Journal, read_lines
+    from swift.infer.image_messages import question_with
     from swift.infer.openai_server import OpenAiServer, at_once
-    from swift.infer.picture_messages import question_with
     from swift.infer.questions import Question, read_questions
+    from swift.infer.resume_file import Journal, read_lines
     from swift.infer.sampling import draw_tokens
     from swift.infer.speaker import open_speaker
     from swift.infer.steps import StepScorer

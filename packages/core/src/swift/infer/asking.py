@@ -125,7 +125,7 @@ def answer_into(
     written of an answer.
     """
     from swift.infer.batch import write_answers
-    from swift.infer.journal import Journal
+    from swift.infer.resume_file import Journal
     from swift.infer.speaker import find_model, open_local, open_speaker
 
     found: FoundModel | None = None

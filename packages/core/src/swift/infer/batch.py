@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from swift.contracts import Sampling
 from swift.infer.answers import Answer, Speaker
-from swift.infer.journal import Journal
-from swift.infer.picture_messages import written
+from swift.infer.image_messages import written
 from swift.infer.questions import Question
+from swift.infer.resume_file import Journal
 from swift.terminal import progress
 
 LineOf = Callable[[Question, Answer], Mapping[str, Any]]

@@ -11,11 +11,11 @@ from typing import Any
 
 from swift.contracts import Sampling
 from swift.data.conversation import Unusable
+from swift.data.images import measure
 from swift.data.media import Medium
-from swift.data.pictures import measure
 from swift.errors import UsageError
 from swift.infer.answers import Speaker
-from swift.infer.picture_messages import question_with, written
+from swift.infer.image_messages import question_with, written
 from swift.infer.questions import with_system
 from swift.terminal import waiting
 from swift.untrusted import check_unicode

@@ -12,7 +12,7 @@ from swift.errors import DataError
 from swift.infer.answer_metrics import AnswerMetric
 from swift.infer.answers import Answer
 from swift.infer.batch import WINDOW, Asked
-from swift.infer.picture_messages import written
+from swift.infer.image_messages import written
 from swift.infer.questions import Question
 from swift.infer.speaker import EngineSpeaker
 from swift.terminal import Say, progress, say_nothing

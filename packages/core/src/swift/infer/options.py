@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from swift.config.compat.values import ENGINE_OPTIONS
+from swift.config.compat.verbs import ENGINE_KWARGS, MAX_LENGTH
 from swift.config.limits import FilePath, Fraction, Name, Rows, Tokens
 from swift.config.media import LIMITS
 from swift.config.options import Aliases, Argument, Parts, Section, Verbatim
-from swift.config.other_programs.values import ENGINE_OPTIONS
-from swift.config.other_programs.verbs import ENGINE_KWARGS, MAX_LENGTH
 from swift.errors import UsageError
 from swift.plugins.known import TRANSFORMERS
 

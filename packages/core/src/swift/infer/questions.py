@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swift.config.sections import DataSection
-from swift.data.boxes import has_objects
+from swift.data.bounding_boxes import has_objects
 from swift.data.conversation import Conversation, Unusable
 from swift.data.corpus import Part, open_parts
 from swift.data.encodings import ChatEncoding, RowReader, Sample
 from swift.data.formats import ANSWER, MESSAGES, QUESTION, SYSTEM, rename
-from swift.data.pictures import COLUMNS
+from swift.data.images import COLUMNS
 from swift.data.roles import RoleTags
 from swift.data.sources.rows import RowData
 from swift.errors import DataError

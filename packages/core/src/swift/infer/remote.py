@@ -7,8 +7,8 @@ from typing import Any
 
 from swift.contracts import Sampling
 from swift.infer.answers import Answer, Messages
+from swift.infer.image_messages import for_servers
 from swift.infer.openai_server import OpenAiServer, at_once
-from swift.infer.picture_messages import for_servers
 from swift.infer.questions import Question, with_system
 
 AT_A_TIME = 16

@@ -24,9 +24,9 @@ from swift.data.rendering import render_asked
 from swift.errors import DataError
 from swift.infer.batch import WINDOW
 from swift.infer.find import is_asked
-from swift.infer.journal import Journal
-from swift.infer.picture_messages import has_pictures, written
+from swift.infer.image_messages import has_pictures, written
 from swift.infer.questions import Question, Questions, read_row, with_system
+from swift.infer.resume_file import Journal
 from swift.infer.scorer import Outputs, Scorer, Tokens
 from swift.infer.speaker import picture_writer, text_alone
 from swift.infer.yes_no import YesNo, yes_no_of

@@ -18,8 +18,8 @@ from swift.data.rendering import render_asked, render_chat
 from swift.errors import DataError, ModelError, SwiftError, UsageError
 from swift.importing import importing
 from swift.infer.answers import Answer, Messages, Speaker
+from swift.infer.image_messages import has_pictures
 from swift.infer.options import ModelOptions, is_address
-from swift.infer.picture_messages import has_pictures
 from swift.infer.questions import Question, with_system
 from swift.infer.stop import StopStrings
 from swift.plugins.inference import open_inference

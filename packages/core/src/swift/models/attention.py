@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from swift.config.obstacles import flash_needs_gpu, no_flash
+from swift.config.incompatibilities import flash_needs_gpu, no_flash
 from swift.errors import ModelError
 from swift.models.classes import causal_class, has_tower
 

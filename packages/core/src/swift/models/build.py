@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from swift.config.obstacles import partly_quantized
+from swift.config.incompatibilities import partly_quantized
 from swift.contracts import Decision, ModelFacts, QuantizedShare
+from swift.models.adapter_initialization import keep_starts, read_starts
 from swift.models.attention import AttentionChoice, choose_attention
 from swift.models.fp8 import fp8_of, use_fp8, without_fp8
 from swift.models.media import TowerReader
@@ -18,7 +19,6 @@ from swift.models.meta import meta_model
 from swift.models.padding_row import train_padding_row
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import Place, quantized_build
-from swift.models.starts import keep_starts, read_starts
 from swift.models.tuners import adapter_config, apply_tuner, weight_counts
 from swift.models.view import ViewModule
 from swift.tuners.selected import tuner_of
@@ -148,7 +148,7 @@ def _weight_of(modules: list[torch.nn.Module]) -> int:
 
 
 def _apply_liger(model: torch.nn.Module) -> None:
-    from swift.config.obstacles import no_liger
+    from swift.config.incompatibilities import no_liger
 
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance

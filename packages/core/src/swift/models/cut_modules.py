@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from swift.contracts import Acts
 from swift.models.names import base_model
-from swift.models.tensor_plan import COLUMNS, TensorPlan
+from swift.models.tp_spec import COLUMNS, TensorPlan
 from swift.plugins.blame import failing
 from swift.plugins.load import load_tuner
 

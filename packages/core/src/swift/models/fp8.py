@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from swift.config.obstacles import no_gpu_to_see
+from swift.config.incompatibilities import no_gpu_to_see
 from swift.errors import ModelError, UnsupportedPlan
 from swift.tuners.selected import tuner_of
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from swift.config.media import KINDS, NAMES
+from swift.data.audio import length_at
 from swift.data.batch import collate
 from swift.data.media import Media, MediaRef, number_of
 from swift.data.samples import Encoded, Segment
-from swift.data.sounds import length_at
 from swift.errors import DataError
 from swift.models.decoding import MediaDecoder
 from swift.models.media_processor import BLANK, MediaProcessor

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swift.config.media import KINDS, NAMES
+from swift.data.audio import length_at, open_sound
 from swift.data.conversation import Unusable
+from swift.data.images import open_picture
 from swift.data.media import Measured, MediaRef
-from swift.data.pictures import open_picture
-from swift.data.sounds import length_at, open_sound
 from swift.data.template import ChatTemplate
 from swift.data.videos import open_frame
 from swift.errors import ModelError, SwiftError

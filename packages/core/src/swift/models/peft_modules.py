@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from swift.config.obstacles import no_such_module
+from swift.config.incompatibilities import no_such_module
 from swift.config.own_options import ALL_LINEAR, LoraOptions, TargetOptions
 from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError

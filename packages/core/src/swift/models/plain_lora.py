@@ -1,7 +1,7 @@
 """Plain LoRA of twice the rank, which leaves a run whose adapters began as a part of the weights.
 
-The frozen factors of `swift.models.starts` are in checkpoints as `start_A` and `start_B`. Everyone else gets them
-joined to the trained ones: A over A₀, and B beside -B₀.
+The frozen factors of `swift.models.adapter_initialization` are in checkpoints as `start_A` and `start_B`. Other
+programs get them joined to the trained ones: A over A₀, and B beside -B₀.
 """
 
 from __future__ import annotations

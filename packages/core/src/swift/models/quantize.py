@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift.config.obstacles import no_quantiser
+from swift.config.incompatibilities import no_quantiser
 from swift.contracts import QuantizedShare
 from swift.errors import ModelError
 from swift.models.heads import head_of, value_head_of

@@ -47,7 +47,7 @@ def use_copies(blocks: Iterable[nn.Module]) -> None:
         if type(module) is nn.Linear:
             module.__class__ = CopyingLinear
         elif type(module).__name__ == "Float8Linear":
-            from swift.models.step_codes import CopyingFloat8Linear
+            from swift.models.fp8_linear import CopyingFloat8Linear
 
             module.__class__ = CopyingFloat8Linear
 

@@ -22,6 +22,7 @@ import torch
 from swift.config.own_options import FACTORED, STARTED, FullOptions, LoraOptions
 from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError, did_you_mean
+from swift.models.adapter_initialization import add_start
 from swift.models.heads import VALUE_HEAD_MODULE, take_value_head
 from swift.models.names import (
     ADAPTER,
@@ -34,7 +35,6 @@ from swift.models.parts import freeze_parts, frozen_parts, modules_of
 from swift.models.peft_modules import attach_peft
 from swift.models.plain_lora import plain_config
 from swift.models.quiet import without_bitsandbytes
-from swift.models.starts import add_start
 from swift.terminal import summary_of
 from swift.tuners.selected import tuner_of
 

@@ -25,7 +25,7 @@ from swift.models.logits import LogitTransform
 from swift.models.logps import TokenViews, at_places, token_logps, token_logps_of_module, tokens_per_chunk
 from swift.models.logps_autograd import chunks
 from swift.models.media import TowerReader
-from swift.models.noise import EmbeddingNoise
+from swift.models.neftune import EmbeddingNoise
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
 from swift.models.sample_rope import use_sample_rope
 from swift.models.shrunk import limits_of, shrunk_model

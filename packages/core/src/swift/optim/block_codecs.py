@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from swift.config.obstacles import no_bitsandbytes
+from swift.config.incompatibilities import no_bitsandbytes
 from swift.kernels.available import kernels_for
 
 _PART = 256 * 1024

@@ -16,9 +16,9 @@ import torch
 
 from swift.contracts import Reads
 from swift.models.names import whole_shape
-from swift.plugins.answers import wrong
 from swift.plugins.blame import blaming, failing
 from swift.plugins.load import load_optimizer
+from swift.plugins.return_values import wrong
 from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:

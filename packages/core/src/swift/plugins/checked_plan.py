@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from swift.contracts import Plan
-from swift.plugins.answers import wrong
 from swift.plugins.blame import blaming, failing
 from swift.plugins.entry import PluginEntry
+from swift.plugins.return_values import wrong
 
 if TYPE_CHECKING:
     from swift.data.batch import Batch

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 from swift.contracts import Run
 from swift.errors import SHOW_TRACEBACK, PluginError, SwiftError
 from swift.hookspecs import hookimpl
-from swift.plugins.answers import described
 from swift.plugins.blame import interrupts, keep_traceback, mark, traceback_text, words_of
 from swift.plugins.check import Implementation, implementations
+from swift.plugins.return_values import described
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ import pluggy
 from swift.contracts import Capabilities
 from swift.errors import PluginError
 from swift.hookspecs import BackendHooks, ExporterHooks, ObserverHooks
-from swift.plugins import answers
+from swift.plugins import return_values
 from swift.plugins.blame import explained
 from swift.plugins.guard import Participation, guarded
 from swift.plugins.load import LoadedPlugin
@@ -149,16 +149,16 @@ for _kind, _spec in _SPECS.items():
 
 def _step_result(entry: PluginEntry, hook: str, came: object) -> StepResult:
     step_ended()
-    return answers.step_result(entry, hook, came)
+    return return_values.step_result(entry, hook, came)
 
 
 _CHECKS: dict[str, Callable[..., Any]] = {
-    "swift_setup": answers.topology,
-    "swift_shard": answers.train_state,
+    "swift_setup": return_values.topology,
+    "swift_shard": return_values.train_state,
     "swift_train_step": _step_result,
-    "swift_forward": answers.forward_result,
-    "swift_iter_weights": answers.weights,
-    "swift_export": answers.exported_folder,
-    "swift_quantize": answers.quantized,
+    "swift_forward": return_values.forward_result,
+    "swift_iter_weights": return_values.weights,
+    "swift_export": return_values.exported_folder,
+    "swift_quantize": return_values.quantized,
 }
 """Hook → the check of what it returned. Those of exporters compare it with the request."""

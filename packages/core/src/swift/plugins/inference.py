@@ -23,11 +23,11 @@ from swift.contracts import (
 )
 from swift.errors import DataError, PluginError
 from swift.hookspecs import EngineHooks
-from swift.plugins.answers import described, wrong
 from swift.plugins.blame import failing
 from swift.plugins.guard import guarded
 from swift.plugins.known import ENGINE, TRANSFORMERS
 from swift.plugins.load import LoadedPlugin
+from swift.plugins.return_values import described, wrong
 
 if TYPE_CHECKING:
     from swift.plugins.entry import PluginEntry

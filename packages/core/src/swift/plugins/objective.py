@@ -8,12 +8,12 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
 from swift.contracts import LossSums, ModelRole, ModelView, Objective, Plan, PlanContext, RoundWork
-from swift.plugins.answers import is_tensor, wrong
 from swift.plugins.blame import blaming, failing
 from swift.plugins.check import check_objective
 from swift.plugins.checked_plan import CheckedPlan
 from swift.plugins.entry import PluginEntry
 from swift.plugins.load import LoadedPlugin
+from swift.plugins.return_values import is_tensor, wrong
 
 if TYPE_CHECKING:
     import torch

@@ -10,11 +10,11 @@ import pluggy
 
 from swift.contracts import ProcessLayout
 from swift.hookspecs import BackendHooks
-from swift.plugins import answers
-from swift.plugins.answers import wrong
+from swift.plugins import return_values
 from swift.plugins.blame import failing
 from swift.plugins.check import implementations
 from swift.plugins.guard import guarded
+from swift.plugins.return_values import wrong
 from swift.plugins.waiting import waiting_for
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def layout_of(backend: LoadedPlugin, config: Config, processes: int) -> ProcessL
     came = _ask(backend, "swift_layout", config=config, processes=processes)
     if came is None:
         return ProcessLayout.of(config.parallel, processes)
-    return answers.layout(backend.entry, "swift_layout", came)
+    return return_values.layout(backend.entry, "swift_layout", came)
 
 
 @_looking("swift_variants")

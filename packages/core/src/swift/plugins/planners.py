@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 from swift.contracts.planner import ChosenPlan, ExpectedMemory
 from swift.errors import PluginError, SwiftError, UsageError
 from swift.plugins import discover
-from swift.plugins.answers import wrong
 from swift.plugins.blame import failing, keep_traceback
 from swift.plugins.load import load
+from swift.plugins.return_values import wrong
 
 if TYPE_CHECKING:
     from swift.contracts import Run

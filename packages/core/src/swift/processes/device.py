@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as distributed_c10d
 from torch._C._distributed_c10d import HashStore, Store
 
-from swift.config.obstacles import no_cuda
+from swift.config.incompatibilities import no_cuda
 from swift.contracts import World
 from swift.errors import ConfigError, UnsupportedPlan
 from swift.processes.group import processes_here, threads_told

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from swift.config.compat.verbs import MAX_LENGTH
 from swift.config.limits import FilePath, Name, Tokens
 from swift.config.options import Aliases, Argument, Section
-from swift.config.other_programs.verbs import MAX_LENGTH
 
 
 class ServeOptions(Section):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from swift.train import shares
+from swift.train import time_breakdown
 
 if TYPE_CHECKING:
     from swift.train.job import Job
@@ -28,7 +28,7 @@ def slowed(job: Job) -> Iterator[None]:
     at = 0
     plan: Any = job.plan
     hooks: Any = job.hooks
-    batch, train_step, cost = plan.batch, hooks.swift_train_step, shares.COST
+    batch, train_step, cost = plan.batch, hooks.swift_train_step, time_breakdown.COST
 
     def sleep(reason: str) -> None:
         if SLOW_AT.get(at) == reason:
@@ -54,10 +54,10 @@ def slowed(job: Job) -> Iterator[None]:
 
     hook = register_optimizer_step_post_hook(slow_update)
     plan.batch, hooks.swift_train_step = slow_batch, late_step
-    shares.COST = math.inf
+    time_breakdown.COST = math.inf
     try:
         yield
     finally:
         hook.remove()
-        shares.COST = cost
+        time_breakdown.COST = cost
         del plan.batch, hooks.swift_train_step

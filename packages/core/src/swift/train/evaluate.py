@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swift.config.obstacles import NAME_A_VALIDATION_SET, never_evaluated
+from swift.config.incompatibilities import NAME_A_VALIDATION_SET, never_evaluated
 from swift.terminal import waiting
 from swift.train.planning import evaluates, plan_evaluation
 

@@ -27,8 +27,8 @@ from swift.train.memory import peak_memory_gib
 from swift.train.planning import plan_metrics, train_roles
 from swift.train.prepare import open_job, report_data
 from swift.train.saving import CheckpointSaver
-from swift.train.shares import StepMeter
 from swift.train.sums import NonFiniteStep
+from swift.train.time_breakdown import StepMeter
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed

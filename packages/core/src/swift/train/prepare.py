@@ -18,7 +18,7 @@ from swift.checkpoint.coordination import close_comms
 from swift.checkpoint.load import facts_of
 from swift.checkpoint.manifest import Manifest
 from swift.config.capabilities import lacking_media
-from swift.config.obstacles import uneven_batch
+from swift.config.incompatibilities import uneven_batch
 from swift.config.sections import Config
 from swift.config.tasks import CAUSAL_LM
 from swift.contracts import DataFacts, ModelRole, Objective, Plan, RejectedSamples, Run, fitting_roles
@@ -29,8 +29,8 @@ from swift.data.pipeline import DataPreparation, PreparedData, media_kinds, medi
 from swift.data.store import ReferencedSamples, hash_of
 from swift.errors import ConfigError, DataError
 from swift.models.classes import has_tower
-from swift.models.few_bits import adapters_as_trained, as_trained
 from swift.models.heads import exported
+from swift.models.low_bit import adapters_as_trained, as_trained
 from swift.models.media import TowerReader
 from swift.models.media_processor import MediaProcessor
 from swift.models.parts import ALIGNER, VIT, frozen_parts
@@ -50,7 +50,7 @@ from swift.terminal import print_line, say_nothing, waiting
 from swift.train.arithmetic import arithmetic
 from swift.train.best import BestSoFar, settle_best
 from swift.train.cadence import settle_intervals
-from swift.train.data_starts import starts_from_data
+from swift.train.data_driven_initialization import starts_from_data
 from swift.train.evaluate import check_evaluation
 from swift.train.job import Job, in_order
 from swift.train.planning import ModelInTraining, SampleSets, close_plan, evaluates, make_plan, schedule_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from swift.checkpoint.load import Checkpoint
 from swift.checkpoint.manifest import RoleRecord
-from swift.checkpoint.owners import OwnedWriter
+from swift.checkpoint.owner_ranks import OwnedWriter
 from swift.checkpoint.save import before_update
 from swift.config.capabilities import check_capabilities
 from swift.config.tasks import check_labels

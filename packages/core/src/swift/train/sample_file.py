@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.data.encodings import encoding_of
-from swift.data.pictures import thumbnail
+from swift.data.images import thumbnail
 from swift.data.preview import PreviewPiece, PreviewSegment, preview_segments
 from swift.files import replace_file
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from swift.contracts import InferenceEngine, ModelSource, WeightStream
 from swift.models.adapter_file import kind_of
-from swift.models.few_bits import FewBitsSource
+from swift.models.low_bit import FewBitsSource
 from swift.models.merge import merged
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from swift.config.obstacles import adapter_without_lora, misfit_of_start, started_twice, trained_in_few_bits
+from swift.config.incompatibilities import adapter_without_lora, misfit_of_start, started_twice, trained_in_few_bits
 from swift.config.own_options import FROM_DATA, STARTED, FullOptions, LoraOptions
 from swift.contracts.tuner import Trains, TunerContext
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from swift.contracts.tuner import Trains
-from swift.plugins.answers import is_finite, is_tensor, wrong
 from swift.plugins.blame import failing
 from swift.plugins.load import load_tuner
+from swift.plugins.return_values import is_finite, is_tensor, wrong
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from swift_rl import correction
-from swift_rl.gap import gap
+from swift_rl.mismatch import gap
 from swift_rl.options import OnlineOptions
 from swift_rl.rounds.dealing import dealt
 from swift_rl.rounds.draw import computes_alike

@@ -13,13 +13,13 @@ from starlette.routing import Route
 
 from swift.errors import SwiftError, UsageError
 from swift.forms import CheckedCommand
-from swift_ui.acting import talks
+from swift_ui.acting import sessions
 from swift_ui.acting.allowed import TRAINING, VERBS, check_allowed, check_verb, within
+from swift_ui.acting.argv import shown, words_of
 from swift_ui.acting.desk import FrontDesk
 from swift_ui.acting.jobs import JobBook, StartedCommand
 from swift_ui.acting.presets import PRESETS
 from swift_ui.acting.runs import RunActions, stop_run
-from swift_ui.acting.words import shown, words_of
 from swift_ui.bodies import content_of
 from swift_ui.looking.api import looker, run_of
 from swift_ui.looking.index import key_of
@@ -152,18 +152,18 @@ class ActingApi:
 
     async def _talks(self, request: Request) -> Response:
         jobs = await run_in_threadpool(self.jobs.all)
-        return JSONResponse({"talks": [talks.view_of(job) for job in jobs if job.kind == talks.KIND]})
+        return JSONResponse({"talks": [sessions.view_of(job) for job in jobs if job.kind == sessions.KIND]})
 
     async def _open_talk(self, request: Request) -> Response:
         model = (await content_of(request)).get("model") or ""
         trust = self._settings.trust_remote_code
-        job = await run_in_threadpool(talks.open_talk, self.jobs, model, trust=trust)
-        return JSONResponse(talks.view_of(job))
+        job = await run_in_threadpool(sessions.open_talk, self.jobs, model, trust=trust)
+        return JSONResponse(sessions.view_of(job))
 
     async def _ask(self, request: Request) -> Response:
         asked = await content_of(request)
         job = self.jobs.find(request.path_params["id"])
-        return StreamingResponse(talks.answer_of(self.jobs, job, asked), media_type="application/x-ndjson")
+        return StreamingResponse(sessions.answer_of(self.jobs, job, asked), media_type="application/x-ndjson")
 
 
 def routes(settings: UiSettings) -> list[Route]:

@@ -22,7 +22,7 @@ import psutil
 
 from swift.errors import SwiftError, UsageError
 from swift.untrusted import open_regular, read_text
-from swift_ui.acting import keeper
+from swift_ui.acting import job_runner
 from swift_ui.acting.told import EndTold, FactsTold, JobTold, StartTold, StopTold, told
 from swift_ui.looking.missing import NotThere
 
@@ -67,7 +67,7 @@ class StartedCommand:
     def log(self, most: int = _TAIL) -> str:
         """Return the end of what the command printed."""
         try:
-            with open_regular(self.folder / keeper.LOG, SwiftError) as file:
+            with open_regular(self.folder / job_runner.LOG, SwiftError) as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(self.log_from, size - most))
                 return file.read(most).decode(errors="replace")
@@ -107,9 +107,9 @@ class JobBook:
             "environment": {"SWIFT_UI_JOB": str(folder)} if kind != "command" else {},
             "asked": time.time(),
         }
-        keeper.write(folder / keeper.JOB, asked)
+        job_runner.write(folder / job_runner.JOB, asked)
         subprocess.run(
-            [sys.executable, "-m", "swift_ui.acting.keeper", str(folder)], stdin=subprocess.DEVNULL, check=True
+            [sys.executable, "-m", "swift_ui.acting.job_runner", str(folder)], stdin=subprocess.DEVNULL, check=True
         )
         return self.find(name)
 
@@ -142,17 +142,17 @@ class JobBook:
         """Ask a command to end: as Ctrl-C does once, or at once."""
         if not job.alive or job.process is None or not lives(job.process, job.process_began):
             raise UsageError("This command has ended already.")
-        keeper.write(job.folder / STOPPING, {"at": time.time(), "now": now})
+        job_runner.write(job.folder / STOPPING, {"at": time.time(), "now": now})
         end_process(job.process, now=now)
 
     def _job(self, name: str) -> StartedCommand | None:
         folder = self._place / name
-        asked = told(folder / keeper.JOB, JobTold)
+        asked = told(folder / job_runner.JOB, JobTold)
         if asked is None:
             return None
-        started = told(folder / keeper.STARTED, StartTold)
+        started = told(folder / job_runner.STARTED, StartTold)
         alive = started is not None and lives(started.keeper, started.keeper_began)
-        ended = told(folder / keeper.ENDED, EndTold)  # after the look at its keeper, who writes this before it ends
+        ended = told(folder / job_runner.ENDED, EndTold)  # after the look at its keeper, who writes this before it ends
         stopping = told(folder / STOPPING, StopTold)
         state, cause = _state(asked, ended, started=started is not None, alive=alive)
         if state == "died" and stopping is not None and stopping.now:
@@ -183,7 +183,7 @@ def _state(asked: JobTold, ended: EndTold | None, *, started: bool, alive: bool)
     if ended is not None:
         code = ended.code
         if code < 0 and -code not in (signal.SIGTERM, signal.SIGINT):
-            return "died", keeper.cause(ended.model_dump())
+            return "died", job_runner.cause(ended.model_dump())
         if code in (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT):
             return "stopped", ""
         return ("completed", "") if code == 0 else ("failed", ended.problem)
@@ -202,7 +202,7 @@ def lives(process: int, began: float | None) -> bool:
             return False
     except psutil.Error:
         return False
-    return began is None or keeper.began(process) == began
+    return began is None or job_runner.began(process) == began
 
 
 def end_process(process: int, *, now: bool) -> None:

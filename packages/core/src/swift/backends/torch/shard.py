@@ -18,8 +18,8 @@ from swift.models.step_copies import use_copies
 from swift.optim.build import build_optimizer, parameter_groups
 from swift.optim.placements import place
 from swift.optim.selected import slots_of
+from swift.train.layer_rotation import Turns
 from swift.train.steps import Arithmetic
-from swift.train.turns import Turns
 from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:

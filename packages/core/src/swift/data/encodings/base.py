@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from swift.config.media import KINDS, NAMES
 from swift.data.conversation import Unusable
 from swift.data.formats import UNDERSTOOD, UNKNOWN_FORMAT, RowReader, Sample
-from swift.data.pictures import COLUMNS
+from swift.data.images import COLUMNS
 from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.data.sources.rows import RowData
 from swift.data.texts import Steps

@@ -11,7 +11,7 @@ from itertools import chain, count, islice
 
 import numpy as np
 
-from swift.config.obstacles import endless_stream
+from swift.config.incompatibilities import endless_stream
 from swift.contracts.objective import Objective
 from swift.data.batch import Batch, Row
 from swift.data.plans.epochs import shuffler

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
+from swift.config.compat.values import ENGINE_OPTIONS
 from swift.config.draft import NOTE
 from swift.config.flags import Arity, Settings, Translation
-from swift.config.other_programs.meanings import Default, Meaning, NotNeeded, Refused, off
-from swift.config.other_programs.values import ENGINE_OPTIONS
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError
 

@@ -1,6 +1,6 @@
 """Flags that the verbs of other programs have where swift's infer, chat, eval, export and serve have none.
 
-Rows are those of `swift.config.other_programs.table`, which is the table for training: read there what a row may be.
+Rows are those of `swift.config.compat.table`, which is the table for training: read there what a row may be.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
+from swift.config.compat.table import Rows
 from swift.config.flags import Arity
-from swift.config.other_programs.meanings import Default, Meaning, NotNeeded, Refused, off
-from swift.config.other_programs.table import Rows
 from swift.errors import UsageError
 
 MAX_LENGTH = ("max_model_len", "vllm_max_model_len")

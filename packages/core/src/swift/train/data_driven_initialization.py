@@ -5,7 +5,7 @@ at a time, and hands the factors to all processes. They depend on neither backen
 they read those of PiSSA.
 
 EVA's A holds the main directions of what a layer is given, its B is zero. LoRA-GA begins with singular directions of
-the gradient of each weight; their product is subtracted again (`swift.models.starts`).
+the gradient of each weight; their product is subtracted again (`swift.models.adapter_initialization`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from swift.config.own_options import FROM_DATA, LoraOptions
 from swift.data.plans import BatchLayout, EpochPlan
 from swift.errors import ConfigError
+from swift.models.adapter_initialization import check_matrix, inner_name, lora_layers, of_rank, randomised_svd, signs_of
 from swift.models.attention import choose_attention
 from swift.models.meta import meta_model
 from swift.models.names import ADAPTER, START, adapter_names, generator_of
 from swift.models.precision import resolve_dtype
-from swift.models.starts import check_matrix, inner_name, lora_layers, of_rank, randomised_svd, signs_of
 from swift.models.tuners import apply_tuner
 from swift.models.view import ViewModule
 from swift.processes.comms import Comms

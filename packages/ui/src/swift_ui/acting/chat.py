@@ -28,7 +28,7 @@ from swift.errors import DataError, SwiftError, UsageError
 from swift.files import replace_file
 from swift.infer import open_speaker, question_with
 from swift.infer.options import ModelOptions
-from swift_ui.acting.talks import MOST_TOKENS
+from swift_ui.acting.sessions import MOST_TOKENS
 from swift_ui.bodies import content_of
 
 IDLE = 1800.0

@@ -6,7 +6,7 @@ stays as it is on disk: a second adapter holds the factors, frozen, and is subtr
 model. That is what leaves the run (`swift.models.plain_lora`), so that nobody who merges, serves or scores the adapter
 has to know how it began, and switching it off gives the model before training.
 
-LoRA-GA's factors are taken out in the same way; what decides them is in `swift.train.data_starts`.
+LoRA-GA's factors are taken out in the same way; what decides them is in `swift.train.data_driven_initialization`.
 
 LoftQ (arXiv:2310.08659) begins with factors of what a weight loses in 4 bits. The weights on disk have not lost it, so
 that the factors are subtracted in what leaves the run, and there alone.

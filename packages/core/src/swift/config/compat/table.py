@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from swift.config.other_programs import megatron, online
-from swift.config.other_programs.meanings import Default, Meaning, NotNeeded, Refused, off
-from swift.config.other_programs.values import IN_BACKWARD, LITTLE_STATE
+from swift.config.compat import megatron, online
+from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
+from swift.config.compat.values import IN_BACKWARD, LITTLE_STATE
 
 Rows = Mapping[tuple[str, ...], Meaning]
 

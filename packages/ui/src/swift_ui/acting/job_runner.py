@@ -1,7 +1,7 @@
-"""The keeper of one command: starts it, waits for it, and writes down how it ended. It outlives the server.
+"""The runner of one command: starts it, waits for it, and writes down how it ended. It outlives the server.
 
-`python -m swift_ui.acting.keeper FOLDER` comes back at once. Nothing but the standard library is imported: it stays in
-memory as long as the command.
+`python -m swift_ui.acting.job_runner FOLDER` comes back at once. It imports nothing but the standard library, because
+it stays in memory as long as the command.
 """
 
 from __future__ import annotations

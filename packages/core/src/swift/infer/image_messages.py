@@ -8,8 +8,8 @@ from typing import Any
 
 from swift.config.media import NAMES
 from swift.data.conversation import Conversation, Unusable, medium_in, parts_of
+from swift.data.images import as_url, read_medium
 from swift.data.media import Medium
-from swift.data.pictures import as_url, read_medium
 from swift.data.placing import placed
 from swift.errors import DataError
 from swift.infer.answers import Messages

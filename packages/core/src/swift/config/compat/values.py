@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swift.config.other_programs.meanings import Refused
+from swift.config.compat.meanings import Refused
 
 ENGINE_SETTINGS = (
     *("gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),

@@ -10,15 +10,15 @@ from typing import Any
 
 from swift.errors import SwiftError, UsageError
 from swift.infer import OpenAiServer
+from swift_ui.acting.argv import MOST
 from swift_ui.acting.jobs import JobBook, StartedCommand
-from swift_ui.acting.words import MOST
 from swift_ui.looking.missing import NotThere
 
 KIND = "chat"
 _ASKED = ("messages", "max_tokens", "temperature", "top_p", "seed")
 MOST_TOKENS = 8192
 """Tokens of an answer."""
-_MODULE = "swift_ui.acting.speaking"
+_MODULE = "swift_ui.acting.chat"
 
 
 def open_talk(jobs: JobBook, model: object, *, trust: bool, device: str | None = None) -> StartedCommand:

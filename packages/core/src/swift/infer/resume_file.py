@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from swift.errors import DataError
-from swift.infer.picture_messages import written
+from swift.infer.image_messages import written
 from swift.infer.questions import Question
 from swift.untrusted import open_regular, read_json
 

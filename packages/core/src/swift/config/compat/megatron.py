@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
 from swift.config.draft import Assignment
 from swift.config.flags import Arity, Settings, Translation
-from swift.config.other_programs.meanings import Default, Meaning, NotNeeded, Refused, off
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError, did_you_mean
 

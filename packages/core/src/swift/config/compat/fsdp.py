@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from swift.config.compat.meanings import Meaning, NotNeeded, Refused, off
 from swift.config.draft import Assignment
 from swift.config.flags import Arity, Settings, Translation
-from swift.config.other_programs.meanings import Meaning, NotNeeded, Refused, off
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError, did_you_mean
 from swift.untrusted import parse_json, read_json_object

@@ -9,17 +9,17 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from swift.config.draft import NOTE
-from swift.config.fields import core_fields
-from swift.config.flags import Settings, Translation
-from swift.config.other_programs.meanings import Refused
-from swift.config.other_programs.online import LOSSES as LOSSES_OF_GRPO
-from swift.config.other_programs.online import LOSSES_ELSEWHERE as LOSSES_OF_GRPO_ELSEWHERE
-from swift.config.other_programs.table import other_programs
-from swift.config.other_programs.values import (
+from swift.config.compat.meanings import Refused
+from swift.config.compat.online import LOSSES as LOSSES_OF_GRPO
+from swift.config.compat.online import LOSSES_ELSEWHERE as LOSSES_OF_GRPO_ELSEWHERE
+from swift.config.compat.table import other_programs
+from swift.config.compat.values import (
     OPTIMIZERS_ELSEWHERE,
     TUNERS_ELSEWHERE,
 )
+from swift.config.draft import NOTE
+from swift.config.fields import core_fields
+from swift.config.flags import Settings, Translation
 from swift.config.sections import Shape
 from swift.config.values import as_number, as_switch, coerce, divided, quoted
 from swift.errors import ConfigError, did_you_mean
