@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
+from time import sleep  # by itself: tests replace `time.sleep`
 
 Reply = bytes | Callable[[], Iterator[bytes]]
 """What is sent before the connection is closed; an iterator may have no end."""
@@ -34,7 +34,7 @@ def without_end(first: bytes, again: bytes, seconds: float = 0.0) -> Callable[[]
         yield first
         while True:
             yield again
-            time.sleep(seconds)
+            sleep(seconds)
 
     return say
 
