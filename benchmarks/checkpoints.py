@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import inspect
 import json
 import math
 import os
@@ -266,7 +267,8 @@ class Turns:
         checkpoint = open_checkpoint(self.folder / "checkpoint-1")
         checked = _bytes_read()
         reader = _Weighed(checkpoint)
-        self.backend.load(self.state, reader)
+        inputs = {"run": self.run, "state": self.state, "reader": reader}
+        self.backend.load(**{name: inputs[name] for name in inspect.signature(self.backend.load).parameters})
         _meet()
         return {
             "checking bytes": checked - read,
