@@ -247,8 +247,8 @@ class HfSource:
             if found is not None:
                 other = f"pad with {self.tokenizer.convert_ids_to_tokens(found)}"
             self._say(
-                f"{own} pads texts and also ends them: swift and vLLM score the last token, and transformers the last "
-                f"other one. Exported models {other}."
+                f"{own} pads texts and also ends them. swift scores the last token; transformers scores the last one "
+                f"that is not {own}. Exported models {other}."
             )
         return found
 
