@@ -146,7 +146,7 @@ def open_step_scorer(
 
 _LATER = {
     "ConversationScorer": "conversations",
-    "Journal": "journal",
+    "Journal": "resume_file",
     "Question": "questions",
     "StepScorer": "steps",
     "StopStrings": "stop",
@@ -156,8 +156,8 @@ _LATER = {
     "draw_tokens": "sampling",
     "quiet_libraries": "asking",
     "open_speaker": "speaker",
-    "question_with": "picture_messages",
-    "read_lines": "journal",
+    "question_with": "image_messages",
+    "read_lines": "resume_file",
     "read_questions": "questions",
     "OpenAiServer": "openai_server",
     "at_once": "openai_server",
