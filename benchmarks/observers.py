@@ -121,8 +121,8 @@ class MemoryOfEach:
 
     @hookimpl(wrapper=True)
     def swift_wrap_model(self, run: Run) -> Generator[None, Any, Any]:
-        import peft  # noqa: F401
-        from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
+        import peft  # noqa: F401  # imported to be there before the first look at memory
+        from transformers.models.qwen3 import modeling_qwen3  # noqa: F401  # the same
 
         self._watch = MemoryWatch()
         self._samples: list[list[int]] = []

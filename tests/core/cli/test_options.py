@@ -155,7 +155,7 @@ def test_repeated_flag_uses_last_value_with_note(
 
 
 def test_json_like_prompt_is_string() -> None:
-    """A prompt that looks like JSON is a text and a mapping that is none shows one."""
+    """A prompt that looks like JSON is a string; the error of an invalid mapping shows a valid one."""
     for prompt in ('["a", "b"]', '["is this JSON?', "[1"):
         assert read_options("infer", ["m", "--prompt", prompt], InferOptions).options.prompt == (prompt,)
     assert read_options("infer", ["m", "--dataset", '["a", "b"]'], InferOptions).options.dataset == ("a", "b")
