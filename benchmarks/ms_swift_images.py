@@ -25,7 +25,6 @@ from benchmarks.image_inputs import FOLDER
 from benchmarks.inputs import WORK
 from benchmarks.ms_swift import HOME, VERSION, WITHOUT_RECOMPUTING, first_step, train_ms_swift, train_swift
 from benchmarks.turns import Rounds
-from swift import torchvision_ops
 
 MODEL = WORK / "model-sees-as-qwen"
 BATCH, PACK = 4, 1_200
@@ -43,8 +42,15 @@ SPECIAL = (
     *("<|image_pad|>", "<|video_pad|>"),
 )
 """The special tokens of Qwen2-VL, in the order of their ids."""
-_HEALED = "torchvision_operators"
-"""The name in the other environment of what lets torchvision be imported."""
+_DECLARED = "swift benchmark: declare operators"
+_DECLARE = f"""
+
+# {_DECLARED}
+_library = torch.library.Library("torchvision", "FRAGMENT")
+for _name in () if _has_ops() else ("nms", "qnms"):
+    _library.define(f"{{_name}}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+"""What torchvision for CUDA lacks with a CPU build of torch, to be appended to its `extension.py`."""
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
@@ -98,12 +104,14 @@ def install() -> None:
     """Put ms-swift into its environment, with what it needs for images."""
     ms_swift.install()
     (packages,) = HOME.glob("lib/python*/site-packages")
-    if (packages / f"{_HEALED}.py").is_file():
+    extension = packages / "torchvision" / "extension.py"
+    if extension.is_file() and _DECLARED in extension.read_text():
         return
     print("Installing what it needs for images", flush=True)
     ms_swift.add_to(HOME, *PACKAGES, f"torch=={metadata.version('torch').partition('+')[0]}")
-    (packages / "sitecustomize.py").write_text(f"import {_HEALED}\n\n{_HEALED}.declare_missing_operators()\n")
-    shutil.copy(torchvision_ops.__file__, packages / f"{_HEALED}.py")
+    text = extension.read_text()
+    extension.unlink()  # it may be a link into the installer's cache
+    extension.write_text(text + _DECLARE)
 
 
 def _model() -> None:

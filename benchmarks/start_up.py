@@ -31,7 +31,7 @@ PHASES = {
 }
 """Phase → the stopwatch's marks at its begin and end; None is the start of the command."""
 
-MOST = 1.5
+MOST = 1.2
 """Times a bare script's start: what plugins, checks and the data set may cost."""
 CHATS_OF_A_RUN = 8 * ROWS
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from swift.torchvision_ops import declare_missing_operators
 from swift.version import __version__
 
 if TYPE_CHECKING:
@@ -51,9 +50,6 @@ __all__ = [
     "hookimpl",
     "lazy_hook",
 ]
-
-
-declare_missing_operators()  # before anything imports transformers, which imports torchvision wherever it is
 
 
 def __getattr__(name: str) -> Any:

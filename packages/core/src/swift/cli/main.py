@@ -19,12 +19,8 @@ from swift.version import __version__
 def main() -> None:
     """Run the `swift` command."""
     verb = next(iter(sys.argv[1:]), "")
-    if verb in VERBS and {"-h", "--help"} & set(sys.argv):
-        gc.disable()  # looking for garbage in what is being imported takes a tenth of help's time
-    elif verb in (*TRAINING, *KIN):
-        from swift.deferred import has_own_process
-
-        has_own_process()
+    if verb in (*TRAINING, *KIN) or (verb in VERBS and {"-h", "--help"} & set(sys.argv)):
+        gc.disable()  # collecting garbage takes a tenth of the time of imports; `launch` resumes it after them
     sys.exit(run(sys.argv[1:]))
 
 
