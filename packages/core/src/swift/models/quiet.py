@@ -1,4 +1,4 @@
-"""Keeps progress bars and notices of the libraries underneath off the user's terminal."""
+"""Third-party libraries: keep their output off the terminal, and work around imports that fail or take long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def quiet_libraries() -> None:
     for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # transformers imports DeepSpeed when it saves a model, wherever DeepSpeed is installed.
-    logging.getLogger("DeepSpeed").addFilter(_tells_something)
+    logging.getLogger("DeepSpeed").addFilter(_is_informative)
     warnings.filterwarnings("ignore", module=r"(transformers|huggingface_hub|peft|torchao|bitsandbytes)\b")
 
     import_torchvision()
@@ -61,8 +61,8 @@ def import_torchvision() -> None:
         importlib.import_module("torchvision")
 
 
-def _tells_something(record: logging.LogRecord) -> bool:
-    """Return whether DeepSpeed says something that this run does not say itself: its header names the device."""
+def _is_informative(record: logging.LogRecord) -> bool:
+    """Return whether a record of DeepSpeed adds to the header of the run, which names the device."""
     return not record.getMessage().startswith("Setting accelerator to CPU")
 
 
