@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # `as` marks names as public for type checkers
     from swift.errors import PluginError as PluginError
     from swift.errors import SwiftError as SwiftError
     from swift.errors import TrainingError as TrainingError
-    from swift.errors import UnsupportedPlan as UnsupportedPlan
+    from swift.errors import UnsupportedLayout as UnsupportedLayout
     from swift.hookspecs import hookimpl as hookimpl
     from swift.hookspecs import lazy_hook as lazy_hook
 
@@ -37,7 +37,7 @@ _HOMES = {
     "swift.api": ("MegatronArguments", "Swift", "SwiftModel", "Trainer", "TrainerConfig"),
     "swift.config.sections": ("Config", "Section"),
     "swift.contracts": ("HOOK_API", "Capabilities", "LossSums", "ModelView", "Need", "StepResult", "Topology"),
-    "swift.errors": ("ConfigError", "PluginError", "SwiftError", "TrainingError", "UnsupportedPlan"),
+    "swift.errors": ("ConfigError", "PluginError", "SwiftError", "TrainingError", "UnsupportedLayout"),
     "swift.hookspecs": ("hookimpl", "lazy_hook"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
