@@ -18,19 +18,9 @@ from swift.version import __version__
 
 def main() -> None:
     """Run the `swift` command."""
-<<<<<<< 714b9165cd95dc2a4165e2553ad87341fa7d5f56
     command = next(iter(sys.argv[1:]), "")
-    if command in BUILTIN_COMMANDS and {"-h", "--help"} & set(sys.argv):
-        gc.disable()  # looking for garbage in what is being imported takes a tenth of help's time
-    elif command in (*TRAINING, *KIN):
-        from swift.deferred import has_own_process
-
-        has_own_process()
-=======
-    command_name = next(iter(sys.argv[1:]), "")
-    if command_name in (*TRAINING, *KIN) or (command_name in BUILTIN_COMMANDS and {"-h", "--help"} & set(sys.argv)):
+    if command in (*TRAINING, *KIN) or (command in BUILTIN_COMMANDS and {"-h", "--help"} & set(sys.argv)):
         gc.disable()  # collecting garbage takes a tenth of the time of imports; `launch` resumes it after them
->>>>>>> 5c06b1f0172e4d80adeaabebf323aea4984614a8
     sys.exit(run(sys.argv[1:]))
 
 
