@@ -40,10 +40,8 @@ ENGINES = {
 SIZES = {"5M": MODEL, "28M": MIDDLE, "84M": LARGE}
 ROUNDS = 3
 ROUNDS_VARIABLE = "SWIFT_BENCHMARK_ROUNDS"
-"""Tells the observer how many."""
 
 Found = list[dict[str, Any]]
-"""Of each process."""
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
@@ -60,7 +58,6 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _found(engine: str, model: Path, rounds: int) -> Found:
-    """What the observer noted on each process."""
     folder = swift_run(
         f"checkpoints-{engine.replace(' ', '-')}", "--per_device_train_batch_size", "2", "--max_steps", "2", *UNSAVED,
         *ENGINES[engine], observers=["checkpoint-watch"], model=model, variables={ROUNDS_VARIABLE: str(rounds)},
@@ -100,7 +97,6 @@ FIGURES: dict[str, tuple[str, float | None]] = {
     "bytes read over bytes held": ("x", None),
     "share of the files that a process checks": ("", None),
 }
-"""Titles, with unit and goal."""
 NOTES: Sequence[str] = (
     "What is on disk for good when a save says that it is done. Swift: every file and folder. FSDP's and Megatron's "
     "own (torch.distributed.checkpoint, and dist_checkpointing in torch_dist): their files. torch.save and DeepSpeed's "
@@ -233,7 +229,6 @@ class Turns:
         {"torch": _torch, "fsdp": _fsdp, "deepspeed": _deepspeed, "megatron": _megatron}[self.name](self.state, folder)
 
     def _sync(self, folder: Path) -> None:
-        """Sync every file to disk, as swift does."""
         if self.run.world.rank == 0:
             for path in folder.rglob("*"):
                 handle = os.open(path, os.O_RDONLY)

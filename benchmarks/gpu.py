@@ -25,13 +25,13 @@ from typing import Any
 
 import psutil
 
+from benchmarks import commands
 from benchmarks.commands import SWIFT, UNSAVED, environment
-from benchmarks.facts import Figure, write, write_page
+from benchmarks.facts import Figure, read_lines, write, write_lines, write_page
 from benchmarks.inputs import ROOT, WORK
 from swift.hardware import device_called
 
 LIMIT = 570
-"""Seconds of a part."""
 NOTHING_FITS = 3
 """What `swift plan` exits with where no plan fits; it prints the nearest one all the same."""
 STEPS = 12
@@ -48,7 +48,6 @@ SHAPES: dict[str, dict[str, int]] = {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     },
 }  # fmt: skip
-"""Of a Qwen3."""
 FOLDER = WORK / "gpu"
 REWARD = "def short(completions, **_):\n    return [-len(each) / 1000 for each in completions]\n"
 
@@ -62,12 +61,10 @@ class Place:
 
     @property
     def dry(self) -> bool:
-        """Whether nothing but the code is tried."""
         return self.device == "cpu"
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Tokens of a short and of a long pack."""
         return (128, 256) if self.shape == "tiny" else (4096, 16_384)
 
 
@@ -84,7 +81,7 @@ def training(place: Place, name: str, *words: str, shape: str | None = None, ste
         plan_to_come = pool.submit(planned, model, settings, place)
         call(command)
         plan = plan_to_come.result()
-    measured = [line for line in lines_of(log) if "tokens_per_second" in line]
+    measured = [line for line in read_lines(log) if "tokens_per_second" in line]
     ends = [0.0, *(line["elapsed_time"] for line in measured)]
     seconds = [end - begin for begin, end in pairwise(ends)]
     rate = median(line["tokens_per_second"] for line in measured[WARM:])
@@ -120,17 +117,12 @@ def run_of(place: Place, name: str, model: Path, words: Sequence[str], steps: in
     return command, output / model.name / "run" / "logging.jsonl"
 
 
-def lines_of(log: Path) -> list[dict[str, Any]]:
-    """Return what was logged."""
-    return [json.loads(line) for line in log.read_text().splitlines()]
-
-
 def attention_of(size: dict[str, int], chats: Path) -> float:
     """Return the operations of attention for a token of these chats, forward and backward, as far as it is causal.
 
     A token of a chat looks at half of it on average: two products forward, and four backward.
     """
-    lengths = [sum(len(message["content"]) for message in line["messages"]) for line in lines_of(chats)]
+    lengths = [sum(len(message["content"]) for message in line["messages"]) for line in read_lines(chats)]
     attended = sum(length * length for length in lengths) / sum(lengths) / 2
     return 12 * attended * size["num_attention_heads"] * size["head_dim"] * size["num_hidden_layers"]
 
@@ -211,7 +203,7 @@ def _grpo(place: Place) -> dict[str, Any]:
     ]  # fmt: skip
     command, log = run_of(place, "grpo", model, words, steps=4)
     call(command)
-    steps = [line for line in lines_of(log) if "train_speed(s/it)" in line]
+    steps = [line for line in read_lines(log) if "train_speed(s/it)" in line]
     return {"seconds_a_round": median(line["train_speed(s/it)"] for line in steps[1:]), "command": typed(command)}
 
 
@@ -288,7 +280,6 @@ def model_of(shape: str) -> Path:
 
 
 def make_model(shape: str) -> None:
-    """Write it."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -321,9 +312,7 @@ def chats_of(place: Place) -> Path:
         {"messages": [{"role": "user", "content": text()[:40]}, {"role": "assistant", "content": text()}]}
         for _ in range(count)
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_lines(path, rows)
 
 
 def device_name(place: Place) -> str:
@@ -334,13 +323,8 @@ def device_name(place: Place) -> str:
 
 
 def call(command: Sequence[str], fine: Sequence[int] = (0,)) -> str:
-    """Run a command to its end and return its output; a failure raises with the last lines of it."""
     # Packs are of many lengths: without it, the allocator keeps blocks that fit none of those to come.
-    variables = environment(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
-    if done.returncode not in fine:
-        raise RuntimeError("\n".join((done.stdout + done.stderr).splitlines()[-15:]))
-    return done.stdout
+    return commands.call(command, environment(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"), fine=fine)
 
 
 def typed(command: Sequence[str]) -> str:

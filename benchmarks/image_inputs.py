@@ -43,7 +43,6 @@ def rows(count: int) -> Path:
 
 
 def row(number: int, response: str, image: str) -> str:
-    """Return a line of a data file."""
     question = {"role": "user", "content": f"<image>What is number {number}?"}
     messages = [question, {"role": "assistant", "content": response}]
     return json.dumps({"messages": messages, "images": [image]}) + "\n"
@@ -72,7 +71,6 @@ def processor() -> Any:
 
 
 def make() -> None:
-    """Write models and photographs."""
     import torch
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 

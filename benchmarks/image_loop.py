@@ -9,7 +9,6 @@ frozen, as is usual.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, Qwen2VLProcessor
 
-from benchmarks.facts import peak_memory_mib
+from benchmarks.facts import peak_memory_mib, read_lines
 from benchmarks.peer import Turn, read_order
 
 NO_TARGET = -100
@@ -76,7 +75,7 @@ class ImageLoop:
 
     def __init__(self, order: dict[str, Any]) -> None:
         data = Path(order["data"])
-        rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
+        rows = read_lines(data)
         self.model: Any = AutoModelForImageTextToText.from_pretrained(order["model"], dtype=torch.float32)
         self.model.model.visual.requires_grad_(False)
         self.model.train()

@@ -20,12 +20,11 @@ from typing import Any
 
 from benchmarks import ms_swift
 from benchmarks.commands import SWIFT, call, environment
-from benchmarks.facts import Figure
+from benchmarks.facts import Figure, read_lines, write_lines
 from benchmarks.inputs import ROOT, WORK
 from benchmarks.recipes import RECIPES, Recipe
 
 VERSION = "0.9.5"
-"""Of LLaMA-Factory."""
 HOME = WORK / f"llamafactory-{VERSION}"
 FOLDER = WORK / "imports"
 ROWS = 32
@@ -67,7 +66,6 @@ def _figures(name: str, recipe: Recipe, theirs: Sequence[Any], ours: Sequence[An
 
 
 def _apart(one: float, other: float) -> float:
-    """Return the relative difference."""
     return abs(one - other) / max(abs(one), abs(other), 1e-12)
 
 
@@ -107,13 +105,13 @@ def inputs(place: Path, template: str | None) -> None:
     if template is not None:
         (place / "model" / "chat_template.jinja").write_text(template)
     rows = _rows()
-    _lines(place / "chats.jsonl", ({"messages": [question, good]} for question, good, _ in rows))
+    write_lines(place / "chats.jsonl", ({"messages": [question, good]} for question, good, _ in rows))
     pairs = ({"messages": [question, good], "rejected_response": bad["content"]} for question, good, bad in rows)
-    _lines(place / "pairs.jsonl", pairs)
-    _lines(place / "chats" / "train.jsonl", ({"messages": [question, good]} for question, good, _ in rows))
+    write_lines(place / "pairs.jsonl", pairs)
+    write_lines(place / "chats" / "train.jsonl", ({"messages": [question, good]} for question, good, _ in rows))
     preferences = ({"prompt": [question], "chosen": [good], "rejected": [bad]} for question, good, bad in rows)
-    _lines(place / "preferences" / "train.jsonl", preferences)
-    _lines(
+    write_lines(place / "preferences" / "train.jsonl", preferences)
+    write_lines(
         place / "ranked.jsonl",
         ({"messages": [question], "chosen": good, "rejected": bad} for question, good, bad in rows),
     )
@@ -140,11 +138,6 @@ def _rows() -> list[tuple[dict[str, str], dict[str, str], dict[str, str]]]:
     return [(message("user", 8), message("assistant", 12), message("assistant", 12)) for _ in range(ROWS)]
 
 
-def _lines(path: Path, rows: Any) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def _program(recipe: Recipe) -> list[str]:
     if recipe.program == "ms-swift":
         return ["bash", *recipe.command.split()]
@@ -163,7 +156,7 @@ def _steps(folder: Path) -> list[tuple[float, float]]:
     """Return (loss, learning rate) of each step, of `logging.jsonl` or of the Trainer's state."""
     log = next(folder.rglob("logging.jsonl"), None)
     if log is not None:
-        lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        lines = read_lines(log)
     else:
         lines = json.loads(next(folder.rglob("trainer_state.json")).read_text(encoding="utf-8"))["log_history"]
     return [(line["loss"], line["learning_rate"]) for line in lines if "loss" in line and "learning_rate" in line]

@@ -26,7 +26,7 @@ from swift_plan.workload import Workload
 
 FIXTURE = Path(__file__).with_name("published.json")
 _GIB = 2.0**30
-_LENGTH, _VOCABULARY = 2048, 51200
+_LENGTH, VOCABULARY = 2048, 51200
 _ONE_NUMBER = {"matmul": 0.5}
 
 
@@ -51,10 +51,13 @@ def _shape(row: Mapping[str, Any]) -> ModelShape:
         shape = shape_of(config_of(row["known"]), row["known"])
         cut = {name: row[name] for name in ("layers", "dense_layers") if name in row}
         return replace(shape, **cut)
-    hidden, layers, heads = row["model"]
+    return gpt_shape(row["name"], *row["model"], length=row.get("length", _LENGTH))
+
+
+def gpt_shape(name: str, hidden: int, layers: int, heads: int, length: int) -> ModelShape:
     return ModelShape(
-        row["name"], "gpt2", layers, hidden, heads, heads, hidden // heads, _VOCABULARY, 4 * hidden, gated=False,
-        tied=True, positions=row.get("length", _LENGTH),
+        name, "gpt2", layers, hidden, heads, heads, hidden // heads, VOCABULARY, 4 * hidden, gated=False, tied=True,
+        positions=length,
     )  # fmt: skip
 
 
@@ -103,7 +106,6 @@ def _peaks(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
 
 
 def _peak(row: Mapping[str, Any]) -> float:
-    """Return the bytes of the fullest device."""
     case = _case(row)
     peak, shape = sum(case.memory.values()), case.shape
     tokens = row["batch"] * case.workload.length / row.get("cp", 1)
@@ -187,12 +189,10 @@ def _of_memory(row: Mapping[str, Any]) -> bool:
 
 
 def _kind(row: Mapping[str, Any]) -> str:
-    """Return which devices have the same processor."""
     return {"H200": "H100", "H800": "H100"}.get(row["device"], str(row["device"]))
 
 
 def _who(row: Mapping[str, Any]) -> str:
-    """Return who measured, without the date."""
     return str(row["source"]).partition(" ")[0]
 
 

@@ -23,18 +23,17 @@ from typing import Any
 
 from benchmarks.facts import Figure
 from benchmarks.inputs import ROOT
+from benchmarks.plan_published import gpt_shape
 from swift.planning import PlannedBackend, planned_backends
 from swift_plan.bars import MEMORY_ASSUMED, Bars, crossed
 from swift_plan.cluster import cluster
 from swift_plan.counted import CountedPlan
 from swift_plan.fit import UNSURE, MeasuredStep, choose, fit
 from swift_plan.search import MARGIN
-from swift_plan.shape import ModelShape
 from swift_plan.timing import Speeds, Timing
 from swift_plan.workload import Workload
 
 ROWS = 20
-_VOCABULARY = 51200
 _RUN = (
     "--model", "gpt", "--backend", "megatron", "--train_type", "full",
     "--backend.use_distributed_optimizer", "false",
@@ -67,7 +66,6 @@ def times(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _measured(machines: str) -> list[Row]:
-    """Read a file of vTrain's."""
     folder = os.environ.get("VTRAIN")
     if not folder:
         raise SystemExit("VTRAIN is not set. Set it to the folder of vtrain_single_node.csv and vtrain_multi_node.csv.")
@@ -82,10 +80,7 @@ def _row(backend: PlannedBackend, line: dict[str, str]) -> Row:
 
     hidden, heads, length = whole("hidden size"), whole("attention heads"), whole("sequence length")
     tp, micro_batch = whole("tensor parallelism"), whole("micro batch")
-    shape = ModelShape(
-        "gpt", "gpt2", whole("# layers"), hidden, heads, heads, hidden // heads, _VOCABULARY, 4 * hidden, gated=False,
-        tied=True, positions=length,
-    )  # fmt: skip
+    shape = gpt_shape("gpt", hidden, whole("# layers"), heads, length)
     workload = Workload(whole("global batch"), length, False, 2.0, False)
     sizes = {"tp": tp, "pp": whole("pipeline parallelism"), "dp_shard": 1, "dp_replicate": whole("data parallelism")}
     counted = CountedPlan.of(backend, shape, workload, sizes, micro_batch, recompute=True)
@@ -104,7 +99,6 @@ def _row(backend: PlannedBackend, line: dict[str, str]) -> Row:
 
 
 def _error(measured: Sequence[Row], speeds: Speeds) -> float:
-    """Return the mean of the relative errors, by amount."""
     return fmean(abs(row.error(speeds)) for row in measured)
 
 

@@ -21,10 +21,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from benchmarks.alternation import Rounds
 from benchmarks.commands import SWIFT, environment
-from benchmarks.facts import Figure
+from benchmarks.facts import Figure, read_lines
 from benchmarks.inputs import CHATS, MODEL, WORK, ensure
-from benchmarks.turns import Rounds
 
 SETTINGS = ("--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", "256M", "--enforce-eager")
 AT_ONCE = 8
@@ -99,8 +99,7 @@ def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _questions(count: int) -> list[list[dict[str, str]]]:
-    lines = CHATS.read_text(encoding="utf-8").splitlines()[:count]
-    return [json.loads(line)["messages"][:1] for line in lines]
+    return [line["messages"][:1] for line in read_lines(CHATS)[:count]]
 
 
 def _asked(url: str, messages: list[dict[str, str]], tokens: int = TOKENS) -> bool:
