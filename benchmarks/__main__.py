@@ -16,7 +16,7 @@ PARTS = {
     "start_up": "time to the first step, phase by phase",
     "plan_memory": "memory that swift plan counts, against what processes of every backend take",
     "plan_blocks": "memory and time of runs that swift plan extends from few blocks, against runs of all blocks",
-    "plan_traffic": "bytes that swift plan says processes exchange, against what they are counted to, by layout",
+    "plan_traffic": "bytes that processes exchange by swift plan, against the bytes that are counted, by layout",
     "ui": "start and memory of the dashboard, long runs, many runs, and a step from the file to the screen",
     "tokenising": "rows a second from chats to tokens and masks, against row by row and datasets.map, and memory",
     "images": "rows a second with images to tokens, by headers against decoding",

@@ -69,16 +69,16 @@ def swift_run(
 ) -> Path:
     """Train with `swift sft` or another command, its usual observers and `observers`; returns the run's folder."""
     shutil.rmtree(RUNS / model.name / name, ignore_errors=True)
-    place = ["--output_dir", str(RUNS), "--logging.run_name", name, "--report_to", *reports, *observers]
+    output = ["--output_dir", str(RUNS), "--logging.run_name", name, "--report_to", *reports, *observers]
     python_path = os.pathsep.join([str(plugin_folder()), str(ROOT)])
     call(
-        [SWIFT, command, *training_words(model, data, *arguments), *place],
+        [SWIFT, command, *training_argv(model, data, *arguments), *output],
         environment(PYTHONPATH=python_path, **(variables or {})),
     )
     return RUNS / model.name / name
 
 
-def training_words(model: Path, data: Path, *arguments: str) -> list[str]:
+def training_argv(model: Path, data: Path, *arguments: str) -> list[str]:
     """Return the arguments of a training command."""
     return ["--model", str(model), "--dataset", str(data), *TRAINING, *arguments]
 

@@ -135,18 +135,18 @@ def _memory(engine: Engine, ranks: Sequence[int]) -> tuple[list[Figure], dict[st
 def _long(name: str, count: int) -> float:
     """Peak in training on one sample of as many tokens as the model has positions for, cut over the processes."""
     cut = (f"--parallel.{name}", str(count)) if count > 1 else ()
-    words = ("--per_device_train_batch_size", "1", "--max_length", str(LONGEST), *FSDP.arguments, *cut)
-    return _watched_run(f"{name}-{count}", count, 3, *words, model=MODEL, data=LONG)["training"]
+    argv = ("--per_device_train_batch_size", "1", "--max_length", str(LONGEST), *FSDP.arguments, *cut)
+    return _watched_run(f"{name}-{count}", count, 3, *argv, model=MODEL, data=LONG)["training"]
 
 
 def _swift_memory(engine: Engine, count: int) -> Memory:
     return _watched_run(_memory_run(engine, count), count, MEMORY_STEPS, *PADDED, *engine.arguments, model=LARGE)
 
 
-def _watched_run(name: str, count: int, steps: int, *words: str, **inputs: Any) -> Memory:
+def _watched_run(name: str, count: int, steps: int, *argv: str, **inputs: Any) -> Memory:
     """Train in so many processes, and return the memory of the process with the most."""
-    words = (*words, "--nproc", str(count), "--max_steps", str(steps), *UNSAVED)
-    return most(swift_run(name, *words, observers=["memory-of-each"], variables=TRIMMED, **inputs))
+    argv = (*argv, "--nproc", str(count), "--max_steps", str(steps), *UNSAVED)
+    return most(swift_run(name, *argv, observers=["memory-of-each"], variables=TRIMMED, **inputs))
 
 
 def most(folder: Path) -> Memory:

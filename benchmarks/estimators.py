@@ -81,16 +81,16 @@ class Made:
     """Rewards and log-probabilities from a seed; one reward per completion, completions padded on the right."""
 
     def __init__(self, *, apart: float) -> None:
-        noise = np.random.default_rng(7)
+        generator = np.random.default_rng(7)
         self.groups = np.repeat(np.arange(GROUPS), SIZE)
-        self.lengths = noise.integers(1, WIDTH + 1, size=len(self.groups))
-        self.rewards = noise.normal(size=len(self.groups)) * np.repeat([1.0, 1e-3, 1e-5, 10.0, 0.0], SIZE)
+        self.lengths = generator.integers(1, WIDTH + 1, size=len(self.groups))
+        self.rewards = generator.normal(size=len(self.groups)) * np.repeat([1.0, 1e-3, 1e-5, 10.0, 0.0], SIZE)
         shape = (len(self.groups), WIDTH)
         self.mask = torch.from_numpy(np.arange(WIDTH) < self.lengths[:, None]).float()
-        self.old = torch.from_numpy(-noise.exponential(size=shape)).float() * self.mask
-        self.new = (self.old + apart * torch.from_numpy(noise.normal(size=shape)).float()) * self.mask
-        self.other = (self.old + apart * torch.from_numpy(noise.normal(size=shape)).float()) * self.mask
-        self.signs = torch.from_numpy(noise.normal(size=(len(self.groups), 1))).float().expand(shape)
+        self.old = torch.from_numpy(-generator.exponential(size=shape)).float() * self.mask
+        self.new = (self.old + apart * torch.from_numpy(generator.normal(size=shape)).float()) * self.mask
+        self.other = (self.old + apart * torch.from_numpy(generator.normal(size=shape)).float()) * self.mask
+        self.signs = torch.from_numpy(generator.normal(size=(len(self.groups), 1))).float().expand(shape)
 
     @property
     def at_the_end(self) -> torch.Tensor:
@@ -243,7 +243,7 @@ class _Plain:
         super().__init_subclass__()
 
 
-class _Words:
+class _Names:
     """Stands in for an enumeration: each name is its own value."""
 
     def __getattr__(self, name: str) -> str:
@@ -274,10 +274,10 @@ def _nemo(home: Path) -> list[tuple[str, float]]:
         expected = _in_double(kind(config, loss), made)
         ours = made.estimated(like="nemo", advantage_estimator=name)
         found.append((f"nemo: advantages of {name}", _apart(ours, expected, made.mask)))
-    words = dict.fromkeys(("LossType", "LossInputType", "MetricNormalizer"), _Words())
+    enumerations = dict.fromkeys(("LossType", "LossInputType", "MetricNormalizer"), _Names())
     theirs = functions(
         home / "loss" / "loss_functions.py", "ClippedPGLossConfig", "ClippedPGLossFn",
-        BaseModel=_Plain, LossFunction=_Plain, **words, **tools,
+        BaseModel=_Plain, LossFunction=_Plain, **enumerations, **tools,
     )  # fmt: skip
     for what, settings in NEMO_LOSSES.items():
         config = theirs.ClippedPGLossConfig()
@@ -327,8 +327,8 @@ def _loss_apart(made: Made, like: str, kind: str, loss: torch.Tensor, leaf: torc
     batch = SimpleNamespace(weights=made.mask, segment_ids=rows, segment_sum=lambda values: (values * made.mask).sum(1))
     log_ratio = losses.log_ratios(ours, made.old, batch, options)  # type: ignore[arg-type]  # as much as it reads
     each = losses.policy_losses(ours, log_ratio, made.signs, options).loss
-    shares = made.mask / (made.mask.sum() if options.mean_over == "tokens" else counts * len(counts))
-    total = (each * shares).sum()
+    parts = made.mask / (made.mask.sum() if options.mean_over == "tokens" else counts * len(counts))
+    total = (each * parts).sum()
     total.backward()
     loss.backward()
     assert ours.grad is not None

@@ -45,9 +45,9 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _found(size: str, model: Path, rounds: int) -> Rounds:
-    place = ("--output_dir", str(RUNS), "--logging.run_name", f"export-{size}", "--report_to", "jsonl")
+    output = ("--output_dir", str(RUNS), "--logging.run_name", f"export-{size}", "--report_to", "jsonl")
     shutil.rmtree(RUNS / model.name / f"export-{size}", ignore_errors=True)
-    call([SWIFT, "sft", "--model", str(model), "--dataset", str(CHATS), *LORA, *place], environment())
+    call([SWIFT, "sft", "--model", str(model), "--dataset", str(CHATS), *LORA, *output], environment())
     checkpoint = (RUNS / model.name / f"export-{size}" / "last-checkpoint").resolve()
 
     def side(name: str) -> dict[str, float]:

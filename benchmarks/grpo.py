@@ -118,8 +118,8 @@ def _make_inputs() -> None:
 
 REWARD = """
 def letters(completions, **columns):
-    texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
-    return [text.count("e") / max(1, len(text)) for text in texts]
+    contents = [each if isinstance(each, str) else each[0]["content"] for each in completions]
+    return [text.count("e") / max(1, len(text)) for text in contents]
 """
 
 
@@ -172,9 +172,9 @@ def swift_side(order: dict[str, Any], clock: Clock) -> None:
     local, train_step = Rollouts.local, Hooks.swift_train_step
 
     def counted(self: Any, *given: Any, **named: Any) -> Any:
-        drawn = local(self, *given, **named)
-        clock.tokens += sum(len(each.token_ids) for each in drawn.values())
-        return drawn
+        sampled = local(self, *given, **named)
+        clock.tokens += sum(len(each.token_ids) for each in sampled.values())
+        return sampled
 
     def step(*given: Any, **named: Any) -> Any:
         result = train_step(*given, **named)

@@ -55,8 +55,8 @@ def write_photographs(folder: Path, sizes: Sequence[tuple[int, int]], count: int
 
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        noise = np.random.RandomState(number).randint(0, 255, (48, 64, 3), dtype=np.uint8)
-        photograph = Image.fromarray(noise).resize(sizes[number % len(sizes)], Image.Resampling.BICUBIC)
+        pixels = np.random.RandomState(number).randint(0, 255, (48, 64, 3), dtype=np.uint8)
+        photograph = Image.fromarray(pixels).resize(sizes[number % len(sizes)], Image.Resampling.BICUBIC)
         photograph.save(folder / f"{number}.jpg", quality=90)
 
 

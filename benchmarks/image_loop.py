@@ -43,17 +43,17 @@ class Collate:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         processor = self.processor
-        texts, images = [], []
+        prompts, images = [], []
         for row in rows:
             question, response = row["messages"]
             part = {"type": "text", "text": question["content"].removeprefix("<image>")}
             held = row.get("images", [])
             parts = [*({"type": "image"} for _ in held), part]
-            texts.append(processor.apply_chat_template([{**question, "content": parts}, response], tokenize=False))
+            prompts.append(processor.apply_chat_template([{**question, "content": parts}, response], tokenize=False))
             for name in held:
                 with Image.open(self._folder / name) as image:
                     images.append(image.convert("RGB"))
-        made = dict(processor(text=texts, images=images or None, padding=True, return_tensors="pt"))
+        made = dict(processor(text=prompts, images=images or None, padding=True, return_tensors="pt"))
         labels = torch.full_like(made["input_ids"], NO_TARGET)
         for number, row in enumerate(rows):
             response = processor.tokenizer(row["messages"][1]["content"])["input_ids"]

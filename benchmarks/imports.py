@@ -71,15 +71,15 @@ def _apart(one: float, other: float) -> float:
 
 def compare(recipe: Recipe) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """Train a recipe by its program and by swift; returns (loss, learning rate) of each step of both."""
-    place = folder_of(recipe)
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    inputs(place, recipe.template)
-    (place / recipe.file).write_text(recipe.text)
-    _run(_program(recipe), place)
-    _run([SWIFT, "config", "import", recipe.file, "--out", "swift.yaml"], place)
-    command = (place / "swift.yaml").read_text().splitlines()[1].removeprefix("# swift ").split()
-    _run([SWIFT, *command, "--output_dir", "ours"], place)
+    folder = folder_of(recipe)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    inputs(folder, recipe.template)
+    (folder / recipe.file).write_text(recipe.text)
+    _run(_program(recipe), folder)
+    _run([SWIFT, "config", "import", recipe.file, "--out", "swift.yaml"], folder)
+    command = (folder / "swift.yaml").read_text().splitlines()[1].removeprefix("# swift ").split()
+    _run([SWIFT, *command, "--output_dir", "ours"], folder)
     return steps_of(recipe)
 
 
@@ -96,23 +96,23 @@ def steps_of(recipe: Recipe) -> tuple[list[tuple[float, float]], list[tuple[floa
     return theirs, _steps(folder_of(recipe) / "ours")
 
 
-def inputs(place: Path, template: str | None) -> None:
+def inputs(folder: Path, template: str | None) -> None:
     """Write the model's folder and the rows, as each program reads them."""
     script = (
         "import sys; from pathlib import Path; from swift.demo.model import write_model; write_model(Path('model'))"
     )
-    _run([sys.executable, "-c", script], place)
+    _run([sys.executable, "-c", script], folder)
     if template is not None:
-        (place / "model" / "chat_template.jinja").write_text(template)
+        (folder / "model" / "chat_template.jinja").write_text(template)
     rows = _rows()
-    write_lines(place / "chats.jsonl", ({"messages": [question, good]} for question, good, _ in rows))
+    write_lines(folder / "chats.jsonl", ({"messages": [question, good]} for question, good, _ in rows))
     pairs = ({"messages": [question, good], "rejected_response": bad["content"]} for question, good, bad in rows)
-    write_lines(place / "pairs.jsonl", pairs)
-    write_lines(place / "chats" / "train.jsonl", ({"messages": [question, good]} for question, good, _ in rows))
+    write_lines(folder / "pairs.jsonl", pairs)
+    write_lines(folder / "chats" / "train.jsonl", ({"messages": [question, good]} for question, good, _ in rows))
     preferences = ({"prompt": [question], "chosen": [good], "rejected": [bad]} for question, good, bad in rows)
-    write_lines(place / "preferences" / "train.jsonl", preferences)
+    write_lines(folder / "preferences" / "train.jsonl", preferences)
     write_lines(
-        place / "ranked.jsonl",
+        folder / "ranked.jsonl",
         ({"messages": [question], "chosen": good, "rejected": bad} for question, good, bad in rows),
     )
     tags = {
@@ -125,7 +125,7 @@ def inputs(place: Path, template: str | None) -> None:
         "chats": {"file_name": "chats.jsonl", "columns": {"messages": "messages"}, **chats},
         "pairs": {"file_name": "ranked.jsonl", "ranking": True, "columns": pair, **chats},
     }
-    (place / "dataset_info.json").write_text(json.dumps(entries))
+    (folder / "dataset_info.json").write_text(json.dumps(entries))
 
 
 def _rows() -> list[tuple[dict[str, str], dict[str, str], dict[str, str]]]:
@@ -146,10 +146,10 @@ def _program(recipe: Recipe) -> list[str]:
     return [str(Path(sys.executable).with_name("trl")), *recipe.command.split()]
 
 
-def _run(command: list[str], place: Path) -> None:
+def _run(command: list[str], folder: Path) -> None:
     """Run a command in a folder; the `swift` that a script starts is ms-swift's."""
     path = os.pathsep.join([str(ms_swift.MS_SWIFT.parent), os.environ["PATH"]])
-    call(command, environment(PATH=path, OMP_NUM_THREADS="1"), folder=place)
+    call(command, environment(PATH=path, OMP_NUM_THREADS="1"), folder=folder)
 
 
 def _steps(folder: Path) -> list[tuple[float, float]]:

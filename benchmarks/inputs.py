@@ -111,8 +111,8 @@ def make() -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (text for chat in conversations for message in chat for text in message.values())
-    tokenizer.train_from_iterator(texts, trainer)
+    contents = (text for chat in conversations for message in chat for text in message.values())
+    tokenizer.train_from_iterator(contents, trainer)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE

@@ -79,9 +79,9 @@ def _pipelines(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 def _passes(chunks: int, steps: int) -> dict[int, list[Pass]]:
     layout = ("--pp", str(STAGES), "--parallel.vpp", str(chunks), "--per_device_train_batch_size", str(MICRO_ROWS))
     layout = (*layout, "--gradient_accumulation_steps", str(max(MICRO_BATCHES)))
-    place = (*MEGATRON, *layout, "--max_steps", str((steps + 1) * len(MICRO_BATCHES)), *UNSAVED)
+    index = (*MEGATRON, *layout, "--max_steps", str((steps + 1) * len(MICRO_BATCHES)), *UNSAVED)
     name = f"megatron-pipeline-{chunks}"
-    folder = swift_run(name, *place, observers=["pipeline-watch"], model=DEEP, data=EVEN)
+    folder = swift_run(name, *index, observers=["pipeline-watch"], model=DEEP, data=EVEN)
     passes = zip(*(read_lines(folder / f"pipeline-{rank}.jsonl") for rank in range(STAGES)), strict=True)
     by_count: dict[int, list[Pass]] = {count: [] for count in MICRO_BATCHES}
     for work in passes:
@@ -158,9 +158,9 @@ class PipelineWatch:
     def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def forward_step(*args: Any, **kwargs: Any) -> Any:
-            place = kwargs.get("vp_stage") or 0, kwargs["current_microbatch"]
-            result = self._timed("forward", place, partial(original, *args, **kwargs))
-            self._of[id(_alone(result[0]))] = place
+            index = kwargs.get("vp_stage") or 0, kwargs["current_microbatch"]
+            result = self._timed("forward", index, partial(original, *args, **kwargs))
+            self._of[id(_alone(result[0]))] = index
             return result
 
         return forward_step
@@ -168,17 +168,17 @@ class PipelineWatch:
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def backward_step(input_tensor: Any, output_tensor: Any, *args: Any) -> Any:
-            place = self._of.pop(id(_alone(output_tensor)))
-            return self._timed("backward", place, partial(original, input_tensor, output_tensor, *args))
+            index = self._of.pop(id(_alone(output_tensor)))
+            return self._timed("backward", index, partial(original, input_tensor, output_tensor, *args))
 
         return backward_step
 
-    def _timed(self, what: str, place: tuple[int, int], work: Callable[[], Any]) -> Any:
+    def _timed(self, what: str, index: tuple[int, int], work: Callable[[], Any]) -> Any:
         begin, processor = time.monotonic(), time.thread_time()
         result = work()
         used = time.thread_time() - processor
         end = time.monotonic()
-        chunk, number = place
+        chunk, number = index
         self._work.append(
             {"what": what, "chunk": chunk, "number": number, "begin": begin, "end": end, "processor": used}
         )

@@ -215,16 +215,16 @@ def _order(row: Mapping[str, Any], seconds: Mapping[str, float]) -> Figure:
 NOTES = (
     "Memory: states of the fullest process have its part of the embedding, which the published figures leave out; with "
     "many stages of few layers that is a visible part.",
-    "M4 to M9 are torchtitan's: it recomputes every second product where a row says selective, keeps all logits "
+    "M4 to M9 are torchtitan's: it recomputes every second product where a row has `selective`, keeps all logits "
     "(compiled, later, in bfloat16 alone), and cuts sequences under FSDP, whose activations are counted as Megatron's "
     "with the same cut; in a pipeline it keeps gathered weights. What is published is what the allocator has reserved.",
     "M4 to M8 ran on H100 of 500 W with slower memory: such rows calibrate no others.",
-    "FP8: products are assumed to be 1.6 times as fast as in bfloat16, attention and head not; no row was asked, and "
+    "FP8: products are assumed to be 1.6 times as fast as in bfloat16, attention and head not, and "
     "rows in FP8 calibrate none in bfloat16.",
     "T7 and T8: the messages of experts are two thirds of the step that is planned. Those runs send a token once to "
     "each of at most four machines and hide the messages behind arithmetic (DualPipe); a plan has Megatron's own "
     "exchange, every copy of every token, hidden by nothing.",
-    "T2: on 384 devices ZeRO-3 was 6 % behind, and is planned a quarter ahead. Beside the arithmetic that is planned, "
+    "T2: on 384 devices ZeRO-3 was 6 % behind, and is planned a quarter ahead. Apart from the planned arithmetic, "
     "its published time leaves room for messages at about one port's bandwidth a device; a ring through all eight is "
     "planned. That is inferred from the published times: why they were so slow is not known here.",
     "M7's second order, asynchronous tensor parallelism before the plain one, is not judged: swift has no such layout.",

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.commands import TRAINING, UNSAVED, kept, swift_run, training_words
+from benchmarks.commands import TRAINING, UNSAVED, kept, swift_run, training_argv
 from benchmarks.engines import TRIMMED, most
 from benchmarks.facts import Figure, read_lines, write_lines
 from benchmarks.inputs import EVEN, EVEN_TOKENS, EXPERTS, MIDDLE, MODEL, WORK, ensure
@@ -107,7 +107,7 @@ class Cell:
         from swift.plugins.load import load_backend
         from swift_plan.known import config_of
 
-        parsed = parse(training_words(self.model, self.data, *self.flags, *UNSAVED), self.command)
+        parsed = parse(training_argv(self.model, self.data, *self.flags, *UNSAVED), self.command)
         backend = PlannedBackend(load_backend(parsed.config.backend.name), "", (), parsed)
         return backend, parsed.config, config_of(str(self.model))
 
@@ -407,7 +407,7 @@ def blocks(quick: bool) -> Result:
         figures += _spread(f"{len(own)} runs of {way}, peak: lowest and highest error", own)
     note = (
         f"Before and after, {loads[0]:.1f} and {loads[1]:.1f} processes on average wanted the machine's "
-        f"{os.cpu_count()} cores: beyond what is measured, those are other programs, which make CPU time longer, too."
+        f"{os.cpu_count()} cores: beyond what is measured, those are other processes, which make CPU time longer, too."
     )
     return figures, {"runs": found, "failed": failed, "notes": [note]}
 

@@ -81,14 +81,14 @@ class Recipe:
     remark: str = ""
 
 
-def _recipe(program: str, kind: str, words: str, template: str = "", *, same: bool = True, remark: str = "") -> Recipe:
+def _recipe(program: str, kind: str, typed: str, template: str = "", *, same: bool = True, remark: str = "") -> Recipe:
     """Return a recipe of one that has templates: its own first one unless another is named."""
     usual = {"ms-swift": "default", "LLaMA-Factory": "openchat"}[program]
     own = None if template else TEMPLATES[program]
     if program == "ms-swift":
-        script = f"swift {words} {_MS_SWIFT.format(template=template or usual)}\n"
+        script = f"swift {typed} {_MS_SWIFT.format(template=template or usual)}\n"
         return Recipe(program, kind, "run.sh", script, "run.sh", own, same, remark)
-    text = _LLAMA_FACTORY.format(template=template or usual) + words
+    text = _LLAMA_FACTORY.format(template=template or usual) + typed
     return Recipe(program, kind, "run.yaml", text, "train run.yaml", own, same, remark)
 
 

@@ -84,9 +84,9 @@ def _lines(rows: int) -> Iterator[str]:
 
 
 def job(rows: int, number: int) -> dict[str, Any]:
-    words = ["data", "build", "sft", "--model", str(MODEL), "--dataset", str(data_of(rows)), "--max_length", "512"]
-    words += ["--data.workers", "1", "--out", str(_tokens(rows)), "--shard", f"{number}/{SHARDS}"]
-    return dict(kept(FOLDER / f"job-{rows}-{number}.json", lambda: _taken([SWIFT, *words], f"job-{rows}-{number}")))
+    argv = ["data", "build", "sft", "--model", str(MODEL), "--dataset", str(data_of(rows)), "--max_length", "512"]
+    argv += ["--data.workers", "1", "--out", str(_tokens(rows)), "--shard", f"{number}/{SHARDS}"]
+    return dict(kept(FOLDER / f"job-{rows}-{number}.json", lambda: _taken([SWIFT, *argv], f"job-{rows}-{number}")))
 
 
 def _built(rows: int) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _starts(rows: int) -> dict[str, Any]:
     train += ["--max_steps", "2", "--per_device_train_batch_size", str(ROWS), "--output_dir", str(RUNS)]
     train += [*UNSAVED, "--report_to", "none"]
     runs = [_taken(train, f"starts-{rows}") for _ in range(2)]
-    reads = [_told([sys.executable, "-m", "benchmarks.scale", str(tokens)]) for _ in range(2)]
+    reads = [_reported([sys.executable, "-m", "benchmarks.scale", str(tokens)]) for _ in range(2)]
     return {"joined": joined, "runs": runs, "reads": reads}
 
 
@@ -127,7 +127,7 @@ def _taken(command: Sequence[str], name: str) -> dict[str, float]:
     return {"cpu": usage.ru_utime + usage.ru_stime, "memory_mib": usage.ru_maxrss / 1024}
 
 
-def _told(command: Sequence[str]) -> dict[str, Any]:
+def _reported(command: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(call(command, environment(OMP_NUM_THREADS="1")).splitlines()[-1])
     return found
 

@@ -68,18 +68,18 @@ def course(command: Any, requests: int) -> dict[str, float]:
     questions = _questions(requests)
     begin = time.perf_counter()
     with _running(command(port)) as process:
-        while not _asked(url, questions[0], tokens=1):
+        while not _completed(url, questions[0], tokens=1):
             if process.poll() is not None or time.perf_counter() - begin > _PATIENCE:
                 sys.exit(f"{' '.join(command(port))}\ndid not come up: see {WORK / 'server.txt'}")
             time.sleep(_GLANCE)
         first_token = time.perf_counter() - begin
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(lambda question: _asked(url, question), questions[:AT_ONCE]))
+            list(pool.map(lambda question: _completed(url, question), questions[:AT_ONCE]))
             begin = time.perf_counter()
-            answered = sum(pool.map(lambda question: _asked(url, question), questions))
+            completed = sum(pool.map(lambda question: _completed(url, question), questions))
             seconds = time.perf_counter() - begin
-    if answered != requests:
-        sys.exit(f"{requests - answered} of {requests} requests failed: see {WORK / 'server.txt'}")
+    if completed != requests:
+        sys.exit(f"{requests - completed} of {requests} requests failed: see {WORK / 'server.txt'}")
     return {"first_token": first_token, "rate": requests / seconds}
 
 
@@ -102,7 +102,7 @@ def _questions(count: int) -> list[list[dict[str, str]]]:
     return [line["messages"][:1] for line in read_lines(CHATS)[:count]]
 
 
-def _asked(url: str, messages: list[dict[str, str]], tokens: int = TOKENS) -> bool:
+def _completed(url: str, messages: list[dict[str, str]], tokens: int = TOKENS) -> bool:
     """Return whether it was answered; of the same length whatever the model would like to say."""
     body = {"model": "model", "messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})

@@ -75,7 +75,7 @@ def _compared(backend: str, rounds: int) -> dict[str, dict[str, float]]:
     from swift.train import loop  # noqa: F401  # the same
 
     layouts = LAYOUTS[backend]
-    jobs = [partial(_take_turns, {"backend.name": backend, **settings}, rounds) for settings in layouts.values()]
+    jobs = [partial(_alternate, {"backend.name": backend, **settings}, rounds) for settings in layouts.values()]
     results = run_jobs(PROCESSES, jobs)
     found = {}
     for name, each in zip(layouts, results, strict=True):
@@ -99,7 +99,7 @@ def _summed(each: list[Turns]) -> dict[str, float]:
     }
 
 
-def _take_turns(settings: Mapping[str, Any], rounds: int) -> Turns:
+def _alternate(settings: Mapping[str, Any], rounds: int) -> Turns:
     import torch
 
     from swift.config.parse import config_from_mapping

@@ -183,10 +183,10 @@ def distillation(quick: bool) -> Result:
 
 def _distilled(responses: str, vocabulary: str, layout: str, steps: int) -> list[Turn]:
     own = ("--max_completion_length", str(LONGEST)) if responses == OWN else ()
-    words = ("--lmbda", str(LAMBDA[responses]), *own, "--gkd_logits_topk", TOP_K[vocabulary])
+    argv = ("--lmbda", str(LAMBDA[responses]), *own, "--gkd_logits_topk", TOP_K[vocabulary])
     order = {"teacher": str(TEACHER), "lmbda": LAMBDA[responses], "beta": BETA, "longest": LONGEST}
     title = f"{responses}, {vocabulary}"
-    return DISTILLATION.taken(layout, steps, *words, title=title, same_tokens=responses == GIVEN, **order)
+    return DISTILLATION.taken(layout, steps, *argv, title=title, same_tokens=responses == GIVEN, **order)
 
 
 def _make_inputs() -> None:

@@ -182,8 +182,8 @@ def quick_python(system: Path = Path("/usr/bin")) -> str:
 
 def is_complete(python: Path) -> bool:
     """Whether it is there, with what distributions put into packages of their own: venv, and headers to compile for."""
-    asked = "import os, sysconfig, venv; assert os.path.isfile(sysconfig.get_config_h_filename())"
-    return python.is_file() and subprocess.run([str(python), "-c", asked], capture_output=True).returncode == 0
+    program = "import os, sysconfig, venv; assert os.path.isfile(sysconfig.get_config_h_filename())"
+    return python.is_file() and subprocess.run([str(python), "-c", program], capture_output=True).returncode == 0
 
 
 def install_inside(folder: Path, pins: Path) -> None:
@@ -260,7 +260,7 @@ def uv_install(settings: dict[str, str], *arguments: str, python: Path | None = 
 def run(command: list[str], environment: dict[str, str] | None = None, quiet: bool = False) -> None:
     output = subprocess.DEVNULL if quiet else None
     if subprocess.run(command, env=environment, stdout=output, stderr=output, check=False).returncode:
-        raise SetupError(f"this failed: {' '.join(command)}\nMend what it says above and type the same again.")
+        raise SetupError(f"this failed: {' '.join(command)}\nFix the error above and type the same again.")
 
 
 def say(line: str) -> None:

@@ -1,6 +1,6 @@
-"""Draws the picture of a run that the README shows: what a terminal holds after a real `swift sft`.
+"""Draw the image of a run that the README shows: what a terminal holds after a real `swift sft`.
 
-    python tools/picture.py
+    python tools/terminal_image.py
 
 It trains a tiny model of random weights for a minute on the CPU, on a pseudo-terminal, and writes
 docs/pictures/run.svg.
@@ -26,7 +26,7 @@ from rich.text import Text
 from swift.demo.model import write_model
 
 ROOT = Path(__file__).resolve().parent.parent
-PICTURE = ROOT / "docs" / "pictures" / "run.svg"
+IMAGE = ROOT / "docs" / "pictures" / "run.svg"
 COLUMNS = 110
 WORDS = """
 Alfa Bravo Charlie Delta Echo Foxtrot Golf Hotel India Juliett Kilo Lima Mike November Oscar Papa Quebec Romeo
@@ -52,9 +52,9 @@ def main() -> None:
                 answer = {"role": "assistant", "content": word}
                 file.write(json.dumps({"messages": [question, answer]}) + "\n")
         lines = [line.replace(f"{folder}/", "") for line in shown(typed(COMMAND, folder))]
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(drawn(lines), encoding="utf-8")
-    print(f"wrote {PICTURE.relative_to(ROOT)}")
+    IMAGE.parent.mkdir(exist_ok=True)
+    IMAGE.write_text(drawn(lines), encoding="utf-8")
+    print(f"wrote {IMAGE.relative_to(ROOT)}")
 
 
 def typed(command: str, folder: Path) -> str:
@@ -82,8 +82,8 @@ def drawn(lines: list[str]) -> str:
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     console.print(Text(f"$ {COMMAND}", style="bold"))
     console.print(Text("\n".join(lines).rstrip()))
-    picture = console.export_svg(title="swift sft", unique_id="run")
-    return re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
+    image = console.export_svg(title="swift sft", unique_id="run")
+    return re.sub(r"@font-face \{.*?\}\s*", "", image, flags=re.DOTALL)
 
 
 def _read(terminal: int, pieces: list[bytes]) -> None:

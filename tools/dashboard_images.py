@@ -1,4 +1,4 @@
-"""Takes the pictures of the dashboard that README and docs show: `make pictures`.
+"""Take the images of the dashboard that README and docs show: `make dashboard-images`.
 
 Trains the demo's tiny model on the CPU for two minutes, twice, in a browser's hands, and writes PNG files into
 docs/pictures. Nothing in them is drawn by hand.
@@ -16,7 +16,7 @@ from swift.demo.model import write_model
 from swift.demo.task import question, write_data
 
 ROOT = Path(__file__).resolve().parent.parent
-PICTURES = ROOT / "docs" / "pictures"
+IMAGES = ROOT / "docs" / "pictures"
 MOST_BYTES = 150_000
 """A page of the docs should load at once."""
 SETTINGS = {
@@ -62,7 +62,7 @@ def take(desk: Desk) -> None:
     fill(page, {**SETTINGS, "logging.run_name": "first"})
     page.wait_for_selector("#plan")
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
-    picture(page, "dashboard-new")
+    image(page, "dashboard-new")
     launch(page, {**SETTINGS, "logging.run_name": "first"})
     page.wait_for_selector(".status.completed")
     launch(page, {**SETTINGS, "logging.run_name": "lower-rate", "optim.lr": "1e-3"})
@@ -72,15 +72,15 @@ def take(desk: Desk) -> None:
     page.get_by_role("link", name="tiny/first").click()
     page.wait_for_selector(".chart svg .curve")
     page.wait_for_timeout(500)
-    picture(page, "dashboard-run")
+    image(page, "dashboard-run")
     page.get_by_role("link", name="Samples").click()
     page.wait_for_selector(".sample")
-    picture(page, "dashboard-samples")
+    image(page, "dashboard-samples")
     compare_and_ask(desk, page)
 
 
 def compare_and_ask(desk: Desk, page: Any) -> None:
-    """Take the pictures of what has more than one run in it."""
+    """Take the images of what has more than one run in it."""
     show(page, "/runs")
     page.locator("tr[data-run]").nth(1).wait_for()
     for box in page.locator("tr[data-run] input[type=checkbox]").all():
@@ -88,7 +88,7 @@ def compare_and_ask(desk: Desk, page: Any) -> None:
     page.get_by_role("button", name="Compare").or_(page.get_by_role("link", name="Compare")).click()
     page.wait_for_selector(".view-compare .keys")
     page.wait_for_timeout(500)
-    picture(page, "dashboard-compare")
+    image(page, "dashboard-compare")
     show(page, "/chat?model=output/tiny/first&model=output/tiny/lower-rate/checkpoint-80")
     page.locator(".chat-column .status.completed").nth(1).wait_for()
     page.fill("#chat-tokens", "32")
@@ -98,7 +98,7 @@ def compare_and_ask(desk: Desk, page: Any) -> None:
         page.press("#chat-question", "Enter")
         page.locator("#chat-send:enabled").wait_for()
     page.evaluate("document.activeElement.blur()")
-    picture(page, "dashboard-chat")
+    image(page, "dashboard-chat")
     for talk in page.evaluate("fetch('/api/talks').then((answer) => answer.json())")["talks"]:
         page.request.post(
             f"{desk.address}api/jobs/{talk['id']}/stop",
@@ -107,9 +107,9 @@ def compare_and_ask(desk: Desk, page: Any) -> None:
         )
 
 
-def picture(page: Any, name: str) -> None:
-    """Write one picture of what the window shows."""
-    path = PICTURES / f"{name}.png"
+def image(page: Any, name: str) -> None:
+    """Write one image of what the window shows."""
+    path = IMAGES / f"{name}.png"
     page.screenshot(path=path)
     size = path.stat().st_size
     if size > MOST_BYTES:
