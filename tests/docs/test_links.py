@@ -1,7 +1,8 @@
-"""Links between pages lead to files and headings, and every page can be found from the overview."""
+"""Links between pages lead to files and headings, every page is in the overview, and the README's image is safe."""
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pages import DOCS, ROOT
 
 FOLDERS = ("docs", "examples", "benchmarks", "packages")
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
+IMAGE = DOCS / "pictures" / "run.svg"
 LINK = re.compile(r"\]\(([^)\s#]*)#?([^)\s]*)\)")
 
 
@@ -29,12 +31,16 @@ def test_every_page_is_in_the_overview() -> None:
     assert pages == {page for page in pages if f"({page})" in overview}
 
 
-def test_readme_links_proof_of_each_comparison() -> None:
-    """The README shows where each claim next to others is proven."""
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| | swift:")[2].partition("\n\n")[0]
-    claims = [line.split(" | ")[1] for line in table.splitlines()[2:]]
-    assert len(claims) > 10
-    assert [claim for claim in claims if not re.search(r"\]\((?:docs|packages)/[^)]+\)", claim)] == []
+def test_terminal_image_shows_losses_and_loads_nothing() -> None:
+    """The image shows a run with its losses and fetches nothing."""
+    image = IMAGE.read_text(encoding="utf-8")
+    assert not re.search(r"url\((?!#)|href|@import|@font-face|<script", image)
+    lines = html.unescape(" ".join(re.findall(r"<text[^>]*>([^<]*)</text>", image))).replace("\xa0", " ")
+    for text in ("swift sft --model tiny", "Objective", "Learning rate", "held out", "evaluation at step 30", "saved"):
+        assert text in lines
+    assert len(re.findall(r"step \d+/60  loss [\d.]+", lines)) >= 6
+    assert "/tmp" not in lines
+    assert "](docs/pictures/run.svg)" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
 
 
 def _anchors(page: Path) -> set[str]:
