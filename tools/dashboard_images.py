@@ -1,7 +1,7 @@
 """Take the images of the dashboard that README and docs show: `make dashboard-images`.
 
 Trains the demo's tiny model on the CPU for two minutes, twice, in a browser's hands, and writes PNG files into
-docs/pictures. Nothing in them is drawn by hand.
+docs/images. Nothing in them is drawn by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from swift.demo.model import write_model
 from swift.demo.task import question, write_data
 
 ROOT = Path(__file__).resolve().parent.parent
-IMAGES = ROOT / "docs" / "pictures"
+IMAGES = ROOT / "docs" / "images"
 MOST_BYTES = 150_000
 """A page of the docs should load at once."""
 SETTINGS = {

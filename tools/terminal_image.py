@@ -3,7 +3,7 @@
     python tools/terminal_image.py
 
 It trains a tiny model of random weights for a minute on the CPU, on a pseudo-terminal, and writes
-docs/pictures/run.svg.
+docs/images/run.svg.
 Paths are shown from the folder of the run; nothing else is changed.
 """
 
@@ -26,7 +26,7 @@ from rich.text import Text
 from swift.demo.model import write_model
 
 ROOT = Path(__file__).resolve().parent.parent
-IMAGE = ROOT / "docs" / "pictures" / "run.svg"
+IMAGE = ROOT / "docs" / "images" / "run.svg"
 COLUMNS = 110
 WORDS = """
 Alfa Bravo Charlie Delta Echo Foxtrot Golf Hotel India Juliett Kilo Lima Mike November Oscar Papa Quebec Romeo

@@ -10,7 +10,7 @@ from pages import DOCS, ROOT
 
 FOLDERS = ("docs", "examples", "benchmarks", "packages")
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
-IMAGE = DOCS / "pictures" / "run.svg"
+IMAGE = DOCS / "images" / "run.svg"
 LINK = re.compile(r"\]\(([^)\s#]*)#?([^)\s]*)\)")
 
 
@@ -40,7 +40,7 @@ def test_terminal_image_shows_losses_and_loads_nothing() -> None:
         assert text in lines
     assert len(re.findall(r"step \d+/60  loss [\d.]+", lines)) >= 6
     assert "/tmp" not in lines
-    assert "](docs/pictures/run.svg)" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert "](docs/images/run.svg)" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
 
 
 def _anchors(page: Path) -> set[str]:
