@@ -18,12 +18,12 @@ from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
-from swift.cli.command_names import BUILTIN_COMMANDS, TRAINING
-from swift.config.compat.command_names import TOPICS as COMMAND_TOPICS
 
 from swift import hookspecs
+from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING
 from swift.cli.options import options_of
 from swift.config.aliases import flags_of
+from swift.config.compat.commands import TOPICS as COMMAND_TOPICS
 from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused
 from swift.config.compat.table import TOPICS
 from swift.config.fields import Field, model_fields
@@ -160,13 +160,13 @@ def _third_party(flags: Iterable[str], meaning: Meaning) -> str:
 
 
 def commands_page() -> str:
-    """Return every command that does not train with its arguments and flags; those that train have the configuration."""
+    """Return every command that does not train with its arguments and flags; training ones have the configuration."""
     parts = [
         "# Commands",
         GENERATED,
         "In flags, `-` and `_` mean the same. A flag that takes a list may be repeated; of any other flag the last one "
-        "counts, and a note says so. `swift VERB --help` shows the same. "
-        f"{', '.join(f'`{command_name}`' for command in TRAINING)} take every key of the [configuration](configuration.md).",
+        "counts, and a note says so. `swift COMMAND --help` shows the same. "
+        f"{', '.join(f'`{name}`' for name in TRAINING)} take every key of the [configuration](configuration.md).",
     ]
     for name, command in BUILTIN_COMMANDS.items():
         options = options_of(name)

@@ -2,7 +2,7 @@
 
 1. Core imports no backend and no exporter package.
 2. These packages import only the public modules of swift, and never each other.
-3. The modules of commands that neither train nor load a model import neither torch nor transformers, however indirectly.
+3. Modules of commands that neither train nor load a model import no torch or transformers, however indirectly.
 4. No files import each other in a circle, and in core a folder imports only what stands on a lower floor.
 """
 

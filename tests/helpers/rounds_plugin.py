@@ -93,7 +93,7 @@ class Rounds(BaseObjective[Section]):
         weighted = batch.token_values["advantage"] * batch.weights
         return LossSums(-(weighted * view.token_logps).sum(), {"advantage": (weighted.sum(), batch.weights.sum())})
 
-    def schedule(self, context: ScheduleContext) -> RoundsSchedule:
+    def batch_schedule(self, context: ScheduleContext) -> RoundsSchedule:
         return RoundsSchedule(context)
 
 

@@ -1,4 +1,4 @@
-"""Optimizers, tuners, planners, commands and rewards that misbehave, and ways to misbehave that few programs think of."""
+"""Optimizers, tuners, planners, commands and rewards that misbehave."""
 
 from __future__ import annotations
 

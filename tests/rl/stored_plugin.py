@@ -37,7 +37,7 @@ class StoredGrpo(Grpo):
     name = "stored_grpo"
     encoding = "chat"  # type: ignore[assignment]
 
-    def schedule(self, context: Any) -> StoredSchedule:
+    def batch_schedule(self, context: Any) -> StoredSchedule:
         return StoredSchedule(context)
 
 

@@ -207,7 +207,7 @@ def test_a_plugin_that_is_needed_later_must_be_there_now(without_vllm: None) -> 
         parsed("--export.to vllm")
 
 
-@pytest.mark.parametrize("verb", ["pt", "sft", "rlhf", "train"])
+@pytest.mark.parametrize("command", ["pt", "sft", "rlhf", "train"])
 def test_a_command_without_data_or_model_shows_a_line_that_works(command: str) -> None:
     with pytest.raises(UsageError, match=f"swift {command} needs --dataset") as caught:
         parse(["--model", "m"], command)

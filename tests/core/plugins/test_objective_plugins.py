@@ -73,10 +73,10 @@ class GoodPlan:
 
 def planned(schedule: Any) -> Any:
     class MadeUp(Kto):
-        def schedule(self, context: Any) -> Any:
+        def batch_schedule(self, context: Any) -> Any:
             return schedule
 
-    return made(MadeUp).plan(None)
+    return made(MadeUp).batch_schedule(None)
 
 
 def test_valid_batch_schedule_is_used_unchanged() -> None:
@@ -142,11 +142,11 @@ def test_batch_schedule_not_evaluating_its_metric_is_refused(names: Any, came: A
 
 def test_batch_schedule_errors_name_plugin() -> None:
     class MadeUp(Kto):
-        def schedule(self, context: Any) -> Any:
+        def batch_schedule(self, context: Any) -> Any:
             raise KeyError("no prompts")
 
     with pytest.raises(PluginError, match=r"made_up.* failed in schedule: KeyError: 'no prompts'"):
-        made(MadeUp).plan(None)
+        made(MadeUp).batch_schedule(None)
 
 
 def test_rounds_hook_must_return_contract_object() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from swift.cli.commands import collision
+from swift.cli.builtin import collision
 from swift.cli.options import run_command
 from swift.config.limits import Name
 from swift.config.options import Section

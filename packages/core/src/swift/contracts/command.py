@@ -28,4 +28,4 @@ class Command(Protocol):
     """A `swift.Section` whose fields are the verb's flags, or None."""
 
     def run(self, given: Any) -> int:
-        """Do what the command says and return the exit code. Errors for users are raised as `swift.errors.SwiftError`."""
+        """Run the command and return the exit code. Raise errors for users as `swift.errors.SwiftError`."""

@@ -100,7 +100,8 @@ class Objective(Protocol):
     `cls(options)` where `options` is an instance of its `options_model`. One that needs reference log-probabilities
     may have an option `reference`: 'auto', 'adapter' or 'cached'.
 
-    An objective may also have a method `batch_schedule(context: ScheduleContext) -> BatchSchedule`, which decides which samples each step
+    An objective may also have a method
+    `batch_schedule(context: ScheduleContext) -> BatchSchedule`, which decides which samples each step
     takes and may make them itself, in rounds; without it they are those of the data set, epoch after epoch.
 
     These members are optional too; `BaseObjective` has the first two, `swift.objectives.across_rows.AcrossRows` the
@@ -129,7 +130,7 @@ class Objective(Protocol):
       has it, and raises where the objective's options do not fit the model.
     - `roles(config: Config) -> Sequence[ModelRole]` is called once, before data is read, and returns the models that
       the run holds besides its policy. The objective's schedule reaches them by `ScheduleContext.role`.
-    - `rounds(config: Config) -> RoundWork` is for planners, and says what the objective's schedule holds and does besides
+    - `rounds(config: Config) -> RoundWork` is for planners, and says what its schedule holds and does besides
       the steps of the policy and of its roles: answers that are drawn, models that are asked.
     - `for_training_set(samples: SampleSet | None, say) -> Objective` is called once, after data is read and before the
       model is loaded, with the samples that are learned from, the same on every process (None for a stream), and

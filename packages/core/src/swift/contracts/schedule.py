@@ -81,7 +81,7 @@ class Communication(Protocol):
 
 @dataclass(frozen=True)
 class ScheduleContext:
-    """Context of `Objective.batch_schedule`, which is called once, before there is a model; batches are asked for later.
+    """Context of `Objective.batch_schedule`, which is called once, before there is a model; batches come later.
 
     A field is added now and then: take what you need by name.
     """

@@ -177,12 +177,12 @@ class CheckedObjective:
                     raise wrong(self._entry, "from_first_pass", expected, values, words=what)
             return came
 
-    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+    def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the objective's own schedule, or the default one."""
-        own = getattr(self._objective, "plan", None)
+        own = getattr(self._objective, "batch_schedule", None)
         if own is None:
             return context.default()
-        with failing(self._entry, "plan"):
+        with failing(self._entry, "batch_schedule"):
             came = own(context)
             return CheckedSchedule(self._entry, came)
 

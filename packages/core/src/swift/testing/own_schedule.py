@@ -41,7 +41,7 @@ class LearnSurprises(BaseObjective[Section]):
         ratio = (logps - before).exp()
         return LossSums((before * ratio * batch.weights).sum(), tokens={BEFORE: logps})
 
-    def schedule(self, context: ScheduleContext) -> RecordingSchedule:
+    def batch_schedule(self, context: ScheduleContext) -> RecordingSchedule:
         """Return the schedule that asks."""
         return RecordingSchedule(context)
 

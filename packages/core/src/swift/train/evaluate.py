@@ -1,4 +1,4 @@
-"""Evaluation during training: the objective's own loss and metrics over the validation set, or what its schedule says."""
+"""Evaluation during training: the objective's loss and metrics over the validation set, or its schedule's own."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Job:
     comms: Comms
     source: ModelSource
     objective: Objective
-    schedule: BatchSchedule
+    batch_schedule: BatchSchedule
     data: PreparedData
     validation: SampleSet | None
     """The validation set, with reference log-probabilities where they are kept on disk."""

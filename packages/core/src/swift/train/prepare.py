@@ -65,7 +65,14 @@ from swift.train.resume import (
 )
 from swift.train.roles import check_roles, check_vocabularies, open_role, role_sources
 from swift.train.run_folder import RunClaim
-from swift.train.scheduling import ModelInTraining, SampleSets, close_schedule, evaluates, learning_rates_of, make_plan
+from swift.train.scheduling import (
+    ModelInTraining,
+    SampleSets,
+    batch_schedule_of,
+    close_schedule,
+    evaluates,
+    learning_rates_of,
+)
 from swift.train.send_weights import send_weights
 from swift.tuners.selected import tuner_of
 
@@ -208,9 +215,9 @@ def _prepare(
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
     samples = SampleSets.of(data, mode)
     model = ModelInTraining(run, setup.hooks, (role.name for role in roles))
-    schedule = make_plan(objective, data, samples, source, model, setup.comms)
+    schedule = batch_schedule_of(objective, data, samples, source, model, setup.comms)
     setup.at_end.callback(close_schedule, schedule)
-    plan_steps(schedule, run)
+    settle_steps(schedule, run)
     if start.checkpoint is None:
         run.adapter_start = starts_from_data(
             run, source, objective, schedule, None if data.train is None else data.train.samples, mode
@@ -231,7 +238,7 @@ def _prepare(
         comms=setup.comms,
         source=source,
         objective=objective,
-        schedule=schedule,
+        batch_schedule=schedule,
         data=data,
         validation=samples.validation,
         state=state,
@@ -382,7 +389,7 @@ def report_data(run: Run, data: PreparedData) -> None:
     run.facts.data = DataFacts(data.report.samples, data.report.tokens, rejected, held_out, validation)
 
 
-def plan_steps(schedule: BatchSchedule, run: Run) -> None:
+def settle_steps(schedule: BatchSchedule, run: Run) -> None:
     """Set the number of steps, the schedule and the metric of the best checkpoint, as the schedule has them."""
     config = run.config = settle_best(settle_intervals(run.config, schedule), evaluates(schedule))
     run.total_steps = schedule.total_steps
@@ -452,7 +459,7 @@ def _manifest(run: Run, source: ModelSource, data: PreparedData, schedule: Batch
         data_fingerprint=_data_fingerprint(config, data),
         backend=config.backend.name,
         config=config.model_dump(mode="json"),
-        schedule={"world": topology.world.size, **topology.layout},
+        layout={"world": topology.world.size, **topology.layout},
         schedule={"total_steps": schedule.total_steps, "peak": config.learning_rate, "shape": config.optim.schedule},
         plugins=dict(run.plugins),
     )

@@ -78,7 +78,7 @@ class SampleSets:
         return cls(*(None if each is None else each.samples for each in (data.train, data.validation)))
 
 
-def make_plan(
+def batch_schedule_of(
     objective: Objective,
     data: PreparedData,
     samples: SampleSets,
@@ -100,7 +100,7 @@ def make_plan(
     def batch(step: int, rows: Sequence[Row], data_rank: int, data_size: int) -> Batch:
         return in_memory.batch(step, rows, [sample for row in rows for sample in row], data_rank, data_size)
 
-    own = getattr(objective, "plan", None)
+    own = getattr(objective, "batch_schedule", None)
     if own is None:
         return default()
     context = ScheduleContext(
@@ -168,12 +168,12 @@ def close_schedule(schedule: BatchSchedule) -> None:
 def schedule_state(schedule: BatchSchedule) -> dict[str, Any]:
     """Return what a schedule keeps in a checkpoint, under the key that `restore_schedule` reads; mostly nothing."""
     state = dict(schedule.state()) if isinstance(schedule, ResumableSchedule) else {}
-    return {"plan": state} if state else {}
+    return {"batch_schedule": state} if state else {}
 
 
 def restore_schedule(schedule: BatchSchedule, progress: Mapping[str, Any]) -> None:
     """Let a schedule resume from what it kept in a checkpoint."""
-    state = progress.get("plan") or {}
+    state = progress.get("batch_schedule") or {}
     if not state and not isinstance(schedule, EpochSchedule):
         return
     if not isinstance(schedule, ResumableSchedule):

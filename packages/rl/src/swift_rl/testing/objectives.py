@@ -28,7 +28,7 @@ class StoredGrpo(Grpo):
     name = "kit-grpo"
     encoding = "chat"  # type: ignore[assignment]  # the answers are those of the data
 
-    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+    def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule of the data, whose tokens have numbers."""
         return StoredRounds(context, _valued, TEMPERATURE)
 
@@ -39,7 +39,7 @@ class StoredPpo(Ppo):
     name = "kit-ppo"
     encoding = "chat"  # type: ignore[assignment]  # the answers are those of the data
 
-    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+    def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule of the data, whose tokens have numbers, and from which the critic learns too."""
         return CriticRounds(context, self.options)
 
@@ -56,7 +56,7 @@ class StoredGkd(Gkd):
     def check_config(self, config: Any) -> None:
         """Refuse nothing: no teacher is asked."""
 
-    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+    def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule of the data, whose tokens have candidates."""
         return StoredRounds(context, _taught, self.options.divergence_temperature)
 

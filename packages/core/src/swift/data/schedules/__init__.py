@@ -1,4 +1,4 @@
-"""Plans: which samples each optimizer step takes. An objective may bring one of its own (`Objective.batch_schedule`)."""
+"""Batch schedules: which samples each optimizer step takes. An objective may bring its own."""
 
 from __future__ import annotations
 
