@@ -15,10 +15,10 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from benchmarks.alternation import Rounds
 from benchmarks.commands import PADDED, ROWS, RUNS, SWIFT, UNSAVED, call_module, environment, seconds_of, swift_run
 from benchmarks.facts import Figure
 from benchmarks.inputs import MODEL, SOME_CHATS, ensure, take_chats
-from benchmarks.turns import Rounds
 
 PHASES = {
     "command line, imports of torch, plugins": (None, "setup.begin"),
