@@ -102,14 +102,14 @@ def used(own: Any) -> None:
         ("total_steps", 0, "a schedule whose total_steps is a whole number above 0"),
         ("total_steps", 2.5, "a schedule whose total_steps is a whole number"),
         ("steps_per_epoch", -1, "steps_per_epoch is a whole number above 0, or None"),
-        ("batch", None, "a schedule with a method batch"),
+        ("batch", None, "a batch schedule with a method batch"),
         ("epoch_at", lambda step: "soon", "a finite number"),
         ("batch", lambda *_: [], "a swift.data.batch.Batch"),
         ("batch", lambda *_: Batch(0, [], 0, 1, 1.0, 1, 1, False, 0), "a batch with rows, or a spare row"),
         ("state", lambda: {"rng": object()}, "a mapping of JSON values"),
         ("state", lambda: [1], "a mapping of JSON values"),
-        ("evaluate", lambda step: {}, "a schedule with both evaluate and evaluation_metrics, or neither"),
-        ("evaluation_metrics", ("reward",), "a schedule with both evaluate and evaluation_metrics, or neither"),
+        ("evaluate", lambda step: {}, "a batch schedule with both evaluate and evaluation_metrics, or neither"),
+        ("evaluation_metrics", ("reward",), "a batch schedule with both evaluate and evaluation_metrics, or neither"),
         ("metrics", lambda step: 0.5, "a mapping of names to numbers"),
         ("metrics", lambda step: {"reward": "high"}, "a number for 'reward'"),
         ("metrics", lambda step: {1: 0.5}, "a mapping whose names are texts"),
@@ -145,7 +145,7 @@ def test_batch_schedule_errors_name_plugin() -> None:
         def batch_schedule(self, context: Any) -> Any:
             raise KeyError("no prompts")
 
-    with pytest.raises(PluginError, match=r"made_up.* failed in schedule: KeyError: 'no prompts'"):
+    with pytest.raises(PluginError, match=r"made_up.* failed in batch_schedule: KeyError: 'no prompts'"):
         made(MadeUp).batch_schedule(None)
 
 

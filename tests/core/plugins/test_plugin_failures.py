@@ -60,13 +60,13 @@ class WithHooks(built_in.TorchBackend):
         return {"small": "speed: 1"}
 
     @hookimpl
-    def swift_read_foreign(self, folder):
+    def swift_read_third_party(self, folder):
         if not (folder / "card").exists():
             return None
         return Foreign()
 
     @hookimpl
-    def swift_write_foreign(self, state, folder):
+    def swift_write_third_party(self, state, folder):
         (folder / "card").write_text(state)
 
 
