@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from swift import LossSums, Need, Section
-from swift.contracts import PlanContext
+from swift.contracts import Plan, PlanContext
 from swift.data.encodings import EncodedRow, Encoding, ReadRow, RowReader, Sample, raw_text
 from swift.data.samples import Encoded
 from swift.objectives.base import BaseObjective, PerSampleObjective
@@ -97,7 +97,7 @@ class Rounds(BaseObjective[Section]):
         return RoundsPlan(context)
 
 
-class RoundsPlan:
+class RoundsPlan(Plan):
     """Takes samples in order, a round at a time, and gives their tokens advantages."""
 
     steps_per_epoch = None

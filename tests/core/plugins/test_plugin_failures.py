@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from processes import on_processes, succeeded
+from swift.plugins.outside import core_settings, describe_plan, implements, presets, read_foreign, write_foreign
 from tiny_runs import conversations, run_training
 
 from swift.cli.main import run
@@ -20,7 +21,6 @@ from swift.hookspecs import hookimpl
 from swift.plugins import waiting
 from swift.plugins.known import PACKAGES
 from swift.plugins.load import load_backend, load_observers
-from swift.plugins.outside import core_settings, describe_plan, implements, presets, read_foreign, write_foreign
 
 SOURCE = '''
 import time

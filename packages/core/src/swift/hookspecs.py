@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from functools import cache, wraps
 from pkgutil import resolve_name
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 
     from swift.config.sections import Config
     from swift.contracts import (
+        Capabilities,
         CheckpointReader,
         CheckpointWriter,
+        EngineLibrary,
         EngineRequest,
         ExportRequest,
         ForeignCheckpoint,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
         QuantizeRequest,
         Run,
         RunSummary,
+        SchemeFacts,
         ServeRequest,
         StepRecord,
         StepResult,
@@ -62,6 +66,12 @@ class BackendHooks:
     state: `run.role` is 'policy', or the name of another role. `swift_setup` and `swift_teardown` are called once.
     Those after `swift_teardown` are called outside of runs, by `swift config` and `swift convert`.
     """
+
+    HOOK_API: tuple[int, int]
+    """Version of the hooks that the backend was written for: `swift.HOOK_API` of that time."""
+    capabilities: Capabilities
+    config_model: type[BaseModel]
+    """The keys of the section `backend` that are the backend's own."""
 
     @hookspec(firstresult=True)
     def swift_check_plan(self, run: Run) -> bool | None:
@@ -226,11 +236,15 @@ class BackendHooks:
 class ExporterHooks:
     """At most one exporter per run implements these.
 
-    An exporter that quantises has an attribute `schemes` as well: name, as in `--quant NAME`, →
-    `swift.contracts.SchemeFacts`. One that writes models of some tasks only has an attribute `tasks`, a frozenset of
-    values of `model.task`: a run that ends with an export of another task is refused before it begins. So is one that
-    trains no adapter where the exporter has `needs_adapter = True`.
+    An exporter that quantizes has an attribute `schemes`: name, as in `--quant NAME`, → `swift.contracts.SchemeFacts`.
+    One that writes models of some tasks only has an attribute `tasks`, a frozenset of values of `model.task`: a run
+    that ends with an export of another task is refused before it begins. So is one that trains no adapter where the
+    exporter has `needs_adapter = True`.
     """
+
+    schemes: Mapping[str, SchemeFacts] = MappingProxyType({})
+    tasks: frozenset[str] | None = None
+    needs_adapter: bool = False
 
     @hookspec(firstresult=True)
     def swift_export(self, run: Run | None, weights: WeightStream, request: ExportRequest) -> Path:
@@ -250,13 +264,16 @@ class ExporterHooks:
 
 
 class EngineHooks:
-    """Inference engines (`--engine NAME`) implement these; `swift serve` asks one engine as well.
+    """Inference engines (`--engine NAME`) implement these; `swift serve` calls one engine as well.
 
-    An engine that runs a library of its own may say so in an attribute `library`, a `swift.contracts.EngineLibrary`:
-    `swift doctor` then says whether it is installed, and what installs it. One that serves models of other tasks than
-    'causal_lm' has an attribute `tasks`, a frozenset of values of `model.task`: `swift serve` refuses the others.
-    `swift export --verify all` asks it for scores and vectors of these where it has `InferenceEngine.outputs`.
+    An engine that runs a library of its own may have an attribute `library`, a `swift.contracts.EngineLibrary`:
+    `swift doctor` then reports whether it is installed, and what installs it. One that serves models of other tasks
+    than 'causal_lm' has an attribute `tasks`, a frozenset of values of `model.task`: `swift serve` refuses the others.
+    `swift export --verify all` compares its scores and vectors of these where it has `InferenceEngine.outputs`.
     """
+
+    library: EngineLibrary | None = None
+    tasks: frozenset[str] | None = None
 
     @hookspec(firstresult=True)
     def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
@@ -276,8 +293,7 @@ class EngineHooks:
 class ObserverHooks:
     """Any number of observers per run implement these; all are called, on the main process only.
 
-    An observer reads its run, which others rely on: setting anything of it fails, in these hooks and in wrappers around
-    others.
+    An observer reads its run and sets nothing of it: core and the backend rely on it.
     """
 
     @hookspec
@@ -331,7 +347,7 @@ class _LazyHook:
 
 
 def _method(hook: str, target: str) -> Callable[..., Any]:
-    spec = _SPECS.get(hook, _unknown)
+    spec = SPECS.get(hook, _unknown)
     signature = inspect.signature(spec)
 
     @wraps(spec, updated=())
@@ -346,7 +362,7 @@ def _method(hook: str, target: str) -> Callable[..., Any]:
 
 def lazy_hooks(plugin: object) -> dict[str, str]:
     """Return the hooks of a plugin that are implemented with `lazy_hook`: name → target."""
-    targets = ((name, getattr(getattr(plugin, name, None), "lazy_target", None)) for name in _SPECS)
+    targets = ((name, getattr(getattr(plugin, name, None), "lazy_target", None)) for name in SPECS)
     return {name: target for name, target in targets if target is not None}
 
 
@@ -364,7 +380,7 @@ def resolve_hook(hook: str, target: str) -> tuple[Callable[..., Any], tuple[str,
 
 @cache
 def _arguments(hook: str, target: str, function: Callable[..., Any]) -> tuple[str, ...]:
-    offered = list(inspect.signature(_SPECS[hook]).parameters)[1:]
+    offered = list(inspect.signature(SPECS[hook]).parameters)[1:]
     taken = inspect.signature(function).parameters
     for name, parameter in taken.items():
         if name not in offered and parameter.default is parameter.empty:
@@ -378,9 +394,10 @@ def _unknown(self: object) -> None:
     """Stand for a hook that does not exist, which is refused when the plugin is loaded."""
 
 
-_SPECS: dict[str, Callable[..., Any]] = {
-    name: function
-    for kind in (BackendHooks, ExporterHooks, EngineHooks, ObserverHooks)
-    for name, function in vars(kind).items()
-    if name.startswith("swift_")
+_GROUPS = {"backend": BackendHooks, "exporter": ExporterHooks, "engine": EngineHooks, "observer": ObserverHooks}
+OWNERS: dict[str, str] = {
+    name: kind for kind, group in _GROUPS.items() for name in vars(group) if name.startswith("swift_")
 }
+"""Hook → the kind of plugin that implements it."""
+SPECS: dict[str, Callable[..., Any]] = {name: vars(_GROUPS[kind])[name] for name, kind in OWNERS.items()}
+"""Hook → its signature."""

@@ -77,7 +77,7 @@ class Progress(BaseModel):
     best: Best = Best()
     epoch: Annotated[FiniteFloat, Field(ge=0)] = 0.0
     plan: dict[str, JsonValue] = {}
-    """What an objective's own plan keeps (`ResumablePlan.state`)."""
+    """What an objective's own plan keeps (`Plan.state`)."""
 
 
 class Scheduled(BaseModel):

@@ -46,7 +46,7 @@ from swift.contracts.optimizer import (
     StoresSlots,
     TakesGradientsElsewhere,
 )
-from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
+from swift.contracts.plan import Communication, Plan, PlanContext
 from swift.contracts.planner import Basis, ChosenPlan, ExpectedMemory, Planner
 from swift.contracts.reward import Reward, RewardItem
 from swift.contracts.role import POLICY, ModelRole, OpenRole, fitting_roles
@@ -110,7 +110,6 @@ __all__ = [
     "RankFacts",
     "Reads",
     "RejectedSamples",
-    "ResumablePlan",
     "Reward",
     "RewardItem",
     "RoundWork",

@@ -5,17 +5,26 @@ Importable without torch: tensors appear in annotations only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from swift.contracts.rounds import RoundWork
 
 if TYPE_CHECKING:
     import torch
+    from pydantic import BaseModel
 
+    from swift.config.sections import Config, ModelSection
+    from swift.contracts.plan import Plan, PlanContext
+    from swift.contracts.role import ModelRole
     from swift.data.batch import MicroBatch
     from swift.data.encodings import Encoding
+    from swift.data.global_segments import GlobalSegments
     from swift.data.samples import SampleFacts
+    from swift.data.store import SampleSet
 
 
 class Need(StrEnum):
@@ -93,65 +102,102 @@ class ModelView:
     """[segments, hidden size]"""
 
 
-class Objective(Protocol):
-    """A pure function from a view of the model and a batch to sums.
+class Objective(ABC):
+    """Base class of objectives: a pure function from a view of the model and a batch to sums.
 
-    Entry points of the group `swift.objectives` name a class with these members; it is made as
-    `cls(options)` where `options` is an instance of its `options_model`. One that needs reference log-probabilities
-    may have an option `reference`: 'auto', 'adapter' or 'cached'.
-
-    An objective may also have a method `plan(context: PlanContext) -> Plan`, which decides which samples each step
-    takes and may make them itself, in rounds; without it they are those of the data set, epoch after epoch.
-
-    These members are optional too; `BaseObjective` has the first two, `swift.objectives.across_rows.AcrossRows` the
-    first four.
-
-    - `for_tokenizer(tokenizer) -> Objective` is called once, before data is read, and returns the objective for this
-      tokenizer.
-    - `candidates: tuple[int, ...]` are the tokens whose probabilities `Need.CANDIDATE_LOGPS` gives at every position,
-      for samples that bring no candidates of their own.
-    - `first_pass: Objective | None` is for losses that compare the rows of the global batch with each other. It is
-      evaluated without gradient over the global batch before the step, with the dropout of the step, and returns one
-      vector per segment as `LossSums.segments`.
-    - `from_first_pass(vectors, samples: GlobalSegments) -> Mapping[str, Tensor]` is given these vectors of the whole
-      global batch, [segments, size] in float64, the same on every process. What it returns, name → [segments, ...],
-      becomes `MicroBatch.segment_values` of the step. `loss` then is a sum over segments whose gradient is that of
-      the loss of the global batch, and `LossSums.reported` the loss itself. Where one micro-batch is the whole global
-      batch there is no first pass: `segment_values` is empty, and `loss` computes the same from the view.
-    - `task: str` is `model.task` where the user names none, `causal_lm` without it, and `num_labels: int | None` is
-      how many labels a head must have for the objective.
-    - `defaults: Mapping[str, tuple[Any, str]]`, of the class, are key → (value, reason): the values of keys in other
-      sections where the user sets none, such as `{"tuner.dropout": (0.0, "the reason")}`. The reason ends the line in
-      which the user is told. Keys that name a plugin have no such defaults.
-    - `for_model(section: ModelSection) -> Objective` is called once the configuration is known, and returns the
-      objective for the model of its section `model`.
-    - `check_config(config)` is called once, before data is read, with the configuration of the model as transformers
-      has it, and raises where the objective's options do not fit the model.
-    - `roles(config: Config) -> Sequence[ModelRole]` is called once, before data is read, and returns the models that
-      the run holds besides its policy. The objective's plan reaches them by `PlanContext.role`.
-    - `rounds(config: Config) -> RoundWork` is for planners, and says what the objective's plan holds and does besides
-      the steps of the policy and of its roles: answers that are drawn, models that are asked.
-    - `for_training_set(samples: SampleSet | None, say) -> Objective` is called once, after data is read and before the
-      model is loaded, with the samples that are learned from, the same on every process (None for a stream), and
-      returns the objective for them. `say` prints a line for the user.
+    Entry points of the group `swift.objectives` name a subclass with `options_model`; it is made as `cls(options)`,
+    where `options` is an instance of its `options_model`. One that needs reference log-probabilities may have an option
+    `reference`: 'auto', 'adapter' or 'cached'. A subclass defines `name`, `row_weight` and `loss`; the other members
+    have the usual values. `swift.objectives.base` has bases for losses per token and per sample, and
+    `swift.objectives.across_rows.AcrossRows` one for losses that compare rows with each other.
     """
 
+    options_model: ClassVar[type[BaseModel]]
+    defaults: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+    """Key → (value, reason): values of keys in other sections where the user sets none, such as
+    `{"tuner.dropout": (0.0, "the reason")}`. The reason ends the line that tells the user. Keys that name a plugin have
+    no such defaults."""
     name: str
-    needs: frozenset[Need]
-    adapters_off: bool
+    needs: frozenset[Need] = frozenset({Need.TOKEN_LOGPS})
+    encoding: str | Encoding = "chat"
+    """How rows become samples: 'text', 'chat', 'preference', 'unpaired', or an `Encoding` of the plugin's own."""
+    task: str = "causal_lm"
+    """`model.task` where the user names none."""
+    num_labels: int | None = None
+    """How many labels a head must have for the objective."""
+    adapters_off: bool = False
     """True when the model is to be viewed with its adapter switched off (a reference)."""
-    baseline: Objective | None
+    candidates: tuple[int, ...] = ()
+    """Tokens whose probabilities `Need.CANDIDATE_LOGPS` gives at every position, for samples that bring no candidates
+    of their own."""
+    baseline: Objective | None = None
     """Evaluated without gradient over the global batch before the step; see `with_baseline`."""
+    first_pass: Objective | None = None
+    """For losses that compare the rows of the global batch with each other. Evaluated without gradient over the global
+    batch before the step, with the dropout of the step; returns one vector per segment as `LossSums.segments`. Where
+    one micro-batch is the whole global batch there is no first pass: `MicroBatch.segment_values` is empty, and `loss`
+    computes the same from the view."""
 
-    @property
-    def encoding(self) -> str | Encoding:
-        """How rows become samples: 'text', 'chat', 'preference', 'unpaired', or an `Encoding` of the plugin's own."""
+    def __init__(self, options: Any) -> None:
+        self.options = options
 
+    @abstractmethod
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """Return how much these samples weigh in the global normalisation; known before the step."""
+        """Return how much these samples weigh: the sum of losses of the global batch is divided by it.
 
+        Known before the step. There is no default: the number of samples divides a loss per token wrongly, and the
+        other way round.
+        """
+
+    @abstractmethod
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the sums over one micro-batch."""
 
     def with_baseline(self, metrics: Mapping[str, float]) -> Objective:
         """Return this objective with the global metrics of its baseline filled in."""
+        return self
+
+    def from_first_pass(self, vectors: torch.Tensor, samples: GlobalSegments) -> Mapping[str, torch.Tensor]:
+        """Return what becomes `MicroBatch.segment_values` of the step: name → [segments, ...].
+
+        `vectors` are those of the first pass over the global batch, [segments, size] in float64, the same on every
+        process. `loss` then is a sum over segments whose gradient is that of the loss of the global batch, and
+        `LossSums.reported` the loss itself.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a first pass and no from_first_pass")
+
+    def for_model(self, section: ModelSection) -> Objective:
+        """Return the objective for the model of the section `model`; called once the configuration is known."""
+        return self
+
+    def for_tokenizer(self, tokenizer: Any) -> Objective:
+        """Return the objective for this tokenizer; called once, before data is read."""
+        return self
+
+    def check_config(self, config: Any) -> None:  # noqa: B027 - most options fit every model
+        """Raise `ConfigError` where the options do not fit the model, whose transformers configuration this is.
+
+        Called once, before data is read.
+        """
+
+    def roles(self, config: Config) -> Sequence[ModelRole]:
+        """Return the models that the run holds besides its policy, for `PlanContext.role`.
+
+        Called once, before data is read.
+        """
+        return ()
+
+    def rounds(self, config: Config) -> RoundWork:
+        """Return, for planners, what the objective's plan holds and does besides the steps of the models of the run."""
+        return RoundWork()
+
+    def for_training_set(self, samples: SampleSet | None, say: Callable[[str], None]) -> Objective:
+        """Return the objective for the samples to train on, the same on every process; None stands for a stream.
+
+        Called once, after data is read and before the model is loaded. `say` prints a line for the user.
+        """
+        return self
+
+    def plan(self, context: PlanContext) -> Plan:
+        """Return which samples each step takes; a plan may make them itself, in rounds."""
+        return context.default()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
@@ -23,44 +24,68 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Plan(Protocol):
+class Plan(ABC):
     """Source of training batches. The same on every process but for the slice that `batch` returns.
 
-    A plan may have these members too, each called on every process; what the main process returns counts.
-
-    - `metrics(step) -> Mapping[str, float]` is called after the step that `batch(step, ...)` was for. What it returns
-      is logged with the metrics of the objective; a metric of the same name replaces the objective's.
-    - `evaluation_metrics: Sequence[str]` and `evaluate(step) -> Mapping[str, float]` replace the loss over the
-      validation set as the evaluation after `step` steps (0: before the first). `evaluate` returns a number for every
-      name. The first name is `train.metric_for_best` where the user names none, and greater is better unless it ends
-      in 'loss'. Without names there is nothing to evaluate in this run.
-    - `train_roles(step, batch) -> Mapping[str, float]` is called before the policy's step, with what `batch(step, ...)`
-      returned, and makes the steps of other models of the run. What it returns is logged with the step.
-    - `learning_rate(step, planned: float) -> float` replaces the policy's learning rate at a step, counted from 0.
-    - `close()` is called once at the end, after errors too: engines, servers and worker processes are given back.
+    A subclass defines `total_steps`, `epoch_at` and `batch`. The other methods are called on every process too; what
+    the main process returns counts.
     """
 
     total_steps: int
     """Optimizer steps of the run."""
-    steps_per_epoch: int | None
-    """Of the first epoch; None where nobody knows."""
+    steps_per_epoch: int | None = None
+    """Of the first epoch; None where it is unknown."""
+    evaluation_metrics: Sequence[str] | None = None
+    """Names of the numbers by which the plan evaluates; None evaluates by the loss over the validation set.
 
+    The first one is `train.metric_for_best` where the user names none, and greater is better unless it ends in 'loss'.
+    Without names there is nothing to evaluate in this run."""
+
+    @abstractmethod
     def epoch_at(self, step: int) -> float:
         """Return how many passes over the data are complete before this step."""
 
+    @abstractmethod
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
         """Return one process's slice of the global batch of a step. Called once per step, in rising order."""
 
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """Return what is logged with the metrics of the objective, in place of those of the same name.
 
-@runtime_checkable
-class ResumablePlan(Plan, Protocol):
-    """A plan that knows more than the number of the next step."""
+        Called after the step that `batch(step, ...)` was for.
+        """
+        return {}
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        """Return a number for every name in `evaluation_metrics` after so many steps (0: before the first)."""
+        raise NotImplementedError(f"{type(self).__name__} has evaluation_metrics and no method evaluate")
+
+    def train_roles(self, step: int, batch: Batch) -> Mapping[str, float]:
+        """Make the steps of other models of the run, and return what is logged with the step.
+
+        Called before the policy's step, with what `batch(step, ...)` returned.
+        """
+        return {}
+
+    def learning_rate(self, step: int, planned: float) -> float:
+        """Return the policy's learning rate at a step, counted from 0."""
+        return planned
 
     def state(self) -> Mapping[str, Any]:
-        """Return JSON values for the manifest of a checkpoint, as they are after the last batch."""
+        """Return JSON values for the manifest of a checkpoint, as they are after the last batch.
+
+        Empty for a plan that knows no more than the number of the next step.
+        """
+        return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state` was asked for; called before the first batch of a resumed run."""
+        """Continue from a `state`; called before the first batch of a resumed run."""
+        from swift.data.plans import no_such_plan
+
+        raise no_such_plan()
+
+    def close(self) -> None:  # noqa: B027 - most plans have nothing to close
+        """Close engines, servers and worker processes. Called once at the end, after errors too."""
 
 
 class Communication(Protocol):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swift.config.sections import Section
-from swift.contracts import LossSums, Need, PlanContext
+from swift.contracts import LossSums, Need, Plan, PlanContext
 from swift.objectives.base import BaseObjective, viewed
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class LearnSurprises(BaseObjective[Section]):
         return AskingPlan(context)
 
 
-class AskingPlan:
+class AskingPlan(Plan):
     """The rows of the data set, epoch after epoch, with the log-probabilities that the model gives their tokens."""
 
     def __init__(self, context: PlanContext) -> None:

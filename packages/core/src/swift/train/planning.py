@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import PlanContext, ResumablePlan
-from swift.data.plans import BatchLayout, EpochPlan, default_plan, no_such_plan, rows_in_memory
+from swift.contracts import PlanContext
+from swift.data.plans import BatchLayout, EpochPlan, default_plan, rows_in_memory
 from swift.models.adapter_file import kind_of
 from swift.train.reference import Mode, to_be_scored
 
@@ -100,9 +100,6 @@ def make_plan(
     def batch(step: int, rows: Sequence[Row], data_rank: int, data_size: int) -> Batch:
         return in_memory.batch(step, rows, [sample for row in rows for sample in row], data_rank, data_size)
 
-    own = getattr(objective, "plan", None)
-    if own is None:
-        return default()
     context = PlanContext(
         config=run.config,
         folder=run.folder,
@@ -125,60 +122,20 @@ def make_plan(
         role=model.role,
         adapter=model.adapter,
     )
-    plan: Plan = own(context)
-    return plan
-
-
-def plan_metrics(plan: Plan, step: int) -> Mapping[str, float]:
-    """Return what a plan has to say of a step, counted from 0; mostly nothing."""
-    own = getattr(plan, "metrics", None)
-    return {} if own is None else own(step)
-
-
-def schedule_of(plan: Plan, planned: Callable[[int], float]) -> Callable[[int], float]:
-    """Return the policy's learning rate by step: the planned one, unless the plan replaces it."""
-    own = getattr(plan, "learning_rate", None)
-    return planned if own is None else lambda step: own(step, planned(step))
-
-
-def train_roles(plan: Plan, step: int, batch: Batch) -> Mapping[str, float]:
-    """Let a plan make the steps of other models than the policy, and return what it has to say of them."""
-    own = getattr(plan, "train_roles", None)
-    return {} if own is None else own(step, batch)
-
-
-def evaluates(plan: Plan) -> Sequence[str] | None:
-    """Return the names of the numbers by which a plan evaluates; None for one that leaves it to the objective."""
-    return getattr(plan, "evaluation_metrics", None)
-
-
-def plan_evaluation(plan: Plan, step: int) -> Mapping[str, float]:
-    """Return the evaluation of a plan that names its own numbers, after so many steps."""
-    own: Mapping[str, float] = plan.evaluate(step)  # type: ignore[attr-defined]  # optional
-    return own
-
-
-def close_plan(plan: Plan) -> None:
-    """Let a plan give back what it holds."""
-    own = getattr(plan, "close", None)
-    if own is not None:
-        own()
+    return objective.plan(context)
 
 
 def plan_state(plan: Plan) -> dict[str, Any]:
     """Return what a plan keeps in a checkpoint, under the key that `restore_plan` reads; mostly nothing."""
-    state = dict(plan.state()) if isinstance(plan, ResumablePlan) else {}
+    state = dict(plan.state())
     return {"plan": state} if state else {}
 
 
 def restore_plan(plan: Plan, progress: Mapping[str, Any]) -> None:
     """Let a plan resume from what it kept in a checkpoint."""
     state = progress.get("plan") or {}
-    if not state and not isinstance(plan, EpochPlan):
-        return
-    if not isinstance(plan, ResumablePlan):
-        raise no_such_plan()
-    plan.restore(state)
+    if state or isinstance(plan, EpochPlan):
+        plan.restore(state)
 
 
 def _too_early(what: str) -> RuntimeError:

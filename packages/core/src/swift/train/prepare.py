@@ -42,7 +42,7 @@ from swift.plugins.blame import explained
 from swift.plugins.fingerprint import compare_fingerprints, fingerprint
 from swift.plugins.hooks import Hooks, open_hooks
 from swift.plugins.load import load_backend, load_objective, observers_of
-from swift.plugins.objective import for_training_set, make_objective, roles_of
+from swift.plugins.objective import make_objective
 from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
@@ -53,7 +53,7 @@ from swift.train.cadence import settle_intervals
 from swift.train.data_driven_initialization import starts_from_data
 from swift.train.evaluate import check_evaluation
 from swift.train.job import Job, in_order
-from swift.train.planning import ModelInTraining, SampleSets, close_plan, evaluates, make_plan, schedule_of
+from swift.train.planning import ModelInTraining, SampleSets, make_plan
 from swift.train.reference import ScoreCache, reference_mode
 from swift.train.resume import (
     StartPoint,
@@ -191,7 +191,7 @@ def _prepare(
     objective = make_objective(
         plugin, setup.parsed.objective_options, source.tokenizer, model=run.config.model, config=source.config
     )
-    asked = fitting_roles(roles_of(objective, run.config), setup.hooks.capabilities.roles)
+    asked = fitting_roles(objective.roles(run.config), setup.hooks.capabilities.roles)
     roles = (*setup.roles, *asked)
     check_roles(roles, setup.hooks, run.config)
     sources = role_sources(asked, run, setup.hooks)
@@ -204,12 +204,12 @@ def _prepare(
         setup.at_end.callback(reader.close)
     check_tower(run, source)
     check_positions(run, source.config, data)
-    objective = for_training_set(objective, None if data.train is None else data.train.samples, run.say)
+    objective = objective.for_training_set(None if data.train is None else data.train.samples, run.say)
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
     samples = SampleSets.of(data, mode)
     model = ModelInTraining(run, setup.hooks, (role.name for role in roles))
     plan = make_plan(objective, data, samples, source, model, setup.comms)
-    setup.at_end.callback(close_plan, plan)
+    setup.at_end.callback(plan.close)
     plan_steps(plan, run)
     if start.checkpoint is None:
         run.adapter_start = starts_from_data(
@@ -384,10 +384,10 @@ def report_data(run: Run, data: PreparedData) -> None:
 
 def plan_steps(plan: Plan, run: Run) -> None:
     """Set the number of steps, the schedule and the metric of the best checkpoint, as the plan has them."""
-    config = run.config = settle_best(settle_intervals(run.config, plan), evaluates(plan))
+    config = run.config = settle_best(settle_intervals(run.config, plan), plan.evaluation_metrics)
     run.total_steps = plan.total_steps
     planned = Schedule.from_config(config.optim, config.learning_rate, plan.total_steps)
-    run.schedule = schedule_of(plan, planned)
+    run.schedule = lambda step: plan.learning_rate(step, planned(step))
 
 
 def load_model(setup: Setup, source: ModelSource) -> TrainState:

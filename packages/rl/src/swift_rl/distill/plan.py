@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import ResumablePlan
+from swift.contracts import Plan
 from swift_rl.distill.rounds import AnswerRounds
 from swift_rl.distill.teacher import Teacher
 
 if TYPE_CHECKING:
-    from swift.contracts import Plan, PlanContext
+    from swift.contracts import PlanContext
     from swift.data.batch import Batch, Row
     from swift_rl.distill.options import GkdOptions
 
@@ -26,7 +26,7 @@ def plan_of(context: PlanContext, options: GkdOptions) -> Plan:
     return TaughtData(context, options)
 
 
-class _Taught:
+class _Taught(Plan):
     """The teacher and the evaluation, which both plans share."""
 
     def __init__(self, context: PlanContext, options: GkdOptions) -> None:
@@ -77,12 +77,11 @@ class TaughtData(_Taught):
 
     def state(self) -> Mapping[str, Any]:
         """Return what the plan of the data keeps."""
-        return self._plan.state() if isinstance(self._plan, ResumablePlan) else {}
+        return self._plan.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up where `state` was asked for."""
-        if isinstance(self._plan, ResumablePlan):
-            self._plan.restore(state)
+        self._plan.restore(state)
 
 
 class TaughtRounds(_Taught):

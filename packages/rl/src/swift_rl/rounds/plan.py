@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift.contracts import Plan
 from swift.errors import CheckpointError, ConfigError
 from swift_rl.audit import write_page
 from swift_rl.health import Health
@@ -43,8 +44,8 @@ _SHAPE = ("completion_length", "truncated")
 """Figures of answers besides their rewards."""
 
 
-class RolloutPlan:
-    """Implements `swift.contracts.ResumablePlan`: rounds of answers, each of which serves some steps.
+class RolloutPlan(Plan):
+    """Rounds of completions, each of which serves some steps.
 
     What the tokens of answers are given for the loss is the objective's `valuer`.
     """

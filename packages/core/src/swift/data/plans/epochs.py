@@ -16,6 +16,7 @@ from typing import Any, overload
 import numpy as np
 
 from swift.contracts.objective import Objective
+from swift.contracts.plan import Plan
 from swift.data.batch import Batch, Row
 from swift.data.plans.layout import BatchLayout, BatchMaker
 from swift.data.plans.packing import pack
@@ -31,7 +32,7 @@ _KEYED = "keyed-1"
 """How a checkpoint names that order. One that names none goes on with the list that it began with."""
 
 
-class EpochPlan:
+class EpochPlan(Plan):
     """The batches of a run over a data set with random access."""
 
     def __init__(self, dataset: SampleSet, objective: Objective, layout: BatchLayout) -> None:

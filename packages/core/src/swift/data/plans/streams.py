@@ -13,6 +13,7 @@ import numpy as np
 
 from swift.config.incompatibilities import endless_stream
 from swift.contracts.objective import Objective
+from swift.contracts.plan import Plan
 from swift.data.batch import Batch, Row
 from swift.data.plans.epochs import shuffler
 from swift.data.plans.layout import BatchLayout, rows_in_memory
@@ -26,7 +27,7 @@ PACKING_WINDOW = 1024
 """Samples that are packed together."""
 
 
-class StreamingPlan:
+class StreamingPlan(Plan):
     """The batches of a run over a stream. Steps are asked for in rising order; the first one may be any."""
 
     steps_per_epoch: int | None = None
