@@ -21,7 +21,7 @@ OF_TEXT = tuple(case for case in ALL_CASES if case.modality is None)
 OTHER_OPTIMIZER = "third party's optimizer"
 GRPO, PPO, SHARED_CRITIC, GKD = (case.name for case in online.CASES)
 WHOLE_KIT = bool(os.environ.get("SWIFT_WHOLE_KIT"))
-MIXED_PICTURES, PICTURES_LORA, VIT, TWO_KINDS = "pictures, mixed", "pictures, lora", "vit trained", "two kinds"
+MIXED_PICTURES, PICTURES_LORA, VIT, TWO_KINDS = "images, mixed", "images, lora", "vit trained", "two kinds"
 
 
 def more(layout: Layout) -> tuple[Layout, ...]:

@@ -874,7 +874,7 @@ class DropsTheShiftOfTheTeacher(TorchBackend):
         return step(run, state, batch, Reading(objective, unshifted))
 
 
-SEEN, FEW, TRAINED = "pictures", "pictures, mixed", "vit trained"
+SEEN, FEW, TRAINED = "images", "images, mixed", "vit trained"
 
 
 def is_tower(name: str) -> bool:

@@ -75,12 +75,12 @@ class BackendHooks:
 
     @hookspec(firstresult=True)
     def swift_check_plan(self, run: Run) -> bool | None:
-        """Refuse what the declared capabilities alone cannot tell. Optional.
+        """Refuse what declared capabilities cannot express. Optional.
 
         Called first, before any process group, data or weights. Core has already compared the plan with
         `capabilities`. Raise `UnsupportedPlan` with the reason and what to type instead; otherwise return None.
-        `swift config show` asks as well, and a command before it starts processes: answer from `run.config`,
-        `run.backend_options` and `run.world.size`, without torch where it can be done.
+        Called by `swift config show` too, and before a command starts processes: read `run.config`,
+        `run.backend_options` and `run.world.size`, and avoid torch.
         """
 
     @hookspec(firstresult=True)
@@ -88,16 +88,16 @@ class BackendHooks:
         """Refuse a model whose sizes do not fit the plan: heads that tp does not divide, say. Optional.
 
         Called with the transformers configuration once the model is opened, before any data or weights are read. Raise
-        `UnsupportedPlan` with the reason and what to type instead; otherwise return None. `swift config show` asks
-        with what config.json says of a model on this machine: keys that are not in it raise `AttributeError`, and
-        nothing is refused then. Do not import torch.
+        `UnsupportedPlan` with the reason and what to type instead; otherwise return None. `swift config show`
+        passes config.json of a model on this machine: keys that are not in it raise `AttributeError`, and nothing is
+        refused then. Do not import torch.
         """
 
     @hookspec(firstresult=True)
     def swift_setup(self, run: Run) -> Topology:
         """Join the process group and build the mesh.
 
-        Called once on every process. The returned `Topology` says which slice of each global batch this process
+        Called once on every process. The returned `Topology` declares which slice of each global batch this process
         trains on. Processes that share a slice (tensor or pipeline parallel peers) return the same `data_rank`.
         """
 
@@ -107,7 +107,7 @@ class BackendHooks:
 
         Called after `swift_setup`. `source` is lazy: configuration and weights by name. A backend may build
         on the meta device, or build its own modules. Where adapters are trained, set `run.adapter_config`. What is
-        returned is handed to `swift_shard` untouched.
+        returned is passed to `swift_shard` unchanged.
         """
 
     @hookspec(firstresult=True)
@@ -139,7 +139,7 @@ class BackendHooks:
 
     @hookspec(firstresult=True)
     def swift_save_checkpoint(self, run: Run, state: TrainState, writer: CheckpointWriter) -> bool | None:
-        """Hand every trained tensor and its optimizer state to `writer` under the canonical names.
+        """Pass every trained tensor and its optimizer state to `writer` under the canonical names.
 
         Called on every process between two steps. `model.<HF name>` is what the optimizer updates (fp32), next to it
         `optim.<HF name>.exp_avg`, `.exp_avg_sq` and `.step`; adapters by their PEFT names. Core renames the folder
@@ -169,7 +169,7 @@ class BackendHooks:
 
     @hookspec(firstresult=True)
     def swift_core_settings(self, options: BaseModel) -> Mapping[str, tuple[Any, str]] | None:
-        """Say what the backend's own options say of core's keys. Optional.
+        """Return the values of core's keys that the backend's own options imply. Optional.
 
         Called with validated options, before the configuration is final. Return core's key → (value, where it
         stands). Core takes the value over, and shows both to a user who typed another one.
@@ -177,21 +177,21 @@ class BackendHooks:
 
     @hookspec(firstresult=True)
     def swift_describe_plan(self, config: Config, processes: int) -> list[str] | None:
-        """Say which process holds what, in lines for `swift config show`. Optional.
+        """Return which process holds what, in lines for `swift config show`. Optional.
 
         Raise `UnsupportedPlan` where the plan does not fit this number of processes.
         """
 
     @hookspec(firstresult=True)
     def swift_layout(self, config: Config, processes: int) -> ProcessLayout | None:
-        """Say how many processes each parallel dimension has. Optional: `ProcessLayout.of` is the answer otherwise.
+        """Return how many processes each parallel dimension has. Optional; the default is `ProcessLayout.of`.
 
         Raise `UnsupportedPlan` where the plan does not fit this number of processes. Do not import torch.
         """
 
     @hookspec(firstresult=True)
     def swift_estimate_memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float] | None:
-        """Say what the fullest process keeps at the peak of a training step, in bytes by name. Optional.
+        """Return what the fullest process keeps at the peak of a training step, in bytes by name. Optional.
 
         For `swift plan`: weights, gradients, the optimizer's state and buffers, from `run.config`,
         `run.backend_options` and `run.world.size`. Activations are not among them. A name that begins with
@@ -200,17 +200,17 @@ class BackendHooks:
 
     @hookspec(firstresult=True)
     def swift_estimate_traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic] | None:
-        """Say what a process sends in an optimizer step to keep weights and gradients together. Optional.
+        """Return what a process sends in an optimizer step to keep weights and gradients together. Optional.
 
-        Not what cut layers and sequences exchange (tp, pp, cp, ulysses, ep): that is counted by who asks. Do not
+        Not what cut layers and sequences exchange (tp, pp, cp, ulysses, ep): `swift plan` counts that itself. Do not
         import torch.
         """
 
     @hookspec(firstresult=True)
     def swift_estimate_activations(self, run: Run, layer: LayerSizes) -> float | None:
-        """Say how many bytes a layer keeps for its backward pass, for each token of this process. Optional.
+        """Return how many bytes a layer keeps for its backward pass, for each token of this process. Optional.
 
-        Where nothing is recomputed. Without an answer it is what the layers of transformers keep. Do not import torch.
+        Without recomputation. The default is what the layers of transformers keep. Do not import torch.
         """
 
     @hookspec(firstresult=True)
@@ -225,7 +225,7 @@ class BackendHooks:
     def swift_read_foreign(self, folder: Path) -> ForeignCheckpoint | None:
         """Open a checkpoint that the backend's own library saved, for `swift convert`. Optional.
 
-        Return None where the folder holds nothing that the backend knows. Nothing in it is to be run.
+        Return None where the folder holds nothing that the backend knows. Do not run anything in it.
         """
 
     @hookspec(firstresult=True)
@@ -256,7 +256,7 @@ class ExporterHooks:
 
     @hookspec(firstresult=True)
     def swift_quantize(self, request: QuantizeRequest) -> Quantized:
-        """Write the model `request.source` into `request.destination` in fewer bits. Only where there are `schemes`.
+        """Write the model `request.source` into `request.destination` quantized. Only where there are `schemes`.
 
         Reads what is on disk, a few layers at a time. Measures what it costs on rows that calibration does not see,
         writes that next to the weights, and raises `swift.errors.ExportError` where it costs more than it may.
@@ -277,7 +277,7 @@ class EngineHooks:
 
     @hookspec(firstresult=True)
     def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
-        """Load a model that is to answer prompts, in this process or another.
+        """Load a model for inference, in this process or another.
 
         Raise `swift.errors.ModelError` with the reason and what to type where the engine cannot load it.
         """
@@ -286,7 +286,7 @@ class EngineHooks:
     def swift_serve(self, request: ServeRequest) -> int:
         """Serve a model until the user stops it, and return the exit code. Optional.
 
-        Print when it is ready and how to ask it. Leave no process behind, however it ends.
+        Print when it is ready and how to send a request. Leave no process behind, however it ends.
         """
 
 
@@ -342,7 +342,7 @@ class _LazyHook:
         self._target = target
 
     def __set_name__(self, plugin: type, name: str) -> None:
-        """Put a method with the hook's own signature in its place, since pluggy calls nothing else."""
+        """Replace it by a method with the hook's own signature, which pluggy calls."""
         setattr(plugin, name, hookimpl(_method(name, self._target)))
 
 

@@ -44,7 +44,7 @@ class Kind:
     selected_by: str = "name"
     """The key of that section that names the plugin."""
     adapt: Callable[[PluginEntry, Any], Any] | None = None
-    """Returns what is registered for an object that is accepted in its place."""
+    """Returns what is registered for an object of another type that is accepted."""
     further: Callable[[PluginEntry, Any], None] | None = None
     """Checks of this kind alone."""
     functions: bool = False
@@ -61,7 +61,8 @@ class Kind:
         if self.has_hooks:
             return self.required
         attributes = [name for name in self.contract.__annotations__ if not hasattr(self.contract, name)]
-        return (*attributes, *(name for name in methods_of(self.contract) if name not in self.optional))
+        methods = sorted(getattr(self.contract, "__abstractmethods__", ())) or methods_of(self.contract)
+        return (*attributes, *(name for name in methods if name not in self.optional))
 
     def check(self, entry: PluginEntry, plugin: Any) -> None:
         """Raise `PluginError` where a plugin is not what its kind requires."""

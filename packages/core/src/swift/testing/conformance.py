@@ -19,8 +19,8 @@ from swift.contracts import Capabilities
 from swift.plugins.load import load_backend
 from swift.testing.cases import BY_NAME, CASES, DROPOUT, LORA_DROPOUT, RESUMED, Case
 from swift.testing.checks import Checks
+from swift.testing.images import SEEING
 from swift.testing.layouts import Layout
-from swift.testing.seeing import SEEING
 from swift.testing.subjects import Subject
 from swift.testing.trials import Trials
 
@@ -50,7 +50,7 @@ class BackendConformance:
     shape: ClassVar[Mapping[str, Any]] = {}
     """Other keys of its configuration."""
     seeing: ClassVar[str] = SEEING
-    """Of the model that is trained on pictures: 'Qwen2_5_VL', or 'Qwen3VL', which hands more to its first layers."""
+    """Of the model that is trained on images: 'Qwen2_5_VL', or 'Qwen3VL', which passes more to its first layers."""
     cases: ClassVar[Sequence[Case]] = CASES
     """The trainings that it is tried with. Plugins have more: `cases = (*CASES, *swift_rl.testing.CASES)`."""
     deviations: ClassVar[Mapping[str, str]] = {}
@@ -230,7 +230,7 @@ def _left_out(case: Case, capabilities: Capabilities) -> Sequence[pytest.MarkDec
 
 
 def _selected(kit: type, items: Iterable[pytest.Item]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the tests of one class that pytest was asked to run, each with its parameters."""
+    """Yield the tests of one class that pytest is going to run, each with its parameters."""
     for item in items:
         if isinstance(item, pytest.Function) and item.cls is kit and not item.get_closest_marker("skip"):
             yield item.originalname, item.callspec.params if hasattr(item, "callspec") else {}
