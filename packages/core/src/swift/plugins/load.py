@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import HOOK_API, Capabilities
@@ -47,24 +48,18 @@ class LoadedPlugin:
     """Validates the backend's section, or the objective's options."""
 
 
-def load_backend(name: str) -> LoadedPlugin:
-    """Return the backend that users call `name`."""
-    return load(find("swift.backends", name))
+def _of_group(group: str, name: str) -> LoadedPlugin:
+    return load(find(group, name))
 
 
-def load_exporter(name: str) -> LoadedPlugin:
-    """Return the exporter that users call `name`."""
-    return load(find("swift.exporters", name))
-
-
-def load_engine(name: str) -> LoadedPlugin:
-    """Return the inference engine that users call `name`."""
-    return load(find("swift.engines", name))
-
-
-def load_objective(name: str) -> LoadedPlugin:
-    """Return the objective that users call `name`; `object` is its class, to be made with its options."""
-    return load(find("swift.objectives", name))
+load_backend = partial(_of_group, "swift.backends")
+load_exporter = partial(_of_group, "swift.exporters")
+load_engine = partial(_of_group, "swift.engines")
+load_objective = partial(_of_group, "swift.objectives")
+load_optimizer = partial(_of_group, "swift.optimizers")
+load_tuner = partial(_of_group, "swift.tuners")
+load_command = partial(_of_group, "swift.commands")
+"""Each returns the plugin of a name. The `object` of an objective is its class, to be made with options."""
 
 
 def load_observers(names: Iterable[str]) -> list[LoadedPlugin]:
@@ -82,21 +77,6 @@ def _of_planners() -> list[str]:
     planners = {(each.name, each.distribution) for each in list_plugins("swift.planners") if each.allowed}
     observers = [each for each in list_plugins("swift.observers") if each.allowed]
     return [each.name for each in observers if (each.name, each.distribution) in planners]
-
-
-def load_optimizer(name: str) -> LoadedPlugin:
-    """Return the optimizer that users call `name`; `object` is a `swift.contracts.Optimizer`."""
-    return load(find("swift.optimizers", name))
-
-
-def load_tuner(name: str) -> LoadedPlugin:
-    """Return the tuner that users call `name`; `object` is a `swift.contracts.Tuner`."""
-    return load(find("swift.tuners", name))
-
-
-def load_command(name: str) -> LoadedPlugin:
-    """Return the command that a plugin adds under `name`; `object` is a `swift.contracts.Command`."""
-    return load(find("swift.commands", name))
 
 
 def find(group: str, name: str) -> PluginEntry:
