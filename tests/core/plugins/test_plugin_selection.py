@@ -33,7 +33,7 @@ BROKEN = [
         "no-capabilities",
         "acme-capable",
         "lacks capabilities",
-        "Define it: Capabilities. See swift.hookspecs.BackendHooks",
+        "Define it: an attribute of the type Capabilities. See swift.hookspecs.BackendHooks",
     ),
 ]
 

@@ -147,7 +147,7 @@ def check_attributes(
         if part is ABSENT:
             if hasattr(contract, name):
                 continue
-            return Mismatch(f"{path}.{name}", ABSENT, _shown(kind))
+            return Mismatch(f"{path}.{name}", ABSENT, f"an attribute of the type {_shown(kind)}")
         if found := mismatch(part, kind, f"{path}.{name}"):
             return found
     return None
