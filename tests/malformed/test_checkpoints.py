@@ -638,8 +638,8 @@ def numbers() -> Iterator[Case]:
         f"{moments}.exp_avg_sq": (-1.0, math.inf, math.nan),
         NORM: (math.nan, math.inf),
     }
-    few_bits = [*RESUME, "--optim.name", "adamw_4bit"]
-    for argv in (CONVERT, RESUME, EXPORT, few_bits):
+    low_bit = [*RESUME, "--optim.name", "adamw_4bit"]
+    for argv in (CONVERT, RESUME, EXPORT, low_bit):
         for name, values in unsound.items():
             for number in drawn(f"{argv} {name}", values, 1) if argv is not EXPORT or name == NORM else ():
                 change = holding(name, number)

@@ -79,10 +79,10 @@ def _shown(value: str) -> str:
     return value if len(value) < 40 else f"{value[:30]}... of {len(value)}"
 
 
-def _in_file(text: str, *names: str, title: str = "", verb: str = "show") -> Case:
+def _in_file(text: str, *names: str, title: str = "", command: str = "show") -> Case:
     def build(folder: Path) -> list[str]:
         (folder / "run.yaml").write_text(text, encoding="utf-8")
-        return ["config", verb, "run.yaml"]
+        return ["config", command, "run.yaml"]
 
     return Case(title or _shown(text), build, names=names)
 

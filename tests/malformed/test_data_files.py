@@ -28,12 +28,12 @@ TABLE = b"query,response\r\nHello,Hi\r\nTwo?,2\r\n"
 TALK = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
 
 
-def show(*datasets: str, sample: int = 1, verb: Sequence[str] = ("sft",), flags: Sequence[str] = ()) -> list[str]:
+def show(*datasets: str, sample: int = 1, command: Sequence[str] = ("sft",), flags: Sequence[str] = ()) -> list[str]:
     """The command line that reads data sets and shows samples of them."""
     return [
         "config",
         "show",
-        *verb,
+        *command,
         "--model",
         "model",
         "--strict",
@@ -62,7 +62,7 @@ ZIPPED = io.BytesIO()
 with zipfile.ZipFile(ZIPPED, "w") as archive:
     archive.writestr("rows.jsonl", LINE)
 
-FOREIGN: dict[str, bytes] = {
+THIRD_PARTY: dict[str, bytes] = {
     "nothing": b"",
     "a line feed": b"\n",
     "blanks": b" \t\r\n\n   \n" * 500,
@@ -107,12 +107,12 @@ FOREIGN: dict[str, bytes] = {
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 CASES = [
     Case(f"{name} in {suffix}", content(f"rows{suffix}", data), "refused", (f"rows{suffix}",))
-    for name, data in FOREIGN.items()
+    for name, data in THIRD_PARTY.items()
     for suffix in drawn(name, SUFFIXES, 2)
 ]
 CASES += [
     Case(f"{name} in {suffix} of a folder", content(f"folder/rows{suffix}", data), "refused", ("folder",))
-    for name, data in list(FOREIGN.items())[::4]
+    for name, data in list(THIRD_PARTY.items())[::4]
     for suffix in drawn(f"{name} in a folder", SUFFIXES, 1)
 ]
 
@@ -212,7 +212,7 @@ CASES += [Case(f"CSV: {name}", content("rows.csv", *given[:1]), *given[1:]) for 
 CASES += [
     Case(
         f"CSV label {value!r}",
-        content("rows.csv", f"query,response,label\na,b,{value}\n".encode(), verb=("rlhf", "--rlhf_type", "kto")),
+        content("rows.csv", f"query,response,label\na,b,{value}\n".encode(), command=("rlhf", "--rlhf_type", "kto")),
         "either",
         ("rows.csv:2",),
     )
@@ -284,8 +284,8 @@ PARQUET: dict[str, tuple[Build, str, tuple[str, ...]]] = {
     "a footer of 2 GB": (damaged(lambda data: data[:-8] + b"\xff\xff\xff\x7fPAR1"), "refused", ("rows.parquet",)),
     "encrypted": (damaged(lambda data: data[:-4] + b"PARE"), "refused", ("rows.parquet",)),
     "pages of zeros": (damaged(lambda data: data[:4] + bytes(60) + data[64:]), "either", ("rows.parquet",)),
-    "3 GB in 1 kB": (parquet(bomb, verb=("pt",)), "refused", ("rows.parquet", "unpacks")),
-    "135 million values in a row": (parquet(zeros, verb=("pt",)), "refused", ("rows.parquet", "134,217,728 values")),
+    "3 GB in 1 kB": (parquet(bomb, command=("pt",)), "refused", ("rows.parquet", "unpacks")),
+    "135 million values in a row": (parquet(zeros, command=("pt",)), "refused", ("rows.parquet", "134,217,728 values")),
     "a column twice": (
         parquet(lambda pa, pq, path: pq.write_table(pa.table([["a"], ["b"]], names=["query", "query"]), path)),
         "refused",
@@ -353,12 +353,12 @@ CASES += [Case(f"Parquet: bytes overwritten, {n}", damaged(flipped(n)), "either"
 CASES += [
     Case(
         f"Parquet: {column} of {kind}",
-        parquet(columns(**{**base, column: make}), verb=verb),
+        parquet(columns(**{**base, column: make}), command=command),
         "either",
         ("rows.parquet",),
     )
     for kind, make in KINDS.items()
-    for column, base, verb in drawn(kind, COLUMNS, 1)
+    for column, base, command in drawn(kind, COLUMNS, 1)
 ]
 
 # ---------------------------------------------------------------- folders that datasets saved

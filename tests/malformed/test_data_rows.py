@@ -134,7 +134,7 @@ def spoiled(row: dict[str, Any], place: Sequence[str | int], value: str) -> str:
     return json.dumps(row).replace(json.dumps(SLOT), value)
 
 
-def training(verb: list[str], row: dict[str, Any], line: str) -> Callable[[Path], list[str]]:
+def training(command: list[str], row: dict[str, Any], line: str) -> Callable[[Path], list[str]]:
     """Shows three samples, the last of which is the spoiled one."""
 
     def build(folder: Path) -> list[str]:
@@ -152,7 +152,7 @@ def training(verb: list[str], row: dict[str, Any], line: str) -> Callable[[Path]
             "--max_length",
             "4096",
         ]
-        return ["config", "show", *verb, *flags, "--sample", "3"]
+        return ["config", "show", *command, *flags, "--sample", "3"]
 
     return build
 
@@ -189,14 +189,14 @@ def expected(place: Sequence[str | int], value: str) -> Literal["refused", "eith
 
 
 @pytest.mark.parametrize(
-    ("verb", "row", "place"), PLACES, ids=[f"{verb[-1]} {named(place)}" for verb, _, place in PLACES]
+    ("command", "row", "place"), PLACES, ids=[f"{command[-1]} {named(place)}" for command, _, place in PLACES]
 )
 def test_a_row_is_learned_from_or_refused_by_its_line(
-    verb: list[str], row: dict[str, Any], place: tuple[str | int, ...], template: Path
+    command: list[str], row: dict[str, Any], place: tuple[str | int, ...], template: Path
 ) -> None:
-    title = f"{verb[-1]} {named(place)}"
+    title = f"{command[-1]} {named(place)}"
     names = [*drawn(title, sorted(VALUES.keys() - NEVER_LEARNED), 7), *drawn(title, sorted(NEVER_LEARNED), 3)]
-    builds = {name: training(verb, row, spoiled(row, place, VALUES[name])) for name in names}
+    builds = {name: training(command, row, spoiled(row, place, VALUES[name])) for name in names}
     cases = [Case(name, build, expected(place, name), ("rows.jsonl:3",)) for name, build in builds.items()]
     judge_all(cases, template)
 

@@ -1,4 +1,4 @@
-"""Pictures, sounds and videos that are damaged, hostile, or no files at all."""
+"""Images, sounds and videos that are damaged, hostile, or no files at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import spoil
 from judge import Case, judge, sampled
 from PIL import Image
-from tiny_pictures import picture, picture_files, picture_model, sound_files
+from tiny_images import image, image_files, image_model, sound_files
 
 Build = Callable[[Path], Sequence[str]]
 MODELS = {"image": "qwen2_vl", "audio": "qwen2_audio", "video": "qwen2_vl"}
@@ -29,12 +29,12 @@ TAGGED = {"image": "<image>", "audio": "<audio>", "video": "<video>"}
 
 @pytest.fixture(scope="session")
 def media(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The template with models of pictures and sounds, and a good file of each."""
+    """The template with models of images and sounds, and a good file of each."""
     folder = tmp_path_factory.mktemp("media") / "here"
     shutil.copytree(template, folder)
     for kind in sorted(set(MODELS.values())):
-        picture_model(folder / kind, kind)
-    picture_files(folder, [(56, 56)])
+        image_model(folder / kind, kind)
+    image_files(folder, [(56, 56)])
     sound_files(folder, [0.5])
     return folder
 
@@ -58,12 +58,12 @@ def file(kind: str, content: bytes) -> Build:
     return partial(shown, kind, "held", lambda folder: (folder / "held").write_bytes(content))
 
 
-# ---------------------------------------------------------------- pictures
+# ---------------------------------------------------------------- images
 
 
 def written(form: str, **options: Any) -> bytes:
     content = io.BytesIO()
-    picture(56, 56, 0).save(content, form, **options)
+    image(56, 56, 0).save(content, form, **options)
     return content.getvalue()
 
 
@@ -78,7 +78,7 @@ def png(width: int, height: int, *blocks: bytes) -> bytes:
 
 
 def moving(count: int) -> bytes:
-    """A GIF with so many pictures."""
+    """A GIF with so many images."""
     content = io.BytesIO()
     Image.new("P", (8, 8), 1).save(content, "GIF")
     head, _, body = content.getvalue().partition(b",")
@@ -89,7 +89,7 @@ def exif(tag: bytes) -> bytes:
     return b"Exif\0\0MM\0*\0\0\0\x08\0\x01" + tag + b"\0\0\0\0"
 
 
-PICTURES: dict[str, tuple[bytes, str]] = {
+IMAGES: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "refused"),
     "a text": (b"hello", "refused"),
     "a PNG": (written("PNG"), "works"),
@@ -102,9 +102,9 @@ PICTURES: dict[str, tuple[bytes, str]] = {
         png(56, 56, block(b"zTXt", b"a\0\0" + zlib.compress(bytes(200 << 20), 1))),
         "refused",
     ),
-    "a GIF of 100,000 pictures": (moving(100_000), "either"),
+    "a GIF of 100,000 images": (moving(100_000), "either"),
     "an AVIF cut off": (written("AVIF")[:200], "refused"),
-    "an AVIF without its picture": (written("AVIF").replace(b"pitm", b"nono"), "refused"),
+    "an AVIF without its image": (written("AVIF").replace(b"pitm", b"nono"), "refused"),
     "a QOI cut off": (b"qoif\0\0\0\x38\0\0\0\x38\3\0\xfe\1", "refused"),
     "a DDS of no form": (b"DDS " + struct.pack("<7I", 124, 0x1007, 56, 56, 0, 0, 0) + bytes(96), "refused"),
     "a WebP cut off": (written("WEBP")[:200], "refused"),
@@ -113,8 +113,8 @@ PICTURES: dict[str, tuple[bytes, str]] = {
     "a program of PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 56 56\n%%EndComments\nquit\n", "refused"),
 }
 CASES = [
-    Case(f"picture: {name}", file("image", content), expected, ("rows.jsonl:2",))  # type: ignore[arg-type]
-    for name, (content, expected) in PICTURES.items()
+    Case(f"image: {name}", file("image", content), expected, ("rows.jsonl:2",))  # type: ignore[arg-type]
+    for name, (content, expected) in IMAGES.items()
 ]
 
 # ---------------------------------------------------------------- sounds
@@ -214,5 +214,5 @@ CASES += [
 
 
 @pytest.mark.parametrize("case", sampled(CASES))
-def test_a_picture_sound_or_video_is_answered_clearly(case: Case, media: Path) -> None:
+def test_a_image_sound_or_video_is_answered_clearly(case: Case, media: Path) -> None:
     judge(case, media)

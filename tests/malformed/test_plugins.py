@@ -172,7 +172,7 @@ def backends() -> Iterator[Case]:
     eval_too = [*command("backend", "hostile"), *SAMPLE]
     export_too = [*command("backend", "hostile"), "--export.to", "hf"]
     hooks: dict[str, tuple[int, Sequence[str] | None]] = {
-        "swift_check_plan": (3, None),
+        "swift_check_layout": (3, None),
         "swift_setup": (3, None),
         "swift_wrap_model": (3, None),
         "swift_shard": (3, None),
@@ -400,8 +400,8 @@ def exporters() -> Iterator[Case]:
     ):
         member = hook("swift_export", "folder = request.destination", body, "return folder", arguments=arguments)
         yield case(f"an exporter writes {how}", "exporter", plugin("exporter", member), said, code=1)
-    foreign = "(request.destination / 'model.gguf').write_bytes(b'GGUF' + b''.join(bytes(4) for _ in weights))"
-    member = hook("swift_export", foreign, "return request.destination", arguments=arguments)
+    third_party = "(request.destination / 'model.gguf').write_bytes(b'GGUF' + b''.join(bytes(4) for _ in weights))"
+    member = hook("swift_export", third_party, "return request.destination", arguments=arguments)
     yield case(
         "an exporter with a format of its own",
         "exporter",
@@ -480,7 +480,9 @@ def metadata() -> Iterator[Case]:
             install(folder, module, plugin("observer"), f"[swift.observers]\nhostile = {target}\n")
             return ["plugins", "--check", "--json"]
 
-        yield Case(f"a target that is {how}", lost, "refused", prints=("hostile", "is not module:attribute"), exit_code=3)
+        yield Case(
+            f"a target that is {how}", lost, "refused", prints=("hostile", "is not module:attribute"), exit_code=3
+        )
 
     def twins(folder: Path) -> Sequence[str]:
         for module in ("hostile_twin_one", "hostile_twin_two"):

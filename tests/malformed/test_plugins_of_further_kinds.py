@@ -1,4 +1,4 @@
-"""Optimizers, tuners, planners, verbs and rewards that misbehave, and ways to misbehave that few programs think of."""
+"""Optimizers, tuners, planners, commands and rewards that misbehave."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ANSWERED = {
 }
 """What is answered instead, and how it is described."""
 RUNS = {
-    "choose(self, words, verb, processes, machines)": ("planner", 3),
+    "choose(self, words, command, processes, machines)": ("planner", 3),
     "run(self, options)": ("command", 3),
     "make(self, groups, options, device)": ("optimizer", 3),
     "attach(self, model, options, context)": ("tuner", 3),
@@ -92,7 +92,7 @@ def raised() -> Iterator[Case]:
         yield case(
             f"step of an optimizer, {how}", "optimizer", source, "step of its optimizer", code=3 if at_once else 1
         )
-        foresee = "foresee(self, run, words, verb)"
+        foresee = "foresee(self, run, words, command)"
         yield case(
             f"foresee, {how}",
             "planner",
@@ -222,8 +222,8 @@ def planners() -> Iterator[Case]:
     yield Case("two planners", two, names=("hostile-planner-one 1.2", "hostile-planner-two 1.2"), exit_code=3)
 
 
-def verbs() -> Iterator[Case]:
-    """Help, and the refusal of an unknown verb, beside a distribution whose entry points cannot be read."""
+def commands() -> Iterator[Case]:
+    """Help, and the refusal of an unknown command, beside a distribution whose entry points cannot be read."""
     for how, argv in (("help", ["--help"]), ("an unknown verb", ["trian", *TRAINING])):
 
         def beside(folder: Path, how: str = how, argv: Sequence[str] = tuple(argv)) -> Sequence[str]:
@@ -236,6 +236,6 @@ def verbs() -> Iterator[Case]:
         )
 
 
-CASES = [*raised(), *answered(), *validated(), *shown(), *planners(), *verbs()]
+CASES = [*raised(), *answered(), *validated(), *shown(), *planners(), *commands()]
 
 test_a_plugin_that_misbehaves_is_named = as_test(CASES)

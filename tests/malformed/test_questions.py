@@ -216,7 +216,9 @@ CASES.append(
 # ---------------------------------------------------------------- models that score
 
 
-def scored(line: str, verb: str, folder: Path, *, good: str = "", labels: int = 1, words: Sequence[str] = ()) -> Words:
+def scored(
+    line: str, command: str, folder: Path, *, good: str = "", labels: int = 1, words: Sequence[str] = ()
+) -> Words:
     """Gives the model a head for scores, and a data set with perhaps a good row and another line."""
     import torch
 
@@ -225,7 +227,7 @@ def scored(line: str, verb: str, folder: Path, *, good: str = "", labels: int = 
     weights = folder / "model/model.safetensors"
     spoil.put_tensors(weights, {**spoil.tensors_of(weights), "score.weight": torch.ones(labels, 64)})
     (folder / "rows.jsonl").write_text("".join(f"{each}\n" for each in (good, line) if each), encoding="utf-8")
-    return [verb, "--model", "model", "--dataset", "rows.jsonl", *words]
+    return [command, "--model", "model", "--dataset", "rows.jsonl", *words]
 
 
 PAIR = '{"query": "What is red?", "document": "Blood", "label": 1}'

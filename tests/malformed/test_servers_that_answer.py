@@ -14,7 +14,7 @@ from judge import Case, judge, sampled
 
 from swift.contracts import RewardItem, Sampling
 from swift.errors import ModelError
-from swift.infer.remote import RemoteSpeaker
+from swift.infer.remote import RemoteChatEngine
 from swift_export_vllm.rollout import connect
 from swift_rl.rewards.judge import JudgeOptions, JudgeReward
 from swift_rl.rewards.models import ServerReward
@@ -130,17 +130,17 @@ def test_a_stream_of_events_that_nobody_can_mean_is_refused(
     if complaint == LATE:
         wait_less(monkeypatch)
     with hostile_server({"/v1/models": MODELS, "/v1/chat": said}) as address:
-        speaker = RemoteSpeaker(address, say=lambda _: None)
+        chat_engine = RemoteChatEngine(address, say=lambda _: None)
         with pytest.raises(ModelError, match=r"The server at|What answers at") as refused:
-            list(speaker.stream([{"role": "user", "content": "Hello"}], Sampling(max_new_tokens=2)))
+            list(chat_engine.stream([{"role": "user", "content": "Hello"}], Sampling(max_new_tokens=2)))
     assert complaint in refused.value.message
 
 
 def test_a_stream_that_says_why_it_is_over_needs_no_other_mark() -> None:
     last = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
     with hostile_server({"/v1/models": MODELS, "/v1/chat": stream(piece({"content": "Hi"}), last, end=b"")}) as address:
-        speaker = RemoteSpeaker(address, say=lambda _: None)
-        said = speaker.stream([{"role": "user", "content": "Hello"}], Sampling(max_new_tokens=2))
+        chat_engine = RemoteChatEngine(address, say=lambda _: None)
+        said = chat_engine.stream([{"role": "user", "content": "Hello"}], Sampling(max_new_tokens=2))
         assert "".join(said) == "Hi"
 
 

@@ -1,4 +1,4 @@
-"""Objectives of plugins, and the plans that they bring."""
+"""Objectives of plugins, and the schedules that they bring."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from swift.config.parse import config_from_mapping
 from swift.config.sections import Section
-from swift.contracts import Plan, RoundWork
+from swift.contracts import BatchSchedule, RoundWork
 from swift.data.batch import Batch
 from swift.errors import PluginError
 from swift.objectives.kto import Kto, KtoOptions
@@ -54,7 +54,7 @@ def test_objective_without_row_weight_is_refused(tmp_path: Path, monkeypatch: py
     assert "sum(sample.loss_weight for sample in samples)" in (error.value.hint or "")
 
 
-class GoodPlan(Plan):
+class GoodPlan(BatchSchedule):
     total_steps = 3
     steps_per_epoch = None
 
@@ -71,43 +71,43 @@ class GoodPlan(Plan):
         self.restored = state
 
 
-def planned(plan: Any) -> Any:
+def planned(schedule: Any) -> Any:
     class MadeUp(Kto):
-        def plan(self, context: Any) -> Any:
-            return plan
+        def batch_schedule(self, context: Any) -> Any:
+            return schedule
 
-    return made(MadeUp).plan(None)
+    return made(MadeUp).batch_schedule(None)
 
 
 def test_valid_batch_schedule_is_used_unchanged() -> None:
     own = GoodPlan()
-    plan = planned(own)
-    assert plan.total_steps == 3
-    assert plan.batch(2, 0, 1).step == 2
-    plan.restore(plan.state())
+    schedule = planned(own)
+    assert schedule.total_steps == 3
+    assert schedule.batch(2, 0, 1).step == 2
+    schedule.restore(schedule.state())
     assert own.restored == {"round": 2, "prompts": [1, 2]}
 
 
 def used(own: Any) -> None:
-    plan = planned(own)
-    plan.epoch_at(1)
-    plan.batch(0, 0, 1)
-    plan.state()
-    plan.metrics(0)
+    schedule = planned(own)
+    schedule.epoch_at(1)
+    schedule.batch(0, 0, 1)
+    schedule.state()
+    schedule.metrics(0)
 
 
 @pytest.mark.parametrize(
     ("member", "value", "message"),
     [
         ("total_steps", 0, "a number of steps above 0"),
-        ("total_steps", 2.5, "whose total_steps is the float 2.5 from plan. Expected: int"),
+        ("total_steps", 2.5, "whose total_steps is the float 2.5 from batch_schedule. Expected: int"),
         ("steps_per_epoch", "1", "Expected: int | None"),
-        ("epoch_at", lambda step: "soon", "returned the str 'soon' from epoch_at of its plan. Expected: float"),
+        ("epoch_at", lambda step: "soon", "returned the str 'soon' from epoch_at of its schedule. Expected: float"),
         ("batch", lambda *_: [], "Expected: Batch"),
         ("batch", lambda *_: Batch(0, [], 0, 1, 1.0, 1, 1, False, 0), "a batch with rows, or a spare row"),
         ("state", lambda: {"rng": object()}, "a mapping of JSON values"),
         ("state", lambda: [1], "Expected: Mapping[str, Any]"),
-        ("evaluation_metrics", ("reward",), "a plan with one of evaluate and evaluation_metrics"),
+        ("evaluation_metrics", ("reward",), "a schedule with one of evaluate and evaluation_metrics"),
         ("metrics", lambda step: 0.5, "Expected: Mapping[str, float]"),
         ("metrics", lambda step: {"reward": "high"}, "whose ['reward'] is the str 'high'"),
     ],
@@ -138,11 +138,11 @@ def test_batch_schedule_not_evaluating_its_metric_is_refused(names: Any, came: A
 
 def test_batch_schedule_errors_name_plugin() -> None:
     class MadeUp(Kto):
-        def plan(self, context: Any) -> Any:
+        def batch_schedule(self, context: Any) -> Any:
             raise KeyError("no prompts")
 
-    with pytest.raises(PluginError, match=r"made_up.* failed in plan: KeyError: 'no prompts'"):
-        made(MadeUp).plan(None)
+    with pytest.raises(PluginError, match=r"made_up.* failed in schedule: KeyError: 'no prompts'"):
+        made(MadeUp).batch_schedule(None)
 
 
 def test_rounds_hook_must_return_contract_object() -> None:

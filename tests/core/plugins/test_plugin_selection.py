@@ -96,5 +96,5 @@ def test_command_without_summary_is_refused_when_chosen(installed: Path) -> None
 
 
 def test_misspelt_optional_hook_is_refused(installed: Path) -> None:
-    with pytest.raises(PluginError, match="Did you mean 'swift_read_foreign'"):
+    with pytest.raises(PluginError, match="Did you mean 'swift_read_third_party'"):
         load_backend("misspelt-optional")

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         EngineLibrary,
         EngineRequest,
         ExportRequest,
-        ForeignCheckpoint,
         ForwardResult,
         InferenceEngine,
         LayerSizes,
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
         ServeRequest,
         StepRecord,
         StepResult,
+        ThirdPartyCheckpoint,
         Topology,
         Traffic,
         TrainedState,
@@ -74,11 +74,11 @@ class BackendHooks:
     """The keys of the section `backend` that are the backend's own."""
 
     @hookspec(firstresult=True)
-    def swift_check_plan(self, run: Run) -> bool | None:
+    def swift_check_layout(self, run: Run) -> bool | None:
         """Refuse what declared capabilities cannot express. Optional.
 
         Called first, before any process group, data or weights. Core has already compared the plan with
-        `capabilities`. Raise `UnsupportedPlan` with the reason and what to type instead; otherwise return None.
+        `capabilities`. Raise `UnsupportedLayout` with the reason and what to type instead; otherwise return None.
         Called by `swift config show` too, and before a command starts processes: read `run.config`,
         `run.backend_options` and `run.world.size`, and avoid torch.
         """
@@ -88,7 +88,7 @@ class BackendHooks:
         """Refuse a model whose sizes do not fit the plan: heads that tp does not divide, say. Optional.
 
         Called with the transformers configuration once the model is opened, before any data or weights are read. Raise
-        `UnsupportedPlan` with the reason and what to type instead; otherwise return None. `swift config show`
+        `UnsupportedLayout` with the reason and what to type instead; otherwise return None. `swift config show`
         passes config.json of a model on this machine: keys that are not in it raise `AttributeError`, and nothing is
         refused then. Do not import torch.
         """
@@ -176,17 +176,17 @@ class BackendHooks:
         """
 
     @hookspec(firstresult=True)
-    def swift_describe_plan(self, config: Config, processes: int) -> list[str] | None:
+    def swift_describe_layout(self, config: Config, processes: int) -> list[str] | None:
         """Return which process holds what, in lines for `swift config show`. Optional.
 
-        Raise `UnsupportedPlan` where the plan does not fit this number of processes.
+        Raise `UnsupportedLayout` where the plan does not fit this number of processes.
         """
 
     @hookspec(firstresult=True)
     def swift_layout(self, config: Config, processes: int) -> ProcessLayout | None:
         """Return how many processes each parallel dimension has. Optional; the default is `ProcessLayout.of`.
 
-        Raise `UnsupportedPlan` where the plan does not fit this number of processes. Do not import torch.
+        Raise `UnsupportedLayout` where the plan does not fit this number of processes. Do not import torch.
         """
 
     @hookspec(firstresult=True)
@@ -222,14 +222,14 @@ class BackendHooks:
         """Return files to begin from: name → text, printed by `swift config BACKEND NAME`. Optional."""
 
     @hookspec(firstresult=True)
-    def swift_read_foreign(self, folder: Path) -> ForeignCheckpoint | None:
+    def swift_read_third_party(self, folder: Path) -> ThirdPartyCheckpoint | None:
         """Open a checkpoint that the backend's own library saved, for `swift convert`. Optional.
 
         Return None where the folder holds nothing that the backend knows. Do not run anything in it.
         """
 
     @hookspec(firstresult=True)
-    def swift_write_foreign(self, state: TrainedState, folder: Path) -> bool | None:
+    def swift_write_third_party(self, state: TrainedState, folder: Path) -> bool | None:
         """Write a checkpoint in the format of the backend's own library, for `swift convert --to BACKEND`. Optional."""
 
 

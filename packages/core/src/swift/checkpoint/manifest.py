@@ -36,7 +36,7 @@ FOLDER_NAME = re.compile(r"checkpoint-(\d+)")
 _LARGEST = 256 << 20
 """Bytes of a manifest: that of a run on ten thousand processes has some megabytes."""
 _SECTIONS = ("model", "data", "tuner", "optim", "train")
-"""Sections of the configuration that other verbs act on; the others are their plugins' to check."""
+"""Sections of the configuration that other commands act on; the others are their plugins' to check."""
 
 Count = Annotated[StrictInt, Field(ge=0, lt=1 << 53)]
 
@@ -76,8 +76,8 @@ class Progress(BaseModel):
 
     best: Best = Best()
     epoch: Annotated[FiniteFloat, Field(ge=0)] = 0.0
-    plan: dict[str, JsonValue] = {}
-    """What an objective's own plan keeps (`Plan.state`)."""
+    batch_schedule: dict[str, JsonValue] = {}
+    """What an objective's own batch schedule keeps (`BatchSchedule.state`)."""
 
 
 class Scheduled(BaseModel):
@@ -113,7 +113,7 @@ class Manifest(BaseModel):
     data_fingerprint: StrictStr
     backend: StrictStr
     config: dict[str, JsonValue] = Field(default_factory=dict)
-    plan: dict[str, JsonValue] = Field(default_factory=dict)
+    layout: dict[str, JsonValue] = Field(default_factory=dict)
     schedule: dict[str, JsonValue] = Field(default_factory=dict)
     adapter: dict[str, JsonValue] | None = None
     roles: dict[str, RoleRecord] = Field(default_factory=dict, description="Other models that are trained with it")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from swift.config.sections import Config, ModelSection
-    from swift.contracts.plan import Plan, PlanContext
     from swift.contracts.role import ModelRole
+    from swift.contracts.schedule import BatchSchedule, ScheduleContext
     from swift.data.batch import MicroBatch
     from swift.data.encodings import Encoding
     from swift.data.global_segments import GlobalSegments
@@ -70,7 +70,7 @@ class LossSums:
     """Name → one value per position, shape of `MicroBatch.targets`, or several, with one dimension more: the value at
     position t belongs to the token that t predicts. Returned by `swift_forward` as `ForwardResult.tokens`."""
     reported: torch.Tensor | None = None
-    """The sum that is logged, evaluated and looked at for NaN in place of `loss`, where `loss` has the right gradient
+    """The sum that is logged, evaluated and looked at for NaN instead of `loss`, where `loss` has the right gradient
     and nothing else."""
 
 
@@ -181,14 +181,14 @@ class Objective(ABC):
         """
 
     def roles(self, config: Config) -> Sequence[ModelRole]:
-        """Return the models that the run holds besides its policy, for `PlanContext.role`.
+        """Return the models that the run holds besides its policy, for `ScheduleContext.role`.
 
         Called once, before data is read.
         """
         return ()
 
     def rounds(self, config: Config) -> RoundWork:
-        """Return, for planners, what the objective's plan holds and does besides the steps of the models of the run."""
+        """Return, for planners, what its schedule holds and does besides the steps of the models of the run."""
         return RoundWork()
 
     def for_training_set(self, samples: SampleSet | None, say: Callable[[str], None]) -> Objective:
@@ -198,6 +198,6 @@ class Objective(ABC):
         """
         return self
 
-    def plan(self, context: PlanContext) -> Plan:
-        """Return which samples each step takes; a plan may make them itself, in rounds."""
+    def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
+        """Return which samples each step takes; a schedule may make them itself, in rounds."""
         return context.default()

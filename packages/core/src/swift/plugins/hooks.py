@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from swift.config.sections import Config
-    from swift.contracts import ForeignCheckpoint, Quantized, QuantizeRequest, Run, Topology, TrainedState
+    from swift.contracts import Quantized, QuantizeRequest, Run, ThirdPartyCheckpoint, Topology, TrainedState
     from swift.plugins.entry import PluginEntry
     from swift.processes.comms import Comms
 
@@ -197,7 +197,7 @@ def core_settings(backend: LoadedPlugin, options: BaseModel) -> Mapping[str, tup
 
 def describe_plan(backend: LoadedPlugin, config: Config, processes: int) -> Sequence[str]:
     """Return which process holds what, in lines."""
-    return call_alone(backend, "swift_describe_plan", config, processes) or ()
+    return call_alone(backend, "swift_describe_layout", config, processes) or ()
 
 
 def variants(backend: LoadedPlugin) -> Mapping[str, Sequence[str]]:
@@ -210,14 +210,14 @@ def presets(backend: LoadedPlugin) -> Mapping[str, str]:
     return call_alone(backend, "swift_presets") or {}
 
 
-def read_foreign(backend: LoadedPlugin, folder: Path) -> ForeignCheckpoint | None:
+def read_third_party(backend: LoadedPlugin, folder: Path) -> ThirdPartyCheckpoint | None:
     """Return a checkpoint that the backend's engine saved; None where the folder holds none."""
-    from swift.contracts import ForeignCheckpoint
+    from swift.contracts import ThirdPartyCheckpoint
 
-    came = call_alone(backend, "swift_read_foreign", folder)
-    return came and Checked(backend.entry, came, ForeignCheckpoint, of=" of the checkpoint that it read")
+    came = call_alone(backend, "swift_read_third_party", folder)
+    return came and Checked(backend.entry, came, ThirdPartyCheckpoint, of=" of the checkpoint that it read")
 
 
-def write_foreign(backend: LoadedPlugin, state: TrainedState, folder: Path) -> None:
+def write_third_party(backend: LoadedPlugin, state: TrainedState, folder: Path) -> None:
     """Write a checkpoint for the backend's engine."""
-    call_alone(backend, "swift_write_foreign", state, folder)
+    call_alone(backend, "swift_write_third_party", state, folder)

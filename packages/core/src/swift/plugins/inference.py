@@ -13,8 +13,8 @@ from swift.config.media import NAMES
 from swift.contracts import (
     Completion,
     EngineRequest,
+    ImagePrompt,
     InferenceEngine,
-    PicturedPrompt,
     Sampling,
     Score,
     ServeRequest,
@@ -151,7 +151,7 @@ class CheckedEngine:
 
     def _check_media(self, prompts: Sequence[Sequence[int]]) -> None:
         """Refuse prompts with images or audio that the engine would take for text."""
-        held = {each.kind for prompt in prompts if isinstance(prompt, PicturedPrompt) for each in prompt.media}
+        held = {each.kind for prompt in prompts if isinstance(prompt, ImagePrompt) for each in prompt.media}
         media = getattr(self.engine, "media", ())
         if lacking := held.difference(media):
             name = NAMES[min(lacking)]

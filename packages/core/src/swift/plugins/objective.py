@@ -1,4 +1,4 @@
-"""An objective and its plan as core and backends call them: errors name the plugin, and results are checked."""
+"""An objective and its schedule as core and backends call them: errors name the plugin, and results are checked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
-from swift.contracts import LossSums, ModelView, Objective, Plan, PlanContext
+from swift.contracts import BatchSchedule, LossSums, ModelView, Objective, ScheduleContext
 from swift.plugins.blame import blaming, failing
 from swift.plugins.check import check_objective
 from swift.plugins.entry import PluginEntry
@@ -100,12 +100,13 @@ class CheckedObjective(Checked):
                 raise wrong(self._entry, "from_first_pass", expected, values)
         return came
 
-    def plan(self, context: PlanContext) -> Plan:
-        """Return which samples each step takes: the objective's own plan, or one of core's as it is."""
-        from swift.data.plans import EpochPlan, StreamingPlan
+    def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
+        """Return which samples each step takes: the objective's own schedule, or one of core's as it is."""
+        from swift.data.schedules import EpochSchedule, StreamingSchedule
 
-        came: Plan = self._call("plan", self._inner.plan, context)
-        return came if isinstance(came, EpochPlan | StreamingPlan) else cast(Plan, CheckedPlan(self._entry, came))
+        came: BatchSchedule = self._call("batch_schedule", self._inner.batch_schedule, context)
+        is_own = not isinstance(came, EpochSchedule | StreamingSchedule)
+        return cast(BatchSchedule, CheckedSchedule(self._entry, came)) if is_own else came
 
     def _wrong(self, expected: str, came: Any) -> Exception:
         return wrong(self._entry, "loss", expected, words=came if isinstance(came, str) else described(came))
@@ -123,44 +124,47 @@ def _has_gradient(view: ModelView) -> bool:
     return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-class CheckedPlan(Checked):
-    """The plan of a plugin's objective."""
+class CheckedSchedule(Checked):
+    """The schedule of a plugin's objective."""
 
     kept = frozenset({"batch", "train_roles", "evaluate"})
 
-    def __init__(self, entry: PluginEntry, plan: Plan) -> None:
-        super().__init__(entry, plan, Plan, of=" of its plan")
-        if found := check_attributes(plan, Plan):
-            raise wrong(entry, "plan", found.expected, words=found.within(plan))
-        if plan.total_steps < 1:
-            raise wrong(entry, "plan", "a number of steps above 0", words=f"a plan of {plan.total_steps} steps")
-        if (plan.evaluation_metrics is None) != (type(plan).evaluate is Plan.evaluate):
-            raise wrong(entry, "plan", "both or neither", words="a plan with one of evaluate and evaluation_metrics")
+    def __init__(self, entry: PluginEntry, schedule: BatchSchedule) -> None:
+        super().__init__(entry, schedule, BatchSchedule, of=" of its schedule")
+        problem = None
+        if found := check_attributes(schedule, BatchSchedule):
+            problem = found.expected, found.within(schedule)
+        elif schedule.total_steps < 1:
+            problem = "a number of steps above 0", f"a schedule of {schedule.total_steps} steps"
+        elif (schedule.evaluation_metrics is None) != (type(schedule).evaluate is BatchSchedule.evaluate):
+            problem = "both or neither", "a schedule with one of evaluate and evaluation_metrics"
+        if problem is not None:
+            raise wrong(entry, "batch_schedule", problem[0], words=problem[1])
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
         """Return one process's slice of the global batch of a step."""
         from swift.data.batch import Batch
 
         came = self._call("batch", self._inner.batch, step, data_rank, data_size)
-        came = returned(self._entry, "batch of its plan", came, Batch)
+        came = returned(self._entry, "batch of its schedule", came, Batch)
         if not came.rows and came.spare_row is None:
             expected = "a batch with rows, or a spare row"
-            raise wrong(self._entry, "batch of its plan", expected, words="an empty batch")
+            raise wrong(self._entry, "batch of its schedule", expected, words="an empty batch")
         return came
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        """Return the plan's own evaluation after so many steps."""
+        """Return the schedule's own evaluation after so many steps."""
         numbers: Mapping[str, float] = self._call("evaluate", self._inner.evaluate, step)
         missing = [name for name in self._inner.evaluation_metrics or () if name not in numbers]
         if missing and numbers:  # what the main process returns counts: others may leave it out
             expected = "a number for each of its evaluation_metrics"
-            raise wrong(self._entry, "evaluate of its plan", expected, words=f"no number for {missing[0]!r}")
+            raise wrong(self._entry, "evaluate of its schedule", expected, words=f"no number for {missing[0]!r}")
         return numbers
 
     def state(self) -> Mapping[str, Any]:
-        """Return what the plan keeps in a checkpoint, as a checkpoint gives it back: JSON has no tuples."""
+        """Return what the schedule keeps in a checkpoint, as a checkpoint gives it back: JSON has no tuples."""
         came = self._call("state", self._inner.state)
         try:
             return cast("Mapping[str, Any]", json.loads(json.dumps(came, allow_nan=False)))
         except (TypeError, ValueError):
-            raise wrong(self._entry, "state of its plan", "a mapping of JSON values", came) from None
+            raise wrong(self._entry, "state of its schedule", "a mapping of JSON values", came) from None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _GROUP = "swift.planners"
 
 
-def choose(words: Sequence[str], verb: str, processes: int, machines: int) -> ChosenPlan:
+def choose(words: Sequence[str], command: str, processes: int, machines: int) -> ChosenPlan:
     """Return what the one installed planner chooses for a run."""
     entries = _allowed()
     if not entries:
@@ -32,14 +32,14 @@ def choose(words: Sequence[str], verb: str, processes: int, machines: int) -> Ch
         )
     planner = load(entries[0]).object
     with failing(entries[0], "choose"):
-        came: ChosenPlan = planner.choose(words, verb, processes, machines)
+        came: ChosenPlan = planner.choose(words, command, processes, machines)
     return returned(entries[0], "choose", came, ChosenPlan)
 
 
-def foreseen(run: Run, words: Sequence[str], verb: str) -> str | None:
+def foreseen(run: Run, words: Sequence[str], command: str) -> str | None:
     """Return a planner's warning; of one that fails, its error: that is no reason not to train."""
     try:
-        return _first("foresee", str | None, run, list(words), verb)
+        return _first("foresee", str | None, run, list(words), command)
     except PluginError as failure:
         keep_traceback(failure)
         return failure.message
@@ -55,10 +55,10 @@ def lacking(run: Run, peak: float) -> str | None:
         return None
 
 
-def expected(run: Run, words: Sequence[str], verb: str, say: Callable[[str], None]) -> ExpectedMemory | None:
+def expected(run: Run, words: Sequence[str], command: str, say: Callable[[str], None]) -> ExpectedMemory | None:
     """Return what a planner expects of a run; None where none does, or it fails, which is printed."""
     try:
-        return _first("expect", ExpectedMemory | None, run, list(words), verb)
+        return _first("expect", ExpectedMemory | None, run, list(words), command)
     except PluginError as failure:
         say(failure.message)
     except SwiftError:

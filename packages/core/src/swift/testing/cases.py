@@ -42,7 +42,7 @@ PAIRS = tuple(pairs(13, lengths=LENGTHS))
 MARKED_STEPS = tuple(marked_steps(13))
 _ONE, _VIDEO = "<image>", "<video>"
 IMAGES = tuple(with_images([*(_ONE, 2 * _ONE, _ONE) * 4, _ONE], lengths=LENGTHS))
-FEW_PICTURES = tuple(
+FEW_IMAGES = tuple(
     with_images([2 * _ONE if row == 0 else _ONE if row in (1, 13) else "" for row in range(21)], lengths=LENGTHS)
 )
 """In their order, 8 a step: of the first step the second half has none, of the second the first, and the third none."""
@@ -204,7 +204,7 @@ CASES = (
         "images, mixed",
         # A process that waits for others in vain is named before the kit loses its patience.
         {**_ALL_PARTS, "data.shuffle": False, "optim.max_grad_norm": 0, "train.timeout_minutes": 2.0},
-        FEW_PICTURES,
+        FEW_IMAGES,
         accumulation=2,
         modality="image",
     ),

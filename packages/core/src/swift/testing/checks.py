@@ -16,7 +16,7 @@ from swift.checkpoint.load import facts_of
 from swift.config.capabilities import SWITCHES
 from swift.config.parse import config_from_mapping
 from swift.contracts import Run, World
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.hookspecs import lazy_hooks, resolve_hook
 from swift.plugins.hooks import open_hooks
 from swift.plugins.load import load_backend
@@ -377,11 +377,11 @@ class Checks:
 
 
 def _all_refused(results: Sequence[Any], what: str) -> None:
-    """Check that every process raised `UnsupportedPlan`, with a reason and a hint, before anything was read."""
+    """Check that every process raised `UnsupportedLayout`, with a reason and a hint, before anything was read."""
     for rank, result in enumerate(results):
         where = f"{what}, process {rank}"
         assert isinstance(result, BaseException), f"{where}: {result}"
-        assert isinstance(result, UnsupportedPlan), f"{where}: {type(result).__name__}: {result}"
+        assert isinstance(result, UnsupportedLayout), f"{where}: {type(result).__name__}: {result}"
         assert result.message, f"{where}: refused without a reason"
         assert result.hint, f"{where}: refused without a hint at what to type: {result.message}"
         read = result.__dict__.get("read_before", [])
@@ -432,12 +432,12 @@ def unclaimed(capabilities: Any) -> list[dict[str, Any]]:
     return requests
 
 
-def _refusal(trials: Trials, changes: Mapping[str, Any]) -> UnsupportedPlan | None:
+def _refusal(trials: Trials, changes: Mapping[str, Any]) -> UnsupportedLayout | None:
     try:
         parsed = config_from_mapping({"backend.name": trials.backend, "tuner.kind": "full", **changes})
         run = Run(parsed.config, parsed.backend_options, Path(), World(0, 0, 2), say=say_nothing)
-        open_hooks(load_backend(trials.backend)).swift_check_plan(run)
-    except UnsupportedPlan as refusal:
+        open_hooks(load_backend(trials.backend)).swift_check_layout(run)
+    except UnsupportedLayout as refusal:
         return refusal
     return None
 

@@ -82,12 +82,12 @@ def processor_of(architecture: str) -> Any:
     """Return the processor of an architecture as users of transformers make it, but for its part for videos."""
     import transformers
 
-    from swift.models.media_processor import for_pictures_alone
+    from swift.models.media_processor import for_images_alone
 
     images = transformers.Qwen2VLImageProcessorPil(
         patch_size=CELL // 2, merge_size=2, size={"shortest_edge": CELL * CELL, "longest_edge": 64 * CELL * CELL}
     )
-    made = for_pictures_alone(getattr(transformers, f"{architecture}Processor"))
+    made = for_images_alone(getattr(transformers, f"{architecture}Processor"))
     return made(images, byte_tokenizer(MARKS, TEMPLATE), chat_template=TEMPLATE)
 
 

@@ -1,4 +1,4 @@
-"""Evaluation during training: the objective's own loss and metrics over the validation set, or what its plan says."""
+"""Evaluation during training: the objective's loss and metrics over the validation set, or its schedule's own."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def can_evaluate(job: Job) -> bool:
-    """Return whether there is something to evaluate: a validation set, or a plan that names its own numbers."""
-    names = job.plan.evaluation_metrics
+    """Return whether there is something to evaluate: a validation set, or a schedule that names its own numbers."""
+    names = job.batch_schedule.evaluation_metrics
     return job.validation is not None if names is None else bool(names)
 
 
 def evaluation_of(job: Job, when: str) -> Mapping[str, float]:
-    """Evaluate the model as it is now, by the plan where it does that; the same on every process."""
+    """Evaluate the model as it is now, by the schedule where it does that; the same on every process."""
     job.watchdog.at(f"the evaluation {when}")
     with waiting(f"evaluating {when}"):
-        if job.plan.evaluation_metrics is not None:
-            return job.comms.broadcast(job.plan.evaluate(job.state.step))
+        if job.batch_schedule.evaluation_metrics is not None:
+            return job.comms.broadcast(job.batch_schedule.evaluate(job.state.step))
         batches = job.validation_batches()
         assert batches is not None
         return evaluate(job.hooks, job.run, job.state, batches, job.ready)
@@ -60,7 +60,7 @@ def evaluate(
 
 def check_evaluation(job: Job) -> None:
     """Check now what the first evaluation would otherwise find out, or nothing would."""
-    train, names = job.run.config.train, job.plan.evaluation_metrics
+    train, names = job.run.config.train, job.batch_schedule.evaluation_metrics
     if not can_evaluate(job) or train.eval_strategy == "no":
         _check_nothing_waits(job, no_data=not can_evaluate(job))
         return

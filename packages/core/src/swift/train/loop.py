@@ -144,29 +144,29 @@ class Loop:
         job = self.job
         job.watchdog.at(f"step {step + 1}")
         begin = time.monotonic()
-        batch = job.plan.batch(step, job.topology.data_rank, job.topology.data_size)
+        batch = job.batch_schedule.batch(step, job.topology.data_rank, job.topology.data_size)
         data_seconds = time.monotonic() - begin
         waited = job.decode_ahead(step, batch)
         with self._meter.measuring(begin) as sample:
             ready, objective = job.ready(batch, training=True)
             try:
-                of_roles = job.plan.train_roles(step, batch)
+                of_roles = job.batch_schedule.train_roles(step, batch)
                 result = job.hooks.swift_train_step(job.run, job.state, ready, objective)
             except NonFiniteStep as failure:
                 self.saver.wait()
                 raise not_finite(job, step + 1, failure, self.saver.last) from None
         self._tokens += batch.tokens
-        if told := {**of_roles, **job.plan.metrics(step)}:
+        if told := {**of_roles, **job.batch_schedule.metrics(step)}:
             result = replace(result, metrics={**result.metrics, **told})
         record = StepRecord(
             step=step + 1,
             total_steps=job.run.total_steps,
-            epoch=job.plan.epoch_at(step + 1),
+            epoch=job.batch_schedule.epoch_at(step + 1),
             result=result,
             tokens=batch.tokens,
             padded_tokens=_padded_tokens(batch),
             seconds=time.monotonic() - begin,
-            data_seconds=data_seconds + job.waited_for_pictures() - waited,
+            data_seconds=data_seconds + job.waited_for_images() - waited,
             memory_gib=peak_memory_gib(job.topology.device),
         )
         self._meter.note(record, sample)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import Plan
+from swift.contracts import BatchSchedule
 from swift_rl.critic import CRITIC, ValueLoss
 from swift_rl.distill.objective import Gkd
 from swift_rl.distill.options import GkdOptions
@@ -15,7 +15,7 @@ from swift_rl.ppo import Ppo
 from swift_rl.testing.numbers import TEMPERATURE, taught, values_of
 
 if TYPE_CHECKING:
-    from swift.contracts import PlanContext
+    from swift.contracts import ScheduleContext
     from swift.data.batch import Batch, Row
     from swift.data.samples import Segment
     from swift_rl.ppo_options import PpoOptions
@@ -29,8 +29,8 @@ class StoredGrpo(Grpo):
     name = "kit-grpo"
     encoding = "chat"  # type: ignore[assignment]  # the answers are those of the data
 
-    def plan(self, context: PlanContext) -> Plan:
-        """Return the plan of the data, whose tokens have numbers."""
+    def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
+        """Return the schedule of the data, whose tokens have numbers."""
         return StoredRounds(context, _valued, TEMPERATURE)
 
 
@@ -40,8 +40,8 @@ class StoredPpo(Ppo):
     name = "kit-ppo"
     encoding = "chat"  # type: ignore[assignment]  # the answers are those of the data
 
-    def plan(self, context: PlanContext) -> Plan:
-        """Return the plan of the data, whose tokens have numbers, and from which the critic learns too."""
+    def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
+        """Return the schedule of the data, whose tokens have numbers, and from which the critic learns too."""
         return CriticRounds(context, self.options)
 
 
@@ -57,15 +57,15 @@ class StoredGkd(Gkd):
     def check_config(self, config: Any) -> None:
         """Refuse nothing: no teacher is asked."""
 
-    def plan(self, context: PlanContext) -> Plan:
-        """Return the plan of the data, whose tokens have candidates."""
+    def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
+        """Return the schedule of the data, whose tokens have candidates."""
         return StoredRounds(context, _taught, self.options.divergence_temperature)
 
 
-class StoredRounds(Plan):
+class StoredRounds(BatchSchedule):
     """The batches of the data, epoch after epoch, with what a round would give to their tokens."""
 
-    def __init__(self, context: PlanContext, given: Given, temperature: float) -> None:
+    def __init__(self, context: ScheduleContext, given: Given, temperature: float) -> None:
         self.context = context
         self._given = given
         self._temperature = temperature
@@ -94,7 +94,7 @@ class StoredRounds(Plan):
 class CriticRounds(StoredRounds):
     """Rounds from which a critic of its own learns before the policy."""
 
-    def __init__(self, context: PlanContext, options: PpoOptions) -> None:
+    def __init__(self, context: ScheduleContext, options: PpoOptions) -> None:
         super().__init__(context, _valued, TEMPERATURE)
         self._values = ValueLoss(options)
 
