@@ -112,7 +112,7 @@ def load(entry: PluginEntry) -> LoadedPlugin:
         if kind.adapt is not None:
             with failing(entry, entry.target):
                 plugin = kind.adapt(entry, plugin)
-        if _PASSED.get(entry) is not target:
+        if entry not in _PASSED or _PASSED[entry] is not target:
             with failing(entry, "its checks"):
                 kind.check(entry, plugin)
             _PASSED[entry] = target
