@@ -141,7 +141,7 @@ def test_batch_schedule_errors_name_plugin() -> None:
         def batch_schedule(self, context: Any) -> Any:
             raise KeyError("no prompts")
 
-    with pytest.raises(PluginError, match=r"made_up.* failed in schedule: KeyError: 'no prompts'"):
+    with pytest.raises(PluginError, match=r"made_up.* failed in batch_schedule: KeyError: 'no prompts'"):
         made(MadeUp).batch_schedule(None)
 
 

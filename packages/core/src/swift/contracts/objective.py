@@ -1,4 +1,4 @@
-"""The contract of objectives: the views of a model that they ask for, and the sums that they return.
+"""The contract of objectives, of the batch schedules that they bring, and of what a schedule may use.
 
 Importable without torch: tensors appear in annotations only.
 """
@@ -7,99 +7,33 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from swift.contracts.rounds import RoundWork
+from swift.contracts.views import LossSums, ModelView, Need
+from swift.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
     from swift.config.sections import Config, ModelSection
+    from swift.contracts.backend import ForwardResult, StepResult
+    from swift.contracts.inference import InferenceEngine
+    from swift.contracts.model import ModelSource
     from swift.contracts.role import ModelRole
-    from swift.contracts.schedule import BatchSchedule, ScheduleContext
-    from swift.data.batch import MicroBatch
+    from swift.contracts.run import Topology
+    from swift.data.batch import Batch, MicroBatch, Row
     from swift.data.encodings import Encoding
     from swift.data.global_segments import GlobalSegments
+    from swift.data.pipeline import PreparedData
     from swift.data.samples import SampleFacts
+    from swift.data.schedules.layout import BatchLayout
     from swift.data.store import SampleSet
 
-
-class Need(StrEnum):
-    """A view of the model's output that an objective can ask a backend for. Never the full logits."""
-
-    TOKEN_LOGPS = "token_logps"
-    """log p(target) at every position, shape of `MicroBatch.targets`."""
-    TOKEN_CORRECT = "token_correct"
-    """1.0 where the target is the most likely token, without gradient."""
-    MEAN_LOGPS = "mean_logps"
-    """The mean over the vocabulary of log p, which label smoothing needs."""
-    REFERENCE_LOGPS = "reference_logps"
-    """Per segment, the reference model's summed log-probability (`MicroBatch.reference_logps`)."""
-    TOKEN_ENTROPY = "token_entropy"
-    """Entropy in nats of the distribution over the vocabulary at every position."""
-    CANDIDATE_LOGPS = "candidate_logps"
-    """log p of each of `MicroBatch.candidates`, and the log of the probability that is left for all other tokens."""
-    SCORES = "scores"
-    """The outputs of a classification or reward head at the last token of each segment."""
-    VALUES = "values"
-    """The output of a value head at every position."""
-    POOLED = "pooled"
-    """One vector per segment: its embedding."""
-
-
-EVERY_VIEW = frozenset(Need)
-"""All views, for the `Capabilities.provides` of a backend that builds its model by `swift.toolkit.build_view`, or has
-them all in a way of its own."""
-
-
-@dataclass
-class LossSums:
-    """An objective's sums over one micro-batch: never means, so that batches add up exactly."""
-
-    loss: torch.Tensor
-    """Sum over the micro-batch; the backend divides it by the weight of the *global* batch."""
-    metrics: dict[str, tuple[torch.Tensor, torch.Tensor | float]] = field(default_factory=dict)
-    """Name → (sum, weight); the reported value is the quotient of the global sums."""
-    segments: torch.Tensor | None = None
-    """One value per segment of the micro-batch, [segments], or one vector, [segments, size]; returned by
-    `swift_forward`."""
-    tokens: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Name → one value per position, shape of `MicroBatch.targets`, or several, with one dimension more: the value at
-    position t belongs to the token that t predicts. Returned by `swift_forward` as `ForwardResult.tokens`."""
-    reported: torch.Tensor | None = None
-    """The sum that is logged, evaluated and looked at for NaN instead of `loss`, where `loss` has the right gradient
-    and nothing else."""
-
-
-@dataclass
-class ModelView:
-    """The output of a model for a micro-batch, in the views that the objective asked for.
-
-    Views of positions are float32 at every position with weight and 0 elsewhere. All probabilities are those of
-    softmax(logits / `MicroBatch.temperature`).
-    """
-
-    token_logps: torch.Tensor | None = None
-    """[rows, width]"""
-    token_correct: torch.Tensor | None = None
-    """[rows, width], without gradient."""
-    mean_logps: torch.Tensor | None = None
-    """[rows, width]"""
-    token_entropy: torch.Tensor | None = None
-    """[rows, width], in nats."""
-    candidate_logps: torch.Tensor | None = None
-    """[rows, width, K]: log p of each of `MicroBatch.candidates`."""
-    candidate_rest: torch.Tensor | None = None
-    """[rows, width]: log of the probability of all tokens that are not candidates; -inf where there are none."""
-    scores: torch.Tensor | None = None
-    """[segments, labels]"""
-    values: torch.Tensor | None = None
-    """[rows, width]"""
-    pooled: torch.Tensor | None = None
-    """[segments, hidden size]"""
+T = TypeVar("T")
 
 
 class Objective(ABC):
@@ -201,3 +135,150 @@ class Objective(ABC):
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return which samples each step takes; a schedule may make them itself, in rounds."""
         return context.default()
+
+
+class BatchSchedule(ABC):
+    """Source of training batches. The same on every process but for the slice that `batch` returns.
+
+    A subclass defines `total_steps`, `epoch_at` and `batch`. The other methods are called on every process too; what
+    the main process returns counts.
+    """
+
+    total_steps: int
+    """Optimizer steps of the run."""
+    steps_per_epoch: int | None = None
+    """Of the first epoch; None where it is unknown."""
+    evaluation_metrics: Sequence[str] | None = None
+    """Names of the numbers by which the schedule evaluates; None evaluates by the loss over the validation set.
+
+    The first one is `train.metric_for_best` where the user names none, and greater is better unless it ends in 'loss'.
+    Without names there is nothing to evaluate in this run."""
+
+    @abstractmethod
+    def epoch_at(self, step: int) -> float:
+        """Return how many passes over the data are complete before this step."""
+
+    @abstractmethod
+    def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
+        """Return one process's slice of the global batch of a step. Called once per step, in rising order."""
+
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """Return what is logged with the metrics of the objective, in place of those of the same name.
+
+        Called after the step that `batch(step, ...)` was for.
+        """
+        return {}
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        """Return a number for every name in `evaluation_metrics` after so many steps (0: before the first)."""
+        raise NotImplementedError(f"{type(self).__name__} has evaluation_metrics and no method evaluate")
+
+    def train_roles(self, step: int, batch: Batch) -> Mapping[str, float]:
+        """Make the steps of other models of the run, and return what is logged with the step.
+
+        Called before the policy's step, with what `batch(step, ...)` returned.
+        """
+        return {}
+
+    def learning_rate(self, step: int, planned: float) -> float:
+        """Return the policy's learning rate at a step, counted from 0."""
+        return planned
+
+    def state(self) -> Mapping[str, Any]:
+        """Return JSON values for the manifest of a checkpoint, as they are after the last batch.
+
+        Empty for a schedule that knows no more than the number of the next step.
+        """
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`; called before the first batch of a resumed run."""
+        raise CheckpointError(
+            "The checkpoint holds the state of an objective's own schedule, from which this run's schedule cannot resume.",
+            hint="Resume with the objective, and the version of its plugin, that wrote the checkpoint.",
+        )
+
+    def close(self) -> None:  # noqa: B027 - most plans have nothing to close
+        """Close engines, servers and worker processes. Called once at the end, after errors too."""
+
+
+class Communication(Protocol):
+    """How the processes of a run exchange small objects. Every method is called on all of them."""
+
+    rank: int
+    size: int
+
+    def broadcast(self, value: T) -> T:
+        """Return the main process's value."""
+
+    def gather(self, value: T) -> list[T]:
+        """Return everybody's value, by rank."""
+
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+
+
+@dataclass(frozen=True)
+class ScheduleContext:
+    """Context of `Objective.batch_schedule`, which is called once, before there is a model; batches come later.
+
+    A field is added now and then: take what you need by name.
+    """
+
+    config: Config
+    """As it was settled: `train.global_batch` is a number."""
+    folder: Path
+    """The run's own, where rounds may be kept."""
+    topology: Topology
+    layout: BatchLayout
+    """What the configuration says about batches."""
+    objective: Objective
+    source: ModelSource
+    """The model as it is before training."""
+    model: Path
+    """Its folder, as inference engines open it (`swift.infer.open_engine`). Whether Python code in it may run is
+    `config.model.trust_remote_code`."""
+    tokenizer: Any
+    data: PreparedData
+    """The data sets as they were read: `data.train.corpus.row(...)` has the columns of a row."""
+    samples: SampleSet | None
+    """The encoded samples to train on; None for a stream (`data.stream`)."""
+    validation: SampleSet | None
+    """The encoded samples to evaluate on; None without a validation set."""
+    comms: Communication
+    say: Callable[[str], None]
+    """Print a line for the user, on one process only."""
+    default: Callable[[], BatchSchedule]
+    """Make the schedule of an objective that has none: epoch after epoch, or the stream."""
+    batch: Callable[[int, Sequence[Row], int, int], Batch]
+    """`batch(step, rows, data_rank, data_size)`: make one process's slice of a global batch of rows in memory."""
+    forward: Callable[[Batch, Objective], ForwardResult]
+    """Evaluate another objective with the model in training, on every process; from the first batch on."""
+    send_weights: Callable[[InferenceEngine | None], None]
+    """Update an inference engine to the weights in training. Called on every process, each with an engine of its own
+    or None; from the first batch on."""
+    roles: frozenset[str]
+    """Names of the models of the run besides the policy: those of `Objective.roles` that its backend holds."""
+    role: Callable[[str], OpenRole]
+    """Return one of them; from the first batch on."""
+    adapter: Callable[[], Mapping[str, Any] | None]
+    """Return the PEFT configuration of the LoRA in training, from the first batch on.
+
+    None where anything else is trained, or where it is trained on weights of few bits, which engines do not have."""
+
+
+class OpenRole(Protocol):
+    """A model of a run besides the policy, as plans have it. Every method is called on all processes."""
+
+    @property
+    def name(self) -> str:
+        """The role's name."""
+
+    def forward(self, batch: Batch, objective: Objective) -> ForwardResult:
+        """Evaluate an objective with the role's weights as they are now."""
+
+    def train_step(self, batch: Batch, objective: Objective) -> StepResult:
+        """Make one optimizer step of the role over one global batch."""
+
+    def follow(self, part: float) -> None:
+        """Move a role that `follows`: its weights become `part` of the policy's and the rest of their own."""

@@ -145,8 +145,8 @@ class CheckedSchedule(Checked):
         """Return one process's slice of the global batch of a step."""
         from swift.data.batch import Batch
 
-        came = self._call("batch", self._inner.batch, step, data_rank, data_size)
-        came = returned(self._entry, "batch of its schedule", came, Batch)
+        made = self._call("batch", self._inner.batch, step, data_rank, data_size)
+        came: Batch = returned(self._entry, "batch of its schedule", made, Batch)
         if not came.rows and came.spare_row is None:
             expected = "a batch with rows, or a spare row"
             raise wrong(self._entry, "batch of its schedule", expected, words="an empty batch")

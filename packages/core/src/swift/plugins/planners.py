@@ -33,13 +33,15 @@ def choose(words: Sequence[str], command: str, processes: int, machines: int) ->
     planner = load(entries[0]).object
     with failing(entries[0], "choose"):
         came: ChosenPlan = planner.choose(words, command, processes, machines)
-    return returned(entries[0], "choose", came, ChosenPlan)
+    returned(entries[0], "choose", came, ChosenPlan)
+    return came
 
 
 def foreseen(run: Run, words: Sequence[str], command: str) -> str | None:
     """Return a planner's warning; of one that fails, its error: that is no reason not to train."""
     try:
-        return _first("foresee", str | None, run, list(words), command)
+        warning: str | None = _first("foresee", str | None, run, list(words), command)
+        return warning
     except PluginError as failure:
         keep_traceback(failure)
         return failure.message
@@ -50,7 +52,8 @@ def foreseen(run: Run, words: Sequence[str], command: str) -> str | None:
 def lacking(run: Run, peak: float) -> str | None:
     """Return how a planner explains a run that has run out of memory; None where none does, or it fails."""
     try:
-        return _first("lacking", str | None, run, peak)
+        lines: str | None = _first("lacking", str | None, run, peak)
+        return lines
     except SwiftError:  # the error of the run is what counts
         return None
 
@@ -58,7 +61,8 @@ def lacking(run: Run, peak: float) -> str | None:
 def expected(run: Run, words: Sequence[str], command: str, say: Callable[[str], None]) -> ExpectedMemory | None:
     """Return what a planner expects of a run; None where none does, or it fails, which is printed."""
     try:
-        return _first("expect", ExpectedMemory | None, run, list(words), command)
+        memory: ExpectedMemory | None = _first("expect", ExpectedMemory | None, run, list(words), command)
+        return memory
     except PluginError as failure:
         say(failure.message)
     except SwiftError:

@@ -191,13 +191,14 @@ def _first(parts: Iterable[tuple[Any, Any, str]]) -> Mismatch | None:
 
 def _loose(origin: type) -> Any:
     """Return the classes that are as good as one: a list serves as a tuple, any set as a frozenset."""
-    return {
+    loose: dict[type, Any] = {
         tuple: (tuple, list),
         list: collections.abc.Sequence,
         dict: Mapping,
         frozenset: collections.abc.Set,
         collections.abc.Iterator: Iterable,
-    }.get(origin, origin)
+    }
+    return loose.get(origin, origin)
 
 
 def _shown(expected: Any) -> str:

@@ -97,7 +97,7 @@ def processor_in(folder: Path) -> Any:
     return processor_of(next(each for each in _OWN if written.startswith(each)))
 
 
-def noise_images(seed: int) -> Iterator[str]:
+def random_images(seed: int) -> Iterator[str]:
     """Yield images that differ in size and in every pixel, as data URIs of PNG."""
     noise = np.random.RandomState(seed)
     while True:

@@ -390,9 +390,9 @@ def _of_tokens(model: Any, index: int, tokens: Tokens) -> tuple[torch.Tensor, di
     ratio = torch.exp(RATIO * (logps - values["old"]))
     loss = -(values["advantage"] * ratio + ENTROPY * entropy + distilled).sum()
     seen = {"logps": logps, "entropy": entropy, "rest": rest}
-    values = {name: [0.0] * len(prompt) + value.tolist() for name, value in seen.items()}
-    values["advantage"] = [0.0, *values_of(index, len(ids))["advantage"][1:].tolist()]
-    return loss, values
+    per_token = {name: [0.0] * len(prompt) + value.tolist() for name, value in seen.items()}
+    per_token["advantage"] = [0.0, *values_of(index, len(ids))["advantage"][1:].tolist()]
+    return loss, per_token
 
 
 def _with_adapter(base: Any, recipe: Recipe) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from swift.demo.tokenizer import byte_tokenizer
-from swift.testing.images import build_seeing, noise_images, processor_of, reads_images
+from swift.testing.images import build_seeing, processor_of, random_images, reads_images
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 264,
@@ -108,7 +108,7 @@ def conversations(count: int, seed: int = 0, *, lengths: Sequence[int] = range(1
 
 def with_images(beginnings: Sequence[str], seed: int = 0, *, lengths: Sequence[int] = range(1, 41)) -> list[Row]:
     """Return questions and responses: before each question the tags of `beginnings`, and images and videos for them."""
-    images = noise_images(seed)
+    images = random_images(seed)
     rows = []
     for row, tags in zip(conversations(len(beginnings), seed, lengths=lengths), beginnings, strict=True):
         question, response = row["messages"]

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import psutil
@@ -123,7 +123,7 @@ class Trial:
         with self.opened() as job, closing(Loop(job).steps()) as records:
             deque(islice(records, step - 1), maxlen=0)
             before = _weights(job)
-            job.objective = _Poisoned(job.objective, sample)
+            job.objective = cast(Any, _Poisoned(job.objective, sample))
             try:
                 next(records)
             except Exception as error:

@@ -129,7 +129,7 @@ class RolloutSchedule(BatchSchedule):
         self._valuer.score(prompts, answers)
         self._valuer.value(answers)
         found = figures(answers, self._valuer.names)
-        return {name: found.get(name, 0.0) for name in self.evaluation_metrics}
+        return {name: found.get(name, 0.0) for name in self.evaluation_metrics or ()}
 
     def state(self) -> Mapping[str, Any]:
         """Return where the run stands in its prompts, once all answers that were begun are kept."""

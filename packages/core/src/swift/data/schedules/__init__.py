@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from swift.contracts.objective import Objective
-from swift.contracts.schedule import BatchSchedule
-from swift.data.schedules.epochs import EpochSchedule, no_such_schedule, shuffler
+from swift.contracts.objective import BatchSchedule, Objective
+from swift.data.schedules.epochs import EpochSchedule, shuffler
 from swift.data.schedules.layout import BatchLayout, rows_in_memory
 from swift.data.schedules.packing import pack
 from swift.data.schedules.streams import StreamingSchedule
@@ -16,7 +15,6 @@ __all__ = [
     "EpochSchedule",
     "StreamingSchedule",
     "default_schedule",
-    "no_such_schedule",
     "pack",
     "rows_in_memory",
     "shuffler",

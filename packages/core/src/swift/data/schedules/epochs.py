@@ -15,8 +15,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from swift.contracts.objective import Objective
-from swift.contracts.schedule import BatchSchedule
+from swift.contracts.objective import BatchSchedule, Objective
 from swift.data.batch import Batch, Row
 from swift.data.schedules.layout import BatchLayout, BatchMaker
 from swift.data.schedules.packing import pack
@@ -73,7 +72,7 @@ class EpochSchedule(BatchSchedule):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on in the order in which the run began, whichever this version would choose."""
         if state.keys() - {"order"}:
-            raise no_such_schedule()
+            super().restore(state)
         kind = state.get("order")
         if kind not in (None, _KEYED):
             raise CheckpointError(
@@ -190,14 +189,6 @@ class KeyedRows(Sequence[Indices]):
 def shuffler(seed: int, epoch: int) -> np.random.RandomState:
     """Randomness of one epoch. NumPy promises that this generator's stream never changes, of others it does not."""
     return np.random.RandomState([seed % 2**32, epoch])
-
-
-def no_such_schedule() -> CheckpointError:
-    """Return the error for a checkpoint of another schedule than the run has."""
-    return CheckpointError(
-        "The checkpoint holds the state of an objective's own schedule, and this run's schedule cannot resume from it.",
-        hint="Resume with the objective, and the version of its plugin, that wrote the checkpoint.",
-    )
 
 
 def evaluation_batches(

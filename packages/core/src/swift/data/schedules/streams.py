@@ -12,8 +12,7 @@ from itertools import chain, count, islice
 import numpy as np
 
 from swift.config.incompatibilities import endless_stream
-from swift.contracts.objective import Objective
-from swift.contracts.schedule import BatchSchedule
+from swift.contracts.objective import BatchSchedule, Objective
 from swift.data.batch import Batch, Row
 from swift.data.samples import Encoded
 from swift.data.schedules.epochs import shuffler
