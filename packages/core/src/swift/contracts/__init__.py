@@ -33,7 +33,7 @@ from swift.contracts.layout import (
     Traffic,
 )
 from swift.contracts.model import ModelSource, WeightStream
-from swift.contracts.objective import BatchSchedule, Communication, Objective, OpenRole, ScheduleContext
+from swift.contracts.objective import Communication, Objective, OpenRole, ScheduleContext
 from swift.contracts.observer import RankFacts, RunSummary, StepRecord, StepTimes
 from swift.contracts.optimizer import (
     Matrix,
@@ -51,6 +51,7 @@ from swift.contracts.reward import Reward, RewardItem
 from swift.contracts.role import POLICY, ModelRole, fitting_roles
 from swift.contracts.rounds import EngineModel, RoundWork
 from swift.contracts.run import Run, Topology, World
+from swift.contracts.schedule import BatchSchedule
 from swift.contracts.tuner import Acts, Trains, Tuner, TunerContext
 from swift.contracts.views import EVERY_VIEW, LossSums, ModelView, Need
 

@@ -15,9 +15,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from swift.contracts.objective import BatchSchedule, Objective
+from swift.contracts.schedule import BatchSchedule
 from swift.data.batch import Batch, Row
-from swift.data.schedules.layout import BatchLayout, BatchMaker
+from swift.data.schedules.layout import BatchLayout, BatchMaker, WeighsRows
 from swift.data.schedules.packing import pack
 from swift.data.schedules.permutation import KeyedPermutation
 from swift.data.store import Facts, SampleSet
@@ -34,7 +34,7 @@ _KEYED = "keyed-1"
 class EpochSchedule(BatchSchedule):
     """The batches of a run over a data set with random access."""
 
-    def __init__(self, dataset: SampleSet, objective: Objective, layout: BatchLayout) -> None:
+    def __init__(self, dataset: SampleSet, objective: WeighsRows, layout: BatchLayout) -> None:
         self._dataset = dataset
         self._global_rows = layout.global_rows
         self._batches = BatchMaker(layout, objective, _reader(dataset))
@@ -192,7 +192,7 @@ def shuffler(seed: int, epoch: int) -> np.random.RandomState:
 
 
 def evaluation_batches(
-    dataset: SampleSet, objective: Objective, layout: BatchLayout, data_rank: int, data_size: int
+    dataset: SampleSet, objective: WeighsRows, layout: BatchLayout, data_rank: int, data_size: int
 ) -> Iterator[Batch]:
     """Yield all samples once, in order, `layout.global_rows` rows at a time; as many batches on every process.
 
