@@ -94,12 +94,10 @@ def hooks_page(module: ModuleType) -> str:
 def _kinds() -> Iterator[str]:
     """Yield a row for each kind that there is."""
     for group, kind in KINDS.items():
-        needed = _listed(kind.required) if kind.spec else ", ".join(f"`{name}`" for name in kind.required)
-        where = (
-            f"the hooks of [{kind.spec.__name__}](#{kind.spec.__name__.lower()})" if kind.spec else "a class or object"
-        )
-        contract = "" if kind.spec else f" (`swift.contracts.{kind.name.capitalize()}`)"
-        yield f"| {kind.name} | `{group}` | {kind.says} | {where}{contract}{': ' + needed if needed else ''} |"
+        needed = _listed(kind.members) if kind.has_hooks else ", ".join(f"`{name}`" for name in kind.members)
+        name = kind.contract.__name__
+        where = f"the hooks of [{name}](#{name.lower()})" if kind.has_hooks else f"`swift.contracts.{name}`"
+        yield f"| {kind.name} | `{group}` | {kind.purpose} | {where}{': ' + needed if needed else ''} |"
 
 
 def hook_groups(module: ModuleType) -> list[type]:

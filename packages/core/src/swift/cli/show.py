@@ -14,10 +14,10 @@ from swift.config.sections import Config
 from swift.errors import SwiftError
 from swift.plugins.blame import words_of
 from swift.plugins.discover import list_plugins
+from swift.plugins.hooks import describe_plan
 from swift.plugins.kinds import KINDS
 from swift.plugins.load import load, load_backend, load_objective
 from swift.plugins.objective import make_objective
-from swift.plugins.outside import describe_plan
 from swift.processes.group import wanted_group
 from swift.terminal import IMPORTS, print_note, waiting
 
