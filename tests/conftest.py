@@ -70,6 +70,7 @@ os.fsync = os.fdatasync = lambda handle: None
 gc.set_threshold(20_000, 20, 20)
 os.register_at_fork(after_in_child=gc.freeze)
 importlib.import_module("swift.testing.forks")  # for all that is forked here
+importlib.import_module("swift.models.quiet").import_torchvision()  # if installed: before tests import transformers
 
 
 @pytest.fixture(autouse=True)

@@ -189,7 +189,7 @@ def expected(place: Sequence[str | int], value: str) -> Literal["refused", "eith
 
 
 @pytest.mark.parametrize(
-    ("verb", "row", "place"), PLACES, ids=[f"{command[-1]} {named(place)}" for command, _, place in PLACES]
+    ("command", "row", "place"), PLACES, ids=[f"{command[-1]} {named(place)}" for command, _, place in PLACES]
 )
 def test_a_row_is_learned_from_or_refused_by_its_line(
     command: list[str], row: dict[str, Any], place: tuple[str | int, ...], template: Path
