@@ -44,7 +44,7 @@ from swift.contracts.optimizer import (
     Slot,
     StoresMatrixSlots,
     StoresSlots,
-    TakesGradientsElsewhere,
+    UsesGradientView,
 )
 from swift.contracts.planner import Basis, ChosenPlan, ExpectedMemory, Planner
 from swift.contracts.reward import Reward, RewardItem
@@ -127,7 +127,7 @@ __all__ = [
     "StepTimes",
     "StoresMatrixSlots",
     "StoresSlots",
-    "TakesGradientsElsewhere",
+    "UsesGradientView",
     "ThirdPartyCheckpoint",
     "Topology",
     "Traffic",
