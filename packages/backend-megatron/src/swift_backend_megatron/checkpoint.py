@@ -88,7 +88,7 @@ class _Loaded:
                 tiles[offset] = torch.empty_like(view)
                 self._copies.append((view, tiles[offset], shift))
             else:
-                assert known is None, f"{name}: boxes of different shapes at {offset}"
+                assert known is None, f"{name}: tiles of different shapes at {offset}"
                 tiles[offset] = view
         self.tensors[name] = TensorSlices(mapped.shape, tiles.items(), dtype=torch.float32)
 
