@@ -175,7 +175,7 @@ def adapt(run: Run, built: MegatronModel, meta_copy: nn.Module) -> frozenset[str
     Return the names on disk of all of them.
     """
     specs = {each.weight: each for each in _specs(meta_copy)}
-    modules = {
+    found_in = {
         id(parameter): (chunk, name)
         for chunk in built.chunks
         for name, parameter in chunk.named_parameters(remove_duplicate=False)
@@ -186,7 +186,7 @@ def adapt(run: Run, built: MegatronModel, meta_copy: nn.Module) -> frozenset[str
     for weight, each in specs.items():
         entry = built.tensor_map[weight]
         for tensor in {id(tile.tensor): tile.tensor for tile in entry.tiles}.values():
-            chunk, name = modules[id(tensor)]
+            chunk, name = found_in[id(tensor)]
             path = name.rpartition(".")[0]
             key = (id(chunk), path)
             modules[key] = chunk
