@@ -67,7 +67,7 @@ FLAGS: list[tuple[str, list[str], int, tuple[str, ...]]] = [
     ("sft", ["--report_to", "consol"], 3, ("consol", "Did you mean 'console'?")),
     ("train", ["--objective", "dqo"], 3, ("dqo", "Did you mean")),
     ("sft", ["--learning_rate", "fast"], 2, ("--learning_rate", "must be a number, not 'fast'")),
-    ("sft", ["--parallel.tp", "2"], 2, ("torch backend does not have parallel.tp 2",)),
+    ("sft", ["--parallel.tp", "2"], 2, ("torch backend does not support parallel.tp 2",)),
     ("sft", ["--parallel.dp_replicate", "3"], 2, ("parallel.dp_replicate is 3, but 1 process",)),
     ("sft", ["--tuner.targets", "q_prog"], 2, ("no module 'q_prog'", "Did you mean 'q_proj'?")),
     ("sft", ["--train_type", "full", "--tuner.freeze", "encoder.*"], 2, ("no weight of this model matches",)),

@@ -37,8 +37,8 @@ def test_script_error_is_one_message_about_keywords(tmp_path: Path) -> None:
     ended = _run(tmp_path)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
-    assert ended.stderr.startswith("Error: The torch backend does not have parallel.tp 2.")
-    assert "backend='deepspeed', or do without: tp=1" in ended.stderr
+    assert ended.stderr.startswith("Error: The torch backend does not support parallel.tp 2.")
+    assert "backend='deepspeed', or tp=1" in ended.stderr
     assert "--" not in ended.stderr
 
 

@@ -141,7 +141,7 @@ def test_a_time_limit_in_another_thread_changes_no_alarm() -> None:
 
 @pytest.mark.parametrize("text", ["\ud800", "a \udfff b", "caf\udce9"])
 def test_unpaired_surrogate_is_refused(text: str) -> None:
-    with pytest.raises(ModelError, match=r"--system is not Unicode text: .*\\ud"):
+    with pytest.raises(ModelError, match=r"--system is not valid Unicode: .*\\ud"):
         check_unicode(text, "--system", ModelError)
     check_unicode("café \U0001f600", "--system", ModelError)
 

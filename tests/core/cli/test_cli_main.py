@@ -99,7 +99,7 @@ def test_help_for_missing_backend_names_install(without_megatron: None, capsys: 
         (["sft"], 2, "swift sft needs --model"),
         (["sft", "--modle", "m"], 2, "Did you mean '--model'?"),
         (["sft", "--model", "m", "--dataset", "d", "--backend", "megatron"], 3, 'pip install "swift-core[megatron]"'),
-        (["export"], 2, "swift export needs RUN_OR_CHECKPOINT (Folder of a run"),
+        (["export"], 2, "swift export needs RUN_OR_CHECKPOINT, the folder of a run"),
         (["export", "x", "--dtype", "fp8"], 2, "--dtype must be one of"),
         (["export", "x", "--to", "vllm"], 3, 'pip install "swift-core[vllm]"'),
         (["plugins", "--chek"], 2, "Did you mean '--check'?"),

@@ -45,4 +45,4 @@ def test_a_model_that_has_not_learned_to_see_fails_the_demo(tmp_path: Path, monk
     assert ended.code == 1, ended.output
     assert "Verified by transformers" in ended.output
     assert "with images shuffled: 0%" in ended.output
-    assert "This demo should reach 95%" in ended.output
+    assert "The demo failed: it should reach 95%" in ended.output

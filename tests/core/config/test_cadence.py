@@ -64,8 +64,8 @@ def test_a_flag_of_the_trainer_sets_its_key(flags: str, key: str, value: object)
         ("--save_strategy epoch --save_steps 100", "--save_steps 100 has no effect: --save_strategy is epoch."),
         ("--eval_strategy no --eval_steps 100", "--eval_steps 100 has no effect: --eval_strategy is no."),
         ("--save_strategy steps", "checkpoint.save_steps is 500"),
-        ("--eval_strategy steps --save_steps 20", "train.eval_steps is 20, as often as it saves"),
-        ("--load_best_model_at_end true", "RUN/best-checkpoint points at it"),
+        ("--eval_strategy steps --save_steps 20", "train.eval_steps is 20, the same as checkpoint.save_steps"),
+        ("--load_best_model_at_end true", "the best checkpoint is RUN/best-checkpoint"),
         ("--logging_first_step true", "--logging_first_step true is not needed"),
         ("--average_tokens_across_devices true", "is not needed"),
         ("--include_num_input_tokens_seen true", "is not needed"),
@@ -116,5 +116,5 @@ def test_weights_only_resume_starts_new_run(tmp_path: Path) -> None:
     assert (config.model.path, config.tuner.adapter) == ("base", tmp_path / "run" / "last-checkpoint")
     assert config.checkpoint.resume is None
     assert parsed(f"--resume_from_checkpoint {whole} --resume_only_model").config.model.path == str(whole)
-    with pytest.raises(ConfigError, match="no weights that are ready to load"):
+    with pytest.raises(ConfigError, match="no model weights to load"):
         parsed(f"--resume_from_checkpoint {tmp_path} --resume_only_model")

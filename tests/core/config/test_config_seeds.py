@@ -48,7 +48,7 @@ def test_megatron_gets_layout_and_sequence_parallel_switch(stand_ins: Path) -> N
     assert (plan.tp, plan.pp, plan.sequence_parallel, plan.ulysses, plan.cp) == (4, 2, True, 1, 1)
     assert parsed.config.model.attention == "flash_attention_2"
     assert len(parsed.notes) == 1
-    assert "--sequence_parallel_size 2: with Megatron this is a switch" in parsed.notes[0]
+    assert "--sequence_parallel_size 2 turns on Megatron's sequence parallelism" in parsed.notes[0]
 
 
 @pytest.mark.parametrize("command", [NO_DATA, FSDP])
@@ -69,9 +69,9 @@ def test_fsdp_trains_adapters_in_half_precision(stand_ins: Path) -> None:
 
 
 def test_pipelines_under_zero_3_are_refused_with_who_has_them(stand_ins: Path) -> None:
-    with pytest.raises(UnsupportedLayout, match=r"deepspeed backend does not have parallel\.pp 2") as caught:
+    with pytest.raises(UnsupportedLayout, match=r"deepspeed backend does not support parallel\.pp 2") as caught:
         said(f"{MIXED} --dataset d")
-    assert "Installed backends that have it: megatron" in str(caught.value)
+    assert "Installed backends that support it: megatron" in str(caught.value)
     mended = said(f"{MIXED.replace(' --pp=2', '')} --dataset d --local_rank=1")
     assert mended.config.parallel.tp == 4
     assert mended.config.objective.name == "pt"

@@ -284,8 +284,8 @@ def test_recipe_keeps_settings_and_program_defaults(program: str, tmp_path: Path
     for section, keys in expected.items():
         assert {key: configuration[section].get(key) for key in keys} == keys, section
     for key in lost:
-        assert f"Not carried over: {key}:" in said
-    assert said.count("Not carried over:") == len(lost), said
+        assert f"Not imported: {key}:" in said
+    assert said.count("Not imported:") == len(lost), said
     assert code == (1 if lost else 0)
     assert f"Next: {command}\n" in said
     assert f"# {program}: {name}" in (tmp_path / "made.yaml").read_text()
@@ -327,7 +327,7 @@ def test_script_with_several_commands_gives_each_training(tmp_path: Path) -> Non
         "someone/some-model",
     )
     assert configuration["train"]["accumulation"] == 16
-    assert "this is command 2 of 2" in said
+    assert "this is training command 2 of 2" in said
     assert "Next: swift rlhf made.yaml" in said
     assert str(configuration["tuner"]["freeze_vit"]).lower() == "true"
     refused = typed(["config", "import", "run.sh", "--number", "3"], tmp_path)
@@ -514,7 +514,7 @@ def test_a_folder_gives_one_line_for_each_recipe(tmp_path: Path) -> None:
     assert ended.code == 0
     assert len(lines) == len(CASES) + 1 + 2  # the script trains twice
     assert sum("keys set" in line for line in lines) == len(CASES) + 1
-    assert any("this is not YAML" in line for line in lines)
+    assert any("invalid YAML" in line for line in lines)
     assert any("a configuration of DeepSpeed" in line for line in lines)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swift.imports.carrying import NotTrainable
+from swift.imports.recipe import NotTrainable
 from swift.imports.run import imported, read_runs
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "import-a-configuration.md"

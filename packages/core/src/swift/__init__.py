@@ -59,7 +59,7 @@ declare_missing_operators()  # before anything imports transformers, which impor
 def __getattr__(name: str) -> Any:
     module = _HOME_OF.get(name)
     if module is None:
-        from swift.elsewhere import advice
+        from swift.ms_swift_names import advice
 
         if instead := advice(name):
             raise ImportError(instead)  # an AttributeError would lose its words: `from swift import ...` has its own

@@ -8,7 +8,7 @@ from swift.infer.options import ModelOptions, SamplingOptions
 
 
 class ChatOptions(SamplingOptions, ModelOptions):
-    """The model remembers what was said. /help shows what can be typed besides; /exit or Ctrl-D leaves."""
+    """The model sees the whole conversation. /help lists the commands; /exit or Ctrl-D quits."""
 
     examples = ("swift chat output/my-model/v0-20260101-120000", "swift chat --engine http://127.0.0.1:8000")
 
@@ -19,7 +19,7 @@ def run(command: str, args: list[str]) -> int:
 
 
 def chat(options: ChatOptions) -> int:
-    """Talk to a model until the user leaves."""
+    """Chat with a model until the user quits."""
     check_model("chat", options)
     quiet_libraries(options)
     return talk(options, options.sampling)

@@ -1,4 +1,4 @@
-"""`swift plugins [--check] [--json]`: what is installed, and whether it can be used."""
+"""`swift plugins [--check] [--json]`: list and check installed plugins."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class Row:
 
     @property
     def broken(self) -> bool:
-        """Whether it is known to be unusable."""
+        """Return whether it is known to be unusable."""
         return self.entry.allowed and self.status not in (OK, FOUND)
 
 
 class PluginsOptions(Section):
-    """Listed are plugins of every kind, with what brings them. Exit 3 if --check finds a broken one.
+    """Lists plugins of every kind with their distributions. Exit code 3 if --check finds a broken one.
 
-    --try runs a short form of the conformance kit; the whole of it is swift.testing.BackendConformance.
+    --try runs a short form of the conformance kit, swift.testing.BackendConformance.
     """
 
     examples = ("swift plugins --check", "swift plugins --try fsdp --nproc 2")
-    check: bool = Field(False, description="Import each one and make the checks of selection")
-    as_json: bool = Field(False, alias="json", description="For programs")
+    check: bool = Field(False, description="Import and check each plugin")
+    as_json: bool = Field(False, alias="json", description="Print JSON")
     tried: Name | None = Field(
-        None, alias="try", description="Train a tiny model with this backend, and compare the numbers"
+        None, alias="try", description="Train a tiny model with this backend, and compare it with plain torch"
     )
     nproc: Annotated[int, Field(ge=1, le=1024)] = Field(2, description="Processes for --try")
 
@@ -56,7 +56,7 @@ def run(command: str, args: list[str]) -> int:
 
 
 def show(options: PluginsOptions) -> int:
-    """List what is installed, or try one backend."""
+    """List installed plugins, or try one backend."""
     if options.tried is not None:
         return _try(options.tried, options.nproc)
     with result_alone() as say:
@@ -71,13 +71,13 @@ def show(options: PluginsOptions) -> int:
 def _try(backend: str, processes: int) -> int:
     from swift.plugins.load import find, load
 
-    load(find("swift.backends", backend))  # a mistake in the name is answered before anything heavy is imported
+    load(find("swift.backends", backend))  # report an unknown name before heavy imports
     from swift.models.quiet import quiet_libraries
 
     quiet_libraries()
     from swift.testing.short import short_form
 
-    print_line(f"{backend} on {processes} processes, against plain torch on one:")
+    print_line(f"{backend} on {processes} processes, compared with plain torch on one:")
     problems = 0
     for finding in short_form(backend, processes):
         problems += bool(finding.problem)
@@ -88,7 +88,7 @@ def _try(backend: str, processes: int) -> int:
 
 
 def plugin_rows(*, check: bool) -> list[Row]:
-    """Return one row for each plugin installed; only with `check` is any of them imported."""
+    """Return a row for each installed plugin; only `check` imports them."""
     from swift.plugins.discover import duplicates, list_plugins
 
     entries = list_plugins()

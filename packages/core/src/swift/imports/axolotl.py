@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from swift.imports import online, trainer
-from swift.imports.carrying import Carrying, is_off, number, share, words
+from swift.imports import grpo, trainer
+from swift.imports.recipe import RecipeImport, is_off, names_in, number, ratio
 from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, to, unneeded, when_on
 
 NAME = "axolotl"
@@ -148,7 +148,7 @@ TABLE: Table = {
 }  # fmt: skip
 
 
-def translate(run: Carrying) -> None:
+def translate(run: RecipeImport) -> None:
     """Translate a recipe of pre-training, fine-tuning or preference learning; raises `NotTrainable` for others."""
     _objective(run)
     _adapter(run)
@@ -167,7 +167,7 @@ def translate(run: Carrying) -> None:
         run.set("model.attention", attention, "attn_implementation")
     elif attention is not None:
         run.changed("attn_implementation", attention, "the fastest kernel of this machine is chosen")
-    plugins = words(run.take("plugins") or [])
+    plugins = names_in(run.take("plugins") or [])
     for plugin in plugins:
         _plugin(run, plugin)
     _parallel(run)
@@ -176,7 +176,7 @@ def translate(run: Carrying) -> None:
     trainer.trust(run)
     run.take("report_to")
     if run.get("objective.name") == "grpo":
-        online.trl(run, TABLE)
+        grpo.trl(run, TABLE)
     else:
         apply(run, TABLE)
     run.default("data.max_length", 512)
@@ -188,7 +188,7 @@ def translate(run: Carrying) -> None:
         trainer.lora_defaults(run, 8, 8, 0.0, ["q_proj", "v_proj"])
 
 
-def _parallel(run: Carrying) -> None:
+def _parallel(run: RecipeImport) -> None:
     """Choose FSDP2 for what axolotl divides with it; sizes of 1 say nothing."""
     for key in _SIZES:
         size = number(run.values.get(key))
@@ -198,7 +198,7 @@ def _parallel(run: Carrying) -> None:
             run.set("backend.name", "fsdp", key)
 
 
-def _objective(run: Carrying) -> None:
+def _objective(run: RecipeImport) -> None:
     method = str(run.take("rl") or "")
     scores = not is_off(run.take("reward_model"))
     if not is_off(run.take("process_reward_model")):
@@ -224,7 +224,7 @@ def _objective(run: Carrying) -> None:
     run.set("objective.beta", chosen, "rl_beta")
 
 
-def _grpo(run: Carrying) -> None:
+def _grpo(run: RecipeImport) -> None:
     """Take the settings of the section `trl` for those of TRL's trainer, which axolotl hands them to."""
     run.command = "rlhf"
     run.set("objective.name", "grpo", "rl")
@@ -241,7 +241,7 @@ def _grpo(run: Carrying) -> None:
         run.values.setdefault("ref_model_sync_steps", 64)
 
 
-def _reward(run: Carrying) -> None:
+def _reward(run: RecipeImport) -> None:
     run.command = "rlhf"
     run.set("objective.name", "rm", "reward_model")
     labels, coefficient = run.take("num_labels"), run.take("center_rewards_coefficient")
@@ -251,7 +251,7 @@ def _reward(run: Carrying) -> None:
         run.set("objective.center_rewards_coefficient", coefficient, "center_rewards_coefficient")
 
 
-def _adapter(run: Carrying) -> None:
+def _adapter(run: RecipeImport) -> None:
     kind = run.take("adapter")
     four, eight = run.take("load_in_4bit"), run.take("load_in_8bit")
     linear, targets = run.take("lora_target_linear"), run.take("lora_target_modules")
@@ -270,11 +270,11 @@ def _adapter(run: Carrying) -> None:
     if linear is not None and not is_off(linear):
         run.set("tuner.targets", ["all-linear"], "lora_target_linear")
     elif targets is not None:
-        names = words(targets) if isinstance(targets, list) else [str(targets)]
+        names = names_in(targets) if isinstance(targets, list) else [str(targets)]
         run.set("tuner.targets", ["all-linear"] if names == ["all-linear"] else names, "lora_target_modules")
 
 
-def _data(run: Carrying) -> None:
+def _data(run: RecipeImport) -> None:
     """Translate the data sets; how a text is made of a row (`type`) is for swift to find out."""
     learned = run.take("train_on_inputs")
     chats = 0
@@ -319,7 +319,7 @@ _HARMLESS = {
 }  # fmt: skip
 
 
-def _name(run: Carrying, key: str, entry: Any) -> str | None:
+def _name(run: RecipeImport, key: str, entry: Any) -> str | None:
     """Return one data set as swift names it, and say what of its entry is not carried over."""
     if not isinstance(entry, dict):
         return str(entry)
@@ -343,7 +343,7 @@ def _name(run: Carrying, key: str, entry: Any) -> str | None:
     return f"{path}:{subset}{rows}" if subset else f"{path}{rows}"
 
 
-def _cadence(run: Carrying) -> None:
+def _cadence(run: RecipeImport) -> None:
     """Translate how often axolotl saves and evaluates: in steps, or so many times an epoch."""
     for times, steps, ours in (
         ("saves_per_epoch", "save_steps", "checkpoint.save_steps"),
@@ -366,7 +366,7 @@ def _cadence(run: Carrying) -> None:
         run.take("num_epochs")
 
 
-def _precision(run: Carrying) -> None:
+def _precision(run: RecipeImport) -> None:
     half, brain = run.take("fp16", "float16"), run.take("bf16", "bfloat16")
     if str(brain).lower() == "auto":
         run.set("model.dtype", "auto", "bf16")
@@ -379,10 +379,10 @@ def _precision(run: Carrying) -> None:
     run.take("torch_dtype")
 
 
-def _schedule(run: Carrying) -> None:
+def _schedule(run: RecipeImport) -> None:
     kind, options, floor = run.take("lr_scheduler"), run.take("lr_scheduler_kwargs"), number(run.take("eta_min"))
     if floor and (peak := number(run.values.get("learning_rate"))):
-        run.set("optim.min_lr_ratio", share(floor, peak), "eta_min")
+        run.set("optim.min_lr_ratio", ratio(floor, peak), "eta_min")
     if kind is not None and not as_flag(run, "lr_scheduler_type", kind):
         run.lose("lr_scheduler", kind, "swift has no such schedule: optim.schedule lists them")
     if options and not as_flag(run, "lr_scheduler_kwargs", options):
@@ -392,7 +392,7 @@ def _schedule(run: Carrying) -> None:
         run.set("optim.warmup_ratio", 0.03, f"{NAME}'s default")
 
 
-def _plugin(run: Carrying, plugin: str) -> None:
+def _plugin(run: RecipeImport, plugin: str) -> None:
     if plugin.endswith(("CutCrossEntropyPlugin", "LigerPlugin", "KernelsPlugin", "ExpertParallelPlugin")):
         run.unneeded("plugins", plugin, "changes speed or memory, not what is learned")
     else:

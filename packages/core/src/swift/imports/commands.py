@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swift.config.compat.environment import MEDIA, MEDIA_ELSEWHERE, OPTIONS_OF
+from swift.config.compat.environment import IGNORED_MEDIA, MEDIA, OPTIONS_OF
 from swift.errors import SwiftError
 from swift.imports import axolotl, llama_factory, ms_swift, nemo, torchtune, trainer, trl
-from swift.imports.carrying import number
+from swift.imports.recipe import number
 from swift.imports.shell import ShellCommand
 from swift.untrusted import parse_json
 
@@ -56,7 +56,7 @@ def call_of(command: ShellCommand) -> ProgramCall | None:
     call = ProgramCall(program, task, trains=trains)
     _read(call, rest)
     if program == ms_swift.NAME:
-        options = [*MEDIA, *MEDIA_ELSEWHERE, *(name for each in OPTIONS_OF.values() for name in each)]
+        options = [*MEDIA, *IGNORED_MEDIA, *(name for each in OPTIONS_OF.values() for name in each)]
         call.values.update({name: command.environment[name] for name in options if name in command.environment})
     flags = {**launcher, **{key: call.values.pop(key) for key in _PROCESSES if key in call.values}}
     flags.setdefault("nproc_per_node", command.environment.get("NPROC_PER_NODE"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from swift.data.sources.dataset_info import FILE
 from swift.imports import trainer
-from swift.imports.carrying import Carrying, CommandName, is_off, number, words
-from swift.imports.low_rank import LLAMA_FACTORY, low_rank
+from swift.imports.galore import LLAMA_FACTORY, low_rank
+from swift.imports.recipe import CommandName, RecipeImport, is_off, names_in, number
 from swift.imports.rules import Table, absent, apply, changed, choice, each, to, unneeded, when_on
 
 NAME = "LLaMA-Factory"
@@ -89,7 +89,7 @@ TABLE: Table = {
 }  # fmt: skip
 
 
-def translate(run: Carrying) -> None:
+def translate(run: RecipeImport) -> None:
     """Translate a recipe for training; raises `NotTrainable` for others."""
     stage = str(run.take("stage") or "sft")
     if stage not in _STAGES:
@@ -121,7 +121,7 @@ def translate(run: Carrying) -> None:
         run.default("data.loss_on", "assistant")
 
 
-def _preference(run: Carrying, objective: str) -> None:
+def _preference(run: RecipeImport, objective: str) -> None:
     loss = str(run.take("pref_loss") or "sigmoid")
     margin = run.take("simpo_gamma")
     if objective == "dpo" and loss in ("orpo", "simpo"):
@@ -135,7 +135,7 @@ def _preference(run: Carrying, objective: str) -> None:
         run.set("objective.gamma", 0.5 if margin is None else margin, "simpo_gamma")
 
 
-def _tuner(run: Carrying) -> None:
+def _tuner(run: RecipeImport) -> None:
     kind = str(run.take("finetuning_type") or "lora")
     if kind in ("lora", "full"):
         run.set("tuner.kind", kind, "finetuning_type")
@@ -144,11 +144,11 @@ def _tuner(run: Carrying) -> None:
         run.set("tuner.kind", "full" if kind == "freeze" else "lora", "finetuning_type")
     targets = run.take("lora_target")
     if targets is not None:
-        names = words(targets)
+        names = names_in(targets)
         run.set("tuner.targets", ["all-linear"] if names == ["all"] else names, "lora_target")
 
 
-def _quantisation(run: Carrying) -> None:
+def _quantisation(run: RecipeImport) -> None:
     bits, method = run.take("quantization_bit"), str(run.take("quantization_method") or "bnb").lower()
     kind, double = str(run.take("quantization_type") or "nf4"), run.take("double_quantization")
     if bits is None or is_off(bits):
@@ -162,21 +162,21 @@ def _quantisation(run: Carrying) -> None:
         run.unneeded("double_quantization", double, "is about the storage of the scales")
 
 
-def _pure_precision(run: Carrying) -> None:
+def _pure_precision(run: RecipeImport) -> None:
     pure = run.take("pure_bf16")
     if pure is not None and not is_off(pure):
         run.set("model.dtype", "bfloat16", "pure_bf16")
         run.changed("pure_bf16", pure, "weights that train are held in float32 here")
 
 
-def _data(run: Carrying) -> None:
+def _data(run: RecipeImport) -> None:
     """Translate names of data sets: `folder/name` where their dataset_info.json is not in ./data."""
     folder, limit = str(run.take("dataset_dir") or "data"), number(run.take("max_samples"))
     for key, ours in (("dataset", "data.train"), ("eval_dataset", "data.validation")):
         asked = run.take(key)
         if asked is None:
             continue
-        names = [_located(run, name, folder) for name in words(asked)]
+        names = [_located(run, name, folder) for name in names_in(asked)]
         run.set(ours, [f"{name}#{int(limit)}" for name in names] if limit else names, key)
     held_out = number(run.take("val_size"))
     if held_out and held_out < 1:
@@ -185,7 +185,7 @@ def _data(run: Carrying) -> None:
         run.lose("val_size", held_out, "swift keeps a part for validation, not a number: write data.split_ratio")
 
 
-def _located(run: Carrying, name: str, folder: str) -> str:
+def _located(run: RecipeImport, name: str, folder: str) -> str:
     """Return the name as swift finds it: bare in ./data and here, else with the folder of dataset_info.json."""
     for place in (Path(folder), run.recipe.folder / folder, run.recipe.folder):
         if (place / FILE).is_file():

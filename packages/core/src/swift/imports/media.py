@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from swift.errors import SwiftError
-from swift.imports.carrying import Carrying
+from swift.imports.recipe import RecipeImport
 from swift.models.config_file import CONFIG, read_config
 
 _NAMES = re.compile(
@@ -19,7 +19,7 @@ _PARTS = frozenset({"vision_config", "audio_config", "thinker_config", "vision_t
 """Keys of their config.json."""
 
 
-def note_media(run: Carrying) -> None:
+def note_media(run: RecipeImport) -> None:
     """Say what becomes of the images, videos and sounds of a model's rows."""
     name = str(run.get("model.path") or "")
     if name and reads_media(name):

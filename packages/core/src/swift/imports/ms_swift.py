@@ -10,16 +10,16 @@ import json
 import math
 from typing import Any
 
-from swift.config.compat.environment import MEDIA, MEDIA_ELSEWHERE, OPTIONS_OF
-from swift.imports import critics, distilling, online, trainer
-from swift.imports.carrying import Carrying, CommandName, is_off, number, share, words
-from swift.imports.low_rank import MS_SWIFT, low_rank
+from swift.config.compat.environment import IGNORED_MEDIA, MEDIA, OPTIONS_OF
+from swift.imports import gkd, grpo, ppo, trainer
+from swift.imports.galore import MS_SWIFT, low_rank
+from swift.imports.recipe import CommandName, RecipeImport, is_off, names_in, number, ratio
 from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, renamed, unneeded
 
 NAME = "ms-swift"
 
 OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo", "gkd", "ppo")
-_ONLINE = {"grpo": online, "gkd": distilling, "ppo": critics}
+_ONLINE = {"grpo": grpo, "gkd": gkd, "ppo": ppo}
 SCORING = ("seq_cls", "embedding", "reranker", "generative_reranker")
 """Tasks of `swift sft` that are objectives here."""
 _BETAS = {"simpo": 2.0}
@@ -41,7 +41,7 @@ TABLE: Table = {
     "ld_alpha": absent("LD-DPO is not available"),
     "reference_free": absent("without a reference: cpo, orpo or simpo"),
     "template": changed(trainer.TEMPLATE),
-    **{variable: unneeded(f"is not read: {why}") for variable, why in MEDIA_ELSEWHERE.items()},
+    **{variable: unneeded(f"is not read: {why}") for variable, why in IGNORED_MEDIA.items()},
     **{variable: renamed(key) for variable, key in MEDIA.items()},
     **each(
         (
@@ -100,7 +100,7 @@ MEGATRON: Table = {
 }  # fmt: skip
 
 
-def translate(run: Carrying) -> None:
+def translate(run: RecipeImport) -> None:
     """Translate `swift pt | sft | rlhf` and `megatron pt | sft | rlhf`; raises `NotTrainable` for other commands."""
     command = run.recipe.command
     megatron = command.startswith("megatron")
@@ -119,7 +119,7 @@ def translate(run: Carrying) -> None:
         run.default("objective.beta", _BETAS.get(str(run.get("objective.name")), 0.1))
 
 
-def _trainer(run: Carrying) -> None:
+def _trainer(run: RecipeImport) -> None:
     low_rank(run, MS_SWIFT)
     trainer.shared(run)
     if (online_program := _ONLINE.get(str(run.get("objective.name")))) is not None:
@@ -136,7 +136,7 @@ def _trainer(run: Carrying) -> None:
     trainer.lora_defaults(run, 8, 32, 0.05, ["all-linear"])
 
 
-def _megatron(run: Carrying) -> None:
+def _megatron(run: RecipeImport) -> None:
     run.set("backend.name", "megatron", "megatron")
     trainer.precision(run, "bfloat16")
     trainer.trackers(run)
@@ -152,7 +152,7 @@ def _megatron(run: Carrying) -> None:
         apply(run, MEGATRON)
     _peak(run)
     if floor:
-        run.set("optim.min_lr_ratio", share(floor, float(run.get("optim.lr"))), "min_lr")
+        run.set("optim.min_lr_ratio", ratio(floor, float(run.get("optim.lr"))), "min_lr")
     run.default("train.micro_batch", 1)
     run.default("train.global_batch", 16)
     run.default("train.gradient_checkpointing", True)
@@ -165,7 +165,7 @@ def _megatron(run: Carrying) -> None:
     trainer.lora_defaults(run, 8, 32, 0.05, ["all-linear"])
 
 
-def _objective(run: Carrying, command_name: str) -> None:
+def _objective(run: RecipeImport, command_name: str) -> None:
     """Name the objective by the command, and by --rlhf_type where it is rlhf."""
     kind = str(run.take("rlhf_type") or "")
     command_name = command_name or ("rlhf" if kind else "sft")
@@ -190,7 +190,7 @@ def _objective(run: Carrying, command_name: str) -> None:
         raise trainer.refuse(run, f"the task {task}")
 
 
-def _scoring(run: Carrying, task: str) -> None:
+def _scoring(run: RecipeImport, task: str) -> None:
     """Name the objective of a task whose model returns scores or vectors, with what ms-swift does by default."""
     run.set("objective.name", task, "task_type")
     if task == "seq_cls":
@@ -214,7 +214,7 @@ def _scoring(run: Carrying, task: str) -> None:
             run.set(f"objective.{option}", value, variable)
 
 
-def _names(run: Carrying) -> None:
+def _names(run: RecipeImport) -> None:
     """Translate what is spelled differently, and what ms-swift says of models and data sets."""
     if run.take("lora_bias", "bias") not in (None, "none"):
         run.lose("lora_bias", "", "adapters train no biases here")
@@ -226,7 +226,7 @@ def _names(run: Carrying) -> None:
     loss = run.values.get("loss_scale")
     if loss is not None and str(loss) not in ("default", "all", "last_round"):
         run.lose("loss_scale", run.take("loss_scale"), "weights by words are not available: default, all or last_round")
-    named = any("self-cognition" in str(name) for name in words(run.values.get("dataset", ())))
+    named = any("self-cognition" in str(name) for name in names_in(run.values.get("dataset", ())))
     for key, mark in (("model_name", "{{NAME}}"), ("model_author", "{{AUTHOR}}")):
         if (reason := run.take(key)) is not None and named:
             run.lose(key, reason, f"replace {mark} in the data set itself")
@@ -242,7 +242,7 @@ def _names(run: Carrying) -> None:
         run.changed("use_hf", "", "names on a hub are Hugging Face's here: ms::NAME for a data set of ModelScope")
 
 
-def _order(run: Carrying) -> None:
+def _order(run: RecipeImport) -> None:
     """Translate the two shuffles: of the file once, and of the rows in each epoch."""
     names = ("dataset_shuffle", "train_dataloader_shuffle")
     asked = {name: run.take(name) for name in names}
@@ -261,7 +261,7 @@ def _object(text: str) -> Any:
         return text
 
 
-def _environment(run: Carrying) -> None:
+def _environment(run: RecipeImport) -> None:
     """Leave the ENV of ms-swift's YAML to the shell."""
     environment = run.take("ENV")
     for name, value in (environment if isinstance(environment, dict) else {}).items():
@@ -273,7 +273,7 @@ def _environment(run: Carrying) -> None:
             run.unneeded(f"ENV.{name}", value, "is a variable of the environment: set it where you type the command")
 
 
-def _quantisation(run: Carrying) -> None:
+def _quantisation(run: RecipeImport) -> None:
     bits, method = run.take("quant_bits", "quantization_bit"), str(run.take("quant_method") or "bnb")
     kind = str(run.take("bnb_4bit_quant_type") or "nf4")
     for key in ("bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant"):
@@ -287,7 +287,7 @@ def _quantisation(run: Carrying) -> None:
     run.set("tuner.quantize", stored, "quant_bits")
 
 
-def _accumulate(run: Carrying) -> None:
+def _accumulate(run: RecipeImport) -> None:
     """Accumulate to 16 rows over all processes, as ms-swift does where it is not told."""
     if run.values.get("gradient_accumulation_steps") is None:
         rows = number(run.values.get("per_device_train_batch_size")) or 1
@@ -295,5 +295,5 @@ def _accumulate(run: Carrying) -> None:
         run.default("train.accumulation", steps)
 
 
-def _peak(run: Carrying) -> None:
+def _peak(run: RecipeImport) -> None:
     run.default("optim.lr", 1e-5 if run.get("tuner.kind") == "full" else 1e-4)

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from swift.imports import trainer
-from swift.imports.carrying import Carrying, is_off, number, share, words
 from swift.imports.components import last_name
+from swift.imports.recipe import RecipeImport, is_off, names_in, number, ratio
 from swift.imports.rules import Table, absent, apply, changed, choice, to, unneeded
 
 NAME = "NeMo Automodel"
@@ -84,7 +84,7 @@ _QUIET = re.compile(
 """Sections whose other keys are about NeMo's own objects."""
 
 
-def translate(run: Carrying) -> None:
+def translate(run: RecipeImport) -> None:
     """Translate a recipe that trains a language model on text; raises `NotTrainable` for others."""
     recipe = last_name(f".{run.take('recipe', 'recipe._target_') or _TEXT_RECIPES[0]}")
     if recipe not in _TEXT_RECIPES:
@@ -117,7 +117,7 @@ def translate(run: Carrying) -> None:
     _defaults(run)
 
 
-def _tuner(run: Carrying) -> None:
+def _tuner(run: RecipeImport) -> None:
     adapters = any(name.startswith("peft.") for name in run.values)
     run.set("tuner.kind", "lora" if adapters else "full", "peft" if adapters else f"{NAME}'s default")
     targets, linear = run.take("peft.target_modules"), run.take("peft.match_all_linear")
@@ -127,7 +127,7 @@ def _tuner(run: Carrying) -> None:
         run.unneeded(key, run.take(key), "is about the storage of the scales")
     if not adapters:
         return
-    names = words(targets or [])
+    names = names_in(targets or [])
     if (linear is not None and not is_off(linear)) or names in (["*"], ["*_proj"]) or not names:
         run.set("tuner.targets", ["all-linear"], "peft.target_modules")
     elif any("*" in name for name in names):
@@ -145,7 +145,7 @@ def _pattern(name: str) -> str:
     return name.rpartition(".")[2].strip("*") or name
 
 
-def _data(run: Carrying) -> None:
+def _data(run: RecipeImport) -> None:
     built = last_name(run.take("dataset._target_"))
     name = run.take(
         "dataset.path_or_dataset_id", "dataset.path_or_dataset", "dataset.dataset_name", "dataset.path", "dataset.paths"
@@ -162,7 +162,9 @@ def _data(run: Carrying) -> None:
     else:
         tail = f"#{int(rows)}" if rows else ""
         run.set(
-            "data.train", [f"{each}:{subset}{tail}" if subset else f"{each}{tail}" for each in words(name)], "dataset"
+            "data.train",
+            [f"{each}:{subset}{tail}" if subset else f"{each}{tail}" for each in names_in(name)],
+            "dataset",
         )
     if built in ("HellaSwag", "make_squad_dataset"):
         run.lose("dataset._target_", built, "swift does not make prompts of these columns: convert them to messages")
@@ -170,7 +172,7 @@ def _data(run: Carrying) -> None:
         run.changed("dataset._target_", built, _CHAT)
 
 
-def _optimizer(run: Carrying) -> None:
+def _optimizer(run: RecipeImport) -> None:
     built = last_name(run.take("optimizer._target_"))
     run.set("optim.name", "adamw", "optimizer._target_")
     if built not in ("Adam", "AdamW", "FusedAdam", "FlashAdamW", ""):
@@ -183,13 +185,13 @@ def _optimizer(run: Carrying) -> None:
         run.set("optim.beta2", betas[1], "optimizer.betas")
     floor, peak = number(run.take("lr_scheduler.min_lr")), number(run.values.get("optimizer.lr"))
     if floor and peak:
-        run.set("optim.min_lr_ratio", share(floor, peak), "lr_scheduler.min_lr")
+        run.set("optim.min_lr_ratio", ratio(floor, peak), "lr_scheduler.min_lr")
     if "lr_scheduler.lr_decay_style" not in run.values:
         scheduled = floor is not None or any(name.startswith("lr_scheduler.") for name in run.values)
         run.set("optim.schedule", "cosine" if scheduled else "constant", f"{NAME}'s default")
 
 
-def _distributed(run: Carrying) -> None:
+def _distributed(run: RecipeImport) -> None:
     strategy = run.take("distributed.strategy")
     if any(name.startswith("distributed.") for name in run.values) or strategy is not None:
         run.set("backend.name", "fsdp", "distributed.strategy")
@@ -205,7 +207,7 @@ def _distributed(run: Carrying) -> None:
     run.take("distributed.dp_size")
 
 
-def _precision(run: Carrying) -> None:
+def _precision(run: RecipeImport) -> None:
     asked: Any = run.take("model.torch_dtype", "model.dtype")
     names = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "float32": "float32"}
     run.set(
@@ -218,7 +220,7 @@ def _precision(run: Carrying) -> None:
         run.set("model.attention", attention, "model.attn_implementation")
 
 
-def _defaults(run: Carrying) -> None:
+def _defaults(run: RecipeImport) -> None:
     run.default("data.truncation", "right")
     if "data.max_length" not in run.settings:
         run.changed("dataset.seq_length", "null", "nothing is shortened there; here the limit is data.max_length, 2048")

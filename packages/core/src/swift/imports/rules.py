@@ -10,14 +10,14 @@ from typing import Any
 
 from swift.config.aliases import aliases
 from swift.config.compat.meanings import NotNeeded, Refused
-from swift.config.compat.table import other_program
+from swift.config.compat.table import third_party_flag
 from swift.config.draft import NOTE
 from swift.config.fields import core_fields
 from swift.config.flags import Settings
 from swift.errors import SwiftError
-from swift.imports.carrying import Carrying, is_off, words
+from swift.imports.recipe import RecipeImport, is_off, names_in
 
-Rule = Callable[[Carrying, str, Any], None]
+Rule = Callable[[RecipeImport, str, Any], None]
 """(import under way, their key, its value)."""
 Table = Mapping[str, Rule]
 
@@ -25,9 +25,9 @@ Table = Mapping[str, Rule]
 def to(key: str, remark: str = "") -> Rule:
     """Carry the value over to a key of swift; `remark` says what is different about it."""
 
-    def rule(run: Carrying, name: str, value: Any) -> None:
+    def rule(run: RecipeImport, name: str, value: Any) -> None:
         field = core_fields().get(key)
-        run.set(key, words(value) if field is not None and field.kind == "list" else value, name)
+        run.set(key, names_in(value) if field is not None and field.kind == "list" else value, name)
         if remark:
             run.changed(name, value, remark)
 
@@ -37,7 +37,7 @@ def to(key: str, remark: str = "") -> Rule:
 def choice(choices: Mapping[str, Settings], otherwise: str) -> Rule:
     """Translate a word; `otherwise` is said of any other."""
 
-    def rule(run: Carrying, name: str, value: Any) -> None:
+    def rule(run: RecipeImport, name: str, value: Any) -> None:
         settings = choices.get(str(value).lower())
         if settings is None:
             run.lose(name, value, otherwise)
@@ -56,7 +56,7 @@ def renamed(key: str) -> Rule:
 def when_on(settings: Settings, remark: str = "") -> Rule:
     """Set keys where a switch is on."""
 
-    def rule(run: Carrying, name: str, value: Any) -> None:
+    def rule(run: RecipeImport, name: str, value: Any) -> None:
         if is_off(value):
             return
         for key, meant in settings.items():
@@ -85,7 +85,7 @@ def changed(reason: str) -> Rule:
 def absent(reason: str, *harmless: Any) -> Rule:
     """Say that a setting is not available, unless it is switched off or has a value that changes nothing."""
 
-    def rule(run: Carrying, name: str, value: Any) -> None:
+    def rule(run: RecipeImport, name: str, value: Any) -> None:
         if is_off(value) or str(value).lower() in [str(each).lower() for each in harmless]:
             run.unneeded(name, value, "is what swift does")
         else:
@@ -99,13 +99,13 @@ def each(names: Iterable[str], rule: Rule) -> dict[str, Rule]:
     return dict.fromkeys(names, rule)
 
 
-def as_flag(run: Carrying, name: str, value: Any) -> bool:
+def as_flag(run: RecipeImport, name: str, value: Any) -> bool:
     """Read a key as the flag of the same name; False where swift has none."""
     alias = aliases().get(name.replace("-", "_"))
     if alias is None:
         return False
     if alias.arity == "list":
-        value = tuple(words(value))
+        value = tuple(names_in(value))
     elif alias.arity == "value" and isinstance(value, bool):
         value = str(value).lower()
     try:
@@ -125,9 +125,9 @@ def as_flag(run: Carrying, name: str, value: Any) -> bool:
     return True
 
 
-def as_other_flag(run: Carrying, name: str, value: Any) -> bool:
+def as_other_flag(run: RecipeImport, name: str, value: Any) -> bool:
     """Say what the table of other programs' flags says of a key; False where it is not there."""
-    meaning = other_program(name.replace("-", "_"))
+    meaning = third_party_flag(name.replace("-", "_"))
     if meaning is None:
         return False
     if is_off(value) and str(value).lower() != "0":
@@ -136,7 +136,7 @@ def as_other_flag(run: Carrying, name: str, value: Any) -> bool:
         run.unneeded(name, value, meaning.note)
     else:
         try:
-            meaning.answer(name, value)
+            meaning.check(name, value)
         except SwiftError:
             hidden = isinstance(meaning, Refused) and meaning.secret
             run.lose(name, "" if hidden else value, meaning.reason.rstrip("."))
@@ -145,7 +145,7 @@ def as_other_flag(run: Carrying, name: str, value: Any) -> bool:
     return True
 
 
-def apply(run: Carrying, table: Table, *, flags: bool = True) -> None:
+def apply(run: RecipeImport, table: Table, *, flags: bool = True) -> None:
     """Deal with all settings that are left: by the table, as flags that swift knows where those fit, or as unknown."""
     for name in list(run.values):
         if name not in run.values:
@@ -158,7 +158,7 @@ def apply(run: Carrying, table: Table, *, flags: bool = True) -> None:
             _unknown(run, name, value)
 
 
-def _unknown(run: Carrying, name: str, value: Any) -> None:
+def _unknown(run: RecipeImport, name: str, value: Any) -> None:
     if value is False or value in ("", [], {}):
         run.empty.append(name)
     else:

@@ -11,13 +11,13 @@ from pathlib import Path
 from swift.config.parse import config_from_mapping
 from swift.errors import ConfigError, SwiftError
 from swift.imports import axolotl, llama_factory, ms_swift, nemo, torchtune, trainer, trl
-from swift.imports.carrying import Carrying, NotTrainable, Remark, ThirdPartyRun
 from swift.imports.media import note_media
+from swift.imports.recipe import NotTrainable, RecipeImport, Remark, ThirdPartyRun
 from swift.imports.sources import READABLE, read_file, read_script
 from swift.imports.write import text_of
 from swift.untrusted import shown
 
-TRANSLATIONS: dict[str, Callable[[Carrying], None]] = {
+TRANSLATIONS: dict[str, Callable[[RecipeImport], None]] = {
     llama_factory.NAME: llama_factory.translate,
     axolotl.NAME: axolotl.translate,
     trl.NAME: trl.translate,
@@ -69,7 +69,7 @@ def is_there(path: Path, *, folder: bool = False) -> bool:
 
 def imported(recipe: ThirdPartyRun, out: str = "run.yaml") -> ImportedRun:
     """Translate one run. What swift refuses of it is left out and said."""
-    run = Carrying(recipe)
+    run = RecipeImport(recipe)
     translate = TRANSLATIONS[recipe.program]
     translate(run)
     note_media(run)
@@ -82,7 +82,7 @@ def imported(recipe: ThirdPartyRun, out: str = "run.yaml") -> ImportedRun:
     )
 
 
-def _refused(run: Carrying) -> None:
+def _refused(run: RecipeImport) -> None:
     """Leave out what the parser refuses, one key at a time, with the reason that it gives."""
     for _ in range(_ATTEMPTS):
         try:
@@ -100,7 +100,7 @@ def _refused(run: Carrying) -> None:
             say(carried.origin, carried.value, _reason(error, key))
 
 
-def _other_optimizer(run: Carrying, error: SwiftError) -> bool:
+def _other_optimizer(run: RecipeImport, error: SwiftError) -> bool:
     """Take Adam's state in full precision where a backend cannot hold it in 8 bits; True if that was the trouble."""
     if run.get("optim.name") != "adamw_8bit" or "'adamw_8bit'" not in error.message:
         return False
@@ -110,7 +110,7 @@ def _other_optimizer(run: Carrying, error: SwiftError) -> bool:
     return True
 
 
-def _blamed(run: Carrying, error: SwiftError) -> str | None:
+def _blamed(run: RecipeImport, error: SwiftError) -> str | None:
     """Return the key that an error is about: the one it names first, and not one that others depend on."""
     named = [(error.message.find(f"({key})"), key) for key in run.settings if f"({key})" in error.message]
     if named:

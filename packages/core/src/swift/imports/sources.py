@@ -11,9 +11,9 @@ from typing import Any
 from swift.config.files import read_yaml
 from swift.errors import ConfigError, UsageError
 from swift.imports import axolotl, llama_factory, ms_swift, nemo, torchtune, trainer, trl
-from swift.imports.carrying import NotTrainable, ThirdPartyRun
 from swift.imports.commands import ProgramCall, call_of
 from swift.imports.components import flat, interpolated
+from swift.imports.recipe import NotTrainable, ThirdPartyRun
 from swift.imports.shell import ShellCommand, read_commands
 from swift.untrusted import read_json_object, read_text, shown
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from swift.imports import trainer
-from swift.imports.carrying import Carrying, is_off, number, words
 from swift.imports.components import last_name
+from swift.imports.recipe import RecipeImport, is_off, names_in, number
 from swift.imports.rules import Table, absent, apply, changed, choice, each, to, unneeded
 
 NAME = "torchtune"
@@ -109,7 +109,7 @@ _MEANT = re.compile(
 )
 
 
-def translate(run: Carrying) -> None:
+def translate(run: RecipeImport) -> None:
     """Translate a recipe for fine-tuning or DPO; raises `NotTrainable` for others."""
     for key, what in _OTHER_METHODS.items():
         if any(name == key or name.startswith(f"{key}.") for name in run.values):
@@ -137,7 +137,7 @@ def translate(run: Carrying) -> None:
     _defaults(run)
 
 
-def _sizes(run: Carrying) -> None:
+def _sizes(run: RecipeImport) -> None:
     """Choose a backend that has tensor parallelism, and let max_steps_per_epoch of one epoch be the run's."""
     ways, steps = number(run.values.get("tensor_parallel_dim")), number(run.values.get("max_steps_per_epoch"))
     if ways is not None and ways > 1:
@@ -148,7 +148,7 @@ def _sizes(run: Carrying) -> None:
         run.take("epochs")
 
 
-def _objective(run: Carrying) -> None:
+def _objective(run: RecipeImport) -> None:
     loss = last_name(run.take("loss._component_"))
     losses = {"DPOLoss": "sigmoid", "RSOLoss": "hinge", "IPOLoss": "ipo"}
     if loss in losses:
@@ -161,7 +161,7 @@ def _objective(run: Carrying) -> None:
         raise trainer.refuse(run, f"the loss {loss}")
 
 
-def _model(run: Carrying) -> None:
+def _model(run: RecipeImport) -> None:
     built = last_name(run.take("model._component_"))
     folder, kind = run.take("checkpointer.checkpoint_dir"), last_name(run.take("checkpointer._component_"))
     if folder is not None:
@@ -172,7 +172,7 @@ def _model(run: Carrying) -> None:
     run.set("tuner.kind", "lora" if adapters else "full", f"model {built}")
     if "vision" in built or "encoder_trainable" in str(list(run.values)):
         raise trainer.refuse(run, "a model with images")
-    modules = words(run.take("model.lora_attn_modules") or [])
+    modules = names_in(run.take("model.lora_attn_modules") or [])
     mlp, output = run.take("model.apply_lora_to_mlp"), run.take("model.apply_lora_to_output")
     quantised = run.take("model.quantize_base")
     if not adapters:
@@ -185,12 +185,12 @@ def _model(run: Carrying) -> None:
         run.set("tuner.quantize", "torchao-nf4", f"model {built}")
 
 
-def _data(run: Carrying) -> None:
+def _data(run: RecipeImport) -> None:
     built, source = last_name(run.take("dataset._component_")), run.take("dataset.source")
     files, subset = run.take("dataset.data_files"), run.take("dataset.subset", "dataset.name")
     split, listed = str(run.take("dataset.split") or "train"), run.take("dataset", "datasets")
     name = source if source not in (None, "json", "csv", "parquet") else None
-    name = name or (words(files)[0] if files else None) or _SOURCES.get(built)
+    name = name or (names_in(files)[0] if files else None) or _SOURCES.get(built)
     if isinstance(listed, list):
         run.lose("dataset", [last_name(each.get("_component_")) for each in listed if isinstance(each, dict)],
                  "write the data sets into data.train")  # fmt: skip
@@ -213,7 +213,7 @@ def _data(run: Carrying) -> None:
     run.take("dataset_val._component_", "dataset_val.split")
 
 
-def _part(run: Carrying, split: str) -> None:
+def _part(run: RecipeImport, split: str) -> None:
     """Translate `train[:95%]`, next to which the rest is held out."""
     share = re.fullmatch(r"train\[:(\d+)%\]", split)
     if share is not None and 50 <= int(share[1]) < 100:
@@ -223,7 +223,7 @@ def _part(run: Carrying, split: str) -> None:
         run.lose("dataset.split", split, "swift reads the split train, whole or its first N rows (name#N)")
 
 
-def _optimizer(run: Carrying) -> None:
+def _optimizer(run: RecipeImport) -> None:
     built = last_name(run.take("optimizer._component_"))
     name = _OPTIMIZERS.get(built)
     if name is None:
@@ -242,7 +242,7 @@ def _optimizer(run: Carrying) -> None:
         run.lose("lr_scheduler._component_", schedule, "swift has no such schedule: optim.schedule lists them")
 
 
-def _defaults(run: Carrying) -> None:
+def _defaults(run: RecipeImport) -> None:
     run.default("train.epochs", 1)
     run.default("train.micro_batch", 1)
     run.default("optim.weight_decay", 0.01)

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from swift.imports.carrying import Carrying, NotTrainable, is_off, number, share, words
+from swift.imports.recipe import NotTrainable, RecipeImport, is_off, names_in, number, ratio
 from swift.imports.rules import Table, absent, apply, as_flag, choice, each, secret, unneeded
 from swift.plugins.discover import list_plugins
 
@@ -103,7 +103,7 @@ TABLE: Table = {
 }  # fmt: skip
 
 
-def translate(run: Carrying) -> None:
+def translate(run: RecipeImport) -> None:
     """Translate arguments of the Trainer that stand alone, as `training_args.json` holds them."""
     shared(run)
     apply(run, TABLE)
@@ -114,7 +114,7 @@ def translate(run: Carrying) -> None:
     defaults(run)
 
 
-def shared(run: Carrying) -> None:
+def shared(run: RecipeImport) -> None:
     """Translate what the Trainer's arguments say together, in every program that extends them."""
     precision(run)
     duration(run)
@@ -127,7 +127,7 @@ def shared(run: Carrying) -> None:
     trust(run)
 
 
-def defaults(run: Carrying, *, lr: float = 5e-5, epochs: float = 3.0, micro_batch: int = 8) -> None:
+def defaults(run: RecipeImport, *, lr: float = 5e-5, epochs: float = 3.0, micro_batch: int = 8) -> None:
     """Make the Trainer's defaults explicit where they differ from swift's, or might one day."""
     if run.get("train.max_steps") is None:
         run.default("train.epochs", epochs)
@@ -149,7 +149,7 @@ def defaults(run: Carrying, *, lr: float = 5e-5, epochs: float = 3.0, micro_batc
         run.default("optim.eps", 1e-8)
 
 
-def lora_defaults(run: Carrying, rank: int, alpha: float, dropout: float, targets: list[str]) -> None:
+def lora_defaults(run: RecipeImport, rank: int, alpha: float, dropout: float, targets: list[str]) -> None:
     """Make the defaults of LoRA explicit, where it is what trains."""
     if run.get("tuner.kind") == "full":
         return
@@ -159,7 +159,7 @@ def lora_defaults(run: Carrying, rank: int, alpha: float, dropout: float, target
     run.default("tuner.targets", targets)
 
 
-def precision(run: Carrying, default: str = "float32") -> None:
+def precision(run: RecipeImport, default: str = "float32") -> None:
     """Translate bf16 and fp16; without either the Trainer computes in the precision that the model has."""
     for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         value = run.take(name)
@@ -171,7 +171,7 @@ def precision(run: Carrying, default: str = "float32") -> None:
     run.default("model.dtype", default)
 
 
-def duration(run: Carrying) -> None:
+def duration(run: RecipeImport) -> None:
     """Translate max_steps, where -1 and 0 stand for no limit."""
     steps = number(run.take("max_steps"))
     if steps is not None and steps > 0:
@@ -179,7 +179,7 @@ def duration(run: Carrying) -> None:
         run.take("num_train_epochs")
 
 
-def schedule(run: Carrying) -> None:
+def schedule(run: RecipeImport) -> None:
     """Translate the warm-up and the shape of the learning rate. Steps outrank a ratio."""
     ratio, steps = number(run.take("warmup_ratio")), number(run.take("warmup_steps"))
     if steps and steps < 1:
@@ -198,22 +198,22 @@ def schedule(run: Carrying) -> None:
         run.lose("lr_scheduler_kwargs", options, "options of a schedule are optim.min_lr_ratio and optim.decay_ratio")
 
 
-def _cosine_with_floor(run: Carrying, kind: str, options: dict[str, Any]) -> None:
+def _cosine_with_floor(run: RecipeImport, kind: str, options: dict[str, Any]) -> None:
     rate, floor, peak = number(options.get("min_lr_rate")), number(options.get("min_lr")), _peak(run)
     run.set("optim.schedule", "cosine", "lr_scheduler_type")
     if rate is None and floor is not None and peak:
-        rate = share(floor, peak)
+        rate = ratio(floor, peak)
     if rate is not None:
         run.set("optim.min_lr_ratio", rate, "lr_scheduler_kwargs")
     else:
         run.lose("lr_scheduler_type", kind, "it has no min_lr that could be read: write optim.min_lr_ratio")
 
 
-def _peak(run: Carrying) -> float | None:
+def _peak(run: RecipeImport) -> float | None:
     return number(run.values.get("learning_rate")) or 5e-5
 
 
-def saving(run: Carrying, every: int | None = 500) -> None:
+def saving(run: RecipeImport, every: int | None = 500) -> None:
     """Translate save_strategy and save_steps."""
     strategy, steps = run.take("save_strategy"), run.take("save_steps")
     strategy = "no" if strategy is False else strategy
@@ -225,7 +225,7 @@ def saving(run: Carrying, every: int | None = 500) -> None:
         run.default("checkpoint.save_steps", every)
 
 
-def evaluation(run: Carrying) -> None:
+def evaluation(run: RecipeImport) -> None:
     """Translate eval_strategy and eval_steps, which default to logging_steps."""
     strategy, steps = run.take("eval_strategy", "evaluation_strategy"), run.take("eval_steps")
     strategy = "no" if strategy is False else strategy
@@ -237,10 +237,10 @@ def evaluation(run: Carrying) -> None:
         run.set("train.eval_steps", run.values.get("logging_steps", 500), "eval_strategy")
 
 
-def trackers(run: Carrying) -> None:
+def trackers(run: RecipeImport) -> None:
     """Translate report_to as far as the trackers are installed."""
     asked = run.take("report_to")
-    names = [name for name in words(asked or []) if name.lower() not in ("none", "all", "null")]
+    names = [name for name in names_in(asked or []) if name.lower() not in ("none", "all", "null")]
     installed = {entry.name for entry in list_plugins("swift.observers")}
     for name in names:
         if name not in installed:
@@ -250,11 +250,11 @@ def trackers(run: Carrying) -> None:
         as_flag(run, "report_to", there)
 
 
-def sharding(run: Carrying) -> None:
+def sharding(run: RecipeImport) -> None:
     """Translate fsdp and deepspeed to backends."""
     fsdp, config = run.take("fsdp"), run.take("fsdp_config", "accelerate_fsdp_config")
     if fsdp is not None and not is_off(fsdp):
-        _fsdp(run, " ".join(words(fsdp)), config if isinstance(config, dict) else {})
+        _fsdp(run, " ".join(names_in(fsdp)), config if isinstance(config, dict) else {})
     elif config and not isinstance(config, dict):
         run.lose("fsdp_config", config, "swift reads no file for it: --fsdp, and the keys of the section backend")
     deepspeed = run.take("deepspeed", "deepspeed_config", "deepspeed_config_file")
@@ -262,7 +262,7 @@ def sharding(run: Carrying) -> None:
         zero(run, deepspeed)
 
 
-def _fsdp(run: Carrying, asked: str, config: dict[str, Any]) -> None:
+def _fsdp(run: RecipeImport, asked: str, config: dict[str, Any]) -> None:
     run.set("backend.name", "fsdp", "fsdp")
     if "offload" in asked or not is_off(config.get("offload_params", config.get("fsdp_offload_params"))):
         run.set("backend.offload", True, "fsdp")
@@ -275,7 +275,7 @@ def _fsdp(run: Carrying, asked: str, config: dict[str, Any]) -> None:
         run.unneeded("fsdp_config", "", "FSDP2 finds the layers to wrap by itself")
 
 
-def zero(run: Carrying, asked: Any) -> None:
+def zero(run: RecipeImport, asked: Any) -> None:
     """Translate a file or preset of DeepSpeed: the file where it is found, else the preset that its name says."""
     run.set("backend.name", "deepspeed", "deepspeed")
     if isinstance(asked, dict):
@@ -296,14 +296,14 @@ def zero(run: Carrying, asked: Any) -> None:
         run.changed("deepspeed", asked, f"there is no such file here: the preset {preset} by its name")
 
 
-def resuming(run: Carrying) -> None:
+def resuming(run: RecipeImport) -> None:
     """Leave a checkpoint of the other program to `swift convert`."""
     asked = run.take("resume_from_checkpoint")
     if asked is not None and not is_off(asked):
         run.lose("resume_from_checkpoint", asked, "first: swift convert CHECKPOINT --out FOLDER; then --resume FOLDER")
 
 
-def trust(run: Carrying) -> None:
+def trust(run: RecipeImport) -> None:
     """Leave the permission to run a model's Python code to the command line: a file cannot decide that."""
     asked = run.take("trust_remote_code", "trust_remote_code_model")
     if asked is not None and not is_off(asked):
@@ -311,7 +311,7 @@ def trust(run: Carrying) -> None:
         run.flags.append("--trust_remote_code true")
 
 
-def refuse(run: Carrying, what: str) -> NotTrainable:
+def refuse(run: RecipeImport, what: str) -> NotTrainable:
     """Return the error for a task that swift does not have, or whose recipes are not imported."""
     if what == "PPO":
         return by_hand(run, what)
@@ -321,7 +321,7 @@ def refuse(run: Carrying, what: str) -> NotTrainable:
     )
 
 
-def by_hand(run: Carrying, what: str) -> NotTrainable:
+def by_hand(run: RecipeImport, what: str) -> NotTrainable:
     """Return the error for a task that swift has, and whose recipes differ too much to be taken over."""
     return NotTrainable(
         f"{run.recipe.source} is {run.program}'s recipe of {what}, which is not imported.",

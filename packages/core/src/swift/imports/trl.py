@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import ConfigError
-from swift.imports import critics, distilling, online, trainer
-from swift.imports.carrying import Carrying, is_off, number, words
+from swift.imports import gkd, grpo, ppo, trainer
+from swift.imports.recipe import RecipeImport, is_off, names_in, number
 from swift.imports.rules import Table, absent, apply, changed, each, to, unneeded
 from swift.untrusted import open_regular
 
@@ -34,7 +34,7 @@ TASKS = (
     "bco",
 )
 _RATES = {"sft": 2e-5, "reward": 1e-4, "prm": 1e-5, "ppo": 5e-5}
-_ONLINE = {"grpo": online, "gkd": distilling, "ppo": critics}
+_ONLINE = {"grpo": grpo, "gkd": gkd, "ppo": ppo}
 _LINE = 1 << 20
 _LINE_BREAK = (
     "TRL counts all that a chat template writes after an answer as part of it; here an answer ends with the token that "
@@ -82,7 +82,7 @@ TABLE: Table = {
 }  # fmt: skip
 
 
-def translate(run: Carrying) -> None:
+def translate(run: RecipeImport) -> None:
     """Translate what trains by a loss that swift has; raises `NotTrainable` for others."""
     task = _task(run)
     if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "prm", "grpo", "gkd", "ppo"):
@@ -113,13 +113,13 @@ def translate(run: Carrying) -> None:
     _defaults(run, task)
 
 
-def _defaults(run: Carrying, task: str) -> None:
+def _defaults(run: RecipeImport, task: str) -> None:
     run.default("train.gradient_checkpointing", True)
     trainer.defaults(run, lr=_RATES.get(task, 1e-6))
     trainer.lora_defaults(run, 16, 32, 0.05, ["q_proj", "v_proj"])
 
 
-def precision_of_weights(run: Carrying) -> None:
+def precision_of_weights(run: RecipeImport) -> None:
     """Compute in bfloat16 as TRL does, unless the recipe says otherwise."""
     half, single = run.values.get("fp16"), run.values.get("bf16")
     weights = run.take("torch_dtype", "dtype")
@@ -129,7 +129,7 @@ def precision_of_weights(run: Carrying) -> None:
         run.default("model.dtype", "bfloat16")
 
 
-def _task(run: Carrying) -> str:
+def _task(run: RecipeImport) -> str:
     """Return TRL's trainer: of the command, or by what the file and its keys are called."""
     if run.recipe.command:
         return run.recipe.command
@@ -144,7 +144,7 @@ def _task(run: Carrying) -> str:
     return task
 
 
-def _preference(run: Carrying, task: str) -> None:
+def _preference(run: RecipeImport, task: str) -> None:
     if task == "sft":
         run.set("objective.name", "sft", "trl sft")
         loss = run.take("loss_type")
@@ -160,7 +160,7 @@ def _preference(run: Carrying, task: str) -> None:
             if (value := run.take(key)) is not None:
                 run.set(f"objective.{key}", value, key)
         return
-    losses = words(run.take("loss_type") or [])
+    losses = names_in(run.take("loss_type") or [])
     run.set("objective.name", "simpo" if task == "cpo" and losses == ["simpo"] else task, f"trl {task}")
     if losses in (["hinge"], ["ipo"], ["sigmoid"]) and task in ("dpo", "cpo"):
         run.set("objective.loss", losses[0], "loss_type")
@@ -170,7 +170,7 @@ def _preference(run: Carrying, task: str) -> None:
     run.set("objective.beta", 0.1 if beta is None else beta, "beta" if beta is not None else f"{run.program}'s default")
 
 
-def _adapters(run: Carrying) -> None:
+def _adapters(run: RecipeImport) -> None:
     peft = run.take("use_peft")
     adapters = peft is not None and not is_off(peft)
     run.set("tuner.kind", "lora" if adapters else "full", "use_peft")
@@ -183,15 +183,15 @@ def _adapters(run: Carrying) -> None:
         return
     if targets is None:
         run.changed("lora_target_modules", "", "PEFT chooses by the architecture: mostly q_proj and v_proj")
-    elif words(targets):
-        run.set("tuner.targets", words(targets), "lora_target_modules")
+    elif names_in(targets):
+        run.set("tuner.targets", names_in(targets), "lora_target_modules")
     if four is not None and not is_off(four):
         run.set("tuner.quantize", "bnb-nf4", "load_in_4bit")
     elif eight is not None and not is_off(eight):
         run.set("tuner.quantize", "bnb-int8", "load_in_8bit")
 
 
-def _data(run: Carrying) -> None:
+def _data(run: RecipeImport) -> None:
     name, subset, part = run.take("dataset_name"), run.take("dataset_config"), run.take("dataset_train_split")
     if name is not None:
         run.set("data.train", [f"{name}:{subset}" if subset else str(name)], "dataset_name")
@@ -210,11 +210,11 @@ def _data(run: Carrying) -> None:
         if any(number(share) != 1 for share in older.values()):
             run.lose("dataset_mixer", older, "a data set is read whole, or its first N rows: name#N")
     for key, value in (("dataset_train_split", part), ("dataset_splits", run.take("dataset_splits"))):
-        if value is not None and "train" not in words(value):
+        if value is not None and "train" not in names_in(value):
             run.lose(key, value, "swift reads the split train: download the part, and name its file")
 
 
-def _entry(run: Carrying, entry: Any) -> str | None:
+def _entry(run: RecipeImport, entry: Any) -> str | None:
     """Return one data set of a mixture as swift names it."""
     if not isinstance(entry, dict):
         return str(entry)
@@ -228,7 +228,7 @@ def _entry(run: Carrying, entry: Any) -> str | None:
     return f"{name}:{subset}" if subset else str(name)
 
 
-def _learned(run: Carrying) -> None:
+def _learned(run: RecipeImport) -> None:
     """Translate which text is learned: TRL learns the whole of `text` and `messages`, unless it is told otherwise."""
     assistant, completion = run.take("assistant_only_loss"), run.take("completion_only_loss")
     only = any(value is not None and not is_off(value) for value in (assistant, completion))
@@ -244,7 +244,7 @@ def _learned(run: Carrying) -> None:
         )  # fmt: skip
 
 
-def _columns(run: Carrying) -> set[str]:
+def _columns(run: RecipeImport) -> set[str]:
     """Return the columns of the first data set where it is a file of JSON lines here; else none."""
     names = run.get("data.train") or [""]
     path = Path(str(names[0]))

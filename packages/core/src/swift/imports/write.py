@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from swift.config.fields import core_fields
-from swift.imports.carrying import Carrying, Remark
+from swift.imports.recipe import RecipeImport, Remark
 from swift.untrusted import shown
 
 _SECTIONS = (
@@ -33,7 +33,7 @@ _WIDE = 1 << 20
 _LISTED = 100
 
 
-def text_of(run: Carrying, command: str) -> str:
+def text_of(run: RecipeImport, command: str) -> str:
     """Return the file: a heading with the command to type and the remarks, then the keys."""
     lines = [
         f"# {run.program}: {shown(run.recipe.source)}, by swift config import",
@@ -45,7 +45,7 @@ def text_of(run: Carrying, command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _remarks(run: Carrying) -> Iterable[str]:
+def _remarks(run: RecipeImport) -> Iterable[str]:
     for kind, title in _TITLES.items():
         remarks = [remark for remark in run.remarks if remark.kind == kind]
         if remarks:
@@ -72,7 +72,7 @@ def _inline(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _keys(run: Carrying) -> Iterable[str]:
+def _keys(run: RecipeImport) -> Iterable[str]:
     """Yield the keys, section by section in swift's order, in the order of its own fields within each."""
     order = {key: place for place, key in enumerate(core_fields())}
     loose = sorted(key for key in run.settings if "." not in key)

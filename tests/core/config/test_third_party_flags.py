@@ -13,7 +13,7 @@ import pytest
 
 from swift.config.aliases import aliases, training_flags
 from swift.config.compat.meanings import Default, NotNeeded, Refused
-from swift.config.compat.table import TOPICS, other_program, other_programs
+from swift.config.compat.table import TOPICS, third_party_flag, third_party_flags
 from swift.config.fields import core_fields
 from swift.config.flags import nearest_flag
 from swift.config.parse import Parsed, config_from_mapping, parse
@@ -294,7 +294,7 @@ def test_a_flag_that_changes_nothing_is_noted_in_one_line(line: str) -> None:
     (note,) = [note for note in noted.notes if note not in plain.notes]
     assert note.startswith(line.split()[0])
     assert "\n" not in note
-    if other_program(line.split()[0].strip("-")) is not None:
+    if third_party_flag(line.split()[0].strip("-")) is not None:
         assert noted.config == plain.config
 
 
@@ -469,7 +469,7 @@ def test_list_flag_ends_before_config_file(tmp_path: Path) -> None:
 def test_a_file_and_keywords_are_answered_as_flags_are(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("model: m\nuse_lomo: true\n")
-    with pytest.raises(UsageError, match=rf"{re.escape(str(file))}:2: use_lomo is not possible: updates"):
+    with pytest.raises(UsageError, match=rf"{re.escape(str(file))}:2: use_lomo is not supported: updates"):
         parse([str(file), "--dataset", "d"], "sft")
     with pytest.raises(UsageError, match="gradient norm"):
         config_from_mapping({"model": "m", "use_lomo": True}, "sft")
@@ -500,7 +500,7 @@ def test_every_row_is_of_one_flag_that_swift_does_not_have() -> None:
 
 
 def test_every_row_reads_as_one_message() -> None:
-    for flag, meaning in other_programs().items():
+    for flag, meaning in third_party_flags().items():
         assert re.fullmatch(r"[a-z0-9_]+", flag), flag
         if isinstance(meaning, NotNeeded | Default):
             assert not meaning.note.endswith("."), flag
@@ -512,7 +512,7 @@ def test_every_row_reads_as_one_message() -> None:
 def test_a_hint_names_only_flags_that_are_there() -> None:
     table = training_flags()
     elsewhere = {"push", "metric", "logdir", "help"}  # of swift export, swift eval and TensorBoard
-    for flag, meaning in other_programs().items():
+    for flag, meaning in third_party_flags().items():
         said = meaning.note if isinstance(meaning, NotNeeded) else f"{meaning.reason} {meaning.hint}"
         for named in re.findall(r"--([\w.]+)", said):
             assert named in elsewhere or table.arity(named.strip(".")) not in (None, "words"), (flag, named)

@@ -47,14 +47,14 @@ class Remark:
 
 
 @dataclass(frozen=True)
-class Carried:
+class ImportedValue:
     """A key of swift, and where its value is from."""
 
     value: Any
     origin: str
 
 
-class Carrying:
+class RecipeImport:
     """One import under way: a table takes their settings out of `values` and says what becomes of each."""
 
     def __init__(self, recipe: ThirdPartyRun) -> None:
@@ -62,7 +62,7 @@ class Carrying:
         self.program = recipe.program
         self.values = {key: value for key, value in recipe.values.items() if value not in _NOTHING}
         self.empty = [key for key, value in recipe.values.items() if value in _NOTHING]
-        self.settings: dict[str, Carried] = {}
+        self.settings: dict[str, ImportedValue] = {}
         self.remarks: list[Remark] = []
         self.command: CommandName = "sft"
         self.processes = recipe.processes
@@ -79,13 +79,13 @@ class Carrying:
     def set(self, key: str, value: Any, origin: str) -> None:
         """Carry a value over; `origin` is their key."""
         field = core_fields().get(key)
-        texts = field is not None and field.type_name in ("text", "path", "list")
-        self.settings[key] = Carried(value if texts else plain(value), origin)
+        keeps_string = field is not None and field.type_name in ("string", "path", "list")
+        self.settings[key] = ImportedValue(value if keeps_string else plain(value), origin)
 
     def default(self, key: str, value: Any) -> None:
         """Make a default of the other program explicit, unless the recipe says otherwise."""
         if key not in self.settings:
-            self.settings[key] = Carried(value, f"{self.program}'s default")
+            self.settings[key] = ImportedValue(value, f"{self.program}'s default")
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return what a key of swift was set to."""
@@ -138,12 +138,12 @@ def plain(value: Any) -> Any:
     return int(found) if value.strip().lstrip("+-").isdecimal() else found
 
 
-def share(floor: float, peak: float) -> float:
+def ratio(floor: float, peak: float) -> float:
     """Return a final learning rate as part of the peak, without the last digits of a division."""
     return float(f"{floor / peak:.12g}")
 
 
-def words(value: Any) -> list[str]:
+def names_in(value: Any) -> list[str]:
     """Return the names in a list, or in a text that separates them by commas or spaces."""
     if isinstance(value, list | tuple):
         return [str(item) for item in value]

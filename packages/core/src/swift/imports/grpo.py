@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from swift.imports.carrying import Carrying, is_off, words
+from swift.imports.recipe import RecipeImport, is_off, names_in
 from swift.imports.rules import Rule, Table, absent, apply, to, unneeded
 
 _REWARDS_OF_TRL = {
@@ -56,7 +56,7 @@ TABLE: Table = {
 """Keys of recipes for TRL that are no flags of its trainer, or that the tables of other recipes read otherwise."""
 
 
-def trl(run: Carrying, table: Table) -> None:
+def trl(run: RecipeImport, table: Table) -> None:
     """Translate what is left of a recipe of TRL's GRPO; `table` is that of its other trainers."""
     _begin(run, "trl grpo")
     _prompts(run)
@@ -71,11 +71,11 @@ def trl(run: Carrying, table: Table) -> None:
         run.default("objective.rollout_importance_sampling_mode", "off")
 
 
-def ms_swift(run: Carrying, table: Table) -> None:
+def ms_swift(run: RecipeImport, table: Table) -> None:
     """Translate what is left of a recipe of ms-swift's GRPO; `table` is that of its other commands."""
     _begin(run, "rlhf_type")
     if (files := run.values.get("external_plugins")) is not None:
-        run.flags.append(f"--external_plugins {shlex.join(words(files))}")  # a file may not name code to run
+        run.flags.append(f"--external_plugins {shlex.join(names_in(files))}")  # a file may not name code to run
     _need_rewards(run)
     estimator = str(run.values.get("advantage_estimator", "grpo"))
     if estimator in _SCALES:
@@ -86,7 +86,7 @@ def ms_swift(run: Carrying, table: Table) -> None:
     _rest(run, table, _MS_SWIFT)
 
 
-def _begin(run: Carrying, origin: str) -> None:
+def _begin(run: RecipeImport, origin: str) -> None:
     run.command = "rlhf"
     if "objective.name" not in run.settings:
         run.set("objective.name", "grpo", origin)
@@ -96,14 +96,14 @@ def _begin(run: Carrying, origin: str) -> None:
         )  # fmt: skip
 
 
-def _rest(run: Carrying, table: Table, defaults: Mapping[str, Any]) -> None:
+def _rest(run: RecipeImport, table: Table, defaults: Mapping[str, Any]) -> None:
     """Read the other settings as the flags that they are here, and make defaults explicit."""
     apply_flags(run, table)
     for name, value in defaults.items():
         run.default(f"objective.{name}", value)
 
 
-def apply_flags(run: Carrying, table: Table) -> None:
+def apply_flags(run: RecipeImport, table: Table) -> None:
     """Read what is left of a recipe by its table, and flags of online learning as the flags that they are here."""
     apply(run, _without_flags_of_grpo(table))
 
@@ -117,16 +117,16 @@ def _without_flags_of_grpo(table: Table) -> Table:
     return {**rules, **TABLE}
 
 
-def _prompts(run: Carrying) -> None:
+def _prompts(run: RecipeImport) -> None:
     column = run.take("dataset_prompt_column")
     if column not in (None, "prompt"):
         run.set("data.columns", {str(column): "query"}, "dataset_prompt_column")
 
 
-def _rewards(run: Carrying) -> None:
+def _rewards(run: RecipeImport) -> None:
     """Name the rewards as they are called here; a function of a package has to be named by its file."""
     asked = run.take("reward_funcs")
-    names = [] if asked is None else words(asked)
+    names = [] if asked is None else names_in(asked)
     known = [_REWARDS_OF_TRL[name] for name in names if name in _REWARDS_OF_TRL]
     for name in names:
         if name not in _REWARDS_OF_TRL:
@@ -138,7 +138,7 @@ def _rewards(run: Carrying) -> None:
     _need_rewards(run)
 
 
-def _need_rewards(run: Carrying) -> None:
+def _need_rewards(run: RecipeImport) -> None:
     there = {"reward_funcs", "reward_model", "reward_model_name_or_path"} & run.values.keys()
     if not there and "objective.reward_funcs" not in run.settings:
         run.lose("reward_funcs", "", "the recipe names no rewards: write objective.reward_funcs")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from swift.imports import online
-from swift.imports.carrying import Carrying, number
+from swift.imports import grpo
+from swift.imports.recipe import RecipeImport, number
 from swift.imports.rules import Table
 
 _WARM = 0.9
 """Temperature of both programs."""
 
 
-def trl(run: Carrying, table: Table) -> None:
+def trl(run: RecipeImport, table: Table) -> None:
     """Translate what is left of a recipe of TRL's GKD; `table` is that of its other trainers."""
     run.command = "rlhf"
     run.set("objective.name", "gkd", "trl gkd")
     _rest(run, table, longest=128)
 
 
-def ms_swift(run: Carrying, table: Table) -> None:
+def ms_swift(run: RecipeImport, table: Table) -> None:
     """Translate what is left of a recipe of ms-swift's GKD; `table` is that of its other commands."""
     warm = number(run.values.get("temperature", _WARM))
     whole = run.values.get("gkd_logits_topk") is None
@@ -33,11 +33,11 @@ def ms_swift(run: Carrying, table: Table) -> None:
         )
 
 
-def _rest(run: Carrying, table: Table, *, longest: int) -> None:
+def _rest(run: RecipeImport, table: Table, *, longest: int) -> None:
     teacher = {"teacher_model", "teacher_model_name_or_path", "teacher_model_server"} & run.values.keys()
     if not teacher:
         run.lose("teacher_model", "", "the recipe names no teacher: write objective.teacher_model")
-    online.apply_flags(run, table)
+    grpo.apply_flags(run, table)
     defaults = {"lmbda": 0.5, "beta": 0.5, "temperature": _WARM, "gkd_logits_topk": 0}
     for name, value in {**defaults, "max_completion_length": longest}.items():
         run.default(f"objective.{name}", value)

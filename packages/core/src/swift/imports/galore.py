@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swift.imports.carrying import Carrying, is_off, words
+from swift.imports.recipe import RecipeImport, is_off, names_in
 
 Options = Mapping[str, tuple[str, Any]]
 """Their key → ours, and their default."""
@@ -44,7 +44,7 @@ _LOST = ("galore_layerwise", "galore_optim_per_parameter", "galore_with_embeddin
 _EVERY = ("all", "all-linear")
 
 
-def low_rank(run: Carrying, programs: Mapping[str, Options]) -> None:
+def low_rank(run: RecipeImport, programs: Mapping[str, Options]) -> None:
     """Choose such an optimizer where it is switched on, before the optimizer's name is read."""
     quantised = not is_off(run.take("galore_quantization") or "false")
     run.take("galore_proj_quant", "galore_proj_bits", "apollo_proj")
@@ -65,13 +65,13 @@ def low_rank(run: Carrying, programs: Mapping[str, Options]) -> None:
             run.lose(theirs, value, "updates are made after the backward pass, and embeddings are AdamW's")
 
 
-def _option(run: Carrying, theirs: str, ours: str, default: Any, *, on: bool) -> None:
+def _option(run: RecipeImport, theirs: str, ours: str, default: Any, *, on: bool) -> None:
     value = run.take(theirs)
     if not on:
         if value is not None:
             run.unneeded(theirs, value, "is an option of an optimizer that is off")
     elif ours == "targets":
-        names = words(default if value is None else value)
+        names = names_in(default if value is None else value)
         if not any(each.replace("_", "-") in _EVERY for each in names):
             run.set(f"optim.{ours}", names, theirs)
     elif value is None:

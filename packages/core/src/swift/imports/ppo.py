@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swift.imports import online
-from swift.imports.carrying import Carrying
+from swift.imports import grpo
+from swift.imports.recipe import RecipeImport
 from swift.imports.rules import Table, absent, each, unneeded
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -46,7 +46,7 @@ _TABLE: Table = {
 }  # fmt: skip
 
 
-def trl(run: Carrying, table: Table) -> None:
+def trl(run: RecipeImport, table: Table) -> None:
     """Translate what is left of a recipe of TRL's PPO; `table` is that of its other trainers."""
     run.command = "rlhf"
     run.set("objective.name", "ppo", "trl ppo")
@@ -63,7 +63,7 @@ def trl(run: Carrying, table: Table) -> None:
     _rest(run, table, temperature=0.7, longest=53)
 
 
-def ms_swift(run: Carrying, table: Table) -> None:
+def ms_swift(run: RecipeImport, table: Table) -> None:
     """Translate what is left of a recipe of ms-swift's PPO; `table` is that of its other commands."""
     judge = run.values.get("reward_model")
     if judge is None:
@@ -74,7 +74,7 @@ def ms_swift(run: Carrying, table: Table) -> None:
     _rest(run, table, temperature=0.9, longest=512)
 
 
-def _rest(run: Carrying, table: Table, *, temperature: float, longest: int) -> None:
-    online.apply_flags(run, {**table, **_TABLE})
+def _rest(run: RecipeImport, table: Table, *, temperature: float, longest: int) -> None:
+    grpo.apply_flags(run, {**table, **_TABLE})
     for name, value in {**_DEFAULTS, "temperature": temperature, "max_completion_length": longest}.items():
         run.default(f"objective.{name}", value)
