@@ -102,8 +102,8 @@ def zero3(**keys: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "more shards than processes": ({"parallel.dp_shard": 4}, "takes 4 processes, but 2 were started"),
-    "ulysses beyond the processes": ({"parallel.ulysses": 4}, "takes 4 processes, but 2 were started"),
+    "more shards than processes": ({"parallel.dp_shard": 4}, "needs 4 processes, but 2 were started"),
+    "ulysses beyond the processes": ({"parallel.ulysses": 4}, "needs 4 processes, but 2 were started"),
     "dora of quantised weights under zero 3": (
         {**QLORA, "tuner.dora": True, "backend.config": "zero3"},
         "ZeRO 3 gathers those of bnb-nf4 for their layers alone",

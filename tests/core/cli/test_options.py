@@ -23,7 +23,7 @@ from swift.errors import UsageError
 
 
 def read(options: type[Section], line: str) -> dict[str, Any]:
-    return dict(read_options("verb", line.split(), options).options)
+    return dict(read_options("command", line.split(), options).options)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_repeated_flag_uses_last_value_with_note(
     found = read(InferOptions, "m --max_new_tokens 5 --seed 1 --max-new-tokens 6 --seed 1")
     assert (found["max_new_tokens"], found["seed"]) == (6, 1)
     printed = capsys.readouterr().err
-    assert printed == "Note: --max-new-tokens is given twice, as '5' and as '6': the last one counts.\n"
+    assert printed == "Note: --max-new-tokens is given twice, as '5' and '6'; the last one counts.\n"
 
 
 def test_json_like_prompt_is_string() -> None:

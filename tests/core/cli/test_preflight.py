@@ -15,7 +15,7 @@ REFUSED = [
     ("--streaming true", "data.streaming needs train.max_steps"),
     ("--streaming true --max_steps 5 --split_dataset_ratio 0.1", "data.split_ratio cannot be used with data.streaming"),
     ("--optim adamw_8bit --deepspeed zero2", "needs the position of each shard"),
-    ("--attn_impl flash_attn --device cpu", "this run is on cpu"),
+    ("--attn_impl flash_attn --device cpu", "the device is cpu"),
     ("--dataset chats.jsnl data.jsonl", "There is no file or folder 'data.jsonl'"),
     ("--val_dataset ./test.jsonl", "There is no file or folder './test.jsonl'"),
     ("--model ./nowhere", "There is no folder ./nowhere"),
@@ -23,19 +23,19 @@ REFUSED = [
     ("--tuner.adapter nowhere", "nowhere is not an adapter"),
     ("--global_batch_size 3 --nproc 2", "3 rows per optimizer step cannot be divided evenly over 2 processes"),
     ("--parallel.dp_replicate 4 --nproc 2", "parallel.dp_replicate is 4, but 2 processes were started"),
-    ("--backend fsdp --tp 2 --nproc 3", "The plan tp 2 takes 2 processes, but 3 were started"),
-    ("--backend fsdp --tp 2", "The plan tp 2 takes 2 processes, but 1 were started"),
+    ("--backend fsdp --tp 2 --nproc 3", "The layout tp 2 needs 2 processes, but 3 were started"),
+    ("--backend fsdp --tp 2", "The layout tp 2 needs 2 processes, but 1 were started"),
     ("--backend fsdp --tp 2 --nproc 2 --quant_bits 4 --quant_method bnb", "tensor parallel cannot shard weights"),
     ("--deepspeed zero3 --tp 4 --nproc 4", "Under ZeRO 3 weights are"),
     ("--deepspeed ds.json --nproc 2", "micro-batch 1 × accumulation 1 × 2 data ranks is 2"),
-    ("--backend megatron --pp 2 --vpp 2 --nproc 3", "takes 2 processes, but 3 were started"),
+    ("--backend megatron --pp 2 --vpp 2 --nproc 3", "needs 2 processes, but 3 were started"),
     ("--backend megatron --vpp 2", "parallel.vpp 2 divides the stages of a pipeline"),
     ("--model tiny --backend fsdp --tp 3 --nproc 3", "attention heads"),
     ("--model tiny --backend megatron --pp 5 --nproc 5", "layers are not divisible by pp 5 stages"),
     ("--model encoder --task_type embedding", "encoder is an encoder (bert). swift trains decoders so far"),
-    ("--model tiny --target_modules q_porj", "this model has no module 'q_porj'. Did you mean 'q_proj'?"),
+    ("--model tiny --target_modules q_porj", "the model has no module 'q_porj'. Did you mean 'q_proj'?"),
     ("--train_type full --export.to adapter", "trains none"),
-    ("--train_type full --tuner.quantize bnb-nf4", "stores weights that cannot be trained"),
+    ("--train_type full --tuner.quantize bnb-nf4", "tuner.kind full cannot train weights"),
     ("--early_stopping_patience 3", "train.early_stopping needs evaluations"),
 ]
 
@@ -72,7 +72,7 @@ def test_config_validate_checks_layout_with_world_size(capsys: pytest.CaptureFix
     assert cli.run(line) == 0
     assert cli.run([*line, "--nproc", "4"]) == 0
     assert cli.run([*line, "--nproc", "3"]) == 2
-    assert "The plan tp 2 takes 2 processes, but 3 were started" in capsys.readouterr().err
+    assert "The layout tp 2 needs 2 processes, but 3 were started" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_what_has_no_effect_is_one_line_of_note(flags: str, note: str) -> None:
         ("--save_steps -1", "--save_strategy no"),
         ("--eval_steps 0", "--eval_strategy no"),
         ("--logging_steps 0", "--logging_strategy no"),
-        ("--save_steps 2.5", "a part of all steps such as 0.1"),
+        ("--save_steps 2.5", "a fraction of all steps, such as 0.1"),
         ("--save_strategy never", "one of 'steps', 'epoch', 'best' or 'no'"),
         ("--ddp_timeout soon", "--ddp_timeout 1800"),
         ("--resume_only_model true", "--resume_from_checkpoint output/MODEL/RUN/checkpoint-100"),

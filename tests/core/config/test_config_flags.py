@@ -145,7 +145,7 @@ def test_repeated_flag_uses_last_value_with_note() -> None:
     twice = parsed("--learning_rate 1e-5 --seed 7 --learning-rate 2e-5 --seed 7")
     assert twice.config.optim.lr == 2e-5
     (note,) = [note for note in twice.notes if "twice" in note]
-    assert note == "--learning-rate is given twice, as '1e-5' and as '2e-5': the last one counts."
+    assert note == "--learning-rate is given twice, as '1e-5' and '2e-5'; the last one counts."
     assert parsed("--val_dataset v --val-dataset w").config.data.validation == ("v", "w")
     assert not any("twice" in note for note in parsed("--val_dataset v --val-dataset w").notes)
 
@@ -158,7 +158,7 @@ def test_flags_without_effect_are_reported() -> None:
 MISTAKES = [
     ("--learning_rat 1", "Unknown flag --learning_rat. Did you mean '--learning_rate'?"),
     ("--optim.lrr 1", "Did you mean '--optim.lr'?"),
-    ("--tuner.freeze lm_head*", "--tuner.freeze belongs to the tuner 'full', and tuner.kind is lora"),
+    ("--tuner.freeze lm_head*", "--tuner.freeze is an option of the tuner 'full', but tuner.kind is lora"),
     ("--rank 4", "Did you mean '--tuner.rank'?"),
     ("-tp 2", "Unknown flag -tp. Did you mean '--tp'?"),
     ("--lr abc", "--lr must be a number, not 'abc'"),
@@ -171,7 +171,7 @@ MISTAKES = [
     ("--lr 1 2", "--lr takes one value"),
     ("--bf16 --fp16", "--bf16 and --fp16 contradict each other"),
     ("--lr 1 --learning_rate 2", "--lr and --learning_rate contradict each other"),
-    ("--torch_dtype fp8", "--torch_dtype does not know 'fp8'"),
+    ("--torch_dtype fp8", "Unknown value 'fp8' for --torch_dtype"),
     ("--train_type lorra", "Did you mean 'lora'?"),
     ("--attn_impl flash_attenion_2", "Did you mean 'flash_attention_2'?"),
     ("--columns {a:b}", "--columns must be a JSON object"),
@@ -179,7 +179,7 @@ MISTAKES = [
     ("--data.truncation cut", "--data.truncation must be one of 'delete', 'right', 'left' or 'split'"),
     ("--beta 0.1", "unknown key 'objective.beta' for the objective 'sft'"),
     ("--backend.devise cpu", "for the backend 'torch'. Did you mean '--backend.device'?"),
-    ("--backend megatron --backend.bucket_mb 3", "belongs to the backend 'torch', and backend.name is megatron"),
+    ("--backend megatron --backend.bucket_mb 3", "is an option of the backend 'torch', but backend.name is megatron"),
     ("--backend.device tpu", "--backend.device must be one of 'auto', 'cpu' or 'cuda'"),
     ("--nproc zero", "--nproc must be a number of processes"),
     ("--train_type cpt", "swift sft does not train the objective 'pt' (--train_type)"),
@@ -228,16 +228,16 @@ def test_a_command_without_data_or_model_shows_a_line_that_works(command: str) -
         ("--target_modules all-router", "routers of mixtures", ""),
         ("--target_modules all q_proj", "either all-linear or names", ""),
         ("--target_regex '(q'", "must be a regular expression", ""),
-        ("--target_regex .*q --target_modules k_proj", "both name the modules", "Keep one"),
+        ("--target_regex .*q --target_modules k_proj", "cannot be used together", "Keep one"),
         ("--train_type full --tuner.unfreeze lm_head", "nothing is frozen", "--tuner.freeze_ratio 1"),
         ("--quant_method awq", "is not supported for training; QLoRA needs bitsandbytes", "--quant w4a16"),
-        ("--quant_method hqq --quant_bits 4", "is not offered", "--quant_method bnb"),
-        ("--quant_method bnb", "how many bits", "--quant_bits 4"),
+        ("--quant_method hqq --quant_bits 4", "Unknown value 'hqq'", "--quant_method bnb"),
+        ("--quant_method bnb", "needs a number of bits", "--quant_bits 4"),
         ("--quant_bits 3", "must be 4 or 8", ""),
         ("--quant_bits 8 --load_in_4bit", "contradict each other", ""),
         ("--quant_bits 8 --train_type qlora", "contradict each other", ""),
         ("--quant_bits 8 --quant_method torchao", "supports 4 bits, not 8", "bnb"),
-        ("--quant_bits 4 --fp16 --bnb_4bit_compute_dtype bfloat16", "the model's precision, float16", "Keep one"),
+        ("--quant_bits 4 --fp16 --bnb_4bit_compute_dtype bfloat16", "in the model's precision", "Keep one"),
     ],
 )
 def test_what_a_tuner_cannot_do_is_refused_with_the_reason(line: str, sentence: str, hint: str) -> None:

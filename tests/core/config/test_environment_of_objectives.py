@@ -93,5 +93,5 @@ def test_groups_of_another_size_than_two_are_refused(monkeypatch: pytest.MonkeyP
     parsed("sft --task_type reranker --model m --dataset d")
     monkeypatch.setenv("LISTWISE_RERANKER_MIN_GROUP_SIZE", "4")
     parsed("sft --model m --dataset d")
-    with pytest.raises(ConfigError, match="LISTWISE_RERANKER_MIN_GROUP_SIZE is 4"):
+    with pytest.raises(ConfigError, match="LISTWISE_RERANKER_MIN_GROUP_SIZE 4 is not supported"):
         parsed("sft --task_type reranker --model m --dataset d")

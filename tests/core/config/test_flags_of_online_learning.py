@@ -117,8 +117,8 @@ def test_a_flag_of_another_program_sets_the_option_that_it_means(line: str, expe
 @pytest.mark.parametrize(
     ("line", "note"),
     [
-        ("--sleep_level 1", "--sleep_level 1 is not needed: it is about memory"),
-        ("--log_completions true", "in RUN/rollouts"),
+        ("--sleep_level 1", "--sleep_level 1 is not needed: the engine keeps its memory"),
+        ("--log_completions true", "RUN/rollouts has"),
         ("--repetition_penalty 1.0", "it is always off"),
         ("--use_vllm false --vllm_gpu_memory_utilization 0.3", "vLLM does not run in this process"),
         ("--use_vllm true --vllm_server_port 8001", "--vllm_server_port has no effect: --vllm_mode colocate runs vLLM"),
@@ -168,7 +168,7 @@ def test_prompts_are_cut_from_the_left_at_max_length() -> None:
     """Prompts are limited by the limit of samples and keep their end."""
     data = parsed("--max_prompt_length 100").config.data
     assert (data.max_length, data.truncation) == (100, "left")
-    with pytest.raises(ConfigError, match="one limit for prompt and answer together"):
+    with pytest.raises(ConfigError, match="have one limit together"):
         parsed("--max_prompt_length 100", objective="dpo")
 
 

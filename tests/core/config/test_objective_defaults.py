@@ -58,7 +58,7 @@ def test_objective_default_applies_with_reason_if_unset() -> None:
     assert parsed.config.model_dump()["tuner"]["dropout"] == 0.0
     assert parsed.config.optim.schedule == "constant"
     assert _about(parsed, "tuner.dropout") == [
-        "careful sets tuner.dropout 0.0, unless you set it: dropout would change the ratio."
+        "The objective careful sets tuner.dropout to 0.0: dropout would change the ratio."
     ]
     assert config_from_mapping({}).config.model_dump()["tuner"]["dropout"] == 0.05
 

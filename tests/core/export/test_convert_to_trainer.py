@@ -126,7 +126,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     said: list[str] = []
     folder = convert_to(stored, to="trainer", out=tmp_path / "out", say=said.append)
     assert not (folder / "optimizer.pt").exists()
-    assert any("weights and step alone" in line for line in said)
+    assert any("weights and step only" in line for line in said)
     with pytest.raises(CheckpointError, match="already exists") as caught:
         convert_to(stored, to="trainer", out=tmp_path / "out", say=lambda _: None)
     assert caught.value.hint == "Choose another folder with --out."

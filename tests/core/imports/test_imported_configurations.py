@@ -401,7 +401,7 @@ SCORING = {
         "objective:\n  name: rm", "center_rewards_coefficient: 0.01", "truncation: delete", "lr: 0.0001",
     ),
     "llamafactory-cli train --stage rm --model_name_or_path m --dataset d": (
-        "objective:\n  name: rm", "has no bias here",
+        "objective:\n  name: rm", "has no bias",
     ),
     "swift rlhf --rlhf_type rm --model m --dataset d --center_rewards_coefficient 0.1": (
         "objective:\n  name: rm", "center_rewards_coefficient: 0.1",
@@ -432,7 +432,7 @@ NOT_TRAINED = {
     "llamafactory-cli export merge.yaml": "trains nothing",
     "swift infer --model m": "trains nothing",
     "megatron rlhf --use_ray true --config there/no.yaml": "which is not there",
-    "ls -l": "no command that is known",
+    "ls -l": "no known command",
 }
 
 
@@ -480,7 +480,7 @@ def test_row_order_is_kept_only_if_both_shuffles_are_off(shuffles: str, remarked
     """Ms-swift's rows stay in order only where both of its shuffles are off."""
     _, _, configuration = made(tmp_path, f"swift sft --model m --dataset d.jsonl {shuffles}")
     assert configuration["data"].get("shuffle", True) is bool(remarked)
-    assert (tmp_path / "made.yaml").read_text().count("rows come in another order in each epoch") == remarked
+    assert (tmp_path / "made.yaml").read_text().count("rows are shuffled in each epoch") == remarked
 
 
 def test_a_pickled_file_is_refused_and_not_opened(tmp_path: Path) -> None:
@@ -490,7 +490,7 @@ def test_a_pickled_file_is_refused_and_not_opened(tmp_path: Path) -> None:
 
     (tmp_path / "training_args.bin").write_bytes(pickle.dumps(Trap()))
     ended = typed(["config", "import", "training_args.bin"], tmp_path)
-    assert (ended.code, "nothing is unpickled" in ended.output) == (2, True)
+    assert (ended.code, "is a pickle" in ended.output) == (2, True)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -500,7 +500,7 @@ def test_training_offers_the_import_of_another_programs_file(tmp_path: Path) -> 
         for words in (["sft", "theirs.yaml"], ["config", "show", "sft", "theirs.yaml"]):
             ended = typed(words, tmp_path)
             assert ended.code == 2
-            assert f"looks like a configuration of {program}'s" in ended.output
+            assert f"is a configuration of {program}, not of swift" in ended.output
             assert "swift config import theirs.yaml --out run.yaml" in ended.output
 
 
@@ -515,7 +515,7 @@ def test_a_folder_gives_one_line_for_each_recipe(tmp_path: Path) -> None:
     assert len(lines) == len(CASES) + 1 + 2  # the script trains twice
     assert sum("keys set" in line for line in lines) == len(CASES) + 1
     assert any("invalid YAML" in line for line in lines)
-    assert any("a configuration of DeepSpeed" in line for line in lines)
+    assert any("a DeepSpeed configuration" in line for line in lines)
 
 
 HOSTILE = {

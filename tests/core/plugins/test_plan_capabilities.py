@@ -83,7 +83,7 @@ def test_objective_need_missing_in_backend_is_named() -> None:
     class Rewarding(Objective):
         needs = frozenset({Need.SCORES})
 
-    assert "'thoughtful' needs (scores)" in refusal(ABLE, {}, Rewarding())
+    assert "'thoughtful' (it needs scores)" in refusal(ABLE, {}, Rewarding())
 
 
 def test_unsupported_modality_is_named_before_weights_load() -> None:

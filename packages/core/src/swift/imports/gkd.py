@@ -1,4 +1,4 @@
-"""Recipes of distillation (GKD) of TRL and ms-swift: their flags are taken, and the defaults by which they differ."""
+"""GKD recipes (distillation) of TRL and ms-swift: their flags and different defaults."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from swift.imports.recipe import RecipeImport, number
 from swift.imports.rules import Table
 
 _WARM = 0.9
-"""Temperature of both programs."""
+"""Default temperature of both programs."""
 
 
 def trl(run: RecipeImport, table: Table) -> None:
-    """Translate what is left of a recipe of TRL's GKD; `table` is that of its other trainers."""
+    """Translate the rest of a GKD recipe of TRL; `table` is that of its other trainers."""
     run.command = "rlhf"
     run.set("objective.name", "gkd", "trl gkd")
     _rest(run, table, longest=128)
 
 
 def ms_swift(run: RecipeImport, table: Table) -> None:
-    """Translate what is left of a recipe of ms-swift's GKD; `table` is that of its other commands."""
+    """Translate the rest of a GKD recipe of ms-swift; `table` is that of its other commands."""
     warm = number(run.values.get("temperature", _WARM))
     whole = run.values.get("gkd_logits_topk") is None
     _rest(run, table, longest=512)
@@ -28,15 +28,14 @@ def ms_swift(run: RecipeImport, table: Table) -> None:
         run.lose(
             "temperature",
             warm,
-            "ms-swift divides the teacher's likeliest logits by it; swift compares at temperature 1, where others have "
-            "a probability too",
+            "ms-swift applies it to the teacher's top logits only; swift compares all probabilities at temperature 1",
         )
 
 
 def _rest(run: RecipeImport, table: Table, *, longest: int) -> None:
     teacher = {"teacher_model", "teacher_model_name_or_path", "teacher_model_server"} & run.values.keys()
     if not teacher:
-        run.lose("teacher_model", "", "the recipe names no teacher: write objective.teacher_model")
+        run.lose("teacher_model", "", "the recipe has no teacher: set objective.teacher_model")
     grpo.apply_flags(run, table)
     defaults = {"lmbda": 0.5, "beta": 0.5, "temperature": _WARM, "gkd_logits_topk": 0}
     for name, value in {**defaults, "max_completion_length": longest}.items():
