@@ -71,7 +71,7 @@ def test_a_scalar_stands_for_a_list_of_one(tmp_path: Path) -> None:
         ("train:\n  epochs: 1\n\n  seeed: 1\n", ":4: unknown key 'train.seeed'. Did you mean 'train.seed'?"),
         ("optimizers: {lr: 1}\n", ":1: unknown key 'optimizers'. Did you mean"),
         ("backend:\n  devise: cpu\n", ":2: unknown key 'backend.devise' for the backend 'torch'"),
-        ("optim: fast\n", "Unknown value 'fast' for "),
+        ("optim: fast\n", ":1. (The key is optim.)"),
         ("data: train.jsonl\n", ":1: the section data must be a mapping"),
         ("train:\n  compile: perhaps\n", ":2 must be true or false"),
         ("bf16: true\nfp16: true\n", ":1 and "),

@@ -331,7 +331,7 @@ def test_script_with_several_commands_gives_each_training(tmp_path: Path) -> Non
     assert "Next: swift rlhf made.yaml" in said
     assert str(configuration["tuner"]["freeze_vit"]).lower() == "true"
     refused = typed(["config", "import", "run.sh", "--number", "3"], tmp_path)
-    assert (refused.code, "2 commands that train" in refused.output) == (2, True)
+    assert (refused.code, "only 2 training commands" in refused.output) == (2, True)
 
 
 COMMANDS = {
@@ -429,9 +429,9 @@ def test_scoring_recipes_are_imported_and_read_back(command: str, tmp_path: Path
 NOT_TRAINED = {
     "trl rloo --model_name_or_path m": "RLOO",
     "llamafactory-cli train --stage ppo --model_name_or_path m": "PPO",
-    "llamafactory-cli export merge.yaml": "trains nothing",
-    "swift infer --model m": "trains nothing",
-    "megatron rlhf --use_ray true --config there/no.yaml": "which is not there",
+    "llamafactory-cli export merge.yaml": "has no training command",
+    "swift infer --model m": "has no training command",
+    "megatron rlhf --use_ray true --config there/no.yaml": "which does not exist",
     "ls -l": "no known command",
 }
 

@@ -41,7 +41,7 @@ def test_import_reports_image_and_video_handling(tmp_path: Path) -> None:
     ended = typed(["config", "import", script, "--out", "run.yaml"], tmp_path)
     assert ended.code == 0
     text = (tmp_path / "run.yaml").read_text()
-    assert "this model reads more than text" in text
+    assert "the model reads more than text" in text
     settings = yaml.safe_load(text)
     assert settings["data"]["max_pixels"] == 1003520
     assert str(settings["tuner"]["freeze_vit"]).lower() == "true"

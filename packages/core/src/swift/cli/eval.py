@@ -146,7 +146,8 @@ def _scores(options: EvalOptions, sampling: Sampling) -> dict[str, float]:
         if metric is not None:
             compared = with_answers(questions, say=print_note)
             lines = (
-                judged(question, answer, metric) for _, question, answer in answered(chat_engine, compared, sampling)
+                judged(question, response, metric)
+                for _, question, response in answered(chat_engine, compared, sampling)
             )
             return metric.of_lines(lines)
         assert isinstance(chat_engine, LocalChatEngine)

@@ -93,13 +93,13 @@ def groups_of(options: type[BaseModel]) -> list[FlagGroup]:
     """Return the options of a command, grouped by the class that declares them; the command's own come first."""
     fields = {field.key: field for field in model_fields(options)}
     names = {info.alias or name: name for name, info in options.model_fields.items()}
-    owners: dict[type, list[Field]] = {options: []}
+    by_class: dict[type, list[Field]] = {options: []}
     for key, field in sorted(fields.items(), key=lambda each: each[1].argument is None):
         owner = next(each for each in options.__mro__ if names[key] in vars(each).get("__annotations__", {}))
-        owners.setdefault(owner, []).append(field)
+        by_class.setdefault(owner, []).append(field)
     return [
         FlagGroup("" if owner is options else _first_line(owner), "", own, [field.flags for field in own])
-        for owner, own in sorted(owners.items(), key=lambda each: -_rank(each[0], options))
+        for owner, own in sorted(by_class.items(), key=lambda each: -_rank(each[0], options))
         if own
     ]
 

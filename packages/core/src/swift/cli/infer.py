@@ -37,7 +37,7 @@ class InferOptions(SamplingOptions, AskingOptions):
 
     examples = (
         "swift infer output/my-model/v0-20260101-120000 --prompt 'Hello!'",
-        "swift infer qwen3-0.6b --dataset questions.jsonl --result_path answers.jsonl",
+        "swift infer qwen3-0.6b --dataset questions.jsonl --result_path responses.jsonl",
     )
     prompt: Annotated[tuple[str, ...], Aliases("query"), Verbatim()] = Field((), description="Prompt; may be repeated")
     image: Annotated[tuple[FilePath, ...], Aliases("images")] = Field(

@@ -42,7 +42,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "data.shuffle": ("dataset_shuffle", "train_dataloader_shuffle"),
     "data.streaming": ("streaming",),
     "data.strict": ("strict",),
-    "data.boxes": ("norm_bbox",),
+    "data.bounding_boxes": ("norm_bbox",),
     "data.max_pixels": ("max_pixels", "image_max_pixels"),
     "data.min_pixels": ("min_pixels", "image_min_pixels"),
     "data.video_fps": ("fps", "video_fps"),

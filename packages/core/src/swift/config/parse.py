@@ -296,14 +296,18 @@ def _check_third_party(plugin: LoadedPlugin, section: str, values: BaseModel, so
         key = f"{section}.{name}"
         if section == "objective" and name in OWN_OPTIONS and not _takes_any(plugin):
             raise _of_online_learning(subject(source(key), key), plugin)
-        owners = plugins_with(section, name) if key in core_fields() else _backends_with(section, name)
-        if owners:
+        available_in = plugins_with(section, name) if key in core_fields() else _backends_with(section, name)
+        if available_in:
             chosen = f"{section}.name" if "name" in core_keys(section) else f"{section}.kind"
             flag, own = subject(source(key), key), plugin.entry
-            others = f" (also of {', '.join(map(repr, owners[1:]))})" if section == "backend" and owners[1:] else ""
+            others = (
+                f" (also of {', '.join(map(repr, available_in[1:]))})"
+                if section == "backend" and available_in[1:]
+                else ""
+            )
             raise ConfigError(
-                f"{flag} is an option of the {own.kind} {owners[0]!r}{others}, but {chosen} is {own.name}.",
-                hint=f"Type --{chosen} {owners[0]}, or leave it out.",
+                f"{flag} is an option of the {own.kind} {available_in[0]!r}{others}, but {chosen} is {own.name}.",
+                hint=f"Type --{chosen} {available_in[0]}, or leave it out.",
             )
 
 

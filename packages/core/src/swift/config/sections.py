@@ -146,7 +146,7 @@ class DataSection(Section):
     video_max_frames: Annotated[int, Field(ge=1, le=LARGEST)] = Field(
         32, description="Maximum number of frames per video; those of a longer video are further apart"
     )
-    boxes: Literal["auto", "norm1000", "none"] = Field(
+    bounding_boxes: Literal["auto", "norm1000", "none"] = Field(
         "auto",
         description="Coordinates of <bbox> in rows with `objects`: thousandths of the image (norm1000), or pixels of "
         "the resized image (none); auto is the model's own format",
@@ -384,7 +384,7 @@ class LoggingSection(Section):
         "steps", description="When to log; the first step, the last step and evaluations are always logged"
     )
     steps: Interval = Field(5, description="Log every N steps; 0.1 is a tenth of all steps")
-    shares: _StepCount = Field(
+    time_breakdown: _StepCount = Field(
         50,
         description="Measure the time breakdown every N steps: compute, communication, waiting for data and optimizer, "
         "and the slowest process; 0 is off",
