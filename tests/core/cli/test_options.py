@@ -73,7 +73,7 @@ def read(options: type[Section], line: str) -> dict[str, Any]:
         (ConfigOptions, "--sample 3", {"sample": 3}),
     ],
 )
-def test_flags_and_arguments_set_what_they_say(options: type[Section], line: str, meaning: dict[str, Any]) -> None:
+def test_flags_and_arguments_set_options(options: type[Section], line: str, meaning: dict[str, Any]) -> None:
     found = read(options, line)
     assert {key: found[key] for key in meaning} == meaning
 
@@ -98,7 +98,7 @@ def test_flags_and_arguments_set_what_they_say(options: type[Section], line: str
         (PluginsOptions, "fsdp", "Unexpected argument 'fsdp'"),
     ],
 )
-def test_a_mistake_names_the_flag_as_it_was_typed(options: type[Section], line: str, sentence: str) -> None:
+def test_option_error_names_flag_as_typed(options: type[Section], line: str, sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(options, line)
     assert sentence in str(caught.value)
@@ -166,7 +166,7 @@ def test_json_like_prompt_is_string() -> None:
     assert caught.value.hint == """For example: '{"max_num_seqs": 64}'"""
 
 
-def test_a_text_that_looks_like_a_flag_is_a_value() -> None:
+def test_value_like_a_flag_is_accepted() -> None:
     found = read_options("infer", ["m", "--prompt", "--help me", "--system=-x"], InferOptions).options
     assert found.prompt == ("--help me",)
     assert found.system == "-x"
@@ -183,7 +183,7 @@ def test_serve_passes_unknown_flags_unchanged() -> None:
 
 
 @pytest.mark.parametrize("command", sorted(set(BUILTIN_COMMANDS) - set(TRAINING)))
-def test_every_flag_is_declared_once_and_taken_in_both_spellings(command: str) -> None:
+def test_flags_are_unique_and_accept_both_spellings(command: str) -> None:
     options = options_of(command)
     assert options is not None
     table = flag_table(command, options)

@@ -41,7 +41,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("line", "sentence"), REFUSED, ids=[line for line, _ in REFUSED])
-def test_config_show_and_the_run_refuse_the_same(
+def test_config_show_and_run_raise_same_errors(
     line: str, sentence: str, tiny: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -59,7 +59,7 @@ def test_config_show_and_the_run_refuse_the_same(
     assert said[0] == said[1]
 
 
-def test_config_validate_accepts_what_another_machine_may_have(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_validate_ignores_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["config", "validate", "sft", "--model", "m", "--dataset", "elsewhere.jsonl", "--device", "cuda"]
     assert cli.run(line) == 0
     assert cli.run([*line, "--streaming", "true"]) == 2
@@ -90,7 +90,7 @@ def test_config_show_accepts_fitting_layout(line: str, tiny: Path) -> None:
     assert cli.run(["config", "show", "sft", *BASE, "--model", str(tiny), *line.split()]) == 0
 
 
-def test_a_size_that_config_json_leaves_out_is_left_to_the_run(tiny: Path, tmp_path: Path) -> None:
+def test_missing_size_in_config_json_is_accepted(tiny: Path, tmp_path: Path) -> None:
     content = json.loads((tiny / "config.json").read_text())
     del content["num_attention_heads"]
     (tmp_path / "config.json").write_text(json.dumps(content))
@@ -113,9 +113,7 @@ def test_config_show_help_covers_command(command: str, capsys: pytest.CaptureFix
     assert shown == capsys.readouterr().out
 
 
-def test_the_environment_of_a_launcher_shows_in_the_layout(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launcher_environment_sets_layout(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NPROC_PER_NODE", "4")
     assert cli.run(["config", "show", "sft", *BASE]) == 0
     assert "# processes on this machine: 4 = dp 4" in capsys.readouterr().out

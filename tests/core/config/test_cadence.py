@@ -54,7 +54,7 @@ def value_of(flags: str, key: str) -> Any:
         ("--full_determinism", "train.deterministic", True),
     ],
 )
-def test_a_flag_of_the_trainer_sets_its_key(flags: str, key: str, value: object) -> None:
+def test_trainer_flag_sets_its_key(flags: str, key: str, value: object) -> None:
     assert value_of(flags, key) == value
 
 
@@ -74,7 +74,7 @@ def test_a_flag_of_the_trainer_sets_its_key(flags: str, key: str, value: object)
         ("--eval_accumulation_steps 4", "is not needed"),
     ],
 )
-def test_what_has_no_effect_is_one_line_of_note(flags: str, note: str) -> None:
+def test_setting_without_effect_is_noted(flags: str, note: str) -> None:
     assert [line for line in parsed(flags).notes if note in line]
 
 
@@ -99,7 +99,7 @@ def test_what_has_no_effect_is_one_line_of_note(flags: str, note: str) -> None:
         ("--dataloader_drop_last true", "Leave it out"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_thing_to_type(flags: str, advice: str) -> None:
+def test_invalid_cadence_error_has_hint(flags: str, advice: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(flags)
     assert advice in f"{caught.value.message} {caught.value.hint}"

@@ -120,18 +120,18 @@ MEANINGS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("line", "meaning"), MEANINGS, ids=[line for line, _ in MEANINGS])
-def test_a_flag_sets_what_its_users_mean_by_it(line: str, meaning: dict[str, Any]) -> None:
+def test_flag_sets_its_keys(line: str, meaning: dict[str, Any]) -> None:
     config = parsed(line).config
     assert {key: value(config, key) for key in meaning} == meaning
 
 
-def test_dashes_and_underscores_mean_the_same() -> None:
+def test_dashes_and_underscores_are_equal() -> None:
     dashes = parsed("--per-device-train-batch-size 4 --optim.weight-decay 0.2 --lora-rank=3").config
     underscores = parsed("--per_device_train_batch_size=4 --optim.weight_decay=0.2 --lora_rank 3").config
     assert dashes == underscores
 
 
-def test_rlhf_names_its_objective_and_takes_its_options() -> None:
+def test_rlhf_selects_objective_and_options() -> None:
     kto = parsed("--rlhf_type kto --beta 0.3", command="rlhf")
     assert kto.config.objective.name == "kto"
     assert kto.objective_options.model_dump()["beta"] == 0.3
@@ -191,14 +191,14 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("line", "sentence"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_gets_one_clear_sentence(line: str, sentence: str) -> None:
+def test_invalid_flag_error_is_one_sentence(line: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=re.escape(sentence)) as caught:
         parsed(line)
     assert caught.value.exit_code == 2
     assert "pydantic" not in str(caught.value)
 
 
-def test_a_plugin_that_is_needed_later_must_be_there_now(without_vllm: None) -> None:
+def test_missing_observer_or_exporter_fails_early(without_vllm: None) -> None:
     with pytest.raises(PluginError, match="Did you mean 'megatron'"):
         parsed("--backend megatorn")
     with pytest.raises(PluginError, match="no observer 'wandbb'"):
@@ -208,7 +208,7 @@ def test_a_plugin_that_is_needed_later_must_be_there_now(without_vllm: None) -> 
 
 
 @pytest.mark.parametrize("command", ["pt", "sft", "rlhf", "train"])
-def test_a_command_without_data_or_model_shows_a_line_that_works(command: str) -> None:
+def test_missing_model_or_data_error_has_example(command: str) -> None:
     with pytest.raises(UsageError, match=f"swift {command} needs --dataset") as caught:
         parse(["--model", "m"], command)
     shown = re.search(rf"swift {command} (.*)", caught.value.hint or "")
@@ -240,14 +240,14 @@ def test_a_command_without_data_or_model_shows_a_line_that_works(command: str) -
         ("--quant_bits 4 --fp16 --bnb_4bit_compute_dtype bfloat16", "in the model's precision", "Keep one"),
     ],
 )
-def test_what_a_tuner_cannot_do_is_refused_with_the_reason(line: str, sentence: str, hint: str) -> None:
+def test_invalid_tuner_options_name_reason(line: str, sentence: str, hint: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         parsed(line)
     assert sentence in refusal.value.message
     assert hint in (refusal.value.hint or "")
 
 
-def test_settings_of_four_bits_say_where_they_have_no_effect() -> None:
+def test_four_bit_flags_without_effect_are_noted() -> None:
     assert parsed("--bnb_4bit_quant_type nf4").notes == [
         "--bnb_4bit_quant_type has no effect without 4-bit weights (--quant_bits 4)."
     ]

@@ -1,4 +1,4 @@
-"""The commands of the articles: the right configuration, or the one sentence that says what to type instead."""
+"""Commands of the articles give the right configuration, or one error with a hint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_missing_backend_names_install_command(without_megatron: None) -> None:
     assert 'Run: pip install "swift-core[megatron]"' in str(caught.value)
 
 
-def test_deepspeed_gets_its_file(stand_ins: Path) -> None:
+def test_deepspeed_flag_sets_config_file(stand_ins: Path) -> None:
     parsed = said(ZERO3)
     assert parsed.config.model.path == "qwen-7b"
     assert parsed.config.data.train == ("your_data",)
@@ -52,13 +52,13 @@ def test_megatron_gets_layout_and_sequence_parallel_switch(stand_ins: Path) -> N
 
 
 @pytest.mark.parametrize("command", [NO_DATA, FSDP])
-def test_commands_without_a_data_set_say_so(stand_ins: Path, command: str) -> None:
+def test_command_without_data_set_fails(stand_ins: Path, command: str) -> None:
     with pytest.raises(UsageError, match="swift train needs --dataset") as caught:
         said(command)
     assert caught.value.exit_code == 2
 
 
-def test_fsdp_trains_adapters_in_half_precision(stand_ins: Path) -> None:
+def test_fsdp_accepts_half_precision_adapters(stand_ins: Path) -> None:
     config = said(f"{FSDP} --dataset d").config
     assert (config.backend.name, config.tuner.kind, config.tuner.rank, config.model.dtype) == (
         "fsdp",
@@ -68,7 +68,7 @@ def test_fsdp_trains_adapters_in_half_precision(stand_ins: Path) -> None:
     )
 
 
-def test_pipelines_under_zero_3_are_refused_with_who_has_them(stand_ins: Path) -> None:
+def test_pipeline_under_zero3_names_other_backends(stand_ins: Path) -> None:
     with pytest.raises(UnsupportedLayout, match=r"deepspeed backend does not support parallel\.pp 2") as caught:
         said(f"{MIXED} --dataset d")
     assert "Installed backends that support it: megatron" in str(caught.value)

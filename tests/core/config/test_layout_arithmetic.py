@@ -12,7 +12,7 @@ from swift.errors import UnsupportedLayout
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_config_show_counts_processes_that_share_a_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_counts_sequence_parallel_processes(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--backend", "fsdp", "--ulysses", "2", "--tp", "2", "--per_device_train_batch_size", "3", "--nproc", "8"]
     assert run(["config", "show", *flags]) == 0
     printed = capsys.readouterr().out
@@ -59,7 +59,7 @@ def test_layout_for_other_world_size_is_refused(plan: dict[str, int], world: int
 
 
 @pytest.mark.parametrize("backend", ["fsdp", "deepspeed", "megatron"])
-def test_sharding_backends_refuse_replicas_that_were_not_started(backend: str, tmp_path: Path) -> None:
+def test_missing_replicas_are_refused(backend: str, tmp_path: Path) -> None:
     from swift.config.parse import config_from_mapping
     from swift.contracts import Run, World
     from swift.plugins.hooks import open_hooks

@@ -1,4 +1,4 @@
-"""Configurations of other programs: small inputs with the keys of their published recipes, and what becomes of each."""
+"""Third-party configurations: small recipes with the keys of published ones, and their imports."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def made(folder: Path, source: str, *flags: str) -> tuple[int, str, dict[str, An
 
 @pytest.mark.parametrize("program", CASES)
 def test_recipe_keeps_settings_and_program_defaults(program: str, tmp_path: Path) -> None:
-    """A recipe keeps what it says and what its program would do by default."""
+    """An import keeps the settings of a recipe and the defaults of its program."""
     name, content, expected, lost, command = CASES[program]
     (tmp_path / name).write_text(content)
     code, said, configuration = made(tmp_path, name)
@@ -306,7 +306,7 @@ def test_every_recipe_key_is_mapped_or_named(program: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("program", CASES)
-def test_what_is_written_is_what_training_reads(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imported_file_is_valid_training_config(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, content, expected, _, command = CASES[program]
     (tmp_path / name).write_text(content)
     made(tmp_path, name)
@@ -375,7 +375,7 @@ def test_embedding_and_reranker_recipes_keep_objective_and_env(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_in_quotes_is_read_as_the_program_would(command: str, tmp_path: Path) -> None:
+def test_quoted_command_is_imported(command: str, tmp_path: Path) -> None:
     command_name, objective, optim = COMMANDS[command]
     code, said, configuration = made(tmp_path, command)
     assert code == 0, said
@@ -387,7 +387,7 @@ def test_a_command_in_quotes_is_read_as_the_program_would(command: str, tmp_path
         assert configuration["train"]["gradient_checkpointing"] is False
 
 
-def test_a_command_may_be_typed_without_quotes(tmp_path: Path) -> None:
+def test_unquoted_command_is_imported(tmp_path: Path) -> None:
     words = ["trl", "sft", "--model_name_or_path", "m", "--dataset_name", "d", "--learning_rate", "3e-4"]
     ended = typed(["config", "import", *words], tmp_path)
     assert ended.code == 0
@@ -410,7 +410,7 @@ SCORING = {
         "objective:\n  name: seq_cls", "num_labels: 3", "problem_type: single_label_classification",
     ),
 }  # fmt: skip
-"""Recipe of a model that scores → what the file says."""
+"""Recipe of a model that scores → expected settings."""
 
 
 @pytest.mark.parametrize("command", SCORING)
@@ -437,7 +437,7 @@ NOT_TRAINED = {
 
 
 @pytest.mark.parametrize("command", NOT_TRAINED)
-def test_what_swift_does_not_train_is_refused_with_its_name(command: str, tmp_path: Path) -> None:
+def test_unsupported_recipe_is_refused_by_name(command: str, tmp_path: Path) -> None:
     ended = typed(["config", "import", command, "--out", "made.yaml"], tmp_path)
     assert ended.code == 2
     assert NOT_TRAINED[command] in ended.output
@@ -453,7 +453,7 @@ def test_dataset_info_next_to_recipe_is_found(tmp_path: Path) -> None:
     assert configuration["data"]["train"] == ["recipes/chats#100", "recipes/more#100"]
 
 
-def test_ms_swifts_args_json_is_a_recipe_too(tmp_path: Path) -> None:
+def test_ms_swift_args_json_is_imported(tmp_path: Path) -> None:
     (tmp_path / "args.json").write_text(json.dumps({
         "model": "someone/some-model", "model_type": "qwen3", "dataset": ["a.jsonl"], "train_type": "lora",
         "num_train_epochs": 2.0, "lora_rank": 8, "max_length": 100, "learning_rate": 1e-4, "adapters": [], "rank": -1,
@@ -483,7 +483,7 @@ def test_row_order_is_kept_only_if_both_shuffles_are_off(shuffles: str, remarked
     assert (tmp_path / "made.yaml").read_text().count("rows are shuffled in each epoch") == remarked
 
 
-def test_a_pickled_file_is_refused_and_not_opened(tmp_path: Path) -> None:
+def test_pickle_is_refused_unopened(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.write_text, (tmp_path / "sprung", "x"))
@@ -494,7 +494,7 @@ def test_a_pickled_file_is_refused_and_not_opened(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_training_offers_the_import_of_another_programs_file(tmp_path: Path) -> None:
+def test_training_with_third_party_file_suggests_import(tmp_path: Path) -> None:
     for program in ("LLaMA-Factory", "axolotl", "TRL", "torchtune", "NeMo Automodel"):
         (tmp_path / "theirs.yaml").write_text(CASES[program][1])
         for words in (["sft", "theirs.yaml"], ["config", "show", "sft", "theirs.yaml"]):
@@ -504,7 +504,7 @@ def test_training_offers_the_import_of_another_programs_file(tmp_path: Path) -> 
             assert "swift config import theirs.yaml --out run.yaml" in ended.output
 
 
-def test_a_folder_gives_one_line_for_each_recipe(tmp_path: Path) -> None:
+def test_folder_import_prints_line_per_recipe(tmp_path: Path) -> None:
     for number, (name, content, *_) in enumerate(CASES.values()):
         (tmp_path / f"{number}-{name}").write_text(content)
     (tmp_path / "broken.yaml").write_text("a: [")

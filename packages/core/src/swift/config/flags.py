@@ -152,7 +152,7 @@ class Flag:
     """One flag with its values, repeated ones joined."""
 
     typed: str
-    """As it was typed, for messages."""
+    """The flag as typed, for messages."""
     name: str
     arity: Arity
     value: Any

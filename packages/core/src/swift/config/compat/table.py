@@ -2,7 +2,7 @@
 
 A flag whose value swift can use is an alias (`swift.config.aliases`). The others are here, so that none is ignored
 silently. They work on the command line, in YAML files and as keywords. To add one, write a row into its topic:
-`("flag", "other_spelling"): meaning`, flags with `_`, where the meaning is one of
+`("flag", "other_spelling"): meaning`, flags with `_`. A meaning is one of
 
 - `NotNeeded(note)`: the flag does not change the result. The run continues, with the note.
 - `Default(values, note, reason, hint)`: these values match what swift does (note); others are refused.
@@ -10,7 +10,7 @@ silently. They work on the command line, in YAML files and as keywords. To add o
 - `Refused(reason, hint)`: the flag would change the result.
 
 A note is the end of a sentence without a full stop ("... is not needed: NOTE."), a reason is a whole sentence, and a
-hint says what to type. `third_party_flag(flag)` looks up a flag; `meaning.check(source, value)` returns the note, or
+hint is what to type. `third_party_flag(flag)` looks up a flag; `meaning.check(source, value)` returns the note, or
 raises `ConfigError`.
 """
 

@@ -57,7 +57,7 @@ def test_objective_and_task_imply_each_other(line: str, objective: str, task: st
         ("sft --task_type reranker --loss_type infonce", "pointwise"),
     ],
 )
-def test_objective_and_task_that_do_not_go_together_are_refused(line: str, named: str) -> None:
+def test_mismatched_objective_and_task_are_refused(line: str, named: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parsed(line)
     assert named in f"{refused.value} {refused.value.hint}"
@@ -72,5 +72,5 @@ def test_objective_and_task_that_do_not_go_together_are_refused(line: str, named
         ("listwise_generative_reranker", "listwise"),
     ],
 )
-def test_the_losses_of_rerankers_have_the_names_of_ms_swift_too(name: str, loss: str) -> None:
+def test_reranker_losses_accept_ms_swift_names(name: str, loss: str) -> None:
     assert parsed(f"sft --loss_type {name}").objective_options.loss == loss

@@ -20,7 +20,7 @@ def parsed(line: str) -> Parsed:
 
 
 def differing(line: str, beside: str) -> dict[str, Any]:
-    """Which keys a line sets to something else than `beside` alone."""
+    """Return the keys that a line changes compared with `beside` alone."""
     one, other = (parsed(each).config.model_dump() for each in (f"{beside} {line}", beside))
     return {
         f"{section}.{key}": value
@@ -45,12 +45,12 @@ def differing(line: str, beside: str) -> dict[str, Any]:
         ("--fsdp_config '{\"activation_checkpointing\": true}'", {"train.gradient_checkpointing": True}),
     ],
 )
-def test_fsdp_is_understood_as_trainer_and_accelerate_spell_it(line: str, meant: dict[str, Any]) -> None:
+def test_fsdp_flags_of_trainer_and_accelerate_set_keys(line: str, meant: dict[str, Any]) -> None:
     assert parsed(line).config.backend.name == "fsdp"
     assert differing(line, "--backend fsdp" if "--fsdp " not in line else "--fsdp full_shard") == meant
 
 
-def test_a_file_of_fsdp_is_read_and_each_of_its_keys_is_answered(tmp_path: Path) -> None:
+def test_fsdp_config_file_keys_are_handled(tmp_path: Path) -> None:
     file = tmp_path / "fsdp.json"
     content = {"fsdp_transformer_layer_cls_to_wrap": "Qwen3DecoderLayer", "fsdp_state_dict_type": "X", "xla": False}
     file.write_text(json.dumps({**content, "fsdp_offload_params": True}))
@@ -102,7 +102,7 @@ def test_a_file_of_fsdp_is_read_and_each_of_its_keys_is_answered(tmp_path: Path)
         ("--no_save_optim true", {"checkpoint.optimizer_state": False}),
     ],
 )
-def test_megatrons_names_set_what_they_mean(line: str, meant: dict[str, Any]) -> None:
+def test_megatron_flags_set_keys(line: str, meant: dict[str, Any]) -> None:
     assert differing(line, MEGATRON) == meant
 
 
@@ -126,7 +126,7 @@ def test_megatrons_names_set_what_they_mean(line: str, meant: dict[str, Any]) ->
         ("--lora_dtype bfloat16", "always fp32"),
     ],
 )
-def test_what_would_change_the_result_is_refused(line: str, sentence: str) -> None:
+def test_unsupported_backend_flags_are_refused(line: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         parsed(line)
     assert sentence in refusal.value.message

@@ -1,6 +1,6 @@
-"""What becomes of each kind of recipe that other programs publish, as the table of the page on imports says it.
+"""The result of importing each kind of published recipe, as the table on the import page lists it.
 
-The recipes are short, with the keys that those of the projects have; a change of the outcome is a change of the page.
+The recipes are short, with the keys of published ones; a different result must change the page.
 """
 
 from __future__ import annotations

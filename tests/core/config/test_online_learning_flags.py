@@ -110,7 +110,7 @@ def test_every_third_party_grpo_flag_is_handled(flag: str) -> None:
         ("--objective.steps_per_generation 3 --gradient_accumulation_steps 4", {"steps_per_generation": "3"}),
     ],
 )
-def test_a_flag_of_another_program_sets_the_option_that_it_means(line: str, expected: dict[str, Any]) -> None:
+def test_third_party_online_flag_sets_option(line: str, expected: dict[str, Any]) -> None:
     assert options(line).items() >= expected.items()
 
 
@@ -164,7 +164,7 @@ def test_third_party_flags_that_change_results_are_refused(line: str, message: s
     assert hint in (error.value.hint or "")
 
 
-def test_prompts_are_cut_from_the_left_at_max_length() -> None:
+def test_prompts_are_truncated_on_the_left() -> None:
     """Prompts are limited by the limit of samples and keep their end."""
     data = parsed("--max_prompt_length 100").config.data
     assert (data.max_length, data.truncation) == (100, "left")
@@ -182,7 +182,7 @@ def test_reward_flags_without_rewards_are_refused() -> None:
         assert "swift rlhf --rlhf_type grpo" in (error.value.hint or "")
 
 
-def test_files_and_keywords_take_the_same_flags(tmp_path: Path) -> None:
+def test_files_and_keywords_accept_flags(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("rlhf_type: grpo\nreward_funcs: [accuracy]\nuse_vllm: true\nvllm_gpu_memory_utilization: 0.3\n")
     expected = {"reward_funcs": ["accuracy"], "rollout_engine": "vllm"}
