@@ -71,7 +71,7 @@ BUILTIN_COMMANDS = {
             "swift.cli.infer:run",
             "InferOptions",
         ),
-        BuiltinCommand("chat", "Use the result", "Chat with a model", "swift.cli.chat:run", "ChatOptions"),
+        BuiltinCommand("chat", "Use the result", "Chat with a model", "swift.cli.infer:run_chat", "ChatOptions"),
         BuiltinCommand(
             "serve",
             "Use the result",

@@ -53,7 +53,7 @@ class ConfigOptions(Section):
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     if args[:1] == ["import"]:
         from swift.cli.config_import import import_configuration
 

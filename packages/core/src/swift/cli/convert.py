@@ -49,7 +49,7 @@ class ConvertOptions(Section):
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     return run_command(command, args, ConvertOptions, convert)
 
 

@@ -65,7 +65,7 @@ class Join:
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     if not args or asks_for_help(args[:2]):
         show_help(command, BUILTIN_COMMANDS[command].summary, DataOptions)
         return 0

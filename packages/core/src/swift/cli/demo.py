@@ -41,7 +41,7 @@ class DemoOptions(Section):
 
 
 def run(command_name: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     return run_command(command_name, args, DemoOptions, demo)
 
 

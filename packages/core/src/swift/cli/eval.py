@@ -50,7 +50,7 @@ class EvalOptions(SamplingOptions, AskingOptions):
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     return run_command(command, args, EvalOptions, evaluate)
 
 

@@ -51,7 +51,7 @@ class MergeLoraOptions(ExportCommandOptions):
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the commands; returns the exit code."""
+    """Run the command; return the exit code."""
     return run_command(command, args, MergeLoraOptions if command == "merge-lora" else ExportCommandOptions, export)
 
 

@@ -1,4 +1,4 @@
-"""`swift infer MODEL`: generate responses to prompts, to a data set, or in a conversation."""
+"""`swift infer MODEL` and `swift chat MODEL`: generate responses to prompts, to a data set, or in a conversation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from swift.infer.asking import (
     returns_scores,
     talk,
 )
-from swift.infer.options import SamplingOptions
+from swift.infer.options import ModelOptions, SamplingOptions
 from swift.terminal import print_note
 
 if TYPE_CHECKING:
@@ -55,8 +55,26 @@ class InferOptions(SamplingOptions, AskingOptions):
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     return run_command(command, args, InferOptions, infer)
+
+
+class ChatOptions(SamplingOptions, ModelOptions):
+    """The model sees the whole conversation. /help lists the commands; /exit or Ctrl-D quits."""
+
+    examples = ("swift chat output/my-model/v0-20260101-120000", "swift chat --engine http://127.0.0.1:8000")
+
+
+def run_chat(command: str, args: list[str]) -> int:
+    """Run the command; return the exit code."""
+    return run_command(command, args, ChatOptions, chat)
+
+
+def chat(options: ChatOptions) -> int:
+    """Chat with a model until the user quits."""
+    check_model("chat", options)
+    quiet_libraries(options)
+    return talk(options, options.sampling)
 
 
 def infer(options: InferOptions) -> int:

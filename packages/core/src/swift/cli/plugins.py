@@ -51,7 +51,7 @@ class PluginsOptions(Section):
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     return run_command(command, args, PluginsOptions, show)
 
 

@@ -32,7 +32,7 @@ class ServeCommandOptions(ServeOptions):
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the commands; returns the exit code."""
+    """Run the command; return the exit code."""
     if asks_for_help(args):
         show_help(command, BUILTIN_COMMANDS[command].summary, ServeCommandOptions)
         return 0
