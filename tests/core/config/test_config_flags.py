@@ -256,7 +256,7 @@ def test_four_bit_flags_without_effect_are_noted() -> None:
 
 
 def test_positional_arguments_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"Unexpected argument 'data\.jsonl'"):
+    with pytest.raises(UsageError, match=r"Unexpected argument 'data\.jsonl'\.\nDid you mean --dataset data\.jsonl\?"):
         parse(["data.jsonl", "--model", "m"], "sft")
 
 

@@ -141,7 +141,7 @@ def test_all_audio_notations_give_same_row(folder: Path) -> None:
     [
         (asked("<audio> and <audio>", audios=["0.wav"]), "audio clips do not match"),
         (asked([{"type": "audio"}, {"type": "text", "text": "?"}]), "no audio clips"),
-        (asked("<audio>", audios=["none.wav"]), "missing sound"),
+        (asked("<audio>", audios=["none.wav"]), "missing audio clip"),
         (asked("<audio>", audios=["cut.wav"]), "broken sound"),
         (asked("<audio>", audios=["empty.wav"]), "broken sound"),
         (asked("<audio>", audios=["long.wav"]), "hears the first 2 s of it alone"),
