@@ -87,8 +87,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less to read, and no waiting between tries."""
     monkeypatch.setattr("swift.infer.openai_server.time.sleep", lambda _: None)
     monkeypatch.setattr("swift.infer.openai_server._TRIES", 2)
-    monkeypatch.setattr("swift.infer.whole_answers.LARGEST", 1 << 20)
-    monkeypatch.setattr("swift.infer.whole_answers.LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr("swift.infer.http_client.LARGEST", 1 << 20)
+    monkeypatch.setattr("swift.infer.http_client.LONGEST_LINE", 1 << 20)
 
 
 def wait_less(monkeypatch: pytest.MonkeyPatch) -> None:

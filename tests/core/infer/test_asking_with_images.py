@@ -95,7 +95,7 @@ def test_completions_match_transformers(model: tuple[str, Path], folder: Path, c
     expected = by_transformers(*model, folder)
     assert len(set(expected)) > 1, "the model answers alike whatever it sees"
     assert [
-        answer.text for _, answer in sorted(chat_engine.answers(questions, sampling), key=lambda each: each[0])
+        answer.text for _, answer in sorted(chat_engine.respond(questions, sampling), key=lambda each: each[0])
     ] == expected
     assert ["".join(chat_engine.stream(question.messages, sampling)) for question in questions] == expected
 
@@ -111,7 +111,7 @@ def test_adapter_completions_match_peft(folder: Path, tmp_path: Path) -> None:
     chat_engine = open_chat_engine(options, say=print)
     sampling = SamplingOptions(max_new_tokens=NEW).sampling
     questions = list(read_questions([str(folder / "asked.jsonl")], {}))
-    found = [answer.text for _, answer in sorted(chat_engine.answers(questions, sampling), key=lambda each: each[0])]
+    found = [answer.text for _, answer in sorted(chat_engine.respond(questions, sampling), key=lambda each: each[0])]
     chat_engine.close()
     expected = by_transformers("qwen2_5_vl", path, folder, tmp_path / "adapter")
     assert found == expected != by_transformers("qwen2_5_vl", path, folder)

@@ -16,7 +16,7 @@ from tiny_runs import write_jsonl
 from swift.cli.main import run
 from swift.contracts import Sampling
 from swift.infer.questions import Question
-from swift.infer.resume_file import Journal
+from swift.infer.resume_file import ResumeFile
 from swift.testing.subjects import write_model
 
 ROWS = [{"id": number, "query": f"question {number}" + "?" * (number % 5), "tag": None} for number in range(12)]
@@ -107,13 +107,13 @@ def test_ctrl_c_leaves_whole_lines_that_the_next_run_keeps(whole: Path, model: P
     script = f"""
 import os, signal, sys
 from swift.cli.main import run
-from swift.infer.resume_file import Journal
-written = Journal.write
+from swift.infer.resume_file import ResumeFile
+written = ResumeFile.write
 def write(journal, row, line):
     written(journal, row, line)
     if len(journal.left()) == 9:
         os.kill(os.getpid(), signal.SIGINT)
-Journal.write = write
+ResumeFile.write = write
 flags = "--batch_size 2 --result_path answers.jsonl --max_new_tokens 5 --temperature 1.0 --seed 3"
 sys.exit(run(["infer", {str(model)!r}, "--dataset", "questions.jsonl", *flags.split()]))
 """
@@ -234,7 +234,7 @@ def test_more_rows_are_answered_in_addition(whole: Path, model: Path, tmp_path: 
 def test_lines_are_written_at_once(tmp_path: Path) -> None:
     """Whatever happens after `write` has returned, the line is in the file."""
     questions = [Question([{"role": "user", "content": str(number)}]) for number in range(3)]
-    with Journal(tmp_path / "answers.jsonl", questions, {"seed": 0}) as journal:
+    with ResumeFile(tmp_path / "answers.jsonl", questions, {"seed": 0}) as journal:
         for row in (2, 0):
             journal.write(row, {"messages": [], "letters": "žluťoučký 🦦"})
             assert lines(tmp_path / "answers.jsonl")[-1]["asked"]["row"] == row

@@ -111,7 +111,7 @@ class LMDeployProgram:
         """Return where LMDeploy computes."""
         return "GPU"
 
-    def asked_name(self, request: ServeRequest) -> str:
+    def served_name(self, request: ServeRequest) -> str:
         """Return an adapter's own name: to LMDeploy it is a model."""
         return next(iter(request.adapters), request.name)
 

@@ -122,7 +122,7 @@ class SGLangProgram:
         """Return where SGLang computes unless it is told otherwise."""
         return "GPU"
 
-    def asked_name(self, request: ServeRequest) -> str:
+    def served_name(self, request: ServeRequest) -> str:
         """Return a model's name with its adapter's: the adapter's alone would be answered by the model."""
         adapter = next(iter(request.adapters), None)
         return request.name if adapter is None else f"{request.name}{SEPARATOR}{adapter}"

@@ -114,7 +114,7 @@ class _Served:
         return cls(server, server.choose(model or next(reversed(server.models()), None), _nothing))
 
     @property
-    def answers_as(self) -> str:
+    def served_model(self) -> str:
         """Return the model that requests name."""
         return self.adapter or self.model
 
@@ -122,8 +122,8 @@ class _Served:
         """Return the one choice of a completion, in tokens."""
         if not prompt:
             raise DataError("There is a prompt without any tokens.", hint="Give each prompt some text.")
-        answer = self.server.post("/v1/completions", {**settings, "model": self.answers_as, "prompt": list(prompt)})
-        choice: dict[str, Any] = self.server.found(answer, "choices", 0, kind=dict)
+        answer = self.server.post("/v1/completions", {**settings, "model": self.served_model, "prompt": list(prompt)})
+        choice: dict[str, Any] = self.server.field(answer, "choices", 0, kind=dict)
         if choice.get("token_ids") is None:
             raise ModelError(
                 f"The server at {self.server.address} does not return tokens.",
@@ -137,20 +137,20 @@ class _Served:
         logprobs = self.server.numbers(choice, "logprobs", "token_logprobs")
         if len(ids) != len(logprobs):
             told = f"{len(logprobs)} log-probabilities for {len(ids)} tokens"
-            raise self.server.odd("logprobs.token_logprobs", told)
+            raise self.server.unexpected("logprobs.token_logprobs", told)
         for place, value in enumerate(logprobs):
             if not -math.inf < value <= _ROUNDED:  # logits, say: another --logprobs-mode returns them
-                raise self.server.odd(f"logprobs.token_logprobs[{place}]", f"{value:g}, no log-probability,")
+                raise self.server.unexpected(f"logprobs.token_logprobs[{place}]", f"{value:g}, no log-probability,")
         reason = choice.get("finish_reason")
         if reason in ("abort", "error"):  # a part of an answer, which nobody has drawn to its end
-            raise self.server.odd("finish_reason", f"{reason!r}")
+            raise self.server.unexpected("finish_reason", f"{reason!r}")
         if reason is not None:
-            self.server.found(choice, "finish_reason", kind=str)
+            self.server.field(choice, "finish_reason", kind=str)
         return ids, logprobs
 
     def scored(self, choice: Mapping[str, Any], prompt: Sequence[int], top: int) -> Score:
         """Return what a completion tells of its prompt."""
-        steps = self.server.found(choice, "prompt_logprobs", kind=list)
+        steps = self.server.field(choice, "prompt_logprobs", kind=list)
         try:
             told = [
                 {int(token): (_logprob(each["logprob"]), int(each["rank"])) for token, each in (step or {}).items()}
@@ -159,7 +159,7 @@ class _Served:
             return score_of(prompt, told, top)
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
             told_of = "something that does not tell of each token of its prompt"
-            raise self.server.odd("prompt_logprobs", told_of) from None
+            raise self.server.unexpected("prompt_logprobs", told_of) from None
 
     def check_logprobs(self, prompt: Sequence[int], sampling: Sampling) -> None:
         """Refuse log-probabilities of another kind than the server returns; it does not say which, but they tell."""
@@ -168,7 +168,7 @@ class _Served:
 
         def likeliest(temperature: float) -> float:
             asked = {**_PLAIN, "max_tokens": 1, "temperature": temperature, "logprobs": 1, "return_token_ids": True}
-            found = self.server.found(self.completion(prompt, asked), "logprobs", "top_logprobs", 0, kind=dict)
+            found = self.server.field(self.completion(prompt, asked), "logprobs", "top_logprobs", 0, kind=dict)
             return float(max(self.server.numbers({"logprobs": [*found.values()]}, "logprobs"), default=0.0))
 
         self.logprobs = self.logprobs or kind_of(likeliest)
@@ -185,8 +185,8 @@ class _Served:
         """Call a method of `swift_export_vllm.worker` on all workers, and return what each says."""
         body = {"method": method, "kwargs": arguments}
         answer = self.server.post("/collective_rpc", body)
-        results = self.server.found(answer, "results", kind=list)
-        return [self.server.found(answer, "results", number) or {} for number in range(len(results))]
+        results = self.server.field(answer, "results", kind=list)
+        return [self.server.field(answer, "results", number) or {} for number in range(len(results))]
 
     def prepare(self) -> None:
         """Have the server draw by seeds as the engine `transformers` does, where its workers know how."""
@@ -206,7 +206,7 @@ class _Served:
                 missing = [
                     each
                     for report in self.on_workers("swift_reload", folder=str(folder), mark=mark)
-                    for each in self.server.found(report, "missing", kind=list)
+                    for each in self.server.field(report, "missing", kind=list)
                 ]
                 if missing:
                     raise ModelError(
@@ -250,12 +250,12 @@ class _Served:
 
     def marks(self) -> set[str]:
         """Return the marks of the weights that its workers have."""
-        return {self.server.found(report, "mark", kind=str) for report in self.on_workers("swift_state")}
+        return {self.server.field(report, "mark", kind=str) for report in self.on_workers("swift_state")}
 
     def told(self, path: str, body: dict[str, Any] | None = None) -> None:
         """Send a command of the development mode."""
         try:
-            self.server.tell(path, body)
+            self.server.send(path, body)
         except ModelError as failure:
             if "does not speak" not in failure.message:
                 raise
@@ -274,7 +274,7 @@ class _Served:
     def loads_adapters(self) -> bool:
         """Return whether adapters may come while it runs."""
         try:
-            self.server.tell("/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
+            self.server.send("/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
         except DataError:  # it asks for a name
             return True
         except SwiftError:
@@ -310,7 +310,7 @@ class VllmServer:
             ids, logprobs = served.drawn(choice)
             if len(ids) > sampling.max_new_tokens:
                 told = f"{len(ids)} tokens where {sampling.max_new_tokens} were asked for"
-                raise served.server.odd("token_ids", told)
+                raise served.server.unexpected("token_ids", told)
             # The server knows no function: what it said after the end of an answer is left out here.
             for length in range(1, len(ids) + 1 if sampling.is_over is not None else 0):
                 if sampling.is_over is not None and sampling.is_over(ids[:length]):
@@ -325,7 +325,7 @@ class VllmServer:
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Stream server-sent events."""
         served = self._servers[0]
-        body = {**self._settings(sampling, 0), "model": served.answers_as, "prompt": list(prompt), "stream": True}
+        body = {**self._settings(sampling, 0), "model": served.served_model, "prompt": list(prompt), "stream": True}
         told: list[int] = []
         for event in served.server.events("/v1/completions", body, tokens=sampling.max_new_tokens):
             for choice in served.server.choices(event):

@@ -51,7 +51,7 @@ class VllmProgram:
         """Return where this build computes."""
         return "CPU" if on_cpu(interpreter) else "GPU"
 
-    def asked_name(self, request: ServeRequest) -> str:
+    def served_name(self, request: ServeRequest) -> str:
         """Return an adapter's own name: to vLLM it is a model."""
         return next(iter(request.adapters), request.name)
 

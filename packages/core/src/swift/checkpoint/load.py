@@ -74,7 +74,7 @@ class Checkpoint:
             tensor = self._stored.read(stored)
         except Exception as error:
             raise _unreadable(self.folder, error) from error
-        self._check_audio({name: tensor})
+        self._check_finite({name: tensor})
         return tensor
 
     def _fill(self, tensors: dict[str, Any]) -> None:
@@ -96,9 +96,9 @@ class Checkpoint:
                 hint="It was saved with another model or other adapter settings.",
             )
         fill(stored, self._stored)
-        self._check_audio(tensors)
+        self._check_finite(tensors)
 
-    def _check_audio(self, tensors: Mapping[str, Any]) -> None:
+    def _check_finite(self, tensors: Mapping[str, Any]) -> None:
         names = [owned_name(self._owner, name) for name in unsound(tensors)]
         if names:
             raise CheckpointError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swift.cli.options import run_command
-from swift.infer.asking import check_model, quiet_libraries, talk
+from swift.infer.commands import check_model, quiet_libraries, talk
 from swift.infer.options import ModelOptions, SamplingOptions
 
 

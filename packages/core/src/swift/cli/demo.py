@@ -136,14 +136,14 @@ def _export(checkpoint: Path, exported: Path) -> None:
 
 def _ask(exported: Path, test_file: Path) -> float:
     from swift.contracts import Sampling
-    from swift.infer.batch import answers
+    from swift.infer.batch import response_strings
     from swift.infer.chat_engine import open_chat_engine
     from swift.infer.options import ModelOptions
     from swift.infer.questions import read_questions
 
     questions = read_questions([str(test_file)], {})
     chat_engine = open_chat_engine(ModelOptions(model=str(exported)), batch_size=50, say=_indented)
-    texts = answers(chat_engine, questions, Sampling(max_new_tokens=48))
+    texts = response_strings(chat_engine, questions, Sampling(max_new_tokens=48))
     for asked, text in list(zip(questions, texts, strict=True))[:5]:
         print_line(f"  {asked.messages[0]['content']}  →  {text}")
     right = sum(text == asked.expected for asked, text in zip(questions, texts, strict=True))

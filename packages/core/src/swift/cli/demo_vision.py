@@ -11,8 +11,8 @@ from swift.terminal import print_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swift.infer.answers import ChatEngine
     from swift.infer.questions import Question
+    from swift.infer.response import ChatEngine
 
 STEPS = 300
 DRAWINGS = 8
@@ -105,11 +105,11 @@ def _chat_engine(exported: Path) -> ChatEngine:
 def _ask(chat_engine: ChatEngine, file: Path, *, shown: int) -> float:
     """Return the part of a file's questions that are answered rightly."""
     from swift.contracts import Sampling
-    from swift.infer.batch import answers
+    from swift.infer.batch import response_strings
     from swift.infer.questions import read_questions
 
     questions = read_questions([str(file)], {})
-    texts = answers(chat_engine, questions, Sampling(max_new_tokens=48))
+    texts = response_strings(chat_engine, questions, Sampling(max_new_tokens=48))
     for asked, text in list(zip(questions, texts, strict=True))[:shown]:
         print_line(f"  {_image_of(asked)}  →  {text}")
     right = sum(text == asked.expected for asked, text in zip(questions, texts, strict=True))

@@ -11,24 +11,24 @@ from swift.config.limits import FilePath
 from swift.config.media import LIMITS, NAMES
 from swift.config.options import Aliases, Verbatim
 from swift.errors import UsageError
-from swift.infer.asking import (
-    AskingOptions,
-    answer_into,
+from swift.infer.commands import (
+    AnyTaskOptions,
     check_model,
     check_result,
     check_scoring,
     quiet_libraries,
     returns_scores,
     talk,
+    write_responses_to,
 )
 from swift.infer.options import SamplingOptions
 from swift.terminal import print_note
 
 if TYPE_CHECKING:
-    from swift.infer.batch import Asked
+    from swift.infer.batch import QuestionSequence
 
 
-class InferOptions(SamplingOptions, AskingOptions):
+class InferOptions(SamplingOptions, AnyTaskOptions):
     """Give prompts or a data set; without either, questions are read from the keyboard.
 
     Answers are in --result_path as soon as they are made: after an interruption the same command continues.
@@ -79,26 +79,26 @@ def infer(options: InferOptions) -> int:
     quiet_libraries(options)
     if not options.prompt and not options.dataset:
         return talk(options, options.sampling)
-    from swift.infer.batch import print_answers, stream_answers
+    from swift.infer.batch import print_responses, stream_responses
     from swift.infer.chat_engine import open_chat_engine
     from swift.infer.image_messages import question_of
     from swift.infer.questions import Question, read_questions
 
-    questions: Asked
+    questions: QuestionSequence
     if options.dataset:
         questions = read_questions(options.dataset, options.columns, system=options.system)
     else:
         held = {kind: getattr(options, kind) for kind in NAMES}
         questions = [Question([question_of(each, held)]) for each in options.prompt]
     if options.result_path is not None:
-        answer_into(options.result_path, options, options.sampling, questions)
+        write_responses_to(options.result_path, options, options.sampling, questions)
         return 0
     chat_engine = open_chat_engine(options, batch_size=options.batch_size, say=print_note)
     try:
         if options.stream:
-            stream_answers(chat_engine, questions, options.sampling)
+            stream_responses(chat_engine, questions, options.sampling)
         else:
-            print_answers(chat_engine, questions, options.sampling)
+            print_responses(chat_engine, questions, options.sampling)
     finally:
         chat_engine.close()
     return 0
@@ -115,7 +115,7 @@ def _score(options: InferOptions) -> int:
     check_result(options.result_path)
     quiet_libraries(options)
     from swift.infer.chat_engine import find_model
-    from swift.infer.find import is_asked
+    from swift.infer.find import is_generative_reranker
     from swift.infer.image_messages import question_of
     from swift.infer.questions import Question
     from swift.infer.score_rows import TEXT, print_scores, read_texts, score_into
@@ -124,13 +124,13 @@ def _score(options: InferOptions) -> int:
     found.check_scores_texts()
     if found.source.processor is None:
         check_scoring(options, *NAMES, *LIMITS)
-    if options.prompt and is_asked(found.location.objective, options.task_type):
+    if options.prompt and is_generative_reranker(found.location.objective, options.task_type):
         raise UsageError(
             f"{options.model} scores documents, each for a query, and --prompt is one text.",
             hint="Give it --dataset FILE with the columns query and document. To talk to it: swift chat MODEL",
         )
     held = {kind: getattr(options, kind) for kind in NAMES}
-    rows: Asked = [Question([{**question_of(text, held), "role": TEXT}]) for text in options.prompt]
+    rows: QuestionSequence = [Question([{**question_of(text, held), "role": TEXT}]) for text in options.prompt]
     if options.dataset:
         rows = read_texts(options, found, options.system)
     if options.result_path is not None:

@@ -9,46 +9,46 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swift.contracts import InferenceEngine, ModelSource
-    from swift.infer.answer_fields import found, numbers
-    from swift.infer.asking import answer_into, check_model, check_result, quiet_libraries
     from swift.infer.chat_engine import open_chat_engine
-    from swift.infer.conversations import ConversationScorer
+    from swift.infer.commands import check_model, check_result, quiet_libraries, write_responses_to
+    from swift.infer.conversation_scorer import ConversationScorer
+    from swift.infer.http_client import BROKEN, RequestRefused, opener_without_redirects, read_response
     from swift.infer.image_messages import question_with
+    from swift.infer.json_fields import json_field, json_numbers
     from swift.infer.openai_server import OpenAiServer, at_once
     from swift.infer.questions import Question, read_questions
-    from swift.infer.resume_file import Journal, read_lines
-    from swift.infer.sampling import draw_tokens
-    from swift.infer.steps import StepScorer
-    from swift.infer.stop import StopStrings
-    from swift.infer.whole_answers import BROKEN, AnswerRefused, stay_here, whole_answer
+    from swift.infer.resume_file import ResumeFile, read_lines
+    from swift.infer.sampling import sample_tokens
+    from swift.infer.step_scorer import StepScorer
+    from swift.infer.stop_strings import StopStrings
 
 __all__ = [
     "BROKEN",
-    "AnswerRefused",
     "ConversationScorer",
-    "Journal",
     "OpenAiServer",
     "Question",
+    "RequestRefused",
+    "ResumeFile",
     "StepScorer",
     "StopStrings",
-    "answer_into",
     "at_once",
     "check_model",
     "check_result",
-    "draw_tokens",
     "find_source",
-    "found",
-    "numbers",
+    "json_field",
+    "json_numbers",
     "open_chat_engine",
     "open_engine",
     "open_scorer",
     "open_step_scorer",
+    "opener_without_redirects",
     "question_with",
     "quiet_libraries",
     "read_lines",
     "read_questions",
-    "stay_here",
-    "whole_answer",
+    "read_response",
+    "sample_tokens",
+    "write_responses_to",
 ]
 
 
@@ -120,7 +120,7 @@ def open_scorer(
     model: str | Path, *, dtype: str = "auto", device: str | None = None, batch_size: int | None = None
 ) -> ConversationScorer:
     """Open a reward model, which gives a conversation one score: a run, a checkpoint, a folder or a hub id."""
-    from swift.infer.conversations import ConversationScorer
+    from swift.infer.conversation_scorer import ConversationScorer
     from swift.infer.options import ModelOptions
 
     return ConversationScorer(ModelOptions(model=str(model), dtype=dtype, device=device), batch_size=batch_size)
@@ -139,34 +139,34 @@ def open_step_scorer(
     `separator` stands behind each step; None takes that of the run, or else a line break.
     """
     from swift.infer.options import ModelOptions
-    from swift.infer.steps import StepScorer
+    from swift.infer.step_scorer import StepScorer
 
     return StepScorer(ModelOptions(model=str(model), dtype=dtype, device=device), separator, batch_size=batch_size)
 
 
 _LATER = {
-    "ConversationScorer": "conversations",
-    "Journal": "resume_file",
+    "ConversationScorer": "conversation_scorer",
+    "ResumeFile": "resume_file",
     "Question": "questions",
-    "StepScorer": "steps",
-    "StopStrings": "stop",
-    "answer_into": "asking",
-    "check_model": "asking",
-    "check_result": "asking",
-    "draw_tokens": "sampling",
-    "quiet_libraries": "asking",
-    "open_chat_engine": "speaker",
+    "StepScorer": "step_scorer",
+    "StopStrings": "stop_strings",
+    "write_responses_to": "commands",
+    "check_model": "commands",
+    "check_result": "commands",
+    "sample_tokens": "sampling",
+    "quiet_libraries": "commands",
+    "open_chat_engine": "chat_engine",
     "question_with": "image_messages",
     "read_lines": "resume_file",
     "read_questions": "questions",
     "OpenAiServer": "openai_server",
     "at_once": "openai_server",
-    "found": "answer_fields",
-    "numbers": "answer_fields",
-    "BROKEN": "whole_answers",
-    "AnswerRefused": "whole_answers",
-    "stay_here": "whole_answers",
-    "whole_answer": "whole_answers",
+    "json_field": "json_fields",
+    "json_numbers": "json_fields",
+    "BROKEN": "http_client",
+    "RequestRefused": "http_client",
+    "opener_without_redirects": "http_client",
+    "read_response": "http_client",
 }
 """Name → the module that has it, imported only when it is asked for: HTTP, TLS and torch take long."""
 

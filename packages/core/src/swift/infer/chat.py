@@ -14,9 +14,9 @@ from swift.data.conversation import Unusable
 from swift.data.images import measure
 from swift.data.media import Medium
 from swift.errors import UsageError
-from swift.infer.answers import ChatEngine
 from swift.infer.image_messages import question_with, written
 from swift.infer.questions import with_system
+from swift.infer.response import ChatEngine
 from swift.terminal import waiting
 from swift.untrusted import check_unicode
 

@@ -16,11 +16,11 @@ from swift.config.tasks import check_generates
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
 from swift.data.rendering import render_asked, render_chat
 from swift.errors import DataError, ModelError, SwiftError, UsageError
-from swift.infer.answers import Answer, ChatEngine, Messages
 from swift.infer.image_messages import has_images
 from swift.infer.options import ModelOptions, is_address
 from swift.infer.questions import Question, with_system
-from swift.infer.stop import StopStrings
+from swift.infer.response import ChatEngine, Messages, Response
+from swift.infer.stop_strings import StopStrings
 from swift.plugins.inference import open_inference
 from swift.plugins.load import LoadedPlugin, load_engine
 from swift.terminal import IMPORTS, waiting
@@ -219,26 +219,26 @@ class LocalChatEngine:
         )
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
+    def respond(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Response]]:
         """Yield answers as they are ready; all prompts go to the engine at once, which batches them as it can."""
         prompts = [
             self.prompt(question.messages, question.tools, place=question.place or "The prompt")
             for question in questions
         ]
         stops = StopStrings(self.tokenizer, sampling.stop)
-        for place, completion in self.engine.generate(prompts, stops.told(sampling)):
+        for place, completion in self.engine.generate(prompts, stops.applied_to(sampling)):
             text, found = stops.before(self._text(completion.token_ids))
             if not found:
                 ended = completion.finish_reason == "stop"
                 text = self._text(completion.token_ids[:-1] if ended else completion.token_ids)
-            yield place, Answer(text, "stop" if found else completion.finish_reason, completion.token_ids)
+            yield place, Response(text, "stop" if found else completion.finish_reason, completion.token_ids)
 
     def stream(self, messages: Messages, sampling: Sampling) -> Iterator[str]:
         """Text is held back while its last letter is not whole, or while a stop string may have begun."""
         stops = StopStrings(self.tokenizer, sampling.stop)
         ids: list[int] = []
         written = ""
-        for token in self.engine.stream(self.prompt(messages), stops.told(sampling)):
+        for token in self.engine.stream(self.prompt(messages), stops.applied_to(sampling)):
             ids.append(token)
             text, found = stops.before(self._text(ids))
             if found:

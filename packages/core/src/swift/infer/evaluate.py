@@ -9,16 +9,16 @@ from swift.config.sections import DataSection
 from swift.contracts import ImagePrompt
 from swift.data.samples import Segment
 from swift.errors import DataError
-from swift.infer.answer_metrics import AnswerMetric
-from swift.infer.answers import Answer
-from swift.infer.batch import WINDOW, Asked
+from swift.infer.batch import WINDOW, QuestionSequence
 from swift.infer.chat_engine import LocalChatEngine
 from swift.infer.image_messages import written
 from swift.infer.questions import Question
+from swift.infer.response import Response
+from swift.infer.response_metrics import ResponseMetric
 from swift.terminal import Say, progress, say_nothing
 
 
-def with_answers(questions: Asked, *, say: Say = say_nothing) -> list[Question]:
+def with_expected(questions: QuestionSequence, *, say: Say = say_nothing) -> list[Question]:
     """Return the questions that have an answer to compare with; say how many have none."""
     asked = [question for question in questions if question.expected is not None]
     if not asked:
@@ -31,7 +31,7 @@ def with_answers(questions: Asked, *, say: Say = say_nothing) -> list[Question]:
     return asked
 
 
-def judged(question: Question, answer: Answer, metric: AnswerMetric) -> dict[str, Any]:
+def evaluation_line(question: Question, answer: Response, metric: ResponseMetric) -> dict[str, Any]:
     """Return a line that says how an answer compares with the expected one, by a metric."""
     expected = str(question.expected)
     asked = {"messages": written(question.messages), "answer": answer.text, "expected": question.expected}

@@ -80,7 +80,7 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
     return WeightsLocation(ModelSection(path=name, trust_remote_code=trust_remote_code, **settings), adapter)
 
 
-def is_asked(objective: Mapping[str, Any], task_type: str | None) -> bool:
+def is_generative_reranker(objective: Mapping[str, Any], task_type: str | None) -> bool:
     """Return whether a language model is asked about documents: as it was trained, or because the user says so."""
     return GENERATIVE in (task_type, objective.get("name"))
 

@@ -12,7 +12,7 @@ from swift.data.images import as_url, read_medium
 from swift.data.media import Medium
 from swift.data.placing import placed
 from swift.errors import DataError
-from swift.infer.answers import Messages
+from swift.infer.response import Messages
 
 
 def has_images(messages: Messages) -> bool:

@@ -17,7 +17,7 @@ from swift.data.offsets import TextEncoder
 from swift.data.texts import Text
 from swift.data.videos import Shown
 from swift.errors import DataError
-from swift.infer.answers import Messages
+from swift.infer.response import Messages
 from swift.models.media_processor import MediaProcessor
 
 

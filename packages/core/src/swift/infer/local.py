@@ -23,8 +23,8 @@ from swift.infer import by_generate, decoding
 from swift.infer.decoding import Ending, Room
 from swift.infer.find import settings_of_folder
 from swift.infer.growing_cache import GROUPED
-from swift.infer.likeliest import scores_with_likeliest
 from swift.infer.sampling import Sampler
+from swift.infer.top_logprobs import scores_with_top
 from swift.models.attention import FLASH, AttentionChoice, choose_attention, use_attention
 from swift.models.load_adapter import load_adapter
 from swift.models.media import ProcessorReader
@@ -115,7 +115,7 @@ class LocalEngine:
             samples = [Encoded(place, (_whole(prompts[place]),)) for place in places]
             batch = self._collated(samples).to(self._device)
             if top:
-                yield from zip(places, scores_with_likeliest(self._view, batch, top), strict=True)
+                yield from zip(places, scores_with_top(self._view, batch, top), strict=True)
                 continue
             view = self._view(batch, _SCORED)
             assert view.token_logps is not None

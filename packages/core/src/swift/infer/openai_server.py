@@ -18,8 +18,15 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from swift.errors import DataError, ModelError, SwiftError, UsageError, did_you_mean
-from swift.infer.answer_fields import LOOK, found, numbers, odd
-from swift.infer.whole_answers import BROKEN, AnswerRefused, lines, patiently, stay_here, whole_answer
+from swift.infer.http_client import (
+    BROKEN,
+    RequestRefused,
+    opener_without_redirects,
+    read_response,
+    response_lines,
+    with_timeout,
+)
+from swift.infer.json_fields import LOOK, json_field, json_numbers, unexpected_value
 from swift.untrusted import is_unicode
 
 API_KEYS = ("SWIFT_API_KEY", "OPENAI_API_KEY")
@@ -46,7 +53,7 @@ class OpenAiServer:
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         # A proxy cannot know what this machine calls itself.
         proxies = urllib.request.ProxyHandler({}) if _is_loopback(parts.hostname) else urllib.request.ProxyHandler()
-        self._opener = stay_here(proxies)
+        self._opener = opener_without_redirects(proxies)
 
     def choose(self, requested: str | None, say: Callable[[str], None]) -> str:
         """Return the name that requests use; if none is requested, the first adapter or else the first model."""
@@ -79,7 +86,7 @@ class OpenAiServer:
         """Return a request that is tried again while the server is busy or the connection breaks."""
         return self._json(path, body or {}, tries=_TRIES)
 
-    def tell(self, path: str, body: dict[str, Any] | None = None) -> None:
+    def send(self, path: str, body: dict[str, Any] | None = None) -> None:
         """Send a command whose answer says nothing more; it is tried again like a request."""
         self._asked(path, body or {}, _TRIES)
 
@@ -88,14 +95,14 @@ class OpenAiServer:
         most = _EVENTS * tokens + _MORE_EVENTS
 
         def opened() -> Iterator[Any]:
-            events = patiently(lambda: self._events(self._request(path, body)), _TIMEOUT)
+            events = with_timeout(lambda: self._events(self._request(path, body)), _TIMEOUT)
             next(events)
             return events
 
         try:
             for number, event in enumerate(self._tried(opened, _TRIES)):
                 if not isinstance(event, dict):
-                    raise odd(self.address, "an event", event, "an object")
+                    raise unexpected_value(self.address, "an event", event, "an object")
                 if event.get("error") is not None:
                     raise ModelError(f"The server at {self.address} failed: {_message_of(event) or LOOK}")
                 if number == most:
@@ -111,28 +118,28 @@ class OpenAiServer:
         """Yield the text of an answer to a conversation as it comes."""
         for event in self.events("/v1/chat/completions", {**body, "stream": True}, tokens=tokens):
             for choice in self.choices(event):
-                delta = self.found(choice, "delta", kind=dict)
+                delta = self.field(choice, "delta", kind=dict)
                 if delta.get("content") is not None:
-                    yield self.found(delta, "content", kind=str)
+                    yield self.field(delta, "content", kind=str)
 
-    def found(self, answer: Any, *place: str | int, kind: type | None = None) -> Any:
-        """Return what stands at a place of an answer of this server; see `swift.infer.answer_fields`."""
-        return found(self.address, answer, *place, kind=kind)
+    def field(self, answer: Any, *place: str | int, kind: type | None = None) -> Any:
+        """Return what stands at a place of an answer of this server; see `swift.infer.json_fields`."""
+        return json_field(self.address, answer, *place, kind=kind)
 
     def numbers(self, answer: Any, *place: str | int, kind: type[int] | type[float] = float) -> list[Any]:
         """Return the numbers that stand at a place of an answer of this server."""
-        return numbers(self.address, answer, *place, kind=kind)
+        return json_numbers(self.address, answer, *place, kind=kind)
 
-    def odd(self, place: str, told: str) -> ModelError:
+    def unexpected(self, place: str, told: str) -> ModelError:
         """Return the error about something in an answer that cannot be meant."""
-        return odd(self.address, place, told)
+        return unexpected_value(self.address, place, told)
 
     def choices(self, event: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the choices of an event; one that tells of something else has none."""
         if event.get("choices") is None:
             return []
-        count = len(self.found(event, "choices", kind=list))
-        return [self.found(event, "choices", number, kind=dict) for number in range(count)]
+        count = len(self.field(event, "choices", kind=list))
+        return [self.field(event, "choices", number, kind=dict) for number in range(count)]
 
     def _events(self, request: urllib.request.Request) -> Iterator[Any]:
         """Yield nothing (None) once the answer has begun, and then what its events say.
@@ -140,7 +147,7 @@ class OpenAiServer:
         They end with '[DONE]', which some servers leave out behind the event that says why the answer is over.
         """
         is_over = False
-        for line in lines(self._opener, request, _TIMEOUT):
+        for line in response_lines(self._opener, request, _TIMEOUT):
             if not line:
                 yield None
                 continue
@@ -165,7 +172,7 @@ class OpenAiServer:
             raise self._not_openai() from cause
 
     def _asked(self, path: str, body: dict[str, Any] | None, tries: int) -> bytes:
-        return self._tried(lambda: whole_answer(self._opener, self._request(path, body), _TIMEOUT), tries)
+        return self._tried(lambda: read_response(self._opener, self._request(path, body), _TIMEOUT), tries)
 
     def _request(self, path: str, body: dict[str, Any] | None) -> urllib.request.Request:
         data = None if body is None else json.dumps(body).encode()
@@ -175,7 +182,7 @@ class OpenAiServer:
         for left in range(tries - 1, -1, -1):
             try:
                 return request()
-            except AnswerRefused as refused:
+            except RequestRefused as refused:
                 if refused.code not in _BUSY or not left:
                     raise self._complaint(refused) from refused
             except BROKEN as cause:
@@ -184,7 +191,7 @@ class OpenAiServer:
             time.sleep(min(8.0, 0.5 * 2 ** (tries - 1 - left)))
         raise AssertionError("the last try returns or raises")
 
-    def _complaint(self, refused: AnswerRefused) -> SwiftError:
+    def _complaint(self, refused: RequestRefused) -> SwiftError:
         """Return the error that a failed request means."""
         message = _message_of(_parsed(refused.body))
         if refused.leads_to:

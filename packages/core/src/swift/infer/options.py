@@ -177,7 +177,7 @@ class QuestionOptions(BatchOptions):
     )
 
 
-class AnsweringOptions(BatchOptions, ModelOptions):
+class InferenceOptions(BatchOptions, ModelOptions):
     """Options of a command that has many questions answered."""
 
 

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from swift.contracts import Sampling
-from swift.infer.answers import Answer, Messages
 from swift.infer.image_messages import for_servers
 from swift.infer.openai_server import OpenAiServer, at_once
 from swift.infer.questions import Question, with_system
+from swift.infer.response import Messages, Response
 
 AT_A_TIME = 16
 """Requests under way at once where nothing else is said."""
 
 
 class RemoteChatEngine:
-    """Implements `swift.infer.answers.Speaker`."""
+    """Implements `swift.infer.response.Speaker`."""
 
     multi_turn = True
     reads_images = True  # as far as is known here: the server refuses what its model does not read
@@ -38,21 +38,21 @@ class RemoteChatEngine:
         self._template_arguments = dict(template_arguments or {})
         self.name = self._server.choose(model, say)
 
-    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
+    def respond(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Response]]:
         """Yield a bounded number of requests at a time."""
 
-        def ask(place: int) -> Answer:
+        def ask(place: int) -> Response:
             question = questions[place]
             body = self._body(question.messages, sampling, place)
             if question.tools:
                 body["tools"] = list(question.tools)
             answer = self._server.post("/v1/chat/completions", body)
-            choice = self._server.found(answer, "choices", 0, kind=dict)
-            message = self._server.found(choice, "message", kind=dict)
+            choice = self._server.field(answer, "choices", 0, kind=dict)
+            message = self._server.field(choice, "message", kind=dict)
             said, ended = message.get("content"), choice.get("finish_reason")
-            return Answer(
-                self._server.found(message, "content", kind=str) if said is not None else "",
-                self._server.found(choice, "finish_reason", kind=str) if ended is not None else "stop",
+            return Response(
+                self._server.field(message, "content", kind=str) if said is not None else "",
+                self._server.field(choice, "finish_reason", kind=str) if ended is not None else "stop",
             )
 
         yield from at_once(ask, range(len(questions)), self._at_a_time)

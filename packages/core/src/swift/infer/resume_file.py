@@ -27,7 +27,7 @@ SETTINGS = ".settings.json"
 """Added to the name of the file of answers: how they were made."""
 
 
-class Journal:
+class ResumeFile:
     """Answers to questions, in a file. Lines are in the order of the questions once all are answered."""
 
     def __init__(

@@ -24,10 +24,10 @@ from swift.data.rendering import render_asked
 from swift.errors import DataError
 from swift.infer.batch import WINDOW
 from swift.infer.chat_engine import image_writer, text_alone
-from swift.infer.find import is_asked
+from swift.infer.find import is_generative_reranker
 from swift.infer.image_messages import has_images, written
 from swift.infer.questions import Question, Questions, read_row, with_system
-from swift.infer.resume_file import Journal
+from swift.infer.resume_file import ResumeFile
 from swift.infer.scorer import Outputs, Scorer, Tokens
 from swift.infer.yes_no import YesNo, yes_no_of
 from swift.models.pair_template import renders_pairs
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
     from swift.data.sources.rows import RowData
     from swift.data.texts import Text
-    from swift.infer.answers import Messages
-    from swift.infer.batch import Asked
+    from swift.infer.batch import QuestionSequence
     from swift.infer.chat_engine import FoundModel
     from swift.infer.image_prompts import ImagePromptWriter
     from swift.infer.options import ModelOptions, QuestionOptions
+    from swift.infer.response import Messages
 
 TEXT = "text"
 """The role of a text that is no conversation."""
@@ -116,20 +116,20 @@ class TextRows(Questions):
 def read_texts(asked: QuestionOptions, found: FoundModel, system: str | None) -> TextRows:
     """Return the rows that are to be scored."""
     section = DataSection(train=asked.dataset, columns=asked.columns)
-    pairs = is_asked(found.location.objective, asked.task_type)
+    pairs = is_generative_reranker(found.location.objective, asked.task_type)
     parts, sees = open_parts(section.train, section), found.source.processor is not None
     return TextRows(parts, system, task_of(found.source), pairs=pairs, images=sees)
 
 
 def score_into(
-    result: Path, found: FoundModel, options: ModelOptions, asked: QuestionOptions, rows: Asked,
+    result: Path, found: FoundModel, options: ModelOptions, asked: QuestionOptions, rows: QuestionSequence,
     *, say: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Write a line for each row into a file. Rows that it has already are not computed again."""
     yes_no = _yes_no(found, options, asked)
     settings: dict[str, Any] = {"engine": options.engine, **found.facts(), "dtype": options.dtype}
     settings |= {"system": options.system, **({} if yes_no is None else {"asked": yes_no.options.model_dump()})}
-    with Journal(result, rows, settings, overwrite=asked.overwrite) as journal:
+    with ResumeFile(result, rows, settings, overwrite=asked.overwrite) as journal:
         left = journal.left()
         if len(left) < len(rows):
             say(f"{len(rows) - len(left)} of {len(rows)} texts are scored in {result}")
@@ -142,7 +142,12 @@ def score_into(
 
 
 def print_scores(
-    found: FoundModel, options: ModelOptions, asked: QuestionOptions, rows: Asked, *, say: Callable[[str], None]
+    found: FoundModel,
+    options: ModelOptions,
+    asked: QuestionOptions,
+    rows: QuestionSequence,
+    *,
+    say: Callable[[str], None],
 ) -> None:
     """Print a line of JSON for each row, in order."""
     yes_no = _yes_no(found, options, asked)
@@ -182,7 +187,7 @@ def _writer(found: FoundModel, options: ModelOptions) -> Iterator[ImagePromptWri
 def _scored(
     scorer: Scorer,
     found: FoundModel,
-    rows: Asked,
+    rows: QuestionSequence,
     chosen: Sequence[int],
     yes_no: YesNo | None,
     writer: ImagePromptWriter | None,

@@ -14,7 +14,7 @@ from swift.data.encodings.reranker import pair_of
 from swift.data.pipeline import media_tokens
 from swift.data.template import ChatTemplate
 from swift.errors import DataError, ModelError
-from swift.infer.find import GENERATIVE, is_asked
+from swift.infer.find import GENERATIVE, is_generative_reranker
 from swift.models.media_processor import MediaProcessor
 from swift.models.pair_template import renders_pairs, with_pairs
 from swift.objectives.reranker import GenerativeReranker, GenerativeRerankerOptions
@@ -50,7 +50,7 @@ class YesNo:
 
 def yes_no_of(found: FoundModel, task_type: str | None, section: DataSection) -> YesNo | None:
     """Return how the model is asked for a yes; None for one that is no generative reranker."""
-    return YesNo(found, section) if is_asked(found.location.objective, task_type) else None
+    return YesNo(found, section) if is_generative_reranker(found.location.objective, task_type) else None
 
 
 def options_of(trained: Mapping[str, Any]) -> GenerativeRerankerOptions:
@@ -59,7 +59,7 @@ def options_of(trained: Mapping[str, Any]) -> GenerativeRerankerOptions:
     return GenerativeRerankerOptions.model_validate({name: trained[name] for name in kept if name in trained})
 
 
-def answers_of(reranker: GenerativeReranker, tokenizer: Any) -> tuple[str, str]:
+def yes_no_tokens(reranker: GenerativeReranker, tokenizer: Any) -> tuple[str, str]:
     """Return the tokens that say yes and no, as the vocabulary has them."""
     yes, no = tokenizer.convert_ids_to_tokens(list(reranker.for_tokenizer(tokenizer).candidates))
     return str(yes), str(no)

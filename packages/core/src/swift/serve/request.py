@@ -16,7 +16,7 @@ from swift.infer.find import (
     check_weights_of,
     display_name,
     find_weights,
-    is_asked,
+    is_generative_reranker,
 )
 from swift.models.config_file import read_config
 from swift.models.files import SafetensorsFolder
@@ -43,7 +43,7 @@ def serve_request(
     model = str(options.model)
     place = find_weights(model, trust_remote_code=options.trust_remote_code)
     task: str = place.weights.task
-    if options.task_type != CAUSAL_LM and is_asked(place.objective, options.task_type):
+    if options.task_type != CAUSAL_LM and is_generative_reranker(place.objective, options.task_type):
         task = GENERATIVE
     _check_task(place, options, tasks, task)
     known_as, folder = locate(place.weights, say=say)

@@ -30,7 +30,7 @@ class YesNoQuestion:
 def asked_for_scores(place: WeightsLocation, folder: Path, *, say: Callable[[str], None]) -> YesNoQuestion:
     """Return how training asked the model, or else how Qwen3-Reranker is asked; a folder's template may say it too."""
     with waiting("Reading the tokenizer"):
-        from swift.infer.yes_no import answers_of, options_of, pair_template_of
+        from swift.infer.yes_no import options_of, pair_template_of, yes_no_tokens
         from swift.models.source import open_source
         from swift.objectives.reranker import GenerativeReranker
 
@@ -39,7 +39,7 @@ def asked_for_scores(place: WeightsLocation, folder: Path, *, say: Callable[[str
         reranker = GenerativeReranker(options_of(place.objective))
         text = pair_template_of(reranker, tokenizer, place.system)
         answers = None if place.objective else stored_answers(read_config(folder))
-        return YesNoQuestion(_kept(text), answers or answers_of(reranker, tokenizer))
+        return YesNoQuestion(_kept(text), answers or yes_no_tokens(reranker, tokenizer))
 
 
 def _kept(text: str) -> Path:

@@ -43,7 +43,7 @@ class ServerProgram(Protocol):
     def place(self, interpreter: Interpreter) -> str:
         """Return where it computes: 'CPU' or 'GPU'."""
 
-    def asked_name(self, request: ServeRequest) -> str:
+    def served_name(self, request: ServeRequest) -> str:
         """Return what a request calls the trained model: its first adapter, or the model itself."""
 
 

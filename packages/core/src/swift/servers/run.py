@@ -42,7 +42,7 @@ def run_server(program: ServerProgram, request: ServeRequest) -> int:
                 server.wait_until_ready(url)
             except Ended as ended:
                 raise failure(log, ended.code, str(interpreter), request.model) from None
-            sys.stdout.write("\n".join(summary(request, program.asked_name(request), url, log)) + "\n")
+            sys.stdout.write("\n".join(summary(request, program.served_name(request), url, log)) + "\n")
             sys.stdout.flush()
             try:
                 return server.wait()

@@ -25,7 +25,7 @@ _END = object()
 T = TypeVar("T")
 
 
-class AnswerRefused(Exception):
+class RequestRefused(Exception):
     """An answer of a server that does not do what was asked."""
 
     def __init__(self, error: HTTPError) -> None:
@@ -37,8 +37,8 @@ class AnswerRefused(Exception):
         self.body = _beginning(error)
 
 
-def whole_answer(opener: urllib.request.OpenerDirector, request: urllib.request.Request, seconds: float) -> bytes:
-    """Return an answer that has so many seconds to come; raises `AnswerRefused`, or what is in `BROKEN`."""
+def read_response(opener: urllib.request.OpenerDirector, request: urllib.request.Request, seconds: float) -> bytes:
+    """Return an answer that has so many seconds to come; raises `RequestRefused`, or what is in `BROKEN`."""
 
     def read() -> Iterator[bytes]:
         with _opened(opener, request, seconds) as answer:
@@ -52,11 +52,13 @@ def whole_answer(opener: urllib.request.OpenerDirector, request: urllib.request.
                 raise IncompleteRead(b"".join(parts), answer.length)
         yield b"".join(parts)
 
-    return next(patiently(read, seconds))
+    return next(with_timeout(read, seconds))
 
 
-def lines(opener: urllib.request.OpenerDirector, request: urllib.request.Request, seconds: float) -> Iterator[bytes]:
-    """Yield an empty line when the answer begins, then its lines as they come; raises as `whole_answer` does."""
+def response_lines(
+    opener: urllib.request.OpenerDirector, request: urllib.request.Request, seconds: float
+) -> Iterator[bytes]:
+    """Yield an empty line when the answer begins, then its lines as they come; raises as `read_response` does."""
     with _opened(opener, request, seconds) as answer:
         yield b""
         while line := answer.readline(LONGEST_LINE + 1):
@@ -65,7 +67,7 @@ def lines(opener: urllib.request.OpenerDirector, request: urllib.request.Request
             yield line
 
 
-def patiently(make: Callable[[], Iterator[T]], seconds: float) -> Iterator[T]:
+def with_timeout(make: Callable[[], Iterator[T]], seconds: float) -> Iterator[T]:
     """Yield what an iterator yields, in a thread of its own; `TimeoutError` where one item takes longer than that.
 
     The thread makes an item when it is asked for, and ends with the process.
@@ -99,7 +101,7 @@ def patiently(make: Callable[[], Iterator[T]], seconds: float) -> Iterator[T]:
         wanted.put(False)
 
 
-def stay_here(*handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
+def opener_without_redirects(*handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
     """Return what opens addresses and follows no server elsewhere: requests carry keys and what users wrote."""
     return urllib.request.build_opener(_StayHere(), *handlers)
 
@@ -115,7 +117,7 @@ def _opened(opener: urllib.request.OpenerDirector, request: urllib.request.Reque
     try:
         answer: HTTPResponse = opener.open(request, timeout=seconds)
     except HTTPError as error:
-        raise AnswerRefused(error) from None
+        raise RequestRefused(error) from None
     return answer
 
 

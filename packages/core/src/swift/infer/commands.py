@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.errors import UsageError
-from swift.infer.options import AnsweringOptions, ModelOptions, QuestionOptions, SamplingOptions, is_address
+from swift.infer.options import InferenceOptions, ModelOptions, QuestionOptions, SamplingOptions, is_address
 from swift.plugins.known import ENGINE, ENGINE_TITLE, TRANSFORMERS, TRANSFORMERS_OPTIONS
 from swift.terminal import IMPORTS, print_note, waiting
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from swift.contracts import Sampling
-    from swift.infer.answers import ChatEngine
-    from swift.infer.batch import Asked, LineOf
+    from swift.infer.batch import LineOf, QuestionSequence
     from swift.infer.chat_engine import FoundModel
+    from swift.infer.response import ChatEngine
 
 
 def check_model(command: str, options: ModelOptions) -> None:
@@ -36,7 +36,7 @@ def check_model(command: str, options: ModelOptions) -> None:
                 )
 
 
-def returns_scores(options: AskingOptions) -> bool:
+def returns_scores(options: AnyTaskOptions) -> bool:
     """Return whether scores or vectors are asked of the model instead of text: by its files, or by the user."""
     if options.model is None or is_address(options.engine):
         if options.task_type is not None:
@@ -46,7 +46,7 @@ def returns_scores(options: AskingOptions) -> bool:
             )
         return False
     from swift.config.tasks import CAUSAL_LM, returns
-    from swift.infer.find import find_weights, is_asked
+    from swift.infer.find import find_weights, is_generative_reranker
 
     place = find_weights(options.model, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
     task = place.weights.task
@@ -55,10 +55,10 @@ def returns_scores(options: AskingOptions) -> bool:
             f"--task_type {options.task_type} asks a language model, and {options.model} returns {returns(task)}.",
             hint="Leave it out.",
         )
-    return task != CAUSAL_LM or is_asked(place.objective, options.task_type)
+    return task != CAUSAL_LM or is_generative_reranker(place.objective, options.task_type)
 
 
-def check_scoring(options: AskingOptions, *unused: str) -> None:
+def check_scoring(options: AnyTaskOptions, *unused: str) -> None:
     """Raise `UsageError` for flags that do not apply to a model that returns scores or vectors."""
     asked = [name for name in (*SamplingOptions.model_fields, *unused) if name in options.model_fields_set]
     if asked:
@@ -105,15 +105,15 @@ def talk(options: ModelOptions, sampling: Sampling) -> int:
     return 0
 
 
-class AskingOptions(QuestionOptions, AnsweringOptions):
+class AnyTaskOptions(QuestionOptions, InferenceOptions):
     """Options of a command that asks many questions, or scores many texts."""
 
 
-def answer_into(
+def write_responses_to(
     result: Path,
-    options: AnsweringOptions,
+    options: InferenceOptions,
     sampling: Sampling,
-    questions: Asked,
+    questions: QuestionSequence,
     *,
     further: Mapping[str, Any] | None = None,
     line: LineOf | None = None,
@@ -123,9 +123,9 @@ def answer_into(
     Files of other `further` settings, the metric by which answers are judged say, are not mixed; `line` makes what is
     written of an answer.
     """
-    from swift.infer.batch import write_answers
+    from swift.infer.batch import write_responses
     from swift.infer.chat_engine import find_model, open_chat_engine, open_local
-    from swift.infer.resume_file import Journal
+    from swift.infer.resume_file import ResumeFile
 
     found: FoundModel | None = None
     if is_address(options.engine):
@@ -143,7 +143,7 @@ def answer_into(
         **_further(options, sampling),
         **(further or {}),
     }
-    with Journal(result, questions, settings, overwrite=options.overwrite) as journal:
+    with ResumeFile(result, questions, settings, overwrite=options.overwrite) as journal:
         left = len(journal.left())
         if left < len(questions):
             print_note(f"{len(questions) - left} of {len(questions)} questions are answered in {result}")
@@ -156,7 +156,7 @@ def answer_into(
             else open_local(found, options, batch_size=size, say=print_note)
         )
         try:
-            cut = write_answers(chat_engine, questions, sampling, journal, line=line)
+            cut = write_responses(chat_engine, questions, sampling, journal, line=line)
         except KeyboardInterrupt:
             print_note(
                 f"Stopped; {len(questions) - len(journal.left())} of {len(questions)} questions are answered in "
@@ -169,7 +169,7 @@ def answer_into(
     print_note(f"{left} {'answer' if left == 1 else 'answers'} written to {result}{ending}")
 
 
-def _further(options: AnsweringOptions, sampling: Sampling) -> dict[str, Any]:
+def _further(options: InferenceOptions, sampling: Sampling) -> dict[str, Any]:
     """Return the settings that say something; files of answers that were made without them are continued."""
     settings = {
         "top_k": sampling.top_k,

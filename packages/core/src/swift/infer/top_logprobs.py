@@ -12,7 +12,7 @@ from swift.data.batch import MicroBatch
 from swift.models.view import ViewModule
 
 
-def scores_with_likeliest(view: ViewModule, batch: MicroBatch, top: int) -> Iterator[Score]:
+def scores_with_top(view: ViewModule, batch: MicroBatch, top: int) -> Iterator[Score]:
     """Yield the score of each segment of a padded batch, all of whose tokens count, with `top` likeliest tokens each.
 
     Where `top` is the whole vocabulary, or more, they are its tokens in their order.

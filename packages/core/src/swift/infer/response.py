@@ -14,7 +14,7 @@ Messages = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """The answer to one question."""
 
     text: str
@@ -36,7 +36,7 @@ class ChatEngine(Protocol):
     def reads_images(self) -> bool:
         """Whether messages may hold images."""
 
-    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
+    def respond(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Response]]:
         """Yield (index of the question, its answer), in the order in which answers are ready."""
 
     def stream(self, messages: Messages, sampling: Sampling) -> Iterator[str]:

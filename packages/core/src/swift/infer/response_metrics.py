@@ -22,7 +22,7 @@ _HIT = 0.5
 
 
 @dataclass(frozen=True)
-class AnswerMetric:
+class ResponseMetric:
     """One way to compare answers with expected ones."""
 
     of_answer: Callable[[str, str], dict[str, Any]]
@@ -60,7 +60,7 @@ def overlap(one: Box, other: Box) -> float:
     return shared / union if union else 0.0
 
 
-def metric_of(name: str) -> AnswerMetric:
+def metric_of(name: str) -> ResponseMetric:
     """Return a metric by its name: 'accuracy', 'cer' or 'iou'."""
     return _METRICS[name]
 
@@ -130,7 +130,7 @@ def _area(box: Box) -> float:
 
 
 _METRICS = {
-    "accuracy": AnswerMetric(_exact, _accuracy),
-    "cer": AnswerMetric(_characters, _error_rate),
-    "iou": AnswerMetric(_boxes, _mean_overlap),
+    "accuracy": ResponseMetric(_exact, _accuracy),
+    "cer": ResponseMetric(_characters, _error_rate),
+    "iou": ResponseMetric(_boxes, _mean_overlap),
 }

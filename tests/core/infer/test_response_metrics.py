@@ -13,7 +13,7 @@ from commands import typed
 from tiny_images import image_files, image_model
 
 from swift.errors import DataError
-from swift.infer.answer_metrics import bounding_boxes_in, edits, metric_of, overlap
+from swift.infer.response_metrics import bounding_boxes_in, edits, metric_of, overlap
 
 
 def by_definition(one: str, other: str) -> int:

@@ -13,7 +13,7 @@ LOOK = "Look at the server's log."
 _KINDS = {str: "a text", list: "a list", dict: "an object", int: "a whole number", float: "a number"}
 
 
-def found(address: str, answer: Any, *place: str | int, kind: type | None = None) -> Any:
+def json_field(address: str, answer: Any, *place: str | int, kind: type | None = None) -> Any:
     """Return what stands at a place of an answer (`"choices", 0, "message"`).
 
     Raise where there is nothing, or something of another kind than `kind`, texts that are not Unicode among them.
@@ -26,24 +26,24 @@ def found(address: str, answer: Any, *place: str | int, kind: type | None = None
         else:
             raise ModelError(f"The server at {address} answers without {shown(place[:number])}.", hint=LOOK)
     if kind is not None and not isinstance(value, kind):
-        raise odd(address, shown(place), value, _KINDS[kind])
+        raise unexpected_value(address, shown(place), value, _KINDS[kind])
     if isinstance(value, str) and not is_unicode(value):
-        raise odd(address, shown(place), "a text with half of a surrogate pair")
+        raise unexpected_value(address, shown(place), "a text with half of a surrogate pair")
     return value
 
 
-def numbers(address: str, answer: Any, *place: str | int, kind: type[int] | type[float] = float) -> list[Any]:
+def json_numbers(address: str, answer: Any, *place: str | int, kind: type[int] | type[float] = float) -> list[Any]:
     """Return the numbers that stand at a place of an answer: none is NaN, and tokens (`int`) fit into 32 bits."""
-    values = found(address, answer, *place, kind=list)
+    values = json_field(address, answer, *place, kind=list)
     for number, value in enumerate(values):
         whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31
         good = whole and value >= 0 if kind is int else whole or (isinstance(value, float) and not math.isnan(value))
         if not good:
-            raise odd(address, shown((*place, number)), value, _KINDS[kind])
+            raise unexpected_value(address, shown((*place, number)), value, _KINDS[kind])
     return [*values]
 
 
-def odd(address: str, place: str, value: Any, expected: str = "") -> ModelError:
+def unexpected_value(address: str, place: str, value: Any, expected: str = "") -> ModelError:
     """Return the error about something that cannot be meant; without `expected`, `value` is its description."""
     told = value if isinstance(value, str) and not expected else json_kind(value)
     if isinstance(value, float | int) and not isinstance(value, bool):

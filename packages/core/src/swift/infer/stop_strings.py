@@ -22,7 +22,7 @@ class StopStrings:
         self._stops = tuple(stops)
         self._span = _BYTES * max(map(len, self._stops), default=0) + _BEFORE
 
-    def told(self, sampling: Sampling) -> Sampling:
+    def applied_to(self, sampling: Sampling) -> Sampling:
         """Return the sampling with which an engine ends an answer at the first of the texts."""
         return replace(sampling, is_over=self._is_over) if self._stops else sampling
 
