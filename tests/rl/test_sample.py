@@ -70,7 +70,7 @@ def test_a_sample_that_was_interrupted_goes_on_to_the_same_rows(
             assert sample(tied, ended) == 130
         assert not (ended / "rows.jsonl").exists()
     assert sample(tied, ended) == 0
-    assert "24 of 24 questions are answered" in capsys.readouterr().err
+    assert "already has 24 of 24 responses" in capsys.readouterr().err
     assert (ended / "rows.jsonl").read_bytes() == (whole / "rows.jsonl").read_bytes()
     drawn, chosen = lines(whole / "rows.answers.jsonl"), lines(whole / "rows.jsonl")
     assert len({json.dumps(each["messages"]) for each in drawn}) > 6

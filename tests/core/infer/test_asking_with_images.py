@@ -287,7 +287,7 @@ class Recorder:
 def test_chat_attaches_image_to_next_question(folder: Path, tmp_path: Path) -> None:
     chat_engine = Recorder()
     talk = _Conversation(chat_engine)  # type: ignore[arg-type]
-    assert talk.command(f"/image {folder / '3.png'}") == ["3.png, 90×61 pixels, goes with the next question."]
+    assert talk.command(f"/image {folder / '3.png'}") == ["3.png, 90×61 pixels, is attached to the next message."]
     assert "no file" in talk.command("/image nowhere.png")[0]
     list(talk.answer("What is it?", SamplingOptions().sampling))
     assert [part["type"] for part in chat_engine.told[0]["content"]] == ["image", "text"]

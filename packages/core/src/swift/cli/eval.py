@@ -67,7 +67,7 @@ def evaluate(options: EvalOptions) -> int:
         from swift.infer.evaluate_scores import evaluate_scores
 
         found = find_model(options, generates=False, say=print_note)
-        found.check_scores_texts()
+        found.check_scores_sequences()
         scores = evaluate_scores(found, options, options, say=print_note)
     elif options.tasks:
         from swift.infer.harness import TaskRequest, run_tasks

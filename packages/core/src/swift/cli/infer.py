@@ -118,10 +118,10 @@ def _score(options: InferOptions) -> int:
     from swift.infer.find import is_generative_reranker
     from swift.infer.image_messages import question_of
     from swift.infer.questions import Question
-    from swift.infer.score_rows import TEXT, print_scores, read_texts, score_into
+    from swift.infer.score_rows import TEXT, print_scores, read_rows, score_into
 
     found = find_model(options, generates=False, say=print_note)
-    found.check_scores_texts()
+    found.check_scores_sequences()
     if found.source.processor is None:
         check_scoring(options, *NAMES, *LIMITS)
     if options.prompt and is_generative_reranker(found.location.objective, options.task_type):
@@ -132,7 +132,7 @@ def _score(options: InferOptions) -> int:
     held = {kind: getattr(options, kind) for kind in NAMES}
     rows: QuestionSequence = [Question([{**question_of(text, held), "role": TEXT}]) for text in options.prompt]
     if options.dataset:
-        rows = read_texts(options, found, options.system)
+        rows = read_rows(options, found, options.system)
     if options.result_path is not None:
         score_into(options.result_path, found, options, options, rows, say=print_note)
     else:

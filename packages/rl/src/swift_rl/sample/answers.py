@@ -122,7 +122,7 @@ def _prompt(question: Question, answers: list[SampledAnswer]) -> SampledPrompt:
     columns = dict(question.extras)
     if question.tools:
         columns["tools"] = list(question.tools)
-    return SampledPrompt(question.messages, columns, question.place, answers, question.expected)
+    return SampledPrompt(question.messages, columns, question.source, answers, question.expected)
 
 
 def _cached(options: SampleOptions, questions: Sequence[Question]) -> list[SampledPrompt]:
