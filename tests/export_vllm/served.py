@@ -41,7 +41,7 @@ class Served:
     @property
     def curl_line(self) -> str:
         """As it is printed."""
-        found = re.search(r"Ask from a shell:\n  (curl .*)\n", self.run.output)
+        found = re.search(r"From a shell:\n  (curl .*)\n", self.run.output)
         assert found
         return found[1]
 

@@ -47,9 +47,9 @@ def unlike(**changes: Any) -> Reply:
 
 
 ANSWERS: dict[str, tuple[Reply, str]] = {
-    "no content at all": (reply(b"", "204 None"), "without choices"),
-    "null": (reply(None), "without choices"),
-    "a list": (reply([]), "without choices"),
+    "no content at all": (reply(b"", "204 None"), "lacks choices"),
+    "null": (reply(None), "lacks choices"),
+    "a list": (reply([]), "lacks choices"),
     "no choice": (reply({"choices": []}), "lacks choices[0]"),
     "a text of choices": (reply({"choices": "Hi"}), "lacks choices[0]"),
     "a choice that is null": (reply({"choices": [None]}), "null as choices[0]"),
@@ -153,12 +153,12 @@ def completion(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [
-        (b"{}", "without choices"),
+        (b"{}", "lacks choices"),
         (completion(token_ids=["a", "b"]), r"a text as token_ids\[0\] instead of a whole number"),
         (completion(token_ids=[-1, 5]), "the number -1 as token_ids"),
         (completion(token_ids=[10**30, 5]), "a huge number as token_ids"),
         (completion(token_ids=[65]), "2 log-probabilities for 1 tokens"),
-        (completion(logprobs=None), "without logprobs.token_logprobs"),
+        (completion(logprobs=None), "lacks logprobs.token_logprobs"),
         (completion(logprobs={"token_logprobs": [float("nan"), -1.0]}), r"nan as logprobs.token_logprobs\[0\]"),
         (
             completion(logprobs={"token_logprobs": [-1.0, 7.5]}),

@@ -17,7 +17,7 @@ from swift.servers import (
     ServerLibrary,
     ServerLog,
     check_known_flags,
-    check_language_alone,
+    check_language_only,
     flags_in,
     given,
     passed_on,
@@ -77,7 +77,7 @@ class LMDeployProgram:
             check_architecture(name, interpreter)
         if request.adapters:
             check_adapted(name, interpreter)
-            check_language_alone(request.adapters.values(), "LMDeploy")
+            check_language_only(request.adapters.values(), "LMDeploy")
             if given("--backend", words) == "turbomind":
                 raise UsageError(
                     "TurboMind takes no adapters, and LMDeploy would leave them out.",
@@ -107,7 +107,7 @@ class LMDeployProgram:
             secret_flags=("--api-keys", request.api_key) if request.api_key else (),
         )
 
-    def place(self, interpreter: Interpreter) -> str:
+    def device(self, interpreter: Interpreter) -> str:
         """Return where LMDeploy computes."""
         return "GPU"
 

@@ -17,7 +17,7 @@ from swift.servers import (
     ServerLibrary,
     ServerLog,
     check_known_flags,
-    check_language_alone,
+    check_language_only,
     classes_of,
     dashed,
     flags_in,
@@ -79,7 +79,7 @@ class SGLangProgram:
         known = known_flags(interpreter.folder)
         if known is not None:
             check_known_flags(words, known, interpreter)
-        check_language_alone(request.adapters.values(), "SGLang")
+        check_language_only(request.adapters.values(), "SGLang")
         taken = [request.name, *request.adapters]
         if len(request.adapters) and any(SEPARATOR in name for name in taken):
             raise UsageError(
@@ -118,7 +118,7 @@ class SGLangProgram:
             secret_flags=("--api-key", request.api_key) if request.api_key else (),
         )
 
-    def place(self, interpreter: Interpreter) -> str:
+    def device(self, interpreter: Interpreter) -> str:
         """Return where SGLang computes unless it is told otherwise."""
         return "GPU"
 

@@ -47,7 +47,7 @@ class VllmProgram:
             https=given("--ssl-certfile", request.passed_on) is not None,
         )
 
-    def place(self, interpreter: Interpreter) -> str:
+    def device(self, interpreter: Interpreter) -> str:
         """Return where this build computes."""
         return "CPU" if on_cpu(interpreter) else "GPU"
 
