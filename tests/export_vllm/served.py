@@ -48,7 +48,7 @@ class Served:
     @property
     def python_lines(self) -> str:
         """As they are printed."""
-        found = re.search(rf"Ask from Python.*:\n(.*)\n\n{READY}", self.run.output, re.DOTALL)
+        found = re.search(rf"From Python.*:\n(.*)\n\n{READY}", self.run.output, re.DOTALL)
         assert found
         return textwrap.dedent(found[1])
 

@@ -75,18 +75,18 @@ class SGLangProgram:
 
     def checked(self, request: ServeRequest, interpreter: Interpreter) -> ServeRequest:
         """Return the request with flags as SGLang spells them; `UsageError` for those that neither has."""
-        words = passed_on(request.passed_on, "sglang", _OURS, negated=False)
+        args = passed_on(request.passed_on, "sglang", _OURS, negated=False)
         known = known_flags(interpreter.folder)
         if known is not None:
-            check_known_flags(words, known, interpreter)
+            check_known_flags(args, known, interpreter)
         check_language_only(request.adapters.values(), "SGLang")
         taken = [request.name, *request.adapters]
         if len(request.adapters) and any(SEPARATOR in name for name in taken):
             raise UsageError(
-                f"SGLang takes {SEPARATOR!r} in a name for what separates a model's name from an adapter's.",
-                hint="Name them otherwise: --name NAME --adapters NAME=PATH",
+                f"Invalid name for SGLang: {SEPARATOR!r} separates the names of model and adapter.",
+                hint="Rename them: --name NAME --adapters NAME=PATH",
             )
-        return dataclasses.replace(request, passed_on=words)
+        return dataclasses.replace(request, passed_on=args)
 
     def launch(self, request: ServeRequest, interpreter: Interpreter) -> Launch:
         """Start it on weights in safetensors alone, with a key that nobody else can read."""

@@ -38,7 +38,7 @@ class SafetensorsFile:
             raise CheckpointError(f"{self._path} lacks {key}, a part of {name}.")
         if entry.shape != sizes or DTYPES.get(entry.dtype) != dtype:
             raise CheckpointError(
-                f"{self._path} has {key} as {entry.dtype} of shape {entry.shape}; the index says {DTYPE_NAMES[dtype]} "
+                f"{self._path} has {key} as {entry.dtype} of shape {entry.shape}; but the index declares {DTYPE_NAMES[dtype]} "
                 f"of shape {sizes}."
             )
 

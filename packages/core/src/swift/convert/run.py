@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import ValidationError
 
-from swift.checkpoint.finite import WHAT, unsound
+from swift.checkpoint.finite import WHAT, invalid_tensors
 from swift.checkpoint.folders import checkpoint_folder
 from swift.checkpoint.manifest import Manifest
 from swift.checkpoint.names import model_name, optim_name
@@ -351,9 +351,9 @@ def _named(disk: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str
 def _sound(tensors: Iterator[tuple[str, torch.Tensor]], path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Hand tensors on, and refuse those from which no training can go on."""
     for name, tensor in tensors:
-        if unsound({name: tensor}):
+        if invalid_tensors({name: tensor}):
             raise CheckpointError(
-                f"{path} holds {WHAT}, in {name}: its training had diverged, or it is damaged.",
+                f"{path} holds {WHAT}, in {name}: training diverged, or the file is damaged.",
                 hint="Take an earlier one.",
             )
         yield name, tensor
