@@ -34,8 +34,8 @@ def saved(folder: Path) -> Path:
 
 def test_a_share_is_what_the_planner_of_torch_makes_of_it() -> None:
     comms = Comms()
-    own, own_index = dcp_planners.make_save_plan(TENSORS, comms)
-    planned, planned_index = dcp.make_save_plan(TENSORS, comms)
+    own, own_index = dcp_planners.assign_shards(TENSORS, comms)
+    planned, planned_index = dcp.assign_shards(TENSORS, comms)
     assert own_index == planned_index
     assert own.file == planned.file
     assert list(own.tensors) == list(planned.tensors)

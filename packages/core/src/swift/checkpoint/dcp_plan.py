@@ -46,7 +46,7 @@ _agreed: _Agreed | None = None
 """Of the last save: the next one saves the same tensors with other values."""
 
 
-def make_save_plan(tensors: Mapping[str, Any], comms: Comms) -> tuple[RankFile, Index]:
+def assign_shards(tensors: Mapping[str, Any], comms: Comms) -> tuple[RankFile, Index]:
     """Agree on who writes what, and return this process's share, as views, and the whole index."""
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), is_coordinator=comms.rank == 0)

@@ -11,13 +11,13 @@ from swift.checkpoint.storage import FileChunk, Index, RankFile, StoredTensor, S
 from swift.processes.comms import Comms
 
 
-def make_save_plan(tensors: Mapping[str, Any], comms: Comms) -> tuple[RankFile, Index]:
+def assign_shards(tensors: Mapping[str, Any], comms: Comms) -> tuple[RankFile, Index]:
     """Agree on who writes what, and return this rank's file, with views as contents, and the whole index."""
     if comms.size == 1 and all(map(_is_whole, tensors.values())):
         return _all_in_one(tensors)
     from swift.checkpoint import dcp_plan as dcp
 
-    return dcp.make_save_plan(tensors, comms)
+    return dcp.assign_shards(tensors, comms)
 
 
 def fill(tensors: Mapping[str, Any], stored: StoredTensors) -> None:

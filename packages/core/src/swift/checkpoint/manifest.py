@@ -107,9 +107,7 @@ class Manifest(BaseModel):
 
     format: Annotated[StrictInt, Field(ge=1, le=FORMAT)] = FORMAT
     step: Count = Field(description="Optimizer steps completed")
-    rows_per_step: Count = Field(
-        description="Rows per global batch; with step and seed this is the position in the data"
-    )
+    rows_per_step: Count = Field(description="Rows per global batch; with step and seed, the position in the data")
     seed: StrictInt
     model_fingerprint: StrictStr
     data_fingerprint: StrictStr

@@ -20,7 +20,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from swift.checkpoint.checksums import FileRecord, hash_file, sync, write_json
 from swift.checkpoint.coordination import agree, comms_for, write_failure
-from swift.checkpoint.dcp_planners import make_save_plan
+from swift.checkpoint.dcp_planners import assign_shards
 from swift.checkpoint.folders import LAST, checkpoint_folder, link, whole_checkpoints
 from swift.checkpoint.host_copies import work_until_now
 from swift.checkpoint.manifest import Manifest, write_manifest
@@ -238,7 +238,7 @@ class _Save:
 
     def _plan(self, comms: Comms) -> None:
         try:
-            self._share, self._index = make_save_plan(self._writer.collected, comms)
+            self._share, self._index = assign_shards(self._writer.collected, comms)
         except CheckpointError:
             self._discard()
             raise

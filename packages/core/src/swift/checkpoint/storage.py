@@ -1,6 +1,6 @@
 """Tensors on disk: one safetensors file per process and one `index.json`.
 
-Nothing is pickled, and a part that is missing is an error, never skipped. `dcp_planners` decides who writes and reads what.
+Nothing is pickled, and a missing part is an error. `dcp_planners` decides who writes and reads what.
 """
 
 from __future__ import annotations

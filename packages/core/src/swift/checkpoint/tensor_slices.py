@@ -36,9 +36,7 @@ class TensorSlices(torch.Tensor):
         for offset, view in held.items():
             ends = [start + length for start, length in zip(offset, view.shape, strict=True)]
             if len(offset) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
-                raise ValueError(
-                    f"A slice of shape {tuple(view.shape)} at {offset} exceeds the tensor's shape {tuple(shape)}."
-                )
+                raise ValueError(f"A slice of shape {tuple(view.shape)} at {offset} exceeds the shape {tuple(shape)}.")
             if view.dtype != dtype:
                 raise ValueError(f"A slice at {offset} has dtype {view.dtype}, but the tensor has {dtype}.")
         tensor = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)
@@ -100,8 +98,7 @@ def flat_slices(shape: Sequence[int], start: int, view: torch.Tensor) -> list[Te
         row = first // inner
         part = view[first - start : last - start]
         return [
-            ((row, *offset), tensor_slice.unsqueeze(0))
-            for offset, tensor_slice in flat_slices(shape[1:], first - row * inner, part)
+            ((row, *offset), each.unsqueeze(0)) for offset, each in flat_slices(shape[1:], first - row * inner, part)
         ]
 
     slices: list[TensorSlice] = []

@@ -26,7 +26,7 @@ Prompt = list[int]
 LogProbabilities = Callable[[list[Prompt]], list[list[float]]]
 """Prompts → log-probability of every token after the first."""
 
-_PROMPT_TEXTS = (
+_PROMPT_STRINGS = (
     "The quick brown fox jumps over the lazy dog, and then it sleeps until the evening.",
     "def area(width: float, height: float) -> float:\n    return width * height\n",
     "床前明月光，疑是地上霜。举头望明月，低头思故乡。",
@@ -87,7 +87,7 @@ def fixed_prompts(source: ModelSource) -> list[Prompt]:
     vocabulary = source.config.get_text_config().vocab_size
     prompts = [
         [token % vocabulary for token in source.tokenizer(text, add_special_tokens=False)["input_ids"][:_LONGEST]]
-        for text in _PROMPT_TEXTS
+        for text in _PROMPT_STRINGS
     ]
     return [prompt for prompt in prompts if len(prompt) > 1]
 
