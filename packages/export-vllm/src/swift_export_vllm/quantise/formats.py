@@ -93,13 +93,8 @@ def decode(scheme: Scheme, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def configuration(scheme: Scheme, *, group: int, left: list[str], dtype: str) -> dict[str, Any]:
     """`quantization_config` of config.json; `left` are the layers that stay as they are."""
     if scheme.name == "gptq":
-        values: dict[str, Any] = {
-            "quant_method": "gptq",
-            "bits": 4,
-            "group_size": group,
-            "desc_act": False,
-            "sym": True,
-        }
+        values: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": group}
+        values |= {"desc_act": False, "sym": True}
         skipped: dict[str, Any] = {f"-:^{name.replace('.', '[.]')}$": {} for name in left if name != "lm_head"}
         return {**values, "lm_head": False, "checkpoint_format": "gptq", **({"dynamic": skipped} if skipped else {})}
     if scheme.name == "awq":

@@ -36,9 +36,8 @@ class TokenBatch:
 
 def batches(sequences: Sequence[Sequence[int]]) -> list[TokenBatch]:
     """Texts of similar length together."""
-    order = sorted(
-        (index for index in range(len(sequences)) if sequences[index]), key=lambda index: len(sequences[index])
-    )
+    kept = (index for index, sequence in enumerate(sequences) if sequence)
+    order = sorted(kept, key=lambda index: len(sequences[index]))
     found: list[list[int]] = []
     for index in order:
         if found and len(found[-1]) < _ROWS and (len(found[-1]) + 1) * len(sequences[index]) <= _TOKENS:
