@@ -18,7 +18,7 @@ from swift.infer.find import WeightsLocation
 from swift.infer.yes_no import YesNo
 from swift.serve.options import ServeOptions
 from swift.serve.request import serve_request
-from swift.serve.reranker import asked_for_scores
+from swift.serve.reranker import yes_no_question
 from swift.testing.subjects import write_model
 
 RERANKER = "generative_reranker"
@@ -56,8 +56,8 @@ def test_reranker_pair_renders_as_training(
     """A pair is rendered as in training and scored by the yes and no tokens."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = WeightsLocation(ModelSection(path=str(base)), system=system, objective=OBJECTIVE)
-    asked = asked_for_scores(place, base, say=print)
-    assert asked.answers == ("y", "n")
+    asked = yes_no_question(place, base, say=print)
+    assert asked.tokens == ("y", "n")
     assert rendered(base, asked.template) == trained_on(base, OBJECTIVE, system)
 
 
