@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from swift.infer import draw_tokens
+from swift.infer import sample_tokens
 
 EXTENSION = "swift_export_vllm.worker.RolloutWorker"
 """Name by which vLLM imports it."""
@@ -28,13 +28,13 @@ class RolloutWorker:
     model_runner: Any
     swift_mark: str = ""
 
-    def swift_draw_by_seed(self) -> Mapping[str, bool]:
+    def swift_sample_by_seed(self) -> Mapping[str, bool]:
         """Draw answers that have a seed as the engine `transformers` draws them: equal seeds, equal answers."""
         sampler: Any = getattr(getattr(self.model_runner, "sampler", None), "topk_topp_sampler", None)
         batch = getattr(self.model_runner, "input_batch", None)
         known = sampler is not None and hasattr(batch, "req_output_token_ids")
-        if known and not isinstance(sampler.forward, SeededDraws):
-            sampler.forward = SeededDraws(self.model_runner, sampler.forward, sampler.logprobs_mode)
+        if known and not isinstance(sampler.forward, SeededSampling):
+            sampler.forward = SeededSampling(self.model_runner, sampler.forward, sampler.logprobs_mode)
         return {"draws": known}
 
     def swift_reload(self, folder: str, mark: str) -> Mapping[str, Any]:
@@ -51,8 +51,8 @@ class RolloutWorker:
         return {"mark": self.swift_mark}
 
 
-class SeededDraws:
-    """Takes the place of vLLM's last step of sampling, for the rows of a batch that have a seed."""
+class SeededSampling:
+    """Takes the index of vLLM's last step of sampling, for the rows of a batch that have a seed."""
 
     def __init__(self, runner: Any, plain: Any, logprobs_mode: str) -> None:
         self._runner = runner
@@ -78,7 +78,9 @@ class SeededDraws:
             rows.setdefault((top_k, 1.0 if p is None else float(p[row])), []).append(row)
         for (top_k, top_p), alike in rows.items():
             chance = torch.tensor([self._chance(row, generators[row]) for row in alike], dtype=torch.float64)
-            chosen, _ = draw_tokens(before[alike], chance.to(before.device), temperature=1.0, top_k=top_k, top_p=top_p)
+            chosen, _ = sample_tokens(
+                before[alike], chance.to(before.device), temperature=1.0, top_k=top_k, top_p=top_p
+            )
             tokens[alike] = chosen.to(tokens.dtype)
         return tokens, returned
 
@@ -100,10 +102,10 @@ class _Chances:
         self._generator = torch.Generator().manual_seed(seed)
         self._made: list[float] = []
 
-    def at(self, place: int) -> float:
-        while place >= len(self._made):
+    def at(self, index: int) -> float:
+        while index >= len(self._made):
             self._made.append(float(torch.rand(1, generator=self._generator, dtype=torch.float64)))
-        return self._made[place]
+        return self._made[index]
 
 
 @contextmanager

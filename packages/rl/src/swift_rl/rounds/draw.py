@@ -100,7 +100,7 @@ class Rollouts:
             stop=options.stop_words,
             logprobs="drawn",
         )
-        return self._stops.told(drawn)
+        return self._stops.applied_to(drawn)
 
     def sync(self, version: int) -> None:
         """Give the weights in training, after so many steps, to the engines. Called on every process."""
@@ -302,7 +302,7 @@ class Ahead:
         if self._failure is not None:
             raise self._failure
 
-    def answers(self) -> list[DrawnAnswer]:
+    def respond(self) -> list[DrawnAnswer]:
         """Return everybody's answers. Called on every process."""
         self.wait()
         return self._rollouts.gathered(self.asked, self._drawn)

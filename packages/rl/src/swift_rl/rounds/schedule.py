@@ -222,7 +222,7 @@ class RolloutSchedule(BatchSchedule):
         made = Round(number, version, [], [], cursor=self._cursor)
         asked = self._asked(number, version, self._prompts.next(made.cursor, self._per_round))
         if self._ahead is not None:
-            answers, self._ahead = self._ahead.answers(), None
+            answers, self._ahead = self._ahead.respond(), None
         else:
             answers = self._rollouts.answer(asked)
         self._add(made, asked.prompts, answers)

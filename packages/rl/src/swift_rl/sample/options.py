@@ -10,14 +10,14 @@ from pydantic import Field
 from swift.config.limits import FilePath, Fraction, Name, Rows
 from swift.config.options import Aliases, Parts, RunsCode
 from swift.errors import UsageError
-from swift.infer.options import AnsweringOptions, SamplingOptions
+from swift.infer.options import InferenceOptions, SamplingOptions
 from swift_rl.reward_options import RewardOptions
 
 NO_ENGINE = "no"
 """`--engine no`: answers come from `--cache_files`."""
 
 
-class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
+class SampleOptions(RewardOptions, SamplingOptions, InferenceOptions):
     """Draws several answers to each prompt, scores them, and writes the best as rows to train on.
 
     Without rewards every answer is written. After an interruption the same command continues, and one with other

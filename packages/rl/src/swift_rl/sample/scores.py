@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.contracts import RewardItem
-from swift.infer import Journal, Question, read_lines
+from swift.infer import Question, ResumeFile, read_lines
 from swift.toolkit import print_note, progress
 from swift_rl.rewards.pool import RewardPool
 from swift_rl.rewards.select import SelectedReward
@@ -28,7 +28,7 @@ def score(
     answers = [(prompt, answer) for prompt in prompts for answer in prompt.answers]
     settings = _settings(selected, options, answers)
     stale = options.overwrite or not _made_so(kept_in, settings)
-    with Journal(kept_in, (_marked(*each) for each in answers), settings, overwrite=stale) as journal:
+    with ResumeFile(kept_in, (_marked(*each) for each in answers), settings, overwrite=stale) as journal:
         left = journal.left()
         if left:
             with RewardPool(selected, options, print_note, folder=kept_in.parent) as pool:
@@ -37,7 +37,7 @@ def score(
         answer.rewards, answer.failed = line["rewards"], line["failed"]
 
 
-def _score(pool: RewardPool, answers: Sequence[Any], left: Sequence[int], journal: Journal) -> None:
+def _score(pool: RewardPool, answers: Sequence[Any], left: Sequence[int], journal: ResumeFile) -> None:
     parts = [left[start : start + _AT_ONCE] for start in range(0, len(left), _AT_ONCE)]
     for rows in progress(parts, "Scoring answers", total=len(parts)):
         verdicts = pool.score([_item(*answers[row]) for row in rows])
