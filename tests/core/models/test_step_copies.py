@@ -164,7 +164,7 @@ def test_a_kernel_that_rounds_wrongly_is_found_out_and_not_used(monkeypatch: pyt
     for wrong in (True, False):
         fp8_linear._kernel_is_right.cache_clear()
         calls.clear()
-        with pytest.warns(UserWarning, match="wrongly here") if wrong else nullcontext():
+        with pytest.warns(UserWarning, match="incorrectly on this GPU") if wrong else nullcontext():
             found = [fp8_linear._encoded(matrix, kind) for _ in range(2)][1]
         assert [shape for shape in calls if shape == matrix.shape] == ([] if wrong else [matrix.shape] * 2)
         for one, other in zip(found, expected, strict=True):

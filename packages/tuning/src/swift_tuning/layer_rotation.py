@@ -45,12 +45,12 @@ class LayersInTurn:
         """Return the model itself, with all weights to be trained, each in its turn."""
         if context.quantize != "none":
             raise ConfigError(
-                f"tuner.quantize {context.quantize} stores weights that cannot be trained.",
+                f"tuner.quantize {context.quantize} stores quantized weights, which cannot be trained.",
                 hint="Type --tuner.quantize none, or --tuner.kind lora.",
             )
         if context.adapter is not None:
             raise ConfigError(
-                "tuner.adapter continues from an adapter, and the model's own weights are trained.",
+                "tuner.adapter continues an adapter, but this tuner trains the model's own weights.",
                 hint="Type --tuner.kind lora, or merge the adapter first: swift merge-lora",
             )
         model.requires_grad_(True)

@@ -51,8 +51,9 @@ class LowRankOptimizer(MatrixOptimizer):
         super().__init__(groups, options, partial(_is_projected, options))
         if groups and not any(self._matrices):
             raise ConfigError(
-                f"No weight that is trained would be projected to rank {options.rank}: matrices between features that "
-                "have more rows and columns than that, and a name among optim.targets where that is set.",
+                f"No trained weight can be projected to rank {options.rank}: it takes a linear layer's matrix with "
+                "more "
+                "rows and columns than that, whose name matches optim.targets if that is set.",
                 hint="Type a smaller --optim.rank, or --optim adamw.",
             )
         self._rule = rule

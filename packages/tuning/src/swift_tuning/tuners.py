@@ -62,7 +62,7 @@ class PeftModules:
         """Return the model with adapters: those of a folder, or new ones."""
         if context.quantize != "none":
             raise ConfigError(
-                f"tuner.quantize {context.quantize} is for LoRA, and tuner.kind is {self.kind.lower()}.",
+                f"tuner.quantize {context.quantize} works with tuner.kind lora only, not {self.kind.lower()}.",
                 hint="Type --tuner.quantize none, or --tuner.kind lora.",
             )
         from peft import PeftConfig
@@ -77,7 +77,7 @@ class PeftModules:
         config: Any = tuned.peft_config
         if any(getattr(each, "fan_in_fan_out", False) for each in config.values()):
             raise ConfigError(
-                f"The linear layers of this model are Conv1D, for which tuner.kind {self.kind.lower()} has no merge.",
+                f"tuner.kind {self.kind.lower()} does not support Conv1D layers, which this model has.",
                 hint="Type --tuner.kind lora",
             )
         return tuned
@@ -317,7 +317,7 @@ class Boft(PeftModules):
         made = next(each.shape[0] for name, each in tuned.named_parameters() if ".boft_R." in name)
         if context.adapter is None and made != asked:
             raise ConfigError(
-                f"tuner.factors is {asked}, and PEFT makes {made} where its CUDA kernel is not compiled.",
+                f"tuner.factors is {asked}, but PEFT uses {made} because its CUDA kernel is not compiled.",
                 hint="Type --tuner.factors 1, or --train_type oft.",
             )
         return tuned

@@ -67,8 +67,9 @@ def read_starts(run: Run, source: ModelSource, tuned: torch.nn.Module) -> dict[s
     options = run.config.tuner.options(LoraOptions)
     if options.init in FROM_DATA and run.role != POLICY:
         raise ConfigError(
-            f"tuner.init {options.init} looks at the data that a model learns from, and is for the policy alone.",
-            hint=f"Let the adapters of the {run.role} begin otherwise, by pissa say.",
+            f"tuner.init {options.init} reads the training data, so it works for the policy only, not for the "
+            f"{run.role}.",
+            hint=f"Choose another initialization for the {run.role}, such as pissa.",
         )
     if options.init in FROM_DATA:
         return dict(run.adapter_start)
@@ -128,8 +129,8 @@ def check_matrix(tuned: Any, path: str, layer: Any) -> None:
     pieces = names.pieces(weight) if ADAPTER in layer.lora_A and weight in names.parameters() else ()
     if len(pieces) != 1 or len(pieces[0].shape) != 2:
         raise ConfigError(
-            f"tuner.init reads matrices of linear layers, and {inner_name(path)} of "
-            f"{type(base_model(tuned)).__name__} is none that is one tensor on disk.",
+            f"tuner.init needs linear layers with one weight tensor on disk. {inner_name(path)} of "
+            f"{type(base_model(tuned)).__name__} is not such a layer.",
             hint="Name linear layers: --target_modules q_proj k_proj v_proj o_proj, or type --tuner.init default",
         )
 

@@ -93,7 +93,8 @@ def _kernel_is_right(device: torch.device, precision: torch.dtype, kind: torch.d
     )
     if not right:
         warnings.warn(
-            f"Triton's kernel rounds {precision} to {kind} wrongly here: torch's operators do it.", stacklevel=2
+            f"The Triton kernel rounds {precision} to {kind} incorrectly on this GPU; using torch operators instead.",
+            stacklevel=2,
         )
     return right
 

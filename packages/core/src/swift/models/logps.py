@@ -192,7 +192,7 @@ def _asked(candidates: torch.Tensor | None, want: Collection[Need]) -> torch.Ten
     if Need.CANDIDATE_LOGPS not in want:
         return None
     if candidates is None:
-        raise ValueError("the batch holds no candidates, which the objective needs")
+        raise ValueError("the batch has no candidates, which the objective needs")
     return candidates
 
 

@@ -210,7 +210,7 @@ class ProcessorReader:
             sample = batch.sample_ids[int((ends <= segment).sum())]
             raise DataError(
                 f"{self._place(sample)}: the {NAMES[reference.kind]} {reference.source} cannot be read: {error}",
-                hint="Put it right and resume. --data.media_check decode finds broken files before training.",
+                hint="Fix the file and resume. To find broken files before training, use --data.media_check decode.",
             ) from None
 
 
@@ -229,14 +229,14 @@ def _open(images: MediaProcessor, reference: MediaRef) -> Any:
     if reference.source.startswith(BLANK):
         return images.blank(reference)
     if reference.size and Path(reference.source).stat().st_size != reference.size:
-        raise OSError("it is not what it was when it was tokenised")
+        raise OSError("it has changed since it was tokenized")
     content = images.open(reference)
     if reference.kind == "audio":
         expected = length_at(reference.frames, reference.rate, images.rate)
         if len(content) != expected:
-            raise OSError(f"it has {len(content)} samples, and its header says {expected}")
+            raise OSError(f"it has {len(content)} audio samples, but its header declares {expected}")
     elif content.size != images.size_of(reference.width, reference.height):
-        raise OSError(f"it has {content.width}×{content.height} pixels, and its header says otherwise")
+        raise OSError(f"it has {content.width}×{content.height} pixels, but its header declares another size")
     return content
 
 

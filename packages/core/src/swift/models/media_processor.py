@@ -144,7 +144,8 @@ class MediaProcessor:
             patch = getattr(self.processor.image_processor, "patch_size", None)
             if "image_grid_thw" not in made or not isinstance(patch, int):
                 raise ModelError(
-                    "data.boxes none is for models that see images in one piece, of a size that the image decides.",
+                    "data.boxes none needs a model that reads each image in one piece, at a size that depends on "
+                    "the image.",
                     hint="Type --data.boxes norm1000",
                 )
             _, rows, columns = made["image_grid_thw"][0].tolist()
@@ -153,7 +154,7 @@ class MediaProcessor:
 
     def lacks(self, kind: str) -> str:
         """Return why the model does not take this kind, in half a sentence."""
-        return f"the model takes no {NAMES[kind]}s"
+        return f"the model does not accept {NAMES[kind]}s"
 
     def fingerprint(self) -> str:
         """Return all that decides what media become."""
@@ -198,10 +199,12 @@ class MediaProcessor:
         made, other = (self.inputs([("image", each)]) for each in (left, upper))
         pixels = [name for name, value in made.items() if value.is_floating_point()]
         if min(width, height) > 1 and pixels and all(made[name].equal(other[name]) for name in pixels):
-            raise ValueError("it makes the same of different images (rescale_factor, image_std)")
+            raise ValueError("it returns the same values for different images (check rescale_factor and image_std)")
         for name in pixels:
             if (largest := float(made[name].abs().max())) > _BRIGHTEST:
-                raise ValueError(f"it makes {largest:.3g} of white in {name} (rescale_factor, image_mean, image_std)")
+                raise ValueError(
+                    f"a white image becomes {largest:.3g} in {name} (check rescale_factor, image_mean and image_std)"
+                )
 
     def _of_sound(self, length: int) -> str:
         longest = getattr(_of_sounds(self.processor), "n_samples", None)
@@ -211,7 +214,9 @@ class MediaProcessor:
             and length > longest
             and asked == self._asked([("audio", np.zeros(longest, np.float32))])[0]
         ):
-            raise ValueError(f"the processor hears the first {longest / self.rate:g} s of it alone: cut it into pieces")
+            raise ValueError(
+                f"the processor reads only the first {longest / self.rate:g} s of it; split it into shorter clips"
+            )
         return asked
 
     def replacements(self, seen: Sequence[Measured]) -> list[str]:
@@ -311,7 +316,7 @@ class MediaProcessor:
             raise ValueError(first_line(error)) from error
         for name, value in made.items():
             if hasattr(value, "is_floating_point") and value.is_floating_point() and not value.isfinite().all():
-                raise ValueError(f"it makes numbers that are not finite in {name}")
+                raise ValueError(f"it returns values in {name} that are not finite")
         return made
 
 
@@ -322,13 +327,11 @@ def load_processor(folder: Path, config: Any, tokenizer: Any, *, trust_remote_co
     kind = _processor_class(config, folder)
     if kind is None:
         return None
-    with as_model_error(
-        f"The processor of {folder}, which prepares images, cannot be read", hint="Copy its files again."
-    ):
+    with as_model_error(f"The image processor of {folder} cannot be read", hint="Copy or download the model again."):
         try:
             processor = kind.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
         except ImportError as error:
-            raise ModelError(f"{kind.__name__}, which prepares images: {first_line(error)}", hint=_INSTALL) from error
+            raise ModelError(f"image processor {kind.__name__}: {first_line(error)}", hint=_INSTALL) from error
     processor.tokenizer = tokenizer
     return processor if any(_placeholder(processor, kind) is not None for kind in KINDS) else None
 
@@ -403,7 +406,7 @@ def _processor_class(config: Any, folder: Path) -> Any:
     kind = next((each for each in found if getattr(each, "is_dummy", False) or hasattr(each, "get_attributes")), None)
     if kind is not None and getattr(kind, "is_dummy", False):
         raise ModelError(
-            f"{kind.__name__}, which prepares the images of this model, needs packages that are not installed: "
+            f"This model's image processor {kind.__name__} needs packages that are not installed: "
             f"{', '.join(kind._backends)}.",
             hint=_INSTALL,
         )

@@ -247,9 +247,9 @@ def _map_of_copy(skeleton: PreTrainedModel) -> NameMap:
     incomplete = [name for name, parts in pieces.items() if sum(p.numel for p in parts) != math.prod(shapes[name])]
     if unplaced or incomplete:
         raise ModelError(
-            f"{type(skeleton).__name__} lays out {(unplaced or incomplete)[0]} on disk in another order than in "
-            "memory, so that its weights cannot be named one by one.",
-            hint="This architecture cannot be trained with swift yet.",
+            f"{type(skeleton).__name__} stores {(unplaced or incomplete)[0]} in another order on disk than in "
+            "memory, so swift cannot map its weights one by one.",
+            hint="swift does not support this architecture yet.",
         )
     return NameMap({name: tuple(sorted(parts, key=lambda piece: piece.start)) for name, parts in pieces.items()})
 

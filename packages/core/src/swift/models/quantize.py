@@ -202,9 +202,8 @@ def _torchao_nf4(model: torch.nn.Module, path: str, weight: torch.Tensor) -> Non
     nf4 = _import("torchao")
     if weight.numel() % (NF4_BLOCK * NF4_SCALER_BLOCK):
         raise ModelError(
-            f"{path} has {weight.numel()} weights, which torchao's NF4 cannot cut into blocks of "
-            f"{NF4_BLOCK * NF4_SCALER_BLOCK}.",
-            hint="Use --tuner.quantize bnb-nf4.",
+            f"{path} has {weight.numel()} weights; torchao's NF4 needs a multiple of {NF4_BLOCK * NF4_SCALER_BLOCK}.",
+            hint="Type --tuner.quantize bnb-nf4.",
         )
     packed = nf4.to_nf4(weight, block_size=NF4_BLOCK, scaler_block_size=NF4_SCALER_BLOCK)
     model.get_submodule(path).weight = torch.nn.Parameter(packed, requires_grad=False)

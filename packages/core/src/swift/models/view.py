@@ -249,9 +249,9 @@ class ViewModule(nn.Module):
                 )
             together = reader.collated(samples, flat=self.attention.flat).to(self._device())
             if not self._layout_agrees(together, expected):
-                how = "laid end to end" if self.attention.flat else "padded"
+                how = "packed" if self.attention.flat else "padded"
                 raise ModelError(
-                    f"{type(causal_lm).__name__} gives other numbers when samples with images are {how}.",
+                    f"{type(causal_lm).__name__} computes different results when samples with images are {how}.",
                     hint="Type --data.packing false --data.padding_free false"
                     if self.attention.flat
                     else "Type --train.micro_batch 1",
@@ -325,8 +325,8 @@ class ViewModule(nn.Module):
         if not agrees:
             self.own_logits = True
             self._say(
-                f"{type(causal_lm).__name__} does something to its logits that is not known here: "
-                "they are computed all at once, as the model does it, which takes more memory."
+                f"{type(causal_lm).__name__} transforms its logits in a way that swift does not know. They are "
+                "computed all at once by the model itself, which takes more memory."
             )
 
     def _check_layout(self) -> None:
@@ -338,19 +338,21 @@ class ViewModule(nn.Module):
         causal = self._unembeds and attends_causally(causal_lm.config.get_text_config())
         if causal and not self._agree(expected[0][: len(expected[1])], expected[1]):
             raise ModelError(
-                f"{name} gives a token another probability where other tokens follow it. "
-                "swift trains causal language models."
+                f"The probability of a token in {name} depends on the tokens after it. "
+                "swift trains only causal language models."
             )
         if self._layout_agrees(batch, expected):
             return
         if self.attention.flat:
             raise ModelError(
-                f"{name} gives other numbers when samples are laid end to end: it would mix them.",
+                f"{name} mixes samples that are packed into one row.",
                 hint="Turn it off: --data.packing false --data.padding_free false",
             )
         self.masks_padding = True
         if not self._layout_agrees(batch, expected):
-            raise ModelError(f"{name} gives other numbers when samples are padded.", hint="Type --train.micro_batch 1")
+            raise ModelError(
+                f"{name} computes different results when samples are padded.", hint="Type --train.micro_batch 1"
+            )
 
     def _check_limits(self) -> None:
         """Check the layout on a small copy beyond every window, chunk and scale, which this model has at thousands."""
@@ -359,13 +361,15 @@ class ViewModule(nn.Module):
         if not limits:
             return
         name = type(causal_lm_of(self.model)).__name__
-        layout = "laid end to end" if self.attention.flat else "padded"
+        layout = "packed" if self.attention.flat else "padded"
         named = ", ".join(f"{key} {value:,}" for key, value in limits.items())
         hint = "Turn it off: --data.packing false --data.padding_free false" if self.attention.flat else None
         small = shrunk_model(self._class, config)
         if small is None:
             if self.attention.flat:
-                raise ModelError(f"{name} cannot be checked for samples that are {layout} beyond {named}.", hint=hint)
+                raise ModelError(
+                    f"{name} cannot be checked with samples {layout} in rows longer than {named}.", hint=hint
+                )
             return
         view = ViewModule(small, attention=_on_cpu(self.attention, config), checked=False)
         view._has_rows_of_positions, view.masks_padding = self._has_rows_of_positions, self.masks_padding
@@ -376,7 +380,7 @@ class ViewModule(nn.Module):
             agrees = view._layout_agrees(view.probe(FAR_PROBED), expected)
         if not agrees:
             raise ModelError(
-                f"{name} gives other numbers when samples are {layout} in rows beyond {named}.",
+                f"{name} computes different results when samples are {layout} in rows longer than {named}.",
                 hint=hint or "Type --train.micro_batch 1",
             )
 

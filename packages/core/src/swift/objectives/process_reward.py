@@ -27,9 +27,12 @@ class ProcessRewardOptions(Section):
     """Options of `prm`."""
 
     step_separator: Annotated[str, Field(min_length=1)] = Field(
-        "\n", description="Text behind each step of an answer; what the model says of a step is said at its last token"
+        "\n",
+        description="Separator after each step of a completion; a step is scored at the last token of the separator",
     )
-    train_on_last_step_only: bool = Field(False, description="Learn the label of the last step of each answer alone")
+    train_on_last_step_only: bool = Field(
+        False, description="Train only on the label of the last step of each completion"
+    )
 
 
 class ProcessReward(BaseObjective[ProcessRewardOptions]):

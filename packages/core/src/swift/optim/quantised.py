@@ -103,8 +103,8 @@ def _in_low_bit(placement: Placement, block: int) -> bool:
     columns = placement.region[-1]
     if columns.start % block or columns.stop % block:
         raise ConfigError(
-            f"Moments in few bits have a scale for {block} elements of a row, and the layout cuts rows of "
-            f"{placement.name} inside of them (elements {columns.start} to {columns.stop} are here).",
-            hint="Use --optim.name adamw, or less tensor parallelism.",
+            f"Low-bit moments have one scale per {block} elements of a row, but the layout splits rows of "
+            f"{placement.name} within such a block (this rank has elements {columns.start} to {columns.stop}).",
+            hint="Type --optim.name adamw, or reduce --parallel.tp.",
         )
     return True
