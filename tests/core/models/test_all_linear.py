@@ -79,7 +79,8 @@ CASES: dict[str, tuple[Callable[[], Any], set[str], str]] = {
     "phimoe": (phimoe, ATTENTION, "none on router (a router)"),
     "qwen2_moe": (qwen2_moe, ATTENTION | DENSE | {"shared_expert_gate"}, "none on the routed experts"),
     "mamba": (lambda: transformers.MambaConfig(**MAMBA), {"in_proj"}, "none on dt_proj, out_proj, x_proj (MambaMixer"),
-    "mamba2": (mamba2, {"in_proj"}, "none on out_proj (Mamba2Mixer reads the weight directly and would bypass an adapter)"),
+    "mamba2": (mamba2, {"in_proj"}, "none on out_proj (Mamba2Mixer reads the weight directly and would bypass an "
+    "adapter)"),
     "falcon_h1": (falcon_h1, ATTENTION | DENSE | {"in_proj"}, "none on out_proj (FalconH1Mixer"),
     "bamba": (bamba, ATTENTION | DENSE | {"in_proj"}, "none on out_proj (BambaMixer"),
     "jamba": (jamba, ATTENTION | DENSE | {"in_proj", "x_proj", "out_proj"}, "none on router (a router)"),

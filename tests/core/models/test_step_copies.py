@@ -156,7 +156,7 @@ def test_a_kernel_that_rounds_wrongly_is_found_out_and_not_used(monkeypatch: pyt
         return along, across.flip(0) if wrong else across, factor
 
     calls: list[torch.Size] = []
-    monkeypatch.setitem(sys.modules, "swift.kernels.codes", SimpleNamespace(encode=encode))
+    monkeypatch.setitem(sys.modules, "swift.kernels.fp8", SimpleNamespace(encode=encode))
     monkeypatch.setattr(fp8_linear, "kernels_for", lambda tensor: True)
     monkeypatch.setattr(fp8_linear, "_compiled_operators", lambda: fp8_linear._by_operators)
     matrix, kind = torch.randn(32, 48), torch.float8_e4m3fn

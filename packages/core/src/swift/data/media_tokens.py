@@ -156,7 +156,7 @@ class MediaTokens:
 
     def _box(self, box: Box) -> str:
         seen = self._measured(box.image)
-        return self._rules.box(box.parts(seen.width, seen.height), seen)
+        return self._rules.bounding_box(box.parts(seen.width, seen.height), seen)
 
     def _measured(self, each: Medium) -> Measured:
         if each.kind == "audio":

@@ -227,8 +227,8 @@ def _causal(
     groups = query.shape[1] // key.shape[1]
     mask = None
     if window is not None and length > window:
-        places = torch.arange(length, device=query.device)
-        distance = places[:, None] - places[None, :]
+        positions = torch.arange(length, device=query.device)
+        distance = positions[:, None] - positions[None, :]
         mask = (distance >= 0) & (distance < window)
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)  # with a mask only the slow kernel knows groups
     output = scaled_dot_product_attention(

@@ -1,4 +1,4 @@
-"""Which transformers class a configuration of a causal language model stands for, with or without a tower."""
+"""Which transformers class a configuration of a causal language model stands for, with or without an image or audio encoder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def causal_class(config: Any) -> Any:
 
 
 def towered_class(config: Any) -> Any:
-    """Return the class that reads images or sounds and writes text; None where transformers has no such class."""
+    """Return the class that reads images or audio and writes text; None where transformers has no such class."""
     from transformers.models.auto import modeling_auto as auto
 
     images = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
@@ -98,7 +98,7 @@ def check_no_encoder(name: str, content: Mapping[str, Any]) -> None:
 
 
 def has_encoder(config: Any) -> bool:
-    """Return whether the model of this configuration is one that reads images or hears sounds."""
+    """Return whether the model of this configuration is one that reads images or audio."""
     found = towered_class(config)
     return found is not None and causal_class(config) is found
 

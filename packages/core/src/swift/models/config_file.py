@@ -133,7 +133,7 @@ def _problem(key: str, value: Any) -> str | None:
     for covers, fits, rule in _RULES:
         if covers(key) and value is not None and not fits(value):
             return f"is {_shown(value)}; it must {rule}"
-    if key in _KERNELS and any(map(_from_elsewhere, value.values() if isinstance(value, dict) else [value])):
+    if key in _KERNELS and any(map(_is_third_party, value.values() if isinstance(value, dict) else [value])):
         return f"is {_shown(value)}, which would download and run a kernel; use --model.attention instead"
     if key in _NAMES and value is not None and len(value) > _LAYERS:
         return f"has {len(value):,} names"
@@ -175,7 +175,7 @@ def _is_token(value: Any) -> bool:
     return all(each is None or (type(each) is int and -1 <= each <= _SIZE) for each in listed)
 
 
-def _from_elsewhere(kernel: Any) -> bool:
+def _is_third_party(kernel: Any) -> bool:
     return isinstance(kernel, str) and any(mark in kernel for mark in "/@:")
 
 

@@ -30,7 +30,7 @@ _UNSUPPORTED = (
 )  # fmt: skip
 # How adapters may have started. PiSSA and OLoRA take their start out of the base weight, so that it is not the one
 # on disk; PEFT is asked to take it out again.
-_STARTS_BESIDE = (True, False, None, "gaussian", "orthogonal", "eva")
+_MERGEABLE_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 _STARTS_INSIDE = ("pissa", "olora")
 
 
@@ -172,7 +172,7 @@ def _renamed(base: ModelSource) -> dict[str, str]:
 def _check_config(config: Mapping[str, Any]) -> None:
     used = [name for name in _UNSUPPORTED if config.get(name)]
     start = config.get("init_lora_weights", True)
-    if start not in (*_STARTS_BESIDE, *_STARTS_INSIDE):
+    if start not in (*_MERGEABLE_STARTS, *_STARTS_INSIDE):
         used.append(f"init_lora_weights={start}")
     if config.get("target_parameters"):
         used += [f"target_parameters and {name}" for name in ("use_dora", "lora_bias") if config.get(name)]

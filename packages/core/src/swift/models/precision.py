@@ -27,7 +27,7 @@ def resolve_dtype(requested: str, device: torch.device | str) -> tuple[str, str]
                 f"model.dtype is bfloat16, but {name} does not support bfloat16.",
                 hint="Choose --model.dtype float16 or float32",
             )
-        return requested, "as asked"
+        return requested, "as requested"
     if device.type != "cuda":
         return "float32", f"auto: there is no GPU ({device.type})"
     if _has_bfloat16(device):

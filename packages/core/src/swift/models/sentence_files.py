@@ -35,8 +35,8 @@ def write_sentence_files(folder: Path, *, size: int, pooling: str) -> None:
     _write(
         folder / MODULES,
         [
-            {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for place, (path, kind) in enumerate(modules)
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (path, kind) in enumerate(modules)
         ],
     )
     (folder / _NORMALISE).mkdir(exist_ok=True)
@@ -105,10 +105,10 @@ def _pooling_file(folder: Path) -> Path | None:
     modules: Any = read_json(file, ModelError)
     if not isinstance(modules, list):
         raise ModelError(f"{file} must hold a list, not {json_kind(modules)}.", hint="Copy it again.")
-    for place, module in enumerate(modules):
+    for index, module in enumerate(modules):
         if not isinstance(module, dict):
             raise ModelError(
-                f"{file} must hold a list of objects; item {place} is {json_kind(module)}.",
+                f"{file} must hold a list of objects; item {index} is {json_kind(module)}.",
                 hint="Copy it again.",
             )
     for module in modules:

@@ -154,8 +154,8 @@ class Dpo(PairObjective[DpoOptions]):
         options = self.options
         chosen, rejected = pairs.log_ratios()
         if options.loss == "ipo":
-            gap = chosen / pairs.chosen_tokens - rejected / pairs.rejected_tokens
-            losses = (gap - 1 / (2 * options.beta)) ** 2
+            lead = chosen / pairs.chosen_tokens - rejected / pairs.rejected_tokens
+            losses = (lead - 1 / (2 * options.beta)) ** 2
         else:
             losses = pair_loss(options.beta * (chosen - rejected), options.loss, options.label_smoothing)
         return Judged(losses, options.beta * chosen, options.beta * rejected)

@@ -64,10 +64,10 @@ class ProcessReward(BaseObjective[ProcessRewardOptions]):
         outputs = viewed(view.values, Need.VALUES)[marked]
         labels, counts = batch.token_values[STEP_LABELS][marked], batch.weights[marked]
         losses = binary_cross_entropy_with_logits(outputs, labels, reduction="none")
-        right, said = labels > 0.5, outputs.detach() > 0
+        right, predicted = labels > 0.5, outputs.detach() > 0
         scores = outputs.detach().sigmoid()
         metrics: dict[str, tuple[torch.Tensor, torch.Tensor | float]] = {
-            "step_accuracy": ((counts * (said == right)).sum(), counts.sum()),
+            "step_accuracy": ((counts * (predicted == right)).sum(), counts.sum()),
             "score_of_right_steps": ((counts * scores * right).sum(), (counts * right).sum()),
             "score_of_wrong_steps": ((counts * scores * ~right).sum(), (counts * ~right).sum()),
         }

@@ -72,13 +72,13 @@ class Groups:
         import torch
 
         sizes = batch.sample_segments.to(scores.device)
-        place = torch.arange(int(sizes.max()), device=scores.device)
-        exists = place < sizes[:, None]
+        index = torch.arange(int(sizes.max()), device=scores.device)
+        exists = index < sizes[:, None]
         counts = torch.zeros_like(exists).masked_scatter(exists, batch.segment_sum((batch.weights > 0).float()) > 0)
         return cls(
             scores.new_full(exists.shape, -torch.inf).masked_scatter(exists, scores),
             exists,
-            place < batch.values["positives"][:, None],
+            index < batch.values["positives"][:, None],
             counts.any(1),
         )
 

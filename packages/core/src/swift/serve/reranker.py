@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.models.config_file import read_config
-from swift.models.pair_template import stored_answers
+from swift.models.pair_template import stored_tokens
 from swift.terminal import waiting
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def asked_for_scores(place: WeightsLocation, folder: Path, *, say: Callable[[str
         tokenizer = open_source(section, say=say).tokenizer
         reranker = GenerativeReranker(options_of(place.objective))
         text = pair_template_of(reranker, tokenizer, place.system)
-        answers = None if place.objective else stored_answers(read_config(folder))
+        answers = None if place.objective else stored_tokens(read_config(folder))
         return YesNoQuestion(_kept(text), answers or answers_of(reranker, tokenizer))
 
 

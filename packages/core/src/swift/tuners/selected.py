@@ -59,13 +59,13 @@ class SelectedTuner:
         return cast("torch.Tensor | None", came)
 
     @property
-    def takes_turns(self) -> bool:
-        """Return whether the weights take turns."""
+    def rotates_layers(self) -> bool:
+        """Return whether the tuner rotates the layers that are trained."""
         with failing(self.entry, "needs"):
             return Trains.TURNS in self.tuner.needs(self.options)
 
     def trained(self, names: Sequence[str], step: int, seed: int) -> Collection[str]:
-        """Return which of the weights have their turn at a step."""
+        """Return which weights a step trains."""
         with failing(self.entry, "trained"):
             due: Any = self.tuner.trained(names, step, self.options, seed)  # type: ignore[attr-defined]  # of those whose weights take turns
             if not isinstance(due, Collection) or not due or not set(due) <= set(names):
