@@ -66,7 +66,7 @@ class RotatesLayers:
 
 
 class Lisa(RotatesLayers):
-    """LISA (arXiv:2403.17919): some layers, sampled anew every `interval` steps, and always the weights outside of layers."""
+    """LISA (arXiv:2403.17919): some layers, sampled anew every `interval` steps, and all weights outside of layers."""
 
     options_model = LisaOptions
 

@@ -1,4 +1,4 @@
-"""Which transformers class a configuration of a causal language model stands for, with or without an image or audio encoder."""
+"""Choose the transformers class of a configuration of a causal language model, with or without an encoder."""
 
 from __future__ import annotations
 
