@@ -51,8 +51,8 @@ class MediaRules(Protocol):
     def reference(self, text: str) -> str:
         """Return how the model reads and writes the name of an object in an image."""
 
-    def box(self, parts: Sequence[float], each: Measured) -> str:
-        """Return how it writes a box, whose numbers are parts of the image's width and height."""
+    def bounding_box(self, parts: Sequence[float], each: Measured) -> str:
+        """Return how it writes a bounding box, whose numbers are parts of the image's width and height."""
 
     def lacks(self, kind: str) -> str:
         """Return why the model does not take this kind, in half a sentence."""
@@ -156,7 +156,7 @@ class MediaTokens:
 
     def _box(self, box: Box) -> str:
         seen = self._measured(box.image)
-        return self._rules.box(box.parts(seen.width, seen.height), seen)
+        return self._rules.bounding_box(box.parts(seen.width, seen.height), seen)
 
     def _measured(self, each: Medium) -> Measured:
         if each.kind == "audio":
