@@ -389,7 +389,7 @@ class LoggingSection(Section):
         "steps", description="When to log; the first step, the last and evaluations are logged always"
     )
     steps: Interval = Field(5, description="Log every N steps; 0.1 is a tenth of all steps")
-    shares: _StepCount = Field(
+    time_breakdown: _StepCount = Field(
         50,
         description="Measure every N steps what their time goes into: computing, communication, waiting for data, the "
         "optimizer, and on which process; 0 measures nothing",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import RankFacts, Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
 from swift.observers.facts import next_commands, setup_facts, unusable_samples
-from swift.observers.lines import MEMORY, SHARES, Line, Meter, evaluation_of
+from swift.observers.lines import MEMORY, TIME_PARTS, Line, Meter, evaluation_of
 from swift.observers.text import count, duration, figure, label, plural
 from swift.terminal import can_redraw, shows_work, work_at_hand
 
@@ -94,10 +94,10 @@ def step_text(line: Line) -> str:
 
 def shares_text(line: Line) -> str:
     """`time: computing 71 %, communication 20 %, waiting for data 1 %, optimizer 8 %`, where it was measured."""
-    if line.get(SHARES[0]) is None:
+    if line.get(TIME_PARTS[0]) is None:
         return ""
-    words = dict(zip(SHARES, ("computing", "communication", "waiting for data", "optimizer"), strict=True))
-    parts = [f"{word} {line[name]:.0%}" for name, word in words.items() if line[name] or name != SHARES[1]]
+    words = dict(zip(TIME_PARTS, ("computing", "communication", "waiting for data", "optimizer"), strict=True))
+    parts = [f"{word} {line[name]:.0%}" for name, word in words.items() if line[name] or name != TIME_PARTS[1]]
     return f"time: {', '.join(parts)}"
 
 

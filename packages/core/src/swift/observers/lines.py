@@ -21,8 +21,8 @@ MEMORY = "memory(GiB)"
 SPEED = "train_speed(s/it)"
 EVAL_PREFIX = "eval_"
 RANKS = "ranks"
-SHARES = ("compute_fraction", "communication_fraction", "data_fraction", "optimizer_fraction")
-"""Of a step, on lines since whose line before one was measured (`logging.shares`); their sum is 1."""
+TIME_PARTS = ("compute_fraction", "communication_fraction", "data_fraction", "optimizer_fraction")
+"""Of a step, on lines since whose line before one was measured (`logging.time_breakdown`); their sum is 1."""
 
 
 class Meter:
@@ -119,7 +119,7 @@ def _averages(records: list[StepRecord]) -> Line:
 def _measured(records: list[StepRecord]) -> Line:
     """Where the time of steps went, and what each process measured, as far as records tell."""
     line: Line = {}
-    shares = next((record.shares for record in reversed(records) if record.shares is not None), None)
+    shares = next((record.time_breakdown for record in reversed(records) if record.time_breakdown is not None), None)
     if shares is not None:
         line |= {f"{name}_fraction": part for name, part in shares.fractions.items()}
     ranks = next((record.ranks for record in reversed(records) if record.ranks), ())
