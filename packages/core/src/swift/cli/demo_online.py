@@ -79,7 +79,7 @@ def demo_online(out: Path, title: Callable[[str], None]) -> int:
 def _write_data(out: Path) -> tuple[Path, Path, Path]:
     """Return the files of examples, of prompts with their solutions, and of prompts that are never learned from."""
     from swift.demo.scoring import write_rows
-    from swift.demo.task import answer, question, split_numbers
+    from swift.demo.task import completion, question, split_numbers
 
     rng = random.Random(0)
     trained, held_out = split_numbers()
@@ -88,7 +88,7 @@ def _write_data(out: Path) -> tuple[Path, Path, Path]:
         return [{"role": "user", "content": question(number)}]
 
     def spoken(number: int) -> str:
-        return answer(number) + (" or so" if rng.random() < TALKS_ON else "")
+        return completion(number) + (" or so" if rng.random() < TALKS_ON else "")
 
     examples = [
         {"messages": [*asked(number), {"role": "assistant", "content": spoken(number)}]}
@@ -97,8 +97,12 @@ def _write_data(out: Path) -> tuple[Path, Path, Path]:
     ]
     return (
         write_rows(out / "examples.jsonl", examples),
-        write_rows(out / "prompts.jsonl", [{"messages": asked(each), "solution": answer(each)} for each in trained]),
-        write_rows(out / "held_out.jsonl", [{"messages": asked(each), "solution": answer(each)} for each in held_out]),
+        write_rows(
+            out / "prompts.jsonl", [{"messages": asked(each), "solution": completion(each)} for each in trained]
+        ),
+        write_rows(
+            out / "held_out.jsonl", [{"messages": asked(each), "solution": completion(each)} for each in held_out]
+        ),
     )
 
 

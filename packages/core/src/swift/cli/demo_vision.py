@@ -29,7 +29,7 @@ def demo_vision(out: Path, title: Callable[[str], None]) -> int:
 
     title("1. A tiny model of Qwen2.5-VL's architecture, and images: read the number aloud")
     model = write_vision_model(out / "model")
-    learned, asked = write_image_rows(out / "images", drawings=DRAWINGS)
+    learned, asked = write_image_rows(out / "images", variants=DRAWINGS)
     train_file, test_file = write_lines(out / "train.jsonl", learned), write_lines(out / "test.jsonl", asked)
     shuffled_file = write_lines(out / "shuffled.jsonl", shuffled(asked))
     print_line(f"  {model}: random weights, tower and all")

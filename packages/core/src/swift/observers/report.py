@@ -86,9 +86,7 @@ class ReportObserver:
             replace_file(run.folder / FILE_NAME, page)
         except OSError as error:
             if not self._failed:
-                run.say(
-                    f"Cannot write {run.folder / FILE_NAME}: {error.strerror}. Training continues."
-                )
+                run.say(f"Cannot write {run.folder / FILE_NAME}: {error.strerror}. Training continues.")
             self._failed = True
 
 
