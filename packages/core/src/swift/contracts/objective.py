@@ -146,7 +146,7 @@ class Objective(Protocol):
 
     @property
     def encoding(self) -> str | Encoding:
-        """How rows become samples: 'text', 'chat', 'preference', 'unpaired', or an `Encoding` of the plugin's own."""
+        """How rows become samples: 'text', 'chat', 'preference', 'kto', or an `Encoding` of the plugin's own."""
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return how much these samples weigh in the global normalisation; known before the step."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from swift.config.sections import DataSection
 from swift.config.tasks import check_generates
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
-from swift.data.rendering import render_asked, render_chat
+from swift.data.rendering import render_chat, render_prompt
 from swift.errors import DataError, ModelError, SwiftError, UsageError
 from swift.infer.answers import Answer, ChatEngine, Messages
 from swift.infer.image_messages import has_images
@@ -209,10 +209,10 @@ class LocalChatEngine:
                     hint="Give one prompt, or a template with --model.chat_template when training.",
                 )
             return list(self.tokenizer(messages[0]["content"])["input_ids"])
-        text = render_asked(
+        text = render_prompt(
             self.tokenizer,
             messages,
-            place=place,
+            location=place,
             tools=tools or None,
             add_generation_prompt=True,
             **self._template_arguments,
@@ -291,7 +291,7 @@ def end_tokens(tokenizer: Any) -> tuple[int, ...]:
         answer = "an answer that ends here"
         talk = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
         try:
-            text = render_chat(tokenizer, talk, place="A question and its answer")
+            text = render_chat(tokenizer, talk, location="A question and its answer")
         except SwiftError:
             raise
         except Exception:  # templates raise what they like, about roles that they do not know, say

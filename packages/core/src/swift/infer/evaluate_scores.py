@@ -115,7 +115,7 @@ def _columns(section: DataSection) -> frozenset[str]:
     part = open_parts(section.train, section)[0]
     if not part.count:
         raise UsageError(f"{section.train[0]} has no rows.", hint="Name a data set that has some.")
-    return frozenset(rename(part.rows[0], part.columns, part.rows.place(0)))
+    return frozenset(rename(part.rows[0], part.columns, part.rows.location(0)))
 
 
 def _outputs(scorer: Scorer, samples: Sequence[Encoded]) -> tuple[list[Outputs], list[list[int]]]:
@@ -217,7 +217,7 @@ def _of_vectors(found: FoundModel, columns: frozenset[str]) -> Measurement:
 
     def retrieve(scored: Scored) -> dict[str, float | None]:
         scaled = [_scaled(each, cosine) for each in scored.outputs]
-        return dict(ranking(_retrieved(scaled, scored.texts, scored.values["positives"].astype(int))))
+        return dict(ranking(_retrieved(scaled, scored.hashes, scored.values["positives"].astype(int))))
 
     if columns & _LABELLED:
         return Measurement(

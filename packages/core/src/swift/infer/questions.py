@@ -89,7 +89,7 @@ def with_system(messages: Sequence[dict[str, Any]], system: str | None) -> list[
 
 def read_row(part: Part, index: int) -> RowData:
     """Return one row under our names; raise `DataError` where it cannot be written out again beside what is found."""
-    place = part.rows.place(index)
+    place = part.rows.location(index)
     renamed = rename(part.rows[index], part.columns, place)
     if not is_unicode(json.dumps(renamed, ensure_ascii=False, default=repr)):
         raise DataError(f"{place}: not Unicode text: the row holds half of a surrogate pair.", hint="Fix the row.")
@@ -97,7 +97,7 @@ def read_row(part: Part, index: int) -> RowData:
 
 
 def _question(part: Part, index: int, system: str | None) -> Question:
-    row, place = part.rows[index], part.rows.place(index)
+    row, place = part.rows[index], part.rows.location(index)
     renamed = read_row(part, index)
     extras = {name: value for name, value in renamed.items() if name not in _CONVERSATION}
     try:

@@ -14,13 +14,13 @@ import numpy as np
 
 from swift.config.sections import DataSection
 from swift.config.tasks import EMBEDDING, task_of
-from swift.data.conversation import Conversation, Unusable, told
+from swift.data.conversation import Conversation, Unusable, prompt_only
 from swift.data.corpus import Part, open_parts
 from swift.data.encodings.classification import whole_text
-from swift.data.encodings.embedding import asked_whole, prompted
+from swift.data.encodings.embedding import prompt_text_of, prompted
 from swift.data.encodings.reranker import pair_of, text_of
 from swift.data.formats import RowReader
-from swift.data.rendering import render_asked
+from swift.data.rendering import render_prompt
 from swift.errors import DataError
 from swift.infer.batch import WINDOW
 from swift.infer.chat_engine import image_writer, text_alone
@@ -38,7 +38,7 @@ from swift.untrusted import json_kind
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
     from swift.data.sources.rows import RowData
-    from swift.data.texts import Text
+    from swift.data.text import Text
     from swift.infer.answers import Messages
     from swift.infer.batch import Asked
     from swift.infer.chat_engine import FoundModel
@@ -72,18 +72,18 @@ class TextRows(Questions):
         row = read_row(part, index)
         column = None if self._pairs else next((name for name in self._columns if isinstance(row.get(name), str)), None)
         if column is not None:
-            return self._said(part, row, (column,), part.rows.place(index))
+            return self._said(part, row, (column,), part.rows.location(index))
         if all(isinstance(row.get(name), str) for name in PAIR):
-            return self._said(part, row, PAIR, part.rows.place(index))
+            return self._said(part, row, PAIR, part.rows.location(index))
         if isinstance(row.get("query"), str) and "document" in row:
             raise DataError(
-                f"{part.rows.place(index)}: the column 'document' beside 'query' is "
+                f"{part.rows.location(index)}: the column 'document' beside 'query' is "
                 f"{json_kind(row['document'])}, not a text.",
                 hint="Give each document a row of its own.",
             )
         if self._pairs:
             raise DataError(
-                f"{part.rows.place(index)}: a generative reranker scores a document for a query, and the columns query "
+                f"{part.rows.location(index)}: a generative reranker scores a document for a query; the columns query "
                 "and document hold no texts.",
                 hint='Rename columns with --columns \'{"yours": "document"}\'.',
             )
@@ -95,7 +95,7 @@ class TextRows(Questions):
 
     def _said(self, part: Part, row: RowData, columns: Sequence[str], place: str) -> Question:
         """Return the texts of some columns, with the images of the row in them where the model reads any."""
-        texts, extras = [told(row[name]) for name in columns], _without(row, *columns)
+        texts, extras = [prompt_only(row[name]) for name in columns], _without(row, *columns)
         if self._images:
             reader = RowReader(row, place, part.tags, part.root)
             try:
@@ -247,7 +247,7 @@ def tokens_of(
         return list(tokenizer("".join(message["content"] for message in messages))["input_ids"])
     if roles != ["query", "document"]:
         messages = with_system(messages, found.location.system)
-    text = render_asked(tokenizer, messages, place=question.place, tools=question.tools or None)
+    text = render_prompt(tokenizer, messages, location=question.place, tools=question.tools or None)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -256,13 +256,13 @@ def _image_text(question: Question, found: FoundModel, encoder: ConversationEnco
     messages, place = question.messages, question.place
     roles = [message["role"] for message in messages]
     if roles == list(PAIR):
-        query, document = (told(message["content"]) for message in messages)
-        return asked_whole(pair_of(query, document, found.location.objective.get("instruction")), place, encoder)
+        query, document = (prompt_only(message["content"]) for message in messages)
+        return prompt_text_of(pair_of(query, document, found.location.objective.get("instruction")), place, encoder)
     if _is_text(messages):
-        return asked_whole(prompted(_prompt(roles[0], found), told(messages[0]["content"])), place, encoder)
+        return prompt_text_of(prompted(_prompt(roles[0], found), prompt_only(messages[0]["content"])), place, encoder)
     messages = with_system(messages, found.location.system)
     whole = Conversation(tuple(messages), (1.0,) * len(messages), tuple(question.tools))
-    write = asked_whole if task_of(found.source) == EMBEDDING else whole_text
+    write = prompt_text_of if task_of(found.source) == EMBEDDING else whole_text
     return write(whole, place, encoder)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.sections import DataSection
 from swift.contracts import ImagePrompt
-from swift.data.conversation import Unusable, told
+from swift.data.conversation import Unusable, prompt_only
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import Sample
 from swift.data.encodings.reranker import pair_of
@@ -38,8 +38,8 @@ class YesNo:
 
     def tokens(self, query: Content, document: Content, place: str) -> ImagePrompt:
         """Return the tokens up to the answer, and the one that says yes; query and document may hold images."""
-        asked = told(query)
-        pair = pair_of(asked, told(document), self.options.instruction)
+        asked = prompt_only(query)
+        pair = pair_of(asked, prompt_only(document), self.options.instruction)
         try:
             made = self._encoder.encode(Sample(asked, others=(pair,), values={"positives": 0.0}), place)
         except Unusable as unusable:

@@ -125,7 +125,7 @@ class MediaProcessor:
         """Return how the model reads and writes the name of an object in an image."""
         return self._style.reference.format(text)
 
-    def box(self, parts: Sequence[float], each: Measured) -> str:
+    def bounding_box(self, parts: Sequence[float], each: Measured) -> str:
         """Return how it writes a box, whose numbers are parts of the image's width and height."""
         sizes = self._seen_size(each.width, each.height) if self._boxes == "none" else (1000, 1000)
         whole = [round(part * sizes[place % 2]) for place, part in enumerate(parts)]

@@ -77,7 +77,7 @@ def not_finite(job: Job, step: int, failure: NonFiniteStep, last: Path | None) -
     samples = sorted({sample for samples in job.comms.gather(failure.sample_ids) for sample in samples})
     if samples:
         data = job.data.train
-        places = [data.place(sample) if data is not None else str(sample) for sample in samples]
+        places = [data.location(sample) if data is not None else str(sample) for sample in samples]
         shown = ", ".join(places[:8]) + (" ..." if len(places) > 8 else "")
         where = f"The loss of these samples is not finite: {shown}."
     else:
