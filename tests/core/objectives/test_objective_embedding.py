@@ -176,9 +176,9 @@ def test_equal_texts_are_known_from_their_tokens_in_every_layout() -> None:
         for at, pair in enumerate(zip(texts[::2], texts[1::2], strict=True))
     ]
     batch = Batch(0, [(each,) for each in samples], 0, 3, 1.0, 3, tokens=18, flat=True, seed=0)
-    slices = GlobalSegments.of_slice(batch).texts
+    slices = GlobalSegments.of_slice(batch).hashes
     for flat in (True, False):
-        assert torch.equal(GlobalSegments.of(collate(samples, flat=flat)).texts, slices)
+        assert torch.equal(GlobalSegments.of(collate(samples, flat=flat)).hashes, slices)
     assert len(slices.unique()) == 5
     assert slices[0] == slices[2]
 

@@ -53,7 +53,7 @@ class Roles:
             at = position - 1 - positives[sample]
             copies = torch.where(at >= 0, hard_negatives // number + (at < hard_negatives % number), copies)
         positive = (position > 0) & (position <= positives[sample]) & active[sample]
-        known, text = torch.unique(samples.texts, return_inverse=True)
+        known, text = torch.unique(samples.hashes, return_inverse=True)
         positive_keys = torch.unique((sample * len(known) + text)[positive])
         return cls(sample, position, positive, copies * active[sample], samples.firsts, active, text, positive_keys)
 

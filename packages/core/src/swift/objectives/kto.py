@@ -44,7 +44,7 @@ class KtoBaseline(PerSampleObjective[KtoOptions]):
     """The reference point of KTO: how far the policy has moved on completions that don't belong to their prompts."""
 
     name = "kto_baseline"
-    encoding = "unpaired"
+    encoding = "kto"
     needs = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
@@ -63,7 +63,7 @@ class Kto(PerSampleObjective[KtoOptions]):
 
     options_model = KtoOptions
     name = "kto"
-    encoding = "unpaired"
+    encoding = "kto"
     needs = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 
     def __init__(self, options: KtoOptions, *, kl: float | None = None) -> None:

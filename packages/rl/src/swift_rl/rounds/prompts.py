@@ -57,7 +57,7 @@ class Prompts:
             token_ids=np.asarray(sample.segments[0].input_ids),
             messages=[dict(message) for message in read.conversation.messages],
             columns=dict(read.extras),
-            place=self._data.corpus.place(row),
+            place=self._data.corpus.location(row),
             tools=list(read.conversation.tools),
         )
 
