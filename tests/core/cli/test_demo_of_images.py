@@ -10,13 +10,13 @@ import pytest
 from commands import typed
 
 from swift.cli import demo_vision
-from swift.demo.images import CELL, drawn, shuffled, write_image_rows
+from swift.demo.images import CELL, digit_image, shuffled, write_image_rows
 
 
 def test_demo_digits_vary_and_stay_in_bounds() -> None:
     seen = {}
     for digit in range(10):
-        pixels = np.asarray(drawn(digit, random.Random(0)).convert("L")).astype(int)
+        pixels = np.asarray(digit_image(digit, random.Random(0)).convert("L")).astype(int)
         assert pixels.shape == (CELL, CELL)
         ink = pixels < 128
         assert not ink[[0, -1]].any()

@@ -1,6 +1,6 @@
-"""The demo's task for models that read images: a number is drawn, and read aloud digit by digit.
+"""The demo's task for vision-language models: read the digits of a rendered number.
 
-Digits are drawn from a table of dots: fonts differ from one version of Pillow to the next.
+Digits are rendered from a table of dots: fonts differ from one version of Pillow to the next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DOTS = {
 }
 
 
-def drawn(number: int, rng: random.Random) -> Image:
+def digit_image(number: int, rng: random.Random) -> Image:
     """Return an image of a number: dark digits on a light ground or the other way round, each a little displaced."""
     try:
         from PIL import Image, ImageDraw
@@ -89,7 +89,7 @@ def write_lines(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 def _row(folder: Path, number: int, index: int, rng: random.Random) -> dict[str, Any]:
     name = f"{number}-{index}.png"
-    drawn(number, rng).save(folder / name)
+    digit_image(number, rng).save(folder / name)
     messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": answer(number)}]
     return {"messages": messages, "images": [f"{folder.name}/{name}"]}
 
