@@ -44,7 +44,7 @@ from swift.contracts.optimizer import (
     Slot,
     StoresMatrixSlots,
     StoresSlots,
-    TakesGradientsElsewhere,
+    UsesGradientView,
 )
 from swift.contracts.planner import Basis, ChosenPlan, ExpectedMemory, Planner
 from swift.contracts.reward import Reward, RewardItem
@@ -127,7 +127,6 @@ __all__ = [
     "StepTimes",
     "StoresMatrixSlots",
     "StoresSlots",
-    "TakesGradientsElsewhere",
     "ThirdPartyCheckpoint",
     "Topology",
     "Traffic",
@@ -137,6 +136,7 @@ __all__ = [
     "Tuner",
     "TunerContext",
     "Turn",
+    "UsesGradientView",
     "WeightStream",
     "World",
     "fitting_roles",

@@ -156,8 +156,8 @@ class Loop:
                 self.saver.wait()
                 raise not_finite(job, step + 1, failure, self.saver.last) from None
         self._tokens += batch.tokens
-        if told := {**of_roles, **job.batch_schedule.metrics(step)}:
-            result = replace(result, metrics={**result.metrics, **told})
+        if metrics := {**of_roles, **job.batch_schedule.metrics(step)}:
+            result = replace(result, metrics={**result.metrics, **metrics})
         record = StepRecord(
             step=step + 1,
             total_steps=job.run.total_steps,

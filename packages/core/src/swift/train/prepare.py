@@ -195,10 +195,10 @@ def _prepare(
     objective = make_objective(
         plugin, setup.parsed.objective_options, source.tokenizer, model=run.config.model, config=source.config
     )
-    asked = fitting_roles(objective.roles(run.config), setup.hooks.capabilities.roles)
-    roles = (*setup.roles, *asked)
+    requested = fitting_roles(objective.roles(run.config), setup.hooks.capabilities.roles)
+    roles = (*setup.roles, *requested)
     check_roles(roles, setup.hooks, run.config)
-    sources = role_sources(asked, run, setup.hooks)
+    sources = role_sources(requested, run, setup.hooks)
     check_vocabularies(sources, source)
     sources |= role_sources(setup.roles, run, setup.hooks)
     images = None if source.processor is None else MediaProcessor(source.processor, run.config.data)
