@@ -32,11 +32,11 @@ ROW: dict[str, Any] = {
 }
 PROMPT: dict[str, Any] = {
     "number": 0, "turn": 0, "token_ids": [1], "messages": [{"role": "user", "content": "Hello"}],
-    "columns": {"solution": "4"}, "keys": "data.jsonl:1", "tools": [],
+    "columns": {"solution": "4"}, "place": "data.jsonl:1", "tools": [],
 }  # fmt: skip
 HEAD: dict[str, Any] = {"round": 0, "version": 0, "cursor": 0, "facts": {}, "dropped": {}, "prompts": [PROMPT]}
 COMPLETION: dict[str, Any] = {
-    "prompt": 0, "keys": 0, "finish_reason": "stop", "text": "4", "rewards": {}, "remarks": {}, "failed": [],
+    "prompt": 0, "place": 0, "finish_reason": "stop", "text": "4", "rewards": {}, "remarks": {}, "failed": [],
     "reward": 1.0, "why_not": "",
 }  # fmt: skip
 EPISODE: dict[str, Any] = {
@@ -137,7 +137,7 @@ def test_bad_file_of_tokens_is_ignored(nothing: Path, how: str) -> None:
 @examples(12)
 @given(st.sampled_from(ROUNDS).flatmap(lambda held: st.tuples(st.just(held), spoiled(held))))
 def test_wrong_value_in_a_round_is_handled_clearly(nothing: Path, changed: tuple[Any, Any]) -> None:
-    content = _lines(*put(changed[0], *changed[1]))
+    content = _lines(*map(json.dumps, put(changed[0], *changed[1])))
     judge(Case("a round", partial(_written, content, REWARDS), "either", (FILE, "line "), leaves=("*",)), nothing)
 
 
@@ -145,7 +145,8 @@ def test_wrong_value_in_a_round_is_handled_clearly(nothing: Path, changed: tuple
 @given(st.sampled_from((*ROUNDS, [ROW])).flatmap(lambda held: st.tuples(st.just(held), spoiled(held))))
 def test_wrong_value_in_stored_completions_is_named(tmp_path: Path, changed: tuple[Any, Any]) -> None:
     """What is read has the types that rewards are promised, or the error names file and line."""
-    (tmp_path / FILE).write_text(_lines(*put(changed[0], *changed[1])), encoding="utf-8")
+    lines = put(changed[0], *changed[1])
+    (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     try:
         items = read_answers(tmp_path / FILE)
     except DataError as error:
