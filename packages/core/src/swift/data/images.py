@@ -91,9 +91,9 @@ def thumbnail(picture: MediaRef, side: int) -> str | None:
     """Return a picture, or one of a video, as a small JPEG in a data URI; None for one that cannot be read."""
     written = io.BytesIO()
     try:
-        with _errors(), _small(picture, side) as image:
-            image.thumbnail((side, side))
-            image.convert("RGB").save(written, format="JPEG", quality=80)
+        with _errors(), _small(picture, side) as small:
+            small.thumbnail((side, side))
+            small.convert("RGB").save(written, format="JPEG", quality=80)
     except (OSError, ValueError):
         return None
     return f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
@@ -106,9 +106,9 @@ def _small(picture: MediaRef, side: int) -> Image:
             return open_frame(picture.source, picture.frames, picture.rate)
         finally:
             close_video()
-    image: Image = _pillow().open(picture.source)
-    image.draft("RGB", (side, side))
-    return image
+    opened: Image = _pillow().open(picture.source)
+    opened.draft("RGB", (side, side))
+    return opened
 
 
 def measure(picture: Medium, folder: Path, *, decode: bool = False, web: Web = "no") -> Measured:
@@ -120,13 +120,13 @@ def measure(picture: Medium, folder: Path, *, decode: bool = False, web: Web = "
     if picture.frame:
         return replace(measure_video(path), kind="image", frames=picture.frame)
     try:
-        with _errors(), _pillow().open(path) as image:
-            width, height = image.size
+        with _errors(), _pillow().open(path) as opened:
+            width, height = opened.size
             # PNG may have its EXIF behind the pixels, all of which Pillow would decode to look for it.
-            if (image.format != "PNG" or "exif" in image.info) and image.getexif().get(0x0112) in _TURNED:
+            if (opened.format != "PNG" or "exif" in opened.info) and opened.getexif().get(0x0112) in _TURNED:
                 width, height = height, width
             if decode:
-                image.load()
+                opened.load()
             return Measured(path, width, height, Path(path).stat().st_size)
     except FileNotFoundError:
         raise Unusable("missing picture", f"there is no file {path}") from None
@@ -176,7 +176,7 @@ def open_picture(path: str) -> Image:
     """
     from PIL import ImageOps
 
-    with _errors(), _pillow().open(path) as image:
+    with _errors(), _pillow().open(path) as opened:
         return ImageOps.exif_transpose(image).convert("RGB")
 
 
