@@ -69,11 +69,11 @@ imports: setup ## Who may import whom
 docs: setup ## Write the generated pages in docs/reference
 	@$(BIN)/python tools/docs.py
 
-picture: setup ## Train a tiny model on a terminal and draw the picture in the README
-	@$(BIN)/python tools/picture.py
+image: setup ## Train a tiny model on a terminal and draw the image in the README
+	@$(BIN)/python tools/image.py
 
-pictures: setup browser ## Train a tiny model in the dashboard, and take the pictures of it that README and docs show
-	@$(BIN)/python tools/pictures.py
+images: setup browser ## Train a tiny model in the dashboard, and take the images of it that README and docs show
+	@$(BIN)/python tools/images.py
 
 docs-check: setup
 	@$(BIN)/python tools/docs.py --check

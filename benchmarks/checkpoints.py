@@ -294,9 +294,9 @@ class _Weighed:
 
 
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:
-    from swift.checkpoint import Boxes
+    from swift.checkpoint import TensorSlices
 
-    if isinstance(tensor, Boxes):
+    if isinstance(tensor, TensorSlices):
         yield from tensor.boxes.values()
     else:
         yield tensor

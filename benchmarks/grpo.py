@@ -176,7 +176,7 @@ def swift_side(order: dict[str, Any], clock: Clock) -> None:
     from swift.cli.main import run
     from swift.plugins.hooks import Hooks
     from swift_rl.rounds.draw import Rollouts
-    from swift_rl.rounds.plan import RolloutPlan
+    from swift_rl.rounds.schedule import RolloutSchedule
 
     local, train_step = Rollouts.local, Hooks.swift_train_step
 
@@ -191,7 +191,7 @@ def swift_side(order: dict[str, Any], clock: Clock) -> None:
         return result
 
     for owner, name, wrapped in (
-        (RolloutPlan, "batch", clock.timed("prepared", RolloutPlan.batch)),
+        (RolloutSchedule, "batch", clock.timed("prepared", RolloutSchedule.batch)),
         (Rollouts, "local", clock.timed("drawn", counted)),
         (Rollouts, "sync", clock.timed("sent", Rollouts.sync)),
         (Hooks, "swift_train_step", step),

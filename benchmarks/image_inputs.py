@@ -64,7 +64,7 @@ def write_photographs(folder: Path, sizes: Sequence[tuple[int, int]], count: int
 def processor() -> Any:
     """Return the processor of the tests' Qwen2-VL, with a limit of pixels that 1024×768 stays under."""
     sys.path[:0] = [str(ROOT / "tests" / "helpers")]
-    from tiny_pictures import processor_of
+    from tiny_images import processor_of
 
     made = processor_of("qwen2_vl")
     made.image_processor.size = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}
@@ -78,9 +78,9 @@ def make() -> None:
 
     write_photographs(FOLDER, SIZES, FILES)
     own = processor()
-    from tiny_pictures import picture_configuration
+    from tiny_images import image_configuration
 
-    tiny, _ = picture_configuration("qwen2_vl")
+    tiny, _ = image_configuration("qwen2_vl")
     names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
     ids = {name: getattr(tiny, name) for name in names}
     for folder, vocabulary in ((MODEL, VOCABULARY), (WIDE, WIDE_VOCABULARY)):

@@ -64,7 +64,7 @@ def _encoded(processor: Any, data: Path, check: str) -> dict[str, Any]:
     section = DataSection(train=(str(data),), cache=cache, workers=1, max_length=4096, media_check=check)
     rules = MediaProcessor(processor, section)
     begin = time.process_time()
-    prepare_data(section, processor.tokenizer, encoding="chat", seed=0, say=lambda _: None, pictures=rules)
+    prepare_data(section, processor.tokenizer, encoding="chat", seed=0, say=lambda _: None, images=rules)
     seconds = time.process_time() - begin
     (ids,) = cache.rglob("ids.bin")
     return {"cpu": seconds, "digest": _digest(np.memmap(ids, np.int32, "r"))}

@@ -175,7 +175,7 @@ def read(tokens: Path) -> dict[str, Any]:
     from swift.config.parse import parse
     from swift.data.batch import Batch
     from swift.data.pipeline import prepare_data
-    from swift.data.plans import BatchLayout, EpochPlan
+    from swift.data.schedules import BatchLayout, EpochSchedule
     from swift.plugins.load import load_objective
     from swift.plugins.objective import make_objective
 
@@ -186,7 +186,7 @@ def read(tokens: Path) -> dict[str, Any]:
     prepared = prepare_data(parsed.config.data, tokenizer, encoding="chat", seed=0, say=lambda _: None).train
     assert prepared is not None
     layout = BatchLayout(global_rows=ROWS, micro_rows=ROWS, seed=1, epochs=2.0)
-    plan = EpochPlan(prepared.samples, objective, layout)
+    plan = EpochSchedule(prepared.samples, objective, layout)
     before = reads.so_far()
     batches: list[Batch] = [plan.batch(step, 0, 1) for step in range(BATCHES)]
     assert len(batches) == BATCHES

@@ -1,4 +1,4 @@
-"""The browser that tests of the dashboard and its pictures are made with: `make browser` installs it.
+"""The browser that tests of the dashboard and its images are made with: `make browser` installs it.
 
 It is Debian's Chromium. Playwright drives it, and is told where it is: nothing is downloaded but packages.
 """

@@ -18,14 +18,14 @@ from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
+from swift.cli.command_names import BUILTIN_COMMANDS, TRAINING
+from swift.config.compat.command_names import TOPICS as COMMAND_TOPICS
 
 from swift import hookspecs
 from swift.cli.options import options_of
-from swift.cli.verbs import TRAINING, VERBS
 from swift.config.aliases import flags_of
 from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused
 from swift.config.compat.table import TOPICS
-from swift.config.compat.verbs import TOPICS as VERB_TOPICS
 from swift.config.fields import Field, model_fields
 from swift.config.options import examples_of
 from swift.config.sections import Config, Section
@@ -140,12 +140,12 @@ def other_programs_page() -> str:
         "nothing about the result is answered with one line of note, and the run goes on; one that would change it is "
         "refused, with what to type. The same holds for keys of a YAML file and for keywords in Python.",
     ]
-    for topic, rows in {**TOPICS, **VERB_TOPICS}.items():
-        parts += [f"## {topic}", "\n".join(["| flag | here |", "|---|---|", *map(_foreign, rows, rows.values())])]
+    for topic, rows in {**TOPICS, **COMMAND_TOPICS}.items():
+        parts += [f"## {topic}", "\n".join(["| flag | here |", "|---|---|", *map(_third_party, rows, rows.values())])]
     return "\n\n".join(parts) + "\n"
 
 
-def _foreign(flags: Iterable[str], meaning: Meaning) -> str:
+def _third_party(flags: Iterable[str], meaning: Meaning) -> str:
     if isinstance(meaning, NotNeeded):
         said = f"not needed: {meaning.note}"
     else:
@@ -160,19 +160,19 @@ def _foreign(flags: Iterable[str], meaning: Meaning) -> str:
 
 
 def commands_page() -> str:
-    """Return every verb that does not train with its arguments and flags; those that train have the configuration."""
+    """Return every command that does not train with its arguments and flags; those that train have the configuration."""
     parts = [
         "# Commands",
         GENERATED,
         "In flags, `-` and `_` mean the same. A flag that takes a list may be repeated; of any other flag the last one "
         "counts, and a note says so. `swift VERB --help` shows the same. "
-        f"{', '.join(f'`{verb}`' for verb in TRAINING)} take every key of the [configuration](configuration.md).",
+        f"{', '.join(f'`{command_name}`' for command in TRAINING)} take every key of the [configuration](configuration.md).",
     ]
-    for name, verb in VERBS.items():
+    for name, command_name in BUILTIN_COMMANDS.items():
         options = options_of(name)
         if options is None:
             continue
-        parts += [f"## swift {name}", f"{verb.summary}.", documentation(options, f"verb {name}")]
+        parts += [f"## swift {name}", f"{command_name.summary}.", documentation(options, f"verb {name}")]
         examples = examples_of(options)
         if examples:
             parts.append("\n".join(("```text", *examples, "```")))

@@ -2,7 +2,7 @@
 
 1. Core imports no backend and no exporter package.
 2. These packages import only the public modules of swift, and never each other.
-3. The modules of verbs that neither train nor load a model import neither torch nor transformers, however indirectly.
+3. The modules of commands that neither train nor load a model import neither torch nor transformers, however indirectly.
 4. No files import each other in a circle, and in core a folder imports only what stands on a lower floor.
 """
 
@@ -54,7 +54,7 @@ PUBLIC = (
     "swift.data.batch",
     "swift.data.encodings",
     "swift.data.media",
-    "swift.data.plans",
+    "swift.data.schedules",
     "swift.data.rendering",
     "swift.data.samples",
     "swift.errors",

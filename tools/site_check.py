@@ -33,7 +33,7 @@ PARTS = ("tutorial", "how-to", "plugins", "reference", "explanation")
 TITLES = {"how-to": "How to", "plugins": "Write plugins"}
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-_FOREIGN = re.compile(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["'](?:https?:)?//[^"']+""")
+_THIRD_PARTY = re.compile(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["'](?:https?:)?//[^"']+""")
 SETTINGS: dict[str, Any] = {
     "site_name": "swift",
     "theme": {"name": "readthedocs", "highlightjs": False},
@@ -72,7 +72,7 @@ def build(site: Path) -> str:
         raise SystemExit("the site was not built: " + " ".join(told[:4] or done.stderr.splitlines()[-4:]))
     built = sorted(site.rglob("*.html"))
     for page in built:
-        if found := _FOREIGN.search(page.read_text(encoding="utf-8")):
+        if found := _THIRD_PARTY.search(page.read_text(encoding="utf-8")):
             raise SystemExit(f"{page.relative_to(site)} would ask another host: {found[0]}")
     return f"{len(built)} pages, {len(import_rules.PUBLIC)} of them of public modules, no request to another host"
 

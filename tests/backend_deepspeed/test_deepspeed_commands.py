@@ -12,7 +12,7 @@ from commands import noise, started, typed_on
 from processes import on_processes
 from tiny_runs import run_training, write_unreached
 
-from swift.errors import ConfigError, TrainingError, UnsupportedPlan
+from swift.errors import ConfigError, TrainingError, UnsupportedLayout
 from swift.testing.crew import free_port
 from swift.testing.subjects import conversations, write_jsonl, write_model
 
@@ -162,7 +162,7 @@ def test_unsupported_layouts_are_refused_with_hint(place: Path) -> None:
 
     for answers, reason in zip(on_processes(2, *(job(*each) for each in jobs), fresh=True), said, strict=True):
         for answer in answers:
-            assert isinstance(answer, UnsupportedPlan | ConfigError), answer
+            assert isinstance(answer, UnsupportedLayout | ConfigError), answer
             assert reason in answer.message
             assert answer.hint
     assert not (place / "out").exists()

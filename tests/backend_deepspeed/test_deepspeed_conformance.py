@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import ClassVar
 
-from kit_cases import ALL_CASES, GKD, MIXED_PICTURES, SHARED_CRITIC, all_of_text, chosen, combined, more
+from kit_cases import ALL_CASES, GKD, MIXED_IMAGES, SHARED_CRITIC, all_of_text, chosen, combined, more
 
 from swift.testing import BackendConformance, Layout
 
@@ -42,7 +42,7 @@ class TestDeepSpeed(BackendConformance):
         "swift_backend_deepspeed.shard",
     )
     layouts = (
-        Layout(2, {"dp_shard": 2}, zero("zero3"), cases=all_of_text(MIXED_PICTURES)),
+        Layout(2, {"dp_shard": 2}, zero("zero3"), cases=all_of_text(MIXED_IMAGES)),
         Layout(
             4,
             {"tp": 2, "dp_shard": 2},

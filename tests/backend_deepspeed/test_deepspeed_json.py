@@ -10,7 +10,7 @@ import pytest
 
 from swift.cli.main import run
 from swift.config.parse import Parsed, config_from_mapping, parse
-from swift.errors import ConfigError, UnsupportedPlan
+from swift.errors import ConfigError, UnsupportedLayout
 from swift_backend_deepspeed.ds_json import PRESETS, read_config, remarks, resolved
 
 ARTICLES: dict[str, str] = {
@@ -142,7 +142,7 @@ def test_wrong_files_are_refused_in_one_sentence(name: str, tmp_path: Path) -> N
     text, reason = WRONG[name]
     path = tmp_path / "ds.json"
     path.write_text(text)
-    with pytest.raises((ConfigError, UnsupportedPlan)) as caught:
+    with pytest.raises((ConfigError, UnsupportedLayout)) as caught:
         parse(["--deepspeed", str(path)], "sft", complete=False)
     assert reason in str(caught.value)
     assert "ds.json" in str(caught.value)

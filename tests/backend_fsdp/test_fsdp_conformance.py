@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit_cases import ALL_CASES, GKD, GRPO, MIXED_PICTURES, VIT, all_of_text, chosen, combined, more
+from kit_cases import ALL_CASES, GKD, GRPO, MIXED_IMAGES, VIT, all_of_text, chosen, combined, more
 
 from swift.testing import BackendConformance, Layout
 
@@ -16,7 +16,7 @@ class TestFsdp(BackendConformance):
     cases = ALL_CASES
     preload = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "swift_backend_fsdp.shard")
     layouts = (
-        Layout(2, {"dp_shard": 2}, cases=all_of_text(MIXED_PICTURES)),
+        Layout(2, {"dp_shard": 2}, cases=all_of_text(MIXED_IMAGES)),
         Layout(
             4,
             {"tp": 2, "dp_shard": 2},

@@ -8,9 +8,9 @@ import pytest
 from kit_cases import (
     ALL_CASES,
     GRPO,
+    IMAGES_LORA,
     OF_TEXT,
     OTHER_OPTIMIZER,
-    PICTURES_LORA,
     SHARED_CRITIC,
     VIT,
     all_of_text,
@@ -33,7 +33,7 @@ class TestMegatron(BackendConformance):
     preload = ("megatron_imported",)
     deviations: ClassVar = {"test_every_claim_is_tried": "stages and experts have classes of their own"}
     layouts = (
-        Layout(2, {"tp": 2}, cases=all_of_text(PICTURES_LORA)),
+        Layout(2, {"tp": 2}, cases=all_of_text(IMAGES_LORA)),
         Layout(
             4,
             {"tp": 2, "pp": 2, "sequence_parallel": True},
@@ -100,7 +100,7 @@ class TestMegatronStages(BackendConformance):
 
 
 class TestMegatronExperts(BackendConformance):
-    """Of a mixture of experts, of which Megatron runs none that reads pictures."""
+    """Of a mixture of experts, of which Megatron runs none that reads images."""
 
     backend = "megatron"
     cases = OF_TEXT

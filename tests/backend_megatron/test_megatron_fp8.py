@@ -12,7 +12,7 @@ from processes import on_processes, succeeded
 
 from swift.data.batch import collate
 from swift.data.samples import Encoded, Segment
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift_backend_megatron.config import MegatronConfig
 from swift_backend_megatron.fp8 import check_engine, check_widths, settings_of, tokens_multiple
 from swift_backend_megatron.sequences import SequenceSlicer
@@ -71,7 +71,7 @@ def test_missing_or_old_transformer_engine_is_refused(
         return version
 
     monkeypatch.setattr(metadata, "version", found)
-    with pytest.raises(UnsupportedPlan, match=said) as caught:
+    with pytest.raises(UnsupportedLayout, match=said) as caught:
         check_engine("backend.fp8 needs Transformer Engine")
     assert "pip install" in (caught.value.hint or "")
     if version is not None:
@@ -84,7 +84,7 @@ def test_unfit_fp8_matrix_shapes_are_refused() -> None:
     text = SimpleNamespace(hidden_size=64, intermediate_size=96)
     check_widths(HYBRID, text, 2)
     check_widths(PLAIN, text, 5)
-    with pytest.raises(UnsupportedPlan, match=r"intermediate_size 96 by parallel\.tp 4 is not one"):
+    with pytest.raises(UnsupportedLayout, match=r"intermediate_size 96 by parallel\.tp 4 is not one"):
         check_widths(HYBRID, text, 4)
-    with pytest.raises(UnsupportedPlan, match="hidden_size 72 is not one"):
+    with pytest.raises(UnsupportedLayout, match="hidden_size 72 is not one"):
         check_widths(HYBRID, SimpleNamespace(hidden_size=72), 1)

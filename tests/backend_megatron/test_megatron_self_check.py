@@ -15,11 +15,11 @@ import torch
 import transformers
 from against_torch import MOE
 from processes import on_processes, succeeded
-from tiny_pictures import picture_configuration
+from tiny_images import image_configuration
 from tiny_runs import conversations
 
 from swift.config.parse import config_from_mapping
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.testing.subjects import SHAPE, write_model
 from swift.toolkit import auto_class, name_map
 from swift_backend_megatron import model as megatron_model
@@ -27,7 +27,7 @@ from swift_backend_megatron.architectures import (
     ON_GPU,
     REFUSED,
     TRAINED,
-    WITH_TOWERS,
+    WITH_ENCODERS,
     as_refusal,
     check_architecture,
     not_known,
@@ -135,7 +135,7 @@ def run_on(model: Path, plan: Mapping[str, Any]) -> Iterator[tuple[Any, Check]]:
             job.run.backend_state.checked.clear()
             try:
                 self_check(job.run, source_of(shape))
-            except UnsupportedPlan as refused:
+            except UnsupportedLayout as refused:
                 return str(refused)
             return ""
 
@@ -212,7 +212,7 @@ def test_check_leaves_random_numbers_alone(model: Path) -> None:
 
         with run_on(model, {}) as (run, _):
             before = torch.get_rng_state(), get_cuda_rng_tracker().get_states()
-            self_check(run, source_with(picture_configuration("qwen2_vl")[0]))
+            self_check(run, source_with(image_configuration("qwen2_vl")[0]))
             after = torch.get_rng_state(), get_cuda_rng_tracker().get_states()
         same = {name: torch.equal(state, after[1][name]) for name, state in before[1].items()}
         return torch.equal(before[0], after[0]) and all(same.values())
@@ -282,14 +282,14 @@ def test_untrained_types_are_refused_before_weights_load(kind: str) -> None:
     """Also those whose sizes differ by layer, and those that mcore-bridge names."""
     config = getattr(transformers, f"{kind}Config")()
     run = SimpleNamespace(elsewhere=False, config=SimpleNamespace(data=SimpleNamespace(max_length=64)))
-    with pytest.raises(UnsupportedPlan, match=f"does not train .*{config.model_type}") as refused:
+    with pytest.raises(UnsupportedLayout, match=f"does not train .*{config.model_type}") as refused:
         check_architecture(run, config)
     assert "--backend fsdp" in (refused.value.hint or "")
 
 
 def test_failure_to_build_is_a_refusal() -> None:
     """What Megatron or the bridge lacks is shown as such, with its cause, and not as an internal error."""
-    cannot = pytest.raises(UnsupportedPlan, match="cannot build gpt9 under this plan: FLA is not installed")
+    cannot = pytest.raises(UnsupportedLayout, match="cannot build gpt9 under this plan: FLA is not installed")
     with cannot as refused, as_refusal("gpt9"):
         raise ImportError("FLA is not installed.")
     assert isinstance(refused.value.__cause__, ImportError)
@@ -297,5 +297,5 @@ def test_failure_to_build_is_a_refusal() -> None:
 
 def test_known_types_are_those_that_train() -> None:
     listed = not_known("qwen9").message.partition("It trains: ")[2].rstrip(".").split(", ")
-    assert listed == sorted({*TRAINED, *WITH_TOWERS})
+    assert listed == sorted({*TRAINED, *WITH_ENCODERS})
     assert not {*REFUSED, *ON_GPU} & {*listed}

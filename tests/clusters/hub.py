@@ -69,9 +69,9 @@ class Hub(BaseHTTPRequestHandler):
             files = REPOSITORIES.setdefault(("datasets" if match[1] else "models", match[2]), {})
             self.send(files, unquote(match[3]))
         elif match := API.fullmatch(url.path):
-            kind, name, verb, _, path = match.groups()
+            kind, name, command_name, _, path = match.groups()
             files = REPOSITORIES.setdefault((kind, name), {})
-            if verb == "tree":
+            if command_name == "tree":
                 folder = unquote(path or "").strip("/")
                 recursive = parse_qs(url.query).get("recursive") == ["true"]
                 names = list(below(files, folder, recursive))
@@ -91,16 +91,16 @@ class Hub(BaseHTTPRequestHandler):
         body = self.chunks() if length is None else self.rfile.read(int(length))
         match = API.fullmatch(urlsplit(self.path).path)
         assert match is not None, self.path
-        kind, name, verb, *_ = match.groups()
+        kind, name, command_name, *_ = match.groups()
         files = REPOSITORIES.setdefault((kind, name), {})
-        if verb == "paths-info":
+        if command_name == "paths-info":
             told = [described(files, path) for path in parse_qs(body.decode())["paths"]]
             self.answer([each for each in told if each is not None])
-        elif verb == "preupload":
+        elif command_name == "preupload":
             regular = {"uploadMode": "regular", "shouldIgnore": False}
             self.answer({"files": [{"path": each["path"], **regular} for each in json.loads(body)["files"]]})
         else:
-            assert verb == "commit", verb
+            assert command_name == "commit", command_name
             commit(files, [json.loads(line) for line in body.splitlines() if line.strip()])
             self.answer({"commitUrl": f"http://{self.headers['Host']}/{name}/commit/{COMMIT}", "commitOid": COMMIT})
 

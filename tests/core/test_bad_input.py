@@ -36,13 +36,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> Path:
     return tmp_path
 
 
-def swift(verb: str, *flags: str, model: str = "model", dataset: str = "data.jsonl") -> int:
+def swift(command: str, *flags: str, model: str = "model", dataset: str = "data.jsonl") -> int:
     """A small run, but for the flags; `dataset` is left out when empty."""
     data = ("--dataset", dataset) if dataset else ()
     small = ["--report_to", "jsonl", "--backend.device", "cpu", "--data.workers", "1"]
     if "--max_steps" not in flags:
         small += ["--max_steps", "2"]
-    return run([verb, "--model", model, *data, *small, *flags])
+    return run([command, "--model", model, *data, *small, *flags])
 
 
 def check_refused(
@@ -81,12 +81,12 @@ FLAGS: list[tuple[str, list[str], int, tuple[str, ...]]] = [
 def test_flags_that_cannot_be_meant(
     here: Path,
     capsys: pytest.CaptureFixture[str],
-    verb: str,
+    command: str,
     flags: list[str],
     code: int,
     sentences: tuple[str, ...],
 ) -> None:
-    check_refused(swift(verb, *flags), sentences, capsys, here, expected=code)
+    check_refused(swift(command, *flags), sentences, capsys, here, expected=code)
 
 
 def lines(*rows: Any) -> Callable[[Path], None]:

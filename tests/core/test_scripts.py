@@ -1,4 +1,4 @@
-"""What a script is told: keywords and torchrun in place of flags, one message in place of a traceback."""
+"""What a script is told: keywords and torchrun instead of flags, one message instead of a traceback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swift import Swift, TrainerConfig, UnsupportedPlan
+from swift import Swift, TrainerConfig, UnsupportedLayout
 from swift.script import reworded
 from swift.testing.subjects import conversations, write_jsonl, write_model
 
@@ -57,7 +57,7 @@ def test_multi_process_layout_names_torchrun(tmp_path: Path, monkeypatch: pytest
     write_model(tmp_path / "tiny")
     write_jsonl(tmp_path / "rows.jsonl", conversations(4))
     config = TrainerConfig(model="tiny", dataset="rows.jsonl", backend="fsdp", tp=2)
-    with pytest.raises(UnsupportedPlan) as refused:
+    with pytest.raises(UnsupportedLayout) as refused:
         Swift.from_config(config).train()
     assert "torchrun --nproc-per-node 2 train.py" in str(refused.value)
     assert "--nproc 2" not in str(refused.value)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 from pages import DOCS, ROOT, Command, blocks, commands, missing
+from swift.cli.command_names import BUILTIN_COMMANDS, TRAINING
 
 from swift.cli.choose import without_auto
 from swift.cli.config import ConfigOptions, presets_of_backends
 from swift.cli.config_import import import_options
 from swift.cli.data import read_command as read_data_command
 from swift.cli.options import options_of, read_options
-from swift.cli.serve import ServeVerbOptions
-from swift.cli.verbs import TRAINING, VERBS
+from swift.cli.serve import ServeCommandOptions
 from swift.config.parse import parse
 from swift.errors import SwiftError
 from swift.plugins.load import load_command
@@ -96,18 +96,18 @@ def _refusal(words: list[str]) -> str:
 
 
 def _read(words: list[str]) -> None:
-    verb, *rest = words
-    if verb.startswith("--"):
+    command_name, *rest = words
+    if command_name.startswith("--"):
         return
-    if verb not in VERBS:
-        command = load_command(verb).object
+    if command_name not in BUILTIN_COMMANDS:
+        command = load_command(command_name).object
         passes_on = getattr(command, "passes_on", False)
-        typed = read_options(verb, rest, command.options_model, passes_on=passes_on)
-        if passes_on:  # to a verb that trains
+        typed = read_options(command_name, rest, command.options_model, passes_on=passes_on)
+        if passes_on:  # to a command that trains
             parse([*typed.words, *typed.passed_on], getattr(typed.options, "kind", "sft"), complete=False)
         return
     rest = [word for word in _without_redirection(rest) if not _own_file(word)]
-    if verb == "config":
+    if command_name == "config":
         action, *rest = rest
         if action in presets_of_backends():
             assert _preset_of([action, *rest])
@@ -116,22 +116,24 @@ def _read(words: list[str]) -> None:
             assert import_options(_without_redirection(words)[2:]).source
             return
         assert action in ("show", "validate", "schema")
-        verb = rest.pop(0) if rest and rest[0] in TRAINING else "train"
+        command_name = rest.pop(0) if rest and rest[0] in TRAINING else "train"
         typed = read_options("config", rest, ConfigOptions, passes_on=True)
-        parse(without_auto([*typed.words, *typed.passed_on]), verb, complete=False)
-    elif verb == "data":
+        parse(without_auto([*typed.words, *typed.passed_on]), command_name, complete=False)
+    elif command_name == "data":
         read_data_command(rest, complete=False)
     elif "--help" in rest:
         return
-    elif verb in TRAINING:
+    elif command_name in TRAINING:
         # A configuration that a page tells the reader to write is not there yet.
         rest = without_auto(rest)
-        parse(rest, verb, complete=not any(word.endswith(".yaml") for word in words))
-    elif verb in ("serve", "deploy"):
+        parse(rest, command_name, complete=not any(word.endswith(".yaml") for word in words))
+    elif command_name in ("serve", "deploy"):
         # The flags that are not swift's are the server's own.
-        assert read_options(verb, rest, ServeVerbOptions, passes_on=True).options.model, "the model comes first"
-    elif (options := options_of(verb)) is not None:
-        read_options(verb, rest, options)
+        assert read_options(command_name, rest, ServeCommandOptions, passes_on=True).options.model, (
+            "the model comes first"
+        )
+    elif (options := options_of(command_name)) is not None:
+        read_options(command_name, rest, options)
 
 
 def _without_redirection(words: list[str]) -> list[str]:

@@ -20,7 +20,7 @@ TO_PIPELINE = DOCS / "tutorial" / "prototype-to-pipeline.md"
 SERVE = DOCS / "tutorial" / "train-export-serve-ask.md"
 RETRIEVAL = DOCS / "tutorial" / "retrieval.md"
 REWARDS = DOCS / "tutorial" / "learn-from-rewards.md"
-PICTURES = DOCS / "tutorial" / "read-pictures.md"
+IMAGES = DOCS / "tutorial" / "read-images.md"
 SERVING = {
     "VLLM_PLUGINS": "",
     "VLLM_NO_USAGE_STATS": "1",
@@ -86,7 +86,7 @@ def test_a_reward_of_ones_own_is_learned(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_image_tutorial_model_learns(tmp_path: Path) -> None:
-    follow(PICTURES, tmp_path / "work")
+    follow(IMAGES, tmp_path / "work")
     for name, least, most in (("answers", 0.95, 1.0), ("blind", 0.0, 0.05)):
         lines = map(json.loads, (tmp_path / "work" / f"{name}.jsonl").read_text().splitlines())
         rights = [line["right"] for line in lines]

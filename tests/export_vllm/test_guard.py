@@ -1,4 +1,4 @@
-"""Nothing of what was started is left, however swift ends: with small commands in the place of a server."""
+"""Nothing of what was started is left, however swift ends: with small commands instead of a server."""
 
 from __future__ import annotations
 

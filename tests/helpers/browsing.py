@@ -1,4 +1,4 @@
-"""A real browser for tests and pictures: a Chromium, a dashboard, and hands that fill in forms."""
+"""A real browser for tests and images: a Chromium, a dashboard, and hands that fill in forms."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ def fill(page: Page, values: dict[str, str]) -> None:
     page.fill("#search", "")
 
 
-def launch(page: Page, values: dict[str, str], verb: str = "sft") -> None:
+def launch(page: Page, values: dict[str, str], command_name: str = "sft") -> None:
     """Fills in a form and starts its command."""
-    page.evaluate("verb => sessionStorage.removeItem(`form ${verb}`)", verb)
-    show(page, f"/new/{verb}")
-    page.wait_for_selector(f"form[data-verb={verb}]")
+    page.evaluate("verb => sessionStorage.removeItem(`form ${command_name}`)", command_name)
+    show(page, f"/new/{command_name}")
+    page.wait_for_selector(f"form[data-verb={command_name}]")
     fill(page, values)
     page.locator("#launch:enabled").wait_for()
     page.click("#launch")

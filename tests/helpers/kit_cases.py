@@ -21,7 +21,7 @@ OF_TEXT = tuple(case for case in ALL_CASES if case.modality is None)
 OTHER_OPTIMIZER = "third party's optimizer"
 GRPO, PPO, SHARED_CRITIC, GKD = (case.name for case in online.CASES)
 WHOLE_KIT = bool(os.environ.get("SWIFT_WHOLE_KIT"))
-MIXED_PICTURES, PICTURES_LORA, VIT, TWO_KINDS = "pictures, mixed", "pictures, lora", "vit trained", "two kinds"
+MIXED_IMAGES, IMAGES_LORA, VIT, TWO_KINDS = "images, mixed", "images, lora", "vit trained", "two kinds"
 
 
 def more(layout: Layout) -> tuple[Layout, ...]:
@@ -40,8 +40,8 @@ def combined(*names: str) -> frozenset[str] | None:
 
 
 def all_of_text(*names: str) -> frozenset[str] | None:
-    """Return all cases without pictures, and these; None is all.
+    """Return all cases without images, and these; None is all.
 
-    Files with pictures in their names try backends with more of them, on more models.
+    Files with images in their names try backends with more of them, on more models.
     """
     return None if WHOLE_KIT else frozenset({*(case.name for case in OF_TEXT), LORA_DROPOUT.name, *names})

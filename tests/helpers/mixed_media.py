@@ -1,4 +1,4 @@
-"""Rows that hold pictures, videos and sounds together, and short runs on them by a model of random weights."""
+"""Rows that hold images, videos and sounds together, and short runs on them by a model of random weights."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from picture_runs import SETTINGS, SIZES
-from tiny_pictures import picture_files, sound_files
+from image_runs import SETTINGS, SIZES
+from tiny_images import image_files, sound_files
 from tiny_runs import Trained, run_training
 
 _TAGS = {"<image>": "images", "<video>": "videos", "<audio>": "audios"}
@@ -26,12 +26,12 @@ ROWS: list[tuple[str, list[Any]]] = [
     ("<video>, <audio><image>", [["1.png", "2.png"], "1.wav", "3.png"]),
 ]
 """What stands before the question of each row, and the files at its tags. With four rows a step and two processes, the
-first has sounds alone in the second step and the other pictures alone; in the third step the first has neither."""
+first has sounds alone in the second step and the other images alone; in the third step the first has neither."""
 
 
 def media_folder(folder: Path) -> Path:
-    """Write the pictures and sounds of the rows into a folder."""
-    picture_files(folder, SIZES)
+    """Write the images and sounds of the rows into a folder."""
+    image_files(folder, SIZES)
     sound_files(folder, [0.4, 0.9, 1.7])
     return folder
 
@@ -52,7 +52,7 @@ def media_rows() -> list[dict[str, Any]]:
 
 
 def parts_of(number: int) -> list[dict[str, str]]:
-    """Return a row's question in parts, as a chat template reads them; a video is its pictures."""
+    """Return a row's question in parts, as a chat template reads them; a video is its images."""
     tags, files = ROWS[number]
     parts: list[dict[str, str]] = []
     given = iter(files)
@@ -67,12 +67,12 @@ def parts_of(number: int) -> list[dict[str, str]]:
 
 
 def files_of(number: int) -> tuple[list[str], list[str]]:
-    """Return the names of a row's pictures, those of videos included, and of its sounds."""
+    """Return the names of a row's images, those of videos included, and of its sounds."""
     files = [name for file in ROWS[number][1] for name in (file if isinstance(file, list) else [file])]
     return [each for each in files if each.endswith(".png")], [each for each in files if each.endswith(".wav")]
 
 
 def trained_on_media(model: Path, folder: Path, name: str, settings: dict[str, Any]) -> Trained:
-    """Train on the rows with the settings of the tests of pictures and some more."""
+    """Train on the rows with the settings of the tests of images and some more."""
     paths = {"data.media_root": str(folder), "data.cache": str(folder / "cache"), "logging.run_name": name}
     return run_training(model, folder / "runs", media_rows(), {**SETTINGS, **paths, **settings})

@@ -1,4 +1,4 @@
-"""A distribution with two objectives: `labelled` brings an encoding of its own, `rounds` a plan of its own.
+"""A distribution with two objectives: `labelled` brings an encoding of its own, `rounds` a schedule of its own.
 
 `rounds` is online learning in small. A round serves two steps. When it begins, the model scores the next samples as it
 is; every token of a sample whose mean log-probability lies above the running baseline gets a positive advantage, the
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from swift import LossSums, Need, Section
-from swift.contracts import PlanContext
+from swift.contracts import ScheduleContext
 from swift.data.encodings import EncodedRow, Encoding, ReadRow, RowReader, Sample, raw_text
 from swift.data.samples import Encoded
 from swift.objectives.base import BaseObjective, PerSampleObjective
@@ -93,16 +93,16 @@ class Rounds(BaseObjective[Section]):
         weighted = batch.token_values["advantage"] * batch.weights
         return LossSums(-(weighted * view.token_logps).sum(), {"advantage": (weighted.sum(), batch.weights.sum())})
 
-    def plan(self, context: PlanContext) -> RoundsPlan:
-        return RoundsPlan(context)
+    def schedule(self, context: ScheduleContext) -> RoundsSchedule:
+        return RoundsSchedule(context)
 
 
-class RoundsPlan:
+class RoundsSchedule:
     """Takes samples in order, a round at a time, and gives their tokens advantages."""
 
     steps_per_epoch = None
 
-    def __init__(self, context: PlanContext) -> None:
+    def __init__(self, context: ScheduleContext) -> None:
         self._context = context
         self.total_steps = context.config.train.max_steps or context.default().total_steps
         self._round = -1

@@ -1,4 +1,4 @@
-"""Tiny models of many architectures that read pictures, and what holds for each when samples share a batch."""
+"""Tiny models of many architectures that read images, and what holds for each when samples share a batch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 import transformers
-from tiny_pictures import (
+from tiny_images import (
     OMNI,
     QWEN_TEXT,
     SIGLIP,
     TEXT,
     chat_template,
-    picture,
-    picture_configuration,
-    picture_files,
+    image,
+    image_configuration,
+    image_files,
     processor_of,
     tokenizer_with,
 )
@@ -33,15 +33,15 @@ from swift.data.pipeline import media_tokens
 from swift.data.samples import Encoded
 from swift.errors import ModelError
 from swift.models.attention import choose_attention
-from swift.models.media import TowerReader
-from swift.models.media_processor import MediaProcessor, for_pictures_alone
+from swift.models.media import ProcessorReader
+from swift.models.media_processor import MediaProcessor, for_images_alone
 from swift.models.view import ViewModule
 
 PINS = [[56, 112], [112, 56], [112, 112]]
 _SIDE = {"height": 56, "width": 56}
 _FULL: dict[str, Any] = {"vision_feature_select_strategy": "full"}
 _SIZES: list[list[tuple[int, int]]] = [[(56, 56)], [(84, 56), (56, 112)], [(90, 61)], []]
-"""The pictures of each sample of a batch."""
+"""The images of each sample of a batch."""
 _OF_ROW = [(56, 56), (90, 61)]
 _PIXTRAL = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 _PIXTRAL_TOWER: dict[str, Any] = {
@@ -71,14 +71,14 @@ def proven(kind: str) -> Proven:
     model.eval()
     rules = MediaProcessor(processor, DataSection())
     positions = getattr(model.base_model, "get_rope_index", None)
-    reader = TowerReader(rules, positions, kinds=frozenset(rules.placeholders))
+    reader = ProcessorReader(rules, positions, kinds=frozenset(rules.placeholders))
     samples = [reader.probe(sizes) for sizes in _SIZES]
     expected = [_alone(model, reader, sample) for sample in samples]
     return Proven(*(_of_layout(model, reader, samples, expected, layout) for layout in ("padded", "flat", "packed")))
 
 
 def rows_are_read(kind: str) -> bool:
-    """Return whether the tokens of a row with two pictures are those that the processor makes of it."""
+    """Return whether the tokens of a row with two images are those that the processor makes of it."""
     processor = ARCHITECTURES[kind]()[2]
     processor.tokenizer.chat_template = processor.chat_template
     with TemporaryDirectory() as name:
@@ -88,7 +88,7 @@ def rows_are_read(kind: str) -> bool:
                 {"role": "user", "content": "<image>What is it, and what is <image>?"},
                 {"role": "assistant", "content": "red"},
             ],
-            "images": picture_files(folder, _OF_ROW),
+            "images": image_files(folder, _OF_ROW),
         }
         section = DataSection(media_root=folder, cache=folder / "cache")
         rules = MediaProcessor(processor, section)
@@ -99,19 +99,19 @@ def rows_are_read(kind: str) -> bool:
     parts = [{"type": "image"}, first, {"type": "image"}, second]
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "red"}]
     text = processor.apply_chat_template(messages, tokenize=False)
-    images = [picture(*size, number) for number, size in enumerate(_OF_ROW)]
+    images = [image(*size, number) for number, size in enumerate(_OF_ROW)]
     expected = processor(text=[text], images=images, add_special_tokens=False)["input_ids"][0]
     return segment.input_ids.tolist() == list(expected)
 
 
 def _of_layout(
-    model: Any, reader: TowerReader, samples: list[Encoded], expected: list[torch.Tensor], layout: str
+    model: Any, reader: ProcessorReader, samples: list[Encoded], expected: list[torch.Tensor], layout: str
 ) -> str:
     """Return 'equal' or 'refused'; fail where numbers differ, and the check that a run begins with says nothing."""
     try:
         attention = choose_attention("auto", model.config, flat=layout != "padded", device="cpu", dtype=torch.float32)
         view = ViewModule(model, attention=attention, say=lambda _: None).eval()
-        view.check_pictures(reader)
+        view.check_images(reader)
     except ModelError:
         return "refused"
     if layout == "packed":
@@ -128,11 +128,11 @@ def _of_layout(
     return "equal"
 
 
-def _batch(reader: TowerReader, samples: list[Encoded], *, flat: bool) -> MicroBatch:
+def _batch(reader: ProcessorReader, samples: list[Encoded], *, flat: bool) -> MicroBatch:
     return reader.collated(samples, flat=flat)
 
 
-def _alone(model: Any, reader: TowerReader, sample: Encoded) -> torch.Tensor:
+def _alone(model: Any, reader: ProcessorReader, sample: Encoded) -> torch.Tensor:
     """Return the model's own log-probabilities of a sample that nothing else is with."""
     (segment,) = sample.segments
     ids = torch.tensor(segment.input_ids.tolist())[None]
@@ -157,20 +157,20 @@ def _ids(tokenizer: Any, names: dict[str, str]) -> dict[str, int]:
 
 
 def _qwen(kind: str) -> Parts:
-    config, model_class = picture_configuration(kind)
+    config, model_class = image_configuration(kind)
     return config, model_class, processor_of(kind)
 
 
 def _qwen3_vl_moe() -> Parts:
-    dense, _ = picture_configuration("qwen3_vl")
+    dense, _ = image_configuration("qwen3_vl")
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
-    text, tower = (
+    text, encoder = (
         {name: value for name, value in each.to_dict().items() if name != "model_type"}
         for each in (dense.text_config, dense.vision_config)
     )
     ids = {name: getattr(dense, name) for name in ("image_token_id", "video_token_id")}
     ids |= {name: getattr(dense, name) for name in ("vision_start_token_id", "vision_end_token_id")}
-    config = transformers.Qwen3VLMoeConfig(text_config={**text, **experts}, vision_config=tower, **ids)
+    config = transformers.Qwen3VLMoeConfig(text_config={**text, **experts}, vision_config=encoder, **ids)
     return config, transformers.Qwen3VLMoeForConditionalGeneration, processor_of("qwen3_vl")
 
 
@@ -198,7 +198,7 @@ def _llava_onevision() -> Parts:
         video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
     )  # fmt: skip
     images = transformers.LlavaOnevisionImageProcessorPil(size=_SIDE, image_grid_pinpoints=PINS)
-    processor = for_pictures_alone(transformers.LlavaOnevisionProcessor)(
+    processor = for_images_alone(transformers.LlavaOnevisionProcessor)(
         images, tokenizer, num_image_tokens=16, vision_aspect_ratio="anyres_max_9",
         chat_template=chat_template("<image>"), **_FULL,
     )  # fmt: skip
@@ -213,16 +213,16 @@ def _internvl() -> Parts:
         "video_token": "<video>",
     }
     tokenizer = tokenizer_with(tuple(marks.values()), marks)
-    tower = {
+    encoder = {
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
         "patch_size": [14, 14], "image_size": [56, 56],
     }  # fmt: skip
     config = transformers.InternVLConfig(
-        text_config=QWEN_TEXT, vision_config=tower, image_seq_length=4, downsample_ratio=0.5,
+        text_config=QWEN_TEXT, vision_config=encoder, image_seq_length=4, downsample_ratio=0.5,
         image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
     )  # fmt: skip
     images = transformers.GotOcr2ImageProcessorPil(size=_SIDE, crop_to_patches=True, max_patches=4)
-    processor = for_pictures_alone(transformers.InternVLProcessor)(
+    processor = for_images_alone(transformers.InternVLProcessor)(
         images, tokenizer, image_seq_length=4, chat_template=chat_template("<IMG_CONTEXT>\n")
     )
     return config, transformers.InternVLForConditionalGeneration, processor
@@ -248,9 +248,9 @@ def _idefics3() -> Parts:
     tiles = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
     special = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *tiles)
     tokenizer = tokenizer_with(special, {"image_token": "<image>"})
-    tower = {name: value for name, value in SIGLIP.items() if name not in ("model_type", "vision_use_head")}
+    encoder = {name: value for name, value in SIGLIP.items() if name not in ("model_type", "vision_use_head")}
     config = transformers.Idefics3Config(
-        text_config={"model_type": "llama", **TEXT}, vision_config=tower, scale_factor=2, pad_token_id=0,
+        text_config={"model_type": "llama", **TEXT}, vision_config=encoder, scale_factor=2, pad_token_id=0,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
     )  # fmt: skip
     images = transformers.Idefics3ImageProcessorPil(size={"longest_edge": 112}, max_image_size={"longest_edge": 56})
@@ -273,18 +273,18 @@ def _glm4v() -> Parts:
     rope = {
         "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2], "partial_rotary_factor": 1.0,
     }  # fmt: skip
-    tower = {
+    encoder = {
         "depth": 2, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 32, "num_heads": 2,
         "patch_size": 14, "image_size": 56, "spatial_merge_size": 2, "temporal_patch_size": 2,
     }  # fmt: skip
     config = transformers.Glm4vConfig(
-        text_config={**TEXT, "rope_parameters": rope}, vision_config=tower, **_ids(tokenizer, names)
+        text_config={**TEXT, "rope_parameters": rope}, vision_config=encoder, **_ids(tokenizer, names)
     )
     images = transformers.Glm4vImageProcessorPil(
         patch_size=14, size={"shortest_edge": 28 * 28, "longest_edge": 2 * 112 * 112}
     )
     template = chat_template("<|begin_of_image|><|image|><|end_of_image|>")
-    processor = for_pictures_alone(transformers.Glm4vProcessor)(images, tokenizer, chat_template=template)
+    processor = for_images_alone(transformers.Glm4vProcessor)(images, tokenizer, chat_template=template)
     return config, transformers.Glm4vForConditionalGeneration, processor
 
 
@@ -304,9 +304,9 @@ def _aya_vision() -> Parts:
 
 def _mistral3() -> Parts:
     tokenizer = tokenizer_with(_PIXTRAL, {})
-    tower = {**_PIXTRAL_TOWER, "model_type": "pixtral"}
+    encoder = {**_PIXTRAL_TOWER, "model_type": "pixtral"}
     config = transformers.Mistral3Config(
-        text_config={"model_type": "mistral", **TEXT, "head_dim": 8}, vision_config=tower, spatial_merge_size=2,
+        text_config={"model_type": "mistral", **TEXT, "head_dim": 8}, vision_config=encoder, spatial_merge_size=2,
         vision_feature_layer=-1, image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"), tie_word_embeddings=False,
     )  # fmt: skip
     return config, transformers.Mistral3ForConditionalGeneration, _processor_of_pixtral(tokenizer, spatial_merge_size=2)
@@ -315,9 +315,9 @@ def _mistral3() -> Parts:
 def _pixtral() -> Parts:
     """Make the LLaVA with Pixtral's tower and processor, as Pixtral-12B is released for transformers."""
     tokenizer = tokenizer_with(_PIXTRAL, {})
-    tower = {**_PIXTRAL_TOWER, "model_type": "pixtral"}
+    encoder = {**_PIXTRAL_TOWER, "model_type": "pixtral"}
     config = transformers.LlavaConfig(
-        text_config={"model_type": "mistral", **TEXT, "head_dim": 8}, vision_config=tower, vision_feature_layer=-1,
+        text_config={"model_type": "mistral", **TEXT, "head_dim": 8}, vision_config=encoder, vision_feature_layer=-1,
         image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"), **_FULL,
     )  # fmt: skip
     return config, transformers.LlavaForConditionalGeneration, _processor_of_pixtral(tokenizer)
@@ -334,9 +334,9 @@ def _smolvlm() -> Parts:
     tiles = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
     special = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", "<video>", *tiles)
     tokenizer = tokenizer_with(special, {})
-    tower = {name: value for name, value in SIGLIP.items() if name not in ("model_type", "vision_use_head")}
+    encoder = {name: value for name, value in SIGLIP.items() if name not in ("model_type", "vision_use_head")}
     config = transformers.SmolVLMConfig(
-        text_config={"model_type": "llama", **TEXT}, vision_config=tower, scale_factor=2, pad_token_id=0,
+        text_config={"model_type": "llama", **TEXT}, vision_config=encoder, scale_factor=2, pad_token_id=0,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
     )  # fmt: skip
     images = transformers.SmolVLMImageProcessor(size={"longest_edge": 112}, max_image_size={"longest_edge": 56})

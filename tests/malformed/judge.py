@@ -52,7 +52,7 @@ SECONDS = 60.0
 """After so long a case hangs. Clear answers take a fraction of a second, or a few where torch is imported first; a
 busy machine takes many times that."""
 MEDIA = "media"
-"""Among the stores of the cache: the pictures and sounds that rows hold themselves, each whole."""
+"""Among the stores of the cache: the images and sounds that rows hold themselves, each whole."""
 MEMORY = 2 << 30
 """Bytes of address space that a case may take beyond what this process has."""
 

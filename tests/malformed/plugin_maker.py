@@ -113,7 +113,7 @@ GOOD = {
         from swift.contracts.planner import ChosenPlan, ExpectedMemory
 
         class Plugin:
-            def choose(self, words, verb, processes, machines):
+            def choose(self, words, command, processes, machines):
                 return ChosenPlan(("--backend", "torch"), "It is there.")
     """,
     "command": """

@@ -21,7 +21,7 @@ from judge import Case, judge, sampled
 from PIL import Image
 from spoil import put_in
 from strategies import examples
-from tiny_pictures import picture, picture_files, picture_model, sound_files
+from tiny_images import image, image_files, image_model, sound_files
 
 Build = Callable[[Path], Sequence[str]]
 MODELS = {"image": "qwen2_vl", "audio": "qwen2_audio", "video": "qwen2_vl"}
@@ -36,8 +36,8 @@ def media(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("media") / "here"
     shutil.copytree(template, folder)
     for kind in sorted(set(MODELS.values())):
-        picture_model(folder / kind, kind)
-    picture_files(folder, [(56, 56)])
+        image_model(folder / kind, kind)
+    image_files(folder, [(56, 56)])
     sound_files(folder, [0.5])
     return folder
 
@@ -66,7 +66,7 @@ def file(kind: str, content: bytes) -> Build:
 
 def written(form: str, **options: Any) -> bytes:
     content = io.BytesIO()
-    picture(56, 56, 0).save(content, form, **options)
+    image(56, 56, 0).save(content, form, **options)
     return content.getvalue()
 
 

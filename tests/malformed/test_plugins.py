@@ -39,7 +39,7 @@ SAMPLE = ("--dataset", "data.jsonl", "--eval_steps", "1", "--val_dataset", "data
 EVAL_TOO = [*command("backend", "hostile"), *SAMPLE]
 EXPORT_TOO = [*command("backend", "hostile"), "--export.to", "hf"]
 HOOKS: dict[str, tuple[int, Sequence[str] | None]] = {
-    "swift_check_plan": (3, None),
+    "swift_check_layout": (3, None),
     "swift_setup": (3, None),
     "swift_wrap_model": (3, None),
     "swift_shard": (3, None),

@@ -43,7 +43,7 @@ RETURNED = {
 }
 """What is answered instead, and how it is described."""
 RUNS = {
-    "choose(self, words, verb, processes, machines)": ("planner", 3),
+    "choose(self, words, command, processes, machines)": ("planner", 3),
     "run(self, options)": ("command", 3),
     "make(self, groups, options, device)": ("optimizer", 3),
     "attach(self, model, options, context)": ("tuner", 3),
@@ -103,7 +103,7 @@ def raised() -> Iterator[Case]:
         yield case(
             f"step of an optimizer, {how}", "optimizer", source, "step of its optimizer", code=3 if at_once else 1
         )
-        foresee = "foresee(self, run, words, verb)"
+        foresee = "foresee(self, run, words, command)"
         yield case(
             f"foresee, {how}",
             "planner",

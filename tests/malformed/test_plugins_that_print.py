@@ -36,7 +36,7 @@ def noise(where: str) -> str:
         (
             ["config", "show", "sft", "--model", "model", "--dataset", "data.jsonl", "--backend", "hostile"],
             yaml.safe_load,
-            ["import", "swift_check_plan"],
+            ["import", "swift_check_layout"],
         ),
         (
             ["plan", "model", "--gpus", "2xA100", "--train_type", "full", "--backend", "hostile", "--json"],

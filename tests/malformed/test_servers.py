@@ -14,7 +14,7 @@ from judge import Case, judge, sampled
 
 from swift.contracts import RewardItem, Sampling
 from swift.errors import ModelError
-from swift.infer.remote import RemoteSpeaker
+from swift.infer.remote import RemoteChatEngine
 from swift_export_vllm.rollout import connect
 from swift_rl.rewards.judge import JudgeOptions, JudgeReward
 from swift_rl.rewards.models import ServerReward
@@ -124,7 +124,7 @@ def test_invalid_stream_of_events_is_refused(sent: Reply, complaint: str, monkey
     if complaint == LATE:
         wait_less(monkeypatch)
     with hostile_server({"/v1/models": MODELS, "/v1/chat": sent}) as address:
-        client = RemoteSpeaker(address, say=lambda _: None)
+        client = RemoteChatEngine(address, say=lambda _: None)
         with pytest.raises(ModelError, match=r"The server at|What answers at") as refused:
             list(client.stream([{"role": "user", "content": "Hello"}], Sampling(max_new_tokens=2)))
     assert complaint in refused.value.message
@@ -133,7 +133,7 @@ def test_invalid_stream_of_events_is_refused(sent: Reply, complaint: str, monkey
 def test_stream_with_a_finish_reason_needs_no_other_end() -> None:
     last = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
     with hostile_server({"/v1/models": MODELS, "/v1/chat": stream(piece({"content": "Hi"}), last, end=b"")}) as address:
-        client = RemoteSpeaker(address, say=lambda _: None)
+        client = RemoteChatEngine(address, say=lambda _: None)
         sent = client.stream([{"role": "user", "content": "Hello"}], Sampling(max_new_tokens=2))
         assert "".join(sent) == "Hi"
 

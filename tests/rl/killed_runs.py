@@ -10,7 +10,7 @@ from typing import Any
 from processes import on_processes
 
 from swift.testing.crew import Lost
-from swift_rl.rounds import plan as plan_module
+from swift_rl.rounds import schedule as plan_module
 from swift_rl.rounds.files import DrawJournal
 from swift_rl.rounds.judge import Judge
 
@@ -19,7 +19,7 @@ PHASES: dict[str, tuple[object, str, int, bool]] = {
     "scoring": (Judge, "score", 1, True),
     "before the file": (plan_module, "write_round", 1, True),
     "after the file": (plan_module, "write_round", 1, False),
-    "between steps": (plan_module.RolloutPlan, "batch", 3, True),
+    "between steps": (plan_module.RolloutSchedule, "batch", 3, True),
 }
 """Where the second of two rounds of 16 answers is interrupted: what is called, how often that goes well, and whether
 the next call is the last thing that does not happen (True) or that does (False)."""

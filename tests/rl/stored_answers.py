@@ -1,4 +1,4 @@
-"""Answers with numbers of their own, as a plan gives them to a step, without a model."""
+"""Answers with numbers of their own, as a schedule gives them to a step, without a model."""
 
 from __future__ import annotations
 

@@ -32,16 +32,16 @@ def stored_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class StoredGrpo(Grpo):
-    """`grpo` whose plan makes the answers up."""
+    """`grpo` whose schedule makes the answers up."""
 
     name = "stored_grpo"
     encoding = "chat"  # type: ignore[assignment]
 
-    def plan(self, context: Any) -> StoredPlan:
-        return StoredPlan(context)
+    def schedule(self, context: Any) -> StoredSchedule:
+        return StoredSchedule(context)
 
 
-class StoredPlan:
+class StoredSchedule:
     """Answers of 1 to 20 tokens, two of a round of twelve never learned from; a round serves two steps."""
 
     steps_per_epoch = None
@@ -60,7 +60,7 @@ class StoredPlan:
 
 
 def made_up(number: int) -> Encoded:
-    """An answer after a prompt, with all numbers that a plan may give to its tokens."""
+    """An answer after a prompt, with all numbers that a schedule may give to its tokens."""
     noise = np.random.default_rng(number)
     prompt, length = int(noise.integers(2, 12)), int(noise.integers(1, 21))
     tokens = noise.integers(3, 250, size=prompt + length).astype(np.int32)

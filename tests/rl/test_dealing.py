@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from swift.data.plans.layout import slice_of
+from swift.data.schedules.layout import slice_of
 from swift_rl.rounds.dealing import by_length
 
 

@@ -368,10 +368,10 @@ def test_template_rewriting_completions_shows_difference(tied: Path) -> None:
     """A template that rewrites earlier completions is refused with the piece."""
     expected = "<|end|><|user|>More.<|end|><|assistant|>"
     assert following(tied, TRIMMING, " four\n") == expected
-    with pytest.raises(TemplateDrift, match=r"Before the first episode: .* in place of '<think>"):
+    with pytest.raises(TemplateDrift, match=r"Before the first episode: .* instead of '<think>"):
         following(tied, THINKING, "four")
     unaware = THINKING.replace("'</think>'", "('</' ~ 'think>')")
-    with pytest.raises(TemplateDrift, match=r"row 1, turn 1: .*'four<.end.>.* in place of '<think>hm</think>four'"):
+    with pytest.raises(TemplateDrift, match=r"row 1, turn 1: .*'four<.end.>.* instead of '<think>hm</think>four'"):
         following(tied, unaware, "<think>hm</think>four")
     assert following(tied, THINKING, "<think>hm</think>four", keep=True) == expected
     with pytest.raises(SwiftError, match="Before the first episode"):

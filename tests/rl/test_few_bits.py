@@ -84,7 +84,7 @@ def test_qlora_rollouts_use_quantized_weights(model: Path, rewards: Path, tmp_pa
 def test_sharded_quantized_weights_match_one_process(model: Path, rewards: Path, tmp_path: Path) -> None:
     """Sharded quantized weights sample and learn as those of one process do."""
     alone = trained(model, tmp_path / "alone", rewards)
-    jobs = [partial(trained, model, tmp_path / name, rewards, **plan) for name, plan in SHARDED.items()]
+    jobs = [partial(trained, model, tmp_path / name, rewards, **schedule) for name, schedule in SHARDED.items()]
     for answers in on_processes(2, *jobs):
         run = succeeded(answers)[0]
         assert [a.text for made in rounds(run) for a in made.answers] == [

@@ -93,9 +93,9 @@ def trained(model: Path, out: Path, rewards: Path, changes: dict[str, Any]) -> T
 def test_every_backend_has_the_same_following_reference(
     tied: Path, rewards: Path, tmp_path: Path, backend: str
 ) -> None:
-    processes, plan = LAYOUTS[backend]
+    processes, schedule = LAYOUTS[backend]
     alone = succeeded(on_processes(1, partial(trained, tied, tmp_path / "torch", rewards, {}))[0])[0]
-    run = succeeded(on_processes(processes, partial(trained, tied, tmp_path / "runs", rewards, plan))[0])[0]
+    run = succeeded(on_processes(processes, partial(trained, tied, tmp_path / "runs", rewards, schedule))[0])[0]
     ours, theirs = (weights_of(each.folder / "checkpoint-4", "reference") for each in (run, alone))
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():

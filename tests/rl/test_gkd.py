@@ -213,12 +213,12 @@ def test_gkd_layouts_match_and_resume_mid_round(
     tied: Path, teacher: Path, alone: Trained, tmp_path: Path, layout: str
 ) -> None:
     """Every layout learns the same and goes on in the middle of a round."""
-    processes, plan = LAYOUTS[layout]
+    processes, schedule = LAYOUTS[layout]
     resume = {"checkpoint.resume": str(alone.folder / f"checkpoint-{SAVED_AT}")}
     held = {"objective.teacher_as_role": layout != "torch"}  # and sharded as the student is
     jobs = [
-        partial(distilled, tied, tmp_path / "plan", teacher, **{**MIXED, **plan, **held}),
-        partial(distilled, tied, tmp_path / "rest", teacher, **{**MIXED, **plan, **resume}),
+        partial(distilled, tied, tmp_path / "plan", teacher, **{**MIXED, **schedule, **held}),
+        partial(distilled, tied, tmp_path / "rest", teacher, **{**MIXED, **schedule, **resume}),
     ]
     whole, rest = (succeeded(each)[0] for each in on_processes(processes, *jobs))
     assert whole.losses == pytest.approx(alone.losses, rel=1e-4, abs=1e-6)

@@ -54,7 +54,7 @@ def test_student_approaches_only_its_teacher(tmp_path: Path) -> None:
     assert apart(teacher, write_model(tmp_path / "fresh", seed=9)) > 3
     assert apart(teacher, taught(tmp_path, teacher, "student", 64)) < 0.1
     model = AutoModelForCausalLM.from_pretrained(teacher)
-    with torch.no_grad():  # which says each token in place of another
+    with torch.no_grad():  # which says each token instead of another
         order = torch.randperm(model.config.vocab_size, generator=torch.Generator().manual_seed(0))
         model.lm_head.weight.copy_(model.lm_head.weight[order])
     shuffled = tmp_path / "shuffled"

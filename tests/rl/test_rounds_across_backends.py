@@ -71,13 +71,13 @@ def test_layouts_sample_and_learn_the_same(
     tied: Path, rewards: Path, alone: Trained, interrupted: Path, tmp_path: Path, backend: str
 ) -> None:
     """Every layout samples the same completions and learns the same from them."""
-    processes, plan = LAYOUTS[backend]
+    processes, schedule = LAYOUTS[backend]
     killed = tmp_path / "killed"
     shutil.copytree(interrupted.parent.parent, killed)
     resume = {"checkpoint.resume": str(killed / tied.name / "run")}
     jobs = [
-        partial(trained, tied, tmp_path, rewards, plan),
-        partial(trained, tied, killed, rewards, {**plan, **resume}),
+        partial(trained, tied, tmp_path, rewards, schedule),
+        partial(trained, tied, killed, rewards, {**schedule, **resume}),
     ]
     answers, rest = (succeeded(each)[0] for each in on_processes(processes, *jobs))
     assert_same(answers, alone)

@@ -85,7 +85,7 @@ def test_a_sample_that_was_interrupted_goes_on_to_the_same_rows(
 def test_new_rewards_reuse_stored_completions(tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sample(tied, tmp_path) == 0
     answers = (tmp_path / "rows.answers.jsonl").read_bytes()
-    monkeypatch.setattr("swift.infer.speaker.open_local", None)  # no model is loaded again
+    monkeypatch.setattr("swift.infer.chat_engine.open_local", None)  # no model is loaded again
     more = ["--reward_options", '{"target_length": {"tokens": 8}}', "--rows", "kto", "--reward_threshold", "-0.5"]
     assert sample(tied, tmp_path, *more, reward="target_length") == 0
     rows = lines(tmp_path / "rows.jsonl")

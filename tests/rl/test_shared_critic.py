@@ -117,14 +117,14 @@ def trained(model: Path, out: Path, rewards: Path, changes: dict[str, Any]) -> T
 @pytest.mark.parametrize("backend", tiered(LAYOUTS, (), ("zero3",)))
 def test_shared_critic_resumes_mid_round_elsewhere(tied: Path, rewards: Path, tmp_path: Path, backend: str) -> None:
     """A run is resumed in the middle of a round on another backend."""
-    processes, plan = LAYOUTS[backend]
+    processes, schedule = LAYOUTS[backend]
     tuned = {"full": {}, "lora": LORA, "separate": {"objective.critic": "separate"}}
     begun = [partial(trained, tied, tmp_path / name, rewards, tuner) for name, tuner in tuned.items()]
     whole = [succeeded(each)[0] for each in on_processes(1, *begun)]
     resumed = [
         partial(
             trained, tied, tmp_path / f"{name}-rest", rewards,
-            {**tuner, **plan, "checkpoint.resume": str(run.folder / "checkpoint-2")},
+            {**tuner, **schedule, "checkpoint.resume": str(run.folder / "checkpoint-2")},
         )
         for (name, tuner), run in zip(tuned.items(), whole, strict=True)
     ]  # fmt: skip

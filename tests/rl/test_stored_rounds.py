@@ -93,12 +93,12 @@ OTHERS = ("gspo", "dr_grpo")
 @pytest.mark.usefixtures("stored_installed")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_has_the_numbers_of_one_process(tmp_path: Path, layout: str) -> None:
-    processes, plan = LAYOUTS[layout]
+    processes, schedule = LAYOUTS[layout]
     model = write_model(
         tmp_path / "tiny", **({"architecture": "Qwen3Moe", **EXPERTS} if layout == "megatron ep 2" else {})
     )
     on_torch = [partial(trained, model, tmp_path / "torch", name, {}) for name in OTHERS]
-    runs = [partial(trained, model, tmp_path / "runs", name, plan) for name in OTHERS]
+    runs = [partial(trained, model, tmp_path / "runs", name, schedule) for name in OTHERS]
     alone = on_processes(1, *on_torch)
     for expected, answers in zip(alone, on_processes(processes, *runs), strict=True):
         assert_same(succeeded(answers)[0], succeeded(expected)[0])

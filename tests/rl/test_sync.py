@@ -91,7 +91,7 @@ def test_complete_update_reports_version(model: Path) -> None:
 
 
 def _kept_back(name: str) -> Callable[[WeightStream], WeightStream]:
-    """Return a change that hands over the tensor of the update before in the place of one."""
+    """Return a change that hands over the tensor of the update before instead of one."""
     old: dict[str, torch.Tensor] = {}
 
     def change(weights: WeightStream) -> WeightStream:

@@ -209,7 +209,7 @@ def test_it_does_not_load_models_into_this_process(
 def test_vision_encoder_adapter_suggests_merging(
     engine: str, python: Path, small: Path, tmp_path: Path, module: str, said: bool
 ) -> None:
-    """SGLang would leave that part of it out, and LMDeploy put it on pictures by the places of words."""
+    """SGLang would leave that part of it out, and LMDeploy put it on images by the places of words."""
     import torch
     from safetensors.torch import save_file
 

@@ -185,7 +185,7 @@ def test_every_backend_begins_where_the_data_points_and_resumes(tmp_path: Path) 
 def test_factors_survive_deepspeed_exact_masters(tmp_path: Path, stage: str) -> None:
     """Factors are still there when DeepSpeed reads exact masters."""
     model = write_model(tmp_path / "tiny")
-    # The first update, at a learning rate of 0, puts the masters in the place of the weights that were read.
+    # The first update, at a learning rate of 0, puts the masters instead of the weights that were read.
     plan = {"backend.name": "deepspeed", "backend.config": stage, "model.dtype": "bfloat16", "train.max_steps": 2}
     run = trained(model, tmp_path, "lora_ga", plan)
     batches = batches_of(conversation_tokens(model, ROWS), 8, 2)

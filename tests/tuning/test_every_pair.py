@@ -28,7 +28,7 @@ from tuning_pairs import KINDS, LAYOUTS, MODELS, OTHER_START, ROWS, STEPS, TOLER
 from swift.checkpoint.manifest import installed_versions
 from swift.config.parse import config_from_mapping
 from swift.config.sections import ExportSection
-from swift.errors import ConfigError, UnsupportedPlan
+from swift.errors import ConfigError, UnsupportedLayout
 from swift.export.run import export_checkpoint
 from swift.testing.crew import Lost
 
@@ -109,7 +109,7 @@ def refusal(kind: str, name: str, plan: dict[str, Any], model: Path) -> str | No
     """Return what a configuration is refused with, before anything is started."""
     try:
         config_from_mapping({**settings(kind, name, plan), "model.path": str(model)})
-    except (ConfigError, UnsupportedPlan) as error:
+    except (ConfigError, UnsupportedLayout) as error:
         return str(error)
     return None
 
@@ -144,7 +144,7 @@ def test_each_pair_has_the_numbers_of_one_process_or_is_refused(
 
 def compared(answers: list[Any], expected: Trained, steps: int) -> tuple[Found | None, str | None]:
     """Return what a cell holds, and what is wrong with it."""
-    refused = next((answer for answer in answers if isinstance(answer, ConfigError | UnsupportedPlan)), None)
+    refused = next((answer for answer in answers if isinstance(answer, ConfigError | UnsupportedLayout)), None)
     if refused is not None:
         return {"refused": str(refused), "before": False}, None
     broken = next((answer for answer in answers if isinstance(answer, BaseException | Lost)), None)

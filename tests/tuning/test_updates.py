@@ -127,7 +127,7 @@ def test_options_of_adafactor_are_in_force(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", ["adamw_8bit", "adamw_4bit"])
-def test_few_bits_are_the_same_bits_however_a_weight_is_cut(name: str) -> None:
+def test_low_bit_are_the_same_bits_however_a_weight_is_cut(name: str) -> None:
     rows, columns, steps = 64, 512, 5
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(rows, columns, generator=generator)

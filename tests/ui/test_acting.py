@@ -24,7 +24,7 @@ from swift_ui.acting.runs import RunActions
 from swift_ui.looking.index import key_of
 from swift_ui.settings import UiSettings
 
-PICTURE = (
+IMAGE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 )
 """One red pixel."""
@@ -117,8 +117,8 @@ def test_what_only_the_terminal_decides_is_refused(
 
 
 @pytest.mark.parametrize("verb", ["plugins", "data", "ui", "--help", "", None, ["sft"]])
-def test_other_commands_are_not_started(page: TestClient, verb: object) -> None:
-    assert page.post("/api/jobs", json={"verb": verb, "values": {}}).status_code == 400
+def test_other_commands_are_not_started(page: TestClient, command_name: object) -> None:
+    assert page.post("/api/jobs", json={"verb": command_name, "values": {}}).status_code == 400
 
 
 def test_a_server_for_other_machines_is_not_started(page: TestClient) -> None:
@@ -211,7 +211,7 @@ def test_a_death_for_lack_of_memory_is_called_that() -> None:
 
 def test_question_images_are_uploaded_not_looked_up() -> None:
     """Images of a question come with it and are never looked for."""
-    part = {"type": "image_url", "image_url": {"url": PICTURE}}
+    part = {"type": "image_url", "image_url": {"url": IMAGE}}
     told = {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
     assert [each["type"] for each in message_of(told)["content"]] == ["image", "text"]
     for place in ("/etc/passwd", "file:///etc/passwd", "http://127.0.0.1/a.png", "data:text/html,x"):

@@ -72,7 +72,7 @@ ATTACKS = {
     "an absolute page": Attack(f"{RUN}/pages//etc/passwd", (404,)),
     "a page that is a link out": Attack(f"{RUN}/pages/rollouts/round-000000.html", (400, 404)),
     "a file of the run that is no page": Attack(f"{RUN}/pages/args.json", (404,)),
-    "a picture through a folder that is a link out": Attack(f"{RUN}/pictures/images/secret.txt", (404,)),
+    "an image through a folder that is a link out": Attack(f"{RUN}/images/images/secret.txt", (404,)),
     "a log that is a link out": Attack(f"{RUN}/log", (400, 404)),
     "samples that are a link out": Attack(f"{RUN}/samples", (400, 404)),
     "a round that is a link out": Attack(f"{RUN}/rounds/0", (400, 404)),

@@ -28,7 +28,7 @@ GOOD, DAMAGED = "20260101-000000-000000-00000001", "20260101-000000-000000-00000
 COMMAND: dict[str, dict[str, Any]] = {
     "job.json": {"words": ["chat", "model"], "kind": "chat", "run_folder": None, "asked": 1.0},
     "started.json": {"process": 2**22 + 17, "began": 1.0, "keeper": 2**22 + 18, "keeper_began": 1.0, "log_from": 0},
-    "facts.json": {"port": 1, "name": "model", "multi_turn": True, "pictures": False},
+    "facts.json": {"port": 1, "name": "model", "multi_turn": True, "images": False},
     "ended.json": {"code": 0, "at": 1.0, "out_of_memory": False},
 }
 

@@ -275,7 +275,7 @@ def test_vision_model_is_asked_about_image(desk: Desk, page: Page) -> None:
     show(page, "/chat?model=sees")
     page.locator(".chat-column[data-model=sees] .status.completed").wait_for()
     page.fill("#chat-tokens", "8")
-    page.set_input_files("#chat-picture", desk.folder / "seen.png")
+    page.set_input_files("#chat-image", desk.folder / "seen.png")
     page.get_by_text("goes with the next question").wait_for()
     page.fill("#chat-question", "What is it?")
     page.press("#chat-question", "Enter")

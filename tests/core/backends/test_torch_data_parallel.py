@@ -12,7 +12,7 @@ from processes import on_processes, succeeded
 from tiers import selected, tiered
 from tiny_runs import Trained, conversations, pairs, run_training, verdicts
 
-from swift.errors import ConfigError, UnsupportedPlan
+from swift.errors import ConfigError, UnsupportedLayout
 
 SAME = 1e-6
 ROWS = conversations(21)
@@ -94,7 +94,7 @@ def test_undividable_batch_schedule_is_refused_on_every_rank(tiny: Path, tmp_pat
         assert "5 rows per optimizer step cannot be divided evenly over 2 processes" in answer.message
         assert "--train.global_batch 6" in (answer.hint or "")
     for answer in few_answers:
-        assert isinstance(answer, UnsupportedPlan)
+        assert isinstance(answer, UnsupportedLayout)
         assert "parallel.dp_replicate is 4, but 2 processes were started" in answer.message
     assert groups == [False, False]
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Boxes cover what a flat range covers, and nothing else."""
+"""TensorSlices cover what a flat range covers, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from swift.checkpoint import Boxes, flat_boxes, part_boxes
+from swift.checkpoint import TensorSlices, flat_slices, part_slices
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (4, 5), (3, 2, 4), (2, 1, 3, 2)])
@@ -19,7 +19,7 @@ def test_flat_range_is_cut_into_correct_views(shape: tuple[int, ...]) -> None:
         for end in range(start, flat.numel() + 1):
             held = flat[start:end].clone()
             seen = torch.zeros(shape)
-            for offset, view in flat_boxes(shape, start, held):
+            for offset, view in flat_slices(shape, start, held):
                 where = tuple(slice(o, o + n) for o, n in zip(offset, view.shape, strict=True))
                 assert torch.equal(whole[where], view)
                 assert view.untyped_storage().data_ptr() == held.untyped_storage().data_ptr()
@@ -35,14 +35,14 @@ def test_fused_parameter_shard_takes_only_held_elements() -> None:
     expert = fused[8:16].view(4, 2)
     seen = torch.full((4, 2), -1.0)
     for first, last in ((0, 11), (11, 24)):
-        for offset, view in part_boxes((4, 2), 8, first, fused[first:last]):
+        for offset, view in part_slices((4, 2), 8, first, fused[first:last]):
             seen[tuple(slice(o, o + n) for o, n in zip(offset, view.shape, strict=True))] = view
     assert torch.equal(seen, expert)
-    assert part_boxes((4, 2), 8, 16, fused[16:]) == []
+    assert part_slices((4, 2), 8, 16, fused[16:]) == []
 
 
 def test_shard_outside_its_tensor_is_refused() -> None:
     with pytest.raises(ValueError, match="leaves the tensor"):
-        Boxes((4, 4), [((2, 0), torch.zeros(3, 4))], dtype=torch.float32)
+        TensorSlices((4, 4), [((2, 0), torch.zeros(3, 4))], dtype=torch.float32)
     with pytest.raises(ValueError, match="float64"):
-        Boxes((4, 4), [((0, 0), torch.zeros(3, 4, dtype=torch.float64))], dtype=torch.float32)
+        TensorSlices((4, 4), [((0, 0), torch.zeros(3, 4, dtype=torch.float64))], dtype=torch.float32)

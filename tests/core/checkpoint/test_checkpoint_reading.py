@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import swift.checkpoint.dcp_plan  # noqa: F401 - so that nothing is imported while bytes are counted
-from swift.checkpoint import Boxes, Manifest, flat_boxes, open_checkpoint, save_checkpoint
+from swift.checkpoint import Manifest, TensorSlices, flat_slices, open_checkpoint, save_checkpoint
 from swift.checkpoint.safetensors_read import SafetensorsFile
 from swift.errors import CheckpointError
 
@@ -81,7 +81,7 @@ def in_flat_pieces(rank: int, size: int) -> dict[str, Any]:
     held = {}
     for name, shape in WIDE.items():
         length = 64 * 4096 // size
-        held[name] = Boxes(shape, flat_boxes(shape, rank * length, torch.zeros(length)), dtype=torch.float32)
+        held[name] = TensorSlices(shape, flat_slices(shape, rank * length, torch.zeros(length)), dtype=torch.float32)
     return held
 
 

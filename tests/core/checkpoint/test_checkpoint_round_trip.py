@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from swift.checkpoint import Boxes, Manifest, flat_boxes, open_checkpoint, save_checkpoint, wait_for_saves
+from swift.checkpoint import Manifest, TensorSlices, flat_slices, open_checkpoint, save_checkpoint, wait_for_saves
 from swift.checkpoint.names import model_name, optim_name
 from swift.errors import CheckpointError
 
@@ -57,7 +57,7 @@ def held_as(kind: str, whole: dict[str, torch.Tensor], rank: int, size: int) -> 
             cut = [flat.numel() * part // size for part in range(size + 1)]
             mine = flat[cut[rank] : cut[rank + 1]]
             if mine.numel():
-                held[name] = Boxes(tensor.shape, flat_boxes(tensor.shape, cut[rank], mine), dtype=tensor.dtype)
+                held[name] = TensorSlices(tensor.shape, flat_slices(tensor.shape, cut[rank], mine), dtype=tensor.dtype)
         return held
     mesh = init_device_mesh("cpu", (size,))
     dimension = int(kind[-1])
@@ -219,7 +219,7 @@ def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:
 
 def test_incomplete_tensor_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     """A tensor that no process has in full is refused and leaves nothing."""
-    half = Boxes((4, 2), [((0, 0), torch.zeros(3, 2))], dtype=torch.float32)
+    half = TensorSlices((4, 2), [((0, 0), torch.zeros(3, 2))], dtype=torch.float32)
     with pytest.raises(CheckpointError, match=r"6 of the 8 elements of model\.a are there"):
         save(tmp_path, 1, {"model.a": half})
     assert list(tmp_path.iterdir()) == []

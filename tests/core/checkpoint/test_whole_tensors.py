@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swift.checkpoint import Manifest, open_checkpoint, planning, save_checkpoint
+from swift.checkpoint import Manifest, dcp_planners, open_checkpoint, save_checkpoint
 from swift.checkpoint import dcp_plan as dcp
 from swift.checkpoint.safetensors_write import write_safetensors
 from swift.checkpoint.storage import INDEX, FileChunk, StoredTensor, StoredTensors, share_file
@@ -34,7 +34,7 @@ def saved(folder: Path) -> Path:
 
 def test_a_share_is_what_the_planner_of_torch_makes_of_it() -> None:
     comms = Comms()
-    own, own_index = planning.plan_shares(TENSORS, comms)
+    own, own_index = dcp_planners.plan_shares(TENSORS, comms)
     planned, planned_index = dcp.plan_shares(TENSORS, comms)
     assert own_index == planned_index
     assert own.file == planned.file
@@ -46,7 +46,7 @@ def test_a_share_is_what_the_planner_of_torch_makes_of_it() -> None:
 
 def test_files_are_the_same_byte_for_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = saved(tmp_path / "own")
-    monkeypatch.setattr(planning, "_is_whole", lambda tensor: False)
+    monkeypatch.setattr(dcp_planners, "_is_whole", lambda tensor: False)
     planned = saved(tmp_path / "planned")
     for name in (INDEX, "state/00000.safetensors"):
         assert (own / name).read_bytes() == (planned / name).read_bytes()
@@ -74,7 +74,7 @@ def test_whole_tensor_is_read_from_shards_of_several_ranks(tmp_path: Path) -> No
         chunks.append(FileChunk((row, column), (3, 2), share_file(rank), "part"))
     stored = StoredTensors(tmp_path, {"model.a": StoredTensor(whole.dtype, (6, 4), tuple(chunks))})
     own, planned = {"model.a": torch.zeros(6, 4)}, {"model.a": torch.zeros(6, 4)}
-    planning.fill(own, stored)
+    dcp_planners.fill(own, stored)
     dcp.fill(planned, stored)
     assert torch.equal(own["model.a"], whole)
     assert torch.equal(planned["model.a"], whole)

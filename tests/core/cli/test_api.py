@@ -26,7 +26,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Parsed, dict[str, Any
 def test_importing_swift_is_light_and_still_offers_everything() -> None:
     script = (
         "import sys, swift; heavy = {'torch', 'pydantic', 'pluggy'} & set(sys.modules); assert not heavy, heavy; "
-        "from swift import *; assert Capabilities and hookimpl and Trainer and Need and UnsupportedPlan; "
+        "from swift import *; assert Capabilities and hookimpl and Trainer and Need and UnsupportedLayout; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

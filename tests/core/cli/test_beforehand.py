@@ -52,8 +52,8 @@ def test_config_show_and_the_run_refuse_the_same(
     batch = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
     Path("ds.json").write_text(json.dumps(batch))
     said = []
-    for verb in (["config", "show", "sft"], ["sft"]):
-        assert cli.run([*verb, *BASE, *line.split()]) == 2
+    for command in (["config", "show", "sft"], ["sft"]):
+        assert cli.run([*command, *BASE, *line.split()]) == 2
         said.append(capsys.readouterr().err)
     assert sentence in said[0]
     assert said[0] == said[1]
@@ -106,10 +106,10 @@ def test_missing_gpu_is_reported_only_when_certain() -> None:
 
 
 @pytest.mark.parametrize("verb", ["sft", "rlhf"])
-def test_config_show_help_covers_command(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["config", "show", verb, "-h"]) == 0
+def test_config_show_help_covers_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["config", "show", command, "-h"]) == 0
     shown = capsys.readouterr().out
-    assert cli.run([verb, "--help"]) == 0
+    assert cli.run([command, "--help"]) == 0
     assert shown == capsys.readouterr().out
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swift.cli.command_names import BUILTIN_COMMANDS
 
 from swift.cli import main as cli
-from swift.cli.verbs import VERBS
 from swift.errors import TrainingError
 
 
@@ -35,9 +35,9 @@ def test_overview_lists_all_commands_and_imports_little() -> None:
     """The overview names every command and imports next to nothing."""
     done = swift("--help")
     assert done.returncode == 0
-    for verb in VERBS.values():
-        assert f"  {verb.name} " in done.stdout
-        assert verb.summary in done.stdout
+    for command_name in BUILTIN_COMMANDS.values():
+        assert f"  {command_name.name} " in done.stdout
+        assert command_name.summary in done.stdout
     heavy = {"torch", "transformers", "pydantic", "typer", "rich", "pluggy", "yaml", "numpy"}
     assert not heavy & imported_by("--help")
 

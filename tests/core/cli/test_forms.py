@@ -10,14 +10,14 @@ from commands import typed
 
 from swift.config.fields import core_fields
 from swift.errors import SwiftError
-from swift.forms import check_command, form_of, resume_words, verb_of
+from swift.forms import check_command, command_of, form_of, resume_words
 from swift.plugins.discover import list_plugins
 
 
-def fields(verb: str, **selected: str) -> dict[str, str]:
+def fields(command: str, **selected: str) -> dict[str, str]:
     """Key → the flag that is typed for it."""
     chosen = {f"{section}.{'kind' if section == 'tuner' else 'name'}": name for section, name in selected.items()}
-    return {each.key: each.flag for section in form_of(verb, chosen) for each in section.fields}
+    return {each.key: each.flag for section in form_of(command, chosen) for each in section.fields}
 
 
 def test_form_lists_every_key_once_with_selected_plugins() -> None:
@@ -40,7 +40,7 @@ def test_flags_of_a_form_are_those_that_people_type() -> None:
     assert shown["model.path"] == "model"
     assert shown["tuner.rank"] == "lora_rank"
     assert shown["optim.lr"] == "learning_rate"
-    assert [verb_of(name) for name in ("pt", "sft", "dpo", "seq_cls")] == ["pt", "sft", "rlhf", "train"]
+    assert [command_of(name) for name in ("pt", "sft", "dpo", "seq_cls")] == ["pt", "sft", "rlhf", "train"]
 
 
 def test_broken_plugin_form_section_shows_reason() -> None:

@@ -1,4 +1,4 @@
-"""Help of every verb: what it shows, and that it is made without importing what takes long."""
+"""Help of every command: what it shows, and that it is made without importing what takes long."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+from swift.cli.command_names import BUILTIN_COMMANDS, TRAINING
 
 from swift.cli.main import run
 from swift.cli.options import flag_table, options_of
-from swift.cli.verbs import TRAINING, VERBS
 from swift.config.fields import core_fields
 from swift.plugins.discover import list_plugins
 
@@ -27,7 +27,7 @@ def models(base):
 found = []
 for words in json.loads(sys.argv[1]):
     reader, writer = os.pipe()
-    if os.fork() == 0:  # as in an interpreter of its own: nothing of another verb is imported
+    if os.fork() == 0:  # as in an interpreter of its own: nothing of another command is imported
         with contextlib.redirect_stdout(io.StringIO()):
             code = run([*words, "--help"])
         options = models(sys.modules["swift.config.options"].Section)
@@ -43,7 +43,7 @@ print(json.dumps(found))
 HEAVY = {"torch", "transformers", "datasets", "peft", "numpy", "safetensors", "huggingface_hub", "jinja2", "psutil"}
 SLOW = {"rich", "typer", "yaml", "packaging", "pyarrow", "ssl"}
 """Light enough for a verb's work, and too slow for its help."""
-OWN_VERBS = sorted(set(VERBS) - set(TRAINING))
+OWN_COMMANDS = sorted(set(BUILTIN_COMMANDS) - set(TRAINING))
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ def work_of(commands: Sequence[Sequence[str]]) -> list[Work]:
 @pytest.fixture(scope="module")
 def work() -> dict[str, Work]:
     """Verb → work that its help makes."""
-    return dict(zip(VERBS, work_of([[verb] for verb in VERBS]), strict=True))
+    return dict(zip(BUILTIN_COMMANDS, work_of([[command_name] for command_name in BUILTIN_COMMANDS]), strict=True))
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_imports_nothing_that_takes_long(work: dict[str, Work], verb: str) -> None:
-    assert not (HEAVY | SLOW) & work[verb].modules
+@pytest.mark.parametrize("verb", BUILTIN_COMMANDS)
+def test_help_imports_nothing_that_takes_long(work: dict[str, Work], command_name: str) -> None:
+    assert not (HEAVY | SLOW) & work[command_name].modules
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_builds_no_validators(work: dict[str, Work], verb: str) -> None:
-    assert work[verb].built == []
+@pytest.mark.parametrize("verb", BUILTIN_COMMANDS)
+def test_help_builds_no_validators(work: dict[str, Work], command_name: str) -> None:
+    assert work[command_name].built == []
 
 
 def test_help_with_an_installed_backend_imports_nothing_heavy() -> None:
@@ -90,27 +90,27 @@ def test_help_with_an_installed_backend_imports_nothing_heavy() -> None:
     }
 
 
-@pytest.mark.parametrize("verb", OWN_VERBS)
-def test_command_help_imports_no_plugins_or_train_sections(work: dict[str, Work], verb: str) -> None:
+@pytest.mark.parametrize("verb", OWN_COMMANDS)
+def test_command_help_imports_no_plugins_or_train_sections(work: dict[str, Work], command_name: str) -> None:
     """Help of a command imports neither plugins nor the sections of training."""
     others = {"swift.plugins.load", "swift.plugins.discover", "swift.contracts", "swift.config.parse"}
-    if verb not in ("export", "merge-lora"):  # whose options are a section of the configuration, too
+    if command_name not in ("export", "merge-lora"):  # whose options are a section of the configuration, too
         others.add("swift.config.sections")
-    assert not others & work[verb].modules
+    assert not others & work[command_name].modules
 
 
-@pytest.mark.parametrize("verb", OWN_VERBS)
+@pytest.mark.parametrize("verb", OWN_COMMANDS)
 def test_command_help_shows_flags_with_meaning_and_default(
-    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command_name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Help of a command shows every flag with its meaning and its default."""
     monkeypatch.setenv("COLUMNS", "250")
-    assert run([verb, "--help"]) == 0
+    assert run([command_name, "--help"]) == 0
     printed = capsys.readouterr().out
-    assert f"swift {verb}: {VERBS[verb].summary}" in printed
-    options = options_of(verb)
+    assert f"swift {command_name}: {BUILTIN_COMMANDS[command_name].summary}" in printed
+    options = options_of(command_name)
     assert options is not None
-    table = flag_table(verb, options)
+    table = flag_table(command_name, options)
     for flag in (*table.fields, *table.aliases):
         assert f"--{flag}" in printed
     for field in table.fields.values():
@@ -122,8 +122,8 @@ def test_lines_of_help_are_no_longer_than_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "90")
-    for verb in ("infer", "export", "serve", "sft"):
-        assert run([verb, "--help"]) == 0
+    for command_name in ("infer", "export", "serve", "sft"):
+        assert run([command_name, "--help"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, (line for line in lines if not line.startswith("  swift ")))) <= 92
 

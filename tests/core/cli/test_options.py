@@ -1,4 +1,4 @@
-"""Options of the verbs that do not train: every spelling, arguments anywhere, repeated flags, and mistakes."""
+"""Options of the commands that do not train: every spelling, arguments anywhere, repeated flags, and mistakes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from swift.cli.commands import BUILTIN_COMMANDS, TRAINING
 
 from swift.cli.config import ConfigOptions
 from swift.cli.convert import ConvertOptions
 from swift.cli.eval import EvalOptions
-from swift.cli.export import ExportVerbOptions, MergeLoraOptions
+from swift.cli.export import ExportCommandOptions, MergeLoraOptions
 from swift.cli.infer import InferOptions
 from swift.cli.options import flag_table, options_of, read_options
 from swift.cli.plugins import PluginsOptions
-from swift.cli.serve import ServeVerbOptions
-from swift.cli.verbs import TRAINING, VERBS
+from swift.cli.serve import ServeCommandOptions
 from swift.config.options import Section
 from swift.errors import UsageError
 
@@ -45,10 +45,10 @@ def read(options: type[Section], line: str) -> dict[str, Any]:
         (InferOptions, "m --engine_options.max_num_seqs 64", {"engine_options": {"max_num_seqs": 64}}),
         (InferOptions, 'm --engine-options {"a":[1]}', {"engine_options": {"a": [1]}}),
         (EvalOptions, "m --num-fewshot 5 --limit 200 --chat_template", {"num_fewshot": 5, "chat_template": True}),
-        (ExportVerbOptions, "run --no-verify", {"verify": "none", "to": "hf"}),
-        (ExportVerbOptions, "run --no_verify false", {"verify": "transformers"}),
-        (ExportVerbOptions, "run --verify false", {"verify": "none"}),
-        (ExportVerbOptions, "--adapters run --quant-method fp8", {"checkpoint": "run", "quant": "fp8"}),
+        (ExportCommandOptions, "run --no-verify", {"verify": "none", "to": "hf"}),
+        (ExportCommandOptions, "run --no_verify false", {"verify": "transformers"}),
+        (ExportCommandOptions, "run --verify false", {"verify": "none"}),
+        (ExportCommandOptions, "--adapters run --quant-method fp8", {"checkpoint": "run", "quant": "fp8"}),
         (MergeLoraOptions, "--checkpoint run --output-dir o", {"to": "hf", "out": Path("o")}),
         (ConvertOptions, "c --out o --weights-only", {"checkpoint": Path("c"), "weights_only": True}),
         (InferOptions, "--adapters a", {"model": "a", "adapters": None}),
@@ -63,11 +63,11 @@ def read(options: type[Section], line: str) -> dict[str, Any]:
         (InferOptions, "m --vllm_max_model_len 64 --result_jsonl r", {"max_length": 64, "result_path": Path("r")}),
         (InferOptions, "m --stop_words a [b --top_k 5 --max_batch_size 2", {"stop": ("a", "[b"), "top_k": 5}),
         (EvalOptions, "m --eval_limit 3 --temperature 0.5 --max_tokens 4", {"limit": 3, "max_new_tokens": 4}),
-        (ExportVerbOptions, "--ckpt_dir run --max_shard_size 500MB", {"checkpoint": "run", "shard_size_gb": 0.5}),
-        (ExportVerbOptions, "--model m --adapters a", {"checkpoint": "a", "model": "m"}),
-        (ExportVerbOptions, "run --exist_ok true --hub_model_id a/b", {"exist_ok": True, "push": "a/b"}),
-        (ServeVerbOptions, "--adapters a --adapters b", {"model": "a", "adapters": ("b",)}),
-        (ServeVerbOptions, "--adapters law=a", {"model": "a", "name": "law", "adapters": ()}),
+        (ExportCommandOptions, "--ckpt_dir run --max_shard_size 500MB", {"checkpoint": "run", "shard_size_gb": 0.5}),
+        (ExportCommandOptions, "--model m --adapters a", {"checkpoint": "a", "model": "m"}),
+        (ExportCommandOptions, "run --exist_ok true --hub_model_id a/b", {"exist_ok": True, "push": "a/b"}),
+        (ServeCommandOptions, "--adapters a --adapters b", {"model": "a", "adapters": ("b",)}),
+        (ServeCommandOptions, "--adapters law=a", {"model": "a", "name": "law", "adapters": ()}),
         (PluginsOptions, "--json --try fsdp", {"as_json": True, "tried": "fsdp", "nproc": 2}),
         (ConfigOptions, "--sample", {"sample": 1}),
         (ConfigOptions, "--sample 3", {"sample": 3}),
@@ -91,10 +91,10 @@ def test_flags_and_arguments_set_what_they_say(options: type[Section], line: str
         (InferOptions, "m --overwrite=perhaps", "--overwrite is a switch"),
         (InferOptions, "m -t 5", "Unknown flag -t"),
         (EvalOptions, "m --metric f1", "--metric must be one of 'accuracy', 'cer', 'iou' or 'loss', not 'f1'"),
-        (ExportVerbOptions, "run --no-verify --verify all", "--no-verify and --verify contradict each other"),
+        (ExportCommandOptions, "run --no-verify --verify all", "--no-verify and --verify contradict each other"),
         (MergeLoraOptions, "run --to adapter", "--to must be one of 'hf', not 'adapter'"),
-        (ConvertOptions, "c", "swift verb needs --out"),
-        (ServeVerbOptions, "m --port 70000", "--port must be at most 65535"),
+        (ConvertOptions, "c", "swift command needs --out"),
+        (ServeCommandOptions, "m --port 70000", "--port must be at most 65535"),
         (PluginsOptions, "fsdp", "'fsdp' belongs to no flag"),
     ],
 )
@@ -120,10 +120,10 @@ def test_a_mistake_names_the_flag_as_it_was_typed(options: type[Section], line: 
         ("serve", "m --temperature 0.7", "--override-generation-config"),
     ],
 )
-def test_third_party_flags_that_change_results_are_refused(verb: str, line: str, sentence: str) -> None:
+def test_third_party_flags_that_change_results_are_refused(command: str, line: str, sentence: str) -> None:
     """Third-party flags that would change the result are refused with the flag to pass instead."""
     with pytest.raises(UsageError) as caught:
-        read_options(verb, line.split(), cast(type[Section], options_of(verb)))
+        read_options(command, line.split(), cast(type[Section], options_of(command)))
     assert sentence in str(caught.value)
 
 
@@ -135,10 +135,12 @@ def test_third_party_flags_that_change_results_are_refused(verb: str, line: str,
         ("serve", "m --merge_lora true --use_hf true --log_interval 20"),
     ],
 )
-def test_third_party_flags_without_effect_are_noted(verb: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_third_party_flags_without_effect_are_noted(
+    command: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Flags of third-party programs that change nothing are noted one by one."""
-    found = dict(read_options(verb, line.split(), cast(type[Section], options_of(verb))).options)
-    assert str(found.get("checkpoint" if verb == "export" else "model")) == "m"
+    found = dict(read_options(command, line.split(), cast(type[Section], options_of(command))).options)
+    assert str(found.get("checkpoint" if command == "export" else "model")) == "m"
     notes = capsys.readouterr().err.splitlines()
     assert len(notes) == line.count("--")
     assert all(note.startswith("Note: --") and " is not needed: " in note for note in notes)
@@ -174,17 +176,17 @@ def test_serve_passes_unknown_flags_unchanged() -> None:
     own = ["m", "--port", "1", "--max_model_len", "8"]
     others = ["--max-num-seqs=4", "--enable-x", "-tp", "2", "--lora-modules", "a=b", "c=d"]
     words = [*own[:3], *others, *own[3:]]
-    typed = read_options("serve", words, ServeVerbOptions, passes_on=True)
+    typed = read_options("serve", words, ServeCommandOptions, passes_on=True)
     assert typed.passed_on == tuple(others)
     assert (typed.options.model, typed.options.port, typed.options.max_length) == ("m", 1, 8)
     assert typed.words == ()
 
 
-@pytest.mark.parametrize("verb", sorted(set(VERBS) - set(TRAINING)))
-def test_every_flag_is_declared_once_and_taken_in_both_spellings(verb: str) -> None:
-    options = options_of(verb)
+@pytest.mark.parametrize("verb", sorted(set(BUILTIN_COMMANDS) - set(TRAINING)))
+def test_every_flag_is_declared_once_and_taken_in_both_spellings(command: str) -> None:
+    options = options_of(command)
     assert options is not None
-    table = flag_table(verb, options)
+    table = flag_table(command, options)
     declared = [*table.fields, *(flag for field in table.fields.values() for flag in field.flags)]
     assert len(set(declared)) == len(declared)
     for flag in declared:

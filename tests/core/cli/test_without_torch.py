@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from swift.cli.verbs import VERBS
+from swift.cli.command_names import BUILTIN_COMMANDS
 
 PROGRAM = """
 import contextlib, io, json, sys, threading
@@ -70,7 +69,7 @@ def test_light_commands_import_no_torch(tiny: Path, tmp_path: Path) -> None:
     commands: list[tuple[list[str], int]] = [
         (["--help"], 0),
         (["--version"], 0),
-        *(([verb, "--help"], 0) for verb in VERBS),
+        *(([command_name, "--help"], 0) for command_name in BUILTIN_COMMANDS),
         (["sft", "--backend", "megatron", "--help"], 0),
         (["rlhf", "--rlhf_type", "kto", "--help"], 0),
         (["config", "schema"], 0),

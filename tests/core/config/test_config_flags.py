@@ -17,8 +17,8 @@ from swift.errors import ConfigError, PluginError, UsageError
 BASE = "--model m --dataset d"
 
 
-def parsed(line: str, verb: str = "sft") -> Parsed:
-    return parse(shlex.split(f"{BASE} {line}"), verb)
+def parsed(line: str, command: str = "sft") -> Parsed:
+    return parse(shlex.split(f"{BASE} {line}"), command)
 
 
 def value(config: Any, key: str) -> Any:
@@ -132,10 +132,10 @@ def test_dashes_and_underscores_mean_the_same() -> None:
 
 
 def test_rlhf_names_its_objective_and_takes_its_options() -> None:
-    kto = parsed("--rlhf_type kto --beta 0.3", verb="rlhf")
+    kto = parsed("--rlhf_type kto --beta 0.3", command="rlhf")
     assert kto.config.objective.name == "kto"
     assert kto.objective_options.model_dump()["beta"] == 0.3
-    dpo = parsed("", verb="rlhf")
+    dpo = parsed("", command="rlhf")
     assert dpo.config.objective.name == "dpo"
     assert any("dpo" in note for note in dpo.notes)
 
@@ -208,14 +208,14 @@ def test_a_plugin_that_is_needed_later_must_be_there_now(without_vllm: None) -> 
 
 
 @pytest.mark.parametrize("verb", ["pt", "sft", "rlhf", "train"])
-def test_a_command_without_data_or_model_shows_a_line_that_works(verb: str) -> None:
-    with pytest.raises(UsageError, match=f"swift {verb} needs --dataset") as caught:
-        parse(["--model", "m"], verb)
-    shown = re.search(rf"swift {verb} (.*)", caught.value.hint or "")
+def test_a_command_without_data_or_model_shows_a_line_that_works(command: str) -> None:
+    with pytest.raises(UsageError, match=f"swift {command} needs --dataset") as caught:
+        parse(["--model", "m"], command)
+    shown = re.search(rf"swift {command} (.*)", caught.value.hint or "")
     assert shown is not None
-    assert parse(shlex.split(shown.group(1)), verb).config.model.path == "m"
+    assert parse(shlex.split(shown.group(1)), command).config.model.path == "m"
     with pytest.raises(UsageError, match=r"needs --model .* and --dataset"):
-        parse([], verb)
+        parse([], command)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swift.config.parse import Parsed, parse
-from swift.errors import PluginError, UnsupportedPlan, UsageError
+from swift.errors import PluginError, UnsupportedLayout, UsageError
 
 ZERO3 = "sft --model_type qwen-7b --dataset your_data --deepspeed ds_config_zero3.json"
 MEGATRON = (
@@ -22,8 +22,8 @@ MIXED = "train --model_id qwen/Qwen-72B --train_type cpt --deepspeed_config ds_z
 
 
 def said(command: str) -> Parsed:
-    verb, *argv = shlex.split(command)
-    return parse(argv, verb)
+    command_name, *argv = shlex.split(command)
+    return parse(argv, command_name)
 
 
 def test_missing_backend_names_install_command(without_megatron: None) -> None:
@@ -69,7 +69,7 @@ def test_fsdp_trains_adapters_in_half_precision(stand_ins: Path) -> None:
 
 
 def test_pipelines_under_zero_3_are_refused_with_who_has_them(stand_ins: Path) -> None:
-    with pytest.raises(UnsupportedPlan, match=r"deepspeed backend does not have parallel\.pp 2") as caught:
+    with pytest.raises(UnsupportedLayout, match=r"deepspeed backend does not have parallel\.pp 2") as caught:
         said(f"{MIXED} --dataset d")
     assert "Installed backends that have it: megatron" in str(caught.value)
     mended = said(f"{MIXED.replace(' --pp=2', '')} --dataset d --local_rank=1")

@@ -11,8 +11,8 @@ EMBEDDING = "sft --task_type embedding --model m --dataset d"
 
 
 def parsed(line: str) -> Parsed:
-    verb, *words = line.split()
-    return parse(words, verb, complete=False)
+    command, *words = line.split()
+    return parse(words, command, complete=False)
 
 
 @pytest.mark.parametrize(

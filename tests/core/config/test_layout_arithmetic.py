@@ -8,7 +8,7 @@ import pytest
 
 from swift.cli.main import run
 from swift.config.sections import ParallelSection
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 
 
 @pytest.mark.usefixtures("stand_ins")
@@ -52,7 +52,7 @@ def test_sharding_takes_remaining_dimension(plan: dict[str, int], world: int, ex
     ],
 )
 def test_layout_for_other_world_size_is_refused(plan: dict[str, int], world: int, said: str) -> None:
-    with pytest.raises(UnsupportedPlan) as caught:
+    with pytest.raises(UnsupportedLayout) as caught:
         ParallelSection(**plan).data_parallel(world)  # type: ignore[arg-type]  # whole numbers
     assert caught.value.message == said
     assert caught.value.hint
@@ -68,5 +68,5 @@ def test_sharding_backends_refuse_replicas_that_were_not_started(backend: str, t
     pytest.importorskip(f"swift_backend_{backend}")
     parsed = config_from_mapping({"backend.name": backend, "tuner.kind": "full", "parallel.dp_replicate": 4})
     asked = Run(parsed.config, parsed.backend_options, tmp_path, World(0, 0, 2), say=lambda _: None)
-    with pytest.raises(UnsupportedPlan, match="dp_replicate 4 takes 4 processes, but 2 were started"):
-        open_hooks(load_backend(backend)).swift_check_plan(asked)
+    with pytest.raises(UnsupportedLayout, match="dp_replicate 4 takes 4 processes, but 2 were started"):
+        open_hooks(load_backend(backend)).swift_check_layout(asked)

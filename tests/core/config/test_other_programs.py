@@ -22,8 +22,8 @@ from swift.errors import SwiftError, UsageError
 BASE = "--model m --dataset d"
 
 
-def parsed(line: str, verb: str = "sft") -> Parsed:
-    return parse(shlex.split(f"{BASE} {line}"), verb)
+def parsed(line: str, command: str = "sft") -> Parsed:
+    return parse(shlex.split(f"{BASE} {line}"), command)
 
 
 def value(config: Any, key: str) -> Any:
@@ -525,7 +525,7 @@ SLIPS = [
     ("pakcing", "packing"),
     ("num_epochs", "num_train_epochs"),
 ]
-FOREIGN = (
+THIRD_PARTY = (
     "evaluation_strategy", "tf32", "lora_bias", "init_lora_weights", "quant_method",
     "use_peft", "fsdp_config", "use_unsloth", "val_size", "mix_strategy", "max_samples", "logging_dir", "add_version",
     "hub_token", "hub_strategy", "ddp_backend", "load_best_model_at_end", "use_lomo", "group_by_length",
@@ -544,8 +544,8 @@ def test_a_slip_is_answered_with_the_flag_that_was_meant(typed: str, meant: str)
 
 def test_similar_looking_flag_is_not_suggested() -> None:
     """No similar-looking flag is suggested for a third-party flag."""
-    own = [flag for flag in (*aliases(), *core_fields()) if flag not in FOREIGN]
-    for typed in FOREIGN:
+    own = [flag for flag in (*aliases(), *core_fields()) if flag not in THIRD_PARTY]
+    for typed in THIRD_PARTY:
         guess = nearest_flag(typed, own)
         words = set(re.split(r"[._]", typed))
         assert (
@@ -554,7 +554,7 @@ def test_similar_looking_flag_is_not_suggested() -> None:
             or (difflib.SequenceMatcher(None, typed, guess).ratio() >= 0.85)
         ), (typed, guess)
     # Nobody is shown these guesses: each of these flags is explained or taken as it is.
-    assert {typed: guess for typed in FOREIGN if (guess := nearest_flag(typed, own))} == {
+    assert {typed: guess for typed in THIRD_PARTY if (guess := nearest_flag(typed, own))} == {
         "init_lora_weights": "init_weights", "val_size": "eval_batch_size", "max_samples": "max_resample_times",
         "data_seed": "train.data_seed", "ref_model": "sync_ref_model", "eval_on_start": "eval_at_start",
         "train_on_prompt": "train_on_inputs",

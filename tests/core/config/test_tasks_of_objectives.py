@@ -9,8 +9,8 @@ from swift.errors import ConfigError
 
 
 def parsed(line: str) -> Parsed:
-    verb, *words = line.split()
-    return parse(words, verb, complete=False)
+    command, *words = line.split()
+    return parse(words, command, complete=False)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import torch
 
 from swift.config.sections import Config
 from swift.data.batch import Batch, Row
-from swift.data.plans import BatchLayout, EpochPlan
-from swift.data.plans.epochs import EpochOrder, evaluation_batches
-from swift.data.plans.packing import pack
 from swift.data.samples import Encoded, SampleFacts, Segment
+from swift.data.schedules import BatchLayout, EpochSchedule
+from swift.data.schedules.epochs import EpochOrder, evaluation_batches
+from swift.data.schedules.packing import pack
 from swift.data.store import SampleSet
 
 
@@ -41,23 +41,23 @@ class InMemory(SampleSet):
 
 
 class TokenMean:
-    """The part of an objective that plans need."""
+    """The part of an objective that schedules need."""
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         return sum(sample.loss_weight for sample in samples)
 
 
-def plan(samples: SampleSet, **changes: Any) -> EpochPlan:
+def schedule(samples: SampleSet, **changes: Any) -> EpochSchedule:
     layout = BatchLayout(global_rows=6, micro_rows=1, seed=3, max_length=64)
     objective: Any = TokenMean()
-    return EpochPlan(samples, objective, replace(layout, **changes))
+    return EpochSchedule(samples, objective, replace(layout, **changes))
 
 
 def ids(rows: Iterable[Row]) -> list[tuple[int, ...]]:
     return [tuple(sample.sample_id for sample in row) for row in rows]
 
 
-def slices(batches: EpochPlan, step: int, data_size: int) -> list[Batch]:
+def slices(batches: EpochSchedule, step: int, data_size: int) -> list[Batch]:
     return [batches.batch(step, rank, data_size) for rank in range(data_size)]
 
 
@@ -66,7 +66,7 @@ LENGTHS = [2 + (7 * i) % 40 for i in range(50)]
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_each_sample_is_in_each_epoch_exactly_once(packing: bool) -> None:
-    batches = plan(InMemory(LENGTHS), epochs=3.0, packing=packing)
+    batches = schedule(InMemory(LENGTHS), epochs=3.0, packing=packing)
     seen: dict[int, list[int]] = {}
     for step in range(batches.total_steps):
         epoch, rows = batches.rows_of(step)
@@ -79,7 +79,7 @@ def test_each_sample_is_in_each_epoch_exactly_once(packing: bool) -> None:
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("data_size", [1, 2, 3])
 def test_the_slices_of_all_processes_are_the_global_batch(packing: bool, data_size: int) -> None:
-    batches = plan(InMemory(LENGTHS), epochs=2.0, packing=packing)
+    batches = schedule(InMemory(LENGTHS), epochs=2.0, packing=packing)
     for step in range(batches.total_steps):
         parts = slices(batches, step, data_size)
         alone = batches.batch(step, 0, 1)
@@ -94,13 +94,13 @@ def test_the_slices_of_all_processes_are_the_global_batch(packing: bool, data_si
 
 def test_only_the_samples_of_ones_own_slice_are_read() -> None:
     samples = InMemory(LENGTHS)
-    batch = plan(samples).batch(0, 1, 3)
+    batch = schedule(samples).batch(0, 1, 3)
     assert samples.read == [index for row in ids(batch.rows) for index in row]
 
 
 def test_full_batch_micro_batches_match_on_any_world_size() -> None:
     """Micro-batches of a full batch are the same on any number of processes."""
-    batches = plan(InMemory(LENGTHS), global_rows=8, micro_rows=2)
+    batches = schedule(InMemory(LENGTHS), global_rows=8, micro_rows=2)
 
     def micro(data_size: int) -> list[tuple[list[int], int]]:
         return [(m.sample_ids, m.seed) for part in slices(batches, 1, data_size) for m in part.micro_batches()]
@@ -111,7 +111,7 @@ def test_full_batch_micro_batches_match_on_any_world_size() -> None:
 
 def test_short_last_batch_is_divided_evenly() -> None:
     """The short last batch is dealt out evenly and idle processes get a spare row."""
-    batches = plan(InMemory([5] * 8), global_rows=6)
+    batches = schedule(InMemory([5] * 8), global_rows=6)
     assert [len(part.rows) for part in slices(batches, 1, 2)] == [1, 1]
     parts = slices(batches, 1, 3)
     assert [len(part.rows) for part in parts] == [1, 1, 0]
@@ -123,20 +123,20 @@ def test_short_last_batch_is_divided_evenly() -> None:
 @pytest.mark.parametrize("packing", [False, True])
 def test_rebuilt_batch_schedule_continues_at_step(packing: bool) -> None:
     settings = {"epochs": 3.0, "packing": packing}
-    whole = plan(InMemory(LENGTHS), **settings)
-    again = plan(InMemory(LENGTHS), **settings)
+    whole = schedule(InMemory(LENGTHS), **settings)
+    again = schedule(InMemory(LENGTHS), **settings)
     for step in range(5, whole.total_steps):
         assert ids(again.batch(step, 0, 1).rows) == ids(whole.batch(step, 0, 1).rows)
 
 
 def test_the_order_is_the_seeds() -> None:
     def order(seed: int) -> list[tuple[int, ...]]:
-        return plan(InMemory(LENGTHS), seed=seed).rows_of(0)[1]
+        return schedule(InMemory(LENGTHS), seed=seed).rows_of(0)[1]
 
     assert order(1) == order(1) != order(2)
-    assert plan(InMemory(LENGTHS), shuffle=False).rows_of(0)[1] == [(i,) for i in range(6)]
+    assert schedule(InMemory(LENGTHS), shuffle=False).rows_of(0)[1] == [(i,) for i in range(6)]
     # The same on every machine and with every NumPy, or a resumed run would see samples twice.
-    assert plan(InMemory([5] * 10), seed=42).rows_of(0)[1] == [(5,), (0,), (6,), (4,), (2,), (7,)]
+    assert schedule(InMemory([5] * 10), seed=42).rows_of(0)[1] == [(5,), (0,), (6,), (4,), (2,), (7,)]
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -163,10 +163,10 @@ def test_sample_order_is_stable_and_uses_little_memory(packing: bool) -> None:
 
 def test_max_steps_overrides_epochs() -> None:
     """Steps are counted from epochs and max steps outranks them."""
-    assert plan(InMemory([5] * 13), global_rows=4).total_steps == 4
-    assert plan(InMemory([5] * 13), global_rows=4, epochs=2.5).total_steps == 10
-    assert plan(InMemory([5] * 13), global_rows=4, epochs=0.1).total_steps == 1
-    batches = plan(InMemory([5] * 13), global_rows=4, max_steps=9)
+    assert schedule(InMemory([5] * 13), global_rows=4).total_steps == 4
+    assert schedule(InMemory([5] * 13), global_rows=4, epochs=2.5).total_steps == 10
+    assert schedule(InMemory([5] * 13), global_rows=4, epochs=0.1).total_steps == 1
+    batches = schedule(InMemory([5] * 13), global_rows=4, max_steps=9)
     assert (batches.total_steps, batches.steps_per_epoch) == (9, 4)
     assert [batches.rows_of(step)[0] for step in range(9)] == [0] * 4 + [1] * 4 + [2]
     assert [batches.epoch_at(step) for step in (0, 2, 4, 9)] == [0.0, 0.5, 1.0, 2.25]
@@ -184,9 +184,9 @@ def test_packs_hold_no_more_than_fits_and_lose_nothing() -> None:
 
 def test_short_chats_fill_their_packs() -> None:
     lengths = np.clip(np.random.RandomState(1).lognormal(3.8, 0.7, size=4000), 8, 512).astype(np.int64)
-    batches = plan(InMemory(lengths), packing=True, max_length=512)
+    batches = schedule(InMemory(lengths), packing=True, max_length=512)
     assert batches.fill_ratio > 0.98
-    assert plan(InMemory(lengths)).fill_ratio == 1.0
+    assert schedule(InMemory(lengths)).fill_ratio == 1.0
 
 
 def test_a_pair_longer_than_a_pack_has_one_to_itself() -> None:
@@ -194,7 +194,7 @@ def test_a_pair_longer_than_a_pack_has_one_to_itself() -> None:
 
 
 def test_packed_batches_are_always_flat() -> None:
-    batch = plan(InMemory(LENGTHS), packing=True).batch(0, 0, 1)
+    batch = schedule(InMemory(LENGTHS), packing=True).batch(0, 0, 1)
     assert batch.flat
     micro = next(iter(batch.micro_batches()))
     assert micro.input_ids.shape[0] == 1
@@ -203,7 +203,7 @@ def test_packed_batches_are_always_flat() -> None:
 
 
 def test_device_micro_batch_does_not_query_cpu_values() -> None:
-    micro = next(iter(plan(InMemory(LENGTHS), packing=True).batch(0, 0, 1).micro_batches()))
+    micro = next(iter(schedule(InMemory(LENGTHS), packing=True).batch(0, 0, 1).micro_batches()))
     elsewhere = micro.to("meta")  # tensors there have no values to be asked for
     assert micro.boundaries is not None
     assert elsewhere.boundaries is micro.boundaries
@@ -212,7 +212,7 @@ def test_device_micro_batch_does_not_query_cpu_values() -> None:
 
 
 def test_weights_that_are_changed_afterwards_are_looked_at_again() -> None:
-    micro = next(iter(plan(InMemory(LENGTHS)).batch(0, 0, 1).micro_batches())).to("cpu")
+    micro = next(iter(schedule(InMemory(LENGTHS)).batch(0, 0, 1).micro_batches())).to("cpu")
     everything = replace(micro, weights=torch.ones_like(micro.weights))
     assert len(everything.learned()) == micro.weights.numel() > len(micro.learned())
     micro.weights = torch.zeros_like(micro.weights)
@@ -228,7 +228,7 @@ def test_packs_are_one_width_where_blocks_are_compiled(compiled: bool) -> None:
         }
     )  # fmt: skip
     samples, objective = InMemory(LENGTHS), cast("Any", TokenMean())
-    training = EpochPlan(samples, objective, BatchLayout.from_config(config))
+    training = EpochSchedule(samples, objective, BatchLayout.from_config(config))
     steps = [training.batch(step, 0, 1) for step in range(training.total_steps)]
     evaluation = evaluation_batches(samples, objective, BatchLayout.for_evaluation(config, 1), 0, 1)
     for batches in (steps, evaluation):

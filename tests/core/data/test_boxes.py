@@ -1,4 +1,4 @@
-"""Objects in pictures: what `<ref-object>` and `<bbox>` become, for each family of models."""
+"""Objects in images: what `<ref-object>` and `<bbox>` become, for each family of models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tiny_architectures import ARCHITECTURES
-from tiny_pictures import picture_files
+from tiny_images import image_files
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from swift.config.sections import DataSection
@@ -23,8 +23,8 @@ WIDTH, HEIGHT = 90, 61
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pictures")
-    picture_files(folder, [(WIDTH, HEIGHT), (56, 56)])
+    folder = tmp_path_factory.mktemp("images")
+    image_files(folder, [(WIDTH, HEIGHT), (56, 56)])
     return folder
 
 
@@ -100,11 +100,11 @@ def test_tags_of_a_row_without_the_column_are_text(folder: Path) -> None:
     [
         (row("<bbox><bbox>"), "2 places"),
         (row(ref=[]), "1 places"),
-        (row(bbox=[[9, 6, 91, 30]]), "box outside its picture"),
+        (row(bbox=[[9, 6, 91, 30]]), "box outside its image"),
         (row(bbox=[[9, 6, 45]]), "a box is"),
         (row(bbox=[["a", 6, 45, 30]]), "a box is"),
         (row(bbox_type="feet"), "'bbox_type' is 'feet'"),
-        (row(image_id=[3]), "pictures are 0 to 0"),
+        (row(image_id=[3]), "images are 0 to 0"),
         (row(question="<image><image><ref-object>"), "no 'image_id'"),
         (row(size=3), "other keys"),
     ],

@@ -119,7 +119,7 @@ def test_batch_takes_token_values_and_passes_temperature() -> None:
         batch.with_token_values(values[:2])
 
 
-PICTURES = (MediaRef("image", "a.png", 1, 2),)
+IMAGES = (MediaRef("image", "a.png", 1, 2),)
 
 
 def with_media(each: Encoded, media: tuple[MediaRef, ...]) -> Encoded:
@@ -127,7 +127,7 @@ def with_media(each: Encoded, media: tuple[MediaRef, ...]) -> Encoded:
 
 
 class Reader:
-    """Makes of every picture one row of numbers, and marks the tokens that stand for it."""
+    """Makes of every image one row of numbers, and marks the tokens that stand for it."""
 
     def __call__(self, batch: MicroBatch, references: Sequence[tuple[MediaRef, ...]]) -> Media:
         kinds = torch.zeros_like(batch.input_ids, dtype=torch.int8)
@@ -145,7 +145,7 @@ def batch_of(samples: Sequence[Encoded], **more: Any) -> Batch:
 
 def test_media_are_loaded_per_micro_batch() -> None:
     """Media are read for each micro-batch and carried with its other tensors."""
-    pictured = [SAMPLES[0], with_media(SAMPLES[2], PICTURES)]
+    pictured = [SAMPLES[0], with_media(SAMPLES[2], IMAGES)]
     (batch,) = batch_of(pictured, media_reader=Reader()).micro_batches()
     assert batch.media is not None
     assert batch.media.kinds.tolist() == [[0, 0, 0, 0], [0, 1, 1, 0]]
@@ -169,7 +169,7 @@ def test_media_without_reader_are_not_dropped() -> None:
     (batch,) = batch_of(SAMPLES).micro_batches()
     assert batch.media is None
     with pytest.raises(ValueError, match="no media_reader"):
-        list(batch_of([with_media(SAMPLES[0], PICTURES)]).micro_batches())
+        list(batch_of([with_media(SAMPLES[0], IMAGES)]).micro_batches())
 
 
 def test_batch_takes_segment_values_and_segment_counts() -> None:

@@ -90,7 +90,7 @@ def test_string_arguments_and_bare_tools_are_normalized() -> None:
         ({"messages": openai(("user", ""), QA[1])}, "empty question"),
         ({"messages": ["q", "a"]}, "malformed message"),
         ({"messages": [{"role": "user", "content": 3}, *openai(QA[1])]}, "malformed message"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}, *openai(QA[1])]}, "no pictures"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}, *openai(QA[1])]}, "no images"),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}, *openai(QA[1])]}, "no videos"),
         ({"messages": [{"role": "user", "content": [{"type": "smell"}]}, *openai(QA[1])]}, "not only text"),
         ({"messages": [*openai(QA[0]), {"role": "assistant", "content": "a", "loss": "x"}]}, "malformed message"),

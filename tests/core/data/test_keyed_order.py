@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift.data.plans import BatchLayout, EpochPlan, epochs
-from swift.data.plans.permutation import KeyedPermutation
+from swift.data.schedules import BatchLayout, EpochSchedule, epochs
+from swift.data.schedules.permutation import KeyedPermutation
 from swift.errors import CheckpointError
-from swift.train.planning import plan_state, restore_plan
+from swift.train.scheduling import plan_state, restore_plan
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 17, 64, 65, 1000, 4097])
@@ -89,7 +89,7 @@ class Lengths:
     facts = __getitem__
 
 
-def large(count: int) -> EpochPlan:
+def large(count: int) -> EpochSchedule:
     data: Any = Lengths(count)
     objective: Any = None
-    return EpochPlan(data, objective, BatchLayout(global_rows=16, micro_rows=1, seed=5, epochs=2.0))
+    return EpochSchedule(data, objective, BatchLayout(global_rows=16, micro_rows=1, seed=5, epochs=2.0))

@@ -19,9 +19,9 @@ from swift.data.conversation import Unusable
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
 from swift.data.pipeline import PreparedData, prepare_data
-from swift.data.plans import BatchLayout, EpochPlan
 from swift.data.report import DataReport
 from swift.data.samples import Encoded
+from swift.data.schedules import BatchLayout, EpochSchedule
 from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError
 from swift.objectives.likelihood import LikelihoodOptions, Sft
@@ -209,7 +209,7 @@ def test_weighted_rows_give_torchs_loss(tmp_path: Path, packing: bool) -> None:
     objective = Sft(LikelihoodOptions())
     rows_of_batch = len(rows) if not packing else 2
     layout = BatchLayout(global_rows=rows_of_batch, micro_rows=1, seed=3, max_length=150, packing=packing)
-    plan = EpochPlan(train.samples, objective, layout)
+    plan = EpochSchedule(train.samples, objective, layout)
     loss = 0.0
     batches: list[Batch] = [plan.batch(1, rank, 2) for rank in range(2)]
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Pictures at addresses on the web, from a server of this machine: fetched once, and only where that was turned on."""
+"""Images at addresses on the web, from a server of this machine: fetched once, and only where that was turned on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_pictures import picture_files
+from tiny_images import image_files
 
 from swift.data import web
 from swift.data.conversation import Unusable
@@ -19,7 +19,7 @@ SIZE = (56, 42)
 
 
 class Site:
-    """A server with one picture, and what it was asked for."""
+    """A server with one image, and what it was asked for."""
 
     def __init__(self, content: bytes) -> None:
         self.asked: list[str] = []
@@ -47,7 +47,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    picture_files(tmp_path, [SIZE])
+    image_files(tmp_path, [SIZE])
     site = Site((tmp_path / "0.png").read_bytes())
     thread = threading.Thread(target=site.server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

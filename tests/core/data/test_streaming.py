@@ -12,14 +12,14 @@ import pytest
 
 from swift.config.sections import DataSection
 from swift.data.pipeline import prepare_data
-from swift.data.plans import BatchLayout, StreamingPlan
 from swift.data.samples import SampleFacts
+from swift.data.schedules import BatchLayout, StreamingSchedule
 from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import ConfigError, DataError
 
 
 class TokenMean:
-    """The part of an objective that plans need."""
+    """The part of an objective that schedules need."""
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         return sum(sample.loss_weight for sample in samples)
@@ -34,17 +34,17 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def plan(path: Path, *, encoding: str = "chat", strict: bool = False, **changes: Any) -> StreamingPlan:
+def schedule(path: Path, *, encoding: str = "chat", strict: bool = False, **changes: Any) -> StreamingSchedule:
     section = DataSection(train=(str(path),), streaming=True, strict=strict)
     data = prepare_data(section, byte_tokenizer(), encoding=encoding, seed=1, say=print)
     assert data.train is None
     assert data.stream is not None
     layout = BatchLayout(global_rows=4, micro_rows=1, seed=1, max_length=200, max_steps=12)
     objective: Any = TokenMean()
-    return StreamingPlan(data.stream, objective, replace(layout, **changes))
+    return StreamingSchedule(data.stream, objective, replace(layout, **changes))
 
 
-def ids(batches: StreamingPlan, steps: Iterable[int], rank: int = 0, size: int = 1) -> list[list[tuple[int, ...]]]:
+def ids(batches: StreamingSchedule, steps: Iterable[int], rank: int = 0, size: int = 1) -> list[list[tuple[int, ...]]]:
     return [
         [tuple(sample.sample_id for sample in row) for row in batches.batch(step, rank, size).rows] for step in steps
     ]
@@ -52,7 +52,7 @@ def ids(batches: StreamingPlan, steps: Iterable[int], rank: int = 0, size: int =
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_an_epoch_of_a_stream_holds_each_sample_once(path: Path, packing: bool) -> None:
-    rows = [row for batch in ids(plan(path, packing=packing), range(12)) for row in batch]
+    rows = [row for batch in ids(schedule(path, packing=packing), range(12)) for row in batch]
     samples = [sample for row in rows for sample in row]
     assert sorted(samples[:23]) == list(range(23))
     assert sorted(samples[23:46]) == list(range(23))
@@ -61,14 +61,14 @@ def test_an_epoch_of_a_stream_holds_each_sample_once(path: Path, packing: bool) 
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_processes_take_slices_of_the_same_batches(path: Path, packing: bool) -> None:
-    alone = ids(plan(path, packing=packing), range(6))
-    parts = [ids(plan(path, packing=packing), range(6), rank, 2) for rank in range(2)]
+    alone = ids(schedule(path, packing=packing), range(6))
+    parts = [ids(schedule(path, packing=packing), range(6), rank, 2) for rank in range(2)]
     assert [one + other for one, other in zip(*parts, strict=True)] == alone
 
 
 def test_a_resumed_stream_goes_on_with_the_same_batches(path: Path) -> None:
-    assert ids(plan(path), range(7, 12)) == ids(plan(path), range(12))[7:]
-    resumed = plan(path)
+    assert ids(schedule(path), range(7, 12)) == ids(schedule(path), range(12))[7:]
+    resumed = schedule(path)
     resumed.batch(7, 0, 1)
     with pytest.raises(ValueError, match="cannot go back"):
         resumed.batch(3, 0, 1)
@@ -78,7 +78,7 @@ def test_streamed_unpaired_responses_use_next_as_kl(path: Path, tmp_path: Path) 
     """Unpaired responses are set against the next ones as without streaming."""
     rows = [json.loads(line) | {"label": True} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    streamed = plan(path, encoding="unpaired", shuffle=False)
+    streamed = schedule(path, encoding="unpaired", shuffle=False)
     section = DataSection(train=(str(path),), cache=tmp_path / "cache")
     whole = prepare_data(section, byte_tokenizer(), encoding="unpaired", seed=1, say=print).train
     assert whole is not None
@@ -97,17 +97,17 @@ def test_unusable_samples_of_a_stream_are_counted_or_refused(path: Path) -> None
         "empty answer": (1, f"{path}:6")
     }
     with pytest.raises(DataError, match=rf"{path}:6: empty answer"):
-        plan(path, strict=True).batch(0, 0, 1)
+        schedule(path, strict=True).batch(0, 0, 1)
 
 
 def test_a_stream_without_anything_to_learn_is_an_error(path: Path) -> None:
     path.write_text('{"prompt": "q", "completion": ""}\n')
     with pytest.raises(DataError, match="nothing to learn from"):
-        plan(path).batch(0, 0, 1)
+        schedule(path).batch(0, 0, 1)
 
 
 def test_a_stream_needs_to_know_how_many_steps_to_make(path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nobody knows how many steps") as error:
-        plan(path, max_steps=None)
+        schedule(path, max_steps=None)
     assert error.value.hint
     assert "--train.max_steps" in error.value.hint

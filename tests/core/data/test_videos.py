@@ -1,4 +1,4 @@
-"""Files of videos, drawn here: which of their pictures a model is shown, found without decoding what lies between."""
+"""Files of videos, drawn here: which of their images a model is shown, found without decoding what lies between."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import av
 import numpy as np
 import pytest
 from PIL import Image
-from tiny_pictures import picture_model, processor_of
+from tiny_images import image_model, processor_of
 
 from swift.cli.main import run as swift
 from swift.config.sections import DataSection
@@ -22,7 +22,7 @@ from swift.data.encodings import Encoding, encoding_of
 from swift.data.media import Medium
 from swift.data.media_tokens import MediaTokens
 from swift.data.pipeline import media_tokens
-from swift.data.videos import Shown, close_video, measure_video, open_frame, pictures_of
+from swift.data.videos import Shown, close_video, images_of, measure_video, open_frame
 from swift.errors import ModelError
 from swift.models.media import _open
 from swift.models.media_processor import MediaProcessor
@@ -31,12 +31,12 @@ RATE, SIZE = 8, (84, 56)
 
 
 def shade(number: int) -> int:
-    """How bright a picture is, from 1."""
+    """How bright an image is, from 1."""
     return number * 5 % 250
 
 
 def draw(file: Path, count: int, *, apart: int = 12, turned: int = 0) -> Path:
-    """Write a video whose pictures tell their number by their brightness; one in `apart` stands by itself."""
+    """Write a video whose images tell their number by their brightness; one in `apart` stands by itself."""
     with av.open(str(file), "w") as container:
         stream: Any = container.add_stream("mpeg4", rate=RATE, options={"g": str(apart), "qmin": "1", "qmax": "2"})
         stream.width, stream.height, stream.pix_fmt = *SIZE, "yuv420p"
@@ -109,7 +109,7 @@ def encoder_of(folder: Path, **changes: Any) -> SampleEncoder:
 
 
 def warm(folder: Path) -> SampleEncoder:
-    """An encoder that has compared the first two rows with what the processor makes of their whole pictures."""
+    """An encoder that has compared the first two rows with what the processor makes of their whole images."""
     encoder = encoder_of(folder)
     for _ in range(2):
         segment_of(encoder, asked("<video>What?", videos=["a.mkv"]), folder)
@@ -181,7 +181,7 @@ def test_a_body_that_ends_early_is_found_where_all_is_looked_at(folder: Path) ->
 def test_token_count_reads_only_headers_and_first_image(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers and the first image are all that is read to count tokens."""
     encoder = warm(folder)
-    monkeypatch.setattr("swift.models.media_processor.open_frame", lambda *_: pytest.fail("a picture was decoded"))
+    monkeypatch.setattr("swift.models.media_processor.open_frame", lambda *_: pytest.fail("an image was decoded"))
     assert len(segment_of(encoder, asked("<video>What?", videos=["a.mp4"]), folder).media) == 12
 
 
@@ -190,7 +190,7 @@ def test_missing_pyav_names_install(folder: Path, monkeypatch: pytest.MonkeyPatc
     other = folder / "other.mp4"
     other.write_bytes((folder / "a.mp4").read_bytes())
     with pytest.raises(ModelError, match="PyAV") as raised:
-        pictures_of(Medium(str(other), kind="video"), str(other), Shown(2.0, 32))
+        images_of(Medium(str(other), kind="video"), str(other), Shown(2.0, 32))
     assert raised.value.hint == 'Type: pip install "swift-core[video]"'
 
 
@@ -198,7 +198,7 @@ def test_missing_pyav_names_install(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_video_is_trained_and_used_in_inference(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = picture_model(tmp_path / "model", "qwen2_5_vl")
+    model = image_model(tmp_path / "model", "qwen2_5_vl")
     rows = [asked("<video>What happens?", videos=["a.mp4"]), asked("<video>And here?", videos=["turned.mp4"])]
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     words = ["sft", "--model", str(model), "--dataset", str(folder / "rows.jsonl"), "--data.cache", str(tmp_path / "c")]
@@ -211,13 +211,13 @@ def test_video_is_trained_and_used_in_inference(
     thumbnails = [each["thumbnail"] for each in pieces if "thumbnail" in each]
     assert thumbnails
     assert all(str(each).startswith("data:image/jpeg;base64,") for each in thumbnails)
-    # Of this short video, the first picture alone is shown.
+    # Of this short video, the first image alone is shown.
     first = str(tmp_path / "1.png")
     open_frame(str(folder / "turned.mp4"), 1, RATE).save(first)
     from_video = ["infer", str(model), "--prompt", "What happens?", "--video", str(folder / "turned.mp4")]
-    from_pictures = ["infer", str(model), "--prompt", "What happens?", "--image", first]
+    from_images = ["infer", str(model), "--prompt", "What happens?", "--image", first]
     answers = []
-    for asking in (from_video, from_pictures):
+    for asking in (from_video, from_images):
         assert swift([*asking, "--max_new_tokens", "8", "--torch_dtype", "float32"]) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1]

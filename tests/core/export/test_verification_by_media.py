@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from test_export_run import export
-from tiny_pictures import picture_model
+from tiny_images import image_model
 
 from swift.errors import ExportError
 
@@ -34,7 +34,7 @@ def edited(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Pat
     ],
 )
 def test_media_export_check_uses_fixed_prompt(tmp_path: Path, kind: str, medium: str, tokens: int) -> None:
-    folder = export(picture_model(tmp_path / "base", kind), "hf")
+    folder = export(image_model(tmp_path / "base", kind), "hf")
     report = json.loads((folder / "verification.json").read_text())["media"]
     assert report.keys() == {medium}
     assert report[medium]["tokens"] == tokens - 1
@@ -43,13 +43,13 @@ def test_media_export_check_uses_fixed_prompt(tmp_path: Path, kind: str, medium:
 
 
 def test_changed_processor_or_vision_encoder_fails_export(tmp_path: Path) -> None:
-    base = picture_model(tmp_path / "base", "llava")
+    base = image_model(tmp_path / "base", "llava")
     darker = edited("processor_config.json", lambda each: each["image_processor"].update(image_mean=[0.9, 0.9, 0.9]))
-    with pytest.raises(ExportError, match=r"prepares a fixed picture otherwise .* pixel_values differs"):
+    with pytest.raises(ExportError, match=r"prepares a fixed image otherwise .* pixel_values differs"):
         export(base, "hf", darker)
-    tower = edited("config.json", lambda each: each["vision_config"].update(hidden_act="relu"))
-    with pytest.raises(ExportError, match="question about a fixed picture are up to"):
-        export(base, "hf", tower)
-    with pytest.raises(ExportError, match="no processor that takes the pictures of training"):
+    encoder = edited("config.json", lambda each: each["vision_config"].update(hidden_act="relu"))
+    with pytest.raises(ExportError, match="question about a fixed image are up to"):
+        export(base, "hf", encoder)
+    with pytest.raises(ExportError, match="no processor that takes the images of training"):
         export(base, "hf", lambda folder: (folder / "processor_config.json").unlink())
     assert not (tmp_path / "base-export-hf").exists()

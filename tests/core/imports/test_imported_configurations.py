@@ -311,8 +311,8 @@ def test_what_is_written_is_what_training_reads(program: str, tmp_path: Path, mo
     (tmp_path / name).write_text(content)
     made(tmp_path, name)
     monkeypatch.chdir(tmp_path)
-    verb = command.split()[1]
-    config = parse(["made.yaml"], verb, complete=False).config.model_dump(mode="json")
+    command_name = command.split()[1]
+    config = parse(["made.yaml"], command_name, complete=False).config.model_dump(mode="json")
     for section, keys in expected.items():
         assert {key: config[section].get(key) for key in keys} == keys, section
 
@@ -365,23 +365,23 @@ def test_embedding_and_reranker_recipes_keep_objective_and_env(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A recipe of vectors or rerankers keeps its objective and its variables."""
-    verb, objective = COMPARING[command]
+    command_name, objective = COMPARING[command]
     code, said, configuration = made(tmp_path, command)
     assert (code, configuration["objective"]) == (0, objective), said
-    assert f"Next: swift {verb} made.yaml" in said
+    assert f"Next: swift {command_name} made.yaml" in said
     monkeypatch.chdir(tmp_path)
-    task = parse(["made.yaml"], verb).config.model.task
+    task = parse(["made.yaml"], command_name).config.model.task
     assert task == {"embedding": "embedding", "reranker": "seq_cls"}.get(objective["name"], "causal_lm")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_in_quotes_is_read_as_the_program_would(command: str, tmp_path: Path) -> None:
-    verb, objective, optim = COMMANDS[command]
+    command_name, objective, optim = COMMANDS[command]
     code, said, configuration = made(tmp_path, command)
     assert code == 0, said
     assert configuration["objective"]["name"] == objective
     assert {key: configuration["optim"].get(key) for key in optim} == optim
-    assert f"Next: swift {verb} made.yaml" in said
+    assert f"Next: swift {command_name} made.yaml" in said
     assert ("--nproc 4" in said) == ("4 " in command)
     if "no_gradient" in command:
         assert configuration["train"]["gradient_checkpointing"] is False
@@ -421,9 +421,9 @@ def test_scoring_recipes_are_imported_and_read_back(command: str, tmp_path: Path
     made = (tmp_path / "made.yaml").read_text()
     written = re.sub(r" +#.*", "", made)
     assert [part for part in SCORING[command] if part not in written + ended.output + made] == []
-    verb = "sft" if "seq_cls" in command else "rlhf"
-    config = parse([str(tmp_path / "made.yaml")], verb, complete=False).config
-    assert config.model.task == ("seq_cls" if verb == "sft" else "reward")
+    command_name = "sft" if "seq_cls" in command else "rlhf"
+    config = parse([str(tmp_path / "made.yaml")], command_name, complete=False).config
+    assert config.model.task == ("seq_cls" if command_name == "sft" else "reward")
 
 
 NOT_TRAINED = {

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import typed
-from tiny_pictures import picture_files, picture_model
+from tiny_images import image_files, image_model
 
 from swift.errors import DataError
-from swift.infer.answer_metrics import boxes_in, edits, metric_of, overlap
+from swift.infer.answer_metrics import bounding_boxes_in, edits, metric_of, overlap
 
 
 def by_definition(one: str, other: str) -> int:
@@ -52,10 +52,10 @@ def test_overlaps_are_those_of_counted_pixels() -> None:
 
 
 def test_bounding_boxes_are_parsed_from_completions() -> None:
-    assert boxes_in("at [1, 2, 3.5, 4] and (5,6,7,8)") == [(1, 2, 3.5, 4), (5, 6, 7, 8)]
-    assert boxes_in("<|box_start|>(1,2),(3,4)<|box_end|>") == [(1, 2, 3, 4)]
-    assert boxes_in('{"bbox_2d": [10, 20, 30, 40], "label": "a"}') == [(10, 20, 30, 40)]
-    assert boxes_in("[1, 2, 3] and 4, 5, 6, 7") == []
+    assert bounding_boxes_in("at [1, 2, 3.5, 4] and (5,6,7,8)") == [(1, 2, 3.5, 4), (5, 6, 7, 8)]
+    assert bounding_boxes_in("<|box_start|>(1,2),(3,4)<|box_end|>") == [(1, 2, 3, 4)]
+    assert bounding_boxes_in('{"bbox_2d": [10, 20, 30, 40], "label": "a"}') == [(10, 20, 30, 40)]
+    assert bounding_boxes_in("[1, 2, 3] and 4, 5, 6, 7") == []
 
 
 def test_missing_and_extra_bounding_boxes_score_zero() -> None:
@@ -81,17 +81,17 @@ def test_long_texts_count_for_more_than_short_ones() -> None:
 @pytest.mark.full
 def test_four_tasks_of_page_are_trained_and_measured(tmp_path: Path) -> None:
     """The four tasks of the page are learned from and measured."""
-    page = Path(__file__).parents[3] / "docs" / "how-to" / "pictures.md"
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "images.md"
     rows = page.read_text(encoding="utf-8").partition("```json tasks.jsonl\n")[2].partition("```")[0].splitlines()
     assert len(rows) == 4
-    picture_files(tmp_path, [(56, 56)] * 4)
+    image_files(tmp_path, [(56, 56)] * 4)
     (tmp_path / "tasks.jsonl").write_text("\n".join(rows))
     (tmp_path / "box.jsonl").write_text(rows[2])
-    model = picture_model(tmp_path / "tiny", "qwen2_5_vl")
+    model = image_model(tmp_path / "tiny", "qwen2_5_vl")
     flags = ["--train_type", "full", "--max_steps", "1", "--run_name", "first", "--output_dir", "runs"]
     trained = typed(["sft", "--model", str(model), "--dataset", "tasks.jsonl", *flags], tmp_path)
     assert trained.code == 0, trained.output
-    assert "4 pictures" in trained.output
+    assert "4 images" in trained.output
     for metric, file, names in (("cer", "tasks", {"cer", "accuracy"}), ("iou", "box", {"iou", "boxes"})):
         asked = ["eval", str(model), "--dataset", f"{file}.jsonl", "--metric", metric, "--max_new_tokens", "4"]
         told = typed([*asked, "--result_path", f"{metric}.jsonl"], tmp_path)

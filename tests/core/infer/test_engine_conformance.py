@@ -9,7 +9,7 @@ import pytest
 
 from swift.cli.main import run
 from swift.contracts import Sampling
-from swift.infer.speaker import end_tokens
+from swift.infer.chat_engine import end_tokens
 from swift.testing import EngineConformance
 
 

@@ -22,10 +22,10 @@ from transformers.generation.logits_process import (
 from swift.cli.main import run
 from swift.contracts import Sampling
 from swift.errors import UsageError
+from swift.infer.chat_engine import LocalChatEngine, find_model, open_local
 from swift.infer.options import ModelOptions, SamplingOptions
 from swift.infer.questions import Question
 from swift.infer.sampling import Sampler, draw_tokens
-from swift.infer.speaker import EngineSpeaker, find_model, open_local
 from swift.infer.stop import StopStrings
 from swift.terminal import say_nothing
 
@@ -80,18 +80,18 @@ def test_random_number_selects_token_by_cumulative_share(vocabulary: int) -> Non
 
 
 @pytest.fixture(scope="module")
-def speaker(tied: Path) -> Iterator[EngineSpeaker]:
+def chat_engine(tied: Path) -> Iterator[LocalChatEngine]:
     options = ModelOptions(model=str(tied), dtype="float32")
     opened = open_local(find_model(options, say=say_nothing), options, say=say_nothing)
     yield opened
     opened.close()
 
 
-def test_repetition_penalty_matches_generate_in_batches(speaker: EngineSpeaker, tied: Path) -> None:
+def test_repetition_penalty_matches_generate_in_batches(chat_engine: LocalChatEngine, tied: Path) -> None:
     """A penalty is that of generate whatever stands next to a prompt."""
     model: Any = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32).eval()
     prompts = [[5, 9, 11], [3, 7, 7, 40, 41, 42, 43, 44, 45]]
-    said = dict(speaker.engine.generate(prompts, Sampling(max_new_tokens=12, repetition_penalty=1.6)))
+    said = dict(chat_engine.engine.generate(prompts, Sampling(max_new_tokens=12, repetition_penalty=1.6)))
     for place, prompt in enumerate(prompts):
         alone = model.generate(
             torch.tensor([prompt]),
@@ -103,26 +103,26 @@ def test_repetition_penalty_matches_generate_in_batches(speaker: EngineSpeaker, 
         assert said[place].token_ids == alone.tolist()
 
 
-def test_stop_string_ends_completion_and_is_omitted(speaker: EngineSpeaker) -> None:
+def test_stop_string_ends_completion_and_is_omitted(chat_engine: LocalChatEngine) -> None:
     question = Question([{"role": "user", "content": "?"}])
     free = Sampling(max_new_tokens=40)
-    ((_, whole),) = speaker.answers([question], free)
+    ((_, whole),) = chat_engine.answers([question], free)
     stop = whole.text[9:12]
     kept = whole.text[: whole.text.find(stop)]
     asked = Sampling(max_new_tokens=40, stop=("never said", stop))
-    ((_, answer),) = speaker.answers([question], asked)
+    ((_, answer),) = chat_engine.answers([question], asked)
     assert (answer.text, answer.finish_reason) == (kept, "stop")
-    assert "".join(speaker.stream(question.messages, asked)) == kept
-    told = StopStrings(speaker.tokenizer, asked.stop).told(asked)
-    prompt = speaker.prompt(question.messages)
-    ((_, completion),) = speaker.engine.generate([prompt], told)
-    assert stop in speaker.tokenizer.decode(completion.token_ids)
-    assert stop not in speaker.tokenizer.decode(completion.token_ids[:-1])
+    assert "".join(chat_engine.stream(question.messages, asked)) == kept
+    told = StopStrings(chat_engine.tokenizer, asked.stop).told(asked)
+    prompt = chat_engine.prompt(question.messages)
+    ((_, completion),) = chat_engine.engine.generate([prompt], told)
+    assert stop in chat_engine.tokenizer.decode(completion.token_ids)
+    assert stop not in chat_engine.tokenizer.decode(completion.token_ids[:-1])
     assert len(completion.token_ids) < 40
 
 
-def test_text_that_may_be_the_beginning_of_a_stop_string_waits(speaker: EngineSpeaker) -> None:
-    stops = StopStrings(speaker.tokenizer, ("###", "\nQ:"))
+def test_text_that_may_be_the_beginning_of_a_stop_string_waits(chat_engine: LocalChatEngine) -> None:
+    stops = StopStrings(chat_engine.tokenizer, ("###", "\nQ:"))
     assert stops.certain("an answer#") == "an answer"
     assert stops.certain("an answer\nQ") == "an answer"
     assert stops.certain("an answer\nA") == "an answer\nA"

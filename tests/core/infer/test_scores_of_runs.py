@@ -38,10 +38,10 @@ def trained(base: Path, folder: Path, rows: list[dict[str, Any]], **settings: An
     return run.summary.last_checkpoint
 
 
-def asked(folder: Path, verb: str, model: Path, rows: list[dict[str, Any]], *words: str) -> list[dict[str, Any]]:
+def asked(folder: Path, command: str, model: Path, rows: list[dict[str, Any]], *words: str) -> list[dict[str, Any]]:
     """Return the lines of JSON that a command prints."""
     data = write_jsonl(folder / "rows.jsonl", rows)
-    ended = typed([verb, str(model), "--dataset", str(data), *words], folder)
+    ended = typed([command, str(model), "--dataset", str(data), *words], folder)
     assert ended.code == 0, ended.output
     return [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
 

@@ -156,15 +156,15 @@ def test_without_the_harness_the_extra_is_named(
 @pytest.mark.full
 def test_what_the_model_would_say_is_called_greedy(model: Path) -> None:
     from swift.contracts import Sampling
+    from swift.infer.chat_engine import find_model, open_local
     from swift.infer.harness_model import HarnessModel
     from swift.infer.options import ModelOptions
-    from swift.infer.speaker import find_model, open_local
 
     options = ModelOptions(model=str(model))
-    speaker = open_local(find_model(options, say=lambda _: None), options, say=lambda _: None)
-    asked = HarnessModel(speaker, longest=512, say=lambda _: None)
+    chat_engine = open_local(find_model(options, say=lambda _: None), options, say=lambda _: None)
+    asked = HarnessModel(chat_engine, longest=512, say=lambda _: None)
     context = [5, 90, 33, 12]
-    ((_, said),) = speaker.engine.generate([context], Sampling(max_new_tokens=6))
+    ((_, said),) = chat_engine.engine.generate([context], Sampling(max_new_tokens=6))
     other = [*said.token_ids[:-1], (said.token_ids[-1] + 1) % 256]
     likely, unlikely = asked._loglikelihood_tokens([(None, context, said.token_ids), (None, context, other)])
     assert likely == (pytest.approx(sum(said.logprobs), abs=1e-4), True)

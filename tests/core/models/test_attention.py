@@ -117,7 +117,7 @@ def test_attention_of_ours_generates_like_the_usual_one():
 
 @pytest.fixture
 def torchs_flash_attention(monkeypatch):
-    """Take the way of a GPU, with attention by a mask in the place of its kernel."""
+    """Take the way of a GPU, with attention by a mask instead of its kernel."""
 
     def by_a_mask(row, edges, longest, dropout, scaling, window):
         query, key, value = row

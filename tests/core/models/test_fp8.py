@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from tiny_runs import Trained, conversations, run_training, write_model
 
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.models.build import decoder_blocks
 from swift.models.fp8 import layers_in_fp8
 
@@ -109,6 +109,6 @@ def test_fp8_skips_heads_embeddings_and_unfit_layers() -> None:
 def test_what_fp8_cannot_do_is_refused_with_what_to_type(
     tmp_path: Path, tiny: Path, changes: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(UnsupportedPlan, match=said) as refusal:
+    with pytest.raises(UnsupportedLayout, match=said) as refusal:
         run_training(tiny, tmp_path, conversations(4), {**FP8, **changes})
     assert "--" in str(refusal.value.hint)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from tiny_pictures import picture_model
+from tiny_images import image_model
 
 from swift.config.sections import ModelSection, TunerSection
 from swift.errors import ConfigError, ModelError
@@ -17,7 +17,7 @@ from swift.models.attention import VARLEN, choose_attention, use_attention
 from swift.models.build import decoder_blocks
 from swift.models.parts import part_of_modules, trained_parts
 from swift.models.source import HfSource, architecture_of, open_source
-from swift.models.tp_spec import tensor_plan
+from swift.models.tp_spec import tensor_parallel_spec
 from swift.models.tuners import apply_tuner
 from swift.models.view import ViewModule
 
@@ -26,7 +26,7 @@ KINDS = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {kind: picture_model(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
+    return {kind: image_model(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
 
 
 def source_of(folder: Path) -> HfSource:
@@ -122,7 +122,7 @@ def test_decoder_blocks_exclude_vision_encoder(folders: dict[str, Path], kind: s
 
 def test_tp_spec_is_found_behind_vision_encoder(folders: dict[str, Path]) -> None:
     model = source_of(folders["qwen2_5_vl"]).build(dtype=torch.float32, weights=False)
-    assert tensor_plan(model).cut["model.language_model.layers.0.self_attn.q_proj"] == "colwise"
+    assert tensor_parallel_spec(model).cut["model.language_model.layers.0.self_attn.q_proj"] == "colwise"
 
 
 def test_stateful_layers_are_found_behind_vision_encoder(folders: dict[str, Path]) -> None:

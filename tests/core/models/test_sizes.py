@@ -8,7 +8,7 @@ import pytest
 import transformers
 from tiny_runs import conversations, run_training, write_model
 
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.models.sizes import check_heads, config_of_layer, values_of
 from swift.optim.placements import place
 
@@ -23,7 +23,7 @@ GEMMA4 = {
 def test_models_without_heads_are_refused_by_tp_alone() -> None:
     for config in (transformers.MambaConfig(), transformers.RwkvConfig()):
         check_heads(config, 1)
-        with pytest.raises(UnsupportedPlan, match="has no attention heads"):
+        with pytest.raises(UnsupportedLayout, match="has no attention heads"):
             check_heads(config, 2)
 
 
@@ -32,7 +32,7 @@ def test_heads_of_every_layer_must_be_divisible() -> None:
     assert values_of(config, "head_dim") == [8, 16]
     assert config_of_layer(config, 1).head_dim == 16
     check_heads(config, 2)
-    with pytest.raises(UnsupportedPlan, match="2 and 4 key-value heads"):
+    with pytest.raises(UnsupportedLayout, match="2 and 4 key-value heads"):
         check_heads(config, 4)
 
 

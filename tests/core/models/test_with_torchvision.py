@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 PYTHON = Path(sys.prefix) / "vision" / "bin" / "python"
 """Of an environment that has all of this one, and torchvision."""
-FILES = (HERE / "test_picture_architectures.py", HERE.parent / "train" / "test_pictures_with_torchvision.py")
+FILES = (HERE / "test_image_architectures.py", HERE.parent / "train" / "test_images_with_torchvision.py")
 
 
 @pytest.mark.full

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from screen import on_a_terminal
 
 from swift.config.sections import Config
-from swift.contracts import RankFacts, Run, RunSummary, StepRecord, StepResult, StepShares, Topology, World
+from swift.contracts import RankFacts, Run, RunSummary, StepRecord, StepResult, StepTimes, Topology, World
 from swift.optim.schedule import Schedule
 
 
@@ -77,7 +77,7 @@ def measured(make_record: Callable[..., StepRecord]) -> Callable[[int], StepReco
     """Step n, measured on two processes, of which the second holds the first up."""
 
     def make(step: int) -> StepRecord:
-        shares = StepShares(seconds=1.0, communication=0.2, data=0.05, optimizer=0.1)
+        shares = StepTimes(seconds=1.0, communication=0.2, data=0.05, optimizer=0.1)
         ranks = [RankFacts(0, "a", 1.0, 0.0, 1.5, 0.6, 0.4), RankFacts(1, "b", 1.0, 0.1, 2.5, 1.0, 0.0)]
         return replace(make_record(step), shares=shares, ranks=ranks, slowest=ranks[1])
 

@@ -48,7 +48,7 @@ def test_gradient_scaling_optimizer_gets_factor():
 
 
 @pytest.mark.parametrize("name", ["adamw_8bit", "adamw_4bit"])
-def test_moments_in_few_bits_see_gradients_that_were_cut(name):
+def test_moments_in_low_bit_see_gradients_that_were_cut(name):
     pytest.importorskip("bitsandbytes")
     from swift.optim.block_codecs import FourBits, eight_bits
     from swift.optim.quantised import QuantisedAdamW

@@ -40,7 +40,7 @@ class Rogue:
     def swift_train_step(self, batch):
         return 99
 '''
-VERBS = """
+BUILTIN_COMMANDS = """
 class Greet:
     summary = "Say hello"
 
@@ -52,7 +52,7 @@ class Mute:
     def run(self, words):
         return 0
 """
-TYPER_VERBS = """
+TYPER_COMMANDS = """
 import typer
 
 from swift.errors import UsageError
@@ -73,7 +73,7 @@ def weigh(thing: str, unit: str = "kg"):
 
 empty = typer.Typer()
 """
-MORE_VERBS = """
+MORE_COMMANDS = """
 from typing import Annotated
 
 from pydantic import Field
@@ -109,7 +109,7 @@ class Doctor:
     summary = "Examine something else"
 
     def run(self, words):
-        raise AssertionError("took the place of a verb of swift itself")
+        raise AssertionError("took the place of a command of swift itself")
 """
 EXPORTERS = """
 from swift import hookimpl
@@ -197,7 +197,7 @@ DISTRIBUTIONS = [
         "misspelt-optional",
         (STEP, f"    def swift_read_foregin(self, folder): ...\n\n    @hookimpl\n{STEP}"),
     ),
-    Distribution("acme-more-verbs", MORE_VERBS, {"swift.commands": {"measure-it": "Measure", "doctor": "Doctor"}}),
+    Distribution("acme-more-verbs", MORE_COMMANDS, {"swift.commands": {"measure-it": "Measure", "doctor": "Doctor"}}),
     Distribution(
         "acme-exporters",
         EXPORTERS,
@@ -212,8 +212,8 @@ DISTRIBUTIONS = [
             "swift.engines": {"ask": "Ask", "mumble": "Mumble"},
         },
     ),
-    Distribution("acme-typer", TYPER_VERBS, {"swift.commands": {"weigh": "app", "empty": "empty"}}),
-    Distribution("acme-verbs", VERBS, {"swift.commands": {"greet": "Greet", "mute": "Mute"}}),
+    Distribution("acme-typer", TYPER_COMMANDS, {"swift.commands": {"weigh": "app", "empty": "empty"}}),
+    Distribution("acme-verbs", BUILTIN_COMMANDS, {"swift.commands": {"greet": "Greet", "mute": "Mute"}}),
     backend("twin-one", "twin"),
     backend("twin-two", "twin"),
     backend("acme-torch", "torch"),

@@ -59,9 +59,9 @@ def hooks(**targets: str) -> Hooks:
 
 
 def test_target_is_imported_when_the_hook_is_called() -> None:
-    opened = hooks(swift_check_plan="check")
+    opened = hooks(swift_check_layout="check")
     assert "lazy_acme" not in sys.modules
-    opened.swift_check_plan("run")  # type: ignore[arg-type]  # passed unchanged
+    opened.swift_check_layout("run")  # type: ignore[arg-type]  # passed unchanged
     assert sys.modules["lazy_acme"].calls == ["run"]
 
 

@@ -1,4 +1,4 @@
-"""Objectives of plugins, and the plans that they bring."""
+"""Objectives of plugins, and the schedules that they bring."""
 
 from __future__ import annotations
 
@@ -71,45 +71,45 @@ class GoodPlan:
         self.restored = state
 
 
-def planned(plan: Any) -> Any:
+def planned(schedule: Any) -> Any:
     class MadeUp(Kto):
-        def plan(self, context: Any) -> Any:
-            return plan
+        def schedule(self, context: Any) -> Any:
+            return schedule
 
     return made(MadeUp).plan(None)
 
 
 def test_valid_batch_schedule_is_used_unchanged() -> None:
     own = GoodPlan()
-    plan = planned(own)
-    assert plan.total_steps == 3
-    assert plan.batch(2, 0, 1).step == 2
-    plan.restore(plan.state())
+    schedule = planned(own)
+    assert schedule.total_steps == 3
+    assert schedule.batch(2, 0, 1).step == 2
+    schedule.restore(schedule.state())
     assert own.restored == {"round": 2, "prompts": [1, 2]}
 
 
 def used(own: Any) -> None:
-    plan = planned(own)
-    plan.epoch_at(1)
-    plan.batch(0, 0, 1)
-    plan.state()
-    plan.metrics(0)
+    schedule = planned(own)
+    schedule.epoch_at(1)
+    schedule.batch(0, 0, 1)
+    schedule.state()
+    schedule.metrics(0)
 
 
 @pytest.mark.parametrize(
     ("member", "value", "message"),
     [
-        ("total_steps", 0, "a plan whose total_steps is a whole number above 0"),
-        ("total_steps", 2.5, "a plan whose total_steps is a whole number"),
+        ("total_steps", 0, "a schedule whose total_steps is a whole number above 0"),
+        ("total_steps", 2.5, "a schedule whose total_steps is a whole number"),
         ("steps_per_epoch", -1, "steps_per_epoch is a whole number above 0, or None"),
-        ("batch", None, "a plan with a method batch"),
+        ("batch", None, "a schedule with a method batch"),
         ("epoch_at", lambda step: "soon", "a finite number"),
         ("batch", lambda *_: [], "a swift.data.batch.Batch"),
         ("batch", lambda *_: Batch(0, [], 0, 1, 1.0, 1, 1, False, 0), "a batch with rows, or a spare row"),
         ("state", lambda: {"rng": object()}, "a mapping of JSON values"),
         ("state", lambda: [1], "a mapping of JSON values"),
-        ("evaluate", lambda step: {}, "a plan with both evaluate and evaluation_metrics, or neither"),
-        ("evaluation_metrics", ("reward",), "a plan with both evaluate and evaluation_metrics, or neither"),
+        ("evaluate", lambda step: {}, "a schedule with both evaluate and evaluation_metrics, or neither"),
+        ("evaluation_metrics", ("reward",), "a schedule with both evaluate and evaluation_metrics, or neither"),
         ("metrics", lambda step: 0.5, "a mapping of names to numbers"),
         ("metrics", lambda step: {"reward": "high"}, "a number for 'reward'"),
         ("metrics", lambda step: {1: 0.5}, "a mapping whose names are texts"),
@@ -127,7 +127,7 @@ def test_batch_schedule_breaking_contract_names_plugin(member: str, value: Any, 
 @pytest.mark.parametrize(
     ("names", "came", "message"),
     [
-        ("reward", {"reward": 1.0}, "a plan whose evaluation_metrics are names"),
+        ("reward", {"reward": 1.0}, "a schedule whose evaluation_metrics are names"),
         (("reward", "length"), {"reward": 1.0}, "no number for 'length'"),
         (("reward",), None, "a mapping of names to numbers"),
     ],
@@ -142,10 +142,10 @@ def test_batch_schedule_not_evaluating_its_metric_is_refused(names: Any, came: A
 
 def test_batch_schedule_errors_name_plugin() -> None:
     class MadeUp(Kto):
-        def plan(self, context: Any) -> Any:
+        def schedule(self, context: Any) -> Any:
             raise KeyError("no prompts")
 
-    with pytest.raises(PluginError, match=r"made_up.* failed in plan: KeyError: 'no prompts'"):
+    with pytest.raises(PluginError, match=r"made_up.* failed in schedule: KeyError: 'no prompts'"):
         made(MadeUp).plan(None)
 
 

@@ -13,7 +13,7 @@ from swift.config.capabilities import check_capabilities, lacking_media
 from swift.config.parse import parse
 from swift.config.sections import Config
 from swift.contracts import Capabilities, Need
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.testing import third_party
 
 
@@ -28,7 +28,7 @@ OBJECTIVE: Any = Objective()
 
 
 def refusal(capabilities: Capabilities, sections: dict[str, Any], objective: Any = OBJECTIVE) -> str:
-    with pytest.raises(UnsupportedPlan) as caught:
+    with pytest.raises(UnsupportedLayout) as caught:
         check_capabilities(capabilities, Config.model_validate(sections), objective)
     return str(caught.value)
 
@@ -113,7 +113,7 @@ def test_capable_backend_is_recommended_if_none_installed(without_megatron: None
 
 
 def test_the_command_line_refuses_before_anything_is_loaded() -> None:
-    with pytest.raises(UnsupportedPlan, match=r"parallel\.tp 4, parallel\.pp 2") as caught:
+    with pytest.raises(UnsupportedLayout, match=r"parallel\.tp 4, parallel\.pp 2") as caught:
         parse(["--model", "m", "--dataset", "d", "--tp", "4", "--pp=2"], "sft")
     assert caught.value.exit_code == 2
 

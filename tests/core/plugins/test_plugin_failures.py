@@ -20,7 +20,7 @@ from swift.hookspecs import hookimpl
 from swift.plugins import waiting
 from swift.plugins.known import PACKAGES
 from swift.plugins.load import load_backend, load_observers
-from swift.plugins.outside import core_settings, describe_plan, implements, presets, read_foreign, write_foreign
+from swift.plugins.outside import core_settings, describe_plan, implements, presets, read_third_party, write_third_party
 
 SOURCE = '''
 import time
@@ -52,7 +52,7 @@ class WithHooks(built_in.TorchBackend):
         return {"train.max_steps": (7, "the card")}
 
     @hookimpl
-    def swift_describe_plan(self, config, processes):
+    def swift_describe_layout(self, config, processes):
         return [f"{processes} hold everything"]
 
     @hookimpl
@@ -231,11 +231,11 @@ def test_hooks_outside_of_runs_reach_the_backend(tmp_path: Path) -> None:
     assert core_settings(backend, parsed.backend_options) == {"train.max_steps": (7, "the card")}
     assert describe_plan(backend, parsed.config, 4) == ["4 hold everything"]
     assert presets(backend) == {"small": "speed: 1"}
-    assert read_foreign(backend, tmp_path) is None
+    assert read_third_party(backend, tmp_path) is None
     state: Any = "written"
-    write_foreign(backend, state, tmp_path)
+    write_third_party(backend, state, tmp_path)
     assert (tmp_path / "card").read_text() == "written"
-    found = read_foreign(backend, tmp_path)
+    found = read_third_party(backend, tmp_path)
     assert found is not None
     assert (found.description, list(found.names())) == ("a card", ["a"])
     with pytest.raises(PluginError, match=r"'hooks' \(rough 1\.0\) failed in read of .*: the card is scratched"):
@@ -246,19 +246,19 @@ def test_hooks_outside_of_runs_reach_the_backend(tmp_path: Path) -> None:
 def test_backend_with_plain_methods_works(tmp_path: Path) -> None:
     backend = load_backend("methods")
     parsed = parse(["--backend", "methods", "--model", "m", "--dataset", "d"], "sft")
-    assert implements(backend, "swift_read_foreign")
+    assert implements(backend, "swift_read_third_party")
     assert describe_plan(backend, parsed.config, 2) == ["2 hold it"]
     assert presets(backend) == {"small": "speed: 2"}
-    assert read_foreign(backend, tmp_path) is not None
+    assert read_third_party(backend, tmp_path) is not None
     state: Any = "written"
-    write_foreign(backend, state, tmp_path)
+    write_third_party(backend, state, tmp_path)
     assert (tmp_path / "old card").read_text() == "written"
 
 
 def test_backend_without_optional_hooks_works(tmp_path: Path) -> None:
     backend = load_backend("torch")
-    assert not implements(backend, "swift_read_foreign")
-    assert read_foreign(backend, tmp_path) is None
+    assert not implements(backend, "swift_read_third_party")
+    assert read_third_party(backend, tmp_path) is None
     assert presets(backend) == {}
 
 

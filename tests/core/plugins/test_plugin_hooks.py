@@ -28,7 +28,7 @@ def test_each_hook_passes_named_arguments(installed: Path) -> None:
     state: Any = SimpleNamespace(step=0)
     assert hooks.swift_shard(ANYTHING, state) is state
     assert hooks.swift_train_step(ANYTHING, ANYTHING, 3, ANYTHING).loss == 3.0  # type: ignore[arg-type]  # a stand-in batch
-    hooks.swift_check_plan(ANYTHING)  # optional: nobody implements it
+    hooks.swift_check_layout(ANYTHING)  # optional: nobody implements it
     hooks.swift_save_checkpoint(ANYTHING, ANYTHING, log)
     hooks.swift_load_checkpoint(ANYTHING, ANYTHING, log)
     hooks.swift_teardown(log)

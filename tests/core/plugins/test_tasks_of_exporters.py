@@ -9,7 +9,7 @@ import pytest
 from swift.config.capabilities import check_export
 from swift.config.parse import config_from_mapping
 from swift.config.sections import Config
-from swift.errors import PluginError, UnsupportedPlan
+from swift.errors import PluginError, UnsupportedLayout
 from swift.plugins.load import load_exporter
 from swift.testing.objectives import install_objectives
 
@@ -22,7 +22,7 @@ def test_exporter_gets_only_its_declared_tasks(installed: Path, monkeypatch: pyt
     monkeypatch.setenv("SWIFT_PLUGINS", "acme-exporters")
     check_export(ends_with("small", "embedding"))
     check_export(ends_with("hf", "reward"))
-    with pytest.raises(UnsupportedPlan, match=r"'small' does not write models of model\.task reward") as caught:
+    with pytest.raises(UnsupportedLayout, match=r"'small' does not write models of model\.task reward") as caught:
         check_export(ends_with("small", "reward"))
     assert "--export.to hf" in caught.value.hint
     with pytest.raises(PluginError, match=r"'spelled' .* writes the tasks 'causal_lm'"):
@@ -35,5 +35,5 @@ def test_value_model_for_vllm_is_refused_in_config() -> None:
     settings = {"objective.name": "kit-values", "tuner.kind": "full", "model.path": "nowhere"}
     value = {**settings, "model.task": "value"}
     config_from_mapping({**value, "export.to": "hf"})
-    with pytest.raises(UnsupportedPlan, match=r"'vllm' does not write models of model\.task value"):
+    with pytest.raises(UnsupportedLayout, match=r"'vllm' does not write models of model\.task value"):
         config_from_mapping({**value, "export.to": "vllm"})

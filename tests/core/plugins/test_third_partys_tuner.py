@@ -13,7 +13,7 @@ from small_distributions import Distribution, install
 from tiny_runs import Trained, conversations, run_training, write_model
 
 from swift.config.parse import config_from_mapping
-from swift.errors import PluginError, UnsupportedPlan
+from swift.errors import PluginError, UnsupportedLayout
 
 SOURCE = """
 from swift import Section
@@ -95,7 +95,7 @@ def test_one_that_trains_nothing_is_named(site: Path) -> None:
 
 def test_backend_without_tuner_refuses_before_loading(site: Path) -> None:
     """A backend that does not serve it refuses before anything is loaded."""
-    with pytest.raises(UnsupportedPlan, match=r"what the tuner 'bitfit' needs \(weights\)") as caught:
+    with pytest.raises(UnsupportedLayout, match=r"what the tuner 'bitfit' needs \(weights\)") as caught:
         config_from_mapping({"backend.name": "megatron", "tuner.kind": "bitfit"})
     assert "--backend" in str(caught.value)
 

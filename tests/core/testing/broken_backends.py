@@ -771,7 +771,7 @@ class ClaimsMoreThanIsTried(TorchBackend):
 @caught_by("refuses_other_world", None)
 class TakesAnyNumberOfProcesses(TorchBackend):
     @hookimpl
-    def swift_check_plan(self, run: Any) -> None:
+    def swift_check_layout(self, run: Any) -> None:
         """Refuse nothing."""
 
 
@@ -874,7 +874,7 @@ class DropsTheShiftOfTheTeacher(TorchBackend):
         return step(run, state, batch, Reading(objective, unshifted))
 
 
-SEEN, FEW, TRAINED = "pictures", "pictures, mixed", "vit trained"
+SEEN, FEW, TRAINED = "images", "images, mixed", "vit trained"
 
 
 def is_tower(name: str) -> bool:
@@ -882,7 +882,7 @@ def is_tower(name: str) -> bool:
 
 
 class Showing:
-    """Reads the pictures of micro-batches, and hands on something else."""
+    """Reads the images of micro-batches, and hands on something else."""
 
     def __init__(self, reader: Any, changed: Any) -> None:
         self._reader, self._changed = reader, changed
@@ -897,7 +897,7 @@ class Showing:
 
 @caught_by("trajectory", FEW)
 class LeavesOutStandIns(TorchBackend):
-    """Processes without a picture call no tower, and the others wait for its gradients."""
+    """Processes without an image call no tower, and the others wait for its gradients."""
 
     @hookimpl
     def swift_shard(self, run: Any, model: Any) -> Any:
@@ -909,8 +909,8 @@ class LeavesOutStandIns(TorchBackend):
 
 
 @caught_by("trajectory", SEEN)
-class ShowsEachRowAnotherPicture(TorchBackend):
-    """The pictures of a micro-batch come to the tower in another order than their placeholders."""
+class ShowsEachRowAnotherImage(TorchBackend):
+    """The images of a micro-batch come to the tower in another order than their placeholders."""
 
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
@@ -923,8 +923,8 @@ class ShowsEachRowAnotherPicture(TorchBackend):
 
 
 @caught_by("trajectory", SEEN)
-class CountsPicturesAsText(TorchBackend):
-    """A token has its place in the text for a position, whether it is a word or a part of a picture."""
+class CountsImagesAsText(TorchBackend):
+    """A token has its place in the text for a position, whether it is a word or a part of an image."""
 
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
@@ -937,7 +937,7 @@ class CountsPicturesAsText(TorchBackend):
 
 @caught_by("trajectory", TRAINED)
 class KeepsTheGradientsOfTheTower(TorchBackend):
-    """Each process trains its tower on its own pictures: gradients of the language model alone are added up."""
+    """Each process trains its tower on its own images: gradients of the language model alone are added up."""
 
     @hookimpl
     def swift_shard(self, run: Any, model: Any) -> Any:

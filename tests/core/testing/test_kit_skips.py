@@ -29,7 +29,7 @@ def test_unsupported_views_are_skipped_by_name() -> None:
 
 def test_backends_without_image_capability_skip_image_cases() -> None:
     """Backends that claim no images, or split no rows with them, skip those cases."""
-    case, whole = BY_NAME["pictures"], TorchBackend.capabilities
+    case, whole = BY_NAME["images"], TorchBackend.capabilities
     assert case.applies_to(whole)
     assert not case.applies_to(replace(whole, modalities=frozenset({"text"})))
     cut = Layout(2, {"ulysses": 2})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit_cases import ALL_CASES, MIXED_PICTURES, TWO_KINDS, all_of_text, chosen
+from kit_cases import ALL_CASES, MIXED_IMAGES, TWO_KINDS, all_of_text, chosen
 
 from swift.testing import BackendConformance, Layout
 
@@ -11,7 +11,7 @@ class TestTorch(BackendConformance):
     backend = "torch"
     cases = ALL_CASES
     layouts = (
-        Layout(2, cases=all_of_text(MIXED_PICTURES, TWO_KINDS)),
+        Layout(2, cases=all_of_text(MIXED_IMAGES, TWO_KINDS)),
         Layout(4, {"dp_replicate": 4}, cases=chosen("packed", "negatives")),
         Layout(
             1,

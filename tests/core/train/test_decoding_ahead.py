@@ -1,4 +1,4 @@
-"""Pictures are decoded while the step before runs, and never for steps that were made before."""
+"""Images are decoded while the step before runs, and never for steps that were made before."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from picture_runs import ALL, picture_folder
-from picture_runs import trained_on_pictures as trained
-from picture_vectors import GROUPS, files, trained_on_vectors
-from tiny_pictures import picture_model, processor_of
+from image_runs import ALL, image_folder
+from image_runs import trained_on_images as trained
+from image_vectors import GROUPS, files, trained_on_vectors
+from tiny_images import image_model, processor_of
 
 from swift.config.sections import DataSection
 from swift.contracts import StepRecord
@@ -22,21 +22,21 @@ from swift.models.media_processor import MediaProcessor
 from swift.train.loop import Loop
 
 FIRST, SECOND, THIRD = ["0.png", "1.png", "2.png", "3.png"], ["0.png", "1.png"], ["1.png"]
-"""The pictures of each step of these runs."""
+"""The images of each step of these runs."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return picture_folder(tmp_path)
+    return image_folder(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return picture_model(tmp_path_factory.mktemp("qwen"), "qwen2_5_vl")
+    return image_model(tmp_path_factory.mktemp("qwen"), "qwen2_5_vl")
 
 
 class Opened:
-    """Which pictures were opened, and on which threads."""
+    """Which images were opened, and on which threads."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -74,16 +74,16 @@ def test_the_next_step_is_decoded_while_a_step_runs_and_once(
     tell: Callable[..., None] = Loop.tell_observers
 
     def wait_for_the_next_step(self: Loop, record: StepRecord) -> None:
-        if record.step == 1:  # nobody has asked for the pictures of step 2
+        if record.step == 1:  # nobody has asked for the images of step 2
             assert opened.count(len(FIRST) + len(SECOND))
         tell(self, record)
 
     monkeypatch.setattr(Loop, "tell_observers", wait_for_the_next_step)
     ahead = trained(model, folder, "ahead", {**ALL, "data.decode_threads": 1})
     assert [sorted(opened.names[:4]), sorted(opened.names[4:6]), opened.names[6:]] == [FIRST, SECOND, THIRD]
-    assert opened.threads == {"swift-pictures"}
+    assert opened.threads == {"swift-images"}
     assert ahead.losses == plain.losses
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("swift-pictures")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("swift-images")]
 
 
 @pytest.mark.full
@@ -114,10 +114,10 @@ def test_memory_bounds_what_is_kept_for_the_next_pass(tmp_path: Path, opened: Op
         name = tmp_path / f"{number}.png"
         _white(name, 200)
         references.append([MediaRef("image", str(name), 0, 1, 200, 200, name.stat().st_size)])
-    pictures = MediaProcessor(processor_of("llava"), DataSection())
+    images = MediaProcessor(processor_of("llava"), DataSection())
     for megabytes, times in ((1, 2), (8, 1)):
         opened.names.clear()
-        decoder = MediaDecoder(pictures, lambda own, each: own.open(each), threads=1, megabytes=megabytes)
+        decoder = MediaDecoder(images, lambda own, each: own.open(each), threads=1, megabytes=megabytes)
         decoder.announce(references * 2)
         assert all(decoder.take(held) is not None for held in references * 2)
         decoder.close()
@@ -125,20 +125,20 @@ def test_memory_bounds_what_is_kept_for_the_next_pass(tmp_path: Path, opened: Op
 
 
 def test_memory_bounds_what_is_decoded_ahead(tmp_path: Path, opened: Opened) -> None:
-    """Each of the pictures takes more than half of a MiB as inputs: one is held at a time."""
+    """Each of the images takes more than half of a MiB as inputs: one is held at a time."""
     references = []
     for number in range(3):
         name = tmp_path / f"{number}.png"
         _white(name, 200)
         references.append(MediaRef("image", str(name), 0, 1, 200, 200, name.stat().st_size))
-    pictures = MediaProcessor(processor_of("llava"), DataSection())
-    decoder = MediaDecoder(pictures, lambda own, each: own.open(each), threads=1, megabytes=1)
+    images = MediaProcessor(processor_of("llava"), DataSection())
+    decoder = MediaDecoder(images, lambda own, each: own.open(each), threads=1, megabytes=1)
     decoder.announce([[each] for each in references])
     assert opened.count(1)
     first = decoder.take(references[:1])
     assert first is not None
     torch.testing.assert_close(
-        first["pixel_values"], pictures.inputs([("image", pictures.open(references[0]))])["pixel_values"]
+        first["pixel_values"], images.inputs([("image", images.open(references[0]))])["pixel_values"]
     )
     assert decoder.take(references[2:]) is None  # not begun: whoever asks decodes it
     assert decoder.take(references[1:2]) is not None
@@ -148,8 +148,8 @@ def test_memory_bounds_what_is_decoded_ahead(tmp_path: Path, opened: Opened) -> 
 
 def test_undecodable_image_is_left_to_reader(tmp_path: Path) -> None:
     """An image that cannot be decoded ahead is left to the reader."""
-    pictures = MediaProcessor(processor_of("llava"), DataSection())
-    decoder = MediaDecoder(pictures, lambda own, each: own.open(each), threads=1, megabytes=1)
+    images = MediaProcessor(processor_of("llava"), DataSection())
+    decoder = MediaDecoder(images, lambda own, each: own.open(each), threads=1, megabytes=1)
     gone = MediaRef("image", str(tmp_path / "gone.png"), 0, 1, 56, 56, 10)
     decoder.announce([[gone]])
     assert decoder.take([gone]) is None

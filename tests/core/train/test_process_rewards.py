@@ -20,8 +20,8 @@ from swift.data.encode import SampleEncoder
 from swift.data.encodings.steps import StepEncoding
 from swift.errors import SwiftError
 from swift.infer import open_step_scorer
+from swift.infer.chat_engine import find_model
 from swift.infer.options import ModelOptions
-from swift.infer.speaker import find_model
 from swift.models.heads import initial_head
 from swift.terminal import say_nothing
 
@@ -38,7 +38,7 @@ IGNORED = -100
 
 
 def tokens_and_labels(tokenizer: Any, row: dict[str, Any], *, separator: str = "\n") -> tuple[list[int], list[int]]:
-    """What TRL's `PRMTrainer.tokenize_row` makes of a row, with a conversation in place of its plain prompt."""
+    """What TRL's `PRMTrainer.tokenize_row` makes of a row, with a conversation instead of its plain prompt."""
     asked = [{"role": "user", "content": row["prompt"]}]
     ids = list(tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"])
     labels = [IGNORED] * len(ids)

@@ -17,7 +17,7 @@ from swift.checkpoint import open_checkpoint
 from swift.config.parse import config_from_mapping
 from swift.config.sections import ModelSection, OptimSection, TunerSection
 from swift.contracts import Capabilities, ModelRole, Need, Reads
-from swift.errors import CheckpointError, SwiftError, UnsupportedPlan
+from swift.errors import CheckpointError, SwiftError, UnsupportedLayout
 from swift.objectives.score import SegmentScore
 from swift.testing import Loop, open_job
 
@@ -41,7 +41,7 @@ def test_too_many_roles_are_refused_before_weights_load(
     monkeypatch.setattr(TorchBackend, "capabilities", replace(TorchBackend.capabilities, roles=1))
     nowhere = ModelRole("critic", ModelSection(path=str(tmp_path / "nothing here")))
     with (
-        pytest.raises(UnsupportedPlan, match=r"2 models at once \(policy, critic\); the torch backend holds 1"),
+        pytest.raises(UnsupportedLayout, match=r"2 models at once \(policy, critic\); the torch backend holds 1"),
         opened(tiny, tmp_path, [nowhere]),
     ):
         pass
@@ -79,7 +79,7 @@ def test_adapter_role_has_own_options_and_lr(tiny: Path, tmp_path: Path) -> None
     critic = ModelRole("critic", ModelSection(path=str(tiny)), tuner=tuner, optim=OptimSection(warmup_ratio=0.0))
     with opened(tiny, tmp_path, [critic], **{"tuner.kind": "full"}) as job:
         role = job.roles["critic"]
-        result = role.train_step(job.plan.batch(0, 0, 1), job.objective)
+        result = role.train_step(job.batch_schedule.batch(0, 0, 1), job.objective)
         assert (job.run.adapter_config, role.run.adapter_config["r"]) == (None, 2)
         assert result.learning_rate == pytest.approx(1e-4)
         assert sorted({group["lr"] for group in role.state.optimizer.param_groups}) == pytest.approx([1e-4, 3e-4])
@@ -104,7 +104,7 @@ def test_a_role_is_saved_resumed_and_missed(tiny: Path, tmp_path: Path, capsys: 
     critic = ModelRole("critic", ModelSection(path=str(tiny)), schedule=lambda step: 0.01)
     with opened(tiny, tmp_path, [critic]) as job:
         role = job.roles["critic"]
-        assert role.train_step(job.plan.batch(0, 0, 1), job.objective).learning_rate == 0.01
+        assert role.train_step(job.batch_schedule.batch(0, 0, 1), job.objective).learning_rate == 0.01
         Loop(job).run()
         trained = {name: tensor.clone() for name, tensor in role.iter_weights()}
     folder = tmp_path / tiny.name / "run" / "checkpoint-2"
@@ -127,7 +127,7 @@ def test_a_role_is_saved_resumed_and_missed(tiny: Path, tmp_path: Path, capsys: 
 def test_frozen_role_is_evaluated_and_not_saved(tiny: Path, tmp_path: Path) -> None:
     teacher = ModelRole("teacher", ModelSection(path=str(tiny)), trained=False)
     with opened(tiny, tmp_path, [teacher]) as job:
-        batch, score, role = job.plan.batch(0, 0, 1), SegmentScore(adapters_off=False), job.roles["teacher"]
+        batch, score, role = job.batch_schedule.batch(0, 0, 1), SegmentScore(adapters_off=False), job.roles["teacher"]
         before = job.hooks.swift_forward(job.run, job.state, batch, score).segments
         Loop(job).run()
         assert torch.equal(role.forward(batch, score).segments, before)

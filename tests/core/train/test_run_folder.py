@@ -1,4 +1,4 @@
-"""The folder of a run: one per run, readable by other verbs."""
+"""The folder of a run: one per run, readable by other commands."""
 
 from __future__ import annotations
 

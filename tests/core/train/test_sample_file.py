@@ -96,16 +96,16 @@ def test_only_the_first_samples_are_written_and_few_of_long_ones(tmp_path: Path)
 def test_images_are_small_and_paths_omit_folders(tmp_path: Path) -> None:
     """Images are small and their files are not named with their folders."""
     Image.new("RGB", (900, 300), "red").save(tmp_path / "big.png")
-    picture = MediaRef("image", str(tmp_path / "big.png"), start=1, length=6, width=900, height=300)
+    image = MediaRef("image", str(tmp_path / "big.png"), start=1, length=6, width=900, height=300)
     lost = MediaRef("image", str(tmp_path / "gone.png"), start=8, length=2)
-    segment = Segment(np.arange(65, 77, dtype=np.int32), np.zeros(12, np.float32), media=(picture, lost))
+    segment = Segment(np.arange(65, 77, dtype=np.int32), np.zeros(12, np.float32), media=(image, lost))
     samples = [Encoded(0, (segment,))]
     report = SimpleNamespace(sources=[], rejected={})
     data = SimpleNamespace(train=SimpleNamespace(samples=samples, place=lambda _: "row 1"), stream=None, report=report)
     (sample,) = written(data, "chat", tmp_path)["samples"]
     first, shown, between, gone, last = sample["segments"][0]["pieces"]
     assert [piece["ids"] for piece in (first, between, last)] == [[65], [72], [75, 76]]
-    assert shown["picture"] == "big.png"
+    assert shown["image"] == "big.png"
     assert shown["thumbnail"].startswith("data:image/jpeg;base64,")
     assert len(shown["thumbnail"]) < 5000
     assert gone["thumbnail"] is None

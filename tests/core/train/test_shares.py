@@ -13,7 +13,7 @@ import torch
 from tiny_runs import conversations, run_training
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from swift.contracts import RankFacts, StepShares
+from swift.contracts import RankFacts, StepTimes
 from swift.observers.lines import SHARES
 from swift.processes.traces import length_within, uncovered, waits_of
 from swift.testing.subjects import Subject, shared_model
@@ -95,9 +95,9 @@ def test_on_a_gpu_kernels_of_nccl_count_less_all_other_kernels() -> None:
 
 
 def test_a_part_that_sleeps_has_that_time_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swift.data.plans.epochs import EpochPlan
+    from swift.data.schedules.epochs import EpochSchedule
 
-    batch = EpochPlan.batch
+    batch = EpochSchedule.batch
 
     def slow_batch(self: Any, step: int, *arguments: int) -> Any:
         time.sleep(SLEEP if step == 1 else 0)
@@ -109,7 +109,7 @@ def test_a_part_that_sleeps_has_that_time_in_the_log(tmp_path: Path, monkeypatch
         steps.append(None)
         time.sleep(SLEEP if len(steps) == 3 else 0)
 
-    monkeypatch.setattr(EpochPlan, "batch", slow_batch)
+    monkeypatch.setattr(EpochSchedule, "batch", slow_batch)
     hook = register_optimizer_step_pre_hook(slow_update)
     try:
         settings = {"logging.shares": 1, "train.max_steps": 3, "logging.report_to": ["jsonl", "report"]}
@@ -191,7 +191,7 @@ def test_slow_rank_is_named_after_several_samples() -> None:
 
 
 def test_parts_are_fractions_of_the_step() -> None:
-    parts = StepShares(seconds=2.0, communication=0.5, data=0.1, optimizer=0.4)
+    parts = StepTimes(seconds=2.0, communication=0.5, data=0.1, optimizer=0.4)
     assert parts.fractions == pytest.approx({"compute": 0.5, "communication": 0.25, "data": 0.05, "optimizer": 0.2})
 
 

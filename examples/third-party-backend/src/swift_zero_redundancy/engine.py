@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from swift import Topology
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.toolkit import (
     Arithmetic,
     accumulate,
@@ -26,7 +26,7 @@ from swift.toolkit import (
 def setup(run):
     wanted, size = run.config.parallel.dp_replicate, run.world.size
     if wanted not in (None, size):
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"parallel.dp_replicate is {wanted}, but {size} processes were started.", hint=f"Type --nproc {wanted}"
         )
     device = choose_device("auto", run.world)

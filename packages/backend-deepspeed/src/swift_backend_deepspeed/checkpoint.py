@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift.checkpoint import Boxes
-from swift.toolkit import Piece, canonical_parameters, model_name, optim_name, part_boxes
+from swift.checkpoint import TensorSlices
+from swift.toolkit import Piece, canonical_parameters, model_name, optim_name, part_slices
 from swift_backend_deepspeed.partitions import Fragment, ZeRO3Nvme, make_slots
 from swift_backend_deepspeed.tensor_parallel import TensorShard, tensor_shard_of
 
@@ -118,17 +118,19 @@ def _boxes(
     tensor_shard: TensorShard | None,
     fragment: Fragment | None,
     held: torch.Tensor | None,
-) -> Boxes:
+) -> TensorSlices:
     """Return the boxes of a tensor on disk that this process holds; `shape` is that of AutoTP's shard of it."""
     if fragment is None or held is None:
-        return Boxes(piece.shape, [], dtype=torch.float32)
+        return TensorSlices(piece.shape, [], dtype=torch.float32)
     if tensor_shard is None:
-        return Boxes(piece.shape, part_boxes(piece.shape, piece.start, fragment.start, held), dtype=torch.float32)
+        return TensorSlices(
+            piece.shape, part_slices(piece.shape, piece.start, fragment.start, held), dtype=torch.float32
+        )
     boxes = [
         (tuple(start + tensor_shard.start * (dim == tensor_shard.dim) for dim, start in enumerate(corner)), box)
-        for corner, box in part_boxes(shape, 0, fragment.start, held)
+        for corner, box in part_slices(shape, 0, fragment.start, held)
     ]
-    return Boxes(piece.shape, boxes, dtype=torch.float32)
+    return TensorSlices(piece.shape, boxes, dtype=torch.float32)
 
 
 def _step_of(state: DeepSpeedState, fragment: Fragment | None) -> torch.Tensor | None:

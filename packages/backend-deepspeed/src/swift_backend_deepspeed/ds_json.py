@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from swift.config.own_options import AdamOptions
 from swift.config.sections import Config
-from swift.errors import ConfigError, UnsupportedPlan, did_you_mean
+from swift.errors import ConfigError, UnsupportedLayout, did_you_mean
 from swift.untrusted import is_deeper, parse_json, read_text, shown
 from swift_backend_deepspeed.known_keys import ELSEWHERE, FREE, KNOWN, OLD_NAMES
 from swift_backend_deepspeed.value_kinds import check_kinds, without_nulls
@@ -106,14 +106,14 @@ def check(content: Json, name: str) -> None:
             raise ConfigError(f"{name}: zero_optimization.{part}.device is {device!r}; it takes none, cpu or nvme.")
     kind = str(content.get("optimizer", {}).get("type", "AdamW")).lower()
     if kind not in ("adam", "adamw"):
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{name}: optimizer.type is {content['optimizer']['type']!r}, whose state "
             "other backends cannot resume from.",
             hint="Use AdamW, or leave the section out.",
         )
     schedule = content.get("scheduler", {}).get("type", AUTO)
     if schedule not in (AUTO, *_SCHEDULES):
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{name}: scheduler.type {schedule!r} has no counterpart here.",
             hint=f"Use one of {', '.join(_SCHEDULES)}, or leave the section out and type --lr_scheduler_type.",
         )

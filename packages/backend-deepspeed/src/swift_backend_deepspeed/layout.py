@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import LoraOptions
-from swift.errors import ConfigError, UnsupportedPlan
+from swift.errors import ConfigError, UnsupportedLayout
 from swift.models.sizes import check_heads, check_widths
 from swift.optim.selected import slots_of
 from swift_backend_deepspeed.config import DeepSpeedOptions
@@ -52,7 +52,7 @@ def check_plan(run: Run) -> None:
 def _check_quantised(content: dict[str, Any], tuner: TunerSection) -> None:
     """Refuse what takes packed weights for numbers, under ZeRO 3."""
     if tuner.options(LoraOptions).dora:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"DoRA computes with whole matrices, and ZeRO 3 gathers those of {tuner.quantize} for their layers alone.",
             hint="Type --deepspeed zero2, or --tuner.dora false.",
         )
@@ -61,7 +61,7 @@ def _check_quantised(content: dict[str, Any], tuner: TunerSection) -> None:
     if is_on(content, "torch_autocast"):
         keys.append("torch_autocast")
     if keys:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"DeepSpeed's {keys[0]} changes bits of weights on their way to other processes, which packed ones "
             f"({tuner.quantize}) do not survive.",
             hint='Leave the key out, or write "stage": 2.',
@@ -74,7 +74,7 @@ def _check_slots(run: Run) -> None:
     slots = slots_of(run.config.optim).values()
     other = [slot.name for slot in slots if slot.shape == "own" or (slot.shape == "scalar" and slot.name != "step")]
     if other:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"ZeRO keeps flat shards of what is like the weights, and one count of steps; {name} keeps {other[0]}.",
             hint="Type --optim.name adamw, or --backend torch.",
         )
@@ -83,18 +83,18 @@ def _check_slots(run: Run) -> None:
 def _check_tensor_parallel(run: Run, stage: int) -> None:
     tuner = run.config.tuner
     if stage == 3:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "Under ZeRO 3 weights are cut into flat pieces as they are read, before AutoTP could cut matrices.",
             hint="Type --deepspeed zero2 or zero1 with --parallel.tp, zero3 without it, or --backend fsdp for both.",
         )
     if run.config.parallel.ulysses > 1:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "DeepSpeed joins AutoTP with one more way of parallel training only: the data.",
             hint="Type --parallel.tp 1 or --parallel.ulysses 1, or --backend fsdp for both.",
         )
     if tuner.quantize != "none" or tuner.options(LoraOptions).dora:
         what = tuner.quantize if tuner.quantize != "none" else "DoRA, whose magnitudes belong to whole rows,"
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"AutoTP cuts plain matrices: {what} cannot be used with it.", hint="Type --parallel.tp 1"
         )
 
@@ -103,12 +103,12 @@ def _check_offload(run: Run) -> None:
     content = run.options(DeepSpeedOptions).content
     stage = stage_of(content)
     if offload_device(content, "offload_optimizer") != "none" and stage == 0:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "zero_optimization.offload_optimizer needs a ZeRO stage from 1: stage 0 shards nothing.",
             hint='Write "stage": 2, or type --deepspeed zero2_offload.',
         )
     if offload_device(content, "offload_param") == "nvme":
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "zero_optimization.offload_param to nvme is not offered: weights on a disk could not be streamed.",
             hint='Write "device": "cpu"; offload_optimizer, which is three times as big, can go to nvme.',
         )
@@ -118,22 +118,22 @@ def _check_offload(run: Run) -> None:
 
 def _check_nvme(run: Run, section: Mapping[str, Any], stage: int) -> None:
     if stage != 3:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"ZeRO {stage} keeps the optimizer's state in memory: only stage 3 swaps it to nvme.",
             hint='Write "stage": 3, or "device": "cpu".',
         )
     if run.config.optim.name != "adamw":
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"The optimizer's state is swapped to nvme for adamw alone, and optim.name is {run.config.optim.name}.",
             hint='Type --optim.name adamw, or write "device": "cpu".',
         )
     if section.get("pipeline_read") or section.get("pipeline_write"):
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "offload_optimizer.pipeline_read and pipeline_write keep pieces in flight, which a checkpoint would miss.",
             hint="Leave them out.",
         )
     if run.config.checkpoint.asynchronous:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "State on a disk is read and written again for a checkpoint, which training has to wait for.",
             hint="Type --checkpoint.asynchronous false",
         )
@@ -160,7 +160,7 @@ def check_model(run: Run, model_config: Any) -> None:
     text = model_config.get_text_config()
     zero3 = stage_of(run.options(DeepSpeedOptions).content) == 3
     if zero3 and run.world.size > 1 and getattr(text, "indexer_compress_ratio", None):
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{text.model_type} calls its indexer as often as samples are long, and ZeRO 3 gathers weights for the "
             "same calls on every process.",
             hint="Type --deepspeed zero2, or --backend fsdp",

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from swift.contracts import ForeignCheckpoint
+from swift.contracts import ThirdPartyCheckpoint
 from swift.errors import CheckpointError
 from swift.toolkit import load_pickle
 from swift.untrusted import inside, read_text
@@ -38,7 +38,7 @@ _STAGES = ("disabled", "optimizer_states", "gradients", "weights")
 """Its members, by number."""
 
 
-def open_native(folder: Path) -> ForeignCheckpoint | None:
+def open_native(folder: Path) -> ThirdPartyCheckpoint | None:
     """Open a folder that DeepSpeed saved into, or one of its `global_step` folders; None where there is none."""
     found = _inside(folder)
     if found is None:
@@ -60,7 +60,7 @@ def _damage(place: Path) -> Iterator[None]:
         ) from None
 
 
-def _opened(found: Path) -> ForeignCheckpoint:
+def _opened(found: Path) -> ThirdPartyCheckpoint:
     if (found / "zero").is_dir():
         return Universal(found)
     files = sorted(found.glob(_OPTIM), key=_rank)
@@ -99,7 +99,7 @@ def _rank(file: Path) -> int:
 
 
 class _Nothing:
-    """In place of an object that is of no use here."""
+    """Instead of an object that is of no use here."""
 
 
 def _known_classes() -> AbstractContextManager[Any]:
@@ -128,7 +128,7 @@ class _Place:
     shape: tuple[int, ...]
 
 
-class Sharded(ForeignCheckpoint):
+class Sharded(ThirdPartyCheckpoint):
     """A folder of ZeRO 1, 2 or 3: one file of flat pieces per process."""
 
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
@@ -210,7 +210,7 @@ class Sharded(ForeignCheckpoint):
         return found
 
 
-class Universal(ForeignCheckpoint):
+class Universal(ThirdPartyCheckpoint):
     """Universal checkpoint, made by DeepSpeed's `ds_to_universal`: one folder per parameter."""
 
     def __init__(self, folder: Path) -> None:

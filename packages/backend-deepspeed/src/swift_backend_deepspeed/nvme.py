@@ -62,7 +62,7 @@ def clear(own: Path) -> None:
 
 
 class ThreadedIOBuilder:
-    """In place of DeepSpeed's `AsyncIOBuilder`."""
+    """Instead of DeepSpeed's `AsyncIOBuilder`."""
 
     def load(self, verbose: bool = False) -> Any:
         """Return the operator's module: the class of handles alone."""
@@ -70,7 +70,7 @@ class ThreadedIOBuilder:
 
 
 class ThreadedIO:
-    """In place of DeepSpeed's `aio_handle`: whole tensors to and from files, several at a time."""
+    """Instead of DeepSpeed's `aio_handle`: whole tensors to and from files, several at a time."""
 
     def __init__(
         self,

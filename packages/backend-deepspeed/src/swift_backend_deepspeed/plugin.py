@@ -40,7 +40,7 @@ class DeepSpeedBackend:
         roles=8,
     )
 
-    swift_check_plan = lazy_hook("swift_backend_deepspeed.layout:check_plan")
+    swift_check_layout = lazy_hook("swift_backend_deepspeed.layout:check_plan")
     swift_check_model = lazy_hook("swift_backend_deepspeed.layout:check_model")
     swift_setup = lazy_hook("swift_backend_deepspeed.topology:setup")
     swift_wrap_model = lazy_hook("swift_backend_deepspeed.model:build")
@@ -56,5 +56,5 @@ class DeepSpeedBackend:
     swift_estimate_traffic = lazy_hook("swift_backend_deepspeed.estimate:estimate_traffic")
     swift_core_settings = lazy_hook("swift_backend_deepspeed.config:core_settings")
     swift_presets = lazy_hook("swift_backend_deepspeed.ds_json:presets")
-    swift_read_foreign = lazy_hook("swift_backend_deepspeed.native:open_native")
-    swift_write_foreign = lazy_hook("swift_backend_deepspeed.universal:write_universal")
+    swift_read_third_party = lazy_hook("swift_backend_deepspeed.native:open_native")
+    swift_write_third_party = lazy_hook("swift_backend_deepspeed.universal:write_universal")

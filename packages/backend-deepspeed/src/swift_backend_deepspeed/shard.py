@@ -22,7 +22,7 @@ from swift.toolkit import (
     parameter_groups,
     rates_of_parts,
     slots_of,
-    tensor_plan,
+    tensor_parallel_spec,
 )
 from swift_backend_deepspeed import nvme
 from swift_backend_deepspeed.diagnosis import Watch
@@ -104,7 +104,7 @@ def shard(run: Run, model: BuiltModel) -> DeepSpeedState:
     )
     tensor_parallel = run.config.parallel.tp > 1
     if tensor_parallel:
-        plan = tensor_plan(module, ways=run.config.parallel.tp)
+        plan = tensor_parallel_spec(module, ways=run.config.parallel.tp)
         tokens = view.probe(lengths=(7, 4))
         before = probe(view, tokens, view.comparable)
         config["tensor_parallel"] |= partition_config(module, config["tensor_parallel"])

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from swift.errors import TrainingError
-from swift.toolkit import NonFiniteStep, accumulate, before_update, score, set_learning_rate, trains_on_pictures
+from swift.toolkit import NonFiniteStep, accumulate, before_update, score, set_learning_rate, trains_on_images
 from swift_backend_deepspeed.advice import to_save_memory
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.tensor_parallel import tensor_shard_of
@@ -65,11 +65,11 @@ def _train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Object
 
 
 def _with_stand_ins(run: Run, state: DeepSpeedState, batch: Batch) -> Batch:
-    """Return the batch with a stand-in wherever a micro-batch without a picture would leave other processes waiting.
+    """Return the batch with a stand-in wherever a micro-batch without an image would leave other processes waiting.
 
     ZeRO 3 gathers the tower's weights when it is called, trained or not; below it, gradients alone are shared.
     """
-    waits = run.media_reader is not None and (state.stage == 3 or trains_on_pictures(run, state.model))
+    waits = run.media_reader is not None and (state.stage == 3 or trains_on_images(run, state.model))
     return batch.with_stand_ins() if waits else batch
 
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from swift.contracts import Need
-from swift.errors import UnsupportedPlan
-from swift.toolkit import COLUMNS, ViewModule, base_model, tensor_plan
+from swift.errors import UnsupportedLayout
+from swift.toolkit import COLUMNS, ViewModule, base_model, tensor_parallel_spec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,7 +56,7 @@ def partition_config(model: nn.Module, section: dict[str, Any]) -> dict[str, Any
     """
     if any(section.get(key) for key in OWN_LAYOUT):
         return {}
-    plan = tensor_plan(model, ways=section["autotp_size"])
+    plan = tensor_parallel_spec(model, ways=section["autotp_size"])
     specs: dict[tuple[str, ...], None] = {}
     for name, how in plan.cut.items():
         specs[_pattern(f"{name}.weight"), "column" if how == COLUMNS else "row"] = None
@@ -115,7 +115,7 @@ def tensor_shard_of(parameter: torch.Tensor) -> TensorShard | None:
     group = tensor_group()
     sizes, rank = recorded["partition_sizes"], dist.get_rank(group)
     if len(set(sizes)) > 1 or recorded["sub_param_sizes"] is not None or recorded["sub_param_shape"] is not None:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"AutoTP would split a matrix of shape {tuple(recorded['original_shape'])} into parts {tuple(sizes)} that "
             "are not equal runs of rows or columns.",
             hint="Choose another parallel.tp, or 1.",
@@ -139,7 +139,7 @@ def check_same(name: str, before: torch.Tensor, after: torch.Tensor, *, exact: b
     """Refuse a model whose outputs change when AutoTP shards it: it was split in the wrong dimensions."""
     tolerance = 1e-4 if exact else 0.15
     if not bool(((before - after).abs() <= tolerance * (1 + before.abs())).all()):
-        raise UnsupportedPlan(f"{name} gives other numbers when AutoTP shards it.", hint="Type --parallel.tp 1")
+        raise UnsupportedLayout(f"{name} gives other numbers when AutoTP shards it.", hint="Type --parallel.tp 1")
 
 
 def _pattern(name: str) -> str:

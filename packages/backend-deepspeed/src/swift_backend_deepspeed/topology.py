@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from swift.contracts import Topology
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.toolkit import choose_device, join_group, leave_group, resolve_dtype
 from swift_backend_deepspeed import nvme
 from swift_backend_deepspeed.config import DeepSpeedOptions
@@ -95,7 +95,7 @@ def _start_deepspeed(device: torch.device, precision: str) -> None:
 
     name = get_accelerator().device_name()
     if name != device.type:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"DeepSpeed was imported for {name}, and this run is on {device.type}.",
             hint=f"Set DS_ACCELERATOR={device.type} before Python starts.",
         )

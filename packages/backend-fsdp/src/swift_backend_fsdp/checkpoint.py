@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift.checkpoint import Boxes
+from swift.checkpoint import TensorSlices
 from swift.toolkit import (
     Piece,
     SlotsToRead,
@@ -19,7 +19,7 @@ from swift.toolkit import (
     matrix_tensors,
     model_name,
     optim_name,
-    part_boxes,
+    part_slices,
 )
 from swift_backend_fsdp.local import local_slice
 from swift_backend_fsdp.shard import take_turn
@@ -101,12 +101,12 @@ def _slot_views(slot: Slot, value: torch.Tensor, pieces: list[Piece], parameter:
     }
 
 
-def _boxes(piece: Piece, parameter: torch.Tensor, held: torch.Tensor, region: tuple[slice, ...]) -> Boxes:
+def _boxes(piece: Piece, parameter: torch.Tensor, held: torch.Tensor, region: tuple[slice, ...]) -> TensorSlices:
     """Return the part of one tensor on disk that lies in what this process holds of a parameter."""
     if piece.start == 0 and piece.numel == parameter.numel():
         offset = tuple(part.start for part in region)
         boxes = [(offset, held)] if held.numel() else []
-        return Boxes(piece.shape, boxes, dtype=held.dtype)
+        return TensorSlices(piece.shape, boxes, dtype=held.dtype)
     # Fused experts: a shard is a run of whole experts' rows, so that it lies in one piece.
     start = region[0].start * (parameter.numel() // parameter.shape[0])
-    return Boxes(piece.shape, part_boxes(piece.shape, piece.start, start, held.reshape(-1)), dtype=held.dtype)
+    return TensorSlices(piece.shape, part_slices(piece.shape, piece.start, start, held.reshape(-1)), dtype=held.dtype)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import LoraOptions
 from swift.contracts import ProcessLayout
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.models.fp8 import check_fp8
 from swift.models.sizes import check_heads, check_widths
 
@@ -40,19 +40,19 @@ def check_plan(run: Run) -> None:
     sizes_of(run)
     check_fp8(run)
     if parallel.cp > 1 and parallel.ulysses > 1:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "parallel.cp and parallel.ulysses both shard sequences, and cannot be combined.",
             hint=f"Type --parallel.cp {parallel.cp * parallel.ulysses} --parallel.ulysses 1, or the other way round.",
         )
     if parallel.tp > 1 and tuner.quantize != "none":
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"tensor parallel cannot shard weights that are stored as {tuner.quantize}.",
             hint="Type --parallel.tp 1 (FSDP shards them all the same), or --tuner.quantize none.",
         )
     lora = tuner.options(LoraOptions)
     if parallel.tp > 1 and (lora.dora or lora.modules_to_save):
         what = "DoRA needs norms of whole matrices" if lora.dora else "tuner.modules_to_save makes copies of modules"
-        raise UnsupportedPlan(f"{what}, which tensor parallel shards.", hint="Type --parallel.tp 1")
+        raise UnsupportedLayout(f"{what}, which tensor parallel shards.", hint="Type --parallel.tp 1")
 
 
 def check_model(run: Run, model_config: Any) -> None:

@@ -41,7 +41,7 @@ class FsdpBackend:
         roles=8,
     )
 
-    swift_check_plan = lazy_hook("swift_backend_fsdp.layout:check_plan")
+    swift_check_layout = lazy_hook("swift_backend_fsdp.layout:check_plan")
     swift_check_model = lazy_hook("swift_backend_fsdp.layout:check_model")
     swift_setup = lazy_hook("swift_backend_fsdp.topology:setup")
     swift_wrap_model = lazy_hook("swift_backend_fsdp.model:build")

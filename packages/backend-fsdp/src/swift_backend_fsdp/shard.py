@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.utils import _pytree
 
 from swift.contracts import ModelView, Need
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.toolkit import (
     Arithmetic,
     SequenceView,
@@ -27,7 +27,7 @@ from swift.toolkit import (
     place,
     rates_of_parts,
     slots_of,
-    trains_on_pictures,
+    trains_on_images,
     value_head_of,
 )
 from swift_backend_fsdp.config import FsdpConfig
@@ -95,7 +95,7 @@ class FsdpState:
     meshes: Meshes
     step: int = 0
     sees: bool = False
-    """Whether weights are trained that only pictures reach."""
+    """Whether weights are trained that only images reach."""
     turns: Turns | None = None
     """Who of the weights has a turn, where they take turns."""
 
@@ -134,7 +134,7 @@ def shard(run: Run, model: MetaModel) -> FsdpState:
         slots=slots_of(run.config.optim),
         arithmetic=arithmetic,
         meshes=meshes,
-        sees=trains_on_pictures(run, model.view.model),
+        sees=trains_on_images(run, model.view.model),
         turns=turns,
     )
 
@@ -148,13 +148,13 @@ def _check(root: FsdpRoot, meshes: Meshes) -> None:
     except (
         ValueError
     ) as error:  # FSDP finds weights that blocks share: it gathers and frees those of each by themselves
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{kind} cannot be sharded block by block: {error}", hint="Type --backend deepspeed"
         ) from error
     except RuntimeError as error:  # code that counts its own heads
         if meshes.sizes.tp == 1 or isinstance(error, torch.OutOfMemoryError | dist.DistError):
             raise
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{kind} cannot be computed with sharded matrices: {str(error).splitlines()[0]}.",
             hint="Type --parallel.tp 1",
         ) from error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.toolkit import ADAPTER, HEAD, START, VALUE_HEAD, adapter_names, base_model, name_map
 from swift_backend_megatron.tensor_map import MappedTensor, ShardBox
 
@@ -225,7 +225,7 @@ def train_head(built: MegatronModel, meta_copy: nn.Module) -> frozenset[str]:
         if weight == memory.removeprefix(_PREFIX):
             continue
         if weight != HEAD:
-            raise UnsupportedPlan(
+            raise UnsupportedLayout(
                 f"The adapter has {weight} as a whole (modules_to_save), which Megatron has sharded or distributed.",
                 hint="Type --backend fsdp",
             )
@@ -250,7 +250,7 @@ def _specs(meta_copy: nn.Module) -> list[AdapterSpec]:
         weight = f"{path.removeprefix(_PREFIX)}.weight"
         pieces = names.pieces(weight) if plain and weight in names.parameters() else ()
         if len(pieces) != 1 or pieces[0].numel != module.get_base_layer().weight.numel():
-            raise UnsupportedPlan(
+            raise UnsupportedLayout(
                 f"An adapter on {path.removeprefix(_PREFIX)} is not offered with Megatron: adapters go on linear "
                 "layers that are one tensor on disk.",
                 hint="Name the modules: --tuner.targets q_proj k_proj v_proj o_proj, or type --backend fsdp.",
@@ -284,7 +284,7 @@ def _check_linear(
         layer = modules[key, path].get_submodule(path)
         experts = ".experts." in f".{path}."
         if experts or not hasattr(layer, "in_features") or getattr(layer, "weight", None) is None:
-            raise UnsupportedPlan(
+            raise UnsupportedLayout(
                 f"An adapter on {members[0][0].weight.removesuffix('.weight')} is not offered with Megatron, which "
                 f"computes it in {type(layer).__name__}.",
                 hint="Name the modules: --tuner.targets q_proj k_proj v_proj o_proj, or type --backend fsdp.",
@@ -299,7 +299,9 @@ def _adapter(
     columns = boxes[0].sizes[1]
     first = boxes[0].offset[1]
     if any(box.offset[1] != first or box.sizes[1] != columns for box in boxes):
-        raise UnsupportedPlan(f"{spec.weight} is sharded in a way that no adapter fits to.", hint="Type --backend fsdp")
+        raise UnsupportedLayout(
+            f"{spec.weight} is sharded in a way that no adapter fits to.", hint="Type --backend fsdp"
+        )
     adapter = LoraAdapter(spec, columns, rows, built.dtype, device)
     pairs = [(spec.a, adapter.a, spec.b, adapter.b)]
     if spec.start is not None:

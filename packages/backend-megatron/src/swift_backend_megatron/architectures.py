@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from swift.errors import UnsupportedPlan, did_you_mean
+from swift.errors import UnsupportedLayout, did_you_mean
 from swift.models.positions import rope_by_length
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ TRAINED = (
     *("minimax_m2", "mistral", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
 )
 """Text models of transformers that are trained here; a test compares each with transformers."""
-WITH_TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+WITH_ENCODERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Architectures whose vision encoders are run here."""
 LIKE_LLAMA = ("mistral",)
 """Architectures that the bridge's tables leave out though their layers and names are Llama's."""
@@ -53,34 +53,34 @@ def check_architecture(run: Run, model_config: Any) -> None:
     """Refuse an architecture of transformers that Megatron does not train; the bridge decides about other code."""
     kind = model_config.get_text_config().model_type
     if kind in REFUSED:
-        raise UnsupportedPlan(f"Megatron does not train {kind}: {REFUSED[kind]}.", hint=HINT)
+        raise UnsupportedLayout(f"Megatron does not train {kind}: {REFUSED[kind]}.", hint=HINT)
     if kind in ON_GPU and not run.elsewhere:
         from swift_backend_megatron import cpu
 
         reason, module = ON_GPU[kind]
         if cpu.needed() or importlib.util.find_spec(module) is None:
-            raise UnsupportedPlan(f"Megatron does not train {kind} on this machine: {reason}.", hint=HINT)
+            raise UnsupportedLayout(f"Megatron does not train {kind} on this machine: {reason}.", hint=HINT)
     if rope := rope_by_length(run.config.data.max_length, model_config):
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"Megatron does not compute {kind} with samples of {run.config.data.max_length:,} tokens: its rotary "
             f"positions ({rope}) depend on the length of each sample.",
             hint=f"{HINT[:-1]}, or lower --max_length.",
         )
     kind = model_config.model_type
     native = type(model_config).__module__.startswith("transformers.")
-    if native and kind not in (*TRAINED, *WITH_TOWERS, *ON_GPU):
+    if native and kind not in (*TRAINED, *WITH_ENCODERS, *ON_GPU):
         raise not_known(kind, encodes_images=getattr(model_config, "vision_config", None) is not None)
 
 
-def not_known(kind: str, *, encodes_images: bool = False) -> UnsupportedPlan:
+def not_known(kind: str, *, encodes_images: bool = False) -> UnsupportedLayout:
     """Return the error about an architecture that Megatron does not train."""
     if encodes_images:
-        return UnsupportedPlan(
-            f"swift does not run the vision encoder of {kind} in Megatron: it runs those of {', '.join(WITH_TOWERS)}.",
+        return UnsupportedLayout(
+            f"swift does not run the vision encoder of {kind} in Megatron: it runs those of {', '.join(WITH_ENCODERS)}.",
             hint=HINT,
         )
-    names = sorted({*TRAINED, *WITH_TOWERS})
-    return UnsupportedPlan(
+    names = sorted({*TRAINED, *WITH_ENCODERS})
+    return UnsupportedLayout(
         f"Megatron does not train the architecture {kind}.{did_you_mean(kind, names)} It trains: {', '.join(names)}.",
         hint=HINT,
     )
@@ -111,7 +111,7 @@ def check_settings(text: Any, settings: Mapping[str, Any]) -> None:
 
 
 def _refuse(text: Any, what: str, why: str) -> None:
-    raise UnsupportedPlan(f"Megatron does not compute {text.model_type} with {what}: {why}.", hint=HINT)
+    raise UnsupportedLayout(f"Megatron does not compute {text.model_type} with {what}: {why}.", hint=HINT)
 
 
 def settings_of_files(text: Any, names: list[str], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def as_refusal(kind: str) -> Iterator[None]:
     try:
         yield
     except _REASONS as error:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"Megatron cannot build {kind} under this plan: {str(error).rstrip('.') or type(error).__name__}.",
             hint="Choose another parallel plan, or type --backend fsdp.",
         ) from error

@@ -33,9 +33,9 @@ class MegatronModel:
     pooling: str
     """Which hidden states make the vector of a segment; see `swift.models.pooling`."""
     towered: bool = False
-    """Whether chunks have a tower for pictures beside the language model."""
+    """Whether chunks have a tower for images beside the language model."""
     sees: bool = False
-    """Whether weights are trained that only pictures reach."""
+    """Whether weights are trained that only images reach."""
     rates: dict[int, float] = field(default_factory=dict)
     """Factors on the learning rate, by the identity of Megatron's parameters; those that are not in it have 1."""
     adapter_tensors: frozenset[str] = frozenset()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift.checkpoint import Boxes
+from swift.checkpoint import TensorSlices
 from swift.toolkit import model_name, optim_name
 from swift_backend_megatron import megatron_runtime
 
@@ -23,7 +23,7 @@ def save(state: MegatronState, writer: CheckpointWriter) -> None:
         tensors: dict[str, torch.Tensor] = {}
         for name, mapped in _saved(state):
             held = [(box, offset, view) for box, offset, view in views_of(state, mapped) if not box.replica]
-            tensors[model_name(name)] = Boxes(
+            tensors[model_name(name)] = TensorSlices(
                 mapped.shape,
                 [(offset, view + box.shift if box.shift else view) for box, offset, view in held],
                 dtype=torch.float32,
@@ -31,7 +31,7 @@ def save(state: MegatronState, writer: CheckpointWriter) -> None:
             for slot in state.masters.moments:
                 moments = [(o, view) for box, o, view in views_of(state, mapped, slot) if not box.replica]
                 if moments:
-                    tensors[optim_name(name, slot)] = Boxes(mapped.shape, moments, dtype=torch.float32)
+                    tensors[optim_name(name, slot)] = TensorSlices(mapped.shape, moments, dtype=torch.float32)
                     if state.masters.counts:
                         tensors[optim_name(name, "step")] = torch.tensor(float(state.masters.steps))
         writer.tensors(tensors)
@@ -90,7 +90,7 @@ class _Loaded:
             else:
                 assert known is None, f"{name}: boxes of different shapes at {offset}"
                 boxes[offset] = view
-        self.tensors[name] = Boxes(mapped.shape, boxes.items(), dtype=torch.float32)
+        self.tensors[name] = TensorSlices(mapped.shape, boxes.items(), dtype=torch.float32)
 
     def finish(self) -> None:
         for view, read, shift in self._copies:

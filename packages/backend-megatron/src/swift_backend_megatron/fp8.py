@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 
 if TYPE_CHECKING:
     from swift.contracts import Run
@@ -43,7 +43,7 @@ def check_fp8(run: Run, options: MegatronConfig) -> None:
     if not run.elsewhere:
         _check_machine()
     if run.config.model.dtype not in ("auto", "bfloat16"):
-        raise UnsupportedPlan("backend.fp8 goes with --torch_dtype bfloat16.", hint="Type --torch_dtype bfloat16")
+        raise UnsupportedLayout("backend.fp8 goes with --torch_dtype bfloat16.", hint="Type --torch_dtype bfloat16")
 
 
 def _check_machine() -> None:
@@ -51,9 +51,9 @@ def _check_machine() -> None:
 
     needs = "backend.fp8 needs Transformer Engine on a GPU of the Ada or Hopper generation or later"
     if not torch.cuda.is_available():
-        raise UnsupportedPlan(f"{needs}; this machine has no GPU.", hint=_WITHOUT)
+        raise UnsupportedLayout(f"{needs}; this machine has no GPU.", hint=_WITHOUT)
     if torch.cuda.get_device_capability() < _OLDEST_GPU:
-        raise UnsupportedPlan(f"{needs}, and this run is on {torch.cuda.get_device_name()}.", hint=_WITHOUT)
+        raise UnsupportedLayout(f"{needs}, and this run is on {torch.cuda.get_device_name()}.", hint=_WITHOUT)
     check_engine(needs)
 
 
@@ -62,12 +62,12 @@ def check_engine(needs: str) -> None:
     try:
         there = metadata.version("transformer-engine")
     except metadata.PackageNotFoundError:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{needs}, and it is not installed.",
             hint=f"Run: pip install --no-build-isolation 'transformer-engine[pytorch]'   or type {_WITHOUT[5:]}",
         ) from None
     if Version(there) < _OLDEST_ENGINE:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"backend.fp8 needs Transformer Engine {_OLDEST_ENGINE} or newer, and {there} is installed.",
             hint="Run: pip install --upgrade --no-build-isolation 'transformer-engine[pytorch]'",
         )
@@ -84,7 +84,7 @@ def check_widths(options: MegatronConfig, text: Any, tp: int) -> None:
     for name, width, count in [*((*each, 1) for each in whole.items()), *((*each, tp) for each in divided.items())]:
         if width // count % MULTIPLE:
             part = f" by parallel.tp {count}" if count > 1 else ""
-            raise UnsupportedPlan(
+            raise UnsupportedLayout(
                 f"backend.fp8 multiplies matrices whose sides are multiples of {MULTIPLE}, and {name} {width}{part} is "
                 "not one.",
                 hint=_WITHOUT,

@@ -1,7 +1,7 @@
-"""Pictures in Megatron's models: transformers' tower on the first stage, whole on every process of it.
+"""Images in Megatron's models: transformers' tower on the first stage, whole on every process of it.
 
 Its features are put into the embeddings of whole rows before these are divided between processes that share sequences
-or activations. Every tensor parallel process runs the tower on the same pictures, and takes back the whole gradient.
+or activations. Every tensor parallel process runs the tower on the same images, and takes back the whole gradient.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def embedded(chunk: Any, shard: MicroBatchSlice, config: Any) -> dict[str, Any]:
     if rows is None:
         return {"decoder_input": _own(embeddings, None, config)}
     seen = rows.kinds == 1
-    tower = chunk.visual.visual
-    found = tower(rows.inputs["pixel_values"].to(tower.dtype), grid_thw=rows.inputs["image_grid_thw"])
+    encoder = chunk.visual.visual
+    found = encoder(rows.inputs["pixel_values"].to(encoder.dtype), grid_thw=rows.inputs["image_grid_thw"])
     arguments: dict[str, Any] = {"decoder_input": _own(_placed(embeddings, seen, found.pooler_output), rows, config)}
     added = getattr(found, "deepstack_features", None)
     if added:

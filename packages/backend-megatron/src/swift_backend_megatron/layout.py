@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import LoraOptions
 from swift.contracts import ProcessLayout
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.models.sizes import check_widths, experts_of
 from swift.optim.selected import slots_of
 from swift_backend_megatron import fp8
@@ -28,7 +28,7 @@ def layout_of(config: Config, processes: int) -> ProcessLayout:
     own = ProcessLayout.of(config.parallel, processes)
     dense = processes // own.pp
     if dense % (own.ep * own.etp):
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"The experts' plan ep {own.ep} × etp {own.etp} takes {own.ep * own.etp} processes or a multiple of "
             f"it in each pipeline stage, which has {dense} (tp {own.tp} × cp {own.cp} × dp {own.data}).",
             hint=f"Start with --nproc {own.ep * own.etp * own.pp} or a multiple, or lower --parallel.ep.",
@@ -71,47 +71,47 @@ def check_plan(run: Run) -> None:
     parallel = config.parallel
     sizes = sizes_of(run)
     if options.device == "cpu" and _has_cuda():
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "Megatron takes the GPU where there is one, and backend.device is cpu.",
             hint="Hide the GPU before Python starts: CUDA_VISIBLE_DEVICES= swift ...",
         )
     if parallel.sequence_parallel and parallel.tp == 1:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "Megatron's sequence parallelism shards activations over the tensor parallel processes, and "
             "parallel.tp is 1.",
             hint="Type --tp 2 (or more), or --parallel.sequence_parallel false",
         )
     if parallel.vpp > 1 and parallel.pp == 1:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"parallel.vpp {parallel.vpp} divides the stages of a pipeline, and parallel.pp is 1.",
             hint="Type --pp 2 (or more), or --parallel.vpp 1",
         )
     if sizes.replicate > 1 and sizes.shard > 1 and not options.use_distributed_optimizer:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "parallel.dp_shard shards the optimizer, and backend.use_distributed_optimizer is off.",
             hint=f"Type --parallel.dp_replicate {sizes.data} --parallel.dp_shard 1, or switch it on.",
         )
     if options.stages and len(options.stages) != parallel.pp * parallel.vpp:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"backend.stages names {len(options.stages)} stages, and pp {parallel.pp} × vpp {parallel.vpp} has "
             f"{parallel.pp * parallel.vpp}.",
             hint="Give one number of layers for each, from the first to the last.",
         )
     _check_ends(parallel, options)
     if options.moe_pad_to_capacity and options.moe_capacity is None:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "backend.moe_pad_to_capacity pads to a capacity, and none is given.",
             hint="Type --backend.moe_capacity 1.25",
         )
     fp8.check_fp8(run, options)
     other = [slot.name for slot in slots_of(config.optim).values() if slot.shape != "like"]
     if other and config.optim.name != "adamw":
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"Megatron keeps flat ranges of what is like the weights; {config.optim.name} keeps {other[0]}.",
             hint="Type --optim.name adamw, or --backend fsdp.",
         )
     if config.tuner.options(LoraOptions).modules_to_save:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "tuner.modules_to_save makes copies of modules, which Megatron has sharded or distributed.",
             hint="Leave it out, or type --backend fsdp.",
         )
@@ -124,12 +124,14 @@ def _check_ends(parallel: ParallelSection, options: MegatronConfig) -> None:
             continue
         if parallel.pp == 1 or parallel.vpp > 1:
             have = "parallel.pp is 1" if parallel.pp == 1 else f"parallel.vpp {parallel.vpp} has several on a process"
-            raise UnsupportedPlan(
+            raise UnsupportedLayout(
                 f"backend.{name} is the size of a pipeline's stage, and {have}.",
                 hint="Type --pp 2 (or more) without --vpp; under it: --backend.stages with a number for each.",
             )
         if options.stages:
-            raise UnsupportedPlan(f"backend.stages and backend.{name} both name the stages.", hint="Keep one of them.")
+            raise UnsupportedLayout(
+                f"backend.stages and backend.{name} both name the stages.", hint="Keep one of them."
+            )
 
 
 def stages_of(options: MegatronConfig, parallel: ParallelSection, layers: int) -> tuple[int, ...]:
@@ -141,7 +143,7 @@ def stages_of(options: MegatronConfig, parallel: ParallelSection, layers: int) -
     between = parallel.pp - (first is not None) - (last is not None)
     left = layers - ends
     if left != 0 if between == 0 else left <= 0 or left % between:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{layers} layers without the {ends} of backend.first_stage and backend.last_stage leave "
             f"{max(left, 0)} for {between} stages.",
             hint="Choose numbers that leave a multiple of the other stages, or name all: --backend.stages.",
@@ -164,7 +166,7 @@ def check_model(run: Run, model_config: Any) -> None:
     layers, stages = text.num_hidden_layers, parallel.pp * parallel.vpp
     named = stages_of(options, parallel, layers)
     if named and sum(named) != layers:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"backend.stages adds up to {sum(named)} layers, and the model has {layers}.",
             hint="Make the numbers add up.",
         )
@@ -174,7 +176,7 @@ def check_model(run: Run, model_config: Any) -> None:
         even, more = divmod(layers, stages)
         uneven = " ".join(str(even + (1 if index < more else 0)) for index in range(stages))
         product = f"pp {parallel.pp}" + (f" × vpp {parallel.vpp}" if parallel.vpp > 1 else "")
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{layers} layers are not divisible by {product} stages.",
             hint=f"Choose divisors of {layers}"
             + (f", or name unequal numbers: --backend.stages {uneven}" if even else "."),
@@ -183,13 +185,13 @@ def check_model(run: Run, model_config: Any) -> None:
     heads = text.num_attention_heads
     groups = getattr(text, "num_key_value_heads", None) or heads
     if heads % tp:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{heads} attention heads are not divisible by tp {tp}.",
             hint=f"Choose a divisor of {heads}.",
         )
     latent = getattr(text, "kv_lora_rank", None) is not None
     if groups % tp and not latent:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{groups} heads of keys and values are not divisible by tp {tp}.",
             hint=f"Choose a divisor of {groups}.",
         )
@@ -198,24 +200,24 @@ def check_model(run: Run, model_config: Any) -> None:
     experts = experts_of(text)
     for name, size in (("ep", parallel.ep), ("etp", parallel.etp)):
         if size > 1 and not experts:
-            raise UnsupportedPlan(
+            raise UnsupportedLayout(
                 f"parallel.{name} {size} distributes experts, and {text.model_type} has none.",
                 hint=f"Type --parallel.{name} 1",
             )
     if experts and experts % parallel.ep:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{experts} experts are not divisible by ep {parallel.ep}.",
             hint=f"Choose a divisor of {experts}.",
         )
     chosen = getattr(text, "num_experts_per_tok", None) or 1
     if options.moe_pad_to_capacity and (options.moe_capacity or 0) * chosen > experts > 0:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"backend.moe_capacity {options.moe_capacity:g} pads every expert to more than all tokens.",
             hint=f"Type --backend.moe_capacity {experts / chosen:g} (no token is dropped then), or less.",
         )
     width = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None) or 0
     if experts and width % parallel.etp:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"Experts of width {width} are not divisible by etp {parallel.etp}.",
             hint=f"Choose a divisor of {width}.",
         )
@@ -224,19 +226,19 @@ def check_model(run: Run, model_config: Any) -> None:
 def _check_vectors(task: str, model_config: Any) -> None:
     """Refuse to make vectors by a model with a tower, which mcore-bridge builds around a model that writes text."""
     if task == "embedding" and getattr(model_config, "vision_config", None) is not None:
-        raise UnsupportedPlan(
-            f"{model_config.model_type} reads pictures, and Megatron makes vectors by models of text alone.",
+        raise UnsupportedLayout(
+            f"{model_config.model_type} reads images, and Megatron makes vectors by models of text alone.",
             hint="Type --backend fsdp, or --backend deepspeed",
         )
 
 
 def _check_first_stage(model_config: Any, layers: int) -> None:
-    """Refuse a first stage that is shorter than the layers to which features of pictures are added."""
+    """Refuse a first stage that is shorter than the layers to which features of images are added."""
     vision = getattr(model_config, "vision_config", None)
     added = len(getattr(vision, "deepstack_visual_indexes", None) or ())
     if added > layers:
-        raise UnsupportedPlan(
-            f"{model_config.model_type} adds features of pictures to its first {added} layers, and the first stage of "
+        raise UnsupportedLayout(
+            f"{model_config.model_type} adds features of images to its first {added} layers, and the first stage of "
             f"the pipeline, which has the tower, has {layers}.",
             hint=f"Type --backend.first_stage {added} (or more), or lower --parallel.pp.",
         )

@@ -8,7 +8,7 @@ import warnings
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift_backend_megatron import cpu
 from swift_backend_megatron.cpu.cuda_means_cpu import cuda_on_cpu
 from swift_backend_megatron.cpu.patches import patch_rope
@@ -23,10 +23,10 @@ def prepare(say: Callable[[str], None]) -> str:
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     if cpu.needed():
         cpu.prepare()
-        say("no GPU: Megatron runs on swift's portable layer, plain torch in the place of Transformer Engine")
+        say("no GPU: Megatron runs on swift's portable layer, plain torch instead of Transformer Engine")
         return "portable layer (plain torch)"
     if importlib.util.find_spec("transformer_engine") is None:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "Megatron's layers need Transformer Engine on a GPU, and it is not installed.",
             hint="Run: pip install --no-build-isolation 'transformer-engine[pytorch]'   or type --backend fsdp",
         )

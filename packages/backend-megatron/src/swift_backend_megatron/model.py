@@ -12,7 +12,7 @@ import torch
 
 from swift.config.own_options import FullOptions
 from swift.contracts import ModelFacts
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.toolkit import (
     adapter_config,
     apply_tuner,
@@ -24,7 +24,7 @@ from swift.toolkit import (
     read_starts,
     resolve_dtype,
     summary_of,
-    trains_on_pictures,
+    trains_on_images,
     transform_of,
     weight_counts,
 )
@@ -32,7 +32,7 @@ from swift_backend_megatron import cpu, megatron_runtime
 from swift_backend_megatron.adapters import adapt, train_head
 from swift_backend_megatron.architectures import (
     LIKE_LLAMA,
-    WITH_TOWERS,
+    WITH_ENCODERS,
     as_refusal,
     check_settings,
     not_known,
@@ -221,7 +221,7 @@ def _stages(run: Run, source: ModelSource) -> dict[str, Any]:
 
 
 def _architecture(model_type: str) -> Any:
-    """Return the bridge's record of an architecture; raise UnsupportedPlan for one that it does not know."""
+    """Return the bridge's record of an architecture; raise UnsupportedLayout for one that it does not know."""
     from mcore_bridge.model.register import ModelMeta, get_mcore_model_type, get_model_meta, register_model
 
     for name in LIKE_LLAMA:
@@ -232,7 +232,7 @@ def _architecture(model_type: str) -> Any:
             register.model_type_mapping = None
     known = get_mcore_model_type(model_type)
     found = get_model_meta(known) if known else None
-    if found is None or (found.is_multimodal and model_type not in WITH_TOWERS):
+    if found is None or (found.is_multimodal and model_type not in WITH_ENCODERS):
         raise not_known(model_type, encodes_images=found is not None)
     return found
 
@@ -251,7 +251,7 @@ def _tune(run: Run, built: MegatronModel) -> None:
     run.adapter_start = read_starts(run, built.source, meta_copy)
     _note_weights(run, *weight_counts(meta_copy))
     if built.towered:
-        built.sees = trains_on_pictures(run, meta_copy)
+        built.sees = trains_on_images(run, meta_copy)
     if tuner.kind == "full":
         _freeze(built, meta_copy)
         built.rates = _rates(run, built, meta_copy)
@@ -281,7 +281,7 @@ def _freeze(built: MegatronModel, meta_copy: torch.nn.Module) -> None:
                 requested.setdefault(id(box.tensor), {})[trained[name]] = name
     for key, names in requested.items():
         if len(names) > 1:
-            raise UnsupportedPlan(
+            raise UnsupportedLayout(
                 f"{names[True]} is to be trained and {names[False]} is not, and for Megatron they are one parameter.",
                 hint="Freeze both or neither, or type --backend fsdp.",
             )

@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from swift.checkpoint import Boxes
-from swift.contracts import ForeignCheckpoint
+from swift.checkpoint import TensorSlices
+from swift.contracts import ThirdPartyCheckpoint
 from swift.errors import CheckpointError
 from swift.toolkit import check_archive
 from swift.untrusted import check_regular, inside, read_bytes
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from swift_backend_megatron.tensor_map import ShardBox, TensorMap
 
 
-def open_native(folder: Path) -> ForeignCheckpoint | None:
+def open_native(folder: Path) -> ThirdPartyCheckpoint | None:
     """Open a folder that Megatron saved into, or the newest of its `iter_` folders; None where it is none."""
     found = _inside(folder)
     return None if found is None else TorchDist(found)
@@ -58,7 +58,7 @@ def _is_one(folder: Path) -> bool:
     return (folder / ".metadata").is_file() and (folder / "metadata.json").is_file()
 
 
-class TorchDist(ForeignCheckpoint):
+class TorchDist(ThirdPartyCheckpoint):
     """A folder in the format `torch_dist`."""
 
     def __init__(self, folder: Path) -> None:
@@ -145,7 +145,7 @@ class TorchDist(ForeignCheckpoint):
         offset = list(shard.offset)
         offset[shard.leading] += begin
         self._reader.fill(
-            key, Boxes(stored.size, [(tuple(offset), target[(None,) * shard.leading])], dtype=target.dtype)
+            key, TensorSlices(stored.size, [(tuple(offset), target[(None,) * shard.leading])], dtype=target.dtype)
         )
         flat = target.float().reshape(-1)
         skipped = first - shard.start - begin * width

@@ -15,9 +15,9 @@ import torch
 
 from swift.config.sections import Config
 from swift.contracts import Run, World
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift_backend_megatron import megatron_runtime, topology
-from swift_backend_megatron.architectures import WITH_TOWERS
+from swift_backend_megatron.architectures import WITH_ENCODERS
 from swift_backend_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ def learn(source: ModelSource) -> SavedModel:
     """Lay a model out in one process, without its weights taking memory. No process group may be there."""
     from swift_backend_megatron.model import map_without_memory
 
-    if source.config.model_type in WITH_TOWERS:
-        raise UnsupportedPlan(
-            f"Megatron's own checkpoints of {source.config.model_type}, which has a tower for pictures, are neither "
+    if source.config.model_type in WITH_ENCODERS:
+        raise UnsupportedLayout(
+            f"Megatron's own checkpoints of {source.config.model_type}, which has a tower for images, are neither "
             "read nor written.",
             hint="swift's checkpoints of any backend are Hugging Face's files: train from them, or export to hf.",
         )

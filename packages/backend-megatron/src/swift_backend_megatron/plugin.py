@@ -30,7 +30,7 @@ class MegatronBackend:
         roles=8,
     )
 
-    swift_check_plan = lazy_hook("swift_backend_megatron.layout:check_plan")
+    swift_check_layout = lazy_hook("swift_backend_megatron.layout:check_plan")
     swift_check_model = lazy_hook("swift_backend_megatron.layout:check_model")
     swift_setup = lazy_hook("swift_backend_megatron.topology:setup")
     swift_wrap_model = lazy_hook("swift_backend_megatron.self_check:build_checked")
@@ -45,6 +45,6 @@ class MegatronBackend:
     swift_estimate_memory = lazy_hook("swift_backend_megatron.estimate:estimate_memory")
     swift_estimate_activations = lazy_hook("swift_backend_megatron.estimate:estimate_activations")
     swift_estimate_traffic = lazy_hook("swift_backend_megatron.estimate:estimate_traffic")
-    swift_describe_plan = lazy_hook("swift_backend_megatron.layout:describe")
-    swift_read_foreign = lazy_hook("swift_backend_megatron.native:open_native")
-    swift_write_foreign = lazy_hook("swift_backend_megatron.native_writer:write_native")
+    swift_describe_layout = lazy_hook("swift_backend_megatron.layout:describe")
+    swift_read_third_party = lazy_hook("swift_backend_megatron.native:open_native")
+    swift_write_third_party = lazy_hook("swift_backend_megatron.native_writer:write_native")

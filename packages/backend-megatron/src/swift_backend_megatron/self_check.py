@@ -20,7 +20,7 @@ import torch.distributed as dist
 from swift.contracts import Need
 from swift.data.batch import collate
 from swift.data.samples import Encoded, Segment
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.toolkit import resolve_dtype
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.architectures import as_refusal
@@ -73,7 +73,7 @@ def self_check(run: Run, source: ModelSource) -> None:
     worst = torch.tensor([excess, difference], device=run.topology.device).nan_to_num(nan=torch.inf)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     if float(worst[0]) > 1:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"Megatron computes {source.config.model_type} with this configuration otherwise than transformers: "
             f"token log-probabilities of a small model with the same settings differ by {float(worst[1]):.2g}.",
             hint="Type --backend fsdp (or deepspeed), which train what transformers computes.",

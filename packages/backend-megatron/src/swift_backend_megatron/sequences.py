@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WholeRows:
-    """Tokens and pictures of whole rows, of which a process computes its columns."""
+    """Tokens and images of whole rows, of which a process computes its columns."""
 
     input_ids: torch.Tensor
     kinds: torch.Tensor
-    """Which tokens stand for pictures."""
+    """Which tokens stand for images."""
     columns: torch.Tensor | None
     """Those of this process, in its order; None where it has all."""
     inputs: dict[str, torch.Tensor]
@@ -49,7 +49,7 @@ class MicroBatchSlice:
     packed: Any
     """Megatron's PackedSeqParams, for segments that are end to end."""
     rows: WholeRows | None
-    """Whole rows with pictures; None where there are none in it."""
+    """Whole rows with images; None where there are none in it."""
     gathered_at: torch.Tensor | None
     """Index of each token of the micro-batch in the concatenated shards of all processes; None where it is whole."""
 

@@ -39,7 +39,7 @@ class MegatronState:
     slicer: SequenceSlicer
     step: int = 0
     owned: set[Any] | None = None
-    """Boxes that this process contributes when weights are streamed; found when they first are."""
+    """TensorSlices that this process contributes when weights are streamed; found when they first are."""
 
     @property
     def tensor_map(self) -> TensorMap:

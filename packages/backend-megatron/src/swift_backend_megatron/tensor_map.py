@@ -21,8 +21,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from swift.errors import ModelError, UnsupportedPlan
-from swift.toolkit import VALUE_HEAD, part_boxes
+from swift.errors import ModelError, UnsupportedLayout
+from swift.toolkit import VALUE_HEAD, part_slices
 from swift_backend_megatron.images import language_of
 from swift_backend_megatron.value_head import value_head_of
 
@@ -64,7 +64,7 @@ class ShardBox:
 
     def views(self, flat: torch.Tensor, first: int = 0) -> list[tuple[Offset, torch.Tensor]]:
         """Return what `flat`, the range of the flat parameter from `first` on, has of the box: offsets and views."""
-        inner = part_boxes(self.sizes, self.start, first, flat)
+        inner = part_slices(self.sizes, self.start, first, flat)
         return [
             (tuple(own + corner for own, corner in zip(self.offset, offset, strict=True)), view)
             for offset, view in inner
@@ -86,7 +86,7 @@ TensorMap = dict[str, MappedTensor]
 
 
 def map_tensors(chunks: Sequence[torch.nn.Module], bridge: Any, source: ModelSource) -> TensorMap:
-    """Ask mcore-bridge where every tensor is stored (collective); raise UnsupportedPlan if one has no location."""
+    """Ask mcore-bridge where every tensor is stored (collective); raise UnsupportedLayout if one has no location."""
     memory, names = _Memory(chunks), set(source.names())
     mapped: TensorMap = {}
     with _addresses(bridge, memory):
@@ -247,7 +247,7 @@ def _runs_of_blocks(codes: torch.Tensor, first: int) -> Iterator[MemoryRun]:
     inner = tuple(codes.shape[1:])
     for (row, column), (rows, width), address, shift in _runs(codes.flatten(1), first):
         if column or width != codes[0].numel():
-            raise UnsupportedPlan(
+            raise UnsupportedLayout(
                 f"Megatron has shards of a tensor of shape {tuple(codes.shape)} that are not whole blocks of it.",
                 hint="Type --backend fsdp (or deepspeed) for this model.",
             )
@@ -338,7 +338,7 @@ def _check(mapped: TensorMap, memory: _Memory, source: ModelSource) -> None:
     dist.all_gather_object(everyone, problems[:3])
     found = [problem for own in everyone for problem in own]
     if found:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"mcore-bridge lays {source.config.model_type} out for Megatron in another way than its files say: "
             f"{found[0]}.",
             hint="Type --backend fsdp (or deepspeed) for this model.",

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from swift.api import MegatronArguments, Swift, SwiftModel, Trainer, TrainerConfig
     from swift.config.sections import Config, Section
     from swift.contracts import HOOK_API, Capabilities, LossSums, ModelView, Need, StepResult, Topology
-    from swift.errors import ConfigError, PluginError, SwiftError, TrainingError, UnsupportedPlan
+    from swift.errors import ConfigError, PluginError, SwiftError, TrainingError, UnsupportedLayout
     from swift.hookspecs import hookimpl, lazy_hook
 
 _HOMES = {
     "swift.api": ("MegatronArguments", "Swift", "SwiftModel", "Trainer", "TrainerConfig"),
     "swift.config.sections": ("Config", "Section"),
     "swift.contracts": ("HOOK_API", "Capabilities", "LossSums", "ModelView", "Need", "StepResult", "Topology"),
-    "swift.errors": ("ConfigError", "PluginError", "SwiftError", "TrainingError", "UnsupportedPlan"),
+    "swift.errors": ("ConfigError", "PluginError", "SwiftError", "TrainingError", "UnsupportedLayout"),
     "swift.hookspecs": ("hookimpl", "lazy_hook"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -46,7 +46,7 @@ __all__ = [
     "Trainer",
     "TrainerConfig",
     "TrainingError",
-    "UnsupportedPlan",
+    "UnsupportedLayout",
     "__version__",
     "hookimpl",
     "lazy_hook",

@@ -186,7 +186,7 @@ class _AlreadyThere(Loader):
 
 
 def _import_transformers(called_only: Mapping[str, Sequence[str]], stand_ins: dict[str, ModuleType]) -> None:
-    """Import it with functions in the place of modules, which import these when they are called."""
+    """Import it with functions instead of modules, which import these when they are called."""
     for module, names in called_only.items():
         if module not in sys.modules:
             sys.modules[module] = stand_ins[module] = _StandIn(module, names)

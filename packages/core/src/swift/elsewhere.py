@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _CONFIG = 'Swift.from_config(TrainerConfig(model="...", dataset="...", learning_rate=1e-5)).train()'
 _TRAINER = 'Trainer(model="...", args={"learning_rate": 1e-5}, train_dataset=rows).train()'
-_COMMAND = "on the command line: swift {verb} --help"
+_COMMAND = "on the command line: swift {command} --help"
 
 INSTEAD: dict[str, str] = {
     **dict.fromkeys(
@@ -25,12 +25,14 @@ INSTEAD: dict[str, str] = {
         'The objective is a keyword: Trainer(model="...", args={"objective": "dpo"}, train_dataset=rows).train()',
     ),
     **dict.fromkeys(("sft_main", "pt_main", "rlhf_main", "train_main"), _CONFIG),
-    **dict.fromkeys(("infer_main", "InferArguments", "PtEngine", "TransformersEngine"), _COMMAND.format(verb="infer")),
-    **dict.fromkeys(("VllmEngine", "LmdeployEngine", "SglangEngine"), _COMMAND.format(verb="infer") + " (--engine)"),
-    **dict.fromkeys(("InferRequest", "RequestConfig", "InferClient"), _COMMAND.format(verb="infer")),
-    **dict.fromkeys(("deploy_main", "DeployArguments", "run_deploy"), _COMMAND.format(verb="serve")),
-    **dict.fromkeys(("export_main", "ExportArguments", "merge_lora"), _COMMAND.format(verb="export")),
-    **dict.fromkeys(("eval_main", "EvalArguments"), _COMMAND.format(verb="eval")),
+    **dict.fromkeys(
+        ("infer_main", "InferArguments", "PtEngine", "TransformersEngine"), _COMMAND.format(command="infer")
+    ),
+    **dict.fromkeys(("VllmEngine", "LmdeployEngine", "SglangEngine"), _COMMAND.format(command="infer") + " (--engine)"),
+    **dict.fromkeys(("InferRequest", "RequestConfig", "InferClient"), _COMMAND.format(command="infer")),
+    **dict.fromkeys(("deploy_main", "DeployArguments", "run_deploy"), _COMMAND.format(command="serve")),
+    **dict.fromkeys(("export_main", "ExportArguments", "merge_lora"), _COMMAND.format(command="export")),
+    **dict.fromkeys(("eval_main", "EvalArguments"), _COMMAND.format(command="eval")),
     **dict.fromkeys(
         ("get_model_tokenizer", "get_model_processor", "get_template", "get_model_and_template", "load_dataset"),
         f"Models, templates and data sets are named, and opened by the run: {_CONFIG}",

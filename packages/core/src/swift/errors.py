@@ -29,7 +29,7 @@ class SwiftError(Exception):
 
 
 class UsageError(SwiftError):
-    """A command line that cannot be meant: unknown verb, missing flag, wrong combination."""
+    """A command line that cannot be meant: unknown command, missing flag, wrong combination."""
 
     exit_code = 2
 
@@ -58,7 +58,7 @@ class ServeError(SwiftError):
     """A server that did not come up, or that ended by itself."""
 
 
-class UnsupportedPlan(UsageError):
+class UnsupportedLayout(UsageError):
     """A backend was asked for something that it does not do. Raised before any weights load."""
 
 

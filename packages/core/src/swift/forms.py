@@ -14,10 +14,10 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift.cli.commands import BUILTIN_COMMANDS, TRAINING
 from swift.cli.help import MOST_USED, flag_named, groups_of
 from swift.cli.options import options_of, read_options
-from swift.cli.verbs import TRAINING, VERBS
-from swift.config.aliases import VERB_OBJECTIVES
+from swift.config.aliases import COMMAND_OBJECTIVES
 from swift.config.fields import Field, core_fields, core_keys, model_fields
 from swift.config.options import RunsCode
 from swift.contracts import ExpectedMemory, Run, World
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from swift.config.parse import Parsed
 
-__all__ = ["CheckedCommand", "FormField", "FormSection", "check_command", "form_of", "resume_words", "verb_of"]
+__all__ = ["CheckedCommand", "FormField", "FormSection", "check_command", "command_of", "form_of", "resume_words"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class FormField:
     """One option, as a form shows it."""
 
     key: str
-    """`section.name` for a run; the name alone for other verbs."""
+    """`section.name` for a run; the name alone for other commands."""
     flag: str
     """What is typed for it; empty for a word that stands without a flag."""
     kind: str
@@ -76,7 +76,7 @@ class FormSection:
 class CheckedCommand:
     """A command that nothing refuses before it is started."""
 
-    verb: str
+    command: str
     notes: tuple[str, ...] = ()
     """What the user should hear."""
     processes: int = 1
@@ -94,27 +94,29 @@ class CheckedCommand:
     """By an installed planner, where it was asked for."""
 
 
-def verb_of(objective: str) -> str:
-    """Return the verb that an objective is trained with."""
-    if all(objective not in names for names in VERB_OBJECTIVES.values()):
+def command_of(objective: str) -> str:
+    """Return the command that an objective is trained with."""
+    if all(objective not in names for names in COMMAND_OBJECTIVES.values()):
         return "rlhf"
-    return next((verb for verb, names in VERB_OBJECTIVES.items() if names[0] == objective), "train")
+    return next((command for command, names in COMMAND_OBJECTIVES.items() if names[0] == objective), "train")
 
 
-def form_of(verb: str, selected: Mapping[str, str] | None = None) -> list[FormSection]:
-    """Return the options of a verb. For a run, `selected` names plugins by key: `{"backend.name": "fsdp"}`.
+def form_of(command: str, selected: Mapping[str, str] | None = None) -> list[FormSection]:
+    """Return the options of a command. For a run, `selected` names plugins by key: `{"backend.name": "fsdp"}`.
 
     Options of plugins stand in their sections, whoever published them.
     """
-    if verb in TRAINING:
+    if command in TRAINING:
         from swift.config.sections import Config
 
         return [_section_of_run(name, selected or {}) for name in Config.model_fields] + [_processes()]
-    options = options_of(verb)
+    options = options_of(command)
     assert options is not None
     return [
         FormSection(
-            f"group-{number}", group.title or VERBS[verb].summary, tuple(_field(each, "") for each in group.fields)
+            f"group-{number}",
+            group.title or BUILTIN_COMMANDS[command].summary,
+            tuple(_field(each, "") for each in group.fields),
         )
         for number, group in enumerate(groups_of(options))
     ]
@@ -203,7 +205,7 @@ def _split(words: Sequence[str]) -> tuple[str, list[str]]:
     return words[0], list(words[1:])
 
 
-def _check_run(verb: str, words: list[str], expect: bool) -> CheckedCommand:
+def _check_run(command: str, words: list[str], expect: bool) -> CheckedCommand:
     from swift.cli.beforehand import check_here, check_plan
     from swift.cli.choose import chosen
     from swift.config.parse import parse
@@ -211,22 +213,22 @@ def _check_run(verb: str, words: list[str], expect: bool) -> CheckedCommand:
     from swift.processes.group import processes_in_all
 
     check_is_own(words)
-    words = chosen(words, verb, say_nothing)
-    parsed = parse(words, verb)
+    words = chosen(words, command, say_nothing)
+    parsed = parse(words, command)
     check_here(parsed.config)
     processes = processes_in_all({**os.environ, **parsed.machines}, parsed.nproc)
     check_plan(parsed, processes)
     config = parsed.config
     writes = [config.logging.output] + [each for each in (config.export.out,) if each is not None]
     return CheckedCommand(
-        verb,
+        command,
         tuple(parsed.notes),
         processes,
         tuple(path.absolute() for path in writes),
         _run_folder(parsed),
         _code_of(parsed),
         sends=tuple(filter(None, [config.checkpoint.copy_to])),
-        expected=_expected(parsed, processes, words, verb) if expect else None,
+        expected=_expected(parsed, processes, words, command) if expect else None,
     )
 
 
@@ -252,22 +254,22 @@ def _files_of(options: BaseModel) -> list[str]:
     return [file for name in marked for file in RunsCode.files(getattr(options, name)) if getattr(options, name)]
 
 
-def _expected(parsed: Parsed, processes: int, words: Sequence[str], verb: str) -> ExpectedMemory | None:
+def _expected(parsed: Parsed, processes: int, words: Sequence[str], command: str) -> ExpectedMemory | None:
     """Return what a planner expects; None where there is none, or it cannot count this run."""
     from swift.plugins import planners
 
     config = parsed.config
     run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
-    return planners.expected(run, words, verb, say=print_note)
+    return planners.expected(run, words, command, say=print_note)
 
 
-def _check_other(verb: str, words: list[str]) -> CheckedCommand:
-    options_model = options_of(verb)
+def _check_other(command: str, words: list[str]) -> CheckedCommand:
+    options_model = options_of(command)
     assert options_model is not None
-    passes_on = verb in ("serve", "deploy")
-    typed = read_options(verb, words, options_model, passes_on=passes_on)
+    passes_on = command in ("serve", "deploy")
+    typed = read_options(command, words, options_model, passes_on=passes_on)
     options: Any = typed.options
-    if verb in ("export", "merge-lora"):
+    if command in ("export", "merge-lora"):
         from swift.cli.export import check_export
 
         _, destination = check_export(options)
@@ -276,7 +278,7 @@ def _check_other(verb: str, words: list[str]) -> CheckedCommand:
         out = [each for each in (getattr(options, "result_path", None),) if each is not None]
     trusts = ["trust_remote_code"] if getattr(options, "trust_remote_code", False) else []
     return CheckedCommand(
-        verb,
+        command,
         writes=tuple(Path(each).absolute() for each in out),
         trusts=(*trusts, *typed.passed_on, *_files_of(options)),
         hosts=tuple(filter(None, [getattr(options, "host", None)])),

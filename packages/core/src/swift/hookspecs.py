@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         CheckpointWriter,
         EngineRequest,
         ExportRequest,
-        ForeignCheckpoint,
         ForwardResult,
         InferenceEngine,
         LayerSizes,
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
         ServeRequest,
         StepRecord,
         StepResult,
+        ThirdPartyCheckpoint,
         Topology,
         Traffic,
         TrainedState,
@@ -64,11 +64,11 @@ class BackendHooks:
     """
 
     @hookspec(firstresult=True)
-    def swift_check_plan(self, run: Run) -> bool | None:
+    def swift_check_layout(self, run: Run) -> bool | None:
         """Refuse what the declared capabilities alone cannot tell. Optional.
 
         Called first, before any process group, data or weights. Core has already compared the plan with
-        `capabilities`. Raise `UnsupportedPlan` with the reason and what to type instead; otherwise return None.
+        `capabilities`. Raise `UnsupportedLayout` with the reason and what to type instead; otherwise return None.
         `swift config show` asks as well, and a command before it starts processes: answer from `run.config`,
         `run.backend_options` and `run.world.size`, without torch where it can be done.
         """
@@ -78,7 +78,7 @@ class BackendHooks:
         """Refuse a model whose sizes do not fit the plan: heads that tp does not divide, say. Optional.
 
         Called with the transformers configuration once the model is opened, before any data or weights are read. Raise
-        `UnsupportedPlan` with the reason and what to type instead; otherwise return None. `swift config show` asks
+        `UnsupportedLayout` with the reason and what to type instead; otherwise return None. `swift config show` asks
         with what config.json says of a model on this machine: keys that are not in it raise `AttributeError`, and
         nothing is refused then. Do not import torch.
         """
@@ -166,17 +166,17 @@ class BackendHooks:
         """
 
     @hookspec(firstresult=True)
-    def swift_describe_plan(self, config: Config, processes: int) -> list[str] | None:
+    def swift_describe_layout(self, config: Config, processes: int) -> list[str] | None:
         """Say which process holds what, in lines for `swift config show`. Optional.
 
-        Raise `UnsupportedPlan` where the plan does not fit this number of processes.
+        Raise `UnsupportedLayout` where the plan does not fit this number of processes.
         """
 
     @hookspec(firstresult=True)
     def swift_layout(self, config: Config, processes: int) -> ProcessLayout | None:
         """Say how many processes each parallel dimension has. Optional: `ProcessLayout.of` is the answer otherwise.
 
-        Raise `UnsupportedPlan` where the plan does not fit this number of processes. Do not import torch.
+        Raise `UnsupportedLayout` where the plan does not fit this number of processes. Do not import torch.
         """
 
     @hookspec(firstresult=True)
@@ -212,14 +212,14 @@ class BackendHooks:
         """Return files to begin from: name → text, printed by `swift config BACKEND NAME`. Optional."""
 
     @hookspec(firstresult=True)
-    def swift_read_foreign(self, folder: Path) -> ForeignCheckpoint | None:
+    def swift_read_third_party(self, folder: Path) -> ThirdPartyCheckpoint | None:
         """Open a checkpoint that the backend's own library saved, for `swift convert`. Optional.
 
         Return None where the folder holds nothing that the backend knows. Nothing in it is to be run.
         """
 
     @hookspec(firstresult=True)
-    def swift_write_foreign(self, state: TrainedState, folder: Path) -> bool | None:
+    def swift_write_third_party(self, state: TrainedState, folder: Path) -> bool | None:
         """Write a checkpoint in the format of the backend's own library, for `swift convert --to BACKEND`. Optional."""
 
 

@@ -33,7 +33,7 @@ from swift.contracts import (
     World,
     fitting_roles,
 )
-from swift.errors import ModelError, SwiftError, UnsupportedPlan
+from swift.errors import ModelError, SwiftError, UnsupportedLayout
 from swift.hookspecs import BackendHooks
 from swift.models.cache_room import row_bytes, rows_at_once
 from swift.models.classes import check_no_encoder
@@ -131,7 +131,7 @@ class PlannedBackend:
         )
 
     def layout(self, run: Run) -> ProcessLayout:
-        """Return the sizes of all parallel dimensions; `UnsupportedPlan` where they do not fit the processes."""
+        """Return the sizes of all parallel dimensions; `UnsupportedLayout` where they do not fit the processes."""
         came = self._ask("swift_layout", config=run.config, processes=run.world.size)
         if came is None:
             return ProcessLayout.of(run.config.parallel, run.world.size)
@@ -142,7 +142,7 @@ class PlannedBackend:
         try:
             if self.plugin.capabilities is not None:
                 check_capabilities(self.plugin.capabilities, run.config)
-            self._hooks.swift_check_plan(run=run)
+            self._hooks.swift_check_layout(run=run)
         except SwiftError as refused:
             return refused
         return None
@@ -252,14 +252,14 @@ def _low_rank(rows: int, columns: int, options: Any) -> float:
     return float(rank * (rows + columns))
 
 
-def planned_backends(words: Sequence[str], verb: str) -> tuple[list[PlannedBackend], dict[str, SwiftError]]:
+def planned_backends(words: Sequence[str], command: str) -> tuple[list[PlannedBackend], dict[str, SwiftError]]:
     """Return every way in which installed backends would take a run, and why the others would not, by name.
 
     `words` are the flags of the run. With `--backend` among them, or a flag that names one (`--deepspeed`), it is that
     backend alone; with a flag of a variant, its other ways are left out.
     """
     typed = {word.partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    named = _named_backend(words, verb, typed)
+    named = _named_backend(words, command, typed)
     taken: list[PlannedBackend] = []
     refused: dict[str, SwiftError] = {}
     for name in [named] if named else [entry.name for entry in list_plugins("swift.backends") if entry.allowed]:
@@ -274,7 +274,7 @@ def planned_backends(words: Sequence[str], verb: str) -> tuple[list[PlannedBacke
         own = [] if named else ["--backend", name]
         for way, flags in ways.items():
             try:
-                parsed = parse([*words, *own, *flags], verb, complete=False)
+                parsed = parse([*words, *own, *flags], command, complete=False)
             except SwiftError as error:
                 refused[way or name] = error
                 continue
@@ -282,11 +282,11 @@ def planned_backends(words: Sequence[str], verb: str) -> tuple[list[PlannedBacke
     return taken, refused
 
 
-def _named_backend(words: Sequence[str], verb: str, typed: Collection[str]) -> str | None:
+def _named_backend(words: Sequence[str], command: str, typed: Collection[str]) -> str | None:
     """Return the backend that the flags name; None where they leave it open."""
     try:
-        name = parse(words, verb, complete=False).config.backend.name
-    except UnsupportedPlan:
+        name = parse(words, command, complete=False).config.backend.name
+    except UnsupportedLayout:
         # What was typed is more than the backend has that nobody chose; whoever named one hears it.
         if "__backend" in typed:
             raise

@@ -33,7 +33,7 @@ def speaking_to_a_script() -> Iterator[None]:
 
 
 def reworded(text: str, *, values: bool = True) -> str:
-    """Return an error's text with keywords in place of flags: `tp=2` for `--tp 2`, or `tp 2` without `values`."""
+    """Return an error's text with keywords instead of flags: `tp=2` for `--tp 2`, or `tp 2` without `values`."""
     command = _COMMAND.search(text)
     words, commands = (text, "") if command is None else (text[: command.start()], text[command.start() :])
     plain = _FLAG.sub(lambda found: _keyword(found, values), _NPROC.sub(r"\0\1", words))

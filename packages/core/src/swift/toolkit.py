@@ -8,10 +8,10 @@ a plugin's module.
 
 from __future__ import annotations
 
-from swift.checkpoint.boxes import Boxes, flat_boxes, part_boxes
 from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import before_update
+from swift.checkpoint.tensor_slices import TensorSlices, flat_slices, part_slices
 from swift.models.adapter_initialization import keep_starts, read_starts
 from swift.models.attention import (
     FLASH,
@@ -45,7 +45,7 @@ from swift.models.names import (
     name_map,
     whole_shape,
 )
-from swift.models.parts import rates_of_parts, trains_on_pictures
+from swift.models.parts import rates_of_parts, trains_on_images
 from swift.models.peft_modules import attach_peft, resume_adapter
 from swift.models.plain_lora import as_plain_lora
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
@@ -56,7 +56,7 @@ from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.shrunk import limits_of, shrunk_config, shrunk_model
 from swift.models.sizes import check_heads, check_widths, experts_of
 from swift.models.source import architecture_of
-from swift.models.tp_spec import COLUMNS, ROWS, TensorPlan, tensor_plan
+from swift.models.tp_spec import COLUMNS, ROWS, TensorParallelSpec, tensor_parallel_spec
 from swift.models.tuners import (
     adapter_config,
     adapters_off,
@@ -98,7 +98,6 @@ __all__ = [
     "AdamStep",
     "Arithmetic",
     "AttentionChoice",
-    "Boxes",
     "GlobalSums",
     "LogitTransform",
     "MatrixOwners",
@@ -108,7 +107,8 @@ __all__ = [
     "Piece",
     "SequenceView",
     "SlotsToRead",
-    "TensorPlan",
+    "TensorParallelSpec",
+    "TensorSlices",
     "TokenViews",
     "Turns",
     "ViewModule",
@@ -147,7 +147,7 @@ __all__ = [
     "ends_when_off",
     "experts_of",
     "fill",
-    "flat_boxes",
+    "flat_slices",
     "follow_launcher",
     "generator_of",
     "gradient_view",
@@ -172,7 +172,7 @@ __all__ = [
     "optim_name",
     "packing_of",
     "parameter_groups",
-    "part_boxes",
+    "part_slices",
     "place",
     "pooled",
     "pooled_scores",
@@ -195,11 +195,11 @@ __all__ = [
     "slots_of",
     "stored_bytes",
     "summary_of",
-    "tensor_plan",
+    "tensor_parallel_spec",
     "token_logps",
     "tokens_per_chunk",
     "trainable_summary",
-    "trains_on_pictures",
+    "trains_on_images",
     "transform_of",
     "tuner_of",
     "update",

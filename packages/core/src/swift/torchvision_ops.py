@@ -3,7 +3,7 @@
 The index of packages has one build of torchvision for each release, made for CUDA. Beside a CPU build of torch its
 compiled operators cannot be loaded, and importing it ends in `operator torchvision::nms does not exist`: it describes
 two of them whether they are there or not. Everything of transformers that looks for torchvision ends with it. What
-processors of pictures and videos use of it is written in Python and needs none of these operators.
+processors of images and videos use of it is written in Python and needs none of these operators.
 """
 
 from __future__ import annotations

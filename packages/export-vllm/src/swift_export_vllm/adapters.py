@@ -22,11 +22,11 @@ AT_ONCE = 8
 def check_adapter(folder: Path) -> None:
     """Refuse what vLLM would refuse after it has loaded everything else."""
     # That part of an adapter it would leave out, and say nothing.
-    if trait := obstacle(_config(folder)) or beside_language(folder):
+    if trait := incompatibility(_config(folder)) or beside_language(folder):
         raise unmerged(folder, trait, "vLLM")
 
 
-def obstacle(config: Mapping[str, Any]) -> str | None:
+def incompatibility(config: Mapping[str, Any]) -> str | None:
     """Return why vLLM cannot put an adapter on its base model, as the end of a sentence about it."""
     traits = {
         "was trained with DoRA": config.get("use_dora"),

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from swift.contracts import Completion, EngineRequest, InferenceEngine, Sampling, Score, WeightStream
 from swift.errors import DataError, ModelError, UsageError
 from swift.toolkit import waiting
-from swift_export_vllm.adapters import check_adapter, obstacle, rank_of, room_for, write_adapter
+from swift_export_vllm.adapters import check_adapter, incompatibility, rank_of, room_for, write_adapter
 from swift_export_vllm.command import check_options
 from swift_export_vllm.interpreter import find_interpreter
 from swift_export_vllm.logprobs import KINDS, SAID, score_of
@@ -166,7 +166,7 @@ class VllmInProcess:
             raise ModelError("vLLM still remembers prompts under the weights before: requests are under way.")
 
     def update_adapter(self, weights: WeightStream, config: Mapping[str, Any]) -> None:
-        """Put the adapters in training on the model as it was opened, in place of those before."""
+        """Put the adapters in training on the model as it was opened, instead of those before."""
         self._take_off()
         with tempfile.TemporaryDirectory(prefix="swift-adapter-") as folder:
             write_adapter(weights, config, Path(folder))
@@ -339,7 +339,7 @@ def _takes(request: EngineRequest) -> str | None:
         return ""
     if request.options.get("enable_lora") is False:
         return "It was opened with enable_lora false."
-    trait = obstacle(request.trained_adapter)
+    trait = incompatibility(request.trained_adapter)
     return None if trait is None else f"vLLM cannot put it on: it {trait}."
 
 
@@ -391,7 +391,7 @@ def _undisturbed() -> Iterator[None]:
 
 @contextmanager
 def _busy(what: str) -> Iterator[None]:
-    """Show progress on a terminal in place of the output of vLLM and its libraries, which raise their errors."""
+    """Show progress on a terminal instead of the output of vLLM and its libraries, which raise their errors."""
     sys.stderr.flush()
     terminal = os.dup(2)
     with warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere, os.fdopen(terminal, "w") as told:

@@ -20,7 +20,7 @@ from typing import Any
 from swift.contracts import Completion, EngineRequest, InferenceEngine, Sampling, Score, WeightStream
 from swift.errors import DataError, ModelError, SwiftError, UsageError
 from swift.infer import OpenAiServer, at_once
-from swift_export_vllm.adapters import obstacle, write_adapter
+from swift_export_vllm.adapters import incompatibility, write_adapter
 from swift_export_vllm.logprobs import KINDS, SAID, Kind, kind_of, score_of
 from swift_export_vllm.weights_folder import write_weights
 
@@ -81,7 +81,7 @@ def open_servers(request: EngineRequest) -> InferenceEngine:
     )
     assert isinstance(opened, VllmServer)
     if request.trained_adapter is not None:
-        trait = obstacle(request.trained_adapter)
+        trait = incompatibility(request.trained_adapter)
         if trait is not None:
             request.say(f"{_ONLY_WHOLE} it {trait}, which vLLM cannot put on.")
         elif fixed := opened.without_adapters():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class MeasuredRun:
     """A run whose plans are to be measured: its flags without those of plans, and where it is to be."""
 
-    verb: str
+    command: str
     model: str
     words: Sequence[str]
     workload: Workload
@@ -66,7 +66,7 @@ HEADING = ["plan", "step planned", "measured", "peak planned", "measured"]
 def measured(run: MeasuredRun, plans: Sequence[Candidate], said: Callable[[str], None]) -> list[MeasuredPlan]:
     """Run plans for a few steps each; return them fastest first, those that failed at the end."""
     found = []
-    with ShortRuns.begun(run.verb, run.model, run.words) as trials:
+    with ShortRuns.begun(run.command, run.model, run.words) as trials:
         for plan in plans:
             trial = trials.run(_flags(run, plan), rows=run.workload.rows, length=run.workload.length)
             found.append(MeasuredPlan(_on(run, plan), trial))
@@ -80,7 +80,7 @@ def by_blocks(run: MeasuredRun, plans: Sequence[Candidate], said: Callable[[str]
     They have no pipelines, as one block has no two stages.
     """
     found = []
-    with ShortRuns.begun(run.verb, run.model, run.words) as trials:
+    with ShortRuns.begun(run.command, run.model, run.words) as trials:
         for plan in plans:
             each: dict[int, ShortRun] = {}
             for blocks in sorted({min(blocks, run.layers) for blocks in BLOCKS}):

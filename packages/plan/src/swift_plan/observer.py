@@ -19,7 +19,7 @@ from swift.hookspecs import hookimpl
 from swift_plan.watching import TrialWatch, is_trial
 
 if TYPE_CHECKING:
-    from swift.contracts import Run, RunSummary, StepRecord, StepResult, StepShares
+    from swift.contracts import Run, RunSummary, StepRecord, StepResult, StepTimes
     from swift.data.batch import Batch
     from swift_plan.bars import Bar
     from swift_plan.search import Candidate
@@ -36,7 +36,7 @@ class PlanObserver:
         self._seconds: list[float] = []
         self._tokens: list[int] = []
         self._peak = 0.0
-        self._shares: list[StepShares] = []
+        self._shares: list[StepTimes] = []
         self._watch = TrialWatch() if is_trial() else None
 
     @hookimpl(wrapper=True)
@@ -137,7 +137,7 @@ def verdict(bar: Bar, seconds: float, parts: Mapping[str, float]) -> str:
     return f"{said} Of it, {', '.join(named)}." if named else said
 
 
-def _mean_fractions(shares: Sequence[StepShares]) -> dict[str, float]:
+def _mean_fractions(shares: Sequence[StepTimes]) -> dict[str, float]:
     """Return the parts of the steps that were measured, together; nothing where none was."""
     whole = sum(each.seconds for each in shares)
     names = shares[0].fractions if shares else ()

@@ -11,7 +11,7 @@ from swift_plan.failures import HOURS_OF_A_DEVICE
 
 
 class PlanOptions(Section):
-    """All other flags are those of the run, as the verb that trains takes them: what is typed is kept."""
+    """All other flags are those of the run, as the command that trains takes them: what is typed is kept."""
 
     examples = (
         "swift plan qwen3-8b --gpus 8xH100 --train_type full --max_length 8192",
@@ -23,7 +23,7 @@ class PlanOptions(Section):
     )
     gpus: str = Field(description="8xH100, 4x8xH100 (machines × devices), or 8xFILE.json that describes a device")
     kind: Annotated[Literal["pt", "sft", "rlhf", "train"], Aliases("verb")] = Field(
-        "sft", description="The verb that the plan is for"
+        "sft", description="The command that the plan is for"
     )
     top: Annotated[int, Field(ge=1, le=1000)] = Field(5, description="How many plans to show")
     explain: Annotated[int | None, Field(ge=1)] = Field(

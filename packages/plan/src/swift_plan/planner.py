@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import ChosenPlan, ExpectedMemory
-from swift.errors import UnsupportedPlan, UsageError
+from swift.errors import UnsupportedLayout, UsageError
 from swift.planning import PlannedBackend
 from swift_plan import ledger, screen
 from swift_plan.cluster import CPU
@@ -39,14 +39,14 @@ _MODEL = ("--model", "--model_id_or_path", "--model.path")
 class Chooser:
     """Implements `swift.contracts.Planner`."""
 
-    def choose(self, words: Sequence[str], verb: str, processes: int, machines: int) -> ChosenPlan:
+    def choose(self, words: Sequence[str], command_name: str, processes: int, machines: int) -> ChosenPlan:
         """Return the flags of the fastest plan that fits."""
         model, others = _model(words)
         where = this_machine(processes, machines)
-        planned = Planned.on(where, PlanOptions(model=model, gpus=str(where), kind=verb), others)
+        planned = Planned.on(where, PlanOptions(model=model, gpus=str(where), kind=command_name), others)
         if not planned.found.fitting:
             nearest = "\n".join(f"  {line}" for line in screen.nearest(planned.found, where))
-            raise UnsupportedPlan(
+            raise UnsupportedLayout(
                 f"No plan for {model} fits on {where}. Nearest, with what is lacking:\n{nearest}",
                 hint="A shorter --max_length, --train_type lora or qlora, or more processes.",
             )
@@ -60,13 +60,13 @@ class Chooser:
             reason.append(behind)
         return ChosenPlan(tuple(words_of_plan), "\n".join(reason))
 
-    def foresee(self, run: Run, words: Sequence[str], verb: str) -> str | None:
+    def foresee(self, run: Run, words: Sequence[str], command_name: str) -> str | None:
         """Return a warning where a run takes more memory than there is, with the plans that do not."""
         path = run.config.model.path or ""
         where, counted_run = _counted(run)
         if counted_run.peak <= where.capacity:
             return None
-        options = PlanOptions(model=path, gpus=str(where), kind=verb)
+        options = PlanOptions(model=path, gpus=str(where), kind=command_name)
         others = Planned.on(where, options, list(_without_plan(_model(words)[1])))
         lacking = screen.gib(counted_run.peak - where.capacity)
         advice = [f"  {' '.join(screen.flags(plan, (), others.workload))}" for plan in others.found.fitting[:3]]
@@ -76,7 +76,7 @@ class Chooser:
             f"--max_length {run.config.data.max_length} allows, {lacking} more than there are. {instead}"
         )
 
-    def expect(self, run: Run, words: Sequence[str], verb: str) -> ExpectedMemory:
+    def expect(self, run: Run, words: Sequence[str], command_name: str) -> ExpectedMemory:
         """Return what the fullest process of a run takes, with the bounds that past runs leave of such a figure."""
         where, counted_run = _counted(run)
         on_cpu = where.device.name == CPU  # whose speed is a guess that ranks layouts

@@ -35,9 +35,9 @@ def label(candidate: Candidate) -> str:
     return " ".join([candidate.backend.variant or candidate.backend.name, *described])
 
 
-def command(candidate: Candidate, words: Sequence[str], verb: str, cluster: Cluster, workload: Workload) -> str:
+def command(candidate: Candidate, words: Sequence[str], command_name: str, cluster: Cluster, workload: Workload) -> str:
     """Return what is typed for a plan."""
-    typed = ["swift", verb, *words, *flags(candidate, words, workload)]
+    typed = ["swift", command_name, *words, *flags(candidate, words, workload)]
     if cluster.per_machine > 1:
         typed += ["--nproc", str(cluster.per_machine)]
     if cluster.machines > 1:

@@ -12,9 +12,9 @@ from math import ceil, isqrt
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import PluginError, SwiftError
-from swift_plan.beside import Beside
 from swift_plan.cluster import CPU, Cluster
 from swift_plan.memory import Activations, Instant, KeptState, Stage, StagesOf, TracedMemory, split
+from swift_plan.other_memory import Beside
 from swift_plan.timing import Speeds, StepTime, Timing
 from swift_plan.workload import TrainedCount, Workload
 

@@ -55,8 +55,10 @@ class ShortRun:
 class ShortRuns:
     """Runs of one model on this machine, in a folder of their own that is removed at the end."""
 
-    def __init__(self, verb: str, model: str, words: Sequence[str], folder: Path, *, steps: int = STEPS) -> None:
-        self._verb, self._words, self._folder, self._steps = verb, list(words), folder, steps
+    def __init__(
+        self, command_name: str, model: str, words: Sequence[str], folder: Path, *, steps: int = STEPS
+    ) -> None:
+        self._command_name, self._words, self._folder, self._steps = command_name, list(words), folder, steps
         self._count = 0
         self.model = Path(model)
         if not self.model.is_dir():
@@ -67,10 +69,10 @@ class ShortRuns:
 
     @classmethod
     @contextmanager
-    def begun(cls, verb: str, model: str, words: Sequence[str], *, steps: int = STEPS) -> Iterator[ShortRuns]:
+    def begun(cls, command_name: str, model: str, words: Sequence[str], *, steps: int = STEPS) -> Iterator[ShortRuns]:
         """Return what runs trials, until the end of the `with` statement."""
         with tempfile.TemporaryDirectory(prefix="swift-plan-") as folder:
-            yield cls(verb, model, words, Path(folder), steps=steps)
+            yield cls(command_name, model, words, Path(folder), steps=steps)
 
     def run(self, flags: Sequence[str], *, rows: int, length: int, blocks: int | None = None) -> ShortRun:
         """Run a plan, given as flags, on so many rows a step; with `blocks` on a model of so many blocks.
@@ -103,7 +105,7 @@ class ShortRuns:
             words += ["--model.random_weights", "true"]
         if not _names(self._words) & {"dataset", "data.train"}:
             words += ["--dataset", str(self._rows(rows, length)), "--truncation_strategy", "right"]
-        return [self._verb, *words], output
+        return [self._command_name, *words], output
 
     def cut(self, blocks: int) -> Path:
         """Return the folder of the same model with so many of its last blocks, without weights."""
@@ -124,7 +126,7 @@ class ShortRuns:
         if not file.exists():
             text = " ".join(f"word {index}" for index in range(length))
             chat = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]}
-            line = json.dumps({"text": text} if self._verb == "pt" else chat) + "\n"
+            line = json.dumps({"text": text} if self._command_name == "pt" else chat) + "\n"
             with file.open("w", encoding="utf-8") as out:
                 out.writelines(line for _ in range(rows * self._steps))
         return file

@@ -25,10 +25,10 @@ class Corrected:
     """Mean weight, part of the weights that met a bound, and the effective part of the sample."""
 
 
-def mode_of(options: CorrectionOptions, *, foreign: bool) -> str:
-    """Return the mode in force; `foreign` engines compute otherwise than the model in training."""
+def mode_of(options: CorrectionOptions, *, third_party: bool) -> str:
+    """Return the mode in force; `third_party` engines compute otherwise than the model in training."""
     if options.rollout_importance_sampling_mode == "auto":
-        return "token_truncate" if foreign else "off"
+        return "token_truncate" if third_party else "off"
     return options.rollout_importance_sampling_mode
 
 
@@ -38,13 +38,13 @@ def weights(
     masks: Sequence[np.ndarray],
     options: CorrectionOptions,
     *,
-    foreign: bool = True,
+    third_party: bool = True,
 ) -> Corrected:
     """Return policy / engine for every token, bounded as the options say.
 
     `old_logps` are the trainer's, `rollout_logps` the engine's, of the same tokens; `masks` says which of them count.
     """
-    mode = mode_of(options, foreign=foreign)
+    mode = mode_of(options, third_party=third_party)
     apart = [
         np.where(mask, old.astype(np.float64) - drawn, 0.0)
         for old, drawn, mask in zip(old_logps, rollout_logps, masks, strict=True)

@@ -38,7 +38,7 @@ def reference_roles(config: Config, options: KlOptions) -> list[ModelRole]:
         return []
     begun = config.tuner if config.tuner.adapter is not None or config.tuner.quantize != "none" else None
     model = config.model.model_copy(update={"value_head": False})
-    follows = options.sync_ref_model  # which an inference engine in place of the role could not
+    follows = options.sync_ref_model  # which an inference engine instead of the role could not
     return [ModelRole(REFERENCE, model, tuner=begun, trained=False, follows=follows, optional=not follows)]
 
 

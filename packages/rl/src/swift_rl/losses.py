@@ -81,7 +81,7 @@ def clipped(
 
 
 def _soft_gate(ratio: torch.Tensor, advantages: torch.Tensor, options: AlgorithmOptions) -> TokenLosses:
-    """Return the loss with a sigmoid in place of the clip (SAPO, arXiv 2511.20347)."""
+    """Return the loss with a sigmoid instead of the clip (SAPO, arXiv 2511.20347)."""
     positive = advantages > 0
     temperature = torch.where(positive, options.sapo_temperature_pos, options.sapo_temperature_neg).to(ratio.dtype)
     loss = -(4 / temperature) * (temperature * (ratio - 1)).sigmoid() * advantages

@@ -1,4 +1,4 @@
-"""The objective `grpo`: a loss over answers of the model in training, and the plan that makes them."""
+"""The objective `grpo`: a loss over answers of the model in training, and the schedule that makes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from swift.config.sections import Config
-    from swift.contracts import ModelRole, Plan, PlanContext, RoundWork
+    from swift.contracts import BatchSchedule, ModelRole, RoundWork, ScheduleContext
     from swift.data.batch import MicroBatch
     from swift.data.samples import SampleFacts
     from swift_rl.losses import TokenLosses
@@ -33,7 +33,7 @@ POLICY_DEFAULTS: Mapping[str, tuple[Any, str]] = {
 class Grpo(BaseObjective[GrpoOptions]):
     """Policy gradients whose baseline is the group of answers to the same prompt.
 
-    The plan gives each token its numbers: `advantages`, and where they are needed `old_logps` (the policy at the
+    The schedule gives each token its numbers: `advantages`, and where they are needed `old_logps` (the policy at the
     beginning of the round; without them the ratio is exactly 1), `ref_logps` (the reference) and `is_weights` (what
     corrects for the engine). A token is learned from where its weight is 1.
     """
@@ -76,12 +76,12 @@ class Grpo(BaseObjective[GrpoOptions]):
         )
         return replace(work, engines=(*work.engines, *planned.teaching(options)))
 
-    def plan(self, context: PlanContext) -> Plan:
-        """Return the plan that lets the model answer prompts, in rounds."""
+    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+        """Return the schedule that lets the model answer prompts, in rounds."""
         from swift_rl.rounds.group_values import GroupValuer
-        from swift_rl.rounds.plan import RolloutPlan
+        from swift_rl.rounds.schedule import RolloutSchedule
 
-        return RolloutPlan(context, self.options, GroupValuer)
+        return RolloutSchedule(context, self.options, GroupValuer)
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return what the loss is a mean over: tokens, answers, or answers times the length that they may have."""

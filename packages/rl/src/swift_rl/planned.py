@@ -67,7 +67,7 @@ def teaching(options: TeacherOptions) -> Iterator[EngineModel]:
 def corrects(config: Config, options: CorrectionOptions, drawing: OnlineOptions) -> bool:
     """Return whether tokens are weighed by policy against engine, on a device whose own precision is not float32."""
     alike = drawing.rollout_engine == IN_PROCESS and config.model.dtype == "float32" and not drawing.rollout_lag
-    return mode_of(options, foreign=not alike) != "off"
+    return mode_of(options, third_party=not alike) != "off"
 
 
 def _here(options: DrawOptions) -> bool:

@@ -65,7 +65,7 @@ class LowRankOptimizer(MatrixOptimizer):
         grads: list[torch.Tensor],
         owners: MatrixOwners,
     ) -> list[torch.Tensor]:
-        """Return the updates in the place of the gradients, which nobody reads again."""
+        """Return the updates instead of the gradients, which nobody reads again."""
         owners.update(grads, self._updated)
         return grads
 

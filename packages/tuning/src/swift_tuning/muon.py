@@ -35,7 +35,7 @@ class OrthogonalMomentum(MatrixOptimizer):
         grads: list[torch.Tensor],
         owners: MatrixOwners,
     ) -> list[torch.Tensor]:
-        """Return the momentum of each matrix, made orthogonal where it is whole, in the place of the gradients."""
+        """Return the momentum of each matrix, made orthogonal where it is whole, instead of the gradients."""
         momentum = self._options.momentum
         held = [self.slot(each, "momentum_buffer") for each in weights]
         for some_held, some_grads in at_a_time(held, grads):

@@ -53,9 +53,9 @@ class QGaloreRule(LowRankRule):
         projection = self._projection(matrix, kept)
         low = self.projected(matrix, grad, projection)
         kept["updates"] += 1
-        return self.whole(matrix, self._adam_in_few_bits(low, kept), projection).mul_(self.options.scale)
+        return self.whole(matrix, self._adam_in_low_bit(low, kept), projection).mul_(self.options.scale)
 
-    def _adam_in_few_bits(self, low: torch.Tensor, kept: Kept) -> torch.Tensor:
+    def _adam_in_low_bit(self, low: torch.Tensor, kept: Kept) -> torch.Tensor:
         options = self.options
         flat = _padded(low, self._codec.block)
         stepped = torch.zeros_like(flat)

@@ -9,14 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swift.checkpoint.boxes import Boxes, flat_boxes, part_boxes
     from swift.checkpoint.folders import clean_stale, find_checkpoint, link, prune
     from swift.checkpoint.load import check_resume, open_checkpoint
     from swift.checkpoint.manifest import Manifest
     from swift.checkpoint.save import PendingSave, before_update, save_checkpoint, wait_for_saves
+    from swift.checkpoint.tensor_slices import TensorSlices, flat_slices, part_slices
 
 _HOMES = {
-    "boxes": ("Boxes", "flat_boxes", "part_boxes"),
+    "boxes": ("TensorSlices", "flat_slices", "part_slices"),
     "folders": ("clean_stale", "find_checkpoint", "link", "prune"),
     "load": ("check_resume", "open_checkpoint"),
     "manifest": ("Manifest",),
@@ -25,17 +25,17 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Boxes",
     "Manifest",
     "PendingSave",
+    "TensorSlices",
     "before_update",
     "check_resume",
     "clean_stale",
     "find_checkpoint",
-    "flat_boxes",
+    "flat_slices",
     "link",
     "open_checkpoint",
-    "part_boxes",
+    "part_slices",
     "prune",
     "save_checkpoint",
     "wait_for_saves",

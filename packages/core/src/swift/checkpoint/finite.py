@@ -19,7 +19,7 @@ _MOST_UPDATES = 1 << 40
 def unsound(tensors: Mapping[str, Any]) -> list[str]:
     """Return the canonical names of tensors with such numbers: of weights, of Adam's moments, of counts, of others.
 
-    Of sharded tensors (DTensor, Boxes), the part that this process holds is looked at.
+    Of sharded tensors (DTensor, TensorSlices), the part that this process holds is looked at.
     """
     return [name for name, tensor in tensors.items() if any(_is_unsound(name, part) for part in _held(tensor))]
 

@@ -10,12 +10,12 @@ import torch
 
 from swift.checkpoint.checksums import hash_file
 from swift.checkpoint.coordination import agree, comms_for
+from swift.checkpoint.dcp_planners import fill
 from swift.checkpoint.finite import WHAT, unsound
 from swift.checkpoint.folders import earlier_checkpoint
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.checkpoint.names import owned_name, owner_of
 from swift.checkpoint.owner_ranks import owned_facts
-from swift.checkpoint.planning import fill
 from swift.checkpoint.storage import INDEX, StoredTensors, index_from_json
 from swift.errors import CheckpointError, SwiftError
 from swift.processes.comms import Comms
@@ -59,7 +59,7 @@ class Checkpoint:
         return self._stored.index[owned_name(self._owner, name)].shape
 
     def tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Fill these tensors in place (plain, DTensor or Boxes), reading only what they hold.
+        """Fill these tensors in place (plain, DTensor or TensorSlices), reading only what they hold.
 
         Called on every process, each with its own tensors. Values are converted to the dtype of the target.
         """
@@ -74,7 +74,7 @@ class Checkpoint:
             tensor = self._stored.read(stored)
         except Exception as error:
             raise _unreadable(self.folder, error) from error
-        self._check_sound({name: tensor})
+        self._check_audio({name: tensor})
         return tensor
 
     def _fill(self, tensors: dict[str, Any]) -> None:
@@ -96,9 +96,9 @@ class Checkpoint:
                 hint="It was saved with another model or other adapter settings.",
             )
         fill(stored, self._stored)
-        self._check_sound(tensors)
+        self._check_audio(tensors)
 
-    def _check_sound(self, tensors: Mapping[str, Any]) -> None:
+    def _check_audio(self, tensors: Mapping[str, Any]) -> None:
         names = [owned_name(self._owner, name) for name in unsound(tensors)]
         if names:
             raise CheckpointError(

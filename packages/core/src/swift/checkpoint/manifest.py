@@ -36,7 +36,7 @@ FOLDER_NAME = re.compile(r"checkpoint-(\d+)")
 _LARGEST = 256 << 20
 """Bytes of a manifest: that of a run on ten thousand processes has some megabytes."""
 _SECTIONS = ("model", "data", "tuner", "optim", "train")
-"""Sections of the configuration that other verbs act on; the others are their plugins' to check."""
+"""Sections of the configuration that other commands act on; the others are their plugins' to check."""
 
 Count = Annotated[StrictInt, Field(ge=0, lt=1 << 53)]
 
@@ -77,7 +77,7 @@ class Progress(BaseModel):
     best: Best = Best()
     epoch: Annotated[FiniteFloat, Field(ge=0)] = 0.0
     plan: dict[str, JsonValue] = {}
-    """What an objective's own plan keeps (`ResumablePlan.state`)."""
+    """What an objective's own plan keeps (`ResumableSchedule.state`)."""
 
 
 class Scheduled(BaseModel):

@@ -20,10 +20,10 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from swift.checkpoint.checksums import FileRecord, hash_file, sync, write_json
 from swift.checkpoint.coordination import agree, comms_for, write_failure
+from swift.checkpoint.dcp_planners import plan_shares
 from swift.checkpoint.folders import LAST, checkpoint_folder, link, whole_checkpoints
 from swift.checkpoint.host_copies import work_until_now
 from swift.checkpoint.manifest import Manifest, write_manifest
-from swift.checkpoint.planning import plan_shares
 from swift.checkpoint.storage import (
     INDEX,
     STATE,
@@ -156,7 +156,7 @@ class _Writer:
         self._is_main = is_main
 
     def tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Tensors by canonical name: plain, DTensor or Boxes."""
+        """Tensors by canonical name: plain, DTensor or TensorSlices."""
         for name, tensor in tensors.items():
             if not isinstance(tensor, torch.Tensor):
                 raise CheckpointError(f"{name} is a {type(tensor).__name__}, not a tensor; hand it over as a fact.")

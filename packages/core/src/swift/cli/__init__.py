@@ -1,1 +1,1 @@
-"""The command line. Each verb has its own module, imported only when it is typed."""
+"""The command line. Each command has its own module, imported only when it is typed."""

@@ -24,7 +24,7 @@ from swift.config.incompatibilities import (
     no_liger,
     no_quantiser,
     no_such_module,
-    trained_in_few_bits,
+    trained_in_low_bit,
     uneven_batch,
     unsplit_stream,
 )
@@ -56,7 +56,7 @@ def check_anywhere(config: Config) -> None:
     if data.streaming and config.train.max_steps is None:
         raise endless_stream()
     if tuner.kind == "full" and tuner.quantize != "none":
-        raise trained_in_few_bits(tuner.quantize)
+        raise trained_in_low_bit(tuner.quantize)
     if tuner.kind == "full" and tuner.adapter is not None:
         raise adapter_without_lora()
     if tuner.kind == "lora":
@@ -114,8 +114,8 @@ def check_plan(parsed: Parsed, processes: int) -> None:
     backend = load_backend(config.backend.name)
     hooks = open_hooks(backend, observers=load_observers(config.observers))
     run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
-    with failing(backend.entry, "swift_check_plan"):
-        hooks.swift_check_plan(run)
+    with failing(backend.entry, "swift_check_layout"):
+        hooks.swift_check_layout(run)
     slices, rest = divmod(processes, config.parallel.sharing)
     if config.train.global_batch is not None and not rest:
         _raise(uneven_batch(config.train.global_batch, slices))

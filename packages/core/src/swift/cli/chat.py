@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swift.cli.options import run_verb
+from swift.cli.options import run_command
 from swift.infer.asking import check_model, quiet_libraries, talk
 from swift.infer.options import ModelOptions, SamplingOptions
 
@@ -13,9 +13,9 @@ class ChatOptions(SamplingOptions, ModelOptions):
     examples = ("swift chat output/my-model/v0-20260101-120000", "swift chat --engine http://127.0.0.1:8000")
 
 
-def run(verb: str, args: list[str]) -> int:
-    """Run the verb; returns the exit code."""
-    return run_verb(verb, args, ChatOptions, chat)
+def run(command: str, args: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    return run_command(command, args, ChatOptions, chat)
 
 
 def chat(options: ChatOptions) -> int:

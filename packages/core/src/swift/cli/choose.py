@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _AUTO = "auto"
 
 
-def chosen(args: Sequence[str], verb: str, say: Say) -> list[str]:
+def chosen(args: Sequence[str], command: str, say: Say) -> list[str]:
     """Return the flags of a run, with what a planner has chosen where that was asked; its reason is said."""
     words = without_auto(args)
     if words == list(args):
@@ -23,19 +23,19 @@ def chosen(args: Sequence[str], verb: str, say: Say) -> list[str]:
     from swift.plugins import planners
 
     processes, machines = counted_processes(words, os.environ)
-    plan = planners.choose(words, verb, processes, machines)
+    plan = planners.choose(words, command, processes, machines)
     say(plan.reason)
     return [*words, *plan.flags]
 
 
-def foreseen(parsed: Parsed, processes: int, args: Sequence[str], verb: str) -> str | None:
+def foreseen(parsed: Parsed, processes: int, args: Sequence[str], command: str) -> str | None:
     """Return what a planner that is installed warns of; None where there is none, or nothing to warn of."""
     from swift.contracts import Run, World
     from swift.plugins import planners
 
     config = parsed.config
     run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
-    return planners.foreseen(run, args, verb)
+    return planners.foreseen(run, args, command)
 
 
 def without_auto(args: Sequence[str]) -> list[str]:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from swift.cli.commands import BUILTIN_COMMANDS, KIN, TRAINING
 from swift.cli.help import asks_for_help, show_help, show_training_help
 from swift.cli.options import read_options
-from swift.cli.verbs import KIN, TRAINING, VERBS
 from swift.config.limits import Rows
 from swift.config.options import Bare, Section
 from swift.errors import UsageError, did_you_mean
@@ -28,7 +28,7 @@ swift config BACKEND PRESET                                       a file of that
 
 
 class ConfigOptions(Section):
-    """Words say what is printed; all flags but --sample are those of the verb that trains.
+    """Words say what is printed; all flags but --sample are those of the command that trains.
 
     show [pt|sft|rlhf|train] [config.yaml] [flags]: the resolved configuration and layout.
 
@@ -52,8 +52,8 @@ class ConfigOptions(Section):
     )
 
 
-def run(verb: str, args: list[str]) -> int:
-    """Run the verb; returns the exit code."""
+def run(command: str, args: list[str]) -> int:
+    """Run the command; returns the exit code."""
     if args[:1] == ["import"]:
         from swift.cli.config_import import import_configuration
 
@@ -62,7 +62,7 @@ def run(verb: str, args: list[str]) -> int:
         show_training_help(args[1], args[2:])
         return 0
     if not args or asks_for_help(args):
-        show_help(verb, VERBS[verb].summary, ConfigOptions)
+        show_help(command, BUILTIN_COMMANDS[command].summary, ConfigOptions)
         return 0
     action, rest = args[0], args[1:]
     from swift.cli import show
@@ -82,7 +82,7 @@ def run(verb: str, args: list[str]) -> int:
     if rest and rest[0] in KIN:
         rest = [*KIN[rest[0]], *rest[1:]]
     trained = rest.pop(0) if rest and rest[0] in TRAINING else "train"
-    typed = read_options(verb, rest, ConfigOptions, passes_on=True)
+    typed = read_options(command, rest, ConfigOptions, passes_on=True)
     samples = typed.options.sample or 0
     from swift.cli.beforehand import check_anywhere, check_here, check_layout, check_plan
     from swift.cli.choose import chosen

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from swift.cli.options import run_verb
+from swift.cli.options import run_command
 from swift.config.limits import FilePath, Name
 from swift.config.options import Aliases, Argument, Section
 from swift.errors import CheckpointError, UsageError
@@ -51,9 +51,9 @@ class ConvertOptions(Section):
     )
 
 
-def run(verb: str, args: list[str]) -> int:
-    """Run the verb; returns the exit code."""
-    return run_verb(verb, args, ConvertOptions, convert)
+def run(command: str, args: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    return run_command(command, args, ConvertOptions, convert)
 
 
 def _expand(options: ConvertOptions, blocks: int) -> int:

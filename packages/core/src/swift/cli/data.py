@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from swift.cli.commands import BUILTIN_COMMANDS, KIN, TRAINING
 from swift.cli.help import asks_for_help, show_help
 from swift.cli.options import read_options
-from swift.cli.verbs import KIN, TRAINING, VERBS
 from swift.config.limits import FilePath, Name
 from swift.config.options import Section
 from swift.errors import UsageError, did_you_mean
@@ -29,7 +29,7 @@ swift data join FOLDER                                                          
 
 
 class DataOptions(Section):
-    """All flags but --out and --shard are those of the verb that trains: the ones about model and data decide.
+    """All flags but --out and --shard are those of the command that trains: the ones about model and data decide.
 
     build [pt|sft|rlhf] [config.yaml] [flags]: tokenise a data set, or a part of it.
 
@@ -67,10 +67,10 @@ class Join:
     folder: Path
 
 
-def run(verb: str, args: list[str]) -> int:
-    """Run the verb; returns the exit code."""
+def run(command: str, args: list[str]) -> int:
+    """Run the command; returns the exit code."""
     if not args or asks_for_help(args[:2]):
-        show_help(verb, VERBS[verb].summary, DataOptions)
+        show_help(command, BUILTIN_COMMANDS[command].summary, DataOptions)
         return 0
     match read_command(args):
         case Build() as build:
@@ -146,8 +146,8 @@ def _build(parsed: Parsed, out: Path, shard: Shard | None) -> None:
         source = open_source(config.model, say=print_note, seed=config.train.seed)
     objective = make_objective(load_objective(config.objective.name), parsed.objective_options, model=config.model)
     encoding = encoding_of(objective.encoding)
-    pictures = None if source.processor is None else MediaProcessor(source.processor, config.data)
-    encoder = SampleEncoder(source.tokenizer, config.data, encoding, media_tokens(pictures, config.data))
+    images = None if source.processor is None else MediaProcessor(source.processor, config.data)
+    encoder = SampleEncoder(source.tokenizer, config.data, encoding, media_tokens(images, config.data))
     corpus = open_corpus(config.data.train, config.data, encoding)
     report = build_shard(corpus, encoder, out, shard or Shard(1, 1), print_note)
     if shard is not None:

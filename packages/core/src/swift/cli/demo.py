@@ -13,7 +13,7 @@ from pydantic import Field
 from swift.cli.demo_online import demo_online
 from swift.cli.demo_scoring import demo_scoring
 from swift.cli.demo_vision import demo_vision
-from swift.cli.options import run_verb
+from swift.cli.options import run_command
 from swift.config.limits import FilePath
 from swift.config.options import Section
 from swift.errors import UsageError
@@ -35,14 +35,14 @@ class DemoOptions(Section):
     task: Literal["rm", "seq_cls", "embedding", "reranker", "grpo", "vision"] | None = Field(
         None,
         description="Train a tiny model that scores instead, that learns from a reward (grpo, with swift-rl) or that "
-        "reads numbers off pictures (vision, with Pillow), and show how well",
+        "reads numbers off images (vision, with Pillow), and show how well",
     )
     out: FilePath = Field(Path("output/demo"), description="Folder of the demo; recreated each time")
 
 
-def run(verb: str, args: list[str]) -> int:
-    """Run the verb; returns the exit code."""
-    return run_verb(verb, args, DemoOptions, demo)
+def run(command_name: str, args: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    return run_command(command_name, args, DemoOptions, demo)
 
 
 def demo(options: DemoOptions) -> int:
@@ -137,13 +137,13 @@ def _export(checkpoint: Path, exported: Path) -> None:
 def _ask(exported: Path, test_file: Path) -> float:
     from swift.contracts import Sampling
     from swift.infer.batch import answers
+    from swift.infer.chat_engine import open_chat_engine
     from swift.infer.options import ModelOptions
     from swift.infer.questions import read_questions
-    from swift.infer.speaker import open_speaker
 
     questions = read_questions([str(test_file)], {})
-    speaker = open_speaker(ModelOptions(model=str(exported)), batch_size=50, say=_indented)
-    texts = answers(speaker, questions, Sampling(max_new_tokens=48))
+    chat_engine = open_chat_engine(ModelOptions(model=str(exported)), batch_size=50, say=_indented)
+    texts = answers(chat_engine, questions, Sampling(max_new_tokens=48))
     for asked, text in list(zip(questions, texts, strict=True))[:5]:
         print_line(f"  {asked.messages[0]['content']}  →  {text}")
     right = sum(text == asked.expected for asked, text in zip(questions, texts, strict=True))

@@ -107,7 +107,7 @@ def _train(command: str) -> Path:
     from swift.config.parse import parse
     from swift.train.loop import train
 
-    verb, *words = command.split()
-    done = train(parse(words, verb))
+    command_name, *words = command.split()
+    done = train(parse(words, command_name))
     assert done.last_checkpoint is not None
     return done.last_checkpoint

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from swift.cli.options import run_verb
-from swift.cli.verbs import collision
+from swift.cli.commands import collision
+from swift.cli.options import run_command
 from swift.config.options import Section
 from swift.errors import SwiftError
 from swift.plugins import result_alone
@@ -73,9 +73,9 @@ class DoctorOptions(Section):
     as_json: bool = Field(False, alias="json", description="For programs")
 
 
-def run(verb: str, args: list[str]) -> int:
-    """Run the verb; returns the exit code."""
-    return run_verb(verb, args, DoctorOptions, report)
+def run(command: str, args: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    return run_command(command, args, DoctorOptions, report)
 
 
 def report(options: DoctorOptions) -> int:

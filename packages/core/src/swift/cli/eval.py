@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from swift.cli.options import run_verb
+from swift.cli.options import run_command
 from swift.config.limits import FilePath, Name, Rows
 from swift.config.options import Aliases
 from swift.errors import UsageError
@@ -49,9 +49,9 @@ class EvalOptions(SamplingOptions, AskingOptions):
     chat_template: bool = Field(False, description="Ask --tasks through the chat template")
 
 
-def run(verb: str, args: list[str]) -> int:
-    """Run the verb; returns the exit code."""
-    return run_verb(verb, args, EvalOptions, evaluate)
+def run(command: str, args: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    return run_command(command, args, EvalOptions, evaluate)
 
 
 def evaluate(options: EvalOptions) -> int:
@@ -63,8 +63,8 @@ def evaluate(options: EvalOptions) -> int:
     quiet_libraries(options)
     scores: Any
     if scoring:
+        from swift.infer.chat_engine import find_model
         from swift.infer.evaluate_scores import evaluate_scores
-        from swift.infer.speaker import find_model
 
         found = find_model(options, generates=False, say=print_note)
         found.check_scores_texts()
@@ -126,10 +126,10 @@ def _check_sampling(options: EvalOptions) -> None:
 def _scores(options: EvalOptions, sampling: Sampling) -> dict[str, float]:
     from swift.infer.answer_metrics import metric_of
     from swift.infer.batch import answered
+    from swift.infer.chat_engine import LocalChatEngine, open_chat_engine
     from swift.infer.evaluate import judged, score_loss, with_answers
     from swift.infer.questions import read_questions
     from swift.infer.resume_file import read_lines
-    from swift.infer.speaker import EngineSpeaker, open_speaker
 
     questions = read_questions(options.dataset, options.columns, system=options.system)
     result = options.result_path
@@ -139,13 +139,15 @@ def _scores(options: EvalOptions, sampling: Sampling) -> dict[str, float]:
         line = partial(judged, metric=metric)
         answer_into(result, options, sampling, compared, further={"metric": options.metric}, line=line)
         return metric.of_lines(read_lines(result))
-    speaker = open_speaker(options, batch_size=options.batch_size, say=print_note)
+    chat_engine = open_chat_engine(options, batch_size=options.batch_size, say=print_note)
     try:
         if metric is not None:
             compared = with_answers(questions, say=print_note)
-            lines = (judged(question, answer, metric) for _, question, answer in answered(speaker, compared, sampling))
+            lines = (
+                judged(question, answer, metric) for _, question, answer in answered(chat_engine, compared, sampling)
+            )
             return metric.of_lines(lines)
-        assert isinstance(speaker, EngineSpeaker)
-        return score_loss(speaker, options.dataset, options.columns, say=print_note)
+        assert isinstance(chat_engine, LocalChatEngine)
+        return score_loss(chat_engine, options.dataset, options.columns, say=print_note)
     finally:
-        speaker.close()
+        chat_engine.close()

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from swift.cli.options import run_verb
-from swift.config.compat.verbs import check_bits
+from swift.cli.options import run_command
+from swift.config.compat.commands import check_bits
 from swift.config.limits import FilePath, Name
 from swift.config.options import Aliases, Argument
 from swift.config.sections import Dtype, ExportOptions
@@ -19,7 +19,7 @@ from swift.terminal import print_line
 from swift.untrusted import shown, typed_path
 
 
-class ExportVerbOptions(ExportOptions):
+class ExportCommandOptions(ExportOptions):
     """Every export is checked against the training state before it is complete."""
 
     examples = ("swift export output/my-model/v1-20260101-120000 --to hf --out exported",)
@@ -43,19 +43,19 @@ class ExportVerbOptions(ExportOptions):
     push_to_hub: bool | None = Field(None, description="Upload to --push; off leaves it out")
 
 
-class MergeLoraOptions(ExportVerbOptions):
+class MergeLoraOptions(ExportCommandOptions):
     """Short for swift export --to hf."""
 
     examples = ("swift merge-lora output/my-model/v1-20260101-120000 --out merged",)
     to: Literal["hf"] = Field("hf", description="Merged weights are in the format of Hugging Face")
 
 
-def run(verb: str, args: list[str]) -> int:
-    """Run the verbs; returns the exit code."""
-    return run_verb(verb, args, MergeLoraOptions if verb == "merge-lora" else ExportVerbOptions, export)
+def run(command: str, args: list[str]) -> int:
+    """Run the commands; returns the exit code."""
+    return run_command(command, args, MergeLoraOptions if command == "merge-lora" else ExportCommandOptions, export)
 
 
-def export(options: ExportVerbOptions) -> int:
+def export(options: ExportCommandOptions) -> int:
     """Write a checkpoint, or a model folder, for others to load, and check it."""
     options = _pushed(options)
     checkpoint, _ = check_export(options)
@@ -77,7 +77,7 @@ def export(options: ExportVerbOptions) -> int:
     return 0
 
 
-def check_export(options: ExportVerbOptions) -> tuple[Path, Path]:
+def check_export(options: ExportCommandOptions) -> tuple[Path, Path]:
     """Return what is to be exported, and where to; raise what can be said against it before anything is loaded."""
     from swift.plugins.load import find
     from swift.plugins.schemes import find_scheme
@@ -92,7 +92,7 @@ def check_export(options: ExportVerbOptions) -> tuple[Path, Path]:
     return checkpoint, destination
 
 
-def _check_source(options: ExportVerbOptions) -> Path:
+def _check_source(options: ExportCommandOptions) -> Path:
     """Return what is to be exported; `UsageError` where nothing is named."""
     if options.checkpoint is not None:
         return _on_this_machine(options.checkpoint, options)
@@ -104,7 +104,7 @@ def _check_source(options: ExportVerbOptions) -> Path:
     )
 
 
-def _on_this_machine(name: str, options: ExportVerbOptions) -> Path:
+def _on_this_machine(name: str, options: ExportCommandOptions) -> Path:
     """Return the folder that is meant; what lies behind a URL is copied, and has no folder next to it to export to."""
     from swift.checkpoint.copies import on_this_machine
     from swift.remote.urls import is_remote
@@ -114,14 +114,14 @@ def _on_this_machine(name: str, options: ExportVerbOptions) -> Path:
     return typed_path(on_this_machine(name), "The checkpoint", CheckpointError)
 
 
-def _pushed(options: ExportVerbOptions) -> ExportVerbOptions:
+def _pushed(options: ExportCommandOptions) -> ExportCommandOptions:
     """Return the options with `push` as `push_to_hub` has it."""
     if options.push_to_hub and options.push is None:
         raise UsageError("--push_to_hub needs the name of a repository.", hint="Type: --push OWNER/NAME")
     return options.model_copy(update={"push": None}) if options.push_to_hub is False else options
 
 
-def _destination(source: Path, options: ExportVerbOptions) -> Path:
+def _destination(source: Path, options: ExportCommandOptions) -> Path:
     """Return where the export goes; `CheckpointError` where there is neither a model nor a checkpoint."""
     from swift.checkpoint.folders import find_checkpoint, is_checkpoint
 

@@ -1,4 +1,4 @@
-"""Help of a verb: every option in groups, with its type, its default and the flags that set it.
+"""Help of a command: every option in groups, with its type, its default and the flags that set it.
 
 Written with the standard library alone: a library for terminals would take longer to import than help takes to print.
 """
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swift.cli.verbs import VERBS
+from swift.cli.commands import BUILTIN_COMMANDS
 from swift.config.fields import Field, core_fields, model_fields
 from swift.config.options import examples_of
 from swift.errors import ConfigError, SwiftError
@@ -68,13 +68,13 @@ def asks_for_help(args: Iterable[str]) -> bool:
     return any(word in HELP for word in args)
 
 
-def show_help(verb: str, summary: str, options: type[BaseModel]) -> None:
-    """Print the help of a verb whose options are a section."""
+def show_help(command: str, summary: str, options: type[BaseModel]) -> None:
+    """Print the help of a command whose options are a section."""
     fields = list(model_fields(options))
     arguments = [field for field in fields if field.argument]
     words = "".join(f" {each.argument}" if each.required else f" [{each.argument}]" for each in arguments)
-    _line(f"{_styled(f'swift {verb}', 'bold')}: {summary}")
-    _line(f"\n{_styled('Usage', 'bold')}  swift {verb}{words} [flags]\n")
+    _line(f"{_styled(f'swift {command}', 'bold')}: {summary}")
+    _line(f"\n{_styled('Usage', 'bold')}  swift {command}{words} [flags]\n")
     _paragraphs(inspect.cleandoc(options.__doc__ or ""))
     if examples := examples_of(options):
         _line("\n" + "\n".join(f"  {each}" for each in examples))
@@ -88,7 +88,7 @@ def show_help(verb: str, summary: str, options: type[BaseModel]) -> None:
 
 
 def groups_of(options: type[BaseModel]) -> list[FlagGroup]:
-    """Return the options of a verb, by the classes that declare them; its own come first."""
+    """Return the options of a command, by the classes that declare them; its own come first."""
     fields = {field.key: field for field in model_fields(options)}
     names = {info.alias or name: name for name, info in options.model_fields.items()}
     owners: dict[type, list[Field]] = {options: []}
@@ -107,12 +107,12 @@ def _rank(owner: type, options: type[BaseModel]) -> int:
     return len(options.__mro__) if owner is options else options.__mro__.index(owner)
 
 
-def show_training_help(verb: str, args: Sequence[str]) -> None:
-    """Print the help of one training verb, with the fields of the plugins that `args` name."""
+def show_training_help(command: str, args: Sequence[str]) -> None:
+    """Print the help of one training command, with the fields of the plugins that `args` name."""
     from swift.config.sections import Config
 
-    _line(f"{_styled(f'swift {verb}', 'bold')}: {VERBS[verb].summary}")
-    _line(f"\n  {_TRAINING_EXAMPLES[verb]}\n  swift {verb} config.yaml --optim.lr 2e-5\n")
+    _line(f"{_styled(f'swift {command}', 'bold')}: {BUILTIN_COMMANDS[command].summary}")
+    _line(f"\n  {_TRAINING_EXAMPLES[command]}\n  swift {command} config.yaml --optim.lr 2e-5\n")
     _paragraphs(
         "Flags take precedence over a configuration file. In flags, - and _ mean the same. --nproc N starts N "
         "processes on this machine. A flag that takes a list may be repeated; of any other flag the last one counts."
@@ -123,7 +123,7 @@ def show_training_help(verb: str, args: Sequence[str]) -> None:
         _show_group(_friendly(name, _first_line(section), fields))
         group = _group_of(name)
         if group is not None:
-            _show_plugin(group, name, _chosen(name, verb, args))
+            _show_plugin(group, name, _chosen(name, command, args))
 
 
 def _friendly(title: str, summary: str, fields: Iterable[Field]) -> FlagGroup:
@@ -149,9 +149,9 @@ def flag_named(key: str) -> str:
     return key if key in _NARROWER or not usual else usual[0]
 
 
-def _chosen(section: str, verb: str, args: Sequence[str]) -> str:
+def _chosen(section: str, command: str, args: Sequence[str]) -> str:
     """Return the plugin that the words beside `--help` name, or the default."""
-    from swift.config.aliases import VERB_OBJECTIVES, training_flags
+    from swift.config.aliases import COMMAND_OBJECTIVES, training_flags
     from swift.config.draft import Draft
     from swift.config.flags import read_flags
     from swift.config.tasks import TRAINED_BY
@@ -171,7 +171,7 @@ def _chosen(section: str, verb: str, args: Sequence[str]) -> str:
         return str(asked.value)
     if section == "objective":
         task = words.assignments.get("model.task")
-        default = VERB_OBJECTIVES.get(verb, ("dpo" if verb == "rlhf" else "sft",))[0]
+        default = COMMAND_OBJECTIVES.get(command, ("dpo" if command == "rlhf" else "sft",))[0]
         return default if task is None else TRAINED_BY.get(task.value, default)
     return str(core_fields()[selected].default)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from swift.cli.options import run_verb
+from swift.cli.options import run_command
 from swift.config.limits import FilePath
 from swift.config.media import LIMITS, NAMES
 from swift.config.options import Aliases, Verbatim
@@ -42,7 +42,7 @@ class InferOptions(SamplingOptions, AskingOptions):
         (), description="A question; may be repeated"
     )
     image: Annotated[tuple[FilePath, ...], Aliases("images")] = Field(
-        (), description="A picture for --prompt, at its tag <image> or before it; may be repeated"
+        (), description="An image for --prompt, at its tag <image> or before it; may be repeated"
     )
     video: Annotated[tuple[FilePath, ...], Aliases("videos")] = Field(
         (), description="A video for --prompt, at its tag <video> or before it; may be repeated"
@@ -55,9 +55,9 @@ class InferOptions(SamplingOptions, AskingOptions):
     )
 
 
-def run(verb: str, args: list[str]) -> int:
-    """Run the verb; returns the exit code."""
-    return run_verb(verb, args, InferOptions, infer)
+def run(command: str, args: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    return run_command(command, args, InferOptions, infer)
 
 
 def infer(options: InferOptions) -> int:
@@ -80,9 +80,9 @@ def infer(options: InferOptions) -> int:
     if not options.prompt and not options.dataset:
         return talk(options, options.sampling)
     from swift.infer.batch import print_answers, stream_answers
+    from swift.infer.chat_engine import open_chat_engine
     from swift.infer.image_messages import question_of
     from swift.infer.questions import Question, read_questions
-    from swift.infer.speaker import open_speaker
 
     questions: Asked
     if options.dataset:
@@ -93,14 +93,14 @@ def infer(options: InferOptions) -> int:
     if options.result_path is not None:
         answer_into(options.result_path, options, options.sampling, questions)
         return 0
-    speaker = open_speaker(options, batch_size=options.batch_size, say=print_note)
+    chat_engine = open_chat_engine(options, batch_size=options.batch_size, say=print_note)
     try:
         if options.stream:
-            stream_answers(speaker, questions, options.sampling)
+            stream_answers(chat_engine, questions, options.sampling)
         else:
-            print_answers(speaker, questions, options.sampling)
+            print_answers(chat_engine, questions, options.sampling)
     finally:
-        speaker.close()
+        chat_engine.close()
     return 0
 
 
@@ -114,11 +114,11 @@ def _score(options: InferOptions) -> int:
         )
     check_result(options.result_path)
     quiet_libraries(options)
+    from swift.infer.chat_engine import find_model
     from swift.infer.find import is_asked
     from swift.infer.image_messages import question_of
     from swift.infer.questions import Question
     from swift.infer.score_rows import TEXT, print_scores, read_texts, score_into
-    from swift.infer.speaker import find_model
 
     found = find_model(options, generates=False, say=print_note)
     found.check_scores_texts()

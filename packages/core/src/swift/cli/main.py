@@ -1,6 +1,6 @@
-"""The entry point: finds the verb, runs it, and turns errors into one message and an exit code.
+"""The entry point: finds the command, runs it, and turns errors into one message and an exit code.
 
-Nothing but the standard library is imported before a verb is known: `swift --help` answers at once.
+Nothing but the standard library is imported before a command is known: `swift --help` answers at once.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import os
 import sys
 from collections.abc import Sequence
 
-from swift.cli.verbs import COMMANDS, KIN, NOT_THERE, TRAINING, VERBS, plugin_verbs, verb_name
+from swift.cli.command_names import BUILTIN_COMMANDS, COMMANDS, KIN, NOT_THERE, TRAINING, command_name, plugin_commands
 from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
 from swift.version import __version__
 
 
 def main() -> None:
     """Run the `swift` command."""
-    verb = next(iter(sys.argv[1:]), "")
-    if verb in VERBS and {"-h", "--help"} & set(sys.argv):
+    command_name = next(iter(sys.argv[1:]), "")
+    if command_name in BUILTIN_COMMANDS and {"-h", "--help"} & set(sys.argv):
         gc.disable()  # looking for garbage in what is being imported takes a tenth of help's time
-    elif verb in (*TRAINING, *KIN):
+    elif command_name in (*TRAINING, *KIN):
         from swift.deferred import has_own_process
 
         has_own_process()
@@ -59,27 +59,27 @@ def _dispatch(argv: list[str]) -> int:
     if argv[0] in ("--version", "-V", "-v", "version"):
         sys.stdout.write(f"swift {__version__}\n")
         return 0
-    name = verb_name(argv[0])
+    name = command_name(argv[0])
     if name in KIN:
         name, *flags = KIN[name]
         argv = [name, *flags, *argv[1:]]
-    verb = VERBS.get(name)
-    if verb is None:
-        return _run_plugin_verb(name, argv[1:])
-    module, _, function = verb.target.partition(":")
+    command_name = BUILTIN_COMMANDS.get(name)
+    if command_name is None:
+        return _run_plugin_command(name, argv[1:])
+    module, _, function = command_name.target.partition(":")
     code: int = getattr(importlib.import_module(module), function)(name, argv[1:])
     return code
 
 
-def _run_plugin_verb(name: str, args: list[str]) -> int:
+def _run_plugin_command(name: str, args: list[str]) -> int:
     from swift.plugins.discover import list_plugins
 
-    added = next((each.name for each in list_plugins(COMMANDS) if verb_name(each.name) == name), None)
+    added = next((each.name for each in list_plugins(COMMANDS) if command_name(each.name) == name), None)
     if added is None:
-        raise _unknown_verb(name)
-    from swift.cli.plugin_verb import run as run_plugin_verb
+        raise _unknown_command(name)
+    from swift.cli.plugin_command import run as run_plugin_command
 
-    return run_plugin_verb(added, args)
+    return run_plugin_command(added, args)
 
 
 def overview(*, styled: bool) -> str:
@@ -91,12 +91,12 @@ def overview(*, styled: bool) -> str:
         f"{bold}Usage{plain}  swift VERB [flags]",
     ]
     group = ""
-    for verb in VERBS.values():
-        if verb.group != group:
-            group = verb.group
+    for command_name in BUILTIN_COMMANDS.values():
+        if command_name.group != group:
+            group = command_name.group
             lines += ["", f"{bold}{group}{plain}"]
-        lines.append(f"  {verb.name:<11} {dim}{verb.summary}{plain}")
-    added = plugin_verbs()
+        lines.append(f"  {command_name.name:<11} {dim}{command_name.summary}{plain}")
+    added = plugin_commands()
     if added:
         lines += ["", f"{bold}From plugins{plain}"]
         lines += [f"  {each.name:<11} {dim}from {each.distribution} {each.version}{plain}" for each in added]
@@ -110,7 +110,7 @@ def overview(*, styled: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _unknown_verb(name: str) -> UsageError:
+def _unknown_command(name: str) -> UsageError:
     from swift.plugins.known import install_command
 
     command = install_command(COMMANDS, name)
@@ -119,8 +119,8 @@ def _unknown_verb(name: str) -> UsageError:
     if name in NOT_THERE:
         reason, instead = NOT_THERE[name]
         return UsageError(reason, hint=instead)
-    known = [*VERBS, *KIN, *(each.name for each in plugin_verbs())]
-    return UsageError(f"There is no `swift {name}`.{did_you_mean(name, known)}", hint="All verbs: swift --help")
+    known = [*BUILTIN_COMMANDS, *KIN, *(each.name for each in plugin_commands())]
+    return UsageError(f"There is no `swift {name}`.{did_you_mean(name, known)}", hint="All commands: swift --help")
 
 
 def _complain(message: str) -> None:

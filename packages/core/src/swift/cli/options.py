@@ -1,4 +1,4 @@
-"""From the words after a verb to its options: a section whose fields are the flags."""
+"""From the words after a command to its options: a section whose fields are the flags."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from swift.cli.commands import BUILTIN_COMMANDS
 from swift.cli.help import asks_for_help, show_help
-from swift.cli.verbs import VERBS
-from swift.config.compat.verbs import elsewhere
+from swift.config.compat.commands import elsewhere
 from swift.config.fields import model_fields
 from swift.config.flags import Alias, CommandLine, Flag, FlagTable, Translation, read_flags
 from swift.config.options import Shorthand, examples_of
@@ -27,32 +27,32 @@ S = TypeVar("S", bound="BaseModel")
 
 @dataclass(frozen=True)
 class Typed(Generic[S]):
-    """Flags and values typed after a verb."""
+    """Flags and values typed after a command."""
 
     options: S
     passed_on: tuple[str, ...]
-    """Flags of another program, where the verb hands them on."""
+    """Flags of another program, where the command hands them on."""
     words: tuple[str, ...]
-    """Words without a flag that are no argument, where the verb hands them on."""
+    """Words without a flag that are no argument, where the command hands them on."""
 
 
-def run_verb(verb: str, args: Sequence[str], options: type[S], work: Callable[[S], int]) -> int:
-    """Print the help of a verb, or do its work with the options that were typed; returns the exit code."""
+def run_command(command: str, args: Sequence[str], options: type[S], work: Callable[[S], int]) -> int:
+    """Print the help of a command, or do its work with the options that were typed; returns the exit code."""
     if asks_for_help(args):
-        show_help(verb, VERBS[verb].summary, options)
+        show_help(command, BUILTIN_COMMANDS[command].summary, options)
         return 0
-    return work(read_options(verb, args, options).options)
+    return work(read_options(command, args, options).options)
 
 
-def read_options(verb: str, args: Sequence[str], options: type[S], *, passes_on: bool = False) -> Typed[S]:
-    """Return the options of a verb, validated; what is wrong names the flag as it was typed."""
-    table = flag_table(verb, options, passes_on)
+def read_options(command: str, args: Sequence[str], options: type[S], *, passes_on: bool = False) -> Typed[S]:
+    """Return the options of a command, validated; what is wrong names the flag as it was typed."""
+    table = flag_table(command, options, passes_on)
     line = read_flags(args, table)
     layer = _assigned(line, table)
     missing = [field for field in table.fields.values() if field.required and field.key not in layer.assignments]
     if missing:
         needs = " and ".join(f"{field.argument or f'--{field.key}'} ({field.description})" for field in missing)
-        raise UsageError(f"swift {verb} needs {needs}.", hint=_example(verb, options))
+        raise UsageError(f"swift {command} needs {needs}.", hint=_example(command, options))
     if line.words and not passes_on:
         raise UsageError(f"{line.words[0]!r} belongs to no flag.", hint=f"All flags: {table.help_command}")
     for note in (*line.notes, *layer.notes):
@@ -60,9 +60,9 @@ def read_options(verb: str, args: Sequence[str], options: type[S], *, passes_on:
     return Typed(_validated(options, layer, table), tuple(line.passed_on), tuple(line.words))
 
 
-def options_of(verb: str) -> type[BaseModel] | None:
-    """Return the class whose fields are the flags of a verb; None for the verbs that train."""
-    declared = VERBS[verb]
+def options_of(command: str) -> type[BaseModel] | None:
+    """Return the class whose fields are the flags of a command; None for the commands that train."""
+    declared = BUILTIN_COMMANDS[command]
     module = importlib.import_module(declared.target.partition(":")[0])
     options: type[BaseModel] | None = getattr(module, declared.options) if declared.options else None
     return options
@@ -81,8 +81,8 @@ def _validated(options: type[S], layer: Draft, table: FlagTable) -> S:
 
 
 @cache
-def flag_table(verb: str, options: type[BaseModel], passes_on: bool = False) -> FlagTable:
-    """Return the flags of a verb, as its options declare them."""
+def flag_table(command: str, options: type[BaseModel], passes_on: bool = False) -> FlagTable:
+    """Return the flags of a command, as its options declare them."""
     fields = {field.key: field for field in model_fields(options)}
     aliases = {}
     for key, field in fields.items():
@@ -95,11 +95,11 @@ def flag_table(verb: str, options: type[BaseModel], passes_on: bool = False) -> 
         for flag, part in field.parts:
             aliases[flag] = Alias(flag, f"{key}.{part}", "optional", _renamed(f"{key}.{part}"))
     takes_words = passes_on or any(field.argument for field in fields.values())
-    others = elsewhere(verb, but={*fields, *aliases})
+    others = elsewhere(command, but={*fields, *aliases})
     return FlagTable(
         fields,
         aliases,
-        f"swift {verb} --help",
+        f"swift {command} --help",
         elsewhere=others.meanings,
         elsewhere_arity=others.arities,
         takes_word=lambda _: takes_words,
@@ -133,9 +133,9 @@ def _free_last_word(line: CommandLine, name: str, index: int) -> None:
     line.flags[name] = Flag(flag.typed, name, "list", (*flag.value[:index], *flag.value[index + 1 :]))
 
 
-def _example(verb: str, options: type[BaseModel]) -> str:
+def _example(command: str, options: type[BaseModel]) -> str:
     examples = examples_of(options)
-    return f"For example: {examples[0]}" if examples else f"All flags: swift {verb} --help"
+    return f"For example: {examples[0]}" if examples else f"All flags: swift {command} --help"
 
 
 def _renamed(key: str) -> Translation:

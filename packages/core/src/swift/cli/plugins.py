@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from swift.cli.options import run_verb
-from swift.cli.verbs import collision
+from swift.cli.commands import collision
+from swift.cli.options import run_command
 from swift.config.limits import Name
 from swift.config.options import Section
 from swift.errors import PluginError, SwiftError
@@ -50,9 +50,9 @@ class PluginsOptions(Section):
     nproc: Annotated[int, Field(ge=1, le=1024)] = Field(2, description="Processes for --try")
 
 
-def run(verb: str, args: list[str]) -> int:
-    """Run the verb; returns the exit code."""
-    return run_verb(verb, args, PluginsOptions, show)
+def run(command: str, args: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    return run_command(command, args, PluginsOptions, show)
 
 
 def show(options: PluginsOptions) -> int:

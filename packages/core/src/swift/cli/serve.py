@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from swift.cli.commands import BUILTIN_COMMANDS
 from swift.cli.help import asks_for_help, show_help
 from swift.cli.options import read_options
-from swift.cli.verbs import VERBS
 from swift.config.limits import Name
 from swift.config.options import Aliases
 from swift.errors import UsageError
@@ -21,7 +21,7 @@ KEYS = ("SWIFT_API_KEY", "VLLM_API_KEY")
 """Environment variables that hold the key where --api-key is not given."""
 
 
-class ServeVerbOptions(ServeOptions):
+class ServeCommandOptions(ServeOptions):
     """The server answers completions, chats and lists of models: the base and its adapters, by name.
 
     Flags that are not listed here go to the engine's server as they stand. Ctrl-C stops it.
@@ -31,18 +31,18 @@ class ServeVerbOptions(ServeOptions):
     engine: Annotated[Name, Aliases("infer_backend")] = Field(ENGINE, description="The inference engine that serves")
 
 
-def run(verb: str, args: list[str]) -> int:
-    """Run the verbs; returns the exit code."""
+def run(command: str, args: list[str]) -> int:
+    """Run the commands; returns the exit code."""
     if asks_for_help(args):
-        show_help(verb, VERBS[verb].summary, ServeVerbOptions)
+        show_help(command, BUILTIN_COMMANDS[command].summary, ServeCommandOptions)
         return 0
-    typed = read_options(verb, args, ServeVerbOptions, passes_on=True)
+    typed = read_options(command, args, ServeCommandOptions, passes_on=True)
     if typed.words:
-        raise UsageError(f"{typed.words[0]!r} belongs to no flag.", hint=f"All flags: swift {verb} --help")
+        raise UsageError(f"{typed.words[0]!r} belongs to no flag.", hint=f"All flags: swift {command} --help")
     return serve(typed.options, typed.passed_on)
 
 
-def serve(options: ServeVerbOptions, passed_on: tuple[str, ...]) -> int:
+def serve(options: ServeCommandOptions, passed_on: tuple[str, ...]) -> int:
     """Serve until the user stops it; returns the exit code."""
     if options.model is None:
         raise UsageError(

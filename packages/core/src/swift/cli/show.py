@@ -103,7 +103,7 @@ def print_samples(parsed: Parsed, count: int) -> None:
         encoding=objective.encoding,
         seed=config.train.seed,
         say=print_note,
-        pictures=None if processor is None else MediaProcessor(processor, config.data),
+        images=None if processor is None else MediaProcessor(processor, config.data),
     )
     assert data.stream is not None
     console = Console()

@@ -8,10 +8,10 @@ import sys
 from swift.cli.help import asks_for_help, show_training_help
 
 
-def run(verb: str, args: list[str]) -> int:
+def run(command: str, args: list[str]) -> int:
     """Parse, say what the user should know, and train."""
     if asks_for_help(args):
-        show_training_help(verb, args)
+        show_training_help(command, args)
         return 0
     from swift.cli.beforehand import check_here, check_plan
     from swift.cli.choose import chosen, foreseen
@@ -24,17 +24,17 @@ def run(verb: str, args: list[str]) -> int:
 
     with reported_errors():
         check_is_own(args)
-        args = chosen(args, verb, say_nothing if is_worker() else print_note)
-        parsed = parse(args, verb)
+        args = chosen(args, command, say_nothing if is_worker() else print_note)
+        parsed = parse(args, command)
         if not is_worker():
             check_here(parsed.config)
         if "RANK" not in os.environ:  # else a launcher has started it, perhaps once more
             processes = processes_in_all({**os.environ, **parsed.machines}, parsed.nproc)
             check_plan(parsed, processes)
-            if (warning := foreseen(parsed, processes, args, verb)) is not None:
+            if (warning := foreseen(parsed, processes, args, command)) is not None:
                 parsed.notes.append(warning)
     first_of_its_launcher = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     if first_of_its_launcher and STARTED_BY_SWIFT not in os.environ:
         for note in parsed.notes:
             sys.stderr.write(f"Note: {note}\n")
-    return launch(parsed, [verb, *args])
+    return launch(parsed, [command, *args])

@@ -240,7 +240,7 @@ _IGNORED = ("local_rank",)
 """Flags that launchers add to a command; the environment says the same."""
 OPEN_SECTIONS = ("backend", "objective", "optim", "tuner")
 """Sections whose other keys belong to a plugin."""
-VERB_OBJECTIVES = {"pt": ("pt",), "sft": ("sft", "seq_cls", "embedding", "reranker", "generative_reranker")}
+COMMAND_OBJECTIVES = {"pt": ("pt",), "sft": ("sft", "seq_cls", "embedding", "reranker", "generative_reranker")}
 """Verbs → the objectives that they minimise, the default first. `rlhf` takes any other one, `train` takes any."""
 MACHINES = ("nnodes", "node_rank", "master_addr", "master_port")
 """Flags of torchrun that say what environment variables of these names say."""
@@ -250,7 +250,7 @@ ABOUT_COMMAND: dict[str, Arity] = dict.fromkeys(("config", "nproc", "nproc_per_n
 
 @cache
 def training_flags() -> FlagTable:
-    """Return the flags of the verbs that train."""
+    """Return the flags of the commands that train."""
     return FlagTable(
         fields=core_fields(),
         aliases=aliases(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from swift.config.media import NAMES
 from swift.config.tasks import view_of
 from swift.contracts import Acts, Capabilities, Need, Reads, Trains
-from swift.errors import SwiftError, UnsupportedPlan
+from swift.errors import SwiftError, UnsupportedLayout
 from swift.plugins.blame import failing
 from swift.plugins.discover import duplicates, list_plugins
 from swift.plugins.known import PARALLEL_OFFERS, REMARKS, install_command
@@ -52,7 +52,7 @@ class Requirement:
 
 
 def check_capabilities(capabilities: Capabilities, config: Config, objective: Objective | None = None) -> None:
-    """Raise `UnsupportedPlan` naming all that is lacking, which installed backends have it, and what to type.
+    """Raise `UnsupportedLayout` naming all that is lacking, which installed backends have it, and what to type.
 
     Without an objective, the task of the model says what it must return: a role is handed its objectives later.
     """
@@ -68,42 +68,44 @@ def check_capabilities(capabilities: Capabilities, config: Config, objective: Ob
     advice = _advice(lacking, others)
     offers = {offer for requirement in lacking for offer in PARALLEL_OFFERS.get(requirement.item, ())}
     advice = "\n".join([advice, *(REMARKS[name, offer] for offer in sorted(offers) if (name, offer) in REMARKS)])
-    raise UnsupportedPlan(f"The {name} backend does not have {missing}.", hint=advice)
+    raise UnsupportedLayout(f"The {name} backend does not have {missing}.", hint=advice)
 
 
-def lacking_media(capabilities: Capabilities, config: Config, kind: str) -> UnsupportedPlan | None:
-    """Return the error for samples that hold pictures or sounds where the backend has none; None where it has them."""
+def lacking_media(capabilities: Capabilities, config: Config, kind: str) -> UnsupportedLayout | None:
+    """Return the error for samples that hold images or sounds where the backend has none; None where it has them."""
     name = config.backend.name
     if kind in capabilities.modalities:
         cut = next((each for each in ("cp", "ulysses") if getattr(config.parallel, each) > 1), None)
         if cut is None or capabilities.cuts_media:
             return None
-        return UnsupportedPlan(
+        return UnsupportedLayout(
             f"parallel.{cut} {getattr(config.parallel, cut)} shares the tokens of a sample between processes, and rows "
             f"have {NAMES[kind]}s, which the {name} backend keeps whole.",
             hint=f"Type --parallel.{cut} 1. For long samples: --gradient_checkpointing true, or fewer tokens of each "
-            "picture by --max_pixels N.",
+            "image by --max_pixels N.",
         )
     others = [other for other, offer in _other_backends(name) if kind in offer.modalities]
     requirement = Requirement(f"samples with {kind}", "modalities", kind, "rows of text alone")
     advice = f"Type: --backend {others[0]}, or learn from rows of text alone" if others else _advice([requirement], [])
-    return UnsupportedPlan(f"The {name} backend does not train on {NAMES[kind]}s yet, and rows have some.", hint=advice)
+    return UnsupportedLayout(
+        f"The {name} backend does not train on {NAMES[kind]}s yet, and rows have some.", hint=advice
+    )
 
 
 def check_export(config: Config) -> None:
-    """Raise `UnsupportedPlan` where the exporter that the run is to end with does not write what it trains."""
+    """Raise `UnsupportedLayout` where the exporter that the run is to end with does not write what it trains."""
     if config.export.to is None:
         return
     exporter = load_exporter(config.export.to).object
     if getattr(exporter, "needs_adapter", False) and not load_tuner(config.tuner.kind).object.adapter:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"The exporter {config.export.to!r} writes adapters, and tuner.kind {config.tuner.kind} trains none.",
             hint="Type --export.to hf, or train an adapter: --tuner.kind lora",
         )
     tasks = getattr(exporter, "tasks", None)
     if tasks is None or config.model.task in tasks:
         return
-    raise UnsupportedPlan(
+    raise UnsupportedLayout(
         f"The exporter {config.export.to!r} does not write models of model.task {config.model.task}: it writes "
         f"{', '.join(sorted(tasks))}.",
         hint="Type --export.to hf. What that writes is loaded by transformers.",

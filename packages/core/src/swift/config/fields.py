@@ -76,7 +76,7 @@ is selected: commands of other programs carry them along."""
 @cache
 def core_fields() -> dict[str, Field]:
     """Return all keys of core's own sections, and those of core's own tuners and optimizers."""
-    from swift.config.sections import Config  # only the verbs that train need all sections
+    from swift.config.sections import Config  # only the commands that train need all sections
 
     found = {}
     for section in Config.model_fields:

@@ -160,7 +160,7 @@ class Flag:
 
 @dataclass
 class CommandLine:
-    """Flags and values typed after a verb."""
+    """Flags and values typed after a command."""
 
     flags: dict[str, Flag] = field(default_factory=dict)
     """By name, in the order in which they were typed first."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.config.own_options import FACTORED
-from swift.errors import ConfigError, ModelError, SwiftError, UnsupportedPlan, did_you_mean
+from swift.errors import ConfigError, ModelError, SwiftError, UnsupportedLayout, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -58,10 +58,10 @@ def no_bitsandbytes() -> SwiftError:
     )
 
 
-def no_flash(obstacle: str) -> SwiftError:
+def no_flash(incompatibility: str) -> SwiftError:
     """Return the error for FlashAttention where something is in its way."""
     return ModelError(
-        f"model.attention flash_attention_2 cannot be used: {obstacle}.",
+        f"model.attention flash_attention_2 cannot be used: {incompatibility}.",
         hint="Type --model.attention auto, or on a GPU: pip install 'swift-core[flash-attn]'",
     )
 
@@ -73,7 +73,7 @@ def flash_needs_gpu(device: str) -> str:
 
 def no_cuda() -> SwiftError:
     """Return the error for a GPU that is asked for and is not there."""
-    return UnsupportedPlan(
+    return UnsupportedLayout(
         "backend.device is cuda, but no NVIDIA GPU can be used here.", hint="Leave it out to train on the CPU."
     )
 
@@ -86,7 +86,7 @@ def no_quantiser(package: str) -> SwiftError:
     )
 
 
-def trained_in_few_bits(quantize: str) -> SwiftError:
+def trained_in_low_bit(quantize: str) -> SwiftError:
     """Return the error for training all weights where they are stored in few bits."""
     return ConfigError(
         f"tuner.quantize {quantize} stores weights that cannot be trained, and tuner.kind is full.",

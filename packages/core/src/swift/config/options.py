@@ -65,12 +65,12 @@ class RunsCode:
 
 
 class Section(BaseModel):
-    """Base of all options: sections of the configuration, options of verbs and of plugins."""
+    """Base of all options: sections of the configuration, options of commands and of plugins."""
 
     # Schemas are built when the first value is validated: help and flags are made from the fields alone.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, defer_build=True)
     examples: ClassVar[tuple[str, ...]] = ()
-    """Command lines that the help of a verb shows; the first is also the hint where something is missing."""
+    """Command lines that the help of a command shows; the first is also the hint where something is missing."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -99,5 +99,5 @@ def _is_section(annotation: Any) -> bool:
 
 
 def examples_of(options: type[BaseModel]) -> tuple[str, ...]:
-    """Return the command lines that the help of a verb shows; a plugin's model need not have any."""
+    """Return the command lines that the help of a command shows; a plugin's model need not have any."""
     return tuple(getattr(options, "examples", ()))

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from swift.config.aliases import MACHINES, VERB_OBJECTIVES, training_flags
+from swift.config.aliases import COMMAND_OBJECTIVES, MACHINES, training_flags
 from swift.config.capabilities import check_capabilities, check_export
 from swift.config.compat.environment import set_by_environment
 from swift.config.compat.online import OWN_OPTIONS
@@ -63,7 +63,7 @@ class Parsed:
     """Environment variables that flags set about the other machines of the run, such as NNODES."""
 
 
-def parse(argv: Sequence[str], verb: str, *, complete: bool = True) -> Parsed:
+def parse(argv: Sequence[str], command: str, *, complete: bool = True) -> Parsed:
     """Return the run that `swift VERB ARGV` asks for. `complete` asks for a model and a data set."""
     table = training_flags()
     line = read_flags(argv, table)
@@ -74,10 +74,10 @@ def parse(argv: Sequence[str], verb: str, *, complete: bool = True) -> Parsed:
     file = _file_layer(_config_file(line.flags.get("config"), line.words))
     _check_trust(file, layer)
     nproc = line.flags.get("nproc") or line.flags.get("nproc_per_node")
-    parsed = _resolve([file, layer], verb, _count(nproc.value, nproc.typed) if nproc else None, line.notes)
+    parsed = _resolve([file, layer], command, _count(nproc.value, nproc.typed) if nproc else None, line.notes)
     _check_code(file, layer, type(parsed.objective_options))
     if complete:
-        _check_complete(parsed.config, verb)
+        _check_complete(parsed.config, command)
     machines = {name.upper(): str(line.flags[name].value) for name in MACHINES if name in line.flags}
     if machines and "NNODES" not in machines and not os.environ.get("NNODES"):
         typed = " and ".join(f"--{name.lower()}" for name in machines)
@@ -85,12 +85,12 @@ def parse(argv: Sequence[str], verb: str, *, complete: bool = True) -> Parsed:
     return replace(parsed, machines=machines)
 
 
-def config_from_mapping(mapping: Mapping[str, Any], verb: str = "train", *, source: str = "arguments") -> Parsed:
+def config_from_mapping(mapping: Mapping[str, Any], command: str = "train", *, source: str = "arguments") -> Parsed:
     """Return the run that keywords ask for: sections by name, dotted keys, or any alias of the command line."""
     layer = Draft(training_flags())
     layer.add_mapping({key: value for key, value in mapping.items() if key != "nproc"}, {}, source)
     nproc = mapping.get("nproc")
-    return _resolve([layer], verb, None if nproc is None else _count(nproc, f"{source} (nproc)"), [])
+    return _resolve([layer], command, None if nproc is None else _count(nproc, f"{source} (nproc)"), [])
 
 
 def _config_file(flag: Flag | None, words: list[str]) -> Path | None:
@@ -155,13 +155,13 @@ def _count(value: Any, source: str) -> int:
     return int(text)
 
 
-def _resolve(layers: list[Draft], verb: str, nproc: int | None, notes: list[str]) -> Parsed:
+def _resolve(layers: list[Draft], command: str, nproc: int | None, notes: list[str]) -> Parsed:
     for layer in layers:
         layer.finish()
         settle_layer(layer)
     merged = merge(layers)
     notes = [*notes, *(note for layer in layers for note in layer.notes), *settle(merged)]
-    _name_objective(merged, verb, notes)
+    _name_objective(merged, command, notes)
     notes += set_by_environment(merged, os.environ)
 
     source = partial(source_of, merged)
@@ -201,7 +201,7 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None, notes: list[str]
 
 
 def _with_options(section: OpenSection, options: BaseModel) -> OpenSection:
-    """Return a section with its plugin's validated options in place of what was typed."""
+    """Return a section with its plugin's validated options instead of what was typed."""
     core = {name: getattr(section, name) for name in type(section).model_fields}
     return type(section).model_construct(_fields_set=section.model_fields_set, **core, **dict(options))
 
@@ -212,8 +212,8 @@ def _leave_out(merged: dict[str, Assignment], plugin: LoadedPlugin, section: str
     Commands of other programs carry them along: `--lora_rank` with all weights trained, `--adam_beta1` with Adafactor.
     """
     assert plugin.config_model is not None
-    foreign = default_options(section) - plugin.config_model.model_fields.keys()
-    taken = [merged.pop(key) for key in [f"{section}.{name}" for name in sorted(foreign)] if key in merged]
+    third_party = default_options(section) - plugin.config_model.model_fields.keys()
+    taken = [merged.pop(key) for key in [f"{section}.{name}" for name in sorted(third_party)] if key in merged]
     return [f"{each.source} has no effect: the {plugin.entry.kind} {plugin.entry.name!r} has none." for each in taken]
 
 
@@ -274,7 +274,7 @@ def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, source: 
     assert model is not None
     own = {field.key: field for field in model_fields(model, section)}
     fields = own | {key: field for key, field in core_fields().items() if key.startswith(f"{section}.")}
-    _check_foreign(plugin, section, values, source)
+    _check_third_party(plugin, section, values, source)
     typed = {}
     for name, value in (values.model_extra or {}).items():
         known = fields.get(f"{section}.{name}")
@@ -291,7 +291,7 @@ def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, source: 
         return options
 
 
-def _check_foreign(plugin: LoadedPlugin, section: str, values: BaseModel, source: Callable[[str], str]) -> None:
+def _check_third_party(plugin: LoadedPlugin, section: str, values: BaseModel, source: Callable[[str], str]) -> None:
     """Refuse keys of another of core's plugins, such as `tuner.freeze` for adapters: they mean something there."""
     assert plugin.config_model is not None
     for name in (values.model_extra or {}).keys() - plugin.config_model.model_fields.keys():
@@ -339,41 +339,41 @@ def _of_online_learning(flag: str, plugin: LoadedPlugin) -> ConfigError:
     )
 
 
-def _name_objective(merged: dict[str, Assignment], verb: str, notes: list[str]) -> None:
-    """Set the objective that the verb and the task of the model imply, and refuse one that the verb does not take."""
+def _name_objective(merged: dict[str, Assignment], command: str, notes: list[str]) -> None:
+    """Set the objective that the command and the task of the model imply, and refuse one that the command does not take."""
     asked = merged.get("objective.name")
     task = merged.get("model.task")
     if asked is None and task is not None and isinstance(task.value, str) and task.value in TRAINED_BY:
         asked = merged["objective.name"] = Assignment(TRAINED_BY[task.value], task.source)
-    meant = VERB_OBJECTIVES.get(verb)
+    meant = COMMAND_OBJECTIVES.get(command)
     if meant is not None:
         if asked is not None and asked.value not in meant:
             raise ConfigError(
-                f"swift {verb} minimises the objective {meant[0]!r}, but {asked.source} asks for "
+                f"swift {command} minimises the objective {meant[0]!r}, but {asked.source} asks for "
                 f"{quoted(asked.value)}.",
                 hint=f"Type: swift {_verb_of(asked.value) or f'train --objective {asked.value}'}",
             )
-        merged.setdefault("objective.name", Assignment(meant[0], f"swift {verb}"))
-    elif verb == "rlhf":
+        merged.setdefault("objective.name", Assignment(meant[0], f"swift {command}"))
+    elif command == "rlhf":
         if asked is None:
             merged["objective.name"] = Assignment("dpo", "swift rlhf")
             notes.append("The objective is dpo; --rlhf_type names another.")
-        elif _verb_of(asked.value):
+        elif _command_of(asked.value):
             raise ConfigError(
                 f"{asked.source} asks for {quoted(asked.value)}, which does not learn from preferences.",
-                hint=f"Type: swift {_verb_of(asked.value)}",
+                hint=f"Type: swift {_command_of(asked.value)}",
             )
 
 
-def _verb_of(objective: Any) -> str | None:
-    """Return what to type after `swift` for an objective that has a verb; None for one that has none."""
-    verb = next((verb for verb, objectives in VERB_OBJECTIVES.items() if objective in objectives), None)
-    if verb is None or objective == VERB_OBJECTIVES[verb][0]:
-        return verb
-    return f"{verb} --task_type {objective}"
+def _command_of(objective: Any) -> str | None:
+    """Return what to type after `swift` for an objective that has a command; None for one that has none."""
+    command = next((command for command, objectives in COMMAND_OBJECTIVES.items() if objective in objectives), None)
+    if command is None or objective == COMMAND_OBJECTIVES[command][0]:
+        return command
+    return f"{command} --task_type {objective}"
 
 
-def _check_complete(config: Config, verb: str) -> None:
+def _check_complete(config: Config, command: str) -> None:
     missing = []
     if config.model.path is None:
         missing.append("--model (a folder, a hub id or a short name such as qwen3-0.6b)")
@@ -383,6 +383,6 @@ def _check_complete(config: Config, verb: str) -> None:
         model = config.model.path or "qwen3-0.6b"
         data = config.data.train[0] if config.data.train else "data.jsonl"
         raise UsageError(
-            f"swift {verb} needs {' and '.join(missing)}.",
-            hint=f"For example: swift {verb} --model {model} --dataset {data}",
+            f"swift {command} needs {' and '.join(missing)}.",
+            hint=f"For example: swift {command} --model {model} --dataset {data}",
         )

@@ -28,7 +28,7 @@ from swift.config.limits import (
 )
 from swift.config.options import Aliases, Shorthand
 from swift.config.options import Section as Section
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Options = TypeVar("Options", bound=BaseModel)
@@ -125,40 +125,40 @@ class DataSection(Section):
     cache: FilePath | None = Field(None, description="Folder of tokenised data; default: the user's cache folder")
     template_kwargs: dict[str, Any] = Field(default_factory=dict, description="Passed to the chat template")
     media_root: FilePath | None = Field(
-        None, description="Folder that paths of pictures begin at; default: the one of the data file"
+        None, description="Folder that paths of images begin at; default: the one of the data file"
     )
     media_check: Literal["none", "header", "decode"] = Field(
         "header",
-        description="What is looked at of every picture before training: nothing again once it is tokenised, that its "
+        description="What is looked at of every image before training: nothing again once it is tokenised, that its "
         "file is there and unchanged, or all of it",
     )
     web: Literal["no", "public", "any"] = Field(
         "no",
-        description="Whether pictures and sounds are fetched, once each, from the http addresses that rows name: from "
+        description="Whether images and sounds are fetched, once each, from the http addresses that rows name: from "
         "the public web alone, or from any host, those of private networks and this machine included",
     )
     max_pixels: Annotated[int, Field(ge=1, le=LARGEST)] | None = Field(
-        None, description="Pictures with more pixels are made smaller; default: as the model's processor says"
+        None, description="Images with more pixels are made smaller; default: as the model's processor says"
     )
     min_pixels: Annotated[int, Field(ge=1, le=LARGEST)] | None = Field(
-        None, description="Pictures with fewer pixels are made larger; default: as the model's processor says"
+        None, description="Images with fewer pixels are made larger; default: as the model's processor says"
     )
     video_fps: Annotated[float, Field(gt=0, le=1000)] = Field(
-        2.0, description="Pictures of each second of a video that a model is shown, one after the other"
+        2.0, description="Images of each second of a video that a model is shown, one after the other"
     )
     video_max_frames: Annotated[int, Field(ge=1, le=LARGEST)] = Field(
-        32, description="Pictures of a video at most; those of a longer one are further apart"
+        32, description="Images of a video at most; those of a longer one are further apart"
     )
     boxes: Literal["auto", "norm1000", "none"] = Field(
         "auto",
-        description="How <bbox> of rows with `objects` is written: in thousandths of the picture (norm1000), or in "
-        "pixels of the picture as the model sees it (none); auto is what the model was taught",
+        description="How <bbox> of rows with `objects` is written: in thousandths of the image (norm1000), or in "
+        "pixels of the image as the model sees it (none); auto is what the model was taught",
     )
     decode_threads: Annotated[int, Field(ge=0, le=MOST_PROCESSES)] = Field(
-        2, description="Threads of each process that decode pictures while steps run; 0 decodes when they are needed"
+        2, description="Threads of each process that decode images while steps run; 0 decodes when they are needed"
     )
     decode_ahead_mb: Annotated[int, Field(ge=0, le=LARGEST)] = Field(
-        512, description="MiB of each process for pictures that are decoded ahead; 0 decodes when they are needed"
+        512, description="MiB of each process for images that are decoded ahead; 0 decodes when they are needed"
     )
 
 
@@ -174,7 +174,7 @@ class TunerSection(OpenSection):
     )
     adapter: FilePath | None = Field(None, description="Adapter folder to continue from")
     freeze_vit: bool | None = Field(
-        None, description="Leave the tower that reads pictures as it is; default: true, unless patterns choose weights"
+        None, description="Leave the tower that reads images as it is; default: true, unless patterns choose weights"
     )
     freeze_aligner: bool | None = Field(
         None, description="Leave the layers between tower and language model as they are; default: as freeze_vit"
@@ -234,7 +234,7 @@ class OptimSection(OpenSection):
         None, description="Peak learning rate; default 1e-5 full, 1e-4 LoRA"
     )
     vit_lr: Annotated[float, Field(gt=0.0, le=1e3)] | None = Field(
-        None, description="That of the tower which sees pictures; default: optim.lr"
+        None, description="That of the tower which sees images; default: optim.lr"
     )
     aligner_lr: Annotated[float, Field(gt=0.0, le=1e3)] | None = Field(
         None, description="That of what leads from the tower to the language model; default: optim.lr"
@@ -279,7 +279,7 @@ class ParallelSection(Section):
         """`dp_replicate` and `dp_shard` in force on so many processes; `dp_shard` takes up what was left open.
 
         `replicas` is for a backend that has a number of its own where `dp_replicate` is left open. Raises
-        `UnsupportedPlan` where the sizes do not multiply to `world`.
+        `UnsupportedLayout` where the sizes do not multiply to `world`.
         """
         replicate = self.dp_replicate or replicas or 1
         shard = self.dp_shard or max(1, world // (self.sharing * replicate))
@@ -292,7 +292,7 @@ class ParallelSection(Section):
         }  # fmt: skip
         product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "dp_shard 1"
         instead = ", or leave --parallel.dp_shard out." if self.dp_shard else " or a multiple of it."
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"The plan {product} takes {requested} processes, but {world} were started.",
             hint=f"Start with --nproc {requested}{instead}",
         )

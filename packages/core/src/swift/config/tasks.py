@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 CAUSAL_LM, EMBEDDING = "causal_lm", "embedding"
 HEADED = ("seq_cls", "reward", "value")
-"""Tasks of a model with a head of its own in place of the unembedding."""
+"""Tasks of a model with a head of its own instead of the unembedding."""
 
 TRAINED_BY = {"seq_cls": "seq_cls", EMBEDDING: "embedding", "reward": "rm"}
 """Task → the objective that trains it where the user names none."""

@@ -6,7 +6,7 @@ This package is importable without torch: tensors appear in annotations only.
 from __future__ import annotations
 
 from swift.contracts.backend import Capabilities, ForwardResult, StepResult, TrainState
-from swift.contracts.checkpoint import CheckpointReader, CheckpointWriter, ForeignCheckpoint, TrainedState
+from swift.contracts.checkpoint import CheckpointReader, CheckpointWriter, ThirdPartyCheckpoint, TrainedState
 from swift.contracts.command import Command
 from swift.contracts.environment import Environment, EpisodeStart, Observation, Turn
 from swift.contracts.exporter import CalibrationRow, ExportRequest, Quantized, QuantizeRequest, SchemeFacts
@@ -15,8 +15,8 @@ from swift.contracts.inference import (
     Completion,
     EngineLibrary,
     EngineRequest,
+    ImagePrompt,
     InferenceEngine,
-    PicturedPrompt,
     Sampling,
     Score,
     ServeRequest,
@@ -34,7 +34,7 @@ from swift.contracts.layout import (
 )
 from swift.contracts.model import ModelSource, WeightStream
 from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Objective
-from swift.contracts.observer import RankFacts, RunSummary, StepRecord, StepShares
+from swift.contracts.observer import RankFacts, RunSummary, StepRecord, StepTimes
 from swift.contracts.optimizer import (
     Matrix,
     Optimizer,
@@ -46,12 +46,12 @@ from swift.contracts.optimizer import (
     StoresSlots,
     TakesGradientsElsewhere,
 )
-from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
 from swift.contracts.planner import Basis, ChosenPlan, ExpectedMemory, Planner
 from swift.contracts.reward import Reward, RewardItem
 from swift.contracts.role import POLICY, ModelRole, OpenRole, fitting_roles
 from swift.contracts.rounds import EngineModel, RoundWork
 from swift.contracts.run import Run, Topology, World
+from swift.contracts.schedule import BatchSchedule, Communication, ResumableSchedule, ScheduleContext
 from swift.contracts.tuner import Acts, Trains, Tuner, TunerContext
 
 __all__ = [
@@ -82,8 +82,8 @@ __all__ = [
     "EpisodeStart",
     "ExpectedMemory",
     "ExportRequest",
-    "ForeignCheckpoint",
     "ForwardResult",
+    "ImagePrompt",
     "InferenceEngine",
     "LayerSizes",
     "LocalWeights",
@@ -98,10 +98,8 @@ __all__ = [
     "Observation",
     "OpenRole",
     "Optimizer",
-    "PicturedPrompt",
     "Placement",
     "Plan",
-    "PlanContext",
     "Planner",
     "ProcessLayout",
     "QuantizeRequest",
@@ -110,7 +108,7 @@ __all__ = [
     "RankFacts",
     "Reads",
     "RejectedSamples",
-    "ResumablePlan",
+    "ResumableSchedule",
     "Reward",
     "RewardItem",
     "RoundWork",
@@ -119,16 +117,18 @@ __all__ = [
     "RunSummary",
     "Sampling",
     "ScalesGradients",
+    "ScheduleContext",
     "SchemeFacts",
     "Score",
     "ServeRequest",
     "Slot",
     "StepRecord",
     "StepResult",
-    "StepShares",
+    "StepTimes",
     "StoresMatrixSlots",
     "StoresSlots",
     "TakesGradientsElsewhere",
+    "ThirdPartyCheckpoint",
     "Topology",
     "Traffic",
     "TrainState",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Capabilities of a backend. Asking for more raises `UnsupportedPlan` before any weights load."""
+    """Capabilities of a backend. Asking for more raises `UnsupportedLayout` before any weights load."""
 
     parallel: frozenset[str] = frozenset()
     """Fields of the `parallel` section that may be set above 1 or switched on."""

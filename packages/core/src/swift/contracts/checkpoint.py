@@ -19,7 +19,7 @@ class CheckpointWriter(Protocol):
     """Interface through which a backend writes its shard of a checkpoint."""
 
     def tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Tensors by canonical name: plain, DTensor or `swift.checkpoint.Boxes`. Called once, on every process."""
+        """Tensors by canonical name: plain, DTensor or `swift.checkpoint.TensorSlices`. Called once, on every process."""
 
     def stream(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Write tensors one whole tensor at a time, where views are not valid; the main process writes."""
@@ -28,8 +28,8 @@ class CheckpointWriter(Protocol):
         """JSON values of this backend for the manifest; main process's are kept."""
 
 
-class ForeignCheckpoint(Protocol):
-    """A checkpoint in a backend's own format, as returned by the hook `swift_read_foreign`.
+class ThirdPartyCheckpoint(Protocol):
+    """A checkpoint in a backend's own format, as returned by the hook `swift_read_third_party`.
 
     It may have three more methods. `attach(source)` is given the model before anything is read; `names` and `read`
     then go by names on disk. `left_out()` returns the names of tensors that it holds and that are not among what is
@@ -55,7 +55,7 @@ class ForeignCheckpoint(Protocol):
 
 
 class TrainedState(Protocol):
-    """A checkpoint of swift for `swift_write_foreign`, by parameters of the transformers or PEFT model in memory."""
+    """A checkpoint of swift for `swift_write_third_party`, by parameters of the transformers or PEFT model in memory."""
 
     step: int
     """Updates that were made."""
@@ -106,7 +106,7 @@ class CheckpointReader(Protocol):
         """Canonical names of all tensors."""
 
     def tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Fill these tensors in place (plain, DTensor or `Boxes`), reading only what they hold."""
+        """Fill these tensors in place (plain, DTensor or `TensorSlices`), reading only what they hold."""
 
     def read(self, name: str) -> torch.Tensor:
         """Return one whole tensor."""

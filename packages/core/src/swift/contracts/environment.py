@@ -54,7 +54,7 @@ class Observation:
     info: Mapping[str, Any] = field(default_factory=dict)
     """Anything for rewards and for the page of a round; JSON values. Later turns replace values of earlier ones."""
     text: str = ""
-    """Text that the answer itself goes on with, in place of messages: the model then continues its own turn. The token
+    """Text that the answer itself goes on with, instead of messages: the model then continues its own turn. The token
     that ended the answer is taken back."""
     keep: int | None = None
     """With `text`: how many letters of the answer stay before it; None for all."""

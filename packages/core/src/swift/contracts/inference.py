@@ -117,24 +117,24 @@ class EngineRequest:
     task: str = "causal_lm"
     """What the model returns: a value of `model.task`. Other values are for engines with a method `outputs`."""
     max_pixels: int | None = None
-    """Pictures of prompts with more pixels are made smaller; None leaves it to the model's processor."""
+    """Images of prompts with more pixels are made smaller; None leaves it to the model's processor."""
     min_pixels: int | None = None
-    """Pictures with fewer are made larger."""
+    """Images with fewer are made larger."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The engine's own settings, by its own names."""
     say: Callable[[str], None] = print
     """Prints a line for the user."""
 
 
-class PicturedPrompt(tuple[int, ...]):
-    """Tokens of a prompt, some of which stand for pictures; a prompt of text alone may be any sequence of tokens."""
+class ImagePrompt(tuple[int, ...]):
+    """Tokens of a prompt, some of which stand for images; a prompt of text alone may be any sequence of tokens."""
 
     media: tuple[MediaRef, ...] = ()
-    """The pictures, in order; their files are there until the prompt is answered."""
+    """The images, in order; their files are there until the prompt is answered."""
 
     @classmethod
-    def of(cls, tokens: Sequence[int], media: Sequence[MediaRef]) -> PicturedPrompt:
-        """Return tokens with the pictures that some of them stand for."""
+    def of(cls, tokens: Sequence[int], media: Sequence[MediaRef]) -> ImagePrompt:
+        """Return tokens with the images that some of them stand for."""
         prompt = cls(tokens)
         prompt.media = tuple(media)
         return prompt
@@ -155,14 +155,14 @@ class InferenceEngine(Protocol):
 
     An engine that has an attribute `takes_adapters` that is true is given the adapters in training alone, where a run
     trains adapters: `update_adapter(weights, config)` puts the tensors of a PEFT adapter, by their names on disk, on
-    the model as it was opened, in place of the adapter before. It was opened with their configuration
+    the model as it was opened, instead of the adapter before. It was opened with their configuration
     (`EngineRequest.trained_adapter`).
 
     An engine may have `batches(prompts, sampling)`, which returns the places of the prompts that `generate` answers
     together, where the last bits of an answer depend on what is answered beside it. Each of these batches by itself is
     one batch again: draws that were interrupted are made anew in the batches that they were in.
 
-    An engine whose attribute `media` holds 'image' is given prompts with pictures (`PicturedPrompt.media`) by all of
+    An engine whose attribute `media` holds 'image' is given prompts with images (`ImagePrompt.media`) by all of
     `generate`, `stream` and `score`; others never are.
     """
 
@@ -179,7 +179,7 @@ class InferenceEngine(Protocol):
     def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
         """(place of the prompt, what the model says about its tokens), in the order in which scores are ready.
 
-        With `top`, scores also bring so many of the likeliest tokens in place of each, in any order, up to the whole
+        With `top`, scores also bring so many of the likeliest tokens instead of each, in any order, up to the whole
         vocabulary, which nobody needs to sort. An engine that has no parameter `top` cannot teach another model
         (`gkd`), and does everything else.
         """

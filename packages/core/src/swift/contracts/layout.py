@@ -37,7 +37,7 @@ class ProcessLayout:
         """Return the layout of so many processes; `dp_shard` takes up what was left open.
 
         `replicas` is for a backend that has a number of its own where `dp_replicate` is left open. Raises
-        `UnsupportedPlan` where the sizes do not multiply to `world`.
+        `UnsupportedLayout` where the sizes do not multiply to `world`.
         """
         replicate, shard = parallel.data_parallel(world, replicas=replicas)
         return cls(

@@ -61,7 +61,7 @@ class LossSums:
     """Name → one value per position, shape of `MicroBatch.targets`, or several, with one dimension more: the value at
     position t belongs to the token that t predicts. Returned by `swift_forward` as `ForwardResult.tokens`."""
     reported: torch.Tensor | None = None
-    """The sum that is logged, evaluated and looked at for NaN in place of `loss`, where `loss` has the right gradient
+    """The sum that is logged, evaluated and looked at for NaN instead of `loss`, where `loss` has the right gradient
     and nothing else."""
 
 
@@ -100,7 +100,7 @@ class Objective(Protocol):
     `cls(options)` where `options` is an instance of its `options_model`. One that needs reference log-probabilities
     may have an option `reference`: 'auto', 'adapter' or 'cached'.
 
-    An objective may also have a method `plan(context: PlanContext) -> Plan`, which decides which samples each step
+    An objective may also have a method `batch_schedule(context: ScheduleContext) -> BatchSchedule`, which decides which samples each step
     takes and may make them itself, in rounds; without it they are those of the data set, epoch after epoch.
 
     These members are optional too; `BaseObjective` has the first two, `swift.objectives.across_rows.AcrossRows` the
@@ -128,8 +128,8 @@ class Objective(Protocol):
     - `check_config(config)` is called once, before data is read, with the configuration of the model as transformers
       has it, and raises where the objective's options do not fit the model.
     - `roles(config: Config) -> Sequence[ModelRole]` is called once, before data is read, and returns the models that
-      the run holds besides its policy. The objective's plan reaches them by `PlanContext.role`.
-    - `rounds(config: Config) -> RoundWork` is for planners, and says what the objective's plan holds and does besides
+      the run holds besides its policy. The objective's schedule reaches them by `ScheduleContext.role`.
+    - `rounds(config: Config) -> RoundWork` is for planners, and says what the objective's schedule holds and does besides
       the steps of the policy and of its roles: answers that are drawn, models that are asked.
     - `for_training_set(samples: SampleSet | None, say) -> Objective` is called once, after data is read and before the
       model is loaded, with the samples that are learned from, the same on every process (None for a stream), and

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StepShares:
+class StepTimes:
     """Seconds of a step by what they were spent on, a mean over processes and over the steps that were measured."""
 
     seconds: float
@@ -23,7 +23,7 @@ class StepShares:
     communication: float
     """In collectives while nothing is computed: transfers, and waiting for slower processes."""
     data: float
-    """Waiting for the batch, and for pictures to be decoded."""
+    """Waiting for the batch, and for images to be decoded."""
     optimizer: float
     """From `swift.toolkit.before_update` to the end of the backend's step, its communication left out."""
 
@@ -74,7 +74,7 @@ class StepRecord:
     memory_gib: float = 0.0
     evaluation_before: Mapping[str, float] | None = None
     """Evaluation before this step, which is the first of its session (`train.eval_on_start`)."""
-    shares: StepShares | None = None
+    shares: StepTimes | None = None
     """Where the time of steps went, on a logged step, if one was measured since the logged one before."""
     ranks: Sequence[RankFacts] = ()
     """What each process measured, on a logged step of a run with several: all of them, or those with the longest

@@ -50,16 +50,16 @@ class ExpectedMemory:
 class Planner(Protocol):
     """One planner. The entry point in `swift.planners` names a class that is called without arguments."""
 
-    def choose(self, words: Sequence[str], verb: str, processes: int, machines: int) -> ChosenPlan:
+    def choose(self, words: Sequence[str], command: str, processes: int, machines: int) -> ChosenPlan:
         """Choose what `words`, the flags of `swift VERB`, leave open, for so many processes on each machine.
 
         Called for `--backend auto`, and for `--parallel auto` where a backend is among the words. Raise a `SwiftError`
         that says what comes nearest where nothing fits. Do not import torch.
 
-        A planner may have a method `foresee(run, words, verb)` as well, with the same words as `choose`: called before
+        A planner may have a method `foresee(run, words, command)` as well, with the same words as `choose`: called before
         the weights of a run are read, it returns a warning where the run will lack memory, and otherwise None.
 
-        It may have a method `expect(run, words, verb)`, which returns an `ExpectedMemory` within a few tenths of a
+        It may have a method `expect(run, words, command)`, which returns an `ExpectedMemory` within a few tenths of a
         second, or None: forms ask at every change, to show whether a run fits while it is being typed.
 
         An observer of the same name that the distribution brings is told of every run, whether `--report_to` names it

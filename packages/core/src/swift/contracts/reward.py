@@ -51,5 +51,5 @@ class Reward(Protocol):
     def score(self, items: Sequence[RewardItem]) -> Sequence[float | Exception | None]:
         """Return a finite number for each item, or None for one that the reward does not apply to.
 
-        An exception in the place of a number says why this one item could not be scored.
+        An exception instead of a number says why this one item could not be scored.
         """

@@ -84,7 +84,7 @@ class Run:
     backend_options: BaseModel
     """The `backend` section, validated by the backend's own model."""
     folder: Path
-    """The run's own, which no other run writes into; in `swift_check_plan` and `swift_setup` still its parent."""
+    """The run's own, which no other run writes into; in `swift_check_layout` and `swift_setup` still its parent."""
     world: World
     say: Callable[[str], None]
     """Prints a line for the user, on one process only."""
@@ -104,7 +104,7 @@ class Run:
     """Updates an inference engine to the weights in training, adapters merged in. Called on every process between two
     steps, each with an engine of its own or None; set once there is a model."""
     media_reader: MediaReader | None = None
-    """Reads the pictures of samples; set before `swift_wrap_model` where the data sets have any."""
+    """Reads the images of samples; set before `swift_wrap_model` where the data sets have any."""
     model_facts: ModelFacts | None = None
     """Set by `swift_wrap_model` (`build_view` of the toolkit does); without it no MFU is shown."""
     facts: RunFacts = field(default_factory=RunFacts)
@@ -114,7 +114,7 @@ class Run:
     never looks at it, and no backend keeps such things in module globals."""
 
     elsewhere: bool = False
-    """Whether it is only planned, for devices that this machine may not have: `swift_check_plan` then looks at none."""
+    """Whether it is only planned, for devices that this machine may not have: `swift_check_layout` then looks at none."""
 
     role: str = POLICY
     """Which model of the run the hooks are called for. A role other than the policy has a `Run` of its own."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from swift.contracts import ForeignCheckpoint
+from swift.contracts import ThirdPartyCheckpoint
 from swift.convert.trainer_order import Groups, pieces_by_parameter, possible_groups, skeleton_of
 from swift.errors import CheckpointError
 from swift.models.files import INDEX, SINGLE, SafetensorsFolder
@@ -37,7 +37,9 @@ _OTHER_FILE = "Copy it again, or take another checkpoint."
 _WEIGHTS_ALONE = "Take the weights without it: --weights-only"
 
 
-def open_hf_folder(folder: Path, *, adapter: Mapping[str, Any] | None, weights_only: bool) -> ForeignCheckpoint | None:
+def open_hf_folder(
+    folder: Path, *, adapter: Mapping[str, Any] | None, weights_only: bool
+) -> ThirdPartyCheckpoint | None:
     """Open a folder with safetensors; returns None where it holds none."""
     if not has_weights(folder):
         return None
@@ -66,7 +68,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_WEIGHTS).is_file() and not is_whole(folder)
 
 
-class HfFolder(ForeignCheckpoint):
+class HfFolder(ThirdPartyCheckpoint):
     """A model or an adapter; with the optimizer's state where the Trainer left it."""
 
     def __init__(self, folder: Path, *, adapter: Mapping[str, Any] | None, weights_only: bool) -> None:

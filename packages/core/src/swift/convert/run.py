@@ -29,13 +29,13 @@ from swift.models.source import HfSource, open_source
 from swift.plugins.discover import list_plugins
 from swift.plugins.known import MARKS, install_command
 from swift.plugins.load import load
-from swift.plugins.outside import implements, read_foreign
+from swift.plugins.outside import implements, read_third_party
 from swift.terminal import Say, progress
 from swift.untrusted import shown
 
 if TYPE_CHECKING:
     from swift.checkpoint.storage import StoredTensors
-    from swift.contracts import CheckpointWriter, ForeignCheckpoint
+    from swift.contracts import CheckpointWriter, ThirdPartyCheckpoint
 
 SLOTS = ("exp_avg", "exp_avg_sq", "step")
 Adapter = Mapping[str, Any]
@@ -58,26 +58,26 @@ def convert_checkpoint(
     """
     quiet_libraries()
     adapter: Adapter | None = find_adapter_config(path, adapter_config)
-    foreign = _recognised(path, adapter, weights_only=weights_only)
-    _check_counts(path, foreign)
+    third_party = _recognised(path, adapter, weights_only=weights_only)
+    _check_counts(path, third_party)
     told = read_args(path)
     model = model or _base(path, told, adapter, say)
-    if checkpoint_folder(out, foreign.step).exists():
+    if checkpoint_folder(out, third_party.step).exists():
         raise CheckpointError(
-            f"{checkpoint_folder(out, foreign.step)} already exists.", hint="Choose another folder with --out."
+            f"{checkpoint_folder(out, third_party.step)} already exists.", hint="Choose another folder with --out."
         )
-    settings = model_settings(Found(path, foreign, adapter, told), model, task, say)
+    settings = model_settings(Found(path, third_party, adapter, told), model, task, say)
     section = ModelSection(path=model, trust_remote_code=trust_remote_code, **settings)
     seed = Config().train.seed if told.seed is None else told.seed
     source = open_source(section, say=say, seed=seed)
-    attach = getattr(foreign, "attach", None)
+    attach = getattr(third_party, "attach", None)
     if attach is not None:
         attach(source)
-    names = list(foreign.names())
+    names = list(third_party.names())
     adapter = _checked(adapter) if any(name.startswith("base_model.model.") for name in names) else None
-    say(f"{path} is {foreign.description}, step {foreign.step}.")
-    _say_left_out(foreign, say)
-    tensors = _sound(_tensors(foreign, source, adapter, names, weights_only=weights_only), path)
+    say(f"{path} is {third_party.description}, step {third_party.step}.")
+    _say_left_out(third_party, say)
+    tensors = _sound(_tensors(third_party, source, adapter, names, weights_only=weights_only), path)
 
     def fill(writer: CheckpointWriter) -> None:
         writer.stream(_counted(tensors, len(names), say))
@@ -87,7 +87,7 @@ def convert_checkpoint(
             write_model_weights(stored, source=source, adapter=adapter)
 
     try:
-        manifest = _manifest(foreign, source, section, adapter, rows_per_step=told.rows_per_step, seed=seed)
+        manifest = _manifest(third_party, source, section, adapter, rows_per_step=told.rows_per_step, seed=seed)
     except _NoSetting as error:
         raise CheckpointError(
             f"{path}: the optimizer's state has {error}, which no training has.",
@@ -96,7 +96,7 @@ def convert_checkpoint(
     new = not out.exists()
     try:
         folder = save_checkpoint(
-            out, foreign.step, fill=fill, manifest=manifest, is_main=True, extra=ready_to_load
+            out, third_party.step, fill=fill, manifest=manifest, is_main=True, extra=ready_to_load
         ).wait()
     except SwiftError:
         if new:
@@ -112,7 +112,7 @@ def convert_checkpoint(
 
 
 def _manifest(
-    foreign: ForeignCheckpoint,
+    third_party: ThirdPartyCheckpoint,
     source: HfSource,
     section: ModelSection,
     adapter: Adapter | None,
@@ -123,7 +123,7 @@ def _manifest(
     tuner = (
         {"kind": "full"} if adapter is None else {"kind": "lora", "rank": adapter["r"], "alpha": adapter["lora_alpha"]}
     )
-    optim, total = _hyperparameters(getattr(foreign, "param_groups", ())), getattr(foreign, "total_steps", 0)
+    optim, total = _hyperparameters(getattr(third_party, "param_groups", ())), getattr(third_party, "total_steps", 0)
     try:
         AdamOptions.model_validate({name: optim[name] for name in AdamOptions.model_fields if name in optim})
         config = Config.model_validate({"model": section, "tuner": tuner, "optim": optim})
@@ -132,8 +132,8 @@ def _manifest(
         raise _NoSetting(str(first["loc"][-1]), first["input"]) from None
     known = ("model", "tuner", "optim") if optim else ("model", "tuner")
     return Manifest(
-        step=foreign.step,
-        rows_per_step=foreign.rows_per_step or rows_per_step,
+        step=third_party.step,
+        rows_per_step=third_party.rows_per_step or rows_per_step,
         seed=seed,
         model_fingerprint=source.fingerprint,
         data_fingerprint="",
@@ -141,7 +141,7 @@ def _manifest(
         config={name: value for name, value in config.model_dump(mode="json").items() if name in known},
         schedule={"total_steps": total, "peak": optim.get("lr")} if total else {},
         adapter=None if adapter is None else dict(adapter),
-        facts={"imported": foreign.description},
+        facts={"imported": third_party.description},
     )
 
 
@@ -179,7 +179,7 @@ class _NoSetting(Exception):
         super().__init__(f"{name} {shown(repr(value), 60)}")
 
 
-def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> ForeignCheckpoint:
+def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> ThirdPartyCheckpoint:
     """Engines first: beside weights in safetensors they keep the optimizer's state, which is theirs to read."""
     if weights_only and has_weights(path):
         weights = open_hf_folder(path, adapter=adapter, weights_only=True)
@@ -187,17 +187,17 @@ def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> F
         return weights
     readers: list[str] = []
     broken: list[PluginError] = []
-    found: ForeignCheckpoint | None
+    found: ThirdPartyCheckpoint | None
     for entry in list_plugins("swift.backends"):
         try:
             backend = load(entry)
-            if not implements(backend, "swift_read_foreign"):
+            if not implements(backend, "swift_read_third_party"):
                 continue
         except SwiftError:
             continue  # `swift plugins` says what is wrong with it
         readers.append(entry.name)
         try:
-            found = read_foreign(backend, path)
+            found = read_third_party(backend, path)
         except PluginError as error:
             broken.append(error)  # the folder may be another backend's
             continue
@@ -218,9 +218,12 @@ def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> F
     )
 
 
-def _check_counts(path: Path, foreign: ForeignCheckpoint) -> None:
+def _check_counts(path: Path, third_party: ThirdPartyCheckpoint) -> None:
     """Refuse numbers of steps and rows that no training has."""
-    for what, told in (("it was saved at step", foreign.step), ("the rows of a step are", foreign.rows_per_step)):
+    for what, told in (
+        ("it was saved at step", third_party.step),
+        ("the rows of a step are", third_party.rows_per_step),
+    ):
         if not isinstance(told, int) or isinstance(told, bool) or not 0 <= told < 1 << 53:
             raise CheckpointError(
                 f"{path} says that {what} {shown(repr(told), 40)}.",
@@ -266,27 +269,32 @@ def _checked(adapter: Adapter | None) -> Adapter:
     return adapter
 
 
-def _say_left_out(foreign: ForeignCheckpoint, say: Say) -> None:
-    left_out: Callable[[], list[str]] | None = getattr(foreign, "left_out", None)
+def _say_left_out(third_party: ThirdPartyCheckpoint, say: Say) -> None:
+    left_out: Callable[[], list[str]] | None = getattr(third_party, "left_out", None)
     names = left_out() if left_out is not None else []
     if names:
         say(f"{len(names)} tensors of its files are not among what is trained, the first is {names[0]}.")
 
 
 def _tensors(
-    foreign: ForeignCheckpoint, source: HfSource, adapter: Adapter | None, names: list[str], *, weights_only: bool
+    third_party: ThirdPartyCheckpoint,
+    source: HfSource,
+    adapter: Adapter | None,
+    names: list[str],
+    *,
+    weights_only: bool,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Return what is written, by canonical name."""
-    if getattr(foreign, "attach", None) is not None:
-        tensors = _on_disk(foreign, names)
+    if getattr(third_party, "attach", None) is not None:
+        tensors = _on_disk(third_party, names)
     else:
-        tensors = _adapters(foreign, names) if adapter is not None else _weights(foreign, source)
+        tensors = _adapters(third_party, names) if adapter is not None else _weights(third_party, source)
     return (each for each in tensors if each[0].startswith(model_name(""))) if weights_only else tensors
 
 
-def _weights(foreign: ForeignCheckpoint, source: HfSource) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(third_party: ThirdPartyCheckpoint, source: HfSource) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield all weights of the model; what the checkpoint says nothing of was not trained."""
-    known = set(foreign.names())
+    known = set(third_party.names())
     if not known & set(source.name_map.parameters()):
         raise CheckpointError(
             "The checkpoint has no parameter of this model.",
@@ -298,7 +306,7 @@ def _weights(foreign: ForeignCheckpoint, source: HfSource) -> Iterator[tuple[str
         if name not in known:
             yield from ((model_name(piece.name), source.read(piece.name)) for piece in pieces)
             continue
-        tensors = foreign.read(name)
+        tensors = third_party.read(name)
         numel = sum(piece.numel for piece in pieces)
         if tensors["weight"].numel() != numel:
             raise CheckpointError(
@@ -309,9 +317,9 @@ def _weights(foreign: ForeignCheckpoint, source: HfSource) -> Iterator[tuple[str
             yield from _named(piece.name, {key: _part(piece, key, each) for key, each in tensors.items()})
 
 
-def _on_disk(foreign: ForeignCheckpoint, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+def _on_disk(third_party: ThirdPartyCheckpoint, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
     for name in names:
-        yield from _named(name, foreign.read(name))
+        yield from _named(name, third_party.read(name))
 
 
 def _part(piece: Any, key: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -319,10 +327,10 @@ def _part(piece: Any, key: str, tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def _adapters(foreign: ForeignCheckpoint, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+def _adapters(third_party: ThirdPartyCheckpoint, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
     for name in names:
         if _belongs_to_adapter(name):
-            yield from _named(_name_of_peft(name), foreign.read(name))
+            yield from _named(_name_of_peft(name), third_party.read(name))
 
 
 def _belongs_to_adapter(name: str) -> bool:

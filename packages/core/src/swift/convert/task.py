@@ -18,7 +18,7 @@ from swift.models.names import ADAPTER
 from swift.terminal import Say
 
 if TYPE_CHECKING:
-    from swift.contracts import ForeignCheckpoint
+    from swift.contracts import ThirdPartyCheckpoint
     from swift.models.source import HfSource
 
 _IN_MEMORY = (HEAD, f"{PREFIX}{HEAD_MODULE}.modules_to_save.{ADAPTER}.weight")
@@ -30,7 +30,7 @@ class Found:
     """Another program's checkpoint and what lies next to it."""
 
     path: Path
-    foreign: ForeignCheckpoint
+    third_party: ThirdPartyCheckpoint
     adapter: Mapping[str, Any] | None
     told: TrainingArgs
 
@@ -39,7 +39,7 @@ def model_settings(found: Found, model: str, task: str | None, say: Say) -> dict
     """Return `task`, and the labels or the pooling that go with it; `task` is the user's word and outranks files."""
     stored = _stored(found, model)
     chosen = task or found.told.task or str(stored["task"])
-    labels = _labels(found.foreign, expected=chosen in HEADED)
+    labels = _labels(found.third_party, expected=chosen in HEADED)
     if labels is None:
         if chosen in HEADED:
             raise CheckpointError(
@@ -61,7 +61,7 @@ def model_settings(found: Found, model: str, task: str | None, say: Say) -> dict
 
 
 def resume_command(source: HfSource, told: TrainingArgs) -> str:
-    """Return the verb and the flags that train a model of this task."""
+    """Return the command and the flags that train a model of this task."""
     objective = told.objective or TRAINED_BY.get(source.task)
     if source.task == CAUSAL_LM:
         return "swift sft"
@@ -82,18 +82,18 @@ def _stored(found: Found, model: str) -> Mapping[str, Any]:
     return {"task": CAUSAL_LM}
 
 
-def _labels(foreign: ForeignCheckpoint, *, expected: bool) -> int | None:
+def _labels(third_party: ThirdPartyCheckpoint, *, expected: bool) -> int | None:
     """Return how many scores the head returns; None where there is none.
 
     Names that only the model tells cannot be told apart from an unembedding: there, a head has to be `expected`.
     """
-    if isinstance(foreign, HfFolder):
-        return foreign.labels()
-    if getattr(foreign, "attach", None) is not None:
-        labels = getattr(foreign, "labels", None)
+    if isinstance(third_party, HfFolder):
+        return third_party.labels()
+    if getattr(third_party, "attach", None) is not None:
+        labels = getattr(third_party, "labels", None)
         return labels() if labels is not None and expected else None
-    heads = [name for name in foreign.names() if name in _IN_MEMORY]
-    return int(foreign.read(heads[0])["weight"].shape[0]) if heads else None
+    heads = [name for name in third_party.names() if name in _IN_MEMORY]
+    return int(third_party.read(heads[0])["weight"].shape[0]) if heads else None
 
 
 def _config(path: Path) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ from swift.plugins.discover import list_plugins
 from swift.plugins.hooks import open_hooks
 from swift.plugins.known import install_command
 from swift.plugins.load import load, load_exporter
-from swift.plugins.outside import implements, write_foreign
+from swift.plugins.outside import implements, write_third_party
 from swift.terminal import Say
 
 if TYPE_CHECKING:
@@ -110,12 +110,12 @@ def _writer_of(name: str) -> Writer:
     for entry in list_plugins("swift.backends"):
         try:
             backend = load(entry)
-            if not implements(backend, "swift_write_foreign"):
+            if not implements(backend, "swift_write_third_party"):
                 continue
         except SwiftError:
             continue  # `swift plugins` says what is wrong with it
         if entry.name == name:
-            return partial(write_foreign, backend)
+            return partial(write_third_party, backend)
         known.append(entry.name)
     command = install_command("swift.backends", name)
     raise UsageError(

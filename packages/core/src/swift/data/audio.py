@@ -29,7 +29,7 @@ _FILTER = 1 << 24
 """Values that a filter from one rate to another may have: 22254 to 16000 needs 90 million, 44100 a hundred thousand."""
 
 
-def measure_sound(path: str, *, decode: bool = False) -> Measured:
+def measure_audio(path: str, *, decode: bool = False) -> Measured:
     """Return what the header of a sound says; with `decode` all of it is read.
 
     Raise `Unusable` for one that is missing, broken or empty.
@@ -50,7 +50,7 @@ def measure_sound(path: str, *, decode: bool = False) -> Measured:
     return Measured(path, 0, 0, size, "audio", frames, float(rate))
 
 
-def open_sound(path: str, rate: int) -> np.ndarray:
+def open_audio(path: str, rate: int) -> np.ndarray:
     """Return a sound as one voice in float32 at this rate; raise `OSError` or `ValueError` where it is broken."""
     samples, own = _samples(path)
     return resampled(samples.mean(axis=1, dtype=np.float32), own, rate)

@@ -55,11 +55,11 @@ class MicroBatch:
     """Per position, [rows, width] or [rows, width, ...], laid out and shifted as `weights`: the value at position t
     belongs to the token `targets[t]`."""
     candidates: torch.Tensor | None = None
-    """int64 [rows, width, K], shifted in the same way: K tokens that might stand in place of `targets[t]`."""
+    """int64 [rows, width, K], shifted in the same way: K tokens that might stand instead of `targets[t]`."""
     temperature: float = 1.0
     """Divisor of the logits, applied after scale and softcap."""
     media: Media | None = None
-    """Pictures, videos and sounds, for a backend whose `Capabilities.modalities` have them."""
+    """Images, videos and sounds, for a backend whose `Capabilities.modalities` have them."""
     sample_segments: torch.Tensor = field(default_factory=_no_samples)
     """int64 [samples]: how many segments each sample has; samples and segments lie in the same order."""
     segment_values: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -183,12 +183,12 @@ class Batch:
     temperature: float = 1.0
     """Divisor of the logits; 1 in evaluation and in scoring of text."""
     media_reader: MediaReader | None = None
-    """Reads the pictures, videos and sounds of the samples; needed where samples have any."""
+    """Reads the images, videos and sounds of the samples; needed where samples have any."""
     touch: frozenset[str] = frozenset()
     """Kinds of media of which every micro-batch must have something: one that has none gets a stand-in, which belongs
     to no segment and counts for nothing. For a backend whose processes must run a tower equally often: 'image'."""
     candidates: tuple[int, ...] = ()
-    """Tokens that might stand in place of every token: `MicroBatch.candidates` of samples that bring none."""
+    """Tokens that might stand instead of every token: `MicroBatch.candidates` of samples that bring none."""
     dropout: bool = False
     """Whether `swift_forward` views the model with the dropout that `swift_train_step` has on the same batch: in
     training mode, and with the random numbers seeded by `MicroBatch.seed` before each micro-batch."""
@@ -202,7 +202,7 @@ class Batch:
             yield self._collate(self.rows[start : start + self.micro_rows], self.first_row + start)
 
     def media_references(self) -> Iterator[list[MediaRef]]:
-        """Yield the pictures, videos and sounds of each micro-batch, in order; nothing is read."""
+        """Yield the images, videos and sounds of each micro-batch, in order; nothing is read."""
         for start in range(0, len(self.rows), self.micro_rows):
             rows = self.rows[start : start + self.micro_rows]
             yield [each for row in rows for sample in row for segment in sample.segments for each in segment.media]

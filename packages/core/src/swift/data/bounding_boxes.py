@@ -1,7 +1,7 @@
-"""Objects in pictures as rows name them: `<ref-object>` and `<bbox>` in texts, which take from the column `objects`.
+"""Objects in images as rows name them: `<ref-object>` and `<bbox>` in texts, which take from the column `objects`.
 
 A row keeps what its tags stand for next to each message, for what is written depends on the model: some count in
-thousandths of the picture, others in pixels of the picture as they see it.
+thousandths of the image, others in pixels of the image as they see it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _KNOWN = frozenset({"ref", "bbox", "bbox_type", "image_id"})
 
 @dataclass(frozen=True)
 class Box:
-    """A box, or a point, in one of the row's pictures."""
+    """A box, or a point, in one of the row's images."""
 
     numbers: tuple[float, ...]
     """Left, top, right and bottom; or the two of a point."""
     type: str
     """'real': in pixels of the file; 'norm1' and 'norm1000': as parts of width and height, or thousandths of them."""
-    picture: Medium
+    image: Medium
 
     def parts(self, width: int, height: int) -> list[float]:
-        """Return the numbers as parts of a picture of this size; raise `Unusable` for what lies outside."""
+        """Return the numbers as parts of an image of this size; raise `Unusable` for what lies outside."""
         sizes = (width, height) if self.type == "real" else (1, 1) if self.type == "norm1" else (1000, 1000)
         found = [number / sizes[place % 2] for place, number in enumerate(self.numbers)]
         if not all(0 <= each <= 1 for each in found):
             shown = ", ".join(f"{number:g}" for number in self.numbers)
-            raise Unusable("box outside its picture", f"[{shown}] ({self.type}) in {width}×{height} pixels")
+            raise Unusable("box outside its image", f"[{shown}] ({self.type}) in {width}×{height} pixels")
         return found
 
 
@@ -102,19 +102,19 @@ def _refs(refs: object) -> list[str]:
 def _boxes(objects: Mapping[str, Any], conversation: Conversation) -> list[Box]:
     listed = objects.get("bbox") or []
     kind = objects.get("bbox_type") or "real"
-    pictures = [each for each in conversation.media if each.kind == "image"]
+    images = [each for each in conversation.media if each.kind == "image"]
     which = objects.get("image_id")
     if kind not in _TYPES:
         raise Unusable("malformed objects", f"'bbox_type' is {kind!r}; it can be {', '.join(_TYPES)}")
     if which is None:
-        if len(pictures) != 1 and listed:
-            raise Unusable("malformed objects", f"{len(pictures)} pictures, and no 'image_id' says where the boxes are")
+        if len(images) != 1 and listed:
+            raise Unusable("malformed objects", f"{len(images)} images, and no 'image_id' says where the boxes are")
         which = [0] * len(listed)
     if not isinstance(listed, list | tuple) or not isinstance(which, list | tuple) or len(which) != len(listed):
         raise Unusable("malformed objects", "'bbox' and 'image_id' are not lists of one length")
-    if not all(isinstance(each, int) and 0 <= each < len(pictures) for each in which):
-        raise Unusable("malformed objects", f"'image_id' is {list(which)}, and pictures are 0 to {len(pictures) - 1}")
-    return [Box(_numbers(box), kind, pictures[each]) for box, each in zip(listed, which, strict=True)]
+    if not all(isinstance(each, int) and 0 <= each < len(images) for each in which):
+        raise Unusable("malformed objects", f"'image_id' is {list(which)}, and images are 0 to {len(images) - 1}")
+    return [Box(_numbers(box), kind, images[each]) for box, each in zip(listed, which, strict=True)]
 
 
 def _numbers(box: Any) -> tuple[float, ...]:

@@ -71,7 +71,7 @@ class Conversation:
 
     @property
     def media(self) -> list[Any]:
-        """Return the pictures, videos and sounds in the messages, in order."""
+        """Return the images, videos and sounds in the messages, in order."""
         if not self.has_parts:
             return []
         parts = [part for message in self.messages for part in parts_of(message)]
@@ -85,22 +85,22 @@ class Conversation:
 
 
 def parts_of(message: Message) -> list[dict[str, Any]]:
-    """Return the parts of a message that has pictures; none of one that is a text."""
+    """Return the parts of a message that has images; none of one that is a text."""
     return message["content"] if isinstance(message["content"], list) else []
 
 
 def media_part(kind: str, medium: Any = None) -> dict[str, Any]:
-    """Return the part of a message that is a picture, video or sound; None where a column of the row has it."""
+    """Return the part of a message that is an image, video or sound; None where a column of the row has it."""
     return {"type": kind, kind: medium}
 
 
 def medium_in(part: Mapping[str, Any]) -> Any:
-    """Return the picture, video or sound that a part of a message is; None for a text."""
+    """Return the image, video or sound that a part of a message is; None for a text."""
     return None if part["type"] == "text" else part[part["type"]]
 
 
 def text_of(message: Message) -> str:
-    """Return the text of a message, without its pictures."""
+    """Return the text of a message, without its images."""
     if isinstance(message["content"], str):
         return message["content"]
     return "".join(part["text"] for part in parts_of(message) if part["type"] == "text")
@@ -152,7 +152,7 @@ def read_messages(
     """Messages as a data set writes them: OpenAI's keys, ShareGPT's, or those that `tags` names.
 
     With `answered` the assistant must have the last word. `medium_of` reads a part that is a
-    picture, video or sound; None where it leaves that to a column.
+    image, video or sound; None where it leaves that to a column.
     """
     written = parse_json(written, "messages")
     if not isinstance(written, Sequence) or not written or isinstance(written, str):
@@ -265,7 +265,7 @@ def _listed_calls(calls: object, role: str, index: int) -> list[Message]:
 
 
 def read_content(content: object, index: int, medium_of: MediumOf | None) -> str | list[dict[str, Any]]:
-    """Return a string, or the parts of a message where some of them are pictures; `index` is its place in a row."""
+    """Return a string, or the parts of a message where some of them are images; `index` is its place in a row."""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):

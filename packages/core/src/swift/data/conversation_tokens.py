@@ -30,13 +30,13 @@ class ConversationEncoder:
     """
 
     def __init__(
-        self, tokenizer: Any, section: DataSection, loss_on: LossOn, pictures: MediaTokens | None = None
+        self, tokenizer: Any, section: DataSection, loss_on: LossOn, images: MediaTokens | None = None
     ) -> None:
         self.tokenizer = tokenizer
         self.section = section
-        self.pictures = pictures
-        """What makes tokens of pictures; None for a model that reads text alone."""
-        parts = pictures is not None
+        self.images = images
+        """What makes tokens of images; None for a model that reads text alone."""
+        parts = images is not None
         self.template = (
             ChatTemplate(tokenizer, section.template_kwargs, parts=parts) if tokenizer.chat_template else None
         )
@@ -45,7 +45,7 @@ class ConversationEncoder:
 
     def segments(self, conversation: Conversation, place: str) -> Steps[list[Segment]]:
         """Return the tokens of a conversation, however many: several where the template rewrites earlier turns."""
-        conversation = self.with_pictures(conversation)
+        conversation = self.with_images(conversation)
         texts = self._texts(conversation, place)
         return (yield [self.with_media(text, conversation) for text in texts])
 
@@ -67,7 +67,7 @@ class ConversationEncoder:
 
     def prompt_text(self, conversation: Conversation, place: str) -> Text:
         """Return what `prompt` tokenises."""
-        conversation = self.with_pictures(conversation)
+        conversation = self.with_images(conversation)
         if self.template is None:
             if len(conversation.messages) != 1:
                 raise Unusable("no chat template", "several messages, and the tokenizer has no template to write them")
@@ -87,15 +87,15 @@ class ConversationEncoder:
             "split": lambda: [_slice(segment, at, at + longest) for at in range(0, len(segment), longest)],
         }
         if segment.media and self.section.truncation == "split":
-            raise Unusable("too long", f"{len(segment)} tokens, and what holds pictures is not split")
+            raise Unusable("too long", f"{len(segment)} tokens, and what holds images is not split")
         if self.section.truncation not in fit:
             raise Unusable("too long", f"{len(segment)} tokens, and data.max_length is {longest}")
         return fit[self.section.truncation]()
 
-    def with_pictures(self, conversation: Conversation) -> Conversation:
+    def with_images(self, conversation: Conversation) -> Conversation:
         """Return the conversation with the images of its videos in it; `Unusable` where the model reads text alone."""
-        if self.pictures is not None:
-            return self.pictures.with_pictures_of_videos(conversation)
+        if self.images is not None:
+            return self.images.with_images_of_videos(conversation)
         if conversation.media:
             kind = conversation.media[0].kind
             raise Unusable(f"holds {NAMES[kind]}s", f"this model reads no {_PLURALS[kind]}: the model reads text alone")
@@ -103,12 +103,12 @@ class ConversationEncoder:
 
     def with_media(self, text: Text, conversation: Conversation) -> Text:
         """Return a text in which the media of its conversation are what the model's processor makes of them."""
-        if self.pictures is None:
+        if self.images is None:
             return text
         if isinstance(text, Rendered):
-            return self.pictures.expand(text, conversation.media)
+            return self.images.expand(text, conversation.media)
         if conversation.media:
-            raise Unusable("no chat template", "pictures or sounds, and no chat template says where they stand")
+            raise Unusable("no chat template", "images or sounds, and no chat template says where they stand")
         return text
 
     def _whole_segment(self, conversation: Conversation, place: str) -> Steps[Segment]:
@@ -151,7 +151,7 @@ class ConversationEncoder:
         return CompletionText(texts[0], texts[1], conversation.weights[1])
 
     def _with_places(self, template: ChatTemplate, conversation: Conversation) -> Rendered:
-        """Return a text by itself, with pictures where it has them, as the chat template writes pictures."""
+        """Return a text by itself, with images where it has them, as the chat template writes images."""
         pieces = [
             part["text"] if part["type"] == "text" else template.written(part["type"])
             for message in conversation.messages
@@ -165,8 +165,8 @@ class ConversationEncoder:
 
     def as_told(self, conversation: Conversation) -> Conversation:
         """Return the conversation with data.system where it has no system message, and with its objects written out."""
-        if self.pictures is not None:
-            conversation = self.pictures.with_objects(conversation)
+        if self.images is not None:
+            conversation = self.images.with_objects(conversation)
         if self.section.system is None or conversation.messages[0]["role"] == "system":
             return conversation
         system = {"role": "system", "content": self.section.system}
@@ -199,7 +199,7 @@ def _slice(segment: Segment, start: int, end: int) -> Segment:
 
 
 def _around_media(segment: Segment, start: int, end: int) -> tuple[int, int]:
-    """Return the stretch without the pictures that would be in it by a part only."""
+    """Return the stretch without the images that would be in it by a part only."""
     for each in segment.media:
         last = each.start + each.length
         if each.start < start < last:

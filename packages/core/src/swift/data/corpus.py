@@ -38,7 +38,7 @@ class Part:
     columns: dict[str, str]
     tags: RoleTags = STANDARD_TAGS
     root: Path | None = None
-    """The folder that paths of pictures are taken from."""
+    """The folder that paths of images are taken from."""
 
     def understand(self, row: RowData, encoding: Encoding, place: str) -> Sample:
         """Return what a row means; raise `Unusable`."""

@@ -29,7 +29,7 @@ class SampleEncoder:
     """Encodes samples for one objective and one tokenizer."""
 
     def __init__(
-        self, tokenizer: Any, section: DataSection, encoding: Encoding, pictures: MediaTokens | None = None
+        self, tokenizer: Any, section: DataSection, encoding: Encoding, images: MediaTokens | None = None
     ) -> None:
         if section.truncation == "split" and not encoding.can_split:
             raise ConfigError(
@@ -41,8 +41,8 @@ class SampleEncoder:
         self.section = section
         self.encoding = encoding
         loss_on = encoding.loss_on if section.loss_on == "auto" else section.loss_on
-        self.pictures = pictures
-        self._conversations = ConversationEncoder(tokenizer, section, loss_on, pictures)
+        self.images = images
+        self._conversations = ConversationEncoder(tokenizer, section, loss_on, images)
         self._tokens = TextEncoder(tokenizer)
         self._limits = self._conversations.limits
 
@@ -103,12 +103,12 @@ class SampleEncoder:
                 raise _undeclared(encoding, f"{len(sample.segments)} segments", "segment_names", encoding.segment_names)
             for each in sample.segments:
                 more = each.candidates is not None or each.values
-                if not more and not (each.media and not self.pictures):
+                if not more and not (each.media and not self.images):
                     continue
                 raise PluginError(
                     f"The encoding {encoding.name!r} made a segment with more than tokens and numbers per token, which "
                     "tokenised data cannot hold.",
-                    hint="Add candidates in a plan of the objective's own (Objective.plan).",
+                    hint="Add candidates in a schedule of the objective's own (Objective.batch_schedule).",
                 )
             for each in sample.segments:
                 if not each.token_values and not encoding.token_values:

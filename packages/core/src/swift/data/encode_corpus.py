@@ -50,7 +50,7 @@ class Chunk:
     unused_columns: list[str]
     rows: int
     media: dict[str, int] = field(default_factory=dict)
-    """Pictures, videos and sounds, by kind."""
+    """Images, videos and sounds, by kind."""
     media_tokens: int = 0
     unused_keys: dict[str, str] = field(default_factory=dict)
     """Keys of messages that the chat template does not write, and where the first of each is."""
@@ -95,7 +95,7 @@ def _encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
         if not encoder.encoding.keeps_columns:
             unused |= dict.fromkeys(sample.extras)
         formats[sample.format] += bool(sample.format)
-    pictured = encoder.pictures is not None
+    pictured = encoder.images is not None
     arrays = pack_arrays(samples, encoder.encoding.values, encoder.encoding.token_values, media=pictured)
     held = [each for _, made in samples for segment in made.segments for each in segment.media] if pictured else []
     omissions = encoder.take_omissions()

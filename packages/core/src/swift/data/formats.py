@@ -106,7 +106,7 @@ class RowReader:
         self._place = place
         self._tags = tags
         self._root = root
-        """The folder that paths of pictures are taken from."""
+        """The folder that paths of images are taken from."""
 
     @property
     def place(self) -> str:
@@ -129,7 +129,7 @@ class RowReader:
         raise self.unknown("no known columns")
 
     def plain_text(self) -> Conversation | None:
-        """Return a text that stands by itself, with the row's pictures in it; None where the row is something else.
+        """Return a text that stands by itself, with the row's images in it; None where the row is something else.
 
         That is the column `text` next to columns of media, and, as ms-swift writes it, one message of the assistant.
         """
@@ -216,10 +216,10 @@ class RowReader:
     def messages(
         self, messages: object, tools: object = None, *, answered: bool = True, media: str = ""
     ) -> Conversation:
-        """Return the conversation that a list of messages is, with the row's system message, tools and pictures.
+        """Return the conversation that a list of messages is, with the row's system message, tools and images.
 
-        With `answered` the assistant must have the last word. `media` begins the names of columns of pictures, videos
-        and sounds that are read in place of the usual ones where the row has them: 'rejected' for `rejected_images`.
+        With `answered` the assistant must have the last word. `media` begins the names of columns of images, videos
+        and sounds that are read instead of the usual ones where the row has them: 'rejected' for `rejected_images`.
         """
         if tools is None:
             tools = self._row.get("tools")
@@ -230,11 +230,11 @@ class RowReader:
         return self._boxed(placed(conversation, self._media(media)))
 
     def content(self, content: object) -> str | list[dict[str, Any]]:
-        """Return what a message says: a string, or parts where some of them are pictures."""
+        """Return what a message says: a string, or parts where some of them are images."""
         return read_content(content, 0, self._medium)
 
     def with_media_in_turn(self, texts: Sequence[Conversation]) -> list[Conversation]:
-        """Return conversations that share the row's pictures, videos and sounds: each takes after the one before.
+        """Return conversations that share the row's images, videos and sounds: each takes after the one before.
 
         One that names its own takes none.
         """
@@ -288,7 +288,7 @@ class RowReader:
         return self._boxed(placed(checked(rounds([*self._past(), (question, answer)], self._system())), self._media()))
 
     def _boxed(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with the row's objects; those of a row without pictures are somebody else's."""
+        """Return the conversation with the row's objects; those of a row without images are somebody else's."""
         if COLUMN not in self._row or not any(each.kind == "image" for each in conversation.media):
             return conversation
         return boxed(conversation, self.value(COLUMN))

@@ -23,7 +23,7 @@ class GlobalSegments:
     values: dict[str, torch.Tensor]
     """Per sample: `Encoded.values`."""
     texts: torch.Tensor
-    """int64 [segments]: a number made of the segment's tokens and of the files of its pictures, the same for equal
+    """int64 [segments]: a number made of the segment's tokens and of the files of its images, the same for equal
     segments and for no others."""
 
     @classmethod

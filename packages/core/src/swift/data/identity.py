@@ -28,7 +28,7 @@ def cache_key(corpus: Corpus, encoder: SampleEncoder) -> str:
         tokenizer.backend_tokenizer.to_str(),
         str(tokenizer.chat_template),
         _special_tokens(tokenizer),
-        *(() if encoder.pictures is None else _of_pictures(corpus, encoder)),
+        *(() if encoder.images is None else _of_images(corpus, encoder)),
     )
 
 
@@ -40,7 +40,7 @@ def identity_of(encoder: SampleEncoder) -> dict[str, Any]:
         "the encoding": f"{encoder.encoding.name} {hash_of(encoder.encoding.cache_key())[:12]}",
         "the tokenizer": hash_of(tokenizer.backend_tokenizer.to_str(), _special_tokens(tokenizer)),
         "the chat template": hash_of(str(tokenizer.chat_template)),
-        "the rules for pictures": None if encoder.pictures is None else hash_of(encoder.pictures.cache_key()),
+        "the rules for images": None if encoder.images is None else hash_of(encoder.images.cache_key()),
         "the version of the encoder": ENCODER_VERSION,
         **{f"data.{name}": settings[name] for name in SETTINGS},
     }
@@ -65,7 +65,7 @@ def _special_tokens(tokenizer: Any) -> str:
     return json.dumps({name: str(token) for name, token in tokenizer.special_tokens_map.items()}, sort_keys=True)
 
 
-def _of_pictures(corpus: Corpus, encoder: SampleEncoder) -> tuple[str, ...]:
-    """Return what decides the tokens of pictures: the model's rules, and where the paths of rows begin."""
-    assert encoder.pictures is not None
-    return encoder.pictures.cache_key(), *(str(part.root) for part in corpus.parts)
+def _of_images(corpus: Corpus, encoder: SampleEncoder) -> tuple[str, ...]:
+    """Return what decides the tokens of images: the model's rules, and where the paths of rows begin."""
+    assert encoder.images is not None
+    return encoder.images.cache_key(), *(str(part.root) for part in corpus.parts)

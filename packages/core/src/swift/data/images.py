@@ -1,4 +1,4 @@
-"""Pictures, videos and sounds as rows name them: a file, a data URI, or bytes; and what a picture's header says."""
+"""Images, videos and sounds as rows name them: a file, a data URI, or bytes; and what an image's header says."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FORMATS = {
     "image/webp": b"RIFF",
     "image/bmp": b"BM",
 }
-"""How files of pictures begin."""
+"""How files of images begin."""
 _TURNED = frozenset({5, 6, 7, 8})
 """Orientations of EXIF by which width and height change places."""
 
@@ -55,7 +55,7 @@ def read_media(value: object, root: Path | None, kind: str = "image") -> list[Me
 def read_medium(value: object, root: Path | None, kind: str = "image") -> Medium:
     """Return one as data sets write it: path, data URI, bytes, `{bytes, path}`, `{url}`, or an image of PIL.
 
-    A video may be the list of its pictures. Paths are taken from `root`. Raise `Unusable` for anything else.
+    A video may be the list of its images. Paths are taken from `root`. Raise `Unusable` for anything else.
     """
     match value:
         case Medium():
@@ -68,7 +68,7 @@ def read_medium(value: object, root: Path | None, kind: str = "image") -> Medium
             return _of_object(value, root, kind)
         case list() | tuple() if kind == "video":
             if not value:
-                raise Unusable("malformed video", "a video is a list without any picture")
+                raise Unusable("malformed video", "a video is a list without any image")
             return Medium(kind=kind, frames=tuple(read_medium(each, root) for each in value))
     if kind == "image" and hasattr(value, "save") and hasattr(value, "size"):
         written = io.BytesIO()
@@ -87,11 +87,11 @@ def medium_of_part(part: Mapping[str, Any], root: Path | None, kind: str) -> Med
     return None
 
 
-def thumbnail(picture: MediaRef, side: int) -> str | None:
-    """Return a picture, or one of a video, as a small JPEG in a data URI; None for one that cannot be read."""
+def thumbnail(image: MediaRef, side: int) -> str | None:
+    """Return an image, or one of a video, as a small JPEG in a data URI; None for one that cannot be read."""
     written = io.BytesIO()
     try:
-        with _errors(), _small(picture, side) as small:
+        with _errors(), _small(image, side) as small:
             small.thumbnail((side, side))
             small.convert("RGB").save(written, format="JPEG", quality=80)
     except (OSError, ValueError):
@@ -99,26 +99,26 @@ def thumbnail(picture: MediaRef, side: int) -> str | None:
     return f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
 
 
-def _small(picture: MediaRef, side: int) -> Image:
-    """Open a picture; a JPEG's is decoded no larger than it has to be."""
-    if picture.frames:
+def _small(image: MediaRef, side: int) -> Image:
+    """Open an image; a JPEG's is decoded no larger than it has to be."""
+    if image.frames:
         try:
-            return open_frame(picture.source, picture.frames, picture.rate)
+            return open_frame(image.source, image.frames, image.rate)
         finally:
             close_video()
-    opened: Image = _pillow().open(picture.source)
+    opened: Image = _pillow().open(image.source)
     opened.draft("RGB", (side, side))
     return opened
 
 
-def measure(picture: Medium, folder: Path, *, decode: bool = False, web: Web = "no") -> Measured:
-    """Return what the header of a picture says; content without a file is written into `folder` once.
+def measure(image: Medium, folder: Path, *, decode: bool = False, web: Web = "no") -> Measured:
+    """Return what the header of an image says; content without a file is written into `folder` once.
 
-    With `decode` all of it is read. Raise `Unusable` for a picture that is missing or broken.
+    With `decode` all of it is read. Raise `Unusable` for an image that is missing or broken.
     """
-    path = path_of(picture, folder, web)
-    if picture.frame:
-        return replace(measure_video(path), kind="image", frames=picture.frame)
+    path = path_of(image, folder, web)
+    if image.frame:
+        return replace(measure_video(path), kind="image", frames=image.frame)
     try:
         with _errors(), _pillow().open(path) as opened:
             width, height = opened.size
@@ -129,9 +129,9 @@ def measure(picture: Medium, folder: Path, *, decode: bool = False, web: Web = "
                 opened.load()
             return Measured(path, width, height, Path(path).stat().st_size)
     except FileNotFoundError:
-        raise Unusable("missing picture", f"there is no file {path}") from None
+        raise Unusable("missing image", f"there is no file {path}") from None
     except (OSError, ValueError) as error:
-        raise Unusable("broken picture", f"{path} cannot be read as a picture: {error}") from None
+        raise Unusable("broken image", f"{path} cannot be read as an image: {error}") from None
 
 
 def path_of(medium: Medium, folder: Path, web: Web = "no") -> str:
@@ -155,22 +155,22 @@ def path_of(medium: Medium, folder: Path, web: Web = "no") -> str:
     return medium.path
 
 
-def as_url(picture: Medium) -> str:
-    """Return a picture as a data URI, or its address on the web; `Unusable` where its file is missing."""
-    if picture.url:
-        return picture.url
-    content = picture.content
-    if picture.path:
+def as_url(image: Medium) -> str:
+    """Return an image as a data URI, or its address on the web; `Unusable` where its file is missing."""
+    if image.url:
+        return image.url
+    content = image.content
+    if image.path:
         try:
-            content = Path(path_of(picture, Path())).read_bytes()
+            content = Path(path_of(image, Path())).read_bytes()
         except OSError as error:
-            raise Unusable("broken picture", f"{picture.path} cannot be read: {error}") from None
+            raise Unusable("broken image", f"{image.path} cannot be read: {error}") from None
     kind = next((kind for kind, marks in _FORMATS.items() if content.startswith(marks)), "image/png")
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def open_picture(path: str) -> Image:
-    """Return a picture upright and in three colours, as transformers loads them.
+def open_image(path: str) -> Image:
+    """Return an image upright and in three colours, as transformers loads them.
 
     Raise `OSError` or `ValueError` where it is broken.
     """
@@ -200,7 +200,7 @@ def _pillow() -> Any:
         from PIL import Image
     except ImportError as error:
         raise ModelError(
-            "Pictures need the package Pillow, which is not installed.", hint='Type: pip install "swift-core[vision]"'
+            "Images need the package Pillow, which is not installed.", hint='Type: pip install "swift-core[vision]"'
         ) from error
     return Image
 

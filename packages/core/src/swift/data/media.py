@@ -1,4 +1,4 @@
-"""Pictures, videos and sounds of samples: by reference in the data set, as tensors in a micro-batch.
+"""Images, videos and sounds of samples: by reference in the data set, as tensors in a micro-batch.
 
 This module does not import torch: tensors appear in annotations only.
 """
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Medium:
-    """A picture, video or sound of a row: the path of its file, or its content."""
+    """An image, video or sound of a row: the path of its file, or its content."""
 
     path: str = ""
     content: bytes = field(default=b"", repr=False)
     kind: str = "image"
     url: str = ""
-    """Where it is on the web, in place of path and content."""
+    """Where it is on the web, instead of path and content."""
     frames: tuple[Medium, ...] = ()
-    """The pictures of a video that is given as a list of them; it has no file of its own."""
+    """The images of a video that is given as a list of them; it has no file of its own."""
     frame: int = 0
-    """Of a picture that is part of the video in this file, which one, from 1."""
+    """Of an image that is part of the video in this file, which one, from 1."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A picture, video or sound of which the header was read."""
+    """An image, video or sound of which the header was read."""
 
     path: str
     width: int
@@ -41,14 +41,14 @@ class Measured:
     """Bytes of the file."""
     kind: str = "image"
     frames: int = 0
-    """Of a video; of a sound, its samples at the rate of its file; of a picture in a video, which one, from 1."""
+    """Of a video; of a sound, its samples at the rate of its file; of an image in a video, which one, from 1."""
     rate: float = 0.0
     """Frames or samples a second."""
 
 
 @dataclass(frozen=True)
 class MediaRef:
-    """One picture, video or sound of a segment, and which of its tokens stand for it."""
+    """One image, video or sound of a segment, and which of its tokens stand for it."""
 
     kind: str
     """'image', 'video' or 'audio'."""
@@ -64,7 +64,7 @@ class MediaRef:
     size: int = 0
     """Bytes of the file, by which a change is noticed."""
     frames: int = 0
-    """Of a video; of a sound, its samples at the rate of its file; of a picture in a video, which one, from 1."""
+    """Of a video; of a sound, its samples at the rate of its file; of an image in a video, which one, from 1."""
     rate: float = 0.0
     """Frames or samples a second."""
 

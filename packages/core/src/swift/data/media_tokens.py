@@ -1,6 +1,6 @@
-"""The text that pictures, videos and sounds become: placeholders of a chat template, expanded as the processor does it.
+"""The text that images, videos and sounds become: placeholders of a chat template, expanded as the processor does it.
 
-What a picture becomes depends on its size alone, and what a sound becomes on its length, so the header of a file is
+What an image becomes depends on its size alone, and what a sound becomes on its length, so the header of a file is
 enough: nothing is decoded. That the processor itself makes the same of the whole file is checked on the first few.
 """
 
@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from swift.config.media import NAMES
-from swift.data.audio import measure_sound
+from swift.data.audio import measure_audio
 from swift.data.bounding_boxes import Box, has_objects, spelled
 from swift.data.conversation import Conversation, Message, Unusable, media_part, medium_in, parts_of
 from swift.data.images import measure, path_of
 from swift.data.media import Measured, MediaRef, Medium
 from swift.data.texts import MediaSpan, Rendered, Span
-from swift.data.videos import EVENLY, Shown, pictures_of
+from swift.data.videos import EVENLY, Shown, images_of
 from swift.data.web import Web
 from swift.errors import ModelError, SwiftError
 
 _COMPARED = 2
-"""Texts whose pictures are decoded, to compare what is counted with what the processor says; so for each kind."""
+"""Texts whose images are decoded, to compare what is counted with what the processor says; so for each kind."""
 _VERSION = 2
 """Raised where the same rules come to mean other tokens, or tokenised data hold something else of media."""
 
 
 class MediaRules(Protocol):
-    """A model's own rules for pictures, videos and sounds, as `swift.models.media_processor` takes them."""
+    """A model's own rules for images, videos and sounds, as `swift.models.media_processor` takes them."""
 
     @property
     def placeholders(self) -> Mapping[str, str]:
@@ -40,7 +40,7 @@ class MediaRules(Protocol):
 
     @property
     def tokens(self) -> frozenset[str]:
-        """All that only pictures and their kin may become: nobody may write one."""
+        """All that only images and their kin may become: nobody may write one."""
 
     def replacement(self, each: Measured) -> str:
         """Return what takes the place of the placeholder, by what the header says."""
@@ -49,10 +49,10 @@ class MediaRules(Protocol):
         """Return the same for whole files, by the processor itself."""
 
     def reference(self, text: str) -> str:
-        """Return how the model reads and writes the name of an object in a picture."""
+        """Return how the model reads and writes the name of an object in an image."""
 
     def box(self, parts: Sequence[float], each: Measured) -> str:
-        """Return how it writes a box, whose numbers are parts of the picture's width and height."""
+        """Return how it writes a box, whose numbers are parts of the image's width and height."""
 
     def lacks(self, kind: str) -> str:
         """Return why the model does not take this kind, in half a sentence."""
@@ -62,7 +62,7 @@ class MediaRules(Protocol):
 
 
 class MediaTokens:
-    """Puts the text that pictures, videos and sounds become into rendered conversations."""
+    """Puts the text that images, videos and sounds become into rendered conversations."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class MediaTokens:
     ) -> None:
         """Take the rules of a model. What has no file is kept in `folder`; `decode` looks at all of every file.
 
-        `web` says what is fetched, and `shown` which pictures of videos are.
+        `web` says what is fetched, and `shown` which images of videos are.
         `refusal_of` says what to raise at the first medium of a kind, where a run cannot learn from any.
         """
         self._rules = rules
@@ -96,7 +96,7 @@ class MediaTokens:
         return frozenset(self._rules.placeholders)
 
     def cache_key(self) -> str:
-        """Return what decides the tokens of pictures."""
+        """Return what decides the tokens of images."""
         refused = [kind for kind in self._rules.placeholders if self._refusal_of(kind) is not None]
         shown = [self._shown.fps, self._shown.most]
         return json.dumps([_VERSION, self._rules.fingerprint(), self._decode, self._web, refused, shown])
@@ -115,7 +115,7 @@ class MediaTokens:
         pieces = [rendered.text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
         if len(marks) > len(media) or any(token in piece for token in self._rules.tokens for piece in pieces):
             token = self._rules.placeholders[marks[-1].lastgroup or ""] if marks else sorted(self._rules.tokens)[0]
-            raise Unusable("a picture's own token in the text", f"somebody says {token}, or one that is like it")
+            raise Unusable("an image's own token in the text", f"somebody says {token}, or one that is like it")
         held = media[: len(marks)]
         if [mark.lastgroup for mark in marks] != [each.kind for each in held]:
             raise Unusable("left out by the template", "the chat template writes other media than the messages hold")
@@ -129,13 +129,13 @@ class MediaTokens:
         self._compare(seen, texts)
         return _joined(rendered, pieces, texts, seen, [mark.group() for mark in marks])
 
-    def with_pictures_of_videos(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with pictures in place of the files of videos, where the model takes pictures."""
+    def with_images_of_videos(self, conversation: Conversation) -> Conversation:
+        """Return the conversation with images instead of the files of videos, where the model takes images."""
         if "image" not in self._rules.placeholders or all(each.kind != "video" for each in conversation.media):
             return conversation
-        return replace(conversation, messages=tuple(map(self._as_pictures, conversation.messages)))
+        return replace(conversation, messages=tuple(map(self._as_images, conversation.messages)))
 
-    def _as_pictures(self, message: Message) -> Message:
+    def _as_images(self, message: Message) -> Message:
         parts: list[dict[str, Any]] = []
         for part in parts_of(message):
             held = medium_in(part)
@@ -143,24 +143,24 @@ class MediaTokens:
                 parts.append(part)
                 continue
             path = path_of(held, self._folder, self._web)
-            pictures = pictures_of(held, path, self._shown, decode=self._decode)
-            parts += [media_part("image", each) for each in pictures]
+            images = images_of(held, path, self._shown, decode=self._decode)
+            parts += [media_part("image", each) for each in images]
         return {**message, "content": parts} if parts else message
 
     def with_objects(self, conversation: Conversation) -> Conversation:
-        """Return the conversation in which objects in pictures are written as the model writes them."""
+        """Return the conversation in which objects in images are written as the model writes them."""
         if not has_objects(conversation.messages):
             return conversation
         messages = [spelled(message, self._rules.reference, self._box) for message in conversation.messages]
         return replace(conversation, messages=tuple(messages))
 
     def _box(self, box: Box) -> str:
-        seen = self._measured(box.picture)
+        seen = self._measured(box.image)
         return self._rules.box(box.parts(seen.width, seen.height), seen)
 
     def _measured(self, each: Medium) -> Measured:
         if each.kind == "audio":
-            return measure_sound(path_of(each, self._folder, self._web), decode=self._decode)
+            return measure_audio(path_of(each, self._folder, self._web), decode=self._decode)
         return measure(each, self._folder, decode=self._decode, web=self._web)
 
     def _replacement(self, each: Measured) -> str:

@@ -249,7 +249,7 @@ def _weights(offsets: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
 
 
 def _with_media(rendered: Rendered, segment: Segment, offsets: np.ndarray) -> Segment:
-    """Return the segment with its pictures, whose tokens are never learned."""
+    """Return the segment with its images, whose tokens are never learned."""
     if not rendered.media:
         return segment
     found = []

@@ -19,15 +19,15 @@ from swift.data.encode_corpus import encode_corpus
 from swift.data.encodings import Encoding, encoding_of
 from swift.data.identity import cache_key
 from swift.data.media_tokens import MediaRules, MediaTokens
-from swift.data.plans.epochs import shuffler
 from swift.data.rendering import place_of_template
 from swift.data.report import DataReport
+from swift.data.schedules.epochs import shuffler
 from swift.data.shards import check_identity
 from swift.data.store import SampleSet, Store, StoreWriter, open_store
 from swift.data.streaming import SampleStream
 from swift.data.tokenised import JoinedStore, TokenisedCorpus, tokenised_among
 from swift.data.videos import Shown
-from swift.errors import ConfigError, DataError, SwiftError, UnsupportedPlan, UsageError
+from swift.errors import ConfigError, DataError, SwiftError, UnsupportedLayout, UsageError
 from swift.terminal import Say
 
 
@@ -45,7 +45,7 @@ class Prepared:
     def place(self, sample_id: int) -> str:
         """Return where the row stands that a sample was made of, for people: `train.jsonl:17`.
 
-        A plan that makes samples of its own may number them otherwise: then it is the number.
+        A schedule that makes samples of its own may number them otherwise: then it is the number.
         """
         if not 0 <= sample_id < len(self.store):
             return f"sample {sample_id}"
@@ -145,8 +145,8 @@ class DataPreparation:
         if self.is_main:
             try:
                 store = self._store(corpus, folder)
-            except UnsupportedPlan:
-                self.barrier()  # the others find nothing, and refuse for themselves what the plan cannot have
+            except UnsupportedLayout:
+                self.barrier()  # the others find nothing, and refuse for themselves what the schedule cannot have
                 raise
             self.barrier()
         else:
@@ -174,7 +174,7 @@ class DataPreparation:
                 return store
             self.say(f"{changed} is not what it was when it was tokenised: the data set is tokenised again")
             shutil.rmtree(folder, ignore_errors=True)
-        encoding, media = self.encoder.encoding, self.encoder.pictures is not None
+        encoding, media = self.encoder.encoding, self.encoder.images is not None
         writer = StoreWriter(folder, encoding.values, encoding.token_values, media=media)
         try:
             report = encode_corpus(corpus, self.encoder, writer, workers=self.encoder.section.workers, say=self.say)
@@ -186,7 +186,7 @@ class DataPreparation:
 
 
 def _changed(store: Store | JoinedStore) -> str | None:
-    """Return the first picture whose file is gone or has another size than when its tokens were counted."""
+    """Return the first image whose file is gone or has another size than when its tokens were counted."""
     for each in store.media():
         try:
             if Path(each.source).stat().st_size == each.size:
@@ -205,10 +205,10 @@ def prepare_data(
     seed: int,
     say: Say,
     rows: Any = None,
-    pictures: MediaRules | None = None,
+    images: MediaRules | None = None,
 ) -> PreparedData:
     """Make the encoded data sets of a `data` section, or of rows in memory, in one process alone."""
-    encoder = SampleEncoder(tokenizer, section, encoding_of(encoding), media_tokens(pictures, section))
+    encoder = SampleEncoder(tokenizer, section, encoding_of(encoding), media_tokens(images, section))
     return DataPreparation(encoder, seed, say).prepare(rows)
 
 
@@ -221,7 +221,7 @@ def media_kinds(data: PreparedData) -> frozenset[str]:
 def media_tokens(
     rules: MediaRules | None, section: DataSection, refusal_of: Callable[[str], SwiftError | None] = lambda _: None
 ) -> MediaTokens | None:
-    """Return what makes tokens of pictures and sounds by a model's rules; None for a model that reads text alone."""
+    """Return what makes tokens of images and sounds by a model's rules; None for a model that reads text alone."""
     if rules is None:
         return None
     decode = section.media_check == "decode"

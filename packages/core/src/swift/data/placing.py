@@ -1,4 +1,4 @@
-"""Pictures, videos and sounds of a row's columns put where its messages say: at their tags, or before the question."""
+"""Images, videos and sounds of a row's columns put where its messages say: at their tags, or before the question."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def placed(conversation: Conversation, columns: Mapping[str, Sequence[Medium]]) 
 
 
 def _unrolled(message: Message) -> Message:
-    """Return a message in which the pictures of a video stand in its place."""
+    """Return a message in which the images of a video stand in its place."""
     if not parts_of(message):
         return message
     parts: list[dict[str, Any]] = []

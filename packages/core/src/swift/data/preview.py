@@ -19,7 +19,7 @@ from swift.data.samples import Encoded, Segment
 
 @dataclass(frozen=True)
 class PreviewPiece:
-    """Neighbouring tokens of the same weight as one text, or a picture."""
+    """Neighbouring tokens of the same weight as one text, or an image."""
 
     weight: float
     text: str
@@ -95,7 +95,7 @@ def _texts(tokenizer: Any, segment: Segment, start: int, end: int) -> Iterator[P
 
 
 def _ids(segment: PreviewSegment) -> Iterator[str]:
-    """Yield the token ids, those of a picture as how many they are."""
+    """Yield the token ids, those of an image as how many they are."""
     for piece in segment.pieces:
         if piece.media is not None:
             yield f"[{piece.media.length}]"

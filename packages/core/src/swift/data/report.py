@@ -57,7 +57,7 @@ class DataReport:
     formats: dict[str, int] = field(default_factory=dict)
     """Usable rows of each format."""
     media: dict[str, int] = field(default_factory=dict)
-    """Pictures, videos and sounds, by kind."""
+    """Images, videos and sounds, by kind."""
     media_tokens: int = 0
     """Tokens that stand for them, among all."""
 
@@ -164,7 +164,7 @@ class DataReport:
             self.formats[name] = self.formats.get(name, 0) + count
 
     def count_media(self, counts: Mapping[str, int], tokens: int) -> None:
-        """Add pictures, videos and sounds, by kind, and how many tokens they are."""
+        """Add images, videos and sounds, by kind, and how many tokens they are."""
         for kind, count in counts.items():
             self.media[kind] = self.media.get(kind, 0) + count
         self.media_tokens += tokens

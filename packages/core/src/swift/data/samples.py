@@ -47,10 +47,10 @@ class Segment:
     """Numbers that objectives read, name → float32, shape [n] or [n, ...]: value i belongs to token i (an advantage,
     an old log-probability). All segments of a batch have the same names, with the same shapes of one token's."""
     candidates: np.ndarray | None = None
-    """int, shape [n, K]: row i holds K different tokens that might stand in place of token i; see
+    """int, shape [n, K]: row i holds K different tokens that might stand instead of token i; see
     `Need.CANDIDATE_LOGPS`. All segments of a batch have as many, or none."""
     media: tuple[MediaRef, ...] = ()
-    """Pictures, videos and sounds that some of the tokens stand for, in order."""
+    """Images, videos and sounds that some of the tokens stand for, in order."""
     values: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Numbers of the whole segment that objectives read, name → float32 of any fixed shape. All segments of a batch
     have the same names, with the same shapes."""

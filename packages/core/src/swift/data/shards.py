@@ -88,7 +88,7 @@ def build_shard(corpus: Corpus, encoder: SampleEncoder, out: Path, shard: Shard,
             )
         say(f"{folder} is there already, of the same rows and settings: nothing is done")
         return DataReport.from_dict(_opened(folder).notes["report"])
-    encoding, media = encoder.encoding, encoder.pictures is not None
+    encoding, media = encoder.encoding, encoder.images is not None
     writer = StoreWriter(folder, encoding.values, encoding.token_values, media=media)
     try:
         rows = shard.of(len(corpus))
@@ -217,7 +217,7 @@ def _unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
         return ", ".join(different)
     if one["content"] != other["content"]:
         return "the content of the data set"
-    return None if one["key"] == other["key"] else "the folder that paths of pictures begin at"
+    return None if one["key"] == other["key"] else "the folder that paths of images begin at"
 
 
 def sources_of(index: Mapping[str, Any]) -> Sequence[tuple[str, int]]:

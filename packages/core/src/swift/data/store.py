@@ -40,10 +40,10 @@ _MEDIA: Mapping[str, Any] = {
     "media_rates": np.float64,
     "media_sources": np.uint8,
 }
-"""The columns of a store of samples that may hold pictures, videos or sounds: how many each segment has, their numbers,
+"""The columns of a store of samples that may hold images, videos or sounds: how many each segment has, their numbers,
 their paths."""
 _NUMBERS = ("start", "length", "width", "height", "size", "frames")
-"""What is kept of a picture, besides its rate, its kind, its path and the length of that."""
+"""What is kept of an image, besides its rate, its kind, its path and the length of that."""
 _KINDS = tuple(KINDS)
 _VALUE = "value."
 """How the column of a number begins that an encoding declares besides."""
@@ -200,11 +200,11 @@ class Store(SampleSet):
 
     @property
     def holds_media(self) -> bool:
-        """Whether any sample holds a picture."""
+        """Whether any sample holds an image."""
         return self._media is not None and len(self._media) > 0
 
     def media(self) -> Iterator[MediaRef]:
-        """Yield the pictures of all samples."""
+        """Yield the images of all samples."""
         return iter(()) if self._media is None else self._media.all()
 
     def __getitem__(self, index: int) -> Encoded:
@@ -229,7 +229,7 @@ class Store(SampleSet):
         )
 
     def media_counts(self, index: int) -> dict[str, int]:
-        """Return how many pictures, videos and sounds a sample holds, by kind."""
+        """Return how many images, videos and sounds a sample holds, by kind."""
         return {} if self._media is None else self._media.counts(*self._segments_of(index))
 
     @cached_property
@@ -284,7 +284,7 @@ class _Columns(Mapping[str, np.ndarray]):
 
 
 class _MediaColumns:
-    """The pictures, videos and sounds of a store's segments."""
+    """The images, videos and sounds of a store's segments."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._firsts = starts_of(arrays["media_counts"])
@@ -433,7 +433,7 @@ def pack_arrays(
     """Return samples, each with the row that it was made of, as the flat arrays of a store.
 
     `values` and `token_values` are the numbers that the encoding declares; `media` tells whether samples may hold
-    pictures.
+    images.
     """
     names, of_tokens = value_names(values), tuple(token_values)
     listed = list(samples)

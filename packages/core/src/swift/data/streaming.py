@@ -33,7 +33,7 @@ class SampleStream:
     @property
     def media_kinds(self) -> frozenset[str]:
         """Which kinds of media rows may hold: those that the model takes and the objective learns from."""
-        tokens = self._encoder.pictures
+        tokens = self._encoder.images
         return frozenset() if tokens is None else tokens.kinds & self._encoder.encoding.media
 
     def epoch(self, number: int) -> Iterator[Encoded]:

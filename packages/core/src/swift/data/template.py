@@ -110,7 +110,7 @@ class ChatTemplate:
         return taken
 
     def written(self, kind: str) -> str:
-        """Return what the template writes for a picture, video or sound of somebody who says something around it."""
+        """Return what the template writes for an image, video or sound of somebody who says something around it."""
         if kind not in self._written:
             said = {"type": "text", "text": _PROBE}
             message = {"role": "user", "content": [said, media_part(kind), said]}

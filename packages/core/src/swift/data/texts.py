@@ -22,7 +22,7 @@ class Span:
 
 @dataclass(frozen=True)
 class MediaSpan:
-    """Characters from `start` to `end`, which stand for a picture."""
+    """Characters from `start` to `end`, which stand for an image."""
 
     start: int
     end: int
@@ -37,7 +37,7 @@ class Rendered:
     text: str
     spans: tuple[Span, ...]
     media: tuple[MediaSpan, ...] = ()
-    """The characters that stand for pictures, in order."""
+    """The characters that stand for images, in order."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class JoinedStore(SampleSet):
         return frozenset().union(*(self._shard(number).media_kinds for number in range(len(self._names))))
 
     def media(self) -> Iterator[MediaRef]:
-        """Yield the pictures of all samples."""
+        """Yield the images of all samples."""
         if self.holds_media:
             for number in range(len(self._names)):
                 yield from self._shard(number).media()

@@ -1,6 +1,6 @@
-"""Videos: which of their pictures a model is shown, and one of these pictures at a time.
+"""Videos: which of their images a model is shown, and one of these images at a time.
 
-A picture of a video is named by its number, counted from 1, at the rate that the file's header says. Files are read by
+An image of a video is named by its number, counted from 1, at the rate that the file's header says. Files are read by
 the package PyAV.
 """
 
@@ -31,7 +31,7 @@ _MICROSECONDS = 1_000_000
 
 @dataclass(frozen=True)
 class Shown:
-    """Which pictures of a video a model is shown."""
+    """Which images of a video a model is shown."""
 
     fps: float
     """How many of each second."""
@@ -39,7 +39,7 @@ class Shown:
     """Of a whole video; those of a longer one are further apart."""
 
     def numbers(self, video: Measured) -> list[int]:
-        """Return which pictures of a file, from its first to its last, evenly."""
+        """Return which images of a file, from its first to its last, evenly."""
         count = min(max(1, round(video.frames / video.rate * self.fps)), self.most, video.frames)
         if count == 1:
             return [1]
@@ -50,8 +50,8 @@ EVENLY = Shown(2.0, 32)
 """Where nothing is said."""
 
 
-def pictures_of(video: Medium, path: str, shown: Shown, *, decode: bool = False) -> list[Medium]:
-    """Return the pictures of a video that is in a file; raise `Unusable` for one that is missing or broken."""
+def images_of(video: Medium, path: str, shown: Shown, *, decode: bool = False) -> list[Medium]:
+    """Return the images of a video that is in a file; raise `Unusable` for one that is missing or broken."""
     measured = measure_video(path)
     numbers = shown.numbers(measured)
     if decode:
@@ -61,7 +61,7 @@ def pictures_of(video: Medium, path: str, shown: Shown, *, decode: bool = False)
 
 
 def measure_video(path: str) -> Measured:
-    """Return what a video's header says, and its first picture, which knows which way up it is.
+    """Return what a video's header says, and its first image, which knows which way up it is.
 
     Raise `Unusable` for a video that is missing, broken or empty.
     """
@@ -76,9 +76,9 @@ def measure_video(path: str) -> Measured:
 
 
 def open_frame(path: str, number: int, rate: float) -> Image:
-    """Return one picture of a video, upright and in three colours; raise `OSError` or `ValueError` where it is broken.
+    """Return one image of a video, upright and in three colours; raise `OSError` or `ValueError` where it is broken.
 
-    The file stays open until another is asked for on this thread, so that the next picture is found where this one
+    The file stays open until another is asked for on this thread, so that the next image is found where this one
     ended.
     """
     reader = getattr(_OPENED, "reader", None)
@@ -103,7 +103,7 @@ _OPENED = threading.local()
 
 
 class _Reader:
-    """Finds pictures of one file by their time."""
+    """Finds images of one file by their time."""
 
     def __init__(self, path: str) -> None:
         self.path, self.size = path, Path(path).stat().st_size
@@ -115,7 +115,7 @@ class _Reader:
         self._last: Any = None
 
     def at(self, moment: float, length: float) -> Image:
-        """Return the picture that is seen at a moment; each is seen for `length` seconds."""
+        """Return the image that is seen at a moment; each is seen for `length` seconds."""
         with _errors():
             if self._is_far(moment, length):
                 self._container.seek(round((moment + self._start) * _MICROSECONDS))  # back to one that stands by itself
@@ -150,7 +150,7 @@ def _checked(path: str, number: int, measured: Measured) -> None:
 
 @lru_cache(maxsize=64)
 def _header(path: str, size: int) -> tuple[int, int, int, float]:
-    """Return width, height, how many pictures, and how many a second; `size` is there to notice a changed file."""
+    """Return width, height, how many images, and how many a second; `size` is there to notice a changed file."""
     with _errors(), _av().open(path) as container:
         stream = _stream(container)
         rate = float(stream.average_rate or stream.guessed_rate or 0)
@@ -161,7 +161,7 @@ def _header(path: str, size: int) -> tuple[int, int, int, float]:
             raise ValueError(f"its header of {size} bytes does not say how long it is")
         first = next(container.decode(stream), None)
         if first is None:
-            raise ValueError("its first picture cannot be decoded")
+            raise ValueError("its first image cannot be decoded")
         first = _upright(first)
     return first.width, first.height, int(frames), rate
 
@@ -177,7 +177,7 @@ def _errors() -> Iterator[None]:
 
 def _stream(container: Any) -> Any:
     if not container.streams.video:
-        raise ValueError("it holds no pictures")
+        raise ValueError("it holds no images")
     return container.streams.video[0]
 
 

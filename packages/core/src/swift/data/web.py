@@ -1,4 +1,4 @@
-"""Pictures and sounds at addresses on the web: fetched once, into a folder, where the user turned that on."""
+"""Images and sounds at addresses on the web: fetched once, into a folder, where the user turned that on."""
 
 from __future__ import annotations
 

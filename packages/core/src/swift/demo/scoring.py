@@ -134,7 +134,7 @@ class Demo:
     """Returns the rows to learn from, and the rows that are evaluated on."""
     says: str
     """What is to be learned."""
-    verb: str
+    command: str
     """What a person types after `swift`."""
     flags: str
     metric: str

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swift.demo.pictures import CELL
+from swift.demo.images import CELL
 from swift.demo.tokenizer import byte_tokenizer
 
 SPREAD = 0.08
 """Standard deviation of weights with which the demo learns to read: with 0.02 it never begins to."""
 MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-"""The special tokens around pictures, and those that stand for their parts."""
+"""The special tokens around images, and those that stand for their parts."""
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -26,7 +26,7 @@ def write_vision_model(
 ) -> Path:
     """Return a model folder like any other: configuration, random weights, tokenizer and processor.
 
-    A digit of the demo's pictures becomes one token. `hidden` is a multiple of 32; `spread` is the standard deviation
+    A digit of the demo's images becomes one token. `hidden` is a multiple of 32; `spread` is the standard deviation
     of the weights.
     """
     from swift.models.quiet import quiet_libraries
@@ -40,7 +40,7 @@ def write_vision_model(
         Qwen2VLImageProcessorPil,
     )
 
-    from swift.models.media_processor import for_pictures_alone
+    from swift.models.media_processor import for_images_alone
 
     tokenizer = byte_tokenizer(MARKS, TEMPLATE)
     start, end, image, video = tokenizer.convert_tokens_to_ids(list(MARKS))
@@ -84,6 +84,6 @@ def write_vision_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
-    processor = for_pictures_alone(Qwen2_5_VLProcessor)(images, tokenizer, chat_template=TEMPLATE)
+    processor = for_images_alone(Qwen2_5_VLProcessor)(images, tokenizer, chat_template=TEMPLATE)
     processor.save_pretrained(folder)
     return folder

@@ -100,7 +100,7 @@ def _encoded(section: DataSection, source: ModelSource, encoding: str | Encoding
 
 def _choose(samples: Any, options: ExportOptions, section: DataSection, seed: int) -> Calibration:
     """Choose the same samples every time, regardless of the order of files."""
-    from swift.data.plans.epochs import shuffler
+    from swift.data.schedules.epochs import shuffler
 
     count = len(samples)
     requested = max(options.calibration_samples, SMALLEST - SMALLEST // 4)

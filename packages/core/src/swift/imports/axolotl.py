@@ -216,7 +216,7 @@ def _objective(run: Carrying) -> None:
     beta, dpo_beta, orpo = run.take("rl_beta"), run.take("dpo_beta"), run.take("orpo_alpha")
     if not method:
         return
-    run.verb = "rlhf"
+    run.command = "rlhf"
     run.set("objective.name", "dpo" if method == "ipo" else method, "rl")
     if method == "ipo":
         run.set("objective.loss", "ipo", "rl")
@@ -226,7 +226,7 @@ def _objective(run: Carrying) -> None:
 
 def _grpo(run: Carrying) -> None:
     """Take the settings of the section `trl` for those of TRL's trainer, which axolotl hands them to."""
-    run.verb = "rlhf"
+    run.command = "rlhf"
     run.set("objective.name", "grpo", "rl")
     section = run.take("trl")
     for key, value in section.items() if isinstance(section, dict) else ():
@@ -242,7 +242,7 @@ def _grpo(run: Carrying) -> None:
 
 
 def _reward(run: Carrying) -> None:
-    run.verb = "rlhf"
+    run.command = "rlhf"
     run.set("objective.name", "rm", "reward_model")
     labels, coefficient = run.take("num_labels"), run.take("center_rewards_coefficient")
     if number(labels) not in (None, 1):
@@ -292,8 +292,8 @@ def _data(run: Carrying) -> None:
         if key == "pretraining_dataset" or (
             all(isinstance(entry, dict) and entry.get("type") == "completion" for entry in entries) and entries
         ):
-            run.verb = "pt"
-    if run.verb == "sft":
+            run.command = "pt"
+    if run.command == "sft":
         everything = learned is not None and not is_off(learned)
         run.set(
             "data.loss_on",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from swift.config.fields import core_fields
 from swift.errors import UsageError
 
-Verb = Literal["pt", "sft", "rlhf", "train"]
+BuiltinCommand = Literal["pt", "sft", "rlhf", "train"]
 _NOTHING: tuple[Any, ...] = (None, [], {}, "")
 OFF = ("", "none", "null", "false", "no", "off", "0", "0.0")
 
@@ -19,7 +19,7 @@ class NotTrainable(UsageError):
 
 
 @dataclass(frozen=True)
-class ForeignRun:
+class ThirdPartyRun:
     """The settings of one run, as another program would read them."""
 
     program: str
@@ -57,14 +57,14 @@ class Carried:
 class Carrying:
     """One import under way: a table takes their settings out of `values` and says what becomes of each."""
 
-    def __init__(self, recipe: ForeignRun) -> None:
+    def __init__(self, recipe: ThirdPartyRun) -> None:
         self.recipe = recipe
         self.program = recipe.program
         self.values = {key: value for key, value in recipe.values.items() if value not in _NOTHING}
         self.empty = [key for key, value in recipe.values.items() if value in _NOTHING]
         self.settings: dict[str, Carried] = {}
         self.remarks: list[Remark] = []
-        self.verb: Verb = "sft"
+        self.command_name: BuiltinCommand = "sft"
         self.processes = recipe.processes
         self.flags: list[str] = []
         """What has to be typed after the file: a configuration cannot decide it."""

@@ -119,10 +119,10 @@ def _swift(words: list[str]) -> tuple[str, str, list[str], bool]:
     head, rest = words[0], words[1:]
     megatron = "megatron" in head
     if head not in ("swift", "megatron"):
-        verb = Path(head).stem.rpartition(".")[2] if head.endswith(".py") else head.rpartition(".")[2]
+        command_name = Path(head).stem.rpartition(".")[2] if head.endswith(".py") else head.rpartition(".")[2]
     else:
-        verb, rest = (rest[0], rest[1:]) if rest else ("", [])
-    return ms_swift.NAME, f"megatron {verb}" if megatron else verb, rest, verb in _SWIFT
+        command_name, rest = (rest[0], rest[1:]) if rest else ("", [])
+    return ms_swift.NAME, f"megatron {command_name}" if megatron else command_name, rest, command_name in _SWIFT
 
 
 def _script(path: str, rest: list[str]) -> tuple[str, str, list[str], bool] | None:

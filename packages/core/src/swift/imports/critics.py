@@ -48,7 +48,7 @@ _TABLE: Table = {
 
 def trl(run: Carrying, table: Table) -> None:
     """Translate what is left of a recipe of TRL's PPO; `table` is that of its other trainers."""
-    run.verb = "rlhf"
+    run.command = "rlhf"
     run.set("objective.name", "ppo", "trl ppo")
     policy = run.take("sft_model_path")
     if policy is not None:  # model_name_or_path names the tokenizer of TRL's example alone
@@ -64,7 +64,7 @@ def trl(run: Carrying, table: Table) -> None:
 
 
 def ms_swift(run: Carrying, table: Table) -> None:
-    """Translate what is left of a recipe of ms-swift's PPO; `table` is that of its other verbs."""
+    """Translate what is left of a recipe of ms-swift's PPO; `table` is that of its other commands."""
     judge = run.values.get("reward_model")
     if judge is None:
         run.lose("reward_model", "", "the recipe names no reward model: write objective.reward_model")

@@ -12,13 +12,13 @@ _WARM = 0.9
 
 def trl(run: Carrying, table: Table) -> None:
     """Translate what is left of a recipe of TRL's GKD; `table` is that of its other trainers."""
-    run.verb = "rlhf"
+    run.command = "rlhf"
     run.set("objective.name", "gkd", "trl gkd")
     _rest(run, table, longest=128)
 
 
 def ms_swift(run: Carrying, table: Table) -> None:
-    """Translate what is left of a recipe of ms-swift's GKD; `table` is that of its other verbs."""
+    """Translate what is left of a recipe of ms-swift's GKD; `table` is that of its other commands."""
     warm = number(run.values.get("temperature", _WARM))
     whole = run.values.get("gkd_logits_topk") is None
     _rest(run, table, longest=512)

@@ -6,20 +6,20 @@ from pathlib import Path
 
 from swift.data.sources.dataset_info import FILE
 from swift.imports import trainer
-from swift.imports.carrying import Carrying, Verb, is_off, number, words
+from swift.imports.carrying import BuiltinCommand, Carrying, is_off, number, words
 from swift.imports.low_rank import LLAMA_FACTORY, low_rank
 from swift.imports.rules import Table, absent, apply, changed, choice, each, to, unneeded, when_on
 
 NAME = "LLaMA-Factory"
 
-_STAGES: dict[str, tuple[Verb, str]] = {
+_STAGES: dict[str, tuple[BuiltinCommand, str]] = {
     "pt": ("pt", "pt"),
     "sft": ("sft", "sft"),
     "dpo": ("rlhf", "dpo"),
     "kto": ("rlhf", "kto"),
     "rm": ("rlhf", "rm"),
 }
-_MULTIMODAL = absent("pictures of videos are limited by data.max_pixels, and sounds heard at the rate of the model")
+_MULTIMODAL = absent("images of videos are limited by data.max_pixels, and sounds heard at the rate of the model")
 
 TABLE: Table = {
     **trainer.TABLE,
@@ -94,7 +94,7 @@ def translate(run: Carrying) -> None:
     stage = str(run.take("stage") or "sft")
     if stage not in _STAGES:
         raise trainer.refuse(run, "PPO" if stage == "ppo" else f"the stage {stage}")
-    run.verb, objective = _STAGES[stage]
+    run.command, objective = _STAGES[stage]
     _preference(run, objective)
     _tuner(run)
     _quantisation(run)
@@ -115,9 +115,9 @@ def translate(run: Carrying) -> None:
     run.default("data.truncation", "right")
     if objective == "rm":
         run.changed("stage", stage, "the head has no bias here, and scores the last token of the conversation")
-    elif run.verb == "rlhf":
+    elif run.command == "rlhf":
         run.default("objective.beta", 0.1)
-    elif run.verb == "sft":
+    elif run.command == "sft":
         run.default("data.loss_on", "assistant")
 
 

@@ -26,7 +26,7 @@ def note_media(run: Carrying) -> None:
         run.changed(
             run.settings["model.path"].origin,
             name,
-            "this model reads more than text: pictures are learned from, videos as pictures one after the other, and "
+            "this model reads more than text: images are learned from, videos as images one after the other, and "
             "sounds where its processor hears them",
         )
 

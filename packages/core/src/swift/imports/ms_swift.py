@@ -12,7 +12,7 @@ from typing import Any
 
 from swift.config.compat.environment import MEDIA, MEDIA_ELSEWHERE, OPTIONS_OF
 from swift.imports import critics, distilling, online, trainer
-from swift.imports.carrying import Carrying, Verb, is_off, number, share, words
+from swift.imports.carrying import BuiltinCommand, Carrying, is_off, number, share, words
 from swift.imports.low_rank import MS_SWIFT, low_rank
 from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, renamed, unneeded
 
@@ -101,7 +101,7 @@ MEGATRON: Table = {
 
 
 def translate(run: Carrying) -> None:
-    """Translate `swift pt | sft | rlhf` and `megatron pt | sft | rlhf`; raises `NotTrainable` for other verbs."""
+    """Translate `swift pt | sft | rlhf` and `megatron pt | sft | rlhf`; raises `NotTrainable` for other commands."""
     command = run.recipe.command
     megatron = command.startswith("megatron")
     _environment(run)
@@ -115,7 +115,7 @@ def translate(run: Carrying) -> None:
             "max_length", "", "ms-swift takes the model's own length; here it is data.max_length, 2048 by default"
         )
     run.default("data.truncation", "delete")
-    if run.verb == "rlhf" and run.get("objective.name") not in ("rm", *_ONLINE):
+    if run.command_name == "rlhf" and run.get("objective.name") not in ("rm", *_ONLINE):
         run.default("objective.beta", _BETAS.get(str(run.get("objective.name")), 0.1))
 
 
@@ -165,22 +165,26 @@ def _megatron(run: Carrying) -> None:
     trainer.lora_defaults(run, 8, 32, 0.05, ["all-linear"])
 
 
-def _objective(run: Carrying, verb: str) -> None:
-    """Name the objective by the verb, and by --rlhf_type where it is rlhf."""
+def _objective(run: Carrying, command_name: str) -> None:
+    """Name the objective by the command, and by --rlhf_type where it is rlhf."""
     kind = str(run.take("rlhf_type") or "")
-    verb = verb or ("rlhf" if kind else "sft")
-    if verb not in ("pt", "sft", "rlhf"):
-        raise trainer.refuse(run, f"swift {verb}")
+    command_name = command_name or ("rlhf" if kind else "sft")
+    if command_name not in ("pt", "sft", "rlhf"):
+        raise trainer.refuse(run, f"swift {command_name}")
     kind = kind or "dpo"
-    if verb == "rlhf" and kind not in OBJECTIVES:
+    if command_name == "rlhf" and kind not in OBJECTIVES:
         raise trainer.refuse(run, kind.upper())
-    verbs: dict[str, Verb] = {"pt": "pt", "sft": "sft", "rlhf": "rlhf"}
-    run.verb = verbs[verb]
-    run.set("objective.name", kind if verb == "rlhf" else verb, "rlhf_type" if verb == "rlhf" else f"swift {verb}")
+    command_names: dict[str, BuiltinCommand] = {"pt": "pt", "sft": "sft", "rlhf": "rlhf"}
+    run.command_name = command_names[command_name]
+    run.set(
+        "objective.name",
+        kind if command_name == "rlhf" else command_name,
+        "rlhf_type" if command_name == "rlhf" else f"swift {command_name}",
+    )
     task = run.take("task_type")
-    if task is None and verb == "sft" and not is_off(run.values.get("num_labels")):
+    if task is None and command_name == "sft" and not is_off(run.values.get("num_labels")):
         task = "seq_cls"  # as ms-swift does
-    if task in SCORING and verb == "sft":
+    if task in SCORING and command_name == "sft":
         _scoring(run, str(task))
     elif task not in (None, "causal_lm", *SCORING):
         raise trainer.refuse(run, f"the task {task}")

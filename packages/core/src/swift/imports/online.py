@@ -72,7 +72,7 @@ def trl(run: Carrying, table: Table) -> None:
 
 
 def ms_swift(run: Carrying, table: Table) -> None:
-    """Translate what is left of a recipe of ms-swift's GRPO; `table` is that of its other verbs."""
+    """Translate what is left of a recipe of ms-swift's GRPO; `table` is that of its other commands."""
     _begin(run, "rlhf_type")
     if (files := run.values.get("external_plugins")) is not None:
         run.flags.append(f"--external_plugins {shlex.join(words(files))}")  # a file may not name code to run
@@ -87,7 +87,7 @@ def ms_swift(run: Carrying, table: Table) -> None:
 
 
 def _begin(run: Carrying, origin: str) -> None:
-    run.verb = "rlhf"
+    run.command = "rlhf"
     if "objective.name" not in run.settings:
         run.set("objective.name", "grpo", origin)
     if str(run.values.get("vllm_mode", "")).lower() == "server":

@@ -11,7 +11,7 @@ from pathlib import Path
 from swift.config.parse import config_from_mapping
 from swift.errors import ConfigError, SwiftError
 from swift.imports import axolotl, llama_factory, ms_swift, nemo, torchtune, trainer, trl
-from swift.imports.carrying import Carrying, ForeignRun, NotTrainable, Remark
+from swift.imports.carrying import Carrying, NotTrainable, Remark, ThirdPartyRun
 from swift.imports.media import note_media
 from swift.imports.sources import READABLE, read_file, read_script
 from swift.imports.write import text_of
@@ -46,7 +46,7 @@ class ImportedRun:
     noted: int
 
 
-def read_runs(source: str) -> list[ForeignRun]:
+def read_runs(source: str) -> list[ThirdPartyRun]:
     """Return the runs of a file, or of a command line where there is no such file."""
     path = Path(source)
     if is_there(path):
@@ -67,7 +67,7 @@ def is_there(path: Path, *, folder: bool = False) -> bool:
         return False
 
 
-def imported(recipe: ForeignRun, out: str = "run.yaml") -> ImportedRun:
+def imported(recipe: ThirdPartyRun, out: str = "run.yaml") -> ImportedRun:
     """Translate one run. What swift refuses of it is left out and said."""
     run = Carrying(recipe)
     translate = TRANSLATIONS[recipe.program]
@@ -76,7 +76,7 @@ def imported(recipe: ForeignRun, out: str = "run.yaml") -> ImportedRun:
     _refused(run)
     several = f" --nproc {run.processes}" if run.processes > 1 else ""
     flags = "".join(f" {flag}" for flag in dict.fromkeys(run.flags))
-    command = f"swift {run.verb} {shlex.quote(out)}{several}{flags}"
+    command = f"swift {run.command_name} {shlex.quote(out)}{several}{flags}"
     return ImportedRun(
         recipe.program, text_of(run, command), command, run.lost, len(run.settings), len(run.remarks) - len(run.lost)
     )
@@ -86,14 +86,16 @@ def _refused(run: Carrying) -> None:
     """Leave out what the parser refuses, one key at a time, with the reason that it gives."""
     for _ in range(_ATTEMPTS):
         try:
-            config_from_mapping({key: each.value for key, each in run.settings.items()}, run.verb, source="this")
+            config_from_mapping(
+                {key: each.value for key, each in run.settings.items()}, run.command_name, source="this"
+            )
             return
         except SwiftError as error:
             if _other_optimizer(run, error):
                 continue
             key = _blamed(run, error)
             if key is None:
-                run.lose("", "", f"swift {run.verb} will say: {error.message}")
+                run.lose("", "", f"swift {run.command_name} will say: {error.message}")
                 return
             carried = run.settings.pop(key)
             say = run.unneeded if key in _FASTER else run.lose
@@ -139,7 +141,7 @@ def summary(folder: Path) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _outcome(recipe: ForeignRun) -> str:
+def _outcome(recipe: ThirdPartyRun) -> str:
     try:
         result = imported(recipe)
     except NotTrainable as error:

@@ -11,7 +11,7 @@ from typing import Any
 from swift.config.files import read_yaml
 from swift.errors import ConfigError, UsageError
 from swift.imports import axolotl, llama_factory, ms_swift, nemo, torchtune, trainer, trl
-from swift.imports.carrying import ForeignRun, NotTrainable
+from swift.imports.carrying import NotTrainable, ThirdPartyRun
 from swift.imports.commands import ProgramCall, call_of
 from swift.imports.components import flat, interpolated
 from swift.imports.shell import ShellCommand, read_commands
@@ -92,7 +92,7 @@ def _is_ms_swift(values: Mapping[str, Any]) -> bool:
     )
 
 
-def read_file(path: Path) -> list[ForeignRun]:
+def read_file(path: Path) -> list[ThirdPartyRun]:
     """Return the runs that a file describes: one, or as many as a script has commands that train."""
     if path.suffix in _PICKLED:
         raise ConfigError(
@@ -107,7 +107,7 @@ def read_file(path: Path) -> list[ForeignRun]:
     return read_script(read_text(path, ConfigError, limit=_SCRIPT), str(path), path.parent)
 
 
-def read_script(text: str, source: str, folder: Path) -> list[ForeignRun]:
+def read_script(text: str, source: str, folder: Path) -> list[ThirdPartyRun]:
     """Return the runs of the commands in a script, or of one command line."""
     calls = [(command, call) for command in read_commands(text) if (call := call_of(command))]
     training = [(command, call) for command, call in calls if call.trains]
@@ -134,7 +134,7 @@ def _no_training(calls: list[tuple[ShellCommand, ProgramCall]], source: str) -> 
     )
 
 
-def _of_values(values: dict[str, Any], path: Path) -> ForeignRun:
+def _of_values(values: dict[str, Any], path: Path) -> ThirdPartyRun:
     other = _other_kind(values)
     if other is not None:
         raise NotTrainable(f"{shown(path)} is {other}.", hint="Give the recipe or the command that trains.")
@@ -146,7 +146,7 @@ def _of_values(values: dict[str, Any], path: Path) -> ForeignRun:
             f"{shown(path)} is no training configuration of a program that is known.{mine}",
             hint="Known are LLaMA-Factory, axolotl, TRL, ms-swift, Hugging Face Trainer, torchtune and NeMo Automodel.",
         )
-    return ForeignRun(program, _ready(program, values), str(path), folder=path.parent)
+    return ThirdPartyRun(program, _ready(program, values), str(path), folder=path.parent)
 
 
 def _ready(program: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _other_kind(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _of_call(command: ShellCommand, call: ProgramCall, place: str, folder: Path) -> ForeignRun:
+def _of_call(command: ShellCommand, call: ProgramCall, place: str, folder: Path) -> ThirdPartyRun:
     values: dict[str, Any] = {}
     remarks: list[tuple[str, Any, str]] = []
     for name in call.files:
@@ -197,6 +197,6 @@ def _of_call(command: ShellCommand, call: ProgramCall, place: str, folder: Path)
         if _UNSET.search(str(value)):
             remarks.append((key, value, "the script does not say what this is: write the value itself"))
     remarks += [("", word, "belongs to no flag") for word in call.strays]
-    return ForeignRun(
+    return ThirdPartyRun(
         call.program, values, place, command=call.task, folder=folder, processes=call.processes, remarks=tuple(remarks)
     )

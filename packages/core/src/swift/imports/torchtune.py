@@ -152,7 +152,7 @@ def _objective(run: Carrying) -> None:
     loss = last_name(run.take("loss._component_"))
     losses = {"DPOLoss": "sigmoid", "RSOLoss": "hinge", "IPOLoss": "ipo"}
     if loss in losses:
-        run.verb = "rlhf"
+        run.command = "rlhf"
         run.set("objective.name", "dpo", "loss._component_")
         run.set("objective.loss", losses[loss], "loss._component_")
     elif "CrossEntropy" in loss or "CEWithChunkedOutput" in loss or not loss:
@@ -199,7 +199,7 @@ def _data(run: Carrying) -> None:
     else:
         run.set("data.train", [f"{name}:{subset}" if subset else str(name)], "dataset")
     if built in _TEXTS:
-        run.verb = "pt"
+        run.command = "pt"
         run.set("objective.name", "pt", f"dataset {built}")
     elif built:
         run.changed("dataset._component_", built, "prompts are written by the model's chat template: compare with "
@@ -207,7 +207,7 @@ def _data(run: Carrying) -> None:
     _part(run, split)
     everything = run.take("dataset.train_on_input")
     learned = (built in _LEARN_ALL) if everything is None else not is_off(everything)
-    if run.verb == "sft":
+    if run.command == "sft":
         origin = f"{NAME}'s default" if everything is None else "dataset.train_on_input"
         run.set("data.loss_on", "all" if learned else "assistant", origin)
     run.take("dataset_val._component_", "dataset_val.split")
@@ -248,7 +248,7 @@ def _defaults(run: Carrying) -> None:
     run.default("optim.weight_decay", 0.01)
     run.default("optim.max_grad_norm", 0.0)
     run.default("data.truncation", "right")
-    if run.verb == "rlhf":
+    if run.command == "rlhf":
         run.default("objective.beta", 0.1)
     if "data.max_length" not in run.settings:
         run.changed(

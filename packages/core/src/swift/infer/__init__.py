@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from swift.contracts import InferenceEngine, ModelSource
     from swift.infer.answer_fields import found, numbers
     from swift.infer.asking import answer_into, check_model, check_result, quiet_libraries
+    from swift.infer.chat_engine import open_chat_engine
     from swift.infer.conversations import ConversationScorer
     from swift.infer.image_messages import question_with
     from swift.infer.openai_server import OpenAiServer, at_once
     from swift.infer.questions import Question, read_questions
     from swift.infer.resume_file import Journal, read_lines
     from swift.infer.sampling import draw_tokens
-    from swift.infer.speaker import open_speaker
     from swift.infer.steps import StepScorer
     from swift.infer.stop import StopStrings
     from swift.infer.whole_answers import BROKEN, AnswerRefused, stay_here, whole_answer
@@ -39,9 +39,9 @@ __all__ = [
     "find_source",
     "found",
     "numbers",
+    "open_chat_engine",
     "open_engine",
     "open_scorer",
-    "open_speaker",
     "open_step_scorer",
     "question_with",
     "quiet_libraries",
@@ -72,10 +72,10 @@ def open_engine(
 
     Tokens in, tokens out: see `swift.contracts.InferenceEngine`. `options` are settings of the engine's own.
     `trust_remote_code` lets Python code run that comes with the model. `trained_adapter` is the PEFT configuration of
-    adapters that a run is going to send (`PlanContext.adapter`); `say` is told what the engine has to say about itself.
+    adapters that a run is going to send (`ScheduleContext.adapter`); `say` is told what the engine has to say about itself.
     """
+    from swift.infer.chat_engine import find_model, open_local
     from swift.infer.options import ModelOptions, is_address
-    from swift.infer.speaker import find_model, open_local
     from swift.plugins.known import ENGINE
     from swift.terminal import say_nothing
 
@@ -104,8 +104,8 @@ def find_source(
 
     They are those that `open_engine` opens under this name; no weights are loaded.
     """
+    from swift.infer.chat_engine import find_model
     from swift.infer.options import ModelOptions
-    from swift.infer.speaker import find_model
     from swift.terminal import say_nothing
 
     asked = ModelOptions(
@@ -155,7 +155,7 @@ _LATER = {
     "check_result": "asking",
     "draw_tokens": "sampling",
     "quiet_libraries": "asking",
-    "open_speaker": "speaker",
+    "open_chat_engine": "speaker",
     "question_with": "image_messages",
     "read_lines": "resume_file",
     "read_questions": "questions",

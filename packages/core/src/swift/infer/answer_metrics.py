@@ -42,7 +42,7 @@ def edits(one: str, other: str) -> int:
     return before[-1]
 
 
-def boxes_in(text: str) -> list[Box]:
+def bounding_boxes_in(text: str) -> list[Box]:
     """Return the boxes that a text names, in order: [left, top, right, bottom], or (left,top),(right,bottom)."""
     found = []
     for match in _BOX.finditer(text):
@@ -107,7 +107,7 @@ def _error_rate(lines: Iterable[Line]) -> dict[str, float]:
 
 def _boxes(answer: str, expected: str) -> dict[str, Any]:
     """Compare boxes in their order; one that is missing or too many overlaps with nothing."""
-    wanted, found = boxes_in(expected), boxes_in(answer)
+    wanted, found = bounding_boxes_in(expected), bounding_boxes_in(answer)
     if not wanted:
         raise DataError(
             f"An expected answer names no box: {expected[:80]!r}.",

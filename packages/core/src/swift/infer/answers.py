@@ -24,7 +24,7 @@ class Answer:
     """As they were drawn; none from a server."""
 
 
-class Speaker(Protocol):
+class ChatEngine(Protocol):
     """Answers conversations: an inference engine behind a chat template, or a server."""
 
     name: str
@@ -33,8 +33,8 @@ class Speaker(Protocol):
     """Whether a conversation may have several rounds. Without a chat template a model only continues a text."""
 
     @property
-    def reads_pictures(self) -> bool:
-        """Whether messages may hold pictures."""
+    def reads_images(self) -> bool:
+        """Whether messages may hold images."""
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
         """Yield (index of the question, its answer), in the order in which answers are ready."""

@@ -1,4 +1,4 @@
-"""Shared parts of verbs that ask a model: checks of options, a conversation, answers into a file."""
+"""Shared parts of commands that ask a model: checks of options, a conversation, answers into a file."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from swift.contracts import Sampling
-    from swift.infer.answers import Speaker
+    from swift.infer.answers import ChatEngine
     from swift.infer.batch import Asked, LineOf
-    from swift.infer.speaker import FoundModel
+    from swift.infer.chat_engine import FoundModel
 
 
-def check_model(verb: str, options: ModelOptions) -> None:
+def check_model(command: str, options: ModelOptions) -> None:
     """Raise `UsageError` where nobody is named who could answer, or the engine has no such setting."""
     if options.model is None and not is_address(options.engine):
         raise UsageError(
-            f"swift {verb} needs a model.", hint=f"For example: swift {verb} output/my-model/v0-20260101-120000"
+            f"swift {command} needs a model.", hint=f"For example: swift {command} output/my-model/v0-20260101-120000"
         )
     if options.engine == TRANSFORMERS:
         for name in options.engine_options:
@@ -38,12 +38,12 @@ def check_model(verb: str, options: ModelOptions) -> None:
 
 
 def returns_scores(options: AskingOptions) -> bool:
-    """Return whether scores or vectors are asked of the model in place of text: by its files, or by the user."""
+    """Return whether scores or vectors are asked of the model instead of text: by its files, or by the user."""
     if options.model is None or is_address(options.engine):
         if options.task_type is not None:
             raise UsageError(
                 f"--task_type is about a model that is loaded here, and {options.engine} is asked for text.",
-                hint="Leave it out, or name a model in place of --engine.",
+                hint="Leave it out, or name a model instead of --engine.",
             )
         return False
     from swift.config.tasks import CAUSAL_LM, returns
@@ -96,18 +96,18 @@ def quiet_libraries(options: ModelOptions) -> None:
 def talk(options: ModelOptions, sampling: Sampling) -> int:
     """Hold a conversation on the terminal; returns the exit code."""
     from swift.infer.chat import converse
-    from swift.infer.speaker import open_speaker
+    from swift.infer.chat_engine import open_chat_engine
 
-    speaker = open_speaker(options, say=print_note)
+    chat_engine = open_chat_engine(options, say=print_note)
     try:
-        converse(speaker, sampling)
+        converse(chat_engine, sampling)
     finally:
-        speaker.close()
+        chat_engine.close()
     return 0
 
 
 class AskingOptions(QuestionOptions, AnsweringOptions):
-    """Options of a verb that asks many questions, or scores many texts."""
+    """Options of a command that asks many questions, or scores many texts."""
 
 
 def answer_into(
@@ -125,8 +125,8 @@ def answer_into(
     written of an answer.
     """
     from swift.infer.batch import write_answers
+    from swift.infer.chat_engine import find_model, open_chat_engine, open_local
     from swift.infer.resume_file import Journal
-    from swift.infer.speaker import find_model, open_local, open_speaker
 
     found: FoundModel | None = None
     if is_address(options.engine):
@@ -151,13 +151,13 @@ def answer_into(
         if not left:
             return
         size = options.batch_size
-        speaker: Speaker = (
-            open_speaker(options, batch_size=size, say=print_note)
+        chat_engine: ChatEngine = (
+            open_chat_engine(options, batch_size=size, say=print_note)
             if found is None
             else open_local(found, options, batch_size=size, say=print_note)
         )
         try:
-            cut = write_answers(speaker, questions, sampling, journal, line=line)
+            cut = write_answers(chat_engine, questions, sampling, journal, line=line)
         except KeyboardInterrupt:
             print_note(
                 f"Stopped; {len(questions) - len(journal.left())} of {len(questions)} questions are answered in "
@@ -165,7 +165,7 @@ def answer_into(
             )
             raise
         finally:
-            speaker.close()
+            chat_engine.close()
     ending = f"; {cut} cut off after --max_new_tokens {sampling.max_new_tokens}" if cut else ""
     print_note(f"{left} {'answer' if left == 1 else 'answers'} written to {result}{ending}")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from swift.contracts import Sampling
-from swift.infer.answers import Answer, Speaker
+from swift.infer.answers import Answer, ChatEngine
 from swift.infer.image_messages import written
 from swift.infer.questions import Question
 from swift.infer.resume_file import Journal
@@ -32,7 +32,7 @@ class Asked(Protocol):
 
 
 def answered(
-    speaker: Speaker, questions: Asked, sampling: Sampling, rows: Sequence[int] | None = None
+    chat_engine: ChatEngine, questions: Asked, sampling: Sampling, rows: Sequence[int] | None = None
 ) -> Iterator[tuple[int, Question, Answer]]:
     """Yield (row, question, answer) as answers are ready, with a progress bar.
 
@@ -44,25 +44,25 @@ def answered(
         for start in range(0, len(chosen), WINDOW):
             some = chosen[start : start + WINDOW]
             asked = [questions[row] for row in some]
-            for place, answer in speaker.answers(asked, replace(sampling, numbers=tuple(some))):
+            for place, answer in chat_engine.answers(asked, replace(sampling, numbers=tuple(some))):
                 yield some[place], asked[place], answer
 
     yield from progress(work(), "answering", total=len(chosen))
 
 
-def answers(speaker: Speaker, questions: Asked, sampling: Sampling) -> list[str]:
+def answers(chat_engine: ChatEngine, questions: Asked, sampling: Sampling) -> list[str]:
     """Return the text of one answer per question, in their order."""
     texts = [""] * len(questions)
-    for row, _, answer in answered(speaker, questions, sampling):
+    for row, _, answer in answered(chat_engine, questions, sampling):
         texts[row] = answer.text
     return texts
 
 
-def print_answers(speaker: Speaker, questions: Asked, sampling: Sampling) -> None:
+def print_answers(chat_engine: ChatEngine, questions: Asked, sampling: Sampling) -> None:
     """Answer on the terminal: the text alone where there is one question, else a line of JSON for each, in order."""
     ready: dict[int, str] = {}
     told = 0
-    for row, question, answer in answered(speaker, questions, sampling):
+    for row, question, answer in answered(chat_engine, questions, sampling):
         line = json.dumps(line_of(question, answer), ensure_ascii=False, default=str)
         ready[row] = answer.text if len(questions) == 1 else line
         while told in ready:
@@ -71,17 +71,17 @@ def print_answers(speaker: Speaker, questions: Asked, sampling: Sampling) -> Non
             told += 1
 
 
-def stream_answers(speaker: Speaker, questions: Asked, sampling: Sampling) -> None:
+def stream_answers(chat_engine: ChatEngine, questions: Asked, sampling: Sampling) -> None:
     """Answer one question after the other on the terminal, with the text as it is generated."""
     for row, question in enumerate(questions):
-        for piece in speaker.stream(question.messages, replace(sampling, numbers=(row,))):
+        for piece in chat_engine.stream(question.messages, replace(sampling, numbers=(row,))):
             sys.stdout.write(piece)
             sys.stdout.flush()
         sys.stdout.write("\n")
 
 
 def write_answers(
-    speaker: Speaker, questions: Asked, sampling: Sampling, journal: Journal, *, line: LineOf | None = None
+    chat_engine: ChatEngine, questions: Asked, sampling: Sampling, journal: Journal, *, line: LineOf | None = None
 ) -> int:
     """Answer the questions that the journal has no answer to, into it; returns how many answers were cut off.
 
@@ -89,7 +89,7 @@ def write_answers(
     """
     make = line or line_of
     cut = 0
-    for row, question, answer in answered(speaker, questions, sampling, journal.left()):
+    for row, question, answer in answered(chat_engine, questions, sampling, journal.left()):
         journal.write(row, make(question, answer))
         cut += answer.finish_reason == "length"
     return cut

@@ -15,7 +15,7 @@ from swift.infer.decoding import Ending, Tokens
 from swift.infer.sampling import GenerateSampler, Sampler
 
 Inputs = Mapping[str, torch.Tensor]
-"""What a model reads besides tokens, by its own names: pictures."""
+"""What a model reads besides tokens, by its own names: images."""
 
 
 def answered(

@@ -14,7 +14,7 @@ from swift.data.conversation import Unusable
 from swift.data.images import measure
 from swift.data.media import Medium
 from swift.errors import UsageError
-from swift.infer.answers import Speaker
+from swift.infer.answers import ChatEngine
 from swift.infer.image_messages import question_with, written
 from swift.infer.questions import with_system
 from swift.terminal import waiting
@@ -23,7 +23,7 @@ from swift.untrusted import check_unicode
 COMMANDS = {
     "/help": "show these commands",
     "/system TEXT": "give the model a system message, and begin anew; without a text show the one in force",
-    "/image FILE": "show the model a picture with the next question; may be repeated",
+    "/image FILE": "show the model an image with the next question; may be repeated",
     "/clear": "forget the conversation",
     "/save FILE": "write the conversation to a file, as a line of JSON that swift sft reads",
     "/exit": "leave; so do /quit, exit, quit and Ctrl-D",
@@ -31,12 +31,12 @@ COMMANDS = {
 _LEAVE = ("/exit", "/quit", "exit", "quit")
 
 
-def converse(speaker: Speaker, sampling: Sampling) -> None:
+def converse(chat_engine: ChatEngine, sampling: Sampling) -> None:
     """Ask, answer, remember, until the user leaves."""
     interactive = sys.stdin.isatty()
     if interactive:
         sys.stdout.write("/help shows the commands; /exit or Ctrl-D leaves.\n")
-    talk = _Conversation(speaker)
+    talk = _Conversation(chat_engine)
     while True:
         try:
             line = input("> " if interactive else "").strip()
@@ -50,7 +50,7 @@ def converse(speaker: Speaker, sampling: Sampling) -> None:
         if _is_command(line):
             sys.stderr.write("".join(f"{each}\n" for each in talk.command(line)))  # answers alone on stdout
         elif line:
-            _print_answer(talk.answer(line, sampling), speaker.name)
+            _print_answer(talk.answer(line, sampling), chat_engine.name)
 
 
 def _print_answer(pieces: Iterator[str], name: str) -> None:
@@ -72,14 +72,14 @@ def _is_command(line: str) -> bool:
 class _Conversation:
     """The conversation so far."""
 
-    def __init__(self, speaker: Speaker) -> None:
-        self._speaker = speaker
+    def __init__(self, chat_engine: ChatEngine) -> None:
+        self._chat_engine = chat_engine
         self._system: str | None = None
         self._messages: list[dict[str, Any]] = []
         """What the model is told; empty again after each answer of a model without a chat template."""
         self._record: list[dict[str, Any]] = []
         self._shown: list[Path] = []
-        """Pictures of the next question."""
+        """Images of the next question."""
 
     def answer(self, words: str, sampling: Sampling) -> Iterator[str]:
         """Yield the pieces of an answer."""
@@ -87,12 +87,12 @@ class _Conversation:
         self._shown.clear()
         self._messages.append(question)
         answer = ""
-        for piece in self._speaker.stream(with_system(self._messages, self._system), sampling):
+        for piece in self._chat_engine.stream(with_system(self._messages, self._system), sampling):
             answer += piece
             yield piece
         answered = {"role": "assistant", "content": answer}
         self._record += [question, answered]
-        if self._speaker.multi_turn:
+        if self._chat_engine.multi_turn:
             self._messages.append(answered)
         else:
             self._messages.clear()
@@ -114,7 +114,7 @@ class _Conversation:
     def _set_system(self, text: str) -> list[str]:
         if not text:
             return [f"System message: {self._system or 'that of the run or of --system, if there is one'}"]
-        if not self._speaker.multi_turn:
+        if not self._chat_engine.multi_turn:
             return ["This model has no chat template, and so no place for a system message."]
         self._clear("")
         self._system = text
@@ -123,8 +123,8 @@ class _Conversation:
     def _show(self, name: str) -> list[str]:
         if not name:
             return ["Which one? Type: /image FILE"]
-        if not self._speaker.reads_pictures:
-            return [f"{self._speaker.name} reads text alone."]
+        if not self._chat_engine.reads_images:
+            return [f"{self._chat_engine.name} reads text alone."]
         path = Path(name).expanduser().absolute()
         try:
             seen = measure(Medium(str(path)), path.parent)

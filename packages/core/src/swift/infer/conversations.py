@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import ModelError
+from swift.infer.chat_engine import find_model
 from swift.infer.questions import Question
 from swift.infer.score_rows import tokens_of
 from swift.infer.scorer import Scorer
-from swift.infer.speaker import find_model
 from swift.terminal import say_nothing
 
 if TYPE_CHECKING:

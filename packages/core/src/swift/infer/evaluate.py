@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from swift.config.sections import DataSection
-from swift.contracts import PicturedPrompt
+from swift.contracts import ImagePrompt
 from swift.data.samples import Segment
 from swift.errors import DataError
 from swift.infer.answer_metrics import AnswerMetric
 from swift.infer.answers import Answer
 from swift.infer.batch import WINDOW, Asked
+from swift.infer.chat_engine import LocalChatEngine
 from swift.infer.image_messages import written
 from swift.infer.questions import Question
-from swift.infer.speaker import EngineSpeaker
 from swift.terminal import Say, progress, say_nothing
 
 
@@ -39,14 +39,14 @@ def judged(question: Question, answer: Answer, metric: AnswerMetric) -> dict[str
 
 
 def score_loss(
-    speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, str], *, say: Say = say_nothing
+    chat_engine: LocalChatEngine, names: Sequence[str], columns: dict[str, str], *, say: Say = say_nothing
 ) -> dict[str, float]:
     """Return mean loss and token accuracy of the expected answers, as in training; say which rows cannot be used."""
     from swift.data.pipeline import prepare_data  # imports torch, which counting right answers does without
 
-    section = DataSection(train=tuple(names), columns=columns, system=speaker.system)
+    section = DataSection(train=tuple(names), columns=columns, system=chat_engine.system)
     data = prepare_data(
-        section, speaker.tokenizer, encoding="chat", seed=0, say=say_nothing, pictures=speaker.picture_rules
+        section, chat_engine.tokenizer, encoding="chat", seed=0, say=say_nothing, images=chat_engine.image_rules
     )
     assert data.train is not None
     for line in data.report.lines_of_rejected():
@@ -57,7 +57,7 @@ def score_loss(
     def work() -> Any:
         for start in range(0, len(samples), WINDOW):
             some = [samples[index].segments[0] for index in range(start, min(start + WINDOW, len(samples)))]
-            for place, score in speaker.engine.score([_prompt(segment) for segment in some]):
+            for place, score in chat_engine.engine.score([_prompt(segment) for segment in some]):
                 yield some[place].weights[1:].tolist(), score
 
     for weights, score in progress(work(), "scoring", total=len(samples)):
@@ -68,5 +68,5 @@ def score_loss(
     return {"loss": loss / weight, "token_acc": right / counted, "tokens": counted}
 
 
-def _prompt(segment: Segment) -> PicturedPrompt:
-    return PicturedPrompt.of(segment.input_ids.tolist(), segment.media)
+def _prompt(segment: Segment) -> ImagePrompt:
+    return ImagePrompt.of(segment.input_ids.tolist(), segment.media)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from swift.config.sections import DataSection
 from swift.config.tasks import EMBEDDING
-from swift.contracts import PicturedPrompt
+from swift.contracts import ImagePrompt
 from swift.data.corpus import open_parts
 from swift.data.encodings.reranker import DOCUMENT, DOCUMENTS, Documents, RerankerEncoding
 from swift.data.formats import ANSWER, POSITIVE, rename
@@ -32,8 +32,8 @@ from swift.terminal import progress
 if TYPE_CHECKING:
     from swift.data.encodings import Encoding
     from swift.data.samples import Encoded
+    from swift.infer.chat_engine import FoundModel
     from swift.infer.options import ModelOptions, QuestionOptions
-    from swift.infer.speaker import FoundModel
 
 Outputs = npt.NDArray[np.float32]
 """Of the texts of a sample: [texts, scores] or [texts, size of a vector]."""
@@ -77,7 +77,7 @@ def evaluate_scores(
     measured = measurement_of(found, section, yes_no)
     processor = found.source.processor
     rules = None if processor is None else MediaProcessor(processor, section)
-    data = prepare_data(section, found.source.tokenizer, encoding=measured.encoding, seed=0, say=say, pictures=rules)
+    data = prepare_data(section, found.source.tokenizer, encoding=measured.encoding, seed=0, say=say, images=rules)
     assert data.train is not None
     for line in data.report.lines_of_rejected():
         say(line)
@@ -121,7 +121,7 @@ def _columns(section: DataSection) -> frozenset[str]:
 def _outputs(scorer: Scorer, samples: Sequence[Encoded]) -> tuple[list[Outputs], list[list[int]]]:
     """Return what the model makes of each sample, and its texts by number; equal texts are computed once."""
     numbers: dict[bytes, int] = {}
-    texts: list[PicturedPrompt] = []
+    texts: list[ImagePrompt] = []
     places: list[list[int]] = []
     for sample in samples:
         mine = []
@@ -129,7 +129,7 @@ def _outputs(scorer: Scorer, samples: Sequence[Encoded]) -> tuple[list[Outputs],
             key = segment.input_ids.tobytes() + str(number_of(segment.media)).encode()
             if key not in numbers:
                 numbers[key] = len(texts)
-                texts.append(PicturedPrompt.of(segment.input_ids.tolist(), segment.media))
+                texts.append(ImagePrompt.of(segment.input_ids.tolist(), segment.media))
             mine.append(numbers[key])
         places.append(mine)
     found: dict[int, Outputs] = dict(progress(scorer.outputs(texts), "scoring", total=len(texts)))

@@ -51,7 +51,7 @@ class WeightsLocation:
     objective: Mapping[str, Any] = field(default_factory=dict)
     """The `objective` section of the run; empty where no run is known."""
     pixels: Mapping[str, Any] = field(default_factory=dict)
-    """The limits of pictures and videos of the run's data section: 'max_pixels', 'video_fps', ..."""
+    """The limits of images and videos of the run's data section: 'max_pixels', 'video_fps', ..."""
 
 
 def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: bool = False) -> WeightsLocation:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import DataError, SwiftError, UsageError, did_you_mean
+from swift.infer.chat_engine import find_model, open_local
 from swift.infer.options import ModelOptions
-from swift.infer.speaker import find_model, open_local
 
 SET_ASIDE = Path(sys.prefix) / "harness"
 """Where `make setup` installs it: transformers would import its dependencies wherever it found them."""
@@ -61,19 +61,19 @@ def run_tasks(
                 hint="Name a task or a group of tasks; your own are found in --tasks_dir.",
             )
     found = find_model(options, say=say)
-    speaker = open_local(found, options, batch_size=batch_size, say=say)
+    chat_engine = open_local(found, options, batch_size=batch_size, say=say)
     try:
         from swift.infer.harness_model import HarnessModel
 
         longest = options.max_length or int(getattr(found.source.config, "max_position_embeddings", None) or 2048)
-        asked = HarnessModel(speaker, longest=longest, say=say)
+        asked = HarnessModel(chat_engine, longest=longest, say=say)
         answer: Any = simple_evaluate(
             model=asked,
             tasks=list(names),
             num_fewshot=request.shots,
             limit=request.limit,
             apply_chat_template=request.chat,
-            system_instruction=speaker.system if request.chat else None,
+            system_instruction=chat_engine.system if request.chat else None,
             task_manager=tasks,
             log_samples=request.result is not None,
         )
@@ -86,7 +86,7 @@ def run_tasks(
             hint="The data of most tasks is on the Hugging Face hub; for tasks of your own look at their files.",
         ) from error
     finally:
-        speaker.close()
+        chat_engine.close()
     if request.result is not None:
         _write_samples(request.result, answer["samples"])
     return {task: _metrics(values) for task, values in answer["results"].items()}

@@ -15,7 +15,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from swift.contracts import Sampling
 from swift.data.rendering import render_asked
-from swift.infer.speaker import EngineSpeaker
+from swift.infer.chat_engine import LocalChatEngine
 from swift.terminal import progress
 
 _LONGEST_ANSWER = 256
@@ -27,10 +27,10 @@ _FIRST_LOOK = 64
 class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
     """Log-probabilities by `score`, texts by `generate`."""
 
-    def __init__(self, speaker: EngineSpeaker, *, longest: int, say: Callable[[str], None]) -> None:
+    def __init__(self, chat_engine: LocalChatEngine, *, longest: int, say: Callable[[str], None]) -> None:
         super().__init__()
-        self.tokenizer = speaker.tokenizer
-        self._engine = speaker.engine
+        self.tokenizer = chat_engine.tokenizer
+        self._engine = chat_engine.engine
         # vLLM wants to make at least one token of its own.
         self._longest = longest - 1
         self._say = say

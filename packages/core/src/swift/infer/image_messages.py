@@ -1,4 +1,4 @@
-"""Messages that hold pictures: as they are typed, written into files, and sent to servers."""
+"""Messages that hold images: as they are typed, written into files, and sent to servers."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from swift.errors import DataError
 from swift.infer.answers import Messages
 
 
-def has_pictures(messages: Messages) -> bool:
-    """Return whether any message holds a picture."""
+def has_images(messages: Messages) -> bool:
+    """Return whether any message holds an image."""
     return any(medium_in(part) is not None for message in messages for part in parts_of(message))
 
 
-def question_with(text: str, pictures: Sequence[str | Path]) -> dict[str, Any]:
-    """Return the user's message: pictures at the tags of its text, or before it."""
-    return question_of(text, {"image": pictures})
+def question_with(text: str, images: Sequence[str | Path]) -> dict[str, Any]:
+    """Return the user's message: images at the tags of its text, or before it."""
+    return question_of(text, {"image": images})
 
 
 def question_of(text: str, files: Mapping[str, Sequence[str | Path]]) -> dict[str, Any]:
-    """Return the user's message: pictures, videos and sounds, by kind, at the tags of its text, or before it."""
+    """Return the user's message: images, videos and sounds, by kind, at the tags of its text, or before it."""
     message = {"role": "user", "content": text}
     try:
         held = {kind: [read_medium(str(each), None, kind) for each in named] for kind, named in files.items() if named}
         return dict(placed(Conversation((message,), (1.0,)), held).messages[0]) if held else message
     except Unusable as unusable:
-        raise DataError(f"{unusable.reason}: {unusable.detail}.", hint="Name a file for each picture.") from None
+        raise DataError(f"{unusable.reason}: {unusable.detail}.", hint="Name a file for each image.") from None
 
 
 def written(messages: Messages) -> list[dict[str, Any]]:
-    """Return messages as they are written into files: a picture by its path, or as a data URI where it has none."""
+    """Return messages as they are written into files: an image by its path, or as a data URI where it has none."""
     return _with(messages, lambda each: {"type": each.kind, "path": each.path} if each.path else _sent(each))
 
 
 def for_servers(messages: Messages) -> list[dict[str, Any]]:
-    """Return messages as OpenAI's API has them, every picture as a data URI; `DataError` where a file is missing."""
+    """Return messages as OpenAI's API has them, every image as a data URI; `DataError` where a file is missing."""
     try:
         return _with(messages, _sent)
     except Unusable as unusable:
-        raise DataError(f"{unusable.reason}: {unusable.detail}.", hint="Name a picture that can be read.") from None
+        raise DataError(f"{unusable.reason}: {unusable.detail}.", hint="Name an image that can be read.") from None
 
 
 def _with(messages: Messages, spell: Callable[[Medium], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with each picture spelled as the function says."""
+    """Return messages with each image spelled as the function says."""
     return [
         {**message, "content": [part if (held := medium_in(part)) is None else spell(held) for part in parts]}
         if (parts := parts_of(message))
@@ -61,5 +61,5 @@ def _with(messages: Messages, spell: Callable[[Medium], dict[str, Any]]) -> list
 def _sent(medium: Medium) -> dict[str, Any]:
     if medium.kind != "image":
         name = NAMES[medium.kind]
-        raise Unusable(f"a {name} for a server", f"swift sends pictures, and no {name}s")
+        raise Unusable(f"a {name} for a server", f"swift sends images, and no {name}s")
     return {"type": "image_url", "image_url": {"url": as_url(medium)}}

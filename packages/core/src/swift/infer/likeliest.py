@@ -1,4 +1,4 @@
-"""Scores of texts that also tell the likeliest tokens in place of each of their own."""
+"""Scores of texts that also tell the likeliest tokens instead of each of their own."""
 
 from __future__ import annotations
 

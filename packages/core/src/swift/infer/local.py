@@ -14,7 +14,7 @@ import torch
 
 from swift.config.sections import DataSection, ModelSection
 from swift.config.tasks import CAUSAL_LM, EMBEDDING
-from swift.contracts import Completion, EngineRequest, Need, PicturedPrompt, Sampling, Score, WeightStream
+from swift.contracts import Completion, EngineRequest, ImagePrompt, Need, Sampling, Score, WeightStream
 from swift.data.batch import MicroBatch, collate
 from swift.data.media import MediaRef
 from swift.data.samples import Encoded, Segment
@@ -27,7 +27,7 @@ from swift.infer.likeliest import scores_with_likeliest
 from swift.infer.sampling import Sampler
 from swift.models.attention import FLASH, AttentionChoice, choose_attention, use_attention
 from swift.models.load_adapter import load_adapter
-from swift.models.media import TowerReader
+from swift.models.media import ProcessorReader
 from swift.models.media_processor import MediaProcessor
 from swift.models.names import base_model, name_map
 from swift.models.positions import check_text
@@ -79,7 +79,7 @@ class LocalEngine:
                 yield places[row], completion
 
     def batches(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
-        """Return the places of prompts that are answered together: text first, then what has pictures."""
+        """Return the places of prompts that are answered together: text first, then what has images."""
         plain = [place for place, prompt in enumerate(prompts) if not media_of(prompt)]
         pictured = [place for place, prompt in enumerate(prompts) if media_of(prompt)]
         batches = [
@@ -194,15 +194,15 @@ class LocalEngine:
         return self._reader.collated(samples, flat=False) if pictured else collate(samples, flat=False)
 
     @cached_property
-    def _reader(self) -> TowerReader:
-        return TowerReader.of(self._source, self._reads)
+    def _reader(self) -> ProcessorReader:
+        return ProcessorReader.of(self._source, self._reads)
 
     @cached_property
     def _reads(self) -> MediaProcessor:
         return MediaProcessor(self._source.processor, self._pixels)
 
     def _inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-        """Return the pictures of prompts as the model takes them."""
+        """Return the images of prompts as the model takes them."""
         taken = inspect.signature(self._decoder.forward).parameters
         made = self._reader.of_prompts(prompts)
         return {name: tensor for name, tensor in made.items() if name != "mm_token_type_ids" or name in taken}
@@ -259,8 +259,8 @@ def _section(request: EngineRequest) -> ModelSection:
 
 
 def media_of(prompt: Sized) -> tuple[MediaRef, ...]:
-    """Return the pictures of a prompt."""
-    return prompt.media if isinstance(prompt, PicturedPrompt) else ()
+    """Return the images of a prompt."""
+    return prompt.media if isinstance(prompt, ImagePrompt) else ()
 
 
 def _whole(prompt: Sequence[int]) -> Segment:

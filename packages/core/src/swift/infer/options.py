@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from swift.config.compat.commands import ENGINE_KWARGS, MAX_LENGTH
 from swift.config.compat.values import ENGINE_OPTIONS
-from swift.config.compat.verbs import ENGINE_KWARGS, MAX_LENGTH
 from swift.config.limits import FilePath, Fraction, Name, Rows, Tokens
 from swift.config.media import LIMITS
 from swift.config.options import Aliases, Argument, Parts, Section, Verbatim
@@ -67,16 +67,16 @@ class ModelOptions(Section):
         "flash_attention_2",
     )
     max_pixels: PositiveInt | None = Field(
-        None, description="Pictures with more pixels are made smaller; default: as the run was trained"
+        None, description="Images with more pixels are made smaller; default: as the run was trained"
     )
     min_pixels: PositiveInt | None = Field(
-        None, description="Pictures with fewer pixels are made larger; default: as the run was trained"
+        None, description="Images with fewer pixels are made larger; default: as the run was trained"
     )
     video_fps: Annotated[float, Field(gt=0, le=1000), Aliases("fps")] | None = Field(
-        None, description="Pictures of each second of a video that the model is shown; default: as the run was trained"
+        None, description="Images of each second of a video that the model is shown; default: as the run was trained"
     )
     video_max_frames: Annotated[PositiveInt, Aliases("fps_max_frames")] | None = Field(
-        None, description="Pictures of a video at most; default: as the run was trained"
+        None, description="Images of a video at most; default: as the run was trained"
     )
     api_key: str | None = Field(None, description="For a server; default: SWIFT_API_KEY or OPENAI_API_KEY")
     trust_remote_code: bool = Field(
@@ -98,7 +98,7 @@ class ModelOptions(Section):
         return TRANSFORMERS if engine in ("pt", "hf", "huggingface") else engine
 
     def pixels(self, trained: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the limits of pictures and videos: as the user says, else as the run was trained."""
+        """Return the limits of images and videos: as the user says, else as the run was trained."""
         given = {name: getattr(self, name) for name in LIMITS}
         return {**trained, **{name: value for name, value in given.items() if value is not None}}
 
@@ -168,7 +168,7 @@ class BatchOptions(Section):
 
 
 class QuestionOptions(BatchOptions):
-    """Questions for models that may return scores in place of text."""
+    """Questions for models that may return scores instead of text."""
 
     task_type: Literal["generative_reranker"] | None = Field(
         None,
@@ -178,7 +178,7 @@ class QuestionOptions(BatchOptions):
 
 
 class AnsweringOptions(BatchOptions, ModelOptions):
-    """Options of a verb that has many questions answered."""
+    """Options of a command that has many questions answered."""
 
 
 def is_address(engine: str) -> bool:

@@ -15,11 +15,11 @@ AT_A_TIME = 16
 """Requests under way at once where nothing else is said."""
 
 
-class RemoteSpeaker:
+class RemoteChatEngine:
     """Implements `swift.infer.answers.Speaker`."""
 
     multi_turn = True
-    reads_pictures = True  # as far as is known here: the server refuses what its model does not read
+    reads_images = True  # as far as is known here: the server refuses what its model does not read
 
     def __init__(
         self,

@@ -23,12 +23,12 @@ from swift.data.formats import RowReader
 from swift.data.rendering import render_asked
 from swift.errors import DataError
 from swift.infer.batch import WINDOW
+from swift.infer.chat_engine import image_writer, text_alone
 from swift.infer.find import is_asked
-from swift.infer.image_messages import has_pictures, written
+from swift.infer.image_messages import has_images, written
 from swift.infer.questions import Question, Questions, read_row, with_system
 from swift.infer.resume_file import Journal
 from swift.infer.scorer import Outputs, Scorer, Tokens
-from swift.infer.speaker import picture_writer, text_alone
 from swift.infer.yes_no import YesNo, yes_no_of
 from swift.models.pair_template import renders_pairs
 from swift.models.sentence_files import stored_prompts
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from swift.data.texts import Text
     from swift.infer.answers import Messages
     from swift.infer.batch import Asked
+    from swift.infer.chat_engine import FoundModel
+    from swift.infer.image_prompts import ImagePromptWriter
     from swift.infer.options import ModelOptions, QuestionOptions
-    from swift.infer.pictured import PicturePromptWriter
-    from swift.infer.speaker import FoundModel
 
 TEXT = "text"
 """The role of a text that is no conversation."""
@@ -58,14 +58,14 @@ class TextRows(Questions):
     """The rows of some data sets as texts, pairs of a query and a document, or whole conversations."""
 
     def __init__(
-        self, parts: Sequence[Part], system: str | None, task: str, *, pairs: bool = False, pictures: bool = False
+        self, parts: Sequence[Part], system: str | None, task: str, *, pairs: bool = False, images: bool = False
     ) -> None:
         super().__init__(parts, system)
         self._columns = _TEXTS if task == EMBEDDING else (TEXT,)
         self._pairs = pairs
         """Whether nothing else than pairs of a query and a document can be scored."""
-        self._pictures = pictures
-        """Whether texts may hold pictures."""
+        self._images = images
+        """Whether texts may hold images."""
 
     def of(self, part: Part, index: int) -> Question:
         """Return one row."""
@@ -94,9 +94,9 @@ class TextRows(Questions):
         return Question(whole, tools=asked.tools, extras=asked.extras, place=asked.place)
 
     def _said(self, part: Part, row: RowData, columns: Sequence[str], place: str) -> Question:
-        """Return the texts of some columns, with the pictures of the row in them where the model reads any."""
+        """Return the texts of some columns, with the images of the row in them where the model reads any."""
         texts, extras = [told(row[name]) for name in columns], _without(row, *columns)
-        if self._pictures:
+        if self._images:
             reader = RowReader(row, place, part.tags, part.root)
             try:
                 texts = reader.with_media_in_turn(texts)
@@ -118,7 +118,7 @@ def read_texts(asked: QuestionOptions, found: FoundModel, system: str | None) ->
     section = DataSection(train=asked.dataset, columns=asked.columns)
     pairs = is_asked(found.location.objective, asked.task_type)
     parts, sees = open_parts(section.train, section), found.source.processor is not None
-    return TextRows(parts, system, task_of(found.source), pairs=pairs, pictures=sees)
+    return TextRows(parts, system, task_of(found.source), pairs=pairs, images=sees)
 
 
 def score_into(
@@ -169,9 +169,9 @@ def _scorer(
 
 
 @contextmanager
-def _writer(found: FoundModel, options: ModelOptions) -> Iterator[PicturePromptWriter | None]:
-    """Give what writes texts with pictures; None for a model that reads text alone."""
-    writer = None if found.source.processor is None else picture_writer(found, options)
+def _writer(found: FoundModel, options: ModelOptions) -> Iterator[ImagePromptWriter | None]:
+    """Give what writes texts with images; None for a model that reads text alone."""
+    writer = None if found.source.processor is None else image_writer(found, options)
     try:
         yield writer
     finally:
@@ -185,7 +185,7 @@ def _scored(
     rows: Asked,
     chosen: Sequence[int],
     yes_no: YesNo | None,
-    writer: PicturePromptWriter | None,
+    writer: ImagePromptWriter | None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     def work() -> Iterator[tuple[int, dict[str, Any]]]:
         for start in range(0, len(chosen), WINDOW):
@@ -204,7 +204,7 @@ def _scored(
 
 
 def _some_tokens(
-    question: Question, found: FoundModel, yes_no: YesNo | None, writer: PicturePromptWriter | None
+    question: Question, found: FoundModel, yes_no: YesNo | None, writer: ImagePromptWriter | None
 ) -> Tokens:
     """Return the tokens of what is to be scored; raise `DataError` where there are none."""
     tokens = tokens_of(question, found, yes_no, writer)
@@ -220,19 +220,19 @@ def tokens_of(
     question: Question,
     found: FoundModel,
     yes_no: YesNo | None = None,
-    writer: PicturePromptWriter | None = None,
+    writer: ImagePromptWriter | None = None,
 ) -> Tokens:
     """Return the tokens of a text, of a query with a document, or of a whole conversation.
 
-    `writer` writes those that hold pictures, which have them in their tokens.
+    `writer` writes those that hold images, which have them in their tokens.
     """
     if yes_no is not None:
         query, document = (message["content"] for message in question.messages)
         return yes_no.tokens(query, document, question.place)
-    if has_pictures(question.messages):
+    if has_images(question.messages):
         if writer is None:
             raise text_alone(found.name)
-        return writer.tokens(partial(_pictured_text, question, found), question.place)
+        return writer.tokens(partial(_image_text, question, found), question.place)
     tokenizer, messages = found.source.tokenizer, question.messages
     roles = [message["role"] for message in messages]
     if roles == ["query", "document"] and not renders_pairs(str(tokenizer.chat_template)):
@@ -251,8 +251,8 @@ def tokens_of(
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _pictured_text(question: Question, found: FoundModel, encoder: ConversationEncoder) -> Text:
-    """Return what a run of the model makes of a text, a pair or a conversation with pictures."""
+def _image_text(question: Question, found: FoundModel, encoder: ConversationEncoder) -> Text:
+    """Return what a run of the model makes of a text, a pair or a conversation with images."""
     messages, place = question.messages, question.place
     roles = [message["role"] for message in messages]
     if roles == list(PAIR):

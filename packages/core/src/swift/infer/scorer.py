@@ -21,15 +21,15 @@ from swift.errors import DataError
 from swift.infer.local import BATCH, by_length, device_of, dtype_of, media_of
 from swift.models.attention import choose_attention
 from swift.models.load_adapter import load_adapter
-from swift.models.media import TowerReader
+from swift.models.media import ProcessorReader
 from swift.models.media_processor import MediaProcessor
 from swift.models.positions import check_text
 from swift.models.view import ViewModule
 from swift.terminal import waiting
 
 if TYPE_CHECKING:
+    from swift.infer.chat_engine import FoundModel
     from swift.infer.options import ModelOptions
-    from swift.infer.speaker import FoundModel
     from swift.objectives.reranker import GenerativeReranker
 
 
@@ -77,7 +77,7 @@ class Scorer:
     def outputs(self, texts: Sequence[Tokens]) -> Iterator[tuple[int, Outputs]]:
         """Yield (place, scores or vector) of texts as tokens, in batches of similar length.
 
-        A text with pictures is a `PicturedPrompt`.
+        A text with images is a `ImagePrompt`.
         """
         for places in by_length(texts, self._batch):
             samples = [Encoded(place, (self._segment(texts[place]),)) for place in places]
@@ -104,8 +104,8 @@ class Scorer:
         return self._reader.collated(samples, flat=False) if pictured else collate(samples, flat=False)
 
     @cached_property
-    def _reader(self) -> TowerReader:
-        return TowerReader.of(self._source, MediaProcessor(self._source.processor, DataSection(**self._limits)))
+    def _reader(self) -> ProcessorReader:
+        return ProcessorReader.of(self._source, MediaProcessor(self._source.processor, DataSection(**self._limits)))
 
     @property
     def _need(self) -> Need:

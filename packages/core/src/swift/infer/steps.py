@@ -13,8 +13,8 @@ from swift.data.conversation import Conversation
 from swift.data.encode import SampleEncoder
 from swift.data.encodings.steps import StepEncoding, StepSample
 from swift.errors import ModelError
+from swift.infer.chat_engine import find_model
 from swift.infer.scorer import Scorer
-from swift.infer.speaker import find_model
 from swift.terminal import say_nothing
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from swift.config.sections import DataSection
-from swift.contracts import PicturedPrompt
+from swift.contracts import ImagePrompt
 from swift.data.conversation import Unusable, told
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import Sample
@@ -20,10 +20,10 @@ from swift.models.pair_template import renders_pairs, with_pairs
 from swift.objectives.reranker import GenerativeReranker, GenerativeRerankerOptions
 
 if TYPE_CHECKING:
-    from swift.infer.speaker import FoundModel
+    from swift.infer.chat_engine import FoundModel
 
 Content = str | list[dict[str, Any]]
-"""What a message says: a text, or parts of which some are pictures."""
+"""What a message says: a text, or parts of which some are images."""
 
 
 class YesNo:
@@ -33,11 +33,11 @@ class YesNo:
         self.options = options_of(found.location.objective)
         self.objective = GenerativeReranker(self.options).for_tokenizer(found.source.tokenizer)
         processor = found.source.processor
-        pictures = media_tokens(None if processor is None else MediaProcessor(processor, section), section)
-        self._encoder = SampleEncoder(found.source.tokenizer, section, self.objective.encoding, pictures)
+        images = media_tokens(None if processor is None else MediaProcessor(processor, section), section)
+        self._encoder = SampleEncoder(found.source.tokenizer, section, self.objective.encoding, images)
 
-    def tokens(self, query: Content, document: Content, place: str) -> PicturedPrompt:
-        """Return the tokens up to the answer, and the one that says yes; query and document may hold pictures."""
+    def tokens(self, query: Content, document: Content, place: str) -> ImagePrompt:
+        """Return the tokens up to the answer, and the one that says yes; query and document may hold images."""
         asked = told(query)
         pair = pair_of(asked, told(document), self.options.instruction)
         try:
@@ -45,7 +45,7 @@ class YesNo:
         except Unusable as unusable:
             raise DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Leave out the row.") from None
         segment = made.samples[0].segments[0]
-        return PicturedPrompt.of(segment.input_ids.tolist(), segment.media)
+        return ImagePrompt.of(segment.input_ids.tolist(), segment.media)
 
 
 def yes_no_of(found: FoundModel, task_type: str | None, section: DataSection) -> YesNo | None:

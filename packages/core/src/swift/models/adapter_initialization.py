@@ -25,7 +25,7 @@ from swift.contracts.role import POLICY
 from swift.errors import ConfigError
 from swift.models.names import ADAPTER, START, adapter_names, base_model, generator_of, name_map
 from swift.models.precision import resolve_dtype
-from swift.models.quantize import in_few_bits
+from swift.models.quantize import in_low_bit
 from swift.models.quiet import without_bitsandbytes
 from swift.processes.comms import Comms
 
@@ -82,7 +82,7 @@ def read_starts(run: Run, source: ModelSource, tuned: torch.nn.Module) -> dict[s
             (piece,) = names.pieces(f"{inner_name(path)}.weight")
             weight = source.read(piece.name).to(run.topology.device, torch.float32)
             if options.init == "loftq":
-                weight = weight - in_few_bits(weight, run.config.tuner, _compute_dtype(run))
+                weight = weight - in_low_bit(weight, run.config.tuner, _compute_dtype(run))
             weight = weight.T if getattr(layer, "fan_in_fan_out", False) else weight
             draw = generator_of(run.config.train.seed, piece.name)
             pair = _factors(weight, layer.r[ADAPTER], layer.scaling[ADAPTER], options, draw)

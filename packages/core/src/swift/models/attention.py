@@ -22,7 +22,7 @@ from transformers.masking_utils import sdpa_mask
 
 from swift.config.incompatibilities import flash_needs_gpu, no_flash
 from swift.errors import ModelError
-from swift.models.classes import causal_class, has_tower
+from swift.models.classes import causal_class, has_encoder
 
 VARLEN = "swift_varlen"
 FLASH = "flash_attention_2"
@@ -78,32 +78,33 @@ def choose_attention(
             "that are laid end to end.",
             hint="Turn it off: --data.packing false --data.padding_free false",
         )
-    flash_obstacle = _flash_obstacle(config, model_class, device, dtype)
-    sdpa_obstacle = _sdpa_obstacle(config, model_class)
-    if requested == FLASH and flash_obstacle:
-        raise no_flash(flash_obstacle)
-    if requested == "sdpa" and sdpa_obstacle:
+    flash_incompatibility = _flash_incompatibility(config, model_class, device, dtype)
+    sdpa_incompatibility = _sdpa_incompatibility(config, model_class)
+    if requested == FLASH and flash_incompatibility:
+        raise no_flash(flash_incompatibility)
+    if requested == "sdpa" and sdpa_incompatibility:
         raise ModelError(
-            f"model.attention sdpa cannot be used: {sdpa_obstacle}.", hint="Type --model.attention eager (or auto)"
+            f"model.attention sdpa cannot be used: {sdpa_incompatibility}.",
+            hint="Type --model.attention eager (or auto)",
         )
-    if requested == FLASH or (requested == "auto" and not flash_obstacle):
+    if requested == FLASH or (requested == "auto" and not flash_incompatibility):
         why = "asked for" if requested == FLASH else "the fastest here"
         return AttentionChoice(FLASH, FLASH, flat, why)
-    why = "asked for" if requested != "auto" else f"not flash_attention_2: {flash_obstacle}"
-    if requested == "eager" or sdpa_obstacle:
+    why = "asked for" if requested != "auto" else f"not flash_attention_2: {flash_incompatibility}"
+    if requested == "eager" or sdpa_incompatibility:
         if requested == "auto":
-            why = f"{why}; not sdpa: {sdpa_obstacle}"
+            why = f"{why}; not sdpa: {sdpa_incompatibility}"
         return AttentionChoice("eager", "eager", flat, f"{why}{_masked(flat)}")
     if not flat:
         return AttentionChoice("sdpa", "sdpa", flat, why)
-    if varlen_obstacle := _varlen_obstacle(config, model_class):
-        return AttentionChoice("sdpa", "sdpa", flat, f"{why}; {varlen_obstacle}{_masked(flat)}")
+    if varlen_incompatibility := _varlen_incompatibility(config, model_class):
+        return AttentionChoice("sdpa", "sdpa", flat, f"{why}; {varlen_incompatibility}{_masked(flat)}")
     return AttentionChoice("sdpa", VARLEN, flat, f"{why}; sample by sample, without a mask")
 
 
 def needs_no_padding(requested: str, config: Any, *, device: str, dtype: torch.dtype | None = None) -> bool:
     """Return whether samples of a model of text can lie end to end with a kernel that needs no mask for it."""
-    if has_tower(config):
+    if has_encoder(config):
         return False
     try:
         choice = choose_attention(requested, config, flat=True, device=device, dtype=dtype)
@@ -120,11 +121,11 @@ def use_attention(model: Any, choice: AttentionChoice) -> None:
     if text is model.config:
         model.set_attn_implementation(choice.implementation)
     else:
-        # Samples that lie end to end are a matter of the language model: a tower sees one picture after the other.
+        # Samples that lie end to end are a matter of the language model: a tower sees one image after the other.
         parts = {key: getattr(model.config, key, None) for key in model.config.sub_configs}
-        tower = choice.name if choice.implementation.startswith("swift_") else choice.implementation
+        encoder = choice.name if choice.implementation.startswith("swift_") else choice.implementation
         each = {
-            key: choice.implementation if part is text else tower for key, part in parts.items() if part is not None
+            key: choice.implementation if part is text else encoder for key, part in parts.items() if part is not None
         }
         model.set_attn_implementation(each)
     if text._attn_implementation != choice.implementation:
@@ -274,7 +275,7 @@ def _masked(flat: bool) -> str:
     return "; samples are kept apart by a mask of tokens x tokens, which is slow" if flat else ""
 
 
-def _flash_obstacle(config: Any, model_class: Any, device: str, dtype: torch.dtype | None) -> str:
+def _flash_incompatibility(config: Any, model_class: Any, device: str, dtype: torch.dtype | None) -> str:
     if not device.startswith("cuda"):
         return flash_needs_gpu(device)
     if importlib.util.find_spec("flash_attn") is None:
@@ -286,7 +287,7 @@ def _flash_obstacle(config: Any, model_class: Any, device: str, dtype: torch.dty
     return ""
 
 
-def _sdpa_obstacle(config: Any, model_class: Any) -> str:
+def _sdpa_incompatibility(config: Any, model_class: Any) -> str:
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return f"{config.model_type} caps its attention logits, which sdpa leaves out"
     if model_class is not None and not model_class._supports_sdpa:
@@ -294,7 +295,7 @@ def _sdpa_obstacle(config: Any, model_class: Any) -> str:
     return ""
 
 
-def _varlen_obstacle(config: Any, model_class: Any) -> str:
+def _varlen_incompatibility(config: Any, model_class: Any) -> str:
     # Models that support flash attention tell the kernel all that it needs (windows, caps, sinks); others may
     # have put it into the mask alone.
     known = model_class is not None and model_class._supports_flash_attn and model_class._can_set_attn_implementation()

@@ -14,7 +14,7 @@ from swift.contracts import Decision, ModelFacts, QuantizedShare
 from swift.models.adapter_initialization import keep_starts, read_starts
 from swift.models.attention import AttentionChoice, choose_attention
 from swift.models.fp8 import fp8_of, use_fp8, without_fp8
-from swift.models.media import TowerReader
+from swift.models.media import ProcessorReader
 from swift.models.meta import meta_model
 from swift.models.padding_row import train_padding_row
 from swift.models.precision import resolve_dtype
@@ -86,7 +86,7 @@ def build_view(
     if config.train.neftune_alpha:
         view.add_noise(config.train.neftune_alpha)
     with without_fp8(view):
-        _look_at_pictures(view, run.media_reader, weights=weights)
+        _look_at_images(view, run.media_reader, weights=weights)
     if config.train.compile:
         compile_blocks(view, one_width=config.data.packing)
     trained, total = weight_counts(model)
@@ -103,13 +103,13 @@ def _check_share(run: Run, shares: list[QuantizedShare], share: QuantizedShare) 
     shares.append(share)
 
 
-def _look_at_pictures(view: ViewModule, reader: MediaReader | None, *, weights: bool) -> None:
-    """Check a model with pictures where the run has any: now, or by `self_check` once the backend has filled it."""
-    if not isinstance(reader, TowerReader):
+def _look_at_images(view: ViewModule, reader: MediaReader | None, *, weights: bool) -> None:
+    """Check a model with images where the run has any: now, or by `self_check` once the backend has filled it."""
+    if not isinstance(reader, ProcessorReader):
         return
     view.reader = reader
     if weights:
-        view.check_pictures(reader)
+        view.check_images(reader)
 
 
 def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -39,12 +39,12 @@ def causal_class(config: Any) -> Any:
 
 
 def towered_class(config: Any) -> Any:
-    """Return the class that reads pictures or sounds and writes text; None where transformers has no such class."""
+    """Return the class that reads images or sounds and writes text; None where transformers has no such class."""
     from transformers.models.auto import modeling_auto as auto
 
-    pictures = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
-    if pictures is not None:
-        return pictures if hasattr(pictures, "get_image_features") else None
+    images = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    if images is not None:
+        return images if hasattr(images, "get_image_features") else None
     found = auto.MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
     # Models that also speak (Qwen-Omni) are several in one, of which none is `get_text_config`'s alone.
     heard = found is not None and getattr(config.get_text_config(), "vocab_size", None) and _hears(config)
@@ -96,8 +96,8 @@ def check_no_encoder(name: str, content: Mapping[str, Any]) -> None:
         raise ModelError(no_encoders(name, str(model_type)), hint=DECODERS)
 
 
-def has_tower(config: Any) -> bool:
-    """Return whether the model of this configuration is one that reads pictures or hears sounds."""
+def has_encoder(config: Any) -> bool:
+    """Return whether the model of this configuration is one that reads images or hears sounds."""
     found = towered_class(config)
     return found is not None and causal_class(config) is found
 
@@ -122,9 +122,9 @@ def auto_class(config: Any) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
     by_text = auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if by_text is None and not has_tower(config) and _text_alone(config) is not None:
+    if by_text is None and not has_encoder(config) and _text_alone(config) is not None:
         return transformers.AutoModelForImageTextToText
-    if not has_tower(config) or by_text is towered_class(config):
+    if not has_encoder(config) or by_text is towered_class(config):
         return transformers.AutoModelForCausalLM
-    by_picture = type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    return transformers.AutoModelForImageTextToText if by_picture else transformers.AutoModelForMultimodalLM
+    by_image = type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return transformers.AutoModelForImageTextToText if by_image else transformers.AutoModelForMultimodalLM

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from swift.contracts import Acts
 from swift.models.names import base_model
-from swift.models.tp_spec import COLUMNS, TensorPlan
+from swift.models.tp_spec import COLUMNS, TensorParallelSpec
 from swift.plugins.blame import failing
 from swift.plugins.load import load_tuner
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from swift.contracts import Run
 
 
-def cut_modules(run: Run, model: nn.Module, plan: TensorPlan, group: dist.ProcessGroup) -> None:
+def cut_modules(run: Run, model: nn.Module, plan: TensorParallelSpec, group: dist.ProcessGroup) -> None:
     """Let modules of PEFT compute what they would in one process, on a model whose matrices `group` has shared.
 
     Call it when the matrices have been cut as `plan` says, which was made of the model before. Does nothing where the
@@ -119,7 +119,7 @@ class CutModule:
 
     @contextmanager
     def _standing_in(self, outputs: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-        """Put a layer of the whole size, which computes something else, in the place of the linear layer."""
+        """Put a layer of the whole size, which computes something else, instead of the linear layer."""
         cut = self.module._modules["base_layer"]
         self.stand_in.outputs = outputs
         self.module._modules["base_layer"] = self.stand_in

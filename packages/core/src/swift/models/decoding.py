@@ -1,4 +1,4 @@
-"""Decodes pictures and sounds on threads of its own while a step runs, so that the next step need not wait for them."""
+"""Decodes images and sounds on threads of its own while a step runs, so that the next step need not wait for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from swift.models.media_processor import MediaProcessor
 
 _BYTES_OF_A_PIXEL = 24
-"""Of a tower's input: three colours in float32, twice for models that take a picture for two frames of a video."""
+"""Of a tower's input: three colours in float32, twice for models that take an image for two frames of a video."""
 _BYTES_OF_A_SAMPLE = 8
 """Of a sound: itself in float32, and less of its spectrum."""
 Decode = Callable[["MediaProcessor", MediaRef], Any]
@@ -28,9 +28,9 @@ _Key = tuple[MediaRef, ...]
 class MediaDecoder:
     """Makes the inputs of towers for micro-batches that are announced, within a budget of memory."""
 
-    def __init__(self, pictures: MediaProcessor, decode: Decode, *, threads: int, megabytes: int) -> None:
-        """Take a model's processor, and what opens a picture with it; each thread works with a copy of its own."""
-        self._pictures = pictures
+    def __init__(self, images: MediaProcessor, decode: Decode, *, threads: int, megabytes: int) -> None:
+        """Take a model's processor, and what opens an image with it; each thread works with a copy of its own."""
+        self._images = images
         self._decode = decode
         self._threads = threads
         self._budget = megabytes * 2**20
@@ -42,10 +42,10 @@ class MediaDecoder:
         """How often each micro-batch will still be asked for."""
         self._held = 0
         self.seconds = 0.0
-        """Time for which steps waited for their pictures."""
+        """Time for which steps waited for their images."""
 
     def announce(self, micro_batches: Iterable[Sequence[MediaRef]]) -> None:
-        """Name the pictures of all micro-batches that will be asked for next, in this order; others are forgotten.
+        """Name the images of all micro-batches that will be asked for next, in this order; others are forgotten.
 
         A micro-batch that is named twice will be asked for twice, and is kept in between as far as memory goes.
         """
@@ -59,9 +59,9 @@ class MediaDecoder:
         self._begin()
 
     def take(self, held: Sequence[MediaRef]) -> dict[str, torch.Tensor] | None:
-        """Return what was made of these pictures ahead; None where the caller has to make it, and see why.
+        """Return what was made of these images ahead; None where the caller has to make it, and see why.
 
-        That is so for pictures that nobody announced, and for those that could not be decoded.
+        That is so for images that nobody announced, and for those that could not be decoded.
         """
         key = tuple(held)
         future = self._begun.get(key)
@@ -102,15 +102,15 @@ class MediaDecoder:
         while self._waiting and (not self._held or self._held + _bytes_of(self._waiting[0]) <= self._budget):
             key = self._waiting.popleft()
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="swift-pictures")
+                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="swift-images")
             self._held += _bytes_of(key)
             self._begun[key] = self._pool.submit(self._made, key)
 
     def _made(self, key: _Key) -> dict[str, torch.Tensor]:
-        if not hasattr(self._own, "pictures"):
-            self._own.pictures = copy.deepcopy(self._pictures)  # tokenizers cannot be asked by two threads at a time
-        pictures: MediaProcessor = self._own.pictures
-        return pictures.inputs([(each.kind, self._decode(pictures, each)) for each in key])
+        if not hasattr(self._own, "images"):
+            self._own.images = copy.deepcopy(self._images)  # tokenizers cannot be asked by two threads at a time
+        images: MediaProcessor = self._own.images
+        return images.inputs([(each.kind, self._decode(images, each)) for each in key])
 
 
 def _bytes_of(key: _Key) -> int:

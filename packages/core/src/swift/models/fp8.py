@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swift.config.incompatibilities import no_gpu_to_see
-from swift.errors import ModelError, UnsupportedPlan
+from swift.errors import ModelError, UnsupportedLayout
 from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
@@ -40,23 +40,23 @@ def check_fp8(run: Run) -> None:
         return
     config, without = run.config, "--backend.fp8 none"
     if tuner_of(config.tuner).adapter:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "backend.fp8 is for training whole weights: under adapters torchao's layers would compute gradients of the "
             "frozen weights too, and be slower.",
             hint=f"Type {without}, or --train_type full",
         )
     if config.parallel.tp > 1:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "backend.fp8 finds one scale for a whole matrix, which tensor parallel shards.",
             hint=f"Type --parallel.tp 1, or {without}",
         )
     if config.model.dtype not in ("auto", "bfloat16"):
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"backend.fp8 goes with --torch_dtype bfloat16, not with {config.model.dtype}.",
             hint=f"Type --torch_dtype bfloat16, or {without}",
         )
     if not run.elsewhere and not _emulated(run) and no_gpu_to_see(getattr(config.backend, "device", "auto")):
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             "backend.fp8 needs a GPU of the Ada or Hopper generation or later, and this run is on the CPU.",
             hint=f"Type {without}, or see its numbers, slowly: --backend.fp8_emulated true",
         )
@@ -135,7 +135,7 @@ def _check_device(device: torch.device | str) -> None:
 
     if torch.device(device).type != "cuda" or torch.cuda.get_device_capability(device) < _OLDEST:
         name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "the CPU"
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"backend.fp8 needs a GPU of the Ada or Hopper generation or later, and this run is on {name}.",
             hint="Type --backend.fp8 none",
         )

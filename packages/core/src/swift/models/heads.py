@@ -1,4 +1,4 @@
-"""Models with a head of their own in place of the unembedding: which class they are, and where the head starts.
+"""Models with a head of their own instead of the unembedding: which class they are, and where the head starts.
 
 The head is a matrix without bias at `score`, as transformers' decoders for sequence classification have it. Where
 transformers has no such class for an architecture, or one with another head, one is assembled from the same parts.
@@ -14,7 +14,7 @@ import xxhash
 
 from swift.config.tasks import EMBEDDING
 from swift.errors import ModelError
-from swift.models.classes import causal_class, has_tower
+from swift.models.classes import causal_class, has_encoder
 
 if TYPE_CHECKING:
     from swift.contracts import WeightStream
@@ -46,7 +46,7 @@ def class_of_task(config: Any, task: str) -> Any:
     if task == EMBEDDING:
         if kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING and kind not in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             raise ModelError(
-                f"{config.model_type} hears sounds, and embeddings are made of texts and pictures.",
+                f"{config.model_type} hears sounds, and embeddings are made of texts and images.",
                 hint="Take a model of those. Scores of sounds are learned by: swift rlhf --rlhf_type rm",
             )
         return auto.MODEL_MAPPING[kind]
@@ -55,7 +55,7 @@ def class_of_task(config: Any, task: str) -> Any:
         return own
     decoder = next(each for each in writer.__mro__ if _is_family(each))
     name = own.__name__ if own is not None else f"{decoder.__name__.removesuffix('PreTrainedModel')}{_SUFFIX}"
-    if has_tower(config):
+    if has_encoder(config):
         _name_weights_as(writer, config.model_type, name)
     return type(name, (GenericForSequenceClassification, decoder), {"base_model_prefix": decoder.base_model_prefix})
 

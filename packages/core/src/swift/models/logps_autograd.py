@@ -231,7 +231,7 @@ class _Pull:
     def on(self, piece: torch.Tensor, part: slice, *, are_logits: bool) -> None:
         """Overwrite `piece`, logits or exp(logit - largest) of the tokens `part`, with the gradient of the logits.
 
-        Where `shrink` is not divided by the totals, it is p in place of the latter.
+        Where `shrink` is not divided by the totals, it is p instead of the latter.
         """
         others = None
         if self.others is not None and self.rest is not None and self.candidates is not None:

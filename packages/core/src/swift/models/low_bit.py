@@ -11,14 +11,14 @@ import torch
 from swift.models.meta import meta_model
 from swift.models.names import NameMap, name_map
 from swift.models.precision import resolve_dtype
-from swift.models.quantize import in_few_bits, layers_to_quantise
+from swift.models.quantize import in_low_bit, layers_to_quantise
 from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource, Run, WeightStream
 
 
-class FewBitsSource:
+class LowBitSource:
     """Reads weights of quantised layers as 4 or 8 bits keep them, all others as they are on disk.
 
     Implements `swift.contracts.ModelSource`. An engine that had the published weights would not say what the model in
@@ -69,7 +69,7 @@ class FewBitsSource:
         whole = torch.empty(quantised[owner], dtype=self._dtype)
         for piece in pieces:
             piece.view_of(whole).copy_(self._source.read(piece.name))
-        kept = in_few_bits(whole.to(self._device), self._section, self._dtype).cpu()
+        kept = in_low_bit(whole.to(self._device), self._section, self._dtype).cpu()
         return next(piece.view_of(kept) for piece in pieces if piece.name == name)
 
     def build(self, *, dtype: torch.dtype, device: str = "cpu", weights: bool = True) -> torch.nn.Module:
@@ -89,7 +89,7 @@ class FewBitsSource:
 
 def as_trained(source: ModelSource, run: Run) -> ModelSource:
     """Return the model that a run's adapters are trained on: the source, or what few bits keep of it."""
-    return source if run.config.tuner.quantize == "none" else FewBitsSource(source, run)
+    return source if run.config.tuner.quantize == "none" else LowBitSource(source, run)
 
 
 def adapters_as_trained(weights: WeightStream, run: Run) -> WeightStream:

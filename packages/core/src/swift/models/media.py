@@ -1,4 +1,4 @@
-"""Pictures and sounds of a micro-batch as inputs of a model's towers, with the positions that its tokens have."""
+"""Images and sounds of a micro-batch as inputs of a model's towers, with the positions that its tokens have."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from swift.data.batch import Batch, MicroBatch
 
 
-class TowerReader:
+class ProcessorReader:
     """Implements `swift.data.batch.MediaReader` by the processor that comes with a model."""
 
     def __init__(
         self,
-        pictures: MediaProcessor,
+        images: MediaProcessor,
         rope_index: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None,
         place: Callable[[int], str] = "sample {}".format,
         decoder: MediaDecoder | None = None,
@@ -45,7 +45,7 @@ class TowerReader:
         that the samples of the run hold.
         """
         self.kinds = kinds
-        self._pictures = pictures
+        self._images = images
         self._rope_index = rope_index
         self._place = place
         self.decoder = decoder
@@ -54,24 +54,24 @@ class TowerReader:
     def of(
         cls,
         source: ModelSource,
-        pictures: MediaProcessor,
+        images: MediaProcessor,
         section: DataSection | None = None,
         kinds: frozenset[str] = frozenset({"image"}),
-    ) -> TowerReader:
+    ) -> ProcessorReader:
         """Return the reader for the model of a source; it decodes ahead as the section says, where there is one."""
         skeleton: Any = source.build(dtype=torch.float32, weights=False)
         decoder = None
         if section is not None:
             threads, megabytes = section.decode_threads, section.decode_ahead_mb
-            decoder = MediaDecoder(pictures, _open, threads=threads, megabytes=megabytes)
-        return cls(pictures, getattr(skeleton.base_model, "get_rope_index", None), decoder=decoder, kinds=kinds)
+            decoder = MediaDecoder(images, _open, threads=threads, megabytes=megabytes)
+        return cls(images, getattr(skeleton.base_model, "get_rope_index", None), decoder=decoder, kinds=kinds)
 
-    def naming(self, place: Callable[[int], str]) -> TowerReader:
+    def naming(self, place: Callable[[int], str]) -> ProcessorReader:
         """Return the same reader, which names a sample in errors by where its row stands."""
-        return TowerReader(self._pictures, self._rope_index, place, self.decoder, self.kinds)
+        return ProcessorReader(self._images, self._rope_index, place, self.decoder, self.kinds)
 
     def announce(self, batches: Iterable[Batch]) -> None:
-        """Begin to decode the pictures of batches that will be asked for next."""
+        """Begin to decode the images of batches that will be asked for next."""
         if self.decoder is not None:
             self.decoder.announce(each for batch in batches for each in batch.media_references())
 
@@ -85,7 +85,7 @@ class TowerReader:
             contents = [
                 (each.kind, self._read(each, batch, index)) for index, held in enumerate(references) for each in held
             ]
-            inputs = self._pictures.inputs(contents)
+            inputs = self._images.inputs(contents)
         if self.decoder is not None:
             self.decoder.waited(began)
         kinds = torch.zeros(batch.input_ids.shape, dtype=torch.int8)
@@ -104,17 +104,17 @@ class TowerReader:
 
     def stand_in(self, kinds: Collection[str]) -> Segment:
         """Return a segment of something small and blank of each kind, which counts for nothing."""
-        return self._blank_segment([self._pictures.smallest(kind) for kind in sorted(kinds)], ())
+        return self._blank_segment([self._images.smallest(kind) for kind in sorted(kinds)], ())
 
-    def probe(self, pictures: Sequence[tuple[int, int]]) -> Encoded:
+    def probe(self, images: Sequence[tuple[int, int]]) -> Encoded:
         """Return a sample of one segment to check a model with: some text, and blank media of the run's kinds.
 
-        There are as many of each kind as `pictures`, which are the sizes of those.
+        There are as many of each kind as `images`, which are the sizes of those.
         """
         media = []
-        for number, (width, height) in enumerate(pictures):
+        for number, (width, height) in enumerate(images):
             for kind in sorted(self.kinds):
-                small = self._pictures.smallest(kind)
+                small = self._images.smallest(kind)
                 if kind == "image":
                     media.append(replace(small, width=width, height=height))
                 else:
@@ -130,12 +130,12 @@ class TowerReader:
         placed = []
 
         def add(text: str) -> list[int]:
-            ids: list[int] = self._pictures.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids: list[int] = self._images.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
             parts.append(ids)
             return ids
 
         for each in media:
-            before, shown, after = self._pictures.written(each)
+            before, shown, after = self._images.written(each)
             add(f"{said[0] if said else ''}{before}")
             start = sum(map(len, parts))
             placed.append(replace(each, start=start, length=len(add(shown))))
@@ -166,14 +166,14 @@ class TowerReader:
             start = longest - len(prompt)
             ids[row, start:] = torch.tensor(prompt)
             for each in getattr(prompt, "media", ()):
-                contents.append((each.kind, _open(self._pictures, each)))
+                contents.append((each.kind, _open(self._images, each)))
                 kinds[row, start + each.start : start + each.start + each.length] = KINDS[each.kind]
         kinds[~torch.isin(ids, self._placeholders)] = 0
-        return {**(self._pictures.inputs(contents) if contents else {}), "mm_token_type_ids": kinds}
+        return {**(self._images.inputs(contents) if contents else {}), "mm_token_type_ids": kinds}
 
     @property
     def _placeholders(self) -> torch.Tensor:
-        return torch.tensor(self._pictures.ids)
+        return torch.tensor(self._images.ids)
 
     def _positions(
         self,
@@ -202,9 +202,9 @@ class TowerReader:
         return positions
 
     def _read(self, reference: MediaRef, batch: MicroBatch, segment: int) -> Any:
-        """Return a picture or sound; an error names the row that it belongs to."""
+        """Return an image or sound; an error names the row that it belongs to."""
         try:
-            return _open(self._pictures, reference)
+            return _open(self._images, reference)
         except (OSError, SyntaxError, ValueError) as error:
             ends = torch.cumsum(batch.sample_segments, 0)
             sample = batch.sample_ids[int((ends <= segment).sum())]
@@ -224,18 +224,18 @@ def _facts_of_positions(inputs: dict[str, torch.Tensor]) -> list[tuple[str, str,
     return found
 
 
-def _open(pictures: MediaProcessor, reference: MediaRef) -> Any:
-    """Return a picture or sound; raise what decoders raise, and `OSError` for one that has changed."""
+def _open(images: MediaProcessor, reference: MediaRef) -> Any:
+    """Return an image or sound; raise what decoders raise, and `OSError` for one that has changed."""
     if reference.source.startswith(BLANK):
-        return pictures.blank(reference)
+        return images.blank(reference)
     if reference.size and Path(reference.source).stat().st_size != reference.size:
         raise OSError("it is not what it was when it was tokenised")
-    content = pictures.open(reference)
+    content = images.open(reference)
     if reference.kind == "audio":
-        expected = length_at(reference.frames, reference.rate, pictures.rate)
+        expected = length_at(reference.frames, reference.rate, images.rate)
         if len(content) != expected:
             raise OSError(f"it has {len(content)} samples, and its header says {expected}")
-    elif content.size != pictures.size_of(reference.width, reference.height):
+    elif content.size != images.size_of(reference.width, reference.height):
         raise OSError(f"it has {content.width}×{content.height} pixels, and its header says otherwise")
     return content
 
@@ -243,7 +243,7 @@ def _open(pictures: MediaProcessor, reference: MediaRef) -> Any:
 def _segments(
     batch: MicroBatch, references: Sequence[tuple[MediaRef, ...]]
 ) -> Iterator[tuple[int, int, int, tuple[MediaRef, ...]]]:
-    """Yield row, first position, length and pictures of each segment."""
+    """Yield row, first position, length and images of each segment."""
     if batch.boundaries is not None:
         edges = batch.boundaries.tolist()
         for held, start, end in zip(references, edges, edges[1:], strict=False):

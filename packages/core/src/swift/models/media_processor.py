@@ -1,7 +1,7 @@
-"""Asks a model's own processor about pictures and sounds: the text that they become, and the inputs of its towers.
+"""Asks a model's own processor about images and sounds: the text that they become, and the inputs of its towers.
 
 No class per model: the processor that lies next to the weights is asked. One that also reads videos needs torchvision
-for them; without it, it is made for pictures alone.
+for them; without it, it is made for images alone.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swift.config.media import KINDS, NAMES
-from swift.data.audio import length_at, open_sound
+from swift.data.audio import length_at, open_audio
 from swift.data.conversation import Unusable
-from swift.data.images import open_picture
+from swift.data.images import open_image
 from swift.data.media import Measured, MediaRef
 from swift.data.template import ChatTemplate
 from swift.data.videos import open_frame
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 """What makes a processor of a tokenizer."""
 _OF_TEXT = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "labels"})
-"""What a processor returns about the text around its pictures."""
+"""What a processor returns about the text around its images."""
 BLANK = "blank:"
 """The source of what stands in where a process has none: it has a size, and no file."""
 _OF_VIDEOS = "video_processor"
@@ -50,7 +50,7 @@ _TOO_FEW = 28
 
 @dataclass(frozen=True)
 class _Style:
-    """How a family of models was taught to write objects in pictures."""
+    """How a family of models was taught to write objects in images."""
 
     counts: str = "norm1000"
     reference: str = "{}"
@@ -94,7 +94,7 @@ class MediaProcessor:
 
     @property
     def tokens(self) -> frozenset[str]:
-        """All that only pictures and their kin may become."""
+        """All that only images and their kin may become."""
         return frozenset(map(str, self.processor.all_special_multimodal_tokens))
 
     @property
@@ -122,11 +122,11 @@ class MediaProcessor:
         return int(_of_sounds(self.processor).sampling_rate)
 
     def reference(self, text: str) -> str:
-        """Return how the model reads and writes the name of an object in a picture."""
+        """Return how the model reads and writes the name of an object in an image."""
         return self._style.reference.format(text)
 
     def box(self, parts: Sequence[float], each: Measured) -> str:
-        """Return how it writes a box, whose numbers are parts of the picture's width and height."""
+        """Return how it writes a box, whose numbers are parts of the image's width and height."""
         sizes = self._seen_size(each.width, each.height) if self._boxes == "none" else (1000, 1000)
         whole = [round(part * sizes[place % 2]) for place, part in enumerate(parts)]
         if not self._style.in_pairs:
@@ -135,7 +135,7 @@ class MediaProcessor:
         return self._style.box.format(",".join(f"({x},{y})" for x, y in pairs))
 
     def _seen_size(self, width: int, height: int) -> tuple[int, int]:
-        """Return the size of a picture as the tower sees it: after the processor has resized it."""
+        """Return the size of an image as the tower sees it: after the processor has resized it."""
         from PIL import Image
 
         given = self.size_of(width, height)
@@ -144,7 +144,7 @@ class MediaProcessor:
             patch = getattr(self.processor.image_processor, "patch_size", None)
             if "image_grid_thw" not in made or not isinstance(patch, int):
                 raise ModelError(
-                    "data.boxes none is for models that see pictures in one piece, of a size that the picture decides.",
+                    "data.boxes none is for models that see images in one piece, of a size that the image decides.",
                     hint="Type --data.boxes norm1000",
                 )
             _, rows, columns = made["image_grid_thw"][0].tolist()
@@ -169,7 +169,7 @@ class MediaProcessor:
     def replacement(self, each: Measured | MediaRef) -> str:
         """Return what takes the place of the placeholder, by what the header says.
 
-        The processor's own arithmetic for pictures tells where it has any; that it agrees with the processor is
+        The processor's own arithmetic for images tells where it has any; that it agrees with the processor is
         checked on the first few sizes. Otherwise something blank as large is given to it.
         """
         if each.kind == "audio":
@@ -189,7 +189,7 @@ class MediaProcessor:
         return asked
 
     def _check_sight(self, width: int, height: int) -> None:
-        """Refuse settings by which every picture looks the same, or has pixels beyond all that models have seen."""
+        """Refuse settings by which every image looks the same, or has pixels beyond all that models have seen."""
         from PIL import Image
 
         left, upper = Image.new("RGB", (width, height)), Image.new("RGB", (width, height))
@@ -198,7 +198,7 @@ class MediaProcessor:
         made, other = (self.inputs([("image", each)]) for each in (left, upper))
         pixels = [name for name, value in made.items() if value.is_floating_point()]
         if min(width, height) > 1 and pixels and all(made[name].equal(other[name]) for name in pixels):
-            raise ValueError("it makes the same of different pictures (rescale_factor, image_std)")
+            raise ValueError("it makes the same of different images (rescale_factor, image_std)")
         for name in pixels:
             if (largest := float(made[name].abs().max())) > _BRIGHTEST:
                 raise ValueError(f"it makes {largest:.3g} of white in {name} (rescale_factor, image_mean, image_std)")
@@ -229,9 +229,9 @@ class MediaProcessor:
     def open(self, each: Measured | MediaRef) -> Any:
         """Return a medium as the processor is given it: an image of PIL, or the samples of a sound."""
         if each.kind == "audio":
-            return open_sound(_path(each), self.rate)
+            return open_audio(_path(each), self.rate)
         path = _path(each)
-        image = open_frame(path, each.frames, each.rate) if each.frames else open_picture(path)
+        image = open_frame(path, each.frames, each.rate) if each.frames else open_image(path)
         size = self.size_of(*image.size)
         return image if size == image.size else image.resize(size)
 
@@ -250,7 +250,7 @@ class MediaProcessor:
         return MediaRef(kind, BLANK, 0, 0, _TOO_FEW, _TOO_FEW)
 
     def size_of(self, width: int, height: int) -> tuple[int, int]:
-        """Return the size at which the processor is given a picture, where it has no limit of pixels itself."""
+        """Return the size at which the processor is given an image, where it has no limit of pixels itself."""
         pixels = width * height
         for limit, beyond in (
             (self._most, pixels > (self._most or pixels)),
@@ -284,7 +284,7 @@ class MediaProcessor:
 
     @cached_property
     def _tells(self) -> bool:
-        """Whether the processor says what it puts in place of each medium."""
+        """Whether the processor says what it puts instead of each medium."""
         from transformers import ProcessorMixin
 
         own, base = type(self.processor), ProcessorMixin
@@ -316,19 +316,19 @@ class MediaProcessor:
 
 
 def load_processor(folder: Path, config: Any, tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
-    """Return the processor of a folder with this tokenizer; None where the folder has none, or none for pictures."""
+    """Return the processor of a folder with this tokenizer; None where the folder has none, or none for images."""
     if not any((folder / name).is_file() for name in FILES):
         return None
     kind = _processor_class(config, folder)
     if kind is None:
         return None
     with as_model_error(
-        f"The processor of {folder}, which prepares pictures, cannot be read", hint="Copy its files again."
+        f"The processor of {folder}, which prepares images, cannot be read", hint="Copy its files again."
     ):
         try:
             processor = kind.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
         except ImportError as error:
-            raise ModelError(f"{kind.__name__}, which prepares pictures: {first_line(error)}", hint=_INSTALL) from error
+            raise ModelError(f"{kind.__name__}, which prepares images: {first_line(error)}", hint=_INSTALL) from error
     processor.tokenizer = tokenizer
     return processor if any(_placeholder(processor, kind) is not None for kind in KINDS) else None
 
@@ -352,7 +352,7 @@ def settings_in_force(processor: Any) -> Mapping[str, Any]:
 
 
 _MAKERS = frozenset({"image_processor", "feature_extractor", "audio_processor"})
-"""The parts of processors that make inputs of towers, for pictures and for sounds."""
+"""The parts of processors that make inputs of towers, for images and for sounds."""
 
 
 def _placeholder(processor: Any, kind: str) -> str | None:
@@ -403,14 +403,14 @@ def _processor_class(config: Any, folder: Path) -> Any:
     kind = next((each for each in found if getattr(each, "is_dummy", False) or hasattr(each, "get_attributes")), None)
     if kind is not None and getattr(kind, "is_dummy", False):
         raise ModelError(
-            f"{kind.__name__}, which prepares the pictures of this model, needs packages that are not installed: "
+            f"{kind.__name__}, which prepares the images of this model, needs packages that are not installed: "
             f"{', '.join(kind._backends)}.",
             hint=_INSTALL,
         )
     if kind is None or not _MAKERS & set(kind.get_attributes()):
         return None
     if _OF_VIDEOS in kind.get_attributes() and not (is_torchvision_available() and _tells_of_videos(folder)):
-        return for_pictures_alone(kind)
+        return for_images_alone(kind)
     return kind
 
 
@@ -419,12 +419,12 @@ def _tells_of_videos(folder: Path) -> bool:
     from swift.untrusted import read_json_object
 
     whole, *parts = (folder / name for name in FILES)
-    if any(file.is_file() for file in parts):  # that for pictures is taken for videos too
+    if any(file.is_file() for file in parts):  # that for images is taken for videos too
         return True
     return whole.is_file() and _OF_VIDEOS in read_json_object(whole, ModelError)
 
 
-def for_pictures_alone(kind: Any) -> Any:
+def for_images_alone(kind: Any) -> Any:
     """Return a processor's class without its part for videos, which transformers makes by torchvision alone."""
     from transformers import ProcessorMixin
 
@@ -444,7 +444,7 @@ def for_pictures_alone(kind: Any) -> Any:
         ProcessorMixin.__init__(self, **named)
 
     initialise.__signature__ = left  # type: ignore[attr-defined]  # transformers reads from it which parts there are
-    # Those that count tokens ask the part for videos how it merges patches (Qwen-Omni's): that for pictures knows.
+    # Those that count tokens ask the part for videos how it merges patches (Qwen-Omni's): that for images knows.
     asked = property(lambda self: self.image_processor)
     rest = type("WithoutVideos", (ProcessorMixin,), {"__init__": keep})
     members = {"__init__": initialise, "__module__": kind.__module__, _OF_VIDEOS: asked}

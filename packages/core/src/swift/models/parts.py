@@ -1,4 +1,4 @@
-"""The parts of a model that reads pictures: the tower that sees them, the aligner, and the language model.
+"""The parts of a model that reads images: the tower that sees them, the aligner, and the language model.
 
 No list of architectures: transformers' own accessors find tower and decoder, and the aligner is what is left.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from swift.config.sections import Config, TunerSection
     from swift.contracts import Run
-    from swift.models.media import TowerReader
+    from swift.models.media import ProcessorReader
     from swift.models.view import ViewModule
 
 VIT, ALIGNER, LLM = "vit", "aligner", "llm"
@@ -28,9 +28,9 @@ _MERGERS = re.compile(r"(^|\.)(patch_)?merger|(^|\.)deepstack_merger")
 """What towers of Qwen's and GLM's kind call the layers inside them that lead to the language model."""
 
 
-def reads_pictures(model: torch.nn.Module) -> bool:
-    """Return whether a transformers or PEFT model has a tower for pictures or sounds."""
-    return bool(_towers(base_model(model)))
+def reads_images(model: torch.nn.Module) -> bool:
+    """Return whether a transformers or PEFT model has a tower for images or sounds."""
+    return bool(_encoders(base_model(model)))
 
 
 def part_of_modules(model: torch.nn.Module) -> dict[str, str]:
@@ -39,11 +39,11 @@ def part_of_modules(model: torch.nn.Module) -> dict[str, str]:
     Names are those in the transformers model, without PEFT's wrapper.
     """
     base: Any = base_model(model)
-    towers = _towers(base)
-    if not towers:
+    encoders = _encoders(base)
+    if not encoders:
         return {}
     names = {id(module): name for name, module in base.named_modules()}
-    inside = [names[id(tower)] for tower in towers]
+    inside = [names[id(encoder)] for encoder in encoders]
     language = [
         base.get_decoder(),
         base.get_input_embeddings(),
@@ -78,7 +78,7 @@ def modules_of(model: torch.nn.Module, parts: Collection[str]) -> list[str]:
 def freeze_parts(model: torch.nn.Module, section: TunerSection, options: Any) -> None:
     """Stop the parts from being trained that the `tuner` section freezes, adapters in them included."""
     frozen = frozen_parts(section, options)
-    if not reads_pictures(model):
+    if not reads_images(model):
         _check_text_model(section)
         return
     for parameter in _parameters(model, modules_of(model, frozen)):
@@ -121,12 +121,12 @@ def rates_of_parts(config: Config, model: torch.nn.Module) -> dict[int, float]:
     }
 
 
-def trains_on_pictures(run: Run, model: torch.nn.Module) -> bool:
-    """Return whether a run trains weights that only pictures reach: a process without one needs a stand-in."""
+def trains_on_images(run: Run, model: torch.nn.Module) -> bool:
+    """Return whether a run trains weights that only images reach: a process without one needs a stand-in."""
     return run.media_reader is not None and not trained_parts(model) <= {LLM}
 
 
-def reaches_trained(view: ViewModule, reader: TowerReader | None = None) -> bool:
+def reaches_trained(view: ViewModule, reader: ProcessorReader | None = None) -> bool:
     """Return whether every trained weight has a part in what the model computes of a probe; of images with a reader.
 
     LLaVA has no use for its vision encoder's last layer, decoders from encoder-decoder models for their
@@ -169,21 +169,21 @@ def _parameters(model: torch.nn.Module, names: Collection[str]) -> Iterator[torc
         yield from inner[name].parameters()
 
 
-def _towers(base: Any) -> list[torch.nn.Module]:
-    """Return the encoders of pictures and of sounds."""
+def _encoders(base: Any) -> list[torch.nn.Module]:
+    """Return the encoders of images and of sounds."""
     if not hasattr(base, "get_encoder"):
         return []
     found = [base.get_encoder(modality=modality) for modality in ("image", "audio")]
     own = {id(base), id(base.base_model), id(base.get_decoder())}
-    return [tower for tower in found if tower is not None and id(tower) not in own]
+    return [encoder for encoder in found if encoder is not None and id(encoder) not in own]
 
 
-def _part(name: str, towers: Collection[str], language: Collection[str]) -> str:
+def _part(name: str, encoders: Collection[str], language: Collection[str]) -> str:
     if any(_within(name, outer) for outer in language):
         return LLM
-    for tower in towers:
-        if _within(name, tower):
-            return ALIGNER if _MERGERS.search(name.removeprefix(tower)) else VIT
+    for encoder in encoders:
+        if _within(name, encoder):
+            return ALIGNER if _MERGERS.search(name.removeprefix(encoder)) else VIT
     return ALIGNER
 
 

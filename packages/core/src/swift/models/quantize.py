@@ -130,7 +130,7 @@ def stored_bytes(shape: Sequence[int], quantize: str, *, double_quant: bool) -> 
     return ceil(count / 2) + 4 * blocks
 
 
-def in_few_bits(weight: torch.Tensor, section: TunerSection, dtype: torch.dtype) -> torch.Tensor:
+def in_low_bit(weight: torch.Tensor, section: TunerSection, dtype: torch.dtype) -> torch.Tensor:
     """Return a matrix as 4 or 8 bits keep it, in fp32: what the quantised layer multiplies with."""
     holder = torch.nn.Module()
     outputs, inputs = weight.shape

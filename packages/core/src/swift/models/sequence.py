@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import sdpa_mask
 
-from swift.errors import ModelError, UnsupportedPlan
+from swift.errors import ModelError, UnsupportedLayout
 from swift.models.attention import VARLEN, AttentionChoice, Packing, choose_attention, packing_of, varlen_attention
 from swift.models.pooling import pooling_weights
 from swift.models.positions import rope_by_length
@@ -29,7 +29,7 @@ from swift.models.view import ViewModule, causal_lm_of
 if TYPE_CHECKING:
     from swift.contracts import ModelView, Need, Run
     from swift.data.batch import MicroBatch
-    from swift.models.media import TowerReader
+    from swift.models.media import ProcessorReader
 
 # Their names since torch 2.13, and before.
 _gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -66,26 +66,26 @@ class SequenceShard:
 def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> AttentionChoice:
     """Return the kernel for sharded sequences, or refuse models whose attention is more than causal attention.
 
-    `cp` says whether the backend has context parallel to offer in place of Ulysses.
+    `cp` says whether the backend has context parallel to offer instead of Ulysses.
     """
     parallel = run.config.parallel
     try:
         choice = choose_attention("sdpa", model_config, flat=True, device=run.topology.device)
-        obstacle = "" if choice.implementation == VARLEN else choice.reason
+        incompatibility = "" if choice.implementation == VARLEN else choice.reason
     except ModelError as error:
-        obstacle = error.message
+        incompatibility = error.message
     if kind := rope_by_length(run.config.data.max_length, model_config):
-        obstacle = f"its rotary positions ({kind}) depend on the length of a whole sample."
-    if obstacle:
-        raise UnsupportedPlan(
-            f"{model_config.model_type} cannot be trained with sharded sequences: {obstacle}",
+        incompatibility = f"its rotary positions ({kind}) depend on the length of a whole sample."
+    if incompatibility:
+        raise UnsupportedLayout(
+            f"{model_config.model_type} cannot be trained with sharded sequences: {incompatibility}",
             hint="Type --parallel.ulysses 1 --parallel.cp 1",
         )
     heads = next(
         (n for n in values_of(model_config.get_text_config(), "num_attention_heads") if n % parallel.ulysses), 0
     )
     if heads:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{heads} attention heads are not divisible by parallel.ulysses {parallel.ulysses}.",
             hint=f"Choose a divisor of {heads}"
             + (f", or shard sequences by --parallel.cp {parallel.ulysses} instead." if cp else "."),
@@ -125,7 +125,7 @@ class SequenceView(ViewModule):
         finally:
             self._shard = self._whole = None
         if not shard.seen_by:
-            raise UnsupportedPlan(
+            raise UnsupportedLayout(
                 f"{type(causal_lm_of(self.model)).__name__} does not tell its attention that sequences are sharded.",
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
             )
@@ -173,17 +173,17 @@ class SequenceView(ViewModule):
         super().check()
         self._check_sharded(self.probe(lengths=(7, 4)), "sequences")
 
-    def check_pictures(self, reader: TowerReader) -> None:
-        """Check what every view checks, and that sharded sequences with pictures have the values of whole ones."""
+    def check_images(self, reader: ProcessorReader) -> None:
+        """Check what every view checks, and that sharded sequences with images have the values of whole ones."""
         if self.own_logits:
-            raise UnsupportedPlan(
-                f"{type(causal_lm_of(self.model)).__name__} computes its logits itself, from whole rows with pictures.",
+            raise UnsupportedLayout(
+                f"{type(causal_lm_of(self.model)).__name__} computes its logits itself, from whole rows with images.",
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
             )
-        super().check_pictures(reader)
+        super().check_images(reader)
         samples = [reader.probe([(56, 56)]), reader.probe([(84, 56), (56, 84)])]
         together = reader.collated(samples, flat=self.attention.flat)
-        self._check_sharded(together.to(self._device()), "sequences with pictures")
+        self._check_sharded(together.to(self._device()), "sequences with images")
 
     @torch.no_grad()
     def _check_sharded(self, batch: MicroBatch, what: str) -> None:
@@ -193,7 +193,7 @@ class SequenceView(ViewModule):
         exact = whole.dtype == torch.float32 and not torch.is_autocast_enabled(whole.device.type)
         tolerance = 1e-4 if exact else 0.15
         if not bool(((parts - whole).abs() <= tolerance * (1 + whole.abs())).all()):
-            raise UnsupportedPlan(
+            raise UnsupportedLayout(
                 f"{type(causal_lm_of(self.model)).__name__} gives other numbers when {what} are sharded.",
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
             )
@@ -318,7 +318,7 @@ def _cut_arguments(
     )
     seen = named.get("visual_pos_masks")
     if seen is not None:
-        # What pictures add to the first layers (Qwen3-VL) lies as one row for each of their tokens.
+        # What images add to the first layers (Qwen3-VL) lies as one row for each of their tokens.
         rows = torch.zeros(seen.shape, dtype=torch.int64, device=seen.device)
         rows[seen] = torch.arange(1, int(seen.sum()) + 1, device=seen.device)
         rows = _cut(rows, group)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.models.config_file import StoredConfig
 
 
@@ -21,12 +21,12 @@ def check_heads(model_config: Any, tp: int) -> None:
     if not heads and isinstance(text, StoredConfig):
         return  # transformers knows a default for a key that is left out
     if not heads:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{text.model_type} has no attention heads that parallel.tp {tp} could divide.",
             hint="Type --parallel.tp 1",
         )
     if any(count % tp for count in (*heads, *groups)):
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"{_listed(heads)} attention heads with {_listed(groups)} key-value heads are not divisible by "
             f"parallel.tp {tp}.",
             hint=f"Choose a divisor of {_listed(groups)}.",
@@ -73,7 +73,7 @@ def check_widths(model_config: Any, tp: int) -> None:
 def check_width(name: str, width: int, ways: int) -> None:
     """Refuse a number of processes that does not divide one width."""
     if width % ways:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"A width of {width} ({name}) cannot be divided evenly over parallel.tp {ways} processes.",
             hint=f"Choose a divisor of {width}, or --parallel.tp 1.",
         )

@@ -17,7 +17,7 @@ import xxhash
 from swift.config.sections import ModelSection
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, problem_type_of
 from swift.errors import ModelError
-from swift.models.classes import DECODERS, auto_class, causal_name, has_tower, refusal, towered_class
+from swift.models.classes import DECODERS, auto_class, causal_name, has_encoder, refusal, towered_class
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.heads import HEAD, HEAD_MODULE, VALUE_HEAD, add_value_head, class_of_task, initial_head, value_head_of
@@ -114,8 +114,8 @@ class HfSource:
 
     @cached_property
     def processor(self) -> Any:
-        """The processor that prepares pictures and sounds; None where the model reads text alone, or has none."""
-        if not has_tower(self.config):
+        """The processor that prepares images and sounds; None where the model reads text alone, or has none."""
+        if not has_encoder(self.config):
             return None
         trust = self._section.trust_remote_code
         return load_processor(self.folder, self.config, self.tokenizer, trust_remote_code=trust)
@@ -390,7 +390,7 @@ class HfSource:
     @cached_property
     def _written_by_writer(self) -> dict[str, tuple[str, ...]]:
         """Names of weights on disk → what the class that also writes text calls the same, for vectors by a tower."""
-        if self.task != EMBEDDING or not has_tower(self.config):
+        if self.task != EMBEDDING or not has_encoder(self.config):
             return {}
         with torch.device("meta"), self._making():
             writer = auto_class(self.config).from_config(self.config)

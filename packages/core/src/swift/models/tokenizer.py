@@ -58,7 +58,7 @@ def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Cal
         _ = tokenizer.get_vocab(), tokenizer("a text")
         tell_difference(tokenizer, folder, say)
     if tokenizer.chat_template is None:
-        tokenizer.chat_template = stored_template(folder)  # of a model that reads pictures, in a file of its processor
+        tokenizer.chat_template = stored_template(folder)  # of a model that reads images, in a file of its processor
     if section.chat_template is not None:
         _set_template(tokenizer, section.chat_template)
     elif isinstance(tokenizer.chat_template, str):
@@ -123,7 +123,7 @@ def _check_vocabulary(tokenizer: Any, config: Any, folder: Path, say: Callable[[
     beyond = {token: index for token, index in tokenizer.get_vocab().items() if index >= rows}
     if not beyond:
         return
-    # Some released text models list placeholders of their picture-reading relatives: never written, never learned.
+    # Some released text models list placeholders of their image-reading relatives: never written, never learned.
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     used = {getattr(tokenizer, f"{role}_token") for role in ("bos", "eos", "pad", "unk")}
     template = str(tokenizer.chat_template or "")

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.models.names import base_model
 from swift.models.sizes import check_width
 
@@ -23,7 +23,7 @@ _KEPT_WHOLE = ("embedding_rowwise", "colwise_gather_output")
 
 
 @dataclass(frozen=True)
-class TensorPlan:
+class TensorParallelSpec:
     """Names are those in the transformers model, adapters included."""
 
     cut: Mapping[str, str]
@@ -32,10 +32,10 @@ class TensorPlan:
     """Parameters that every process has whole and uses on its own heads: their gradients are parts of a sum."""
 
 
-def tensor_plan(model: nn.Module, *, ways: int = 1) -> TensorPlan:
+def tensor_parallel_spec(model: nn.Module, *, ways: int = 1) -> TensorParallelSpec:
     """Return the plan of a transformers or PEFT model; an adapter is sharded on the same side as its linear module.
 
-    Raises `UnsupportedPlan` for a matrix that cannot be cut into so many equal parts.
+    Raises `UnsupportedLayout` for a matrix that cannot be cut into so many equal parts.
     """
     base: Any = base_model(model)
     plan = _plan_of(base)
@@ -49,13 +49,13 @@ def tensor_plan(model: nn.Module, *, ways: int = 1) -> TensorPlan:
             check_width(name, linear.out_features if how == COLUMNS else linear.in_features, ways)
             cut |= dict.fromkeys(_linear_modules(name, module, how), how)
         elif how is not None and how not in _KEPT_WHOLE and next(module.parameters(), None) is not None:
-            raise UnsupportedPlan(
+            raise UnsupportedLayout(
                 f"{type(base).__name__} wants {name} cut as {how!r}, which this backend cannot do.",
                 hint="Type --parallel.tp 1",
             )
     if not cut:
-        raise UnsupportedPlan(f"{type(base).__name__} has no plan for tensor parallel.", hint="Type --parallel.tp 1")
-    return TensorPlan(cut, frozenset(partial))
+        raise UnsupportedLayout(f"{type(base).__name__} has no plan for tensor parallel.", hint="Type --parallel.tp 1")
+    return TensorParallelSpec(cut, frozenset(partial))
 
 
 def _plan_of(base: Any) -> dict[str, str]:

@@ -18,7 +18,7 @@ TRUST_FLAG = "--trust_remote_code true"
 
 
 def section_from_file(section: ModelSection, file: Path, *, trust_remote_code: bool) -> ModelSection:
-    """Return the `model` section that a file holds, with the trust of this command in place of the file's.
+    """Return the `model` section that a file holds, with the trust of this command instead of the file's.
 
     Raises `ModelError` where the file asks for trust that this command was not given: without its own code the model
     might load as something else.

@@ -24,7 +24,7 @@ from swift.models.heads import apply_head, head_of, value_head_of
 from swift.models.logits import LogitTransform
 from swift.models.logps import TokenViews, at_places, token_logps, token_logps_of_module, tokens_per_chunk
 from swift.models.logps_autograd import chunks
-from swift.models.media import TowerReader
+from swift.models.media import ProcessorReader
 from swift.models.neftune import EmbeddingNoise
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
 from swift.models.sample_rope import use_sample_rope
@@ -70,8 +70,8 @@ class ViewModule(nn.Module):
         """True when the model is given a mask for padding; causal models need none, padding being on the right."""
         self.pooling = "last"
         """Which hidden states make the vector of a segment; see `swift.models.pooling`."""
-        self.reader: TowerReader | None = None
-        """Reads the pictures of the run, where it has any: then the check looks at samples with pictures too."""
+        self.reader: ProcessorReader | None = None
+        """Reads the images of the run, where it has any: then the check looks at samples with images too."""
         self._noise: EmbeddingNoise | None = None
         self._say = say
         causal_lm = causal_lm_of(model)
@@ -138,7 +138,7 @@ class ViewModule(nn.Module):
         return view
 
     def _hidden(self, batch: MicroBatch) -> torch.Tensor:
-        """Return the hidden states of all tokens, with pictures in the place of their tokens."""
+        """Return the hidden states of all tokens, with images instead of their tokens."""
         causal_lm = causal_lm_of(self.model)
         if batch.media is not None and self._unembeds and causal_lm.base_model is causal_lm:
             return _hidden_without_head(causal_lm, **self.inputs(batch), **self._of_media(batch))
@@ -224,11 +224,11 @@ class ViewModule(nn.Module):
         self._check_layout()
         self._check_limits()
         if self.reader is not None:
-            self.check_pictures(self.reader)
+            self.check_images(self.reader)
 
     @torch.no_grad()
-    def check_pictures(self, reader: TowerReader) -> None:
-        """Refuse a model that gives other numbers to samples with pictures in a batch than to each of them alone."""
+    def check_images(self, reader: ProcessorReader) -> None:
+        """Refuse a model that gives other numbers to samples with images in a batch than to each of them alone."""
         causal_lm = causal_lm_of(self.model)
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
@@ -237,7 +237,7 @@ class ViewModule(nn.Module):
             alone = [reader.alone(sample).to(self._device()) for sample in samples]
             expected = []
             for batch in alone:
-                whole = torch.ones_like(batch.input_ids)  # some find the positions of pictures by it
+                whole = torch.ones_like(batch.input_ids)  # some find the positions of images by it
                 given = {"input_ids": batch.input_ids, "attention_mask": whole, "use_cache": False}
                 given |= self._of_media(batch)
                 if not self._unembeds:
@@ -251,7 +251,7 @@ class ViewModule(nn.Module):
             if not self._layout_agrees(together, expected):
                 how = "laid end to end" if self.attention.flat else "padded"
                 raise ModelError(
-                    f"{type(causal_lm).__name__} gives other numbers when samples with pictures are {how}.",
+                    f"{type(causal_lm).__name__} gives other numbers when samples with images are {how}.",
                     hint="Type --data.packing false --data.padding_free false"
                     if self.attention.flat
                     else "Type --train.micro_batch 1",

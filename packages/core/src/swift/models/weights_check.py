@@ -21,7 +21,7 @@ _BLOCK = 1 << 24
 
 
 def check_weights(files: SafetensorsFolder, config: Mapping[str, Any], folder: Path) -> None:
-    """Refuse, from the headers alone, integers in place of weights, and more layers than there are weights."""
+    """Refuse, from the headers alone, integers instead of weights, and more layers than there are weights."""
     if not files.names():
         raise ModelError(f"The weights in {folder} are empty: there is no tensor.", hint="Copy the model again.")
     text = config.get("text_config")

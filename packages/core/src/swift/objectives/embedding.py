@@ -16,7 +16,7 @@ from swift.objectives.embedding_options import EmbeddingOptions
 if TYPE_CHECKING:
     import torch
 
-    from swift.contracts import Plan, PlanContext
+    from swift.contracts import BatchSchedule, ScheduleContext
     from swift.data.encodings.embedding import EmbeddingEncoding, Labels
     from swift.data.global_segments import GlobalSegments
 
@@ -62,13 +62,13 @@ class Embedding(AcrossRows[EmbeddingOptions]):
                 hint=f"Type numbers up to {size}.",
             )
 
-    def plan(self, context: PlanContext) -> Plan:
-        """Return the usual plan; refuse one of which a step has nothing to compare."""
+    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+        """Return the usual schedule; refuse one of which a step has nothing to compare."""
         if self.first_pass is not None and context.layout.global_rows == 1 and not context.layout.packing:
             self._check_single_rows(context)
         return context.default()
 
-    def _check_single_rows(self, context: PlanContext) -> None:
+    def _check_single_rows(self, context: ScheduleContext) -> None:
         """Raise `ConfigError` unless rows have negatives of their own."""
         known = context.samples
         first = [] if known is None else [known[index] for index in range(min(len(known), _LOOKED_AT))]

@@ -67,7 +67,7 @@ class Tracker(ABC):
         """Close the run; it failed or was stopped unless it `completed`."""
 
     @hookimpl(wrapper=True)
-    def swift_check_plan(self) -> Generator[None, Any, Any]:
+    def swift_check_layout(self) -> Generator[None, Any, Any]:
         """Refuse a run whose tracker is not installed, before anything is loaded."""
         if find_spec(self.package) is None:
             raise UsageError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import AdafactorOptions, AdamOptions
 from swift.contracts.optimizer import Reads, Slot
-from swift.optim.blocks import few_bits
+from swift.optim.blocks import low_bit
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ class AdamW8bit:
 
     def bytes_per_parameter(self, shape: Sequence[int]) -> float:
         """Return the bytes of two codes, and of two scales for 256 elements."""
-        return 2 * (1 + 4 / 256) if few_bits(shape, 256) else 8.0
+        return 2 * (1 + 4 / 256) if low_bit(shape, 256) else 8.0
 
     def make(self, groups: list[dict[str, Any]], options: AdamOptions, device: torch.device) -> torch.optim.Optimizer:
         """Return the optimizer."""
@@ -67,7 +67,7 @@ class AdamW4bit:
 
     def bytes_per_parameter(self, shape: Sequence[int]) -> float:
         """Return the bytes of two codes of half a byte, and of two scales for 128 elements."""
-        return 2 * (0.5 + 4 / 128) if few_bits(shape, 128) else 8.0
+        return 2 * (0.5 + 4 / 128) if low_bit(shape, 128) else 8.0
 
     def make(self, groups: list[dict[str, Any]], options: AdamOptions, device: torch.device) -> torch.optim.Optimizer:
         """Return the optimizer."""

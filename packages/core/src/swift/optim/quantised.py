@@ -15,7 +15,7 @@ import torch
 from swift.contracts import Placement
 from swift.errors import ConfigError
 from swift.optim.block_codecs import AdamStep, BlockCodec, Moments, adam
-from swift.optim.blocks import few_bits
+from swift.optim.blocks import low_bit
 
 _MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
 """Slot, and whether it has negative values."""
@@ -37,7 +37,7 @@ class QuantisedAdamW(torch.optim.Optimizer):
         """What gradients are multiplied by, as `swift.contracts.ScalesGradients` has it."""
         self._codec = codec
         self._few = {
-            parameter: _in_few_bits(placement, codec.block)
+            parameter: _in_low_bit(placement, codec.block)
             for group in self.param_groups
             for parameter, placement in zip(group["params"], group["placements"], strict=True)
         }
@@ -97,8 +97,8 @@ class QuantisedAdamW(torch.optim.Optimizer):
             state[name] = self._codec.encode(value, signed=signed) if self._few[parameter] else value.clone()
 
 
-def _in_few_bits(placement: Placement, block: int) -> bool:
-    if not few_bits(placement.shape, block):
+def _in_low_bit(placement: Placement, block: int) -> bool:
+    if not low_bit(placement.shape, block):
         return False
     columns = placement.region[-1]
     if columns.start % block or columns.stop % block:

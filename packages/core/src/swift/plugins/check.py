@@ -272,7 +272,7 @@ def check_environment(entry: PluginEntry, environment: Any) -> None:
 
 
 def check_command(entry: PluginEntry, command: Any) -> None:
-    """Refuse a verb that cannot be called or shown."""
+    """Refuse a command that cannot be called or shown."""
     if not isinstance(command.summary, str) or not command.summary.strip():
         raise _faulty(entry, f"has the summary {command.summary!r}", "It is one line of text")
     if not callable(command.run):

@@ -82,7 +82,7 @@ class Participation:
 
 
 def guarded(plugin: LoadedPlugin, observing: Participation | None = None) -> object:
-    """Return a plugin to register in place of this one.
+    """Return a plugin to register instead of this one.
 
     The same hooks, under the same names and with the same arguments.
     """

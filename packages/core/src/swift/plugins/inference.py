@@ -14,8 +14,8 @@ from swift.config.media import NAMES
 from swift.contracts import (
     Completion,
     EngineRequest,
+    ImagePrompt,
     InferenceEngine,
-    PicturedPrompt,
     Sampling,
     Score,
     ServeRequest,
@@ -104,7 +104,7 @@ class CheckedEngine:
             yield token
 
     def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
-        """Score each prompt's tokens, with so many of the likeliest ones in place of each."""
+        """Score each prompt's tokens, with so many of the likeliest ones instead of each."""
         self._check_media(prompts)
         if top and "top" not in inspect.signature(self.engine.score).parameters:
             raise PluginError(
@@ -140,7 +140,7 @@ class CheckedEngine:
             self.engine.update_weights(weights)
 
     def update_adapter(self, weights: WeightStream, config: Mapping[str, Any]) -> None:
-        """Put an adapter on the model as it was opened, in place of the one before; see `InferenceEngine`."""
+        """Put an adapter on the model as it was opened, instead of the one before; see `InferenceEngine`."""
         self.version = None
         with failing(self._entry, "update_adapter"):
             self.engine.update_adapter(weights, config)  # type: ignore[attr-defined]
@@ -155,14 +155,14 @@ class CheckedEngine:
         return getattr(self.__dict__["engine"], name)
 
     def _check_media(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Refuse prompts with pictures or sounds that the engine would take for text."""
-        held = {each.kind for prompt in prompts if isinstance(prompt, PicturedPrompt) for each in prompt.media}
+        """Refuse prompts with images or sounds that the engine would take for text."""
+        held = {each.kind for prompt in prompts if isinstance(prompt, ImagePrompt) for each in prompt.media}
         if lacking := held.difference(getattr(self.engine, "media", ())):
             name = NAMES[min(lacking)]
             takes = f"takes no {name}s" if getattr(self.engine, "media", ()) else "reads text alone"
             raise DataError(
                 f"{self._entry} is given a question with a {name}, and {takes}.",
-                hint=f"Leave --engine out ({TRANSFORMERS} reads pictures where the model does), or start a server and "
+                hint=f"Leave --engine out ({TRANSFORMERS} reads images where the model does), or start a server and "
                 "name its address: --engine http://HOST:PORT",
             )
 

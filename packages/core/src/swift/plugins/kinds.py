@@ -151,7 +151,7 @@ KINDS: dict[str, Kind] = {
     "swift.commands": Kind(
         "command",
         "commands",
-        "adds a verb (`swift NAME`)",
+        "adds a command (`swift NAME`)",
         required=("summary", "run"),
         options="options_model",
         adapt=as_command,

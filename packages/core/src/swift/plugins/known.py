@@ -61,7 +61,7 @@ MIXES = {
     "on its first stage; --tp, --pp and --cp share the rest), or --deepspeed zero3 (tower and language model are both "
     "sharded).",
 }
-"""(Key, two values that were both asked for) → what to type in place of a mix that articles about training tell of."""
+"""(Key, two values that were both asked for) → what to type instead of a mix that articles about training tell of."""
 
 
 def install_command(group: str, name: str) -> str | None:

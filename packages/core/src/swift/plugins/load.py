@@ -94,7 +94,7 @@ def load_tuner(name: str) -> LoadedPlugin:
 
 
 def load_command(name: str) -> LoadedPlugin:
-    """Return the verb that a plugin adds under `name`; `object` is a `swift.contracts.Command`."""
+    """Return the command that a plugin adds under `name`; `object` is a `swift.contracts.Command`."""
     return load(find("swift.commands", name))
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
-from swift.contracts import LossSums, ModelRole, ModelView, Objective, Plan, PlanContext, RoundWork
+from swift.contracts import BatchSchedule, LossSums, ModelRole, ModelView, Objective, RoundWork, ScheduleContext
 from swift.plugins.blame import blaming, failing
 from swift.plugins.check import check_objective
-from swift.plugins.checked_plan import CheckedPlan
+from swift.plugins.checked_schedule import CheckedSchedule
 from swift.plugins.entry import PluginEntry
 from swift.plugins.load import LoadedPlugin
 from swift.plugins.return_values import is_tensor, wrong
@@ -67,7 +67,7 @@ def roles_of(objective: Objective, config: Config) -> Sequence[ModelRole]:
 
 
 def rounds_of(objective: Objective, config: Config) -> RoundWork:
-    """Return what an objective's plan holds and does besides the steps of models."""
+    """Return what an objective's schedule holds and does besides the steps of models."""
     assert isinstance(objective, CheckedObjective)
     return objective.rounds(config)
 
@@ -107,7 +107,7 @@ class CheckedObjective:
             return came
 
     def rounds(self, config: Config) -> RoundWork:
-        """Return what the objective's plan holds and does besides the steps of models; mostly nothing."""
+        """Return what the objective's schedule holds and does besides the steps of models; mostly nothing."""
         own = getattr(self._objective, "rounds", None)
         if own is None:
             return RoundWork()
@@ -177,14 +177,14 @@ class CheckedObjective:
                     raise wrong(self._entry, "from_first_pass", expected, values, words=what)
             return came
 
-    def plan(self, context: PlanContext) -> Plan:
-        """Return the objective's own plan, or the default one."""
+    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+        """Return the objective's own schedule, or the default one."""
         own = getattr(self._objective, "plan", None)
         if own is None:
             return context.default()
         with failing(self._entry, "plan"):
             came = own(context)
-            return CheckedPlan(self._entry, came)
+            return CheckedSchedule(self._entry, came)
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else is asked of the objective is its own."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from swift.config.sections import Config
-    from swift.contracts import ForeignCheckpoint, TrainedState
+    from swift.contracts import ThirdPartyCheckpoint, TrainedState
     from swift.plugins.entry import PluginEntry
     from swift.plugins.load import LoadedPlugin
 
@@ -32,9 +32,9 @@ T = TypeVar("T")
 _Asking: TypeAlias = "Callable[Concatenate[LoadedPlugin, P], T]"
 
 _PLAIN_METHODS = {
-    "swift_describe_plan": "describe_plan",
-    "swift_read_foreign": "foreign_checkpoint",
-    "swift_write_foreign": "foreign_writer",
+    "swift_describe_layout": "describe_plan",
+    "swift_read_third_party": "third_party_checkpoint",
+    "swift_write_third_party": "third_party_writer",
 }
 """Hook → the method without `hookimpl` by which backends answered before it was one, with the same arguments."""
 
@@ -77,14 +77,14 @@ def core_settings(backend: LoadedPlugin, options: BaseModel) -> Mapping[str, tup
     return came
 
 
-@_looking("swift_describe_plan")
+@_looking("swift_describe_layout")
 def describe_plan(backend: LoadedPlugin, config: Config, processes: int) -> list[str]:
     """Return which process holds what, in lines."""
-    came = _ask(backend, "swift_describe_plan", config=config, processes=processes)
+    came = _ask(backend, "swift_describe_layout", config=config, processes=processes)
     if came is None:
         return []
     if isinstance(came, str) or not isinstance(came, Collection) or not all(isinstance(line, str) for line in came):
-        raise wrong(backend.entry, "swift_describe_plan", "a list of lines", came)
+        raise wrong(backend.entry, "swift_describe_layout", "a list of lines", came)
     return list(came)
 
 
@@ -124,18 +124,18 @@ def presets(backend: LoadedPlugin) -> Mapping[str, str]:
     return came
 
 
-@_looking("swift_read_foreign")
-def read_foreign(backend: LoadedPlugin, folder: Path) -> ForeignCheckpoint | None:
+@_looking("swift_read_third_party")
+def read_third_party(backend: LoadedPlugin, folder: Path) -> ThirdPartyCheckpoint | None:
     """Return a checkpoint that the backend's engine saved; None where it knows nothing of what is there."""
-    came = _ask(backend, "swift_read_foreign", folder=folder)
+    came = _ask(backend, "swift_read_third_party", folder=folder)
     if came is not None and not all(hasattr(came, member) for member in ("description", "step", "names", "read")):
-        raise wrong(backend.entry, "swift_read_foreign", "a swift.contracts.ForeignCheckpoint, or None", came)
-    return None if came is None else cast("ForeignCheckpoint", _Opened(backend.entry, came))
+        raise wrong(backend.entry, "swift_read_third_party", "a swift.contracts.ForeignCheckpoint, or None", came)
+    return None if came is None else cast("ThirdPartyCheckpoint", _Opened(backend.entry, came))
 
 
-def write_foreign(backend: LoadedPlugin, state: TrainedState, folder: Path) -> None:
+def write_third_party(backend: LoadedPlugin, state: TrainedState, folder: Path) -> None:
     """Write a checkpoint for the backend's engine."""
-    _ask(backend, "swift_write_foreign", state=state, folder=folder)
+    _ask(backend, "swift_write_third_party", state=state, folder=folder)
 
 
 class _Opened:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _GROUP = "swift.planners"
 
 
-def choose(words: Sequence[str], verb: str, processes: int, machines: int) -> ChosenPlan:
+def choose(words: Sequence[str], command: str, processes: int, machines: int) -> ChosenPlan:
     """Return what the one installed planner chooses for a run."""
     entries = _allowed()
     if not entries:
@@ -35,7 +35,7 @@ def choose(words: Sequence[str], verb: str, processes: int, machines: int) -> Ch
     entry = entries[0]
     planner = load(entry).object
     with failing(entry, "choose"):
-        came: Any = planner.choose(words, verb, processes, machines)
+        came: Any = planner.choose(words, command, processes, machines)
         flags, reason = getattr(came, "flags", None), getattr(came, "reason", None)
         if not isinstance(flags, tuple) or not all(isinstance(flag, str) for flag in flags):
             raise wrong(entry, "choose", "a swift.contracts.ChosenPlan", came)
@@ -44,10 +44,10 @@ def choose(words: Sequence[str], verb: str, processes: int, machines: int) -> Ch
         return ChosenPlan(flags, reason)
 
 
-def foreseen(run: Run, words: Sequence[str], verb: str) -> str | None:
+def foreseen(run: Run, words: Sequence[str], command: str) -> str | None:
     """Return what a planner warns of; of one that fails, that it did: it is no reason not to train."""
     try:
-        return _first_text("foresee", run, list(words), verb)
+        return _first_text("foresee", run, list(words), command)
     except PluginError as failure:
         keep_traceback(failure)
         return failure.message
@@ -63,12 +63,12 @@ def lacking(run: Run, peak: float) -> str | None:
         return None
 
 
-def expected(run: Run, words: Sequence[str], verb: str, say: Callable[[str], None]) -> ExpectedMemory | None:
+def expected(run: Run, words: Sequence[str], command: str, say: Callable[[str], None]) -> ExpectedMemory | None:
     """Return what a planner expects of a run; None where none does, or it fails, which is said."""
     try:
         for entry, expect in _methods("expect"):
             with failing(entry, "expect"):
-                came: Any = expect(run, list(words), verb)
+                came: Any = expect(run, list(words), command)
                 if came is not None and not _is_expected(came):
                     raise wrong(entry, "expect", "a swift.contracts.ExpectedMemory of finite numbers, or None", came)
             return cast("ExpectedMemory | None", came)

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from swift.config.incompatibilities import no_cuda
 from swift.contracts import World
-from swift.errors import ConfigError, UnsupportedPlan
+from swift.errors import ConfigError, UnsupportedLayout
 from swift.processes.group import processes_here, threads_told
 from swift.processes.meeting import meet
 
@@ -28,7 +28,7 @@ def choose_device(requested: str, world: World, *, cpu_threads: int | None = Non
         torch.set_num_threads(cpu_threads or share_of_cores())
         return torch.device("cpu")
     if world.local_rank >= torch.cuda.device_count():
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"process {world.local_rank} of this machine has no GPU: there are {torch.cuda.device_count()}.",
             hint=f"Start with --nproc {torch.cuda.device_count()}.",
         )

@@ -224,8 +224,8 @@ class Watchdog:
         silent = self._silent(now)
         with suppress(OSError):
             self._dump(report)
-        speaker = min(rank for rank in self._seen if rank not in silent)
-        end_with(report, speaks=self._world.rank == speaker)
+        chat_engine = min(rank for rank in self._seen if rank not in silent)
+        end_with(report, speaks=self._world.rank == chat_engine)
 
     def _silent(self, now: float) -> set[int]:
         """Return the processes that have been silent for so long that they must be stopped or gone."""

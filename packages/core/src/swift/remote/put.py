@@ -47,7 +47,7 @@ def put_files(files: Sequence[Path], url: str, *, error: type[SwiftError] = Expo
             if file.exists():
                 system.put_file(str(file), f"{base.rstrip('/')}/{file.name}")
     except Exception as problem:  # every file system raises what it likes
-        raise unreachable(url, problem, error=error, verb="written") from None
+        raise unreachable(url, problem, error=error, command="written") from None
 
 
 def remove(url: str, *, error: type[SwiftError] = ExportError) -> None:
@@ -58,7 +58,7 @@ def remove(url: str, *, error: type[SwiftError] = ExportError) -> None:
         if system.exists(base):
             system.rm(base, recursive=True)
     except Exception as problem:
-        raise unreachable(url, problem, error=error, verb="removed") from None
+        raise unreachable(url, problem, error=error, command="removed") from None
 
 
 def _put(url: str, folder: Path, *, error: type[SwiftError]) -> str:
@@ -76,7 +76,7 @@ def _put(url: str, folder: Path, *, error: type[SwiftError]) -> str:
             if size != (folder / name).stat().st_size:
                 raise OSError(f"{target} arrived in part only, {size} bytes")
     except Exception as problem:
-        raise unreachable(url, problem, error=error, verb="written") from None
+        raise unreachable(url, problem, error=error, command="written") from None
     return url
 
 
@@ -90,7 +90,7 @@ def _has_manifest(url: str, folder: Path, *, error: type[SwiftError]) -> bool:
     except FileNotFoundError:
         return False
     except Exception as problem:
-        raise unreachable(url, problem, error=error, verb="written") from None
+        raise unreachable(url, problem, error=error, command="written") from None
 
 
 def _make_room(url: str, system: Any, folder: str) -> None:

@@ -52,10 +52,10 @@ def open_url(url: str, *, error: type[SwiftError]) -> tuple[Any, str]:
     return system, str(path)
 
 
-def unreachable(url: str, problem: Exception, *, error: type[SwiftError], verb: str = "read") -> SwiftError:
+def unreachable(url: str, problem: Exception, *, error: type[SwiftError], command: str = "read") -> SwiftError:
     """Return the error about a URL whose file system raised something."""
     said = str(problem).strip()
     return error(
-        f"'{shown(url)}' cannot be {verb}: {type(problem).__name__}: {said.splitlines()[0] if said else ''}",
+        f"'{shown(url)}' cannot be {command}: {type(problem).__name__}: {said.splitlines()[0] if said else ''}",
         hint="Keys, regions and addresses are told to fsspec, by its configuration or by the environment.",
     )

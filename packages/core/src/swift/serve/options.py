@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from swift.config.compat.verbs import MAX_LENGTH
+from swift.config.compat.commands import MAX_LENGTH
 from swift.config.limits import FilePath, Name, Tokens
 from swift.config.options import Aliases, Argument, Section
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import Capabilities, Need, Reads, Trains
 from swift.testing import third_party
 from swift.testing.layouts import Layout
-from swift.testing.subjects import Row, about_pictures, conversations, marked_steps, pairs
+from swift.testing.subjects import Row, about_images, conversations, marked_steps, pairs
 
 if TYPE_CHECKING:
     from swift.testing.reference import Expected, Recipe
@@ -41,12 +41,12 @@ CHATS = tuple(conversations(21, lengths=LENGTHS))
 PAIRS = tuple(pairs(13, lengths=LENGTHS))
 MARKED_STEPS = tuple(marked_steps(13))
 _ONE, _VIDEO = "<image>", "<video>"
-PICTURES = tuple(about_pictures([*(_ONE, 2 * _ONE, _ONE) * 4, _ONE], lengths=LENGTHS))
-FEW_PICTURES = tuple(
-    about_pictures([2 * _ONE if row == 0 else _ONE if row in (1, 13) else "" for row in range(21)], lengths=LENGTHS)
+IMAGES = tuple(about_images([*(_ONE, 2 * _ONE, _ONE) * 4, _ONE], lengths=LENGTHS))
+FEW_IMAGES = tuple(
+    about_images([2 * _ONE if row == 0 else _ONE if row in (1, 13) else "" for row in range(21)], lengths=LENGTHS)
 )
 """In their order, 8 a step: of the first step the second half has none, of the second the first, and the third none."""
-VIDEOS = tuple(about_pictures([*(_ONE, _VIDEO, _ONE + _VIDEO, "") * 3, _VIDEO], lengths=LENGTHS))
+VIDEOS = tuple(about_images([*(_ONE, _VIDEO, _ONE + _VIDEO, "") * 3, _VIDEO], lengths=LENGTHS))
 HELD_OUT = 5
 """So many of the first rows are also evaluated on."""
 
@@ -115,7 +115,7 @@ class Case:
         )
 
     def kept_whole(self, capabilities: Capabilities, layout: Layout) -> bool:
-        """Whether its rows would be shared between processes, by a backend that keeps those with pictures whole."""
+        """Whether its rows would be shared between processes, by a backend that keeps those with images whole."""
         return self.modality is not None and layout.cuts_rows and not capabilities.cuts_media
 
     def missing(self, capabilities: Capabilities) -> frozenset[Need]:
@@ -199,21 +199,21 @@ CASES = (
     Case("tokens", global_batch=12, accumulation=3, needs=_OF_TOKENS, tokens=True),
     Case("tokens, packed, lora", {**_LORA, **_PACKED}, global_batch=4, tuner="lora", needs=_OF_TOKENS, tokens=True),
     Case("own plan", {"objective.name": "kit-plan"}),
-    Case("pictures", rows=PICTURES, modality="image"),
+    Case("images", rows=IMAGES, modality="image"),
     Case(
-        "pictures, mixed",
+        "images, mixed",
         # A process that waits for others in vain is named before the kit loses its patience.
         {**_ALL_PARTS, "data.shuffle": False, "optim.max_grad_norm": 0, "train.timeout_minutes": 2.0},
-        FEW_PICTURES,
+        FEW_IMAGES,
         accumulation=2,
         modality="image",
     ),
-    Case("pictures, lora", {**_LORA, **_ALL_PARTS}, PICTURES, tuner="lora", modality="image"),
+    Case("images, lora", {**_LORA, **_ALL_PARTS}, IMAGES, tuner="lora", modality="image"),
     Case(
         "vit trained",
         # The gradient of the tower is a small part of the whole: alone, its norm shows what is wrong with it.
         {**_PACKED, "tuner.freeze_vit": False, "tuner.freeze_llm": True, "optim.max_grad_norm": 0.05},
-        PICTURES,
+        IMAGES,
         global_batch=4,
         modality="image",
         notes_changes=True,

@@ -16,7 +16,7 @@ from swift.checkpoint.load import facts_of
 from swift.config.capabilities import SWITCHES
 from swift.config.parse import config_from_mapping
 from swift.contracts import Run, World
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.hookspecs import lazy_hooks, resolve_hook
 from swift.plugins.hooks import open_hooks
 from swift.plugins.load import load_backend
@@ -319,9 +319,9 @@ class Checks:
             self._refused(BY_NAME[name], layout)
 
     def refuses_media(self, layout: Layout) -> None:
-        """Check that rows with pictures are refused where they are not claimed, or where their tokens are shared."""
+        """Check that rows with images are refused where they are not claimed, or where their tokens are shared."""
         capabilities = self.trials.capabilities
-        case = BY_NAME["pictures"]
+        case = BY_NAME["images"]
         unclaimed = case.modality not in capabilities.modalities and layout is self.layouts[0]
         if unclaimed or case.kept_whole(capabilities, layout):
             self._refused(case, layout)
@@ -377,11 +377,11 @@ class Checks:
 
 
 def _all_refused(answers: Sequence[Any], what: str) -> None:
-    """Check that every process raised `UnsupportedPlan`, with a reason and a hint, before anything was read."""
+    """Check that every process raised `UnsupportedLayout`, with a reason and a hint, before anything was read."""
     for rank, answer in enumerate(answers):
         where = f"{what}, process {rank}"
         assert isinstance(answer, BaseException), f"{where}: {answer}"
-        assert isinstance(answer, UnsupportedPlan), f"{where}: {type(answer).__name__}: {answer}"
+        assert isinstance(answer, UnsupportedLayout), f"{where}: {type(answer).__name__}: {answer}"
         assert answer.message, f"{where}: refused without a reason"
         assert answer.hint, f"{where}: refused without a hint at what to type: {answer.message}"
         read = answer.__dict__.get("read_before", [])
@@ -432,12 +432,12 @@ def unclaimed(capabilities: Any) -> list[dict[str, Any]]:
     return requests
 
 
-def _refusal(trials: Trials, changes: Mapping[str, Any]) -> UnsupportedPlan | None:
+def _refusal(trials: Trials, changes: Mapping[str, Any]) -> UnsupportedLayout | None:
     try:
         parsed = config_from_mapping({"backend.name": trials.backend, "tuner.kind": "full", **changes})
         run = Run(parsed.config, parsed.backend_options, Path(), World(0, 0, 2), say=say_nothing)
-        open_hooks(load_backend(trials.backend)).swift_check_plan(run)
-    except UnsupportedPlan as refusal:
+        open_hooks(load_backend(trials.backend)).swift_check_layout(run)
+    except UnsupportedLayout as refusal:
         return refusal
     return None
 

@@ -50,7 +50,7 @@ class BackendConformance:
     shape: ClassVar[Mapping[str, Any]] = {}
     """Other keys of its configuration."""
     seeing: ClassVar[str] = SEEING
-    """Of the model that is trained on pictures: 'Qwen2_5_VL', or 'Qwen3VL', which hands more to its first layers."""
+    """Of the model that is trained on images: 'Qwen2_5_VL', or 'Qwen3VL', which hands more to its first layers."""
     cases: ClassVar[Sequence[Case]] = CASES
     """The trainings that it is tried with. Plugins have more: `cases = (*CASES, *swift_rl.testing.CASES)`."""
     deviations: ClassVar[Mapping[str, str]] = {}

@@ -22,7 +22,7 @@ DRAWS = 384
 """First tokens that are drawn to compare how often each comes with how probable it is."""
 
 TOP = 3
-"""Tokens that are asked for in place of each."""
+"""Tokens that are asked for instead of each."""
 
 
 class TransformersReference:
@@ -199,7 +199,7 @@ def scores_are_those_of_transformers(engine: InferenceEngine, reference: Transfo
 
 
 def likeliest_tokens_are_those_of_transformers(engine: InferenceEngine, reference: TransformersReference) -> None:
-    """Check the tokens that are likeliest in place of each. An engine that does not tell them has nothing to check."""
+    """Check the tokens that are likeliest instead of each. An engine that does not tell them has nothing to check."""
     if "top" not in inspect.signature(getattr(engine, "engine", engine).score).parameters:
         return
     for place, score in engine.score(reference.prompts, top=TOP):

@@ -1,6 +1,6 @@
 """The kit's own objectives: least squares on what a head returns, to see that backends compute and train it.
 
-One more compares all rows of a batch with each other, and one has a plan of its own (`swift.testing.own_plan`). The
+One more compares all rows of a batch with each other, and one has a plan of its own (`swift.testing.own_schedule`). The
 targets of least squares are made of a sample's own length, so that every layout has them, and the reference too. They
 are installed for the time of a session, as a distribution of their own.
 """
@@ -20,7 +20,7 @@ from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
 from swift.objectives.across_rows import AcrossRows, Compared
 from swift.objectives.base import PerSampleObjective, viewed
-from swift.testing.own_plan import LearnSurprises
+from swift.testing.own_schedule import LearnSurprises
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -47,7 +47,7 @@ class Recipe:
     batches: Sequence[Sequence[int]]
     """Indices of the samples that each step takes."""
     seen: Sequence[Mapping[str, torch.Tensor]] = ()
-    """Of a model that reads pictures, what it is given of each sample beside its tokens."""
+    """Of a model that reads images, what it is given of each sample beside its tokens."""
     held_out: Sequence[int] = ()
     evaluated_every: int = 0
     """Steps from one evaluation to the next; a run that is evaluated at all is once more at its end."""
@@ -218,7 +218,7 @@ def evaluate_adapter(recipe: Recipe, adapter: Mapping[str, np.ndarray]) -> float
 
 
 def _fill(trained: Sequence[torch.nn.Parameter]) -> None:
-    """Give weights that nothing has reached a gradient of zero: a tower decays in steps without pictures too."""
+    """Give weights that nothing has reached a gradient of zero: a tower decays in steps without images too."""
     for each in trained:
         if each.grad is None:
             each.grad = torch.zeros_like(each)

@@ -64,6 +64,6 @@ def role_of(model: Path) -> ModelRole:
 def _train_critic(job: Job, until: int, results: dict[int, StepResult]) -> None:
     critic = job.roles[CRITIC]
     while critic.state.step < until:
-        batch = job.plan.batch(critic.state.step, job.topology.data_rank, job.topology.data_size)
+        batch = job.batch_schedule.batch(critic.state.step, job.topology.data_rank, job.topology.data_size)
         result = critic.train_step(batch, job.objective)
         results[critic.state.step] = result

@@ -1,4 +1,4 @@
-"""Pictures of noise, and tiny models of Qwen's kinds that see them; neither needs torchvision."""
+"""Images of noise, and tiny models of Qwen's kinds that see them; neither needs torchvision."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     import torch
 
 SEEING = "Qwen2_5_VL"
-"""The architecture that is trained on pictures where nothing else is said."""
+"""The architecture that is trained on images where nothing else is said."""
 CELL = 28
 """Pixels of a side of what becomes one token."""
 SIZES = ((2 * CELL, CELL), (3 * CELL, 2 * CELL), (CELL, CELL))
-"""Of pictures, in turn. The second is larger than a window of Qwen2.5-VL's tower."""
+"""Of images, in turn. The second is larger than a window of Qwen2.5-VL's tower."""
 PARTS: Mapping[str, tuple[bool, tuple[str, ...]]] = {
     "freeze_vit": (True, ("*visual.patch_embed.*", "*visual.pos_embed.*", "*visual.blocks.*")),
     "freeze_aligner": (True, ("*visual.merger.*", "*visual.deepstack_merger_list.*")),
     "freeze_llm": (False, ("*language_model.*", "*lm_head.*")),
 }
 """Flag of the tuner → what it is where nothing is said, and patterns of names in transformers of what it freezes."""
-_TOWER: dict[str, Any] = {
+_ENCODER: dict[str, Any] = {
     "depth": 2,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -46,7 +46,7 @@ _OWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Architecture, as transformers names it → what its positions and its tower have besides."""
 
 
-def reads_pictures(architecture: str) -> bool:
+def reads_images(architecture: str) -> bool:
     """Return whether an architecture is one of those with a tower."""
     return architecture in _OWN
 
@@ -55,15 +55,15 @@ def build_seeing(architecture: str, shape: Mapping[str, Any]) -> torch.nn.Module
     """Return a model with a tower, of random weights; `shape` is that of its language model."""
     import transformers
 
-    positions, tower = _OWN[architecture]
+    positions, encoder = _OWN[architecture]
     tokenizer = byte_tokenizer(MARKS)
     start, end, image, video = tokenizer.convert_tokens_to_ids(list(MARKS))
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3], **positions}
-    spread = {"initializer_range": SPREAD}  # with less, it hardly matters to a token where a picture lies
+    spread = {"initializer_range": SPREAD}  # with less, it hardly matters to a token where an image lies
     own = {"rope_parameters": rope, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, **spread}
     config = getattr(transformers, f"{architecture}Config")(
         text_config={**shape, "vocab_size": shape["vocab_size"] + len(MARKS), **own},
-        vision_config={**_TOWER, **tower, "out_hidden_size": shape["hidden_size"], **spread},
+        vision_config={**_ENCODER, **encoder, "out_hidden_size": shape["hidden_size"], **spread},
         vision_start_token_id=start,
         vision_end_token_id=end,
         image_token_id=image,
@@ -78,12 +78,12 @@ def processor_of(architecture: str) -> Any:
     """Return the processor of an architecture as users of transformers make it, but for its part for videos."""
     import transformers
 
-    from swift.models.media_processor import for_pictures_alone
+    from swift.models.media_processor import for_images_alone
 
     images = transformers.Qwen2VLImageProcessorPil(
         patch_size=CELL // 2, merge_size=2, size={"shortest_edge": CELL * CELL, "longest_edge": 64 * CELL * CELL}
     )
-    made = for_pictures_alone(getattr(transformers, f"{architecture}Processor"))
+    made = for_images_alone(getattr(transformers, f"{architecture}Processor"))
     return made(images, byte_tokenizer(MARKS, TEMPLATE), chat_template=TEMPLATE)
 
 
@@ -94,7 +94,7 @@ def processor_in(folder: Path) -> Any:
 
 
 def drawings(seed: int) -> Iterator[str]:
-    """Yield pictures that differ in size and in every pixel, as data URIs of PNG."""
+    """Yield images that differ in size and in every pixel, as data URIs of PNG."""
     noise = np.random.RandomState(seed)
     while True:
         for width, height in SIZES:
@@ -103,7 +103,7 @@ def drawings(seed: int) -> Iterator[str]:
 
 
 def _png(pixels: np.ndarray) -> bytes:
-    """Return a picture as a file, written by hand: rows can be made where Pillow is not installed."""
+    """Return an image as a file, written by hand: rows can be made where Pillow is not installed."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -26,9 +26,9 @@ LATE_RANK = 1
 def slowed(job: Job) -> Iterator[None]:
     """Inside, steps of `SLOW_AT` sleep, and all are measured, whatever that costs."""
     at = 0
-    plan: Any = job.plan
+    schedule: Any = job.batch_schedule
     hooks: Any = job.hooks
-    batch, train_step, cost = plan.batch, hooks.swift_train_step, time_breakdown.COST
+    batch, train_step, cost = schedule.batch, hooks.swift_train_step, time_breakdown.COST
 
     def sleep(reason: str) -> None:
         if SLOW_AT.get(at) == reason:
@@ -53,11 +53,11 @@ def slowed(job: Job) -> Iterator[None]:
         updates.add(at)
 
     hook = register_optimizer_step_post_hook(slow_update)
-    plan.batch, hooks.swift_train_step = slow_batch, late_step
+    schedule.batch, hooks.swift_train_step = slow_batch, late_step
     time_breakdown.COST = math.inf
     try:
         yield
     finally:
         hook.remove()
         time_breakdown.COST = cost
-        del plan.batch, hooks.swift_train_step
+        del schedule.batch, hooks.swift_train_step

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from swift.demo.tokenizer import byte_tokenizer
-from swift.testing.seeing import build_seeing, drawings, processor_of, reads_pictures
+from swift.testing.seeing import build_seeing, drawings, processor_of, reads_images
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 264,
@@ -34,7 +34,7 @@ SHAPE: dict[str, Any] = {
 """Of a Qwen3; the keys that other architectures share mean the same there. The padding token is the one that ends
 texts, as in most fine-tuned models, so that inputs and targets hold the row without a gradient (`padding_idx`)."""
 _SHOWN = 2
-"""Pictures of a video."""
+"""Images of a video."""
 
 Row = dict[str, Any]
 
@@ -43,7 +43,7 @@ def write_model(folder: Path, *, seed: int = 0, architecture: str = "Qwen3", **c
     """Return a model of `architecture` as transformers names it, and its tokenizer; norms and biases matter."""
     shape = {**SHAPE, **changes}
     torch.manual_seed(seed)
-    model: Any = build_seeing(architecture, shape) if reads_pictures(architecture) else _build(architecture, shape)
+    model: Any = build_seeing(architecture, shape) if reads_images(architecture) else _build(architecture, shape)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim < 2:
@@ -52,7 +52,7 @@ def write_model(folder: Path, *, seed: int = 0, architecture: str = "Qwen3", **c
         if words.padding_idx is not None:
             words.weight[words.padding_idx].copy_(words.weight[0].flip(0))  # new models have zeros there
     model.save_pretrained(folder)
-    made = processor_of(architecture) if reads_pictures(architecture) else byte_tokenizer()
+    made = processor_of(architecture) if reads_images(architecture) else byte_tokenizer()
     tokenizer = getattr(made, "tokenizer", made)
     tokenizer.pad_token = tokenizer.eos_token
     made.save_pretrained(folder)
@@ -106,8 +106,8 @@ def conversations(count: int, seed: int = 0, *, lengths: Sequence[int] = range(1
     return rows
 
 
-def about_pictures(beginnings: Sequence[str], seed: int = 0, *, lengths: Sequence[int] = range(1, 41)) -> list[Row]:
-    """Return questions and answers: before each question the tags of `beginnings`, and pictures and videos for them."""
+def about_images(beginnings: Sequence[str], seed: int = 0, *, lengths: Sequence[int] = range(1, 41)) -> list[Row]:
+    """Return questions and answers: before each question the tags of `beginnings`, and images and videos for them."""
     drawn = drawings(seed)
     rows = []
     for row, tags in zip(conversations(len(beginnings), seed, lengths=lengths), beginnings, strict=True):

@@ -88,7 +88,7 @@ class TokenJob(Job):
     def results(self) -> TokenResults:
         """Return what a pass without gradient says of the tokens of the first batch and of the held-out samples."""
         found = TokenResults()
-        first = self.plan.batch(0, self.topology.data_rank, self.topology.data_size)
+        first = self.batch_schedule.batch(0, self.topology.data_rank, self.topology.data_size)
         for batch in (first, *(self.validation_batches() or ())):
             ready, objective = self.ready(batch)
             result: Any = self.hooks.swift_forward(self.run, self.state, ready, objective)

@@ -16,7 +16,7 @@ from swift.config.parse import Parsed, config_from_mapping
 from swift.config.sections import Config
 from swift.contracts import Capabilities
 from swift.data.pipeline import prepare_data
-from swift.data.plans import BatchLayout, EpochPlan
+from swift.data.schedules import BatchLayout, EpochSchedule
 from swift.models.heads import initial_head
 from swift.models.media_processor import MediaProcessor
 from swift.models.source import open_source
@@ -285,7 +285,7 @@ def batches_of(case: Case, model: Path) -> list[list[int]]:
         seed=config.train.seed,
         say=say_nothing,
         rows=case.rows,
-        pictures=None if source.processor is None else MediaProcessor(source.processor, config.data),
+        images=None if source.processor is None else MediaProcessor(source.processor, config.data),
     )
     assert data.train is not None
     layout = BatchLayout(
@@ -297,5 +297,5 @@ def batches_of(case: Case, model: Path) -> list[list[int]]:
         packing=config.data.packing,
         max_steps=STEPS,
     )
-    plan = EpochPlan(data.train.samples, objective, layout)
-    return [[sample.sample_id for row in plan.batch(step, 0, 1).rows for sample in row] for step in range(STEPS)]
+    schedule = EpochSchedule(data.train.samples, objective, layout)
+    return [[sample.sample_id for row in schedule.batch(step, 0, 1).rows for sample in row] for step in range(STEPS)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def settle_best(config: Config, names: Sequence[str] | None) -> Config:
-    """Return the configuration with the first of a plan's own evaluation metrics where the user names none."""
+    """Return the configuration with the first of a schedule's own evaluation metrics where the user names none."""
     if not names or "metric_for_best" in config.train.model_fields_set:
         return config
     return config.model_copy(update={"train": config.train.model_copy(update={"metric_for_best": names[0]})})

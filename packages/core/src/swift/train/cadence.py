@@ -7,30 +7,30 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
-    from swift.contracts import Plan, StepRecord
+    from swift.contracts import BatchSchedule, StepRecord
 
 
-def settle_intervals(config: Config, plan: Plan) -> Config:
+def settle_intervals(config: Config, schedule: BatchSchedule) -> Config:
     """Return the configuration with whole numbers of steps for saving, evaluating and logging."""
     logging = config.logging
     every: float | None = logging.steps
     if logging.strategy != "steps":
-        every = plan.steps_per_epoch if logging.strategy == "epoch" else None
+        every = schedule.steps_per_epoch if logging.strategy == "epoch" else None
     settled = {
-        "checkpoint": {"save_steps": _whole(config.checkpoint.save_steps, plan)},
-        "train": {"eval_steps": _whole(config.train.eval_steps, plan)},
-        "logging": {"strategy": "steps", "steps": _whole(every, plan) or plan.total_steps},
+        "checkpoint": {"save_steps": _whole(config.checkpoint.save_steps, schedule)},
+        "train": {"eval_steps": _whole(config.train.eval_steps, schedule)},
+        "logging": {"strategy": "steps", "steps": _whole(every, schedule) or schedule.total_steps},
     }
     return config.model_copy(
         update={name: getattr(config, name).model_copy(update=keys) for name, keys in settled.items()}
     )
 
 
-def _whole(interval: float | None, plan: Plan) -> int | None:
+def _whole(interval: float | None, schedule: BatchSchedule) -> int | None:
     """Return a part of all steps as steps, rounded up as the Trainer does."""
     if interval is None:
         return None
-    return math.ceil(interval * plan.total_steps) if interval < 1 else int(interval)
+    return math.ceil(interval * schedule.total_steps) if interval < 1 else int(interval)
 
 
 class LoggedSteps:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.config.own_options import FROM_DATA, LoraOptions
-from swift.data.plans import BatchLayout, EpochPlan
+from swift.data.schedules import BatchLayout, EpochSchedule
 from swift.errors import ConfigError
 from swift.models.adapter_initialization import check_matrix, inner_name, lora_layers, of_rank, randomised_svd, signs_of
 from swift.models.attention import choose_attention
@@ -32,7 +32,7 @@ from swift.terminal import say_nothing, waiting
 from swift.train.steps import Arithmetic, accumulate
 
 if TYPE_CHECKING:
-    from swift.contracts import ModelSource, Objective, Plan, Run
+    from swift.contracts import BatchSchedule, ModelSource, Objective, Run
     from swift.data.batch import Batch, MicroBatch
     from swift.data.store import SampleSet
     from swift.train.reference import Mode
@@ -61,7 +61,12 @@ class _Layer:
 
 
 def starts_from_data(
-    run: Run, source: ModelSource, objective: Objective, plan: Plan, samples: SampleSet | None, reference: Mode
+    run: Run,
+    source: ModelSource,
+    objective: Objective,
+    schedule: BatchSchedule,
+    samples: SampleSet | None,
+    reference: Mode,
 ) -> dict[str, torch.Tensor]:
     """Return what adapters begin with that the data decides, by names on disk; nothing for other adapters.
 
@@ -70,7 +75,7 @@ def starts_from_data(
     options = run.config.tuner.options(LoraOptions)
     if options.init not in FROM_DATA or run.config.tuner.kind != "lora":
         return {}
-    if samples is None or not isinstance(plan, EpochPlan):
+    if samples is None or not isinstance(schedule, EpochSchedule):
         raise ConfigError(
             f"tuner.init {options.init} looks at the training data first, and this run makes or streams its data.",
             hint="Type --tuner.init pissa, which looks at the weights alone, or --tuner.init default.",
@@ -103,10 +108,10 @@ def _check_gradient(objective: Objective, reference: Mode) -> None:
 
 def _measured(run: Run, source: ModelSource, objective: Objective, samples: SampleSet) -> dict[str, torch.Tensor]:
     options = run.config.tuner.options(LoraOptions)
-    plan = EpochPlan(samples, objective, BatchLayout.from_config(run.config))
+    schedule = EpochSchedule(samples, objective, BatchLayout.from_config(run.config))
     layers = _layers(run, source)
-    steps = range(min(options.init_batches or _BATCHES, plan.total_steps))
-    batches = (replace(plan.batch(step, 0, 1), micro_rows=1, media_reader=run.media_reader) for step in steps)
+    steps = range(min(options.init_batches or _BATCHES, schedule.total_steps))
+    batches = (replace(schedule.batch(step, 0, 1), micro_rows=1, media_reader=run.media_reader) for step in steps)
     dtype = getattr(torch, resolve_dtype(run.config.model.dtype, run.topology.device)[0])
     view = _whole_model(run, source, dtype)
     find = _directions_of_inputs if options.init == "eva" else _directions_of_gradients

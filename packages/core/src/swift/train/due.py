@@ -62,5 +62,5 @@ class Due:
         """Return whether the interval is over; without one it is an epoch."""
         if interval is not None:
             return step % interval == 0
-        plan = self._job.plan
-        return plan.steps_per_epoch is not None and plan.epoch_at(step).is_integer()
+        schedule = self._job.batch_schedule
+        return schedule.steps_per_epoch is not None and schedule.epoch_at(step).is_integer()

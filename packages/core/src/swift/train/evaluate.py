@@ -1,4 +1,4 @@
-"""Evaluation during training: the objective's own loss and metrics over the validation set, or what its plan says."""
+"""Evaluation during training: the objective's own loss and metrics over the validation set, or what its schedule says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from swift.config.incompatibilities import NAME_A_VALIDATION_SET, never_evaluated
 from swift.terminal import waiting
-from swift.train.planning import evaluates, plan_evaluation
+from swift.train.scheduling import evaluates, schedule_evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def can_evaluate(job: Job) -> bool:
-    """Return whether there is something to evaluate: a validation set, or a plan that names its own numbers."""
-    names = evaluates(job.plan)
+    """Return whether there is something to evaluate: a validation set, or a schedule that names its own numbers."""
+    names = evaluates(job.batch_schedule)
     return job.validation is not None if names is None else bool(names)
 
 
 def evaluation_of(job: Job, when: str) -> Mapping[str, float]:
-    """Evaluate the model as it is now, by the plan where it does that; the same on every process."""
+    """Evaluate the model as it is now, by the schedule where it does that; the same on every process."""
     job.watchdog.at(f"the evaluation {when}")
     with waiting(f"evaluating {when}"):
-        if evaluates(job.plan) is not None:
-            return job.comms.broadcast(plan_evaluation(job.plan, job.state.step))
+        if evaluates(job.batch_schedule) is not None:
+            return job.comms.broadcast(schedule_evaluation(job.batch_schedule, job.state.step))
         batches = job.validation_batches()
         assert batches is not None
         return evaluate(job.hooks, job.run, job.state, batches, job.ready)
@@ -61,7 +61,7 @@ def evaluate(
 
 def check_evaluation(job: Job) -> None:
     """Check now what the first evaluation would otherwise find out, or nothing would."""
-    train, names = job.run.config.train, evaluates(job.plan)
+    train, names = job.run.config.train, evaluates(job.batch_schedule)
     if not can_evaluate(job) or train.eval_strategy == "no":
         _check_nothing_waits(job, no_data=not can_evaluate(job))
         return

@@ -72,9 +72,11 @@ def _mixture(own: WeightStream, policy: WeightStream, part: float) -> Iterator[N
 
 @torch.no_grad()
 def _fill(target: Any, whole: torch.Tensor) -> None:
-    from swift.checkpoint.boxes import Boxes  # with DTensor, which few runs need: every run imports this module
+    from swift.checkpoint.tensor_slices import (
+        TensorSlices,  # with DTensor, which few runs need: every run imports this module
+    )
 
-    if isinstance(target, Boxes):
+    if isinstance(target, TensorSlices):
         for offset, view in target.boxes.items():
             region = tuple(slice(start, start + size) for start, size in zip(offset, view.shape, strict=True))
             view.copy_(whole[region])

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.checkpoint.manifest import Manifest
-from swift.contracts import Objective, Plan, Run, Topology, TrainState
+from swift.contracts import BatchSchedule, Objective, Run, Topology, TrainState
 from swift.data.batch import check_candidates
 from swift.data.pipeline import PreparedData
-from swift.data.plans import BatchLayout
-from swift.data.plans.epochs import EpochPlan, evaluation_batches
+from swift.data.schedules import BatchLayout
+from swift.data.schedules.epochs import EpochSchedule, evaluation_batches
 from swift.data.store import SampleSet
-from swift.models.media import TowerReader
+from swift.models.media import ProcessorReader
 from swift.plugins.hooks import Hooks
 from swift.processes.comms import Comms
 from swift.processes.watchdog import Watchdog
@@ -36,7 +36,7 @@ class Job:
     comms: Comms
     source: ModelSource
     objective: Objective
-    plan: Plan
+    schedule: BatchSchedule
     data: PreparedData
     validation: SampleSet | None
     """The validation set, with reference log-probabilities where they are kept on disk."""
@@ -89,17 +89,17 @@ class Job:
         return batch, objective
 
     def decode_ahead(self, step: int, batch: Batch) -> float:
-        """Begin with the pictures of a step and of the next one; return how long steps have waited for pictures.
+        """Begin with the images of a step and of the next one; return how long steps have waited for images.
 
         Where samples come one after the other (a stream, answers to prompts), the next step is not known yet.
         """
         reader = self.run.media_reader
-        if isinstance(reader, TowerReader):
+        if isinstance(reader, ProcessorReader):
             batches = [batch] * self._passes(batch)
-            if isinstance(self.plan, EpochPlan) and step + 1 < self.run.total_steps:
-                batches.append(self.plan.batch(step + 1, self.topology.data_rank, self.topology.data_size))
+            if isinstance(self.batch_schedule, EpochSchedule) and step + 1 < self.run.total_steps:
+                batches.append(self.batch_schedule.batch(step + 1, self.topology.data_rank, self.topology.data_size))
             reader.announce(batches)
-        return self.waited_for_pictures()
+        return self.waited_for_images()
 
     def _passes(self, batch: Batch) -> int:
         """Return how often a training step runs the model on its batch: what was decoded is kept from pass to pass."""
@@ -107,17 +107,17 @@ class Job:
         compared = first is not None and not first_pass.is_whole(batch, self.topology)
         return 1 + (self.reference == "adapter") + (self.objective.baseline is not None) + compared
 
-    def waited_for_pictures(self) -> float:
-        """Return for how many seconds steps have waited for pictures to be decoded."""
+    def waited_for_images(self) -> float:
+        """Return for how many seconds steps have waited for images to be decoded."""
         reader = self.run.media_reader
-        decoder = reader.decoder if isinstance(reader, TowerReader) else None
+        decoder = reader.decoder if isinstance(reader, ProcessorReader) else None
         return 0.0 if decoder is None else decoder.seconds
 
     def _reader(self, *, training: bool) -> MediaReader | None:
-        """Return what reads pictures, naming rows of the data set that is being read."""
+        """Return what reads images, naming rows of the data set that is being read."""
         part = self.data.train if training else self.data.validation
         reader = self.run.media_reader
-        return reader.naming(part.place) if isinstance(reader, TowerReader) and part is not None else reader
+        return reader.naming(part.place) if isinstance(reader, ProcessorReader) and part is not None else reader
 
     def validation_batches(self) -> Iterator[Batch] | None:
         """Return the validation set in order, or None when there is none."""

@@ -24,9 +24,9 @@ from swift.train.evaluate import can_evaluate, evaluation_of
 from swift.train.failures import check_folder, failure_of, folder_is_gone, not_finite, resume_advice
 from swift.train.job import Job
 from swift.train.memory import peak_memory_gib
-from swift.train.planning import plan_metrics, train_roles
 from swift.train.prepare import open_job, report_data
 from swift.train.saving import CheckpointSaver
+from swift.train.scheduling import schedule_metrics, train_roles
 from swift.train.sums import NonFiniteStep
 from swift.train.time_breakdown import StepMeter
 
@@ -145,29 +145,29 @@ class Loop:
         job = self.job
         job.watchdog.at(f"step {step + 1}")
         begin = time.monotonic()
-        batch = job.plan.batch(step, job.topology.data_rank, job.topology.data_size)
+        batch = job.batch_schedule.batch(step, job.topology.data_rank, job.topology.data_size)
         data_seconds = time.monotonic() - begin
         waited = job.decode_ahead(step, batch)
         with self._meter.measuring(begin) as sample:
             ready, objective = job.ready(batch, training=True)
             try:
-                of_roles = train_roles(job.plan, step, batch)
+                of_roles = train_roles(job.batch_schedule, step, batch)
                 result = job.hooks.swift_train_step(job.run, job.state, ready, objective)
             except NonFiniteStep as failure:
                 self.saver.wait()
                 raise not_finite(job, step + 1, failure, self.saver.last) from None
         self._tokens += batch.tokens
-        if told := {**of_roles, **plan_metrics(job.plan, step)}:
+        if told := {**of_roles, **schedule_metrics(job.batch_schedule, step)}:
             result = replace(result, metrics={**result.metrics, **told})
         record = StepRecord(
             step=step + 1,
             total_steps=job.run.total_steps,
-            epoch=job.plan.epoch_at(step + 1),
+            epoch=job.batch_schedule.epoch_at(step + 1),
             result=result,
             tokens=batch.tokens,
             padded_tokens=_padded_tokens(batch),
             seconds=time.monotonic() - begin,
-            data_seconds=data_seconds + job.waited_for_pictures() - waited,
+            data_seconds=data_seconds + job.waited_for_images() - waited,
             memory_gib=peak_memory_gib(job.topology.device),
         )
         self._meter.note(record, sample)

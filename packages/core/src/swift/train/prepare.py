@@ -21,17 +21,17 @@ from swift.config.capabilities import lacking_media
 from swift.config.incompatibilities import uneven_batch
 from swift.config.sections import Config
 from swift.config.tasks import CAUSAL_LM
-from swift.contracts import DataFacts, ModelRole, Objective, Plan, RejectedSamples, Run, fitting_roles
+from swift.contracts import BatchSchedule, DataFacts, ModelRole, Objective, RejectedSamples, Run, fitting_roles
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
 from swift.data.media_tokens import MediaRules
 from swift.data.pipeline import DataPreparation, PreparedData, media_kinds, media_tokens
 from swift.data.store import ReferencedSamples, hash_of
 from swift.errors import ConfigError, DataError
-from swift.models.classes import has_tower
+from swift.models.classes import has_encoder
 from swift.models.heads import exported
 from swift.models.low_bit import adapters_as_trained, as_trained
-from swift.models.media import TowerReader
+from swift.models.media import ProcessorReader
 from swift.models.media_processor import MediaProcessor
 from swift.models.parts import ALIGNER, VIT, frozen_parts
 from swift.models.positions import check_longest, limit_note
@@ -53,7 +53,6 @@ from swift.train.cadence import settle_intervals
 from swift.train.data_driven_initialization import starts_from_data
 from swift.train.evaluate import check_evaluation
 from swift.train.job import Job, in_order
-from swift.train.planning import ModelInTraining, SampleSets, close_plan, evaluates, make_plan, schedule_of
 from swift.train.reference import ScoreCache, reference_mode
 from swift.train.resume import (
     StartPoint,
@@ -66,6 +65,7 @@ from swift.train.resume import (
 )
 from swift.train.roles import check_roles, check_vocabularies, open_role, role_sources
 from swift.train.run_folder import RunClaim
+from swift.train.scheduling import ModelInTraining, SampleSets, close_schedule, evaluates, learning_rates_of, make_plan
 from swift.train.send_weights import send_weights
 from swift.tuners.selected import tuner_of
 
@@ -114,7 +114,7 @@ def open_job(
         plugins=hooks.versions,
     )
     check_roles(roles, hooks, config)
-    hooks.swift_check_plan(run)
+    hooks.swift_check_layout(run)
     comms: Comms | None = None
     watchdog: Watchdog | None = None
     claim: RunClaim | None = None
@@ -197,23 +197,23 @@ def _prepare(
     sources = role_sources(asked, run, setup.hooks)
     check_vocabularies(sources, source)
     sources |= role_sources(setup.roles, run, setup.hooks)
-    pictures = None if source.processor is None else MediaProcessor(source.processor, run.config.data)
-    data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows, pictures=pictures)
-    if pictures is not None and (kinds := media_kinds(data)):
-        run.media_reader = reader = TowerReader.of(source, pictures, run.config.data, kinds)
+    images = None if source.processor is None else MediaProcessor(source.processor, run.config.data)
+    data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows, images=images)
+    if images is not None and (kinds := media_kinds(data)):
+        run.media_reader = reader = ProcessorReader.of(source, images, run.config.data, kinds)
         setup.at_end.callback(reader.close)
-    check_tower(run, source)
+    check_encoder(run, source)
     check_positions(run, source.config, data)
     objective = for_training_set(objective, None if data.train is None else data.train.samples, run.say)
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
     samples = SampleSets.of(data, mode)
     model = ModelInTraining(run, setup.hooks, (role.name for role in roles))
-    plan = make_plan(objective, data, samples, source, model, setup.comms)
-    setup.at_end.callback(close_plan, plan)
-    plan_steps(plan, run)
+    schedule = make_plan(objective, data, samples, source, model, setup.comms)
+    setup.at_end.callback(close_schedule, schedule)
+    plan_steps(schedule, run)
     if start.checkpoint is None:
         run.adapter_start = starts_from_data(
-            run, source, objective, plan, None if data.train is None else data.train.samples, mode
+            run, source, objective, schedule, None if data.train is None else data.train.samples, mode
         )
     state = model.state = load_model(setup, source)
     if mode == "cached":
@@ -231,13 +231,13 @@ def _prepare(
         comms=setup.comms,
         source=source,
         objective=objective,
-        plan=plan,
+        schedule=schedule,
         data=data,
         validation=samples.validation,
         state=state,
         best=BestSoFar.from_config(run.config.train),
         reference=mode,
-        manifest=_manifest(run, source, data, plan),
+        manifest=_manifest(run, source, data, schedule),
         watchdog=watchdog,
         roles=opened,
     )
@@ -306,12 +306,12 @@ def open_data(
     rows: Sequence[Any] | None,
     validation_rows: Sequence[Any] | None,
     *,
-    pictures: MediaRules | None = None,
+    images: MediaRules | None = None,
 ) -> PreparedData:
     """Read, encode and check the data sets, and report what could not be used; a stream is opened only."""
     run, comms = setup.run, setup.comms
     tokens = media_tokens(
-        pictures, run.config.data, lambda kind: lacking_media(setup.hooks.capabilities, run.config, kind)
+        images, run.config.data, lambda kind: lacking_media(setup.hooks.capabilities, run.config, kind)
     )
     encoder = SampleEncoder(tokenizer, run.config.data, encoding_of(encoding), tokens)
     preparation = DataPreparation(encoder, run.config.train.order_seed, run.say, comms.barrier, run.topology.is_main)
@@ -337,14 +337,14 @@ def check_positions(run: Run, model_config: Any, data: PreparedData) -> None:
         run.say(note)
 
 
-def check_tower(run: Run, source: ModelSource) -> None:
-    """Refuse to train a tower on data without pictures: nothing would reach it."""
+def check_encoder(run: Run, source: ModelSource) -> None:
+    """Refuse to train a tower on data without images: nothing would reach it."""
     tuner = run.config.tuner
-    if run.media_reader is None and has_tower(source.config) and False in (tuner.freeze_vit, tuner.freeze_aligner):
+    if run.media_reader is None and has_encoder(source.config) and False in (tuner.freeze_vit, tuner.freeze_aligner):
         raise ConfigError(
-            "tuner.freeze_vit or tuner.freeze_aligner is false, and no row of the data has a picture: nothing would "
+            "tuner.freeze_vit or tuner.freeze_aligner is false, and no row of the data has an image: nothing would "
             "reach what they leave to train.",
-            hint="Leave them out, or name a data set with pictures.",
+            hint="Leave them out, or name a data set with images.",
         )
     _check_rates(run)
 
@@ -357,8 +357,8 @@ def _check_rates(run: Run) -> None:
             continue
         if run.media_reader is None:
             raise ConfigError(
-                f"optim.{name} is a learning rate for what only pictures reach, and no row of the data has a picture.",
-                hint="Leave it out, or name a data set with pictures.",
+                f"optim.{name} is a learning rate for what only images reach, and no row of the data has an image.",
+                hint="Leave it out, or name a data set with images.",
             )
         if part in frozen_parts(tuner, tuner_of(tuner).options):
             raise ConfigError(
@@ -382,12 +382,12 @@ def report_data(run: Run, data: PreparedData) -> None:
     run.facts.data = DataFacts(data.report.samples, data.report.tokens, rejected, held_out, validation)
 
 
-def plan_steps(plan: Plan, run: Run) -> None:
-    """Set the number of steps, the schedule and the metric of the best checkpoint, as the plan has them."""
-    config = run.config = settle_best(settle_intervals(run.config, plan), evaluates(plan))
-    run.total_steps = plan.total_steps
-    planned = Schedule.from_config(config.optim, config.learning_rate, plan.total_steps)
-    run.schedule = schedule_of(plan, planned)
+def plan_steps(schedule: BatchSchedule, run: Run) -> None:
+    """Set the number of steps, the schedule and the metric of the best checkpoint, as the schedule has them."""
+    config = run.config = settle_best(settle_intervals(run.config, schedule), evaluates(schedule))
+    run.total_steps = schedule.total_steps
+    planned = Schedule.from_config(config.optim, config.learning_rate, schedule.total_steps)
+    run.schedule = learning_rates_of(schedule, planned)
 
 
 def load_model(setup: Setup, source: ModelSource) -> TrainState:
@@ -440,7 +440,7 @@ def _data_fingerprint(config: Config, data: PreparedData) -> str:
     return f"stream-{hash_of(config.data.model_dump_json(exclude={'cache', 'workers', 'validation'}))}"
 
 
-def _manifest(run: Run, source: ModelSource, data: PreparedData, plan: Plan) -> Manifest:
+def _manifest(run: Run, source: ModelSource, data: PreparedData, schedule: BatchSchedule) -> Manifest:
     config, topology = run.config, run.topology
     assert topology is not None
     assert config.train.global_batch is not None
@@ -452,7 +452,7 @@ def _manifest(run: Run, source: ModelSource, data: PreparedData, plan: Plan) -> 
         data_fingerprint=_data_fingerprint(config, data),
         backend=config.backend.name,
         config=config.model_dump(mode="json"),
-        plan={"world": topology.world.size, **topology.layout},
-        schedule={"total_steps": plan.total_steps, "peak": config.learning_rate, "shape": config.optim.schedule},
+        schedule={"world": topology.world.size, **topology.layout},
+        schedule={"total_steps": schedule.total_steps, "peak": config.learning_rate, "shape": config.optim.schedule},
         plugins=dict(run.plugins),
     )

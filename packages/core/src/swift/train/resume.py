@@ -17,7 +17,6 @@ from swift.plugins.discover import list_plugins
 from swift.plugins.load import load_optimizer
 from swift.processes.comms import Comms
 from swift.processes.group import elastic_launcher
-from swift.train.planning import restore_plan
 from swift.train.run_folder import (
     ARGS_FILE,
     RunClaim,
@@ -30,6 +29,7 @@ from swift.train.run_folder import (
     write_run_files,
 )
 from swift.train.sample_file import write_samples
+from swift.train.scheduling import restore_schedule
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
@@ -158,7 +158,7 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
         job.run.say(f"{folder} also holds {', '.join(others)}, which this run does not have: left out.")
     progress = checkpoint.manifest["facts"].get("progress", {})
     job.best.restore(progress.get("best", {}))
-    restore_plan(job.plan, progress)
+    restore_schedule(job.batch_schedule, progress)
     job.resumed_from = folder
     before = checkpoint.manifest["schedule"].get("total_steps")
     job.run.say(f"Resuming from {folder} at step {step} of {job.run.total_steps}.")

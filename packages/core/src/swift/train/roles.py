@@ -13,7 +13,7 @@ from swift.checkpoint.save import before_update
 from swift.config.capabilities import check_capabilities
 from swift.config.tasks import check_labels
 from swift.contracts import ForwardResult, ModelRole, Objective, Run, StepResult, TrainState, WeightStream
-from swift.errors import CheckpointError, ConfigError, SwiftError, UnsupportedPlan
+from swift.errors import CheckpointError, ConfigError, SwiftError, UnsupportedLayout
 from swift.models.source import open_source
 from swift.optim.schedule import Schedule
 from swift.plugins.hooks import Hooks
@@ -29,13 +29,13 @@ _SECTIONS = ("model", "tuner", "optim")
 
 
 def check_roles(roles: Sequence[ModelRole], hooks: Hooks, policy: Config) -> None:
-    """Raise `UnsupportedPlan` when a run asks for more models, or for another kind of one, than its backend has."""
+    """Raise `UnsupportedLayout` when a run asks for more models, or for another kind of one, than its backend has."""
     names = [role.name for role in roles]
     if len(set(names)) < len(names):
         raise ValueError(f"two roles have the same name: {', '.join(names)}")
     most = hooks.capabilities.roles
     if 1 + len(roles) > most:
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"This run holds {1 + len(roles)} models at once (policy, {', '.join(names)}); the "
             f"{policy.backend.name} backend "
             f"holds {most}.",
@@ -152,7 +152,7 @@ def open_role(
 ) -> RoleModel:
     """Let the backend build, distribute and fill the model of a role, in the processes that hold the policy."""
     run = policy.for_role(role)
-    hooks.swift_check_plan(run)
+    hooks.swift_check_layout(run)
     optim = run.config.optim
     if optim.lr is None:  # as for the policy, whose configuration has it filled in
         optim = optim.model_copy(update={"lr": load_tuner(run.config.tuner.kind).object.learning_rate})

@@ -1,4 +1,4 @@
-"""A run's folder: how it is named, what core writes into it at the start, and how other verbs read it.
+"""A run's folder: how it is named, what core writes into it at the start, and how other commands read it.
 
     output/<model>/vN-YYYYMMDD-HHMMSS/
       args.json  config.yaml  samples.json  logging.jsonl  report.html  runs/  images/  checkpoint-<step>/ ...
@@ -197,7 +197,7 @@ def write_run_files(
     plugins: Mapping[str, str],
     environment: Mapping[str, Any],
 ) -> None:
-    """Write `config.yaml`, which `--config` reads back, and `args.json`, which tells other verbs what was trained.
+    """Write `config.yaml`, which `--config` reads back, and `args.json`, which tells other commands what was trained.
 
     `args.json` is flat: `model.path`, `tuner.kind`, `backend.name`, ... as in the flags' names, and next to them
     `swift_version`, `plugins` and `environment`.

@@ -22,7 +22,7 @@ SHOWN = 24
 MOST_TOKENS = 60_000
 """Tokens that are written in all: long samples are fewer."""
 THUMBNAIL = 192
-"""Pixels of a picture's longer side, as it is shown beside the text."""
+"""Pixels of an image's longer side, as it is shown beside the text."""
 
 
 def write_samples(job: Job) -> None:
@@ -82,12 +82,12 @@ def _segment(segment: PreviewSegment) -> dict[str, Any]:
 
 def _piece(piece: PreviewPiece) -> dict[str, Any]:
     if piece.media is not None:
-        picture = piece.media
+        image = piece.media
         return {
-            "picture": Path(picture.source).name,
-            "width": picture.width,
-            "height": picture.height,
-            "tokens": picture.length,
-            "thumbnail": thumbnail(picture, THUMBNAIL) if picture.kind == "image" else None,
+            "image": Path(image.source).name,
+            "width": image.width,
+            "height": image.height,
+            "tokens": image.length,
+            "thumbnail": thumbnail(image, THUMBNAIL) if image.kind == "image" else None,
         }
     return {"weight": piece.weight, "text": piece.text, "ids": list(piece.ids)}

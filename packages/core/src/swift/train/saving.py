@@ -22,7 +22,7 @@ from swift.checkpoint.save import PendingSave, save_checkpoint, wait_for_saves
 from swift.checkpoint.weights_only import WeightsOnlyWriter
 from swift.contracts import StepRecord
 from swift.models.heads import exported
-from swift.train.planning import plan_state
+from swift.train.scheduling import schedule_state
 
 if TYPE_CHECKING:
     from swift.checkpoint.storage import StoredTensors
@@ -61,7 +61,13 @@ class CheckpointSaver:
                 "adapter": job.run.adapter_config,
                 "roles": {role.name: role.record() for role in job.saved_roles},
                 "metrics": metrics,
-                "facts": {"progress": {"best": job.best.to_json(), "epoch": record.epoch, **plan_state(job.plan)}},
+                "facts": {
+                    "progress": {
+                        "best": job.best.to_json(),
+                        "epoch": record.epoch,
+                        **schedule_state(job.batch_schedule),
+                    }
+                },
             }
         )
         pending = save_checkpoint(

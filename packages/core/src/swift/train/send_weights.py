@@ -8,7 +8,7 @@ from typing import Any
 
 from swift.contracts import InferenceEngine, ModelSource, WeightStream
 from swift.models.adapter_file import kind_of
-from swift.models.low_bit import FewBitsSource
+from swift.models.low_bit import LowBitSource
 from swift.models.merge import merged
 
 
@@ -38,7 +38,7 @@ def send_weights(
     """
     try:
         if engine is not None:
-            takes = getattr(engine, "takes_adapters", False) and not isinstance(source, FewBitsSource)
+            takes = getattr(engine, "takes_adapters", False) and not isinstance(source, LowBitSource)
             if takes and adapter is not None and kind_of(adapter) == "LORA":
                 engine.update_adapter(weights, adapter)  # type: ignore[attr-defined]
             else:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from swift.contracts import RankFacts, StepShares
+from swift.contracts import RankFacts, StepTimes
 from swift.processes.traces import CollectiveTrace, is_traced, length_within
 from swift.processes.updates import UpdateTimes, listening
 from swift.train.cadence import LoggedSteps
@@ -238,12 +238,12 @@ def _add_times(sample: SampledStep, trace: CollectiveTrace | None, times: Update
         sample.optimizer += (end - begin - communicated) * 1e-9
 
 
-def _shares(rows: Sequence[_Row]) -> StepShares | None:
+def _shares(rows: Sequence[_Row]) -> StepTimes | None:
     """Return the means over processes and measured steps."""
     count = sum(row.samples for row in rows)
     if not count:
         return None
-    return StepShares(
+    return StepTimes(
         seconds=sum(row.sampled_seconds for row in rows) / count,
         communication=sum(row.sampled_communication for row in rows) / count,
         data=sum(row.sampled_data for row in rows) / count,

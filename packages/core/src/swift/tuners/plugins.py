@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from swift.config.incompatibilities import adapter_without_lora, misfit_of_start, started_twice, trained_in_few_bits
+from swift.config.incompatibilities import adapter_without_lora, misfit_of_start, started_twice, trained_in_low_bit
 from swift.config.own_options import FROM_DATA, STARTED, FullOptions, LoraOptions
 from swift.contracts.tuner import Trains, TunerContext
 
@@ -29,7 +29,7 @@ class Full:
     def attach(self, model: torch.nn.Module, options: FullOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model itself, frozen where the patterns say so."""
         if context.quantize != "none":
-            raise trained_in_few_bits(context.quantize)
+            raise trained_in_low_bit(context.quantize)
         if context.adapter is not None:
             raise adapter_without_lora()
         from swift.models.tuners import freeze_by_pattern

@@ -13,7 +13,7 @@ from swift_rl.distill.vocabulary import check_vocabularies, size_of
 from swift_rl.held import IN_PROCESS
 
 if TYPE_CHECKING:
-    from swift.contracts import Completion, InferenceEngine, PlanContext, Sampling
+    from swift.contracts import Completion, InferenceEngine, Sampling, ScheduleContext
     from swift_rl.distill.options import TeacherOptions
 
 Found = TypeVar("Found")
@@ -25,7 +25,7 @@ class TeacherEngine:
     A text is scored by one process, so that all that learn from it have the same numbers, to the last bit.
     """
 
-    def __init__(self, context: PlanContext, options: TeacherOptions, *, top: int) -> None:
+    def __init__(self, context: ScheduleContext, options: TeacherOptions, *, top: int) -> None:
         self._context = context
         self._options = options
         self.students_tokens = self.teachers_tokens = size_of(context.source)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from swift.config.sections import Config
-    from swift.contracts import ModelRole, Plan, PlanContext, RoundWork
+    from swift.contracts import BatchSchedule, ModelRole, RoundWork, ScheduleContext
     from swift.data.batch import MicroBatch
     from swift.data.encodings import Encoding
     from swift.data.samples import SampleFacts
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Gkd(BaseObjective[GkdOptions]):
     """Generalized knowledge distillation (arXiv 2306.13649).
 
-    The plan gives each token `candidates`, and what the teacher says of them: `teacher_logps`, [tokens, K]. With
+    The schedule gives each token `candidates`, and what the teacher says of them: `teacher_logps`, [tokens, K]. With
     `sft_alpha` it also gives `is_taught`, 1 where the answer is not the student's own.
     """
 
@@ -58,9 +58,9 @@ class Gkd(BaseObjective[GkdOptions]):
 
         return work_of_distillation(self.options)
 
-    def plan(self, context: PlanContext) -> Plan:
-        """Return the plan that asks the teacher, and where the options say so the student, in rounds."""
-        from swift_rl.distill.plan import plan_of
+    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+        """Return the schedule that asks the teacher, and where the options say so the student, in rounds."""
+        from swift_rl.distill.schedule import plan_of
 
         return plan_of(context, self.options)
 

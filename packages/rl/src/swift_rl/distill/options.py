@@ -35,7 +35,7 @@ class TeacherOptions(Section):
 
     teacher_as_role: bool = Field(
         False,
-        description="Hold teacher_model as a frozen model of the run, sharded as the policy is, in place of an "
+        description="Hold teacher_model as a frozen model of the run, sharded as the policy is, instead of an "
         "inference engine",
     )
 
@@ -83,7 +83,7 @@ class GkdOptions(TeacherOptions, DrawOptions):
         description="Divergence from the teacher: 0 is KL(teacher || student), 1 KL(student || teacher), between them "
         "the generalized Jensen-Shannon divergence",
     )
-    seq_kd: bool = Field(False, description="In place of the data's answers, learn from answers of the teacher")
+    seq_kd: bool = Field(False, description="Instead of the data's answers, learn from answers of the teacher")
     sft_alpha: NonNegativeFloat = Field(
         0.0, description="Weight of the cross-entropy of answers that are not the student's own, added to the loss"
     )

@@ -1,4 +1,4 @@
-"""The prompts of conversations that have an answer already, which may be learned in place of the student's."""
+"""The prompts of conversations that have an answer already, which may be learned instead of the student's."""
 
 from __future__ import annotations
 

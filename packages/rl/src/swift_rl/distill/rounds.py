@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swift.data.plans import shuffler
+from swift.data.schedules import shuffler
 from swift.errors import CheckpointError, ConfigError
 from swift_rl.distill.questions import AnsweredPrompts
 from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
@@ -24,7 +24,7 @@ from swift_rl.rounds.logps import sample_of
 from swift_rl.rounds.settings import check_room
 
 if TYPE_CHECKING:
-    from swift.contracts import PlanContext
+    from swift.contracts import ScheduleContext
     from swift.data.batch import Row
     from swift.data.samples import Encoded
     from swift_rl.distill.options import GkdOptions
@@ -42,7 +42,7 @@ class AnswerRounds:
     Whether the student answers in a round is decided by the run's seed and the number of the round alone.
     """
 
-    def __init__(self, context: PlanContext, options: GkdOptions, teacher: Teacher) -> None:
+    def __init__(self, context: ScheduleContext, options: GkdOptions, teacher: Teacher) -> None:
         self._context = context
         self._options = options
         self._teacher = teacher
@@ -174,7 +174,7 @@ def _samples(prompts: Sequence[Prompt], answers: Sequence[DrawnAnswer]) -> list[
     ]
 
 
-def _fingerprint(options: GkdOptions, questions: AnsweredPrompts, context: PlanContext) -> str:
+def _fingerprint(options: GkdOptions, questions: AnsweredPrompts, context: ScheduleContext) -> str:
     """Return a hash of all that decides a round besides the weights."""
     held = [
         options.model_dump(mode="json", exclude=set(_HARMLESS)),

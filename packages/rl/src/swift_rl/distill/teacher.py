@@ -1,4 +1,4 @@
-"""The words of a teacher: what it would say in place of each token of an answer, as a batch carries them."""
+"""The words of a teacher: what it would say instead of each token of an answer, as a batch carries them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from swift_rl.distill.vocabulary import size_of
 from swift_rl.held import TEACHER
 
 if TYPE_CHECKING:
-    from swift.contracts import Completion, ModelView, PlanContext, Sampling, Score
+    from swift.contracts import Completion, ModelView, Sampling, ScheduleContext, Score
     from swift.data.batch import Batch, MicroBatch
     from swift.data.samples import Encoded, Segment
     from swift_rl.distill.options import GkdOptions
@@ -67,7 +67,7 @@ class LikeliestTokens(PerSampleObjective[Section]):
 class Teacher:
     """The teacher of a run of `gkd`. All methods are called on every process."""
 
-    def __init__(self, context: PlanContext, options: GkdOptions) -> None:
+    def __init__(self, context: ScheduleContext, options: GkdOptions) -> None:
         self._context = context
         self._as_role = options.teacher_as_role
         self._temperature = options.divergence_temperature

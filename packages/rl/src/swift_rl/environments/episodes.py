@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from swift.contracts import EpisodeStart, InferenceEngine, Observation, PlanContext, Sampling, Turn
+from swift.contracts import EpisodeStart, InferenceEngine, Observation, Sampling, ScheduleContext, Turn
 from swift.infer import StopStrings
 from swift.toolkit import heartbeat
 from swift_rl.environments.pool import EnvironmentPool, EpisodeCall
@@ -72,7 +72,7 @@ class _Played:
 class Episodes:
     """Plays the episodes of this process, all of a call at the same time, turn by turn."""
 
-    def __init__(self, context: PlanContext, options: OnlineOptions, selected: SelectedEnvironment) -> None:
+    def __init__(self, context: ScheduleContext, options: OnlineOptions, selected: SelectedEnvironment) -> None:
         self._options = options
         self._tokenizer = context.tokenizer
         self._stops = StopStrings(context.tokenizer, options.stop_words)

@@ -15,7 +15,7 @@ from swift_rl.rewards.ms_swift import MathAccuracy
 
 
 class MathTipsScheduler(TurnScheduler):
-    """`math_tip_trick`: a wrong answer goes on with a doubt in place of its conclusion, once."""
+    """`math_tip_trick`: a wrong answer goes on with a doubt instead of its conclusion, once."""
 
     wants = ("solution",)
     tips_prompt = "But wait... It seems I made a mistake,"

@@ -114,7 +114,7 @@ def _drift(whole: str, expected: str, place: str) -> TemplateDrift:
     )
     return TemplateDrift(
         f"{place}: the chat template writes an earlier answer otherwise than the model did: "
-        f"{whole[apart : apart + _SHOWN]!r} in place of {expected[apart : apart + _SHOWN]!r}. What a later turn "
+        f"{whole[apart : apart + _SHOWN]!r} instead of {expected[apart : apart + _SHOWN]!r}. What a later turn "
         "begins with would not be what was drawn.",
         hint="Give a template that leaves earlier answers as they are (--model.chat_template FILE), or go on with the "
         "tokens that were drawn: --template_drift keep",

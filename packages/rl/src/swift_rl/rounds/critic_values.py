@@ -16,7 +16,7 @@ from swift_rl.rounds.reference import RunReference
 from swift_rl.rounds.values import TakenAnswers, Valuer
 
 if TYPE_CHECKING:
-    from swift.contracts import OpenRole, PlanContext
+    from swift.contracts import OpenRole, ScheduleContext
     from swift.data.batch import Batch
     from swift_rl.rounds.data import DrawnAnswer, Round
 
@@ -26,7 +26,7 @@ class CriticValuer(Valuer[PpoOptions]):
 
     carried = ("advantages", "old_logps", "is_weights", "returns", "old_values")
 
-    def __init__(self, context: PlanContext, options: PpoOptions, columns: Sequence[str]) -> None:
+    def __init__(self, context: ScheduleContext, options: PpoOptions, columns: Sequence[str]) -> None:
         super().__init__(context, options, columns)
         self._reference = RunReference(context, options.temperature) if options.kl_coef > 0 else None
         self._kl_coef = options.kl_coef

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swift.data.plans import pack, shuffler
+from swift.data.schedules import pack, shuffler
 
 if TYPE_CHECKING:
-    from swift.contracts import PlanContext
+    from swift.contracts import ScheduleContext
     from swift.data.samples import Encoded
     from swift_rl.options import OnlineOptions
 
 
-def dealt(context: PlanContext, options: OnlineOptions, number: int, count: int, within: int) -> list[int]:
+def dealt(context: ScheduleContext, options: OnlineOptions, number: int, count: int, within: int) -> list[int]:
     """Return which of the `count` answers of a round one of its steps learns from, the same on every process."""
     iteration, part = divmod(within, options.steps_per_pass)
     order = shuffler(context.layout.order_seed, number * 4096 + iteration).permutation(count)
@@ -23,7 +23,7 @@ def dealt(context: PlanContext, options: OnlineOptions, number: int, count: int,
     return [int(each) for each in order[part * per_step : (part + 1) * per_step]]
 
 
-def rows_of(context: PlanContext, samples: Sequence[Encoded]) -> list[list[int]]:
+def rows_of(context: ScheduleContext, samples: Sequence[Encoded]) -> list[list[int]]:
     """Return which samples share each row of a batch: packs of them, or every sample by itself.
 
     Where rows are padded, those of a micro-batch are of about one length.

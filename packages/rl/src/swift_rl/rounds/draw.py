@@ -9,7 +9,7 @@ from threading import Thread
 
 import numpy as np
 
-from swift.contracts import PlanContext, Sampling
+from swift.contracts import Sampling, ScheduleContext
 from swift.errors import CheckpointError, SwiftError
 from swift.infer import StopStrings, open_engine
 from swift.toolkit import heartbeat, progress
@@ -56,7 +56,7 @@ class DrawRequest:
 class Rollouts:
     """The engine of this process, and the way of answers from all processes to each."""
 
-    def __init__(self, context: PlanContext, options: DrawOptions, folder: Path, prompts: Prompts) -> None:
+    def __init__(self, context: ScheduleContext, options: DrawOptions, folder: Path, prompts: Prompts) -> None:
         self._context = context
         self._options = options
         self._folder = folder
@@ -270,7 +270,7 @@ class Rollouts:
         return VerifiedEngine(engine, vocabulary=size_of(self._context.source))
 
 
-def computes_alike(context: PlanContext, options: DrawOptions) -> bool:
+def computes_alike(context: ScheduleContext, options: DrawOptions) -> bool:
     """Return whether answers are drawn by the engine of this process, in single precision like the training.
 
     Layers of 8 bits round what goes into them as well, which no engine does.
@@ -279,7 +279,7 @@ def computes_alike(context: PlanContext, options: DrawOptions) -> bool:
     return options.rollout_engine == IN_PROCESS and trains_in_single(context) and not in_8_bits
 
 
-def trains_in_single(context: PlanContext) -> bool:
+def trains_in_single(context: ScheduleContext) -> bool:
     """Return whether the model in training computes in single precision; vLLM would not, left to itself."""
     dtype = context.config.model.dtype
     return dtype == "float32" or (dtype == "auto" and context.topology.device == "cpu")

@@ -15,7 +15,7 @@ from swift_rl.rounds.teacher import RoleTeacher, TokenTeacher, open_teacher
 from swift_rl.rounds.values import TakenAnswers, Valuer
 
 if TYPE_CHECKING:
-    from swift.contracts import PlanContext
+    from swift.contracts import ScheduleContext
     from swift_rl.rounds.data import DrawnAnswer, Round
     from swift_rl.sync import ProbeResult
 
@@ -25,7 +25,7 @@ class GroupValuer(Valuer[GrpoOptions]):
 
     carried = ("advantages", "old_logps", "ref_logps", "is_weights")
 
-    def __init__(self, context: PlanContext, options: GrpoOptions, columns: Sequence[str]) -> None:
+    def __init__(self, context: ScheduleContext, options: GrpoOptions, columns: Sequence[str]) -> None:
         super().__init__(context, options, columns)
         self._reference = RunReference(context, options.temperature) if options.beta > 0 else None
         self._teacher = open_teacher(context, options) if options.has_teacher else None

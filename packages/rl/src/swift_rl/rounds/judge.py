@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from swift.contracts import PlanContext, RewardItem
+from swift.contracts import RewardItem, ScheduleContext
 from swift.errors import ConfigError, SwiftError
 from swift.toolkit import heartbeat
 from swift_rl.environments.select import who
@@ -34,7 +34,7 @@ class EnvironmentFailed(SwiftError):
 class Judge:
     """Scores answers by the rewards of a run."""
 
-    def __init__(self, context: PlanContext, options: OnlineOptions, columns: Sequence[str]) -> None:
+    def __init__(self, context: ScheduleContext, options: OnlineOptions, columns: Sequence[str]) -> None:
         self._context = context
         self._options = options
         selected = select_rewards(options.reward_funcs, options)
@@ -143,7 +143,7 @@ def _columns(prompt: Prompt, episode: Episode | None) -> Mapping[str, Any]:
     return prompt.columns if episode is None else episode.seen_by_rewards(prompt.columns)
 
 
-def on_main(context: PlanContext, work: Callable[[], T]) -> T:
+def on_main(context: ScheduleContext, work: Callable[[], T]) -> T:
     """Return what the main process finds, or raise what it raises, on every process."""
     found: T | SwiftError | OSError | None = None
     if context.topology.is_main:

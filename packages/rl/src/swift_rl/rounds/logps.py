@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from swift import LossSums, Need, Section
-from swift.contracts import ForwardResult, ModelView, Objective, PlanContext
+from swift.contracts import ForwardResult, ModelView, Objective, ScheduleContext
 from swift.data.samples import Encoded, Segment
 from swift.objectives.base import PerSampleObjective, viewed
 from swift_rl.rounds.dealing import rows_of
@@ -38,7 +38,7 @@ class TokenLogps(PerSampleObjective[Section]):
 
 
 def values_of_answers(
-    context: PlanContext,
+    context: ScheduleContext,
     samples: Sequence[Encoded],
     objective: Objective,
     *,
@@ -69,7 +69,7 @@ def values_of_answers(
 
 
 def _told(
-    context: PlanContext,
+    context: ScheduleContext,
     samples: Sequence[Encoded],
     rows: Sequence[Sequence[int]],
     objective: Objective,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swift.data.plans import shuffler
+from swift.data.schedules import shuffler
 from swift_rl.rounds.data import Prompt
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from swift_rl.held import REFERENCE, is_apart
 from swift_rl.rounds.logps import TokenLogps, values_of_answers
 
 if TYPE_CHECKING:
-    from swift.contracts import InferenceEngine, PlanContext
+    from swift.contracts import InferenceEngine, ScheduleContext
     from swift.data.samples import Encoded
     from swift_rl.policy_options import KlOptions
     from swift_rl.rounds.values import TakenAnswers
@@ -30,7 +30,7 @@ class RunReference:
     process has the model a second time in an inference engine, and scores a share of the answers.
     """
 
-    def __init__(self, context: PlanContext, temperature: float) -> None:
+    def __init__(self, context: ScheduleContext, temperature: float) -> None:
         self._context = context
         self._temperature = temperature
         self._is_apart = is_apart(context.config)

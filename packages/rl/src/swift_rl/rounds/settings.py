@@ -10,7 +10,7 @@ import numpy as np
 from swift.errors import ConfigError
 
 if TYPE_CHECKING:
-    from swift.contracts import PlanContext
+    from swift.contracts import ScheduleContext
     from swift_rl.draw_options import DrawOptions
     from swift_rl.options import OnlineOptions
 
@@ -28,7 +28,7 @@ def prompts_per_round(global_rows: int, options: OnlineOptions) -> int:
     return prompts
 
 
-def check_settings(context: PlanContext, options: OnlineOptions, lengths: Sequence[np.ndarray]) -> None:
+def check_settings(context: ScheduleContext, options: OnlineOptions, lengths: Sequence[np.ndarray]) -> None:
     """Refuse what cannot be learned from, before any weights are loaded."""
     check_room(context, options, lengths)
     narrowed = options.top_p < 1 or options.top_k > 0
@@ -46,7 +46,7 @@ def check_settings(context: PlanContext, options: OnlineOptions, lengths: Sequen
         )
 
 
-def check_room(context: PlanContext, options: DrawOptions, lengths: Sequence[np.ndarray]) -> None:
+def check_room(context: ScheduleContext, options: DrawOptions, lengths: Sequence[np.ndarray]) -> None:
     """Refuse prompts after which an answer might not fit into the model."""
     positions = getattr(context.source.config.get_text_config(), "max_position_embeddings", None)
     longest = max(int(each.max()) for each in lengths)

@@ -13,7 +13,7 @@ from swift_rl.held import TEACHER
 from swift_rl.rounds.logps import TokenLogps, values_of_answers
 
 if TYPE_CHECKING:
-    from swift.contracts import PlanContext
+    from swift.contracts import ScheduleContext
     from swift.data.samples import Encoded
     from swift_rl.distill.options import TeacherOptions
     from swift_rl.options import GrpoOptions
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class TokenTeacher:
     """The teacher of a run that learns from its own answers; it is asked about the tokens of these alone."""
 
-    def __init__(self, context: PlanContext, options: TeacherOptions) -> None:
+    def __init__(self, context: ScheduleContext, options: TeacherOptions) -> None:
         self._engine = TeacherEngine(context, options, top=0)
         self._engine.check_server()
 
@@ -47,7 +47,7 @@ class TokenTeacher:
 class RoleTeacher:
     """The teacher as a frozen model of the run, on its processes and sharded as the policy is."""
 
-    def __init__(self, context: PlanContext) -> None:
+    def __init__(self, context: ScheduleContext) -> None:
         self._context = context
 
     def logps(self, samples: Sequence[Encoded]) -> list[np.ndarray]:
@@ -60,6 +60,6 @@ class RoleTeacher:
         """Do nothing: the run holds it."""
 
 
-def open_teacher(context: PlanContext, options: GrpoOptions) -> TokenTeacher | RoleTeacher:
+def open_teacher(context: ScheduleContext, options: GrpoOptions) -> TokenTeacher | RoleTeacher:
     """Return the teacher of a run."""
     return RoleTeacher(context) if options.teacher_as_role else TokenTeacher(context, options)

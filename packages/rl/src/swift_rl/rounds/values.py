@@ -18,7 +18,7 @@ from swift_rl.rounds.judge import Judge
 from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
 
 if TYPE_CHECKING:
-    from swift.contracts import Objective, PlanContext
+    from swift.contracts import Objective, ScheduleContext
     from swift.data.batch import Batch
     from swift.data.samples import Encoded
     from swift_rl.policy_options import CorrectionOptions
@@ -38,7 +38,7 @@ class TakenAnswers:
     """Which of them each step of the round's first pass learns from."""
 
     @classmethod
-    def of(cls, made: Round, context: PlanContext, options: OnlineOptions) -> TakenAnswers:
+    def of(cls, made: Round, context: ScheduleContext, options: OnlineOptions) -> TakenAnswers:
         """Return those whose group was not dropped."""
         taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
         samples = []
@@ -62,7 +62,7 @@ class TakenAnswers:
 class Valuer(ABC, Generic[Options]):
     """Gives tokens the numbers that an objective's loss reads. Every method is called on every process.
 
-    An objective brings a subclass: `RolloutPlan(context, options, OwnValuer)`. `value` comes first, when answers are
+    An objective brings a subclass: `RolloutSchedule(context, options, OwnValuer)`. `value` comes first, when answers are
     drawn and scored, and `fill_in` when the round is complete and the weights are still those that it began with.
     Numbers go to attributes of the answers or into their `token_values`, from where rounds are written to disk and
     `sample` takes what the loss reads, so that no more than those is needed to resume in the middle of a round.
@@ -73,7 +73,7 @@ class Valuer(ABC, Generic[Options]):
     carried: ClassVar[tuple[str, ...]] = ()
     """What samples have of the answers' attributes and `token_values`, where it is known: `MicroBatch.token_values`."""
 
-    def __init__(self, context: PlanContext, options: Options, columns: Sequence[str]) -> None:
+    def __init__(self, context: ScheduleContext, options: Options, columns: Sequence[str]) -> None:
         self.context = context
         self.options = options
         named = bool(options.reward_funcs or options.reward_model or options.environment)
@@ -165,18 +165,20 @@ class Valuer(ABC, Generic[Options]):
                 answer.entropies = each
 
     @property
-    def is_foreign(self) -> bool:
+    def is_third_party(self) -> bool:
         """Whether answers are drawn by an engine that computes otherwise than the model in training, or lags behind."""
         return not computes_alike(self.context, self.options) or self.options.rollout_lag > 0
 
     def corrects(self, options: CorrectionOptions) -> bool:
         """Return whether tokens are weighed by what the trainer says of them against what the engine said."""
-        return correction.mode_of(options, foreign=self.is_foreign) != "off"
+        return correction.mode_of(options, third_party=self.is_third_party) != "off"
 
     def correct(self, taken: TakenAnswers, options: CorrectionOptions) -> Mapping[str, float]:
         """Fill in these weights, from the old log-probabilities; return figures of them."""
         masks = [np.full(len(answer.token_ids), answer.learned) for answer in taken.answers]
-        found = correction.weights(taken.all("old_logps"), taken.all("logps"), masks, options, foreign=self.is_foreign)
+        found = correction.weights(
+            taken.all("old_logps"), taken.all("logps"), masks, options, third_party=self.is_third_party
+        )
         for answer, weights in zip(taken.answers, found.weights, strict=True):
             answer.is_weights = weights.astype(np.float32)
         return found.facts

@@ -1,4 +1,4 @@
-"""Options of `swift sample`, with the flags that ms-swift's verb of this name has."""
+"""Options of `swift sample`, with the flags that ms-swift's command of this name has."""
 
 from __future__ import annotations
 

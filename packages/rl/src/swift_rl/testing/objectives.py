@@ -14,7 +14,7 @@ from swift_rl.ppo import Ppo
 from swift_rl.testing.numbers import TEMPERATURE, taught, values_of
 
 if TYPE_CHECKING:
-    from swift.contracts import Plan, PlanContext
+    from swift.contracts import BatchSchedule, ScheduleContext
     from swift.data.batch import Batch, Row
     from swift.data.samples import Segment
     from swift_rl.ppo_options import PpoOptions
@@ -28,8 +28,8 @@ class StoredGrpo(Grpo):
     name = "kit-grpo"
     encoding = "chat"  # type: ignore[assignment]  # the answers are those of the data
 
-    def plan(self, context: PlanContext) -> Plan:
-        """Return the plan of the data, whose tokens have numbers."""
+    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+        """Return the schedule of the data, whose tokens have numbers."""
         return StoredRounds(context, _valued, TEMPERATURE)
 
 
@@ -39,8 +39,8 @@ class StoredPpo(Ppo):
     name = "kit-ppo"
     encoding = "chat"  # type: ignore[assignment]  # the answers are those of the data
 
-    def plan(self, context: PlanContext) -> Plan:
-        """Return the plan of the data, whose tokens have numbers, and from which the critic learns too."""
+    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+        """Return the schedule of the data, whose tokens have numbers, and from which the critic learns too."""
         return CriticRounds(context, self.options)
 
 
@@ -56,15 +56,15 @@ class StoredGkd(Gkd):
     def check_config(self, config: Any) -> None:
         """Refuse nothing: no teacher is asked."""
 
-    def plan(self, context: PlanContext) -> Plan:
-        """Return the plan of the data, whose tokens have candidates."""
+    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+        """Return the schedule of the data, whose tokens have candidates."""
         return StoredRounds(context, _taught, self.options.divergence_temperature)
 
 
 class StoredRounds:
     """The batches of the data, epoch after epoch, with what a round would give to their tokens."""
 
-    def __init__(self, context: PlanContext, given: Given, temperature: float) -> None:
+    def __init__(self, context: ScheduleContext, given: Given, temperature: float) -> None:
         self.context = context
         self._given = given
         self._temperature = temperature
@@ -93,7 +93,7 @@ class StoredRounds:
 class CriticRounds(StoredRounds):
     """Rounds from which a critic of its own learns before the policy."""
 
-    def __init__(self, context: PlanContext, options: PpoOptions) -> None:
+    def __init__(self, context: ScheduleContext, options: PpoOptions) -> None:
         super().__init__(context, _valued, TEMPERATURE)
         self._values = ValueLoss(options)
 

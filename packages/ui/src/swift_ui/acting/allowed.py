@@ -10,16 +10,18 @@ from swift.untrusted import shown
 from swift_ui.settings import UiSettings
 
 TRAINING = ("pt", "sft", "rlhf", "train")
-VERBS = (*TRAINING, "export", "eval", "infer", "serve")
+BUILTIN_COMMANDS = (*TRAINING, "export", "eval", "infer", "serve")
 """The others are for a terminal: they ask questions, or change other things than runs."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-def check_verb(verb: object) -> str:
-    """Return the verb; raise `UsageError` for one that the page does not start."""
-    if verb not in VERBS:
-        raise UsageError(f"The page does not start `swift {verb}`.", hint=f"It starts: {', '.join(VERBS)}")
-    return str(verb)
+def check_command(command: object) -> str:
+    """Return the command; raise `UsageError` for one that the page does not start."""
+    if command not in BUILTIN_COMMANDS:
+        raise UsageError(
+            f"The page does not start `swift {command}`.", hint=f"It starts: {', '.join(BUILTIN_COMMANDS)}"
+        )
+    return str(command)
 
 
 def check_allowed(checked: CheckedCommand, settings: UiSettings) -> None:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from swift.errors import SwiftError, UsageError
 from swift.forms import CheckedCommand
 from swift_ui.acting import sessions
-from swift_ui.acting.allowed import TRAINING, VERBS, check_allowed, check_verb, within
+from swift_ui.acting.allowed import BUILTIN_COMMANDS, TRAINING, check_allowed, check_command, within
 from swift_ui.acting.argv import shown, words_of
 from swift_ui.acting.desk import FrontDesk
 from swift_ui.acting.jobs import JobBook, StartedCommand
@@ -53,13 +53,13 @@ class ActingApi:
 
     async def _form(self, request: Request) -> Response:
         asked = await content_of(request)
-        verb = check_verb(asked.get("verb"))
-        sections = await run_in_threadpool(self.desk.form, verb, _texts(asked.get("selected")))
-        presets = PRESETS if verb in TRAINING else ()
+        command = check_command(asked.get("verb"))
+        sections = await run_in_threadpool(self.desk.form, command, _texts(asked.get("selected")))
+        presets = PRESETS if command in TRAINING else ()
         return JSONResponse(
             {
-                "verb": verb,
-                "verbs": VERBS,
+                "verb": command,
+                "verbs": BUILTIN_COMMANDS,
                 "sections": [asdict(each) for each in sections],
                 "presets": [asdict(each) for each in presets],
                 "output": self._output(),
@@ -94,13 +94,13 @@ class ActingApi:
         return await run_in_threadpool(self.jobs.start, words, run_folder=checked.run_folder)
 
     async def _words(self, asked: dict[str, Any]) -> list[str]:
-        verb = check_verb(asked.get("verb"))
-        sections = await run_in_threadpool(self.desk.form, verb, _texts(asked.get("selected")))
+        command = check_command(asked.get("verb"))
+        sections = await run_in_threadpool(self.desk.form, command, _texts(asked.get("selected")))
         fields = [field for section in sections for field in section.fields]
         values = asked.get("values") or {}
         if not isinstance(values, dict):
             raise UsageError("The values of the form are no object.")
-        return words_of(verb, fields, values, str(asked.get("further") or ""))
+        return words_of(command, fields, values, str(asked.get("further") or ""))
 
     async def _checked(self, words: list[str], *, expect: bool = False) -> CheckedCommand:
         checked = await run_in_threadpool(self.desk.check, words, expect=expect)

@@ -13,8 +13,8 @@ MOST = 10_000
 """Characters of one value."""
 
 
-def words_of(verb: str, fields: Iterable[FormField], values: Mapping[str, Any], further: str = "") -> list[str]:
-    """Return what is typed after `swift`: the verb, arguments, the flags of `values`, and further flags as typed."""
+def words_of(command: str, fields: Iterable[FormField], values: Mapping[str, Any], further: str = "") -> list[str]:
+    """Return what is typed after `swift`: the command, arguments, the flags of `values`, and further flags as typed."""
     known = {field.key: field for field in fields}
     unknown = sorted(values.keys() - known.keys())
     if unknown:
@@ -27,7 +27,7 @@ def words_of(verb: str, fields: Iterable[FormField], values: Mapping[str, Any], 
             words += _flag(f"--{field.flag}", field, given)
         elif given:
             arguments += [_argument(text) for text in given]
-    return [verb, *arguments, *words, *_further(further)]
+    return [command, *arguments, *words, *_further(further)]
 
 
 def shown(words: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from swift.contracts import Sampling
 from swift.errors import DataError, SwiftError, UsageError
 from swift.files import replace_file
-from swift.infer import open_speaker, question_with
+from swift.infer import open_chat_engine, question_with
 from swift.infer.options import ModelOptions
 from swift_ui.acting.sessions import MOST_TOKENS
 from swift_ui.bodies import content_of
@@ -43,7 +43,7 @@ class SpeakingModel:
     """One loaded model, asked by one request at a time."""
 
     def __init__(self, options: ModelOptions, secret: str) -> None:
-        self.speaker = open_speaker(options, say=lambda line: print(line, flush=True))  # noqa: T201 - its log
+        self.chat_engine = open_chat_engine(options, say=lambda line: print(line, flush=True))  # noqa: T201 - its log
         self._secret = secret
         self._turn = threading.Lock()
         self.asked = time.monotonic()
@@ -60,8 +60,12 @@ class SpeakingModel:
 
     def facts(self) -> dict[str, Any]:
         """Return what the page shows of the model."""
-        speaker = self.speaker
-        return {"name": speaker.name, "multi_turn": speaker.multi_turn, "pictures": bool(speaker.reads_pictures)}
+        chat_engine = self.chat_engine
+        return {
+            "name": chat_engine.name,
+            "multi_turn": chat_engine.multi_turn,
+            "images": bool(chat_engine.reads_images),
+        }
 
     def _check(self, request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -71,7 +75,7 @@ class SpeakingModel:
 
     def _models(self, request: Request) -> Response:
         self._check(request)
-        return JSONResponse({"object": "list", "data": [{"id": self.speaker.name, "object": "model"}]})
+        return JSONResponse({"object": "list", "data": [{"id": self.chat_engine.name, "object": "model"}]})
 
     async def _complete(self, request: Request) -> Response:
         self._check(request)
@@ -82,7 +86,7 @@ class SpeakingModel:
         """Yield the pieces of the answer as they come."""
         with self._turn:
             try:
-                for piece in self.speaker.stream(messages, sampling):
+                for piece in self.chat_engine.stream(messages, sampling):
                     yield _event({"choices": [{"index": 0, "delta": {"content": piece}}]})
             except SwiftError as error:
                 yield _event({"error": {"message": str(error)}})
@@ -117,15 +121,15 @@ def question_of(asked: dict[str, Any]) -> tuple[list[dict[str, Any]], Sampling]:
 
 
 def message_of(told: dict[str, Any]) -> dict[str, Any]:
-    """Return a message of OpenAI's API as engines have it. Its pictures come with it, never by a path or an address."""
+    """Return a message of OpenAI's API as engines have it. Its images come with it, never by a path or an address."""
     content = told["content"]
     if isinstance(content, str):
         return {"role": str(told["role"]), "content": content}
     text = "".join(str(part["text"]) for part in content if part["type"] == "text")
-    pictures = [str(part["image_url"]["url"]) for part in content if part["type"] == "image_url"]
-    if any(not url.startswith("data:image/") for url in pictures):
-        raise UsageError("A picture must come with the question.")
-    return dict(question_with(text, pictures))
+    images = [str(part["image_url"]["url"]) for part in content if part["type"] == "image_url"]
+    if any(not url.startswith("data:image/") for url in images):
+        raise UsageError("An image must come with the question.")
+    return dict(question_with(text, images))
 
 
 def _end_when_idle(model: SpeakingModel) -> None:

@@ -26,11 +26,11 @@ class FrontDesk:
         self._turn = Lock()
         self._forms: dict[str, list[FormSection]] = {}
 
-    def form(self, verb: str, selected: Mapping[str, str]) -> list[FormSection]:
-        """Return the options of a verb with the plugins that are selected."""
-        key = json.dumps([verb, sorted(selected.items())])
+    def form(self, command_name: str, selected: Mapping[str, str]) -> list[FormSection]:
+        """Return the options of a command with the plugins that are selected."""
+        key = json.dumps([command_name, sorted(selected.items())])
         if key not in self._forms:
-            came = self._ask({"ask": "form", "verb": verb, "selected": dict(selected)})
+            came = self._ask({"ask": "form", "verb": command_name, "selected": dict(selected)})
             self._forms[key] = [_section(each) for each in came["sections"]]
         return self._forms[key]
 

@@ -12,12 +12,12 @@ class FormPreset:
 
     name: str
     says: str
-    verb: str
+    command: str
     values: Mapping[str, str]
 
 
-def _preset(name: str, says: str, verb: str, **values: str) -> FormPreset:
-    return FormPreset(name, says, verb, {key.replace("__", "."): value for key, value in values.items()})
+def _preset(name: str, says: str, command: str, **values: str) -> FormPreset:
+    return FormPreset(name, says, command, {key.replace("__", "."): value for key, value in values.items()})
 
 
 PRESETS = (

@@ -60,7 +60,7 @@ class FactsTold(_Told):
     port: Annotated[int, Field(gt=0, lt=1 << 16)]
     name: str | None = None
     multi_turn: bool | None = None
-    pictures: bool | None = None
+    images: bool | None = None
 
 
 T = TypeVar("T", bound=_Told)

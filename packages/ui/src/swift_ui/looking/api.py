@@ -110,7 +110,7 @@ def routes() -> list[Route]:
         Route(f"{of_run}/rounds", _rounds),
         Route(f"{of_run}/rounds/{{number:int}}", _round),
         Route(f"{of_run}/pages/{{name:path}}", _page),
-        Route(f"{of_run}/pictures/{{name:path}}", _picture),
+        Route(f"{of_run}/images/{{name:path}}", _image),
     ]
 
 
@@ -183,10 +183,10 @@ def _page(request: Request) -> Response:
     return FileResponse(file_in(folder, name), media_type="text/html; charset=utf-8", headers=headers)
 
 
-def _picture(request: Request) -> Response:
+def _image(request: Request) -> Response:
     folder, name = run_of(request), request.path_params["name"]
-    if name not in view.pictures(folder):
-        raise NotThere("This run has no such picture.")
+    if name not in view.images(folder):
+        raise NotThere("This run has no such image.")
     return FileResponse(file_in(folder, name))
 
 

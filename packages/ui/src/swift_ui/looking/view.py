@@ -28,7 +28,7 @@ _MOST_ANSWERED = 1 << 22
 """Values of an answer that JSON cannot say as it is: looking at each of more would take minutes."""
 _ASIDE = ("swift_version", "plugins", "environment")
 """Keys of `args.json` that are no settings."""
-_PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif"})
+_IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif"})
 
 
 def title_of(folder: Path) -> dict[str, str]:
@@ -84,7 +84,7 @@ def run_view(folder: Path, state: RunState, summary: Mapping[str, Any] | None) -
             "rounds": any(folder.glob("rollouts/round-*.jsonl")),
         },
         "pages": [REPORT_FILE] * (folder / REPORT_FILE).is_file() + pages(folder),
-        "pictures": pictures(folder),
+        "images": images(folder),
     }
 
 
@@ -160,7 +160,7 @@ def pages(folder: Path) -> list[str]:
     return sorted(page.relative_to(folder).as_posix() for page in folder.glob("*/*.html") if page.is_file())
 
 
-def pictures(folder: Path) -> list[str]:
-    """Return the pictures that were drawn for the run."""
-    found = (path for path in folder.glob("images/*") if path.suffix.lower() in _PICTURES and path.is_file())
+def images(folder: Path) -> list[str]:
+    """Return the images that were drawn for the run."""
+    found = (path for path in folder.glob("images/*") if path.suffix.lower() in _IMAGES and path.is_file())
     return sorted(path.relative_to(folder).as_posix() for path in found)[:200]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swift.errors import UnsupportedPlan
+from swift.errors import UnsupportedLayout
 from swift.models.fp8 import check_fp8
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def check_plan(run: Run) -> None:
     check_fp8(run)
     replicas = run.config.parallel.dp_replicate
     if replicas not in (None, run.world.size):
-        raise UnsupportedPlan(
+        raise UnsupportedLayout(
             f"parallel.dp_replicate is {replicas}, but {run.world.size} processes were started.",
             hint=f"Leave it out, or start with --nproc {replicas}.",
         )

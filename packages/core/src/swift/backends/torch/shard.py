@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from swift.backends.torch.config import TorchConfig
 from swift.backends.torch.gradients import add_up
 from swift.models.build import decoder_blocks
-from swift.models.parts import rates_of_parts, reaches_trained, trains_on_pictures
+from swift.models.parts import rates_of_parts, reaches_trained, trains_on_images
 from swift.models.step_copies import use_copies
 from swift.optim.build import build_optimizer, parameter_groups
 from swift.optim.placements import place
@@ -24,7 +24,7 @@ from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.contracts import Run, Slot
-    from swift.models.media import TowerReader
+    from swift.models.media import ProcessorReader
     from swift.models.view import ViewModule
 
 
@@ -42,7 +42,7 @@ class TorchState:
     arithmetic: Arithmetic
     step: int = 0
     sees: bool = False
-    """Whether weights are trained that only pictures reach."""
+    """Whether weights are trained that only images reach."""
     turns: Turns | None = None
     """Who of the weights has a turn, where they take turns."""
 
@@ -71,7 +71,7 @@ def shard(run: Run, model: ViewModule) -> TorchState:
         optimizer=_optimizer(run, model, arithmetic.device),
         slots=slots_of(run.config.optim),
         arithmetic=arithmetic,
-        sees=trains_on_pictures(run, model.model),
+        sees=trains_on_images(run, model.model),
         turns=turns,
     )
 
@@ -96,8 +96,8 @@ def _optimizer(run: Run, view: ViewModule, device: torch.device) -> torch.optim.
 
 def _data_parallel(run: Run, view: ViewModule, device: torch.device) -> DistributedDataParallel:
     options = run.options(TorchConfig)
-    reader = run.media_reader if trains_on_pictures(run, view.model) else None
-    reached = reaches_trained(view, cast("TowerReader | None", reader))
+    reader = run.media_reader if trains_on_images(run, view.model) else None
+    reached = reaches_trained(view, cast("ProcessorReader | None", reader))
     # Said of a mixture where each expert has had a token in the first micro-batch.
     warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
     with warnings.catch_warnings():

@@ -40,9 +40,9 @@ MEDIA = {
 MEDIA_ELSEWHERE = {
     **dict.fromkeys(
         ("VIDEO_MAX_PIXELS", "VIDEO_MIN_PIXELS", "VIDEO_TOTAL_PIXELS", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM"),
-        "pictures, those of videos too, are limited by --max_pixels and --min_pixels",
+        "images, those of videos too, are limited by --max_pixels and --min_pixels",
     ),
-    **dict.fromkeys(("NFRAMES", "FPS_MIN_FRAMES"), "which pictures, say --video_fps and --video_max_frames"),
+    **dict.fromkeys(("NFRAMES", "FPS_MIN_FRAMES"), "which images, say --video_fps and --video_max_frames"),
     "SIZE_FACTOR": "the model's processor knows it",
     **dict.fromkeys(("ENABLE_AUDIO_OUTPUT", "USE_AUDIO_IN_VIDEO"), "the sound of a video is not used"),
 }

@@ -32,7 +32,7 @@ _UPLOAD = ("training uploads nothing.", "When it has ended: swift export RUN --p
 
 LOOP: Rows = {
     ("do_train",): Default(
-        ("true",), "this verb trains", "this verb trains.", "To evaluate only: swift eval MODEL --dataset FILE"
+        ("true",), "this command trains", "this command trains.", "To evaluate only: swift eval MODEL --dataset FILE"
     ),
     ("do_eval",): NotNeeded("swift evaluates whenever --val_dataset or --split_dataset_ratio holds rows out"),
     ("do_predict", "predict_with_generate"): off(
@@ -95,7 +95,7 @@ LOOP: Rows = {
 OPTIMIZER: Rows = {
     ("galore_quantization", "galore_proj_quant"): off(
         "projections in 4 bits and moments in 8 are an optimizer of their own.",
-        "In the place of --use_galore type --optim q_galore",
+        "Instead of --use_galore type --optim q_galore",
     ),
     ("galore_proj_bits",): Default(
         ("4",), "projections of q_galore are in 4 bits", "projections of q_galore are in 4 bits.", "Leave it out."
@@ -221,7 +221,7 @@ TEMPLATE: Rows = {
     ("response_prefix",): Refused(
         "answers begin as the chat template writes them.", "Type --chat_template FILE.jinja with one of your own."
     ),
-    ("video_max_pixels",): NotNeeded("--max_pixels limits the pictures of videos too"),
+    ("video_max_pixels",): NotNeeded("--max_pixels limits the images of videos too"),
     ("default_padding_side", "padding_side"): NotNeeded("padding has no part in the loss"),
     ("pad_to_multiple_of",): NotNeeded("padding has no part in the loss"),
 }

@@ -107,7 +107,7 @@ class Encoding(ABC):
         return f"{cls.__module__}.{cls.__qualname__} {self.version} {settings}"
 
     def understand(self, row: RowData, place: str, tags: RoleTags = STANDARD_TAGS, root: Path | None = None) -> Sample:
-        """Return what a renamed row means, with the columns that were not used; paths of pictures begin at `root`.
+        """Return what a renamed row means, with the columns that were not used; paths of images begin at `root`.
 
         Raise `Unusable` when the row cannot be used, and `DataError` when two columns claim the same meaning.
         """
@@ -118,7 +118,7 @@ class Encoding(ABC):
         return replace(sample, extras=extras) if extras or sample.extras else sample
 
     def _check_media(self, row: RowData, sample: Sample) -> None:
-        """Refuse a row whose pictures, videos or sounds would be left out."""
+        """Refuse a row whose images, videos or sounds would be left out."""
         read = [sample.conversation, *([sample.rejected] if sample.rejected else ()), *sample.others]
         in_messages = {each.kind for conversation in read for each in conversation.media}
         for kind in KINDS:

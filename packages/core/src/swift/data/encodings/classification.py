@@ -157,7 +157,7 @@ def whole_text(conversation: Conversation, place: str, encoder: ConversationEnco
             f"{place}: this is a conversation, and the tokenizer has no chat template to write it with.",
             hint="Give one with --model.chat_template FILE, or put the text into a column 'text'.",
         )
-    conversation = encoder.with_pictures(conversation)
+    conversation = encoder.with_images(conversation)
     text = encoder.template.render(encoder.as_told(conversation), (), place)[0].text
     return encoder.with_media(Rendered(text, (Span(0, len(text), 1.0),)), conversation)
 

@@ -32,8 +32,8 @@ class EmbeddingEncoding(Encoding):
     """One sample of a query, its positives and its negatives; with labels, one sample for each pair of texts.
 
     A text is tokenised as the tokenizer does it when it is called, with the special tokens that it adds: so does
-    sentence-transformers. One with pictures is what the chat template makes of a user who says it, up to where the
-    answer begins: it alone says where pictures stand.
+    sentence-transformers. One with images is what the chat template makes of a user who says it, up to where the
+    answer begins: it alone says where images stand.
     """
 
     name = "embedding"
@@ -166,7 +166,7 @@ def _role_and_content(message: object, what: str, row: RowReader) -> tuple[objec
 
 
 def with_media(row: RowReader, *sides: list[Conversation]) -> tuple[list[Conversation], ...]:
-    """Return the query, its positives and its negatives with the row's pictures, videos and sounds in them.
+    """Return the query, its positives and its negatives with the row's images, videos and sounds in them.
 
     Positives have columns of their own (`positive_images`), and so have negatives, with a list for each text. Those
     without take from the columns of the query, one text after the other.
@@ -187,7 +187,7 @@ def with_media(row: RowReader, *sides: list[Conversation]) -> tuple[list[Convers
 def prompted(prompt: str, text: Conversation) -> Conversation:
     """Return a text after the prompt: by itself, its system message before it as ms-swift joins them, or as it is told.
 
-    Only what holds pictures stays a conversation.
+    Only what holds images stays a conversation.
     """
     *before, message = text.messages
     if not text.media:

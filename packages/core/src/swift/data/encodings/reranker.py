@@ -66,7 +66,7 @@ def text_of(query: str, document: str, instruction: str | None) -> str:
 
 
 def pair_of(query: Conversation, document: Conversation, instruction: str | None) -> Conversation:
-    """Return the text of `text_of`; where query or document hold pictures, what somebody says who shows them."""
+    """Return the text of `text_of`; where query or document hold images, what somebody says who shows them."""
     said, shown = query.messages[-1], document.messages[-1]
     if not query.media and not document.media:
         return raw_text(text_of(said_in(said), said_in(shown), instruction))
@@ -96,7 +96,7 @@ def _parts(message: Message) -> list[dict[str, Any]]:
 class RerankerEncoding(Encoding):
     """One segment per document: the text of `text_of`, and the token that ends a text.
 
-    With pictures in query or document it is what the chat template makes of somebody who says and shows that, up to
+    With images in query or document it is what the chat template makes of somebody who says and shows that, up to
     where the answer begins.
     """
 
@@ -168,7 +168,7 @@ class GenerativeRerankerEncoding(RerankerEncoding):
             )
         judge = encoder.section.system or JUDGE.format(yes=self._positive, no=self._negative)
         made = []
-        for pair in map(encoder.with_pictures, pairs):
+        for pair in map(encoder.with_images, pairs):
             until = _until_answer(encoder.template, judge, pair.messages[-1]["content"], place)
             asked = until + self._positive
             made.append(encoder.with_media(Rendered(asked, (Span(len(until), len(asked), 1.0),)), pair))
@@ -280,7 +280,7 @@ def _dicts(messages: object) -> list[Mapping[str, Any]]:
 
 
 def _content(row: RowReader, content: object, what: str) -> Conversation:
-    """Return what a message says: a text, or parts of which some are pictures."""
+    """Return what a message says: a text, or parts of which some are images."""
     if not isinstance(content, list | tuple):
         return _text(content, what)
     read = row.content(content)

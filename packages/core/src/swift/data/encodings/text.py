@@ -19,7 +19,7 @@ class TextEncoding(ChatEncoding):
     can_split = True
 
     def read(self, row: RowReader) -> Sample:
-        """Return the text of the row, in which pictures may stand, or its conversation."""
+        """Return the text of the row, in which images may stand, or its conversation."""
         text = row.plain_text()
         if text is None:
             return super().read(row)

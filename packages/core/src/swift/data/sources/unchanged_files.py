@@ -22,7 +22,7 @@ from swift.untrusted import open_regular, shown
 BLOCK = 1 << 18
 """Bytes that are read and hashed at a time."""
 
-_FOREIGN = {
+_THIRD_PARTY = {
     b"\x1f\x8b": "compressed with gzip",
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
     b"\xfd7zXZ\0": "compressed with xz",
@@ -75,7 +75,7 @@ class SteadyFile:
     def refuse_other_kinds(self) -> None:
         """Raise `DataError` for files that hold something else than UTF-8 text by their first bytes."""
         head = self.read(0, min(self.size, 1024))
-        kind = next((kind for start, kind in _FOREIGN.items() if head.startswith(start)), None)
+        kind = next((kind for start, kind in _THIRD_PARTY.items() if head.startswith(start)), None)
         if kind is None and b"\0" in head:
             kind = "binary (there are NUL bytes in it)"
         if kind is not None:

@@ -1,7 +1,7 @@
 """Verifies what an export makes of something drawn or heard: its processor's inputs, and the model's log-probabilities.
 
 A processor that lacks a file, or has other limits of pixels than those of the training, gives the same weights another
-picture to look at.
+image to look at.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from swift.models.media_processor import MediaProcessor, load_processor
 
 _ASKED = "What is it?"
 _SIZE = (320, 240)
-"""Of the picture: more pixels than small limits leave."""
+"""Of the image: more pixels than small limits leave."""
 _SECONDS = 1
 _HINT = "Look at the processor's files in the export (processor_config.json, preprocessor_config.json)."
 
@@ -95,7 +95,7 @@ def _inputs(processor: Any) -> dict[str, dict[str, torch.Tensor]]:
     if processor is None:
         return {}
     rules = MediaProcessor(processor, DataSection())
-    contents: dict[str, Callable[[], Any]] = {"image": _picture, "audio": lambda: _sound(rules.rate)}
+    contents: dict[str, Callable[[], Any]] = {"image": _image, "audio": lambda: _sound(rules.rate)}
     return {
         kind: rules.prompt([(kind, contents[kind]())], _ASKED)
         for kind in KINDS
@@ -103,8 +103,8 @@ def _inputs(processor: Any) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
-def _picture() -> Any:
-    """Draw colours that change over the picture, and edges."""
+def _image() -> Any:
+    """Draw colours that change over the image, and edges."""
     from PIL import Image
 
     width, height = _SIZE

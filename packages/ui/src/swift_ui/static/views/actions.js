@@ -24,7 +24,7 @@ export const mountActions = (buttons, said, key) => {
     look();
   };
   const stop = (now) => does("stop", { now }, () => { says.textContent = now ? "Ended at once." : "It finishes the step and saves a checkpoint."; });
-  const link = (verb, name, field, checkpoint) => element("a", { class: "button", href: `#/new/${verb}?${new URLSearchParams({ [field]: checkpoint })}` }, name);
+  const link = (command, name, field, checkpoint) => element("a", { class: "button", href: `#/new/${command}?${new URLSearchParams({ [field]: checkpoint })}` }, name);
 
   const draw = (found) => {
     const [newest] = found.checkpoints;

@@ -6,8 +6,8 @@ const MOST = 4;
 const LOOK = 500;
 const WIDEST = 1024;
 
-// A picture as a data address, no larger than a model looks at.
-const pictureOf = async (file) => {
+// An image as a data address, no larger than a model looks at.
+const imageOf = async (file) => {
   const bitmap = await createImageBitmap(file);
   const scale = Math.min(1, WIDEST / Math.max(bitmap.width, bitmap.height));
   const canvas = element("canvas", { width: Math.round(bitmap.width * scale), height: Math.round(bitmap.height * scale) });
@@ -68,18 +68,18 @@ class Column {
 
   get ready() { return this.talk?.state === "ready"; }
 
-  say(who, text, picture) {
-    const line = element("p", { class: `said said-${who}` }, picture ? element("img", { src: picture, alt: "The picture of the question" }) : null, element("span", {}, text));
+  say(who, text, image) {
+    const line = element("p", { class: `said said-${who}` }, image ? element("img", { src: image, alt: "The image of the question" }) : null, element("span", {}, text));
     this.lines.append(line);
     this.lines.scrollTop = this.lines.scrollHeight;
     return line.lastChild;
   }
 
-  async ask(text, picture, { remember, ...settings }) {
+  async ask(text, image, { remember, ...settings }) {
     if (!this.talk.multi_turn || !remember) this.messages = [];
-    const content = picture && this.talk.pictures ? [{ type: "image_url", image_url: { url: picture } }, { type: "text", text }] : text;
+    const content = image && this.talk.images ? [{ type: "image_url", image_url: { url: image } }, { type: "text", text }] : text;
     this.messages.push({ role: "user", content });
-    this.say("user", text, this.talk.pictures ? picture : null);
+    this.say("user", text, this.talk.images ? image : null);
     const answer = this.say("model", "");
     const began = performance.now();
     try {
@@ -108,10 +108,10 @@ export const mount = async (root, { query }) => {
   const warmth = element("input", { type: "number", id: "chat-temperature", value: "0", min: "0", max: "2", step: "0.1" });
   const remember = element("input", { type: "checkbox", id: "chat-remember", checked: true });
   const shown = element("span", { class: "muted" });
-  let picture = null;
-  const file = element("input", { type: "file", id: "chat-picture", accept: "image/*", "aria-label": "Picture for the question", onchange: async (event) => {
-    picture = event.target.files[0] ? await pictureOf(event.target.files[0]) : null;
-    shown.textContent = picture ? "goes with the next question" : "";
+  let image = null;
+  const file = element("input", { type: "file", id: "chat-image", accept: "image/*", "aria-label": "Image for the question", onchange: async (event) => {
+    image = event.target.files[0] ? await imageOf(event.target.files[0]) : null;
+    shown.textContent = image ? "goes with the next question" : "";
   } });
 
   const add = (name) => {
@@ -129,8 +129,8 @@ export const mount = async (root, { query }) => {
     question.value = "";
     send.disabled = true;
     const settings = { remember: remember.checked, max_tokens: Number(tokens.value), temperature: Number(warmth.value) };
-    const seen = picture;
-    picture = null;
+    const seen = image;
+    image = null;
     file.value = shown.textContent = "";
     await Promise.all(asked.map((each) => each.ask(text, seen, settings)));
     send.disabled = false;
@@ -144,7 +144,7 @@ export const mount = async (root, { query }) => {
     place,
     element("form", { class: "chat-ask", onsubmit: ask }, question,
       element("div", { class: "chat-settings" },
-        element("label", {}, "Longest answer ", tokens), element("label", {}, "Temperature ", warmth), element("label", {}, remember, " with what was said before"), element("label", {}, "Picture ", file), shown, element("span", { class: "grow" }), send)));
+        element("label", {}, "Longest answer ", tokens), element("label", {}, "Temperature ", warmth), element("label", {}, remember, " with what was said before"), element("label", {}, "Image ", file), shown, element("span", { class: "grow" }), send)));
   const { talks } = await get("talks");
   for (const each of [...query.getAll("model"), ...talks.filter((talk) => ["ready", "loading"].includes(talk.state)).map((talk) => talk.model)]) add(each);
   get("runs").then(({ runs }) => known.append(...runs.map((run) => element("option", { value: run.folder })))).catch(() => {});

@@ -54,7 +54,7 @@ const all = async (root) => {
   const body = element("tbody", {});
   const empty = element("p", { class: "muted" }, "Nothing was started from this page yet.");
   root.append(element("h1", {}, "Commands"),
-    element("p", {}, element("a", { href: "#/new/sft", class: "tab" }, "New run"), ...["export", "eval", "infer", "serve"].map((verb) => element("a", { href: `#/new/${verb}`, class: "tab" }, { export: "Export", eval: "Evaluate", infer: "Answer a file", serve: "Serve" }[verb]))),
+    element("p", {}, element("a", { href: "#/new/sft", class: "tab" }, "New run"), ...["export", "eval", "infer", "serve"].map((command) => element("a", { href: `#/new/${command}`, class: "tab" }, { export: "Export", eval: "Evaluate", infer: "Answer a file", serve: "Serve" }[verb]))),
     element("table", { class: "jobs" }, element("thead", {}, element("tr", {}, ...["State", "Command", "Started", "Stop"].map((title) => element("th", { scope: "col" }, title)))), body), empty);
   let timer = 0, ended = false, before = "";
   const look = async () => {

@@ -17,8 +17,8 @@ const shownDefault = (value) =>
     ? "" : Array.isArray(value) ? value.join(" ") : typeof value === "object" ? JSON.stringify(value) : String(value);
 
 class Form {
-  constructor(verb, query) {
-    this.verb = verb;
+  constructor(command, query) {
+    this.verb = command;
     this.values = this.kept();
     this.further = this.values["@further"] || "";
     delete this.values["@further"];
@@ -47,7 +47,7 @@ class Form {
   }
 
   async load() {
-    const answer = await post("form", { verb: this.verb, selected: this.selected });
+    const answer = await post("form", { command: this.verb, selected: this.selected });
     this.sections = answer.sections;
     this.presets = answer.presets;
     if (TRAINING.includes(this.verb)) {
@@ -132,21 +132,21 @@ const placeOf = (each) => {
   return `details[data-name="${CSS.escape(section.dataset.name)}"] > ${each.matches("summary") ? "summary" : "button.more"}`;
 };
 
-export const mount = async (root, { parts: [verb = "sft"], query }) => {
-  const form = new Form(verb, query);
-  const training = TRAINING.includes(verb);
+export const mount = async (root, { parts: [command = "sft"], query }) => {
+  const form = new Form(command, query);
+  const training = TRAINING.includes(command);
   await form.load();
   const sections = element("div", { class: "form-sections" });
   const command = element("code", { id: "command", tabindex: 0, "aria-label": "The command" });
   const verdict = element("div", { id: "verdict", role: "status", "aria-live": "polite" });
-  const launch = element("button", { type: "submit", class: "first", id: "launch", disabled: true }, training ? "Start the run" : `Start ${verb}`);
+  const launch = element("button", { type: "submit", class: "first", id: "launch", disabled: true }, training ? "Start the run" : `Start ${command}`);
   const count = element("span", { class: "muted", id: "changed-count" });
   let timer = 0, ended = false;
 
   const check = async () => {
     const mine = ++form.turn;
     try {
-      const answer = await post("check", { verb, selected: form.selected, values: form.sent, further: form.further });
+      const answer = await post("check", { command, selected: form.selected, values: form.sent, further: form.further });
       if (mine !== form.turn || ended) return;
       command.replaceChildren(...answer.command.split(" ").flatMap((word) => [element("span", {}, word), " "]));
       verdict.replaceChildren(
@@ -221,7 +221,7 @@ export const mount = async (root, { parts: [verb = "sft"], query }) => {
     sections.replaceChildren(...form.sections.map((section) => {
       const [wasOpen, all] = open.get(section.name) || [OPEN.includes(section.name), "false"];
       const made = element("details", { class: "form-section", open: wasOpen, "data-name": section.name },
-        element("summary", {}, element("b", {}, section.name.startsWith("group-") ? verb : section.name), element("span", { class: "muted" }, section.title.replaceAll("`", ""))),
+        element("summary", {}, element("b", {}, section.name.startsWith("group-") ? command : section.name), element("span", { class: "muted" }, section.title.replaceAll("`", ""))),
         section.problem ? element("p", { class: "refusal" }, section.problem) : null,
         ...section.fields.map((field) => row(form, field, later)),
         element("button", { type: "button", class: "quiet more", onclick: () => { made.dataset.all = String(made.dataset.all !== "true"); filter(); } }));
@@ -241,7 +241,7 @@ export const mount = async (root, { parts: [verb = "sft"], query }) => {
     event.preventDefault();
     launch.disabled = true;
     try {
-      const { job } = await post("jobs", { verb, selected: form.selected, values: form.sent, further: form.further });
+      const { job } = await post("jobs", { command, selected: form.selected, values: form.sent, further: form.further });
       if (training) { form.values["logging.run_name"] = stamp(); form.keep(); }
       location.hash = `#/jobs/${job.id}?follow=1`;
     } catch (error) {
@@ -251,7 +251,7 @@ export const mount = async (root, { parts: [verb = "sft"], query }) => {
 
   const preset = async (each) => {
     const kept = Object.fromEntries(Object.entries(form.values).filter(([key]) => /^(model\.path|data\.train|logging\.)/.test(key)));
-    if (each.verb !== verb) {
+    if (each.verb !== command) {
       sessionStorage.setItem(`form ${each.verb}`, JSON.stringify({ ...kept, ...each.values }));
       location.hash = `#/new/${each.verb}`;
       return;
@@ -266,12 +266,12 @@ export const mount = async (root, { parts: [verb = "sft"], query }) => {
   root.append(
     element("h1", {}, training ? "New run" : TITLES[verb]),
     training ? element("p", { class: "verbs", role: "group", "aria-label": "What is trained" }, ...TRAINING.map((name) =>
-      element("a", { href: `#/new/${name}`, class: "tab", "aria-current": name === verb ? "page" : null }, TITLES[name]))) : null,
-    element("form", { class: "new", "data-verb": verb, onsubmit: start, autocomplete: "off" },
+      element("a", { href: `#/new/${name}`, class: "tab", "aria-current": name === command ? "page" : null }, TITLES[name]))) : null,
+    element("form", { class: "new", "data-verb": command, onsubmit: start, autocomplete: "off" },
       element("div", { class: "form-side" },
         element("div", { class: "form-tools" }, search, element("label", { class: "check" }, only, " only what I changed"), count),
         form.presets.length ? element("div", { class: "presets", role: "group", "aria-label": "Presets" }, element("span", { class: "muted" }, "Begin from"), ...form.presets.map((each) => element("button", { type: "button", title: each.says, onclick: () => preset(each) }, each.name)),
-          element("button", { type: "button", class: "quiet", onclick: () => { sessionStorage.removeItem(`form ${verb}`); form.values = {}; form.further = further.value = ""; preset({ verb, values: {} }); } }, "Clear")) : null,
+          element("button", { type: "button", class: "quiet", onclick: () => { sessionStorage.removeItem(`form ${command}`); form.values = {}; form.further = further.value = ""; preset({ command, values: {} }); } }, "Clear")) : null,
         sections, further),
       element("aside", { class: "form-summary", "aria-label": "The command and what is said about it" },
         element("div", { class: "command-head" }, element("h2", {}, "Command"), copied),

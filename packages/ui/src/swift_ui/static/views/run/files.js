@@ -1,4 +1,4 @@
-// Checkpoints, pages and pictures of the run, and what it ran with.
+// Checkpoints, pages and images of the run, and what it ran with.
 import { element } from "../../dom.js";
 import { count, plain } from "../../format.js";
 import { table } from "../../table.js";
@@ -23,8 +23,8 @@ export const mount = (root, about, live) => {
           .filter(([, value]) => value !== null && value !== undefined && value !== "")
           .flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, plain(value))]))),
       run.plan ? element("section", { class: "card" }, element("h2", {}, "Plan"), element("pre", { class: "config" }, JSON.stringify(run.plan, null, 2))) : null,
-    ), run.pictures.length ? element("section", { class: "card" }, element("h2", {}, "Pictures"),
-      element("div", { class: "gallery" }, ...run.pictures.map((name) => element("img", { src: `/api/${about.path}/pictures/${name}`, alt: name, loading: "lazy" })))) : "");
+    ), run.images.length ? element("section", { class: "card" }, element("h2", {}, "Images"),
+      element("div", { class: "gallery" }, ...run.images.map((name) => element("img", { src: `/api/${about.path}/images/${name}`, alt: name, loading: "lazy" })))) : "");
   };
   const hear = (what) => { if (what === "state" || what === "all") draw(); };
   live.heard.add(hear);

@@ -5,10 +5,10 @@ import { count, figure } from "../../format.js";
 import { table } from "../../table.js";
 
 const pieceOf = (piece) => {
-  if (piece.picture !== undefined)
-    return element("span", { class: "picture" },
-      typeof piece.thumbnail === "string" && piece.thumbnail.startsWith("data:image/") ? element("img", { src: piece.thumbnail, alt: piece.picture }) : null,
-      `${piece.picture} ${piece.width}×${piece.height} → ${piece.tokens} tokens`);
+  if (piece.image !== undefined)
+    return element("span", { class: "image" },
+      typeof piece.thumbnail === "string" && piece.thumbnail.startsWith("data:image/") ? element("img", { src: piece.thumbnail, alt: piece.image }) : null,
+      `${piece.image} ${piece.width}×${piece.height} → ${piece.tokens} tokens`);
   if (!piece.weight) return piece.text;
   return element("mark", { class: piece.weight === 1 ? null : "part", title: piece.weight === 1 ? "learned" : `learned with weight ${piece.weight}` },
     piece.weight === 1 ? "" : element("b", {}, `${figure(piece.weight)}: `), piece.text);

@@ -1,0 +1,51 @@
+"""Who writes which part of the tensors, and who reads what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from swift.checkpoint.storage import FileChunk, FileShare, Index, StoredTensor, StoredTensors, share_file
+from swift.processes.comms import Comms
+
+
+def plan_shares(tensors: Mapping[str, Any], comms: Comms) -> tuple[FileShare, Index]:
+    """Agree on who writes what, and return this process's share, as views, and the whole index."""
+    if comms.size == 1 and all(map(_is_whole, tensors.values())):
+        return _all_in_one(tensors)
+    from swift.checkpoint import dcp_plan as dcp
+
+    return dcp.plan_shares(tensors, comms)
+
+
+def fill(tensors: Mapping[str, Any], stored: StoredTensors) -> None:
+    """Fill tensors that `stored` has in place: whole ones, and of others the part that this process holds."""
+    parts = {}
+    for name, tensor in tensors.items():
+        if _is_whole(tensor):
+            stored.fill(tensor, name)
+        else:
+            parts[name] = tensor
+    if parts:
+        from swift.checkpoint import dcp_plan as dcp
+
+        dcp.fill(parts, stored)
+
+
+def _is_whole(tensor: Any) -> bool:
+    """Return whether it is nothing but a tensor: what is sharded (DTensor, TensorSlices) is of a class of its own."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _all_in_one(tensors: Mapping[str, torch.Tensor]) -> tuple[FileShare, Index]:
+    """Everything in the file of the one process; what has no elements is in the index alone."""
+    share, index = FileShare(share_file(0), {}), Index()
+    for name, tensor in tensors.items():
+        shape = tuple(tensor.shape)
+        chunks = (FileChunk((0,) * len(shape), shape, share.file, name),) if tensor.numel() else ()
+        index[name] = StoredTensor(tensor.dtype, shape, chunks)
+        if chunks:
+            share.tensors[name] = tensor.detach()
+    return share, index

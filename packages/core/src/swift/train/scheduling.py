@@ -1,0 +1,185 @@
+"""Which samples each step takes: the schedule of the objective, with what it may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swift.contracts import ResumableSchedule, ScheduleContext
+from swift.data.schedules import BatchLayout, EpochSchedule, default_schedule, no_such_schedule, rows_in_memory
+from swift.models.adapter_file import kind_of
+from swift.train.reference import Mode, to_be_scored
+
+if TYPE_CHECKING:
+    from swift.contracts import BatchSchedule, ForwardResult, InferenceEngine, Objective, OpenRole, Run, TrainState
+    from swift.data.batch import Batch, Row
+    from swift.data.pipeline import PreparedData
+    from swift.data.store import SampleSet
+    from swift.models.source import HfSource
+    from swift.plugins.hooks import Hooks
+    from swift.processes.comms import Comms
+
+
+class ModelInTraining:
+    """The model, for schedules. A schedule is made before there is one; batches are asked for later."""
+
+    def __init__(self, run: Run, hooks: Hooks, roles: Iterable[str] = ()) -> None:
+        self.run = run
+        self.role_names = frozenset(roles)
+        self._hooks = hooks
+        self.state: TrainState | None = None
+        """Set once the model is distributed."""
+        self.roles: Mapping[str, OpenRole] | None = None
+        """Set once the other models of the run are, too."""
+
+    def forward(self, batch: Batch, objective: Objective) -> ForwardResult:
+        """Evaluate an objective with the weights as they are now; called on every process."""
+        if self.state is None:
+            raise _too_early("forward")
+        return self._hooks.swift_forward(self.run, self.state, batch, objective)
+
+    def send_weights(self, engine: InferenceEngine | None) -> None:
+        """Update an inference engine to the weights as they are now; called on every process."""
+        if self.run.send_weights is None:
+            raise _too_early("send_weights")
+        self.run.send_weights(engine)
+
+    def role(self, name: str) -> OpenRole:
+        """Return another model of the run."""
+        if self.roles is None:
+            raise _too_early("role")
+        return self.roles[name]
+
+    def adapter(self) -> Mapping[str, Any] | None:
+        """Return the PEFT configuration of the LoRA in training, which is what engines take, if there is one.
+
+        None too where it is trained on weights of few bits: engines have others, and are sent all of them.
+        """
+        if self.state is None:
+            raise _too_early("adapter")
+        config = self.run.adapter_config if self.run.config.tuner.quantize == "none" else None
+        return config if config is not None and kind_of(config) == "LORA" else None
+
+
+@dataclass(frozen=True)
+class SampleSets:
+    """The samples to train and to evaluate on, with reference log-probabilities where they are kept on disk."""
+
+    train: SampleSet | None
+    """None for a stream."""
+    validation: SampleSet | None
+
+    @classmethod
+    def of(cls, data: PreparedData, mode: Mode) -> SampleSets:
+        """Return the samples of the data sets, which wait for their scores where these are kept on disk."""
+        if mode == "cached":
+            return cls(to_be_scored(data.train), None if data.validation is None else to_be_scored(data.validation))
+        return cls(*(None if each is None else each.samples for each in (data.train, data.validation)))
+
+
+def make_plan(
+    objective: Objective,
+    data: PreparedData,
+    samples: SampleSets,
+    source: HfSource,
+    model: ModelInTraining,
+    comms: Comms,
+) -> BatchSchedule:
+    """Return the schedule that the objective brings, or that of its data: epoch after epoch, or the stream."""
+    run = model.run
+    layout = BatchLayout.from_config(run.config)
+    in_memory = rows_in_memory(layout, objective)
+
+    def default() -> BatchSchedule:
+        known = data.stream if samples.train is None else samples.train
+        if known is None:
+            raise ValueError("there is no training data to plan for")
+        return default_schedule(objective, known, layout)
+
+    def batch(step: int, rows: Sequence[Row], data_rank: int, data_size: int) -> Batch:
+        return in_memory.batch(step, rows, [sample for row in rows for sample in row], data_rank, data_size)
+
+    own = getattr(objective, "plan", None)
+    if own is None:
+        return default()
+    context = ScheduleContext(
+        config=run.config,
+        folder=run.folder,
+        topology=run.topology,
+        layout=layout,
+        objective=objective,
+        source=source,
+        model=source.folder,
+        tokenizer=source.tokenizer,
+        data=data,
+        samples=samples.train,
+        validation=samples.validation,
+        comms=comms,
+        say=run.say,
+        default=default,
+        batch=batch,
+        forward=model.forward,
+        send_weights=model.send_weights,
+        roles=model.role_names,
+        role=model.role,
+        adapter=model.adapter,
+    )
+    schedule: BatchSchedule = own(context)
+    return schedule
+
+
+def schedule_metrics(schedule: BatchSchedule, step: int) -> Mapping[str, float]:
+    """Return what a schedule has to say of a step, counted from 0; mostly nothing."""
+    own = getattr(schedule, "metrics", None)
+    return {} if own is None else own(step)
+
+
+def learning_rates_of(schedule: BatchSchedule, planned: Callable[[int], float]) -> Callable[[int], float]:
+    """Return the policy's learning rate by step: the planned one, unless the schedule replaces it."""
+    own = getattr(schedule, "learning_rate", None)
+    return planned if own is None else lambda step: own(step, planned(step))
+
+
+def train_roles(schedule: BatchSchedule, step: int, batch: Batch) -> Mapping[str, float]:
+    """Let a schedule make the steps of other models than the policy, and return what it has to say of them."""
+    own = getattr(schedule, "train_roles", None)
+    return {} if own is None else own(step, batch)
+
+
+def evaluates(schedule: BatchSchedule) -> Sequence[str] | None:
+    """Return the names of the numbers by which a schedule evaluates; None for one that leaves it to the objective."""
+    return getattr(schedule, "evaluation_metrics", None)
+
+
+def schedule_evaluation(schedule: BatchSchedule, step: int) -> Mapping[str, float]:
+    """Return the evaluation of a schedule that names its own numbers, after so many steps."""
+    own: Mapping[str, float] = schedule.evaluate(step)  # type: ignore[attr-defined]  # optional
+    return own
+
+
+def close_schedule(schedule: BatchSchedule) -> None:
+    """Let a schedule give back what it holds."""
+    own = getattr(schedule, "close", None)
+    if own is not None:
+        own()
+
+
+def schedule_state(schedule: BatchSchedule) -> dict[str, Any]:
+    """Return what a schedule keeps in a checkpoint, under the key that `restore_schedule` reads; mostly nothing."""
+    state = dict(schedule.state()) if isinstance(schedule, ResumableSchedule) else {}
+    return {"plan": state} if state else {}
+
+
+def restore_schedule(schedule: BatchSchedule, progress: Mapping[str, Any]) -> None:
+    """Let a schedule resume from what it kept in a checkpoint."""
+    state = progress.get("plan") or {}
+    if not state and not isinstance(schedule, EpochSchedule):
+        return
+    if not isinstance(schedule, ResumableSchedule):
+        raise no_such_schedule()
+    schedule.restore(state)
+
+
+def _too_early(what: str) -> RuntimeError:
+    return RuntimeError(f"{what} of the schedule's context works from the first batch on: there is no model yet")

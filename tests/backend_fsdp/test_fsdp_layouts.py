@@ -1,0 +1,114 @@
+"""What FSDP refuses, and that a shard is all that a process holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import on_processes, succeeded
+from tiny_runs import conversations, run_training
+
+from swift.config.parse import config_from_mapping
+from swift.errors import ModelError, UnsupportedLayout
+from swift.testing.subjects import write_model
+
+ROWS = conversations(9)
+LORA = {"tuner.kind": "lora", "tuner.dropout": 0.0}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "more shards than processes": ({"parallel.dp_shard": 4}, "takes 4 processes, but 2 were started"),
+    "cp and ulysses": ({"parallel.cp": 2, "parallel.ulysses": 2, "parallel.dp_shard": 1}, "takes 4 processes"),
+    "quantised and tp": ({**LORA, "tuner.quantize": "bnb-nf4", "parallel.tp": 2}, "stored as bnb-nf4"),
+    "dora and tp": ({**LORA, "tuner.dora": True, "parallel.tp": 2}, "DoRA needs norms of whole matrices"),
+    "adafactor": ({"optim.name": "adafactor"}, "whole rows of weights, which the optimizer 'adafactor' must see"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def test_unsupported_layouts_are_refused_with_hint(model: Path, tmp_path: Path) -> None:
+    odd = write_model(tmp_path / "odd", num_hidden_layers=1, num_attention_heads=3, num_key_value_heads=1)
+    uneven = write_model(tmp_path / "uneven", num_hidden_layers=1, intermediate_size=255)
+    moe = write_model(tmp_path / "moe", architecture="Qwen3Moe", num_hidden_layers=1, **MOE)
+    gpt = tmp_path / "gpt2"
+    write_model(gpt, architecture="GPT2", n_embd=64, n_head=4, n_layer=1)
+    empty = write_model(tmp_path / "empty", num_hidden_layers=0)
+    capped = write_model(tmp_path / "capped", architecture="Gemma2", num_hidden_layers=1)
+    jobs = [(model, changes) for changes, _ in REFUSED.values()]
+    said = [reason for _, reason in REFUSED.values()]
+    jobs += [
+        (odd, {"parallel.ulysses": 2}),
+        (odd, {"parallel.tp": 2}),
+        (uneven, {"parallel.tp": 2}),
+        (moe, {"parallel.tp": 2}),
+        (gpt, {"parallel.tp": 2}),
+        (capped, {"parallel.cp": 2}),
+        (empty, {}),
+    ]
+    said += [
+        "3 attention heads are not divisible by parallel.ulysses 2",
+        "3 attention heads with 1 key-value heads are not divisible by parallel.tp 2",
+        "A width of 255 (intermediate_size) cannot be divided evenly over parallel.tp 2 processes",
+        "which this backend cannot do",
+        "has no plan for tensor parallel",
+        "cannot be trained with sharded sequences",
+        "num_hidden_layers is 0",
+    ]
+
+    def job(folder: Path, changes: dict[str, Any]) -> Any:
+        return lambda: run_training(folder, tmp_path / "out", ROWS, {"backend.name": "fsdp", **changes})
+
+    for answers, reason in zip(on_processes(2, *(job(*each) for each in jobs)), said, strict=True):
+        for answer in answers:
+            assert isinstance(answer, UnsupportedLayout | ModelError), answer
+            assert reason in answer.message
+            assert answer.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_rank_reads_one_tensor_shard_at_a_time(model: Path) -> None:
+    """A process holds a part of every tensor and reads one at a time."""
+
+    def shares() -> tuple[int, int]:
+        from swift.train.prepare import open_job
+
+        parsed = config_from_mapping({"model.path": str(model), "backend.name": "fsdp", "tuner.kind": "full"})
+        with open_job(parsed, rows=ROWS) as job:
+            parts: Any = job.state.parts
+            held = sum(part.local.numel() for part in parts)
+            whole = sum(part.parameter.numel() for part in parts)
+            on_meta = [part.name for part in parts if part.local.is_meta]
+            assert not on_meta
+            return held, whole
+
+    (answers,) = on_processes(2, shares)
+    for held, whole in succeeded(answers):
+        assert held <= 0.51 * whole
+    assert sum(held for held, _ in answers) == answers[0][1]
+
+
+def test_presets_say_what_they_stand_for() -> None:
+    for flag, key in (("fsdp_offload", "offload"), ("hsdp", "hybrid")):
+        for alias in ("fsdp", "parallel_method"):
+            parsed = config_from_mapping({alias: flag})
+            assert parsed.config.backend.name == "fsdp"
+            assert getattr(parsed.backend_options, key) is True
+
+
+def test_replicas_stay_within_machine_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    from swift.config.sections import Config
+    from swift_backend_fsdp.layout import layout_of
+
+    def sizes(processes: int, **parallel: int) -> dict[str, int]:
+        config = Config.model_validate({"parallel": parallel, "backend": {"name": "fsdp", "hybrid": True}})
+        return layout_of(config, processes).named("dp_replicate", "dp_shard")
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert sizes(16) == {"dp_replicate": 2, "dp_shard": 8}
+    assert sizes(16, tp=2) == {"dp_replicate": 2, "dp_shard": 4, "tp": 2}
+    assert sizes(8) == {"dp_replicate": 1, "dp_shard": 8}

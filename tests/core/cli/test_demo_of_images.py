@@ -1,0 +1,48 @@
+"""What `swift demo --task vision` draws and says; that it learns is shown by the tutorial, which a test follows."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import typed
+
+from swift.cli import demo_vision
+from swift.demo.images import CELL, drawn, shuffled, write_image_rows
+
+
+def test_demo_digits_vary_and_stay_in_bounds() -> None:
+    seen = {}
+    for digit in range(10):
+        pixels = np.asarray(drawn(digit, random.Random(0)).convert("L")).astype(int)
+        assert pixels.shape == (CELL, CELL)
+        ink = pixels < 128
+        assert not ink[[0, -1]].any()
+        assert not ink[:, [0, -1]].any()
+        seen[digit] = ink.tobytes()
+    assert len(set(seen.values())) == 10
+
+
+def test_demo_image_splits_do_not_leak(tmp_path: Path) -> None:
+    """No held-out number is learned and no shuffled question has its own image."""
+    learned, asked = write_image_rows(tmp_path / "images", drawings=1)
+    numbers = [{Path(row["images"][0]).stem.partition("-")[0] for row in rows} for rows in (learned, asked)]
+    assert not numbers[0] & numbers[1]
+    assert (len(numbers[0]), len(numbers[1])) == (800, 100)
+    for row, other in zip(asked, shuffled(asked), strict=True):
+        assert row["messages"] == other["messages"]
+        assert row["images"] != other["images"]
+    assert sorted(row["images"] for row in shuffled(asked)) == sorted(row["images"] for row in asked)
+
+
+@pytest.mark.full
+def test_a_model_that_has_not_learned_to_see_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_vision, "STEPS", 2)
+    monkeypatch.setattr(demo_vision, "DRAWINGS", 1)
+    ended = typed(["demo", "--task", "vision", "--out", "demo"], tmp_path)
+    assert ended.code == 1, ended.output
+    assert "Verified by transformers" in ended.output
+    assert "with images shuffled: 0%" in ended.output
+    assert "This demo should reach 95%" in ended.output
