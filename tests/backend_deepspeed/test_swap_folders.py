@@ -50,7 +50,7 @@ def test_run_keeps_swap_folder_of_another_run(model: Path, tmp_path: Path) -> No
     def first() -> tuple[bool, int, bool]:
         with open_job(config_from_mapping(wanted), rows=ROWS) as job:
             for step in (0, 1):
-                batch, objective = job.ready(job.plan.batch(step, 0, 1))
+                batch, objective = job.ready(job.batch_schedule.batch(step, 0, 1))
                 job.hooks.swift_train_step(job.run, job.state, batch, objective)
                 if step == 0:
                     before = swapped(tmp_path)

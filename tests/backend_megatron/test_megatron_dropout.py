@@ -31,7 +31,7 @@ def drifts(model: Path, out: Path, changes: dict[str, Any]) -> list[float]:
     with open_job(config_from_mapping(settings), rows=ROWS) as job:
         found = []
         for step in range(3):
-            batch = job.plan.batch(step, job.topology.data_rank, job.topology.data_size)
+            batch = job.batch_schedule.batch(step, job.topology.data_rank, job.topology.data_size)
             ready, objective = job.ready(batch, training=True)
             found.append(job.hooks.swift_train_step(job.run, job.state, ready, objective).metrics["drift"])
         return found

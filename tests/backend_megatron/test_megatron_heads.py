@@ -36,7 +36,7 @@ def stored_and_computed(model: Path, out: Path, plan: dict[str, Any]) -> tuple[b
     """Train one step; return whether the head has more bits than bfloat16, and is computed with when rounded to it."""
     settings = {**BASE, **SCORES, **MEGATRON, **plan, "model.path": str(model), "logging.output": str(out)}
     with open_job(config_from_mapping(settings), rows=ROWS) as job:
-        batch = job.plan.batch(0, job.topology.data_rank, job.topology.data_size)
+        batch = job.batch_schedule.batch(0, job.topology.data_rank, job.topology.data_size)
         job.hooks.swift_train_step(job.run, job.state, batch, job.objective)
         chunk = job.state.built.chunks[-1]
         head = chunk.output_layer.weight.detach()

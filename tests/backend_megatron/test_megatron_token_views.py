@@ -121,7 +121,7 @@ def measure(model: Path, out: Path, plan: dict[str, Any]) -> Measured:
         settings |= {"train.global_batch": 2, "train.micro_batch": 1}
     objective = EveryTokenView()
     with open_job(config_from_mapping(settings), rows=ROWS) as job:
-        batch = with_values(job.plan.batch(0, job.topology.data_rank, job.topology.data_size))
+        batch = with_values(job.batch_schedule.batch(0, job.topology.data_rank, job.topology.data_size))
         result = job.hooks.swift_forward(job.run, job.state, batch, objective)
         assert result.tokens is not None
         samples = [sample.sample_id for row in batch.rows for sample in row]
@@ -136,7 +136,7 @@ def plainly(model: Path, samples: set[int]) -> Measured:
     """Compute the same from all logits of one segment after the other."""
     settings = {**COMMON, "model.path": str(model), "logging.output": str(model.parent / "plain")}
     with open_job(config_from_mapping(settings), rows=ROWS) as job:
-        batch = with_values(job.plan.batch(0, 0, 1))
+        batch = with_values(job.batch_schedule.batch(0, 0, 1))
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     total, weight, tokens = torch.zeros(()), 0.0, {}
     for sample in (sample for row in batch.rows for sample in row if sample.sample_id in samples):

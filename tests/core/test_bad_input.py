@@ -77,7 +77,7 @@ FLAGS: list[tuple[str, list[str], int, tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("verb", "flags", "code", "sentences"), FLAGS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("command", "flags", "code", "sentences"), FLAGS, ids=lambda value: str(value)[:40])
 def test_flags_that_cannot_be_meant(
     here: Path,
     capsys: pytest.CaptureFixture[str],

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from pages import DOCS, ROOT, Command, blocks, commands, missing
-from swift.cli.command_names import BUILTIN_COMMANDS, TRAINING
 
+from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING
 from swift.cli.choose import without_auto
 from swift.cli.config import ConfigOptions, presets_of_backends
 from swift.cli.config_import import import_options

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from swift import LossSums, Need, Section
-from swift.contracts import ScheduleContext
+from swift.contracts import BatchSchedule, ScheduleContext
 from swift.data.encodings import EncodedRow, Encoding, ReadRow, RowReader, Sample, raw_text
 from swift.data.samples import Encoded
 from swift.objectives.base import BaseObjective, PerSampleObjective
@@ -93,11 +93,11 @@ class Rounds(BaseObjective[Section]):
         weighted = batch.token_values["advantage"] * batch.weights
         return LossSums(-(weighted * view.token_logps).sum(), {"advantage": (weighted.sum(), batch.weights.sum())})
 
-    def schedule(self, context: ScheduleContext) -> RoundsSchedule:
+    def batch_schedule(self, context: ScheduleContext) -> RoundsSchedule:
         return RoundsSchedule(context)
 
 
-class RoundsSchedule:
+class RoundsSchedule(BatchSchedule):
     """Takes samples in order, a round at a time, and gives their tokens advantages."""
 
     steps_per_epoch = None

@@ -1,4 +1,4 @@
-"""Plugins that misbehave: each is one message with its name, its distribution and its hook, or is left out aloud."""
+"""Plugins with errors: one message names plugin, distribution and hook, or reports that the plugin is left out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RAISED = {
     "a class of its own": ("raise type('Odd', (BaseException,), {})('base')", "Odd: base."),
     "no text": (
         "raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})()",
-        "Mute: its text cannot be shown.",
+        "Mute: its message cannot be shown.",
     ),
     "many lines": ("raise ValueError('one\\n' * 5000)", "ValueError: one one one"),
 }
@@ -127,11 +127,17 @@ def undisturbed() -> Iterator[Case]:
 
 
 def attributes() -> Iterator[Case]:
+<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
+    for how, value in {"a newer one": "(1, 99)", "a number": "1.0", "of texts": "('1', '0')"}.items():
+        yield case(f"HOOK_API, {how}", "observer", plugin("observer", f"\nHOOK_API = {value}\n"), "hook API")
+    for member, value, said in (
+=======
     versions = {"newer": "(1, 99)", "older": "(0, 1)", "a number": "1.0", "a text": "'1.0'", "of texts": "('1', '0')"}
     for how, value in versions.items():
         yield case(f"HOOK_API, {how}", "backend", plugin("backend", f"\nHOOK_API = {value}\n"), "hook API")
     yield case("HOOK_API of backend, missing", "backend", plugin("backend", "\nHOOK_API = None\n"), "hook API")
     for member, value, message in (
+>>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
         ("capabilities", "None", "capabilities"),
         ("capabilities", "{'tp'}", "capabilities"),
         ("capabilities", "property(lambda self: 1 / 0)", "division by zero"),
@@ -167,23 +173,30 @@ def attributes() -> Iterator[Case]:
 
 def signatures() -> Iterator[Case]:
     step = "swift_train_step"
+<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
+    for how, member, said in (
+=======
     for how, member, message in (
         ("an unknown argument", hook(step, "return 1", arguments="self, batches"), "Did you mean 'batch'?"),
         ("a default value", hook(step, "return 1", arguments="self, batch=None"), "default value"),
         ("any arguments", hook(step, "return 1", arguments="self, *everything"), "'*everything'"),
+>>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
         ("any keywords", hook(step, "return 1", arguments="self, **everything"), "'**everything'"),
-        ("keyword only", hook(step, "return 1", arguments="self, *, batch"), "by keyword only"),
+        ("keyword only", hook(step, "return 1", arguments="self, *, batch"), "without * and **"),
         ("no self", hook(step, "return 1", arguments=""), "without self"),
         ("asynchronous", hook(step, "return 1").replace("def ", "async def "), "asynchronous"),
         ("a wrapper that does not yield", hook(step, "return 1", wrapper=True), "does not yield"),
-        ("an unknown hook", hook("swift_trian_step", "return 1"), "Did you mean 'swift_train_step'?"),
         ("undecorated", "\ndef swift_run_start(self, run): pass\n", "without @hookimpl"),
         ("of another kind", hook("swift_export", "return 1"), "only the selected exporter"),
     ):
+<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
+        yield case(f"signature, {how}", "backend", plugin("backend", member), said)
+=======
         yield case(f"signature, {how}", "backend", plugin("backend", member), message)
     yield case(
         "an observer that steps", "observer", plugin("observer", hook(step, "return 1")), "only the selected backend"
     )
+>>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
 
 
 def targets() -> Iterator[Case]:
@@ -227,7 +240,11 @@ def returned() -> Iterator[Case]:
     for name, (how, (value, message)) in itertools.product(
         ("swift_setup", "swift_shard", "swift_train_step", "swift_forward", "swift_iter_weights"), RETURNED.items()
     ):
+<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
+        told = "returned nothing" if how == "nothing" else said
+=======
         parts = "answered nothing" if how == "nothing" else message
+>>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
         if (name, how) == ("swift_iter_weights", "a list"):
             continue  # a stream of no weights, which is an export that lacks them
         member = hook(name, f"return {value}")
@@ -344,16 +361,16 @@ def objectives() -> Iterator[Case]:
         ("one loss per token", "LossSums(-view.token_logps)", "one value"),
         ("a text for a metric", f"LossSums({good}, {{'speed': ('fast', 1.0)}})", "'speed'"),
         ("a text for a weight", f"LossSums({good}, {{'speed': (1.0, 'heavy')}})", "'speed'"),
-        ("no pair for a metric", f"LossSums({good}, {{'speed': 1.0}})", "a pair (sum, weight)"),
+        ("no pair for a metric", f"LossSums({good}, {{'speed': 1.0}})", "metrics['speed'] is the float 1.0"),
         ("a tensor of two for a metric", f"LossSums({good}, {{'speed': (view.token_logps, 1.0)}})", "'speed'"),
-        ("a number for the name of a metric", f"LossSums({good}, {{1: (1.0, 1.0)}})", "names are texts"),
-        ("a list of metrics", f"LossSums({good}, [1])", "metrics that are a mapping"),
+        ("a number for the name of a metric", f"LossSums({good}, {{1: (1.0, 1.0)}})", "metrics key"),
+        ("a list of metrics", f"LossSums({good}, [1])", "metrics is a list"),
         ("segments as a list", f"LossSums({good}, segments=[1.0])", "segments"),
         ("one value for the tokens", f"LossSums({good}, tokens={{'seen': {good}}})", "tokens['seen']"),
         (
             "a tensor for the mapping of tokens",
             f"LossSums({good}, tokens=view.token_logps)",
-            "tokens that are a mapping",
+            "tokens is a tensor",
         ),
     ):
         member = f"\ndef loss(self, view, batch):\n    return {value}\n"
@@ -379,6 +396,21 @@ def objectives() -> Iterator[Case]:
 
 
 def exporters() -> Iterator[Case]:
+<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
+    arguments = "self, weights, request"
+    for how, (statement, said) in drawn("swift_export", RAISED.items(), 5):
+        ends = 1 if how == "OSError" else 3
+        member = hook("swift_export", statement, arguments=arguments)
+        hostile = plugin("exporter", member)
+        yield case(
+            f"swift_export raises {how}", "exporter", hostile, *(["swift_export", said] if ends == 3 else []), code=ends
+        )
+    for how, (value, said) in ANSWERED.items():
+        member = hook("swift_export", f"return {value}", arguments=arguments)
+        told = ["returned nothing"] if how == "nothing" else ["swift_export", said]
+        yield case(f"swift_export answers {how}", "exporter", plugin("exporter", member), *told)
+=======
+>>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
     whole = "HuggingFaceExporter.swift_export(self, weights, request)\n"
     outside, morse = '{"weight_map": {"a": "../../a"}}', '{"model_type": "morse"}'
     index = '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
@@ -433,18 +465,49 @@ def exporters() -> Iterator[Case]:
 
 
 def engines() -> Iterator[Case]:
+<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
+    opened = "\n@hookimpl\ndef swift_open_engine(self, request):\n    {body}\n"
+    for how, (statement, said) in drawn("swift_open_engine", RAISED.items(), 5):
+        yield case(
+            f"swift_open_engine raises {how}",
+            "engine",
+            plugin("engine", opened.format(body=statement)),
+            "swift_open_engine",
+            said,
+        )
+    for how, (value, said) in ANSWERED.items():
+        told = "returned nothing" if how == "nothing" else said
+        source = plugin("engine", opened.format(body=f"return {value}"))
+        yield case(f"swift_open_engine answers {how}", "engine", source, "swift_open_engine", told)
+    answer = "Completion([65], [-1.0], 'length')"
+    for how, body, said in (
+        ("too few", f"yield 0, {answer}", "returned 1 of 2 prompts"),
+        ("no prompt", "yield from ()", "returned 0 of 2 prompts"),
+        ("too many", f"yield from [(0, {answer}), (1, {answer}), (2, {answer})]", "the index 2"),
+        ("one twice", f"yield from [(0, {answer}), (0, {answer})]", "the index 0 again"),
+        ("a negative place", f"yield -1, {answer}", "the index -1"),
+        ("a place as text", f"yield '0', {answer}", "[0] is the str '0'"),
+=======
     answer = "Completion([65], [-1.0], 'length')"
     for how, body, message in (
         ("too few", f"yield 0, {answer}", "answered 1 of 2 prompts"),
         ("no prompt", "yield from ()", "answered 0 of 2 prompts"),
         ("one twice", f"yield from [(0, {answer}), (0, {answer})]", "the place 0 again"),
         ("a place as text", f"yield '0', {answer}", "the place '0'"),
+>>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
         ("no pair", f"yield {answer}", "a Completion"),
         ("a text", "yield 0, 'hello'", "the str 'hello'"),
         ("nothing at all", "return None", "nothing (None)"),
         ("tokens as text", "yield 0, Completion(['a'], [-1.0], 'stop')", "token_ids"),
         ("tokens without probabilities", "yield 0, Completion([65], [], 'stop')", "log-probability for each token"),
+<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
+        *(
+            (f"an error ({name})", f"{statement}\nyield", said)
+            for name, (statement, said) in drawn("generate", RAISED.items(), 5)
+        ),
+=======
         ("a reason of its own", "yield 0, Completion([65], [-1.0], 'tired')", "'tired'"),
+>>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
     ):
         yield case(f"generate returns {how}", "engine", _generating(body), "generate", message)
 
@@ -474,7 +537,9 @@ def metadata() -> Iterator[Case]:
             install(folder, module, plugin("observer"), f"[swift.observers]\nhostile = {target}\n")
             return ["plugins", "--check", "--json"]
 
-        yield Case(f"a target that is {how}", lost, "refused", prints=("hostile", "nothing that could"), exit_code=3)
+        yield Case(
+            f"a target that is {how}", lost, "refused", prints=("hostile", "is not module:attribute"), exit_code=3
+        )
 
     def twins(folder: Path) -> Sequence[str]:
         for module in ("hostile_twin_one", "hostile_twin_two"):

@@ -1,4 +1,8 @@
+<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
+"""Optimizers, tuners, planners, commands and rewards that misbehave."""
+=======
 """Optimizers, tuners, planners, commands and rewards that misbehave, and rarer ways to misbehave."""
+>>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
 
 from __future__ import annotations
 
@@ -18,15 +22,7 @@ RAISED = {
     "colours": ("raise ValueError('\\x1b[2J red')", "ValueError: \\x1b[2J red."),
     "a text that exits": (
         "raise type('Mute', (Exception,), {'__str__': lambda self: exit(0)})()",
-        "Mute: its text cannot be shown.",
-    ),
-    "what cannot be looked at": (
-        "raise type('Odd', (Exception,), {'__getattribute__': lambda self, name: 1 / 0})('odd')",
-        "Odd: odd.",
-    ),
-    "a class without a name": (
-        "raise type('Meta', (type,), {'__name__': property(lambda self: 1 / 0)})('Odd', (Exception,), {})('odd')",
-        "Odd: odd.",
+        "Mute: its message cannot be shown.",
     ),
 }
 """How something fails: the statement, and what is message of it."""
@@ -36,10 +32,6 @@ RETURNED = {
     "no number": ("float('nan')", "the float nan"),
     "a generator": ("(lambda: (yield))()", "a generator"),
     "an object without repr": ("type('Shy', (), {'__repr__': lambda self: 1 / 0})()", "a Shy"),
-    "an object that fakes its class": (
-        "type('Fake', (), {'__class__': property(lambda self: 1 / 0)})()",
-        "",
-    ),
 }
 """What is answered instead, and how it is described."""
 RUNS = {
@@ -65,9 +57,15 @@ def _method(kind: str, signature: str, body: str) -> str:
 
 
 def raised() -> Iterator[Case]:
+<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
+    for how, (statement, said) in RAISED.items():
+        at_once = how == "GeneratorExit"  # what a run cannot take for its own error
+        yield case(f"import, {how}", "backend", f"{statement}\n{plugin('backend')}", "could not be imported", said)
+=======
     for how, (statement, message) in RAISED.items():
         at_once = how in ("GeneratorExit", "what cannot be looked at")  # what a run cannot take for its own error
         yield case(f"import, {how}", "backend", f"{statement}\n{plugin('backend')}", "could not be imported", message)
+>>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
         for name in ("swift_setup", "swift_train_step"):
             code = 3 if at_once or name == "swift_setup" else 1
             yield case(f"{name}, {how}", "backend", plugin("backend", hook(name, statement)), name, message, code=code)
@@ -157,6 +155,8 @@ def returned() -> Iterator[Case]:
             ("logprobs", f"Completion([65], {value}, 'length')"),
         ):
             yield case(f"{field} are {how}", "engine", _engine(f"yield from [(0, {answer})]"), "generate")
+<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
+=======
         for name, hooked in (("loss", "loss(self, view, batch)"), ("roles", "roles(self, config)")):
             if "class" in how:
                 source = _method("objective", hooked, f"return {value}")
@@ -172,15 +172,13 @@ def others() -> Iterator[Case]:
         _engine("yield 0, Completion([65] * 3, [-1.0] * 3, 'length')"),
         "at most 2",
     )
+>>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
     yield case(
         "log-probabilities that are no numbers",
         "engine",
         _engine("yield 0, Completion([65], ['a'], 'length')"),
         "logprobs",
     )
-    for value in ("float('nan')", "float('inf')", "0.0"):
-        source = plugin("tuner", f"\nlearning_rate = {value}\n")
-        yield case(f"learning_rate of a tuner is {value}", "tuner", source, "learning rate")
     yield case(
         "needs of a tuner are a text", "tuner", _method("tuner", "needs(self, options)", "return 'full'"), "needs"
     )
@@ -189,21 +187,6 @@ def others() -> Iterator[Case]:
 def _engine(generate: str) -> str:
     source = plugin("engine", "\npass\nEngine.generate = lambda self, prompts, sampling: completions(prompts)\n")
     return f"{source}\ndef completions(prompts):\n    {generate}\n"
-
-
-def compared() -> Iterator[Case]:
-    """Classes that compare as their metaclass says."""
-    metaclass = """
-class Meta(type):
-    def __hash__(self):
-        raise RuntimeError("no hash today")
-    def __eq__(self, other):
-        raise RuntimeError("not the same")
-"""
-    source = metaclass + plugin("backend").replace(
-        "class Plugin(TorchBackend)", "class Plugin(TorchBackend, metaclass=Meta)"
-    )
-    yield case("a class that cannot be compared", "backend", source, expected="works")
 
 
 def validated() -> Iterator[Case]:
@@ -284,7 +267,11 @@ def commands() -> Iterator[Case]:
         )
 
 
+<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
+CASES = [*raised(), *answered(), *validated(), *shown(), *planners(), *commands()]
+=======
 CASES = [*others(), *compared(), *validated(), *shown(), *planners(), *commands()]
+>>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
 
 test_plugin_that_misbehaves_is_named = as_test(CASES)
 test_plugin_that_raises_is_named = as_property(list(raised()), 40)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swift.contracts import BatchSchedule
 from swift.data.samples import Encoded, Segment
 from swift_rl.objective import Grpo
 
@@ -37,11 +38,11 @@ class StoredGrpo(Grpo):
     name = "stored_grpo"
     encoding = "chat"  # type: ignore[assignment]
 
-    def schedule(self, context: Any) -> StoredSchedule:
+    def batch_schedule(self, context: Any) -> StoredSchedule:
         return StoredSchedule(context)
 
 
-class StoredSchedule:
+class StoredSchedule(BatchSchedule):
     """Answers of 1 to 20 tokens, two of a round of twelve never learned from; a round serves two steps."""
 
     steps_per_epoch = None

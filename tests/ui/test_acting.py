@@ -116,7 +116,7 @@ def test_what_only_the_terminal_decides_is_refused(
     assert page.get("/api/jobs").json() == {"jobs": []}
 
 
-@pytest.mark.parametrize("verb", ["plugins", "data", "ui", "--help", "", None, ["sft"]])
+@pytest.mark.parametrize("command_name", ["plugins", "data", "ui", "--help", "", None, ["sft"]])
 def test_other_commands_are_not_started(page: TestClient, command_name: object) -> None:
     assert page.post("/api/jobs", json={"verb": command_name, "values": {}}).status_code == 400
 

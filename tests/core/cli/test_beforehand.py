@@ -105,7 +105,7 @@ def test_missing_gpu_is_reported_only_when_certain() -> None:
     assert no_gpu_to_see("auto", {"CUDA_VISIBLE_DEVICES": "-1"})
 
 
-@pytest.mark.parametrize("verb", ["sft", "rlhf"])
+@pytest.mark.parametrize("command", ["sft", "rlhf"])
 def test_config_show_help_covers_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["config", "show", command, "-h"]) == 0
     shown = capsys.readouterr().out

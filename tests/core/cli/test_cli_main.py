@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swift.cli.command_names import BUILTIN_COMMANDS
 
 from swift.cli import main as cli
+from swift.cli.builtin import BUILTIN_COMMANDS
 from swift.errors import TrainingError
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from swift.cli.command_names import BUILTIN_COMMANDS, TRAINING
 
+from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING
 from swift.cli.main import run
 from swift.cli.options import flag_table, options_of
 from swift.config.fields import core_fields
@@ -72,12 +72,12 @@ def work() -> dict[str, Work]:
     return dict(zip(BUILTIN_COMMANDS, work_of([[command_name] for command_name in BUILTIN_COMMANDS]), strict=True))
 
 
-@pytest.mark.parametrize("verb", BUILTIN_COMMANDS)
+@pytest.mark.parametrize("command_name", BUILTIN_COMMANDS)
 def test_help_imports_nothing_that_takes_long(work: dict[str, Work], command_name: str) -> None:
     assert not (HEAVY | SLOW) & work[command_name].modules
 
 
-@pytest.mark.parametrize("verb", BUILTIN_COMMANDS)
+@pytest.mark.parametrize("command_name", BUILTIN_COMMANDS)
 def test_help_builds_no_validators(work: dict[str, Work], command_name: str) -> None:
     assert work[command_name].built == []
 
@@ -90,7 +90,7 @@ def test_help_with_an_installed_backend_imports_nothing_heavy() -> None:
     }
 
 
-@pytest.mark.parametrize("verb", OWN_COMMANDS)
+@pytest.mark.parametrize("command_name", OWN_COMMANDS)
 def test_command_help_imports_no_plugins_or_train_sections(work: dict[str, Work], command_name: str) -> None:
     """Help of a command imports neither plugins nor the sections of training."""
     others = {"swift.plugins.load", "swift.plugins.discover", "swift.contracts", "swift.config.parse"}
@@ -99,7 +99,7 @@ def test_command_help_imports_no_plugins_or_train_sections(work: dict[str, Work]
     assert not others & work[command_name].modules
 
 
-@pytest.mark.parametrize("verb", OWN_COMMANDS)
+@pytest.mark.parametrize("command_name", OWN_COMMANDS)
 def test_command_help_shows_flags_with_meaning_and_default(
     command_name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from swift.cli.commands import BUILTIN_COMMANDS, TRAINING
 
+from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING
 from swift.cli.config import ConfigOptions
 from swift.cli.convert import ConvertOptions
 from swift.cli.eval import EvalOptions
@@ -93,7 +93,7 @@ def test_flags_and_arguments_set_what_they_say(options: type[Section], line: str
         (EvalOptions, "m --metric f1", "--metric must be one of 'accuracy', 'cer', 'iou' or 'loss', not 'f1'"),
         (ExportCommandOptions, "run --no-verify --verify all", "--no-verify and --verify contradict each other"),
         (MergeLoraOptions, "run --to adapter", "--to must be one of 'hf', not 'adapter'"),
-        (ConvertOptions, "c", "swift command needs --out"),
+        (ConvertOptions, "c", "swift verb needs --out"),
         (ServeCommandOptions, "m --port 70000", "--port must be at most 65535"),
         (PluginsOptions, "fsdp", "'fsdp' belongs to no flag"),
     ],
@@ -105,7 +105,7 @@ def test_a_mistake_names_the_flag_as_it_was_typed(options: type[Section], line: 
 
 
 @pytest.mark.parametrize(
-    ("verb", "line", "sentence"),
+    ("command", "line", "sentence"),
     [
         ("infer", "m --num_beams 4", "--num_beams 4 is not possible: Beam search is not there."),
         ("infer", "m --n 2", "swift sample MODEL --dataset FILE --num_return_sequences 8"),
@@ -128,7 +128,7 @@ def test_third_party_flags_that_change_results_are_refused(command: str, line: s
 
 
 @pytest.mark.parametrize(
-    ("verb", "line"),
+    ("command", "line"),
     [
         ("infer", "--merge_lora m --num_beams 1 --use_hf true --load_in_4bit false --device_map auto --n 1"),
         ("export", "--merge_lora true m --safe_serialization true --device_map auto --use_hf 1 --to_hf"),
@@ -182,7 +182,7 @@ def test_serve_passes_unknown_flags_unchanged() -> None:
     assert typed.words == ()
 
 
-@pytest.mark.parametrize("verb", sorted(set(BUILTIN_COMMANDS) - set(TRAINING)))
+@pytest.mark.parametrize("command", sorted(set(BUILTIN_COMMANDS) - set(TRAINING)))
 def test_every_flag_is_declared_once_and_taken_in_both_spellings(command: str) -> None:
     options = options_of(command)
     assert options is not None

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from swift.cli.command_names import BUILTIN_COMMANDS
+
+from swift.cli.builtin import BUILTIN_COMMANDS
 
 PROGRAM = """
 import contextlib, io, json, sys, threading

@@ -207,7 +207,7 @@ def test_a_plugin_that_is_needed_later_must_be_there_now(without_vllm: None) -> 
         parsed("--export.to vllm")
 
 
-@pytest.mark.parametrize("verb", ["pt", "sft", "rlhf", "train"])
+@pytest.mark.parametrize("command", ["pt", "sft", "rlhf", "train"])
 def test_a_command_without_data_or_model_shows_a_line_that_works(command: str) -> None:
     with pytest.raises(UsageError, match=f"swift {command} needs --dataset") as caught:
         parse(["--model", "m"], command)
@@ -285,5 +285,7 @@ def test_every_flag_accepts_both_spellings(name: str) -> None:
 def test_contradicting_backends_are_refused() -> None:
     with pytest.raises(ConfigError, match="--deepspeed and --parallel_method contradict each other"):
         parsed("--deepspeed zero3 --parallel_method megatron")
-    with pytest.raises(ConfigError, match="One backend trains the whole model: Megatron for the tower and ZeRO 3"):
+    with pytest.raises(
+        ConfigError, match="One backend trains the whole model: Megatron for the vision encoder and ZeRO 3"
+    ):
         parsed("--backend megatron --deepspeed zero3")

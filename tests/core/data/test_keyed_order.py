@@ -11,7 +11,7 @@ import pytest
 from swift.data.schedules import BatchLayout, EpochSchedule, epochs
 from swift.data.schedules.permutation import KeyedPermutation
 from swift.errors import CheckpointError
-from swift.train.scheduling import plan_state, restore_plan
+from swift.train.scheduling import restore_schedule, schedule_state
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 17, 64, 65, 1000, 4097])
@@ -62,19 +62,19 @@ def test_a_run_that_began_with_a_list_goes_on_with_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(epochs, "LISTED", 20)
     new, resumed = large(40), large(40)
     assert new.rows_of(1) != old.rows_of(1)
-    restore_plan(resumed, plan_state(old))
+    restore_schedule(resumed, schedule_state(old))
     assert [resumed.rows_of(step) for step in range(6)] == [old.rows_of(step) for step in range(6)]
-    assert plan_state(resumed) == plan_state(old) == {}  # and so does what is saved next
+    assert schedule_state(resumed) == schedule_state(old) == {}  # and so does what is saved next
 
 
 def test_a_run_that_began_with_a_computed_order_goes_on_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epochs, "LISTED", 20)
     begun, resumed = large(40), large(40)
-    restore_plan(resumed, plan_state(begun))
+    restore_schedule(resumed, schedule_state(begun))
     assert [resumed.rows_of(step) for step in range(6)] == [begun.rows_of(step) for step in range(6)]
     assert large(20).rows_of(0) != large(40).rows_of(0)
     with pytest.raises(CheckpointError, match="does not know: 'keyed-9'"):
-        restore_plan(large(40), {"plan": {"order": "keyed-9"}})
+        restore_schedule(large(40), {"batch_schedule": {"order": "keyed-9"}})
 
 
 class Lengths:

@@ -26,7 +26,7 @@ if "RANK" in os.environ:
     def step(self, number):
         record = whole(self, number)
         world = self.job.topology.world
-        batch = self.job.plan.batch(number, world.rank, world.size)
+        batch = self.job.batch_schedule.batch(number, world.rank, world.size)
         samples = [sample.sample_id for row in batch.rows for sample in row]
         with open("made.jsonl", "a") as file:
             file.write(json.dumps([number, world.rank, world.size, samples, record.result.loss]) + "\\n")

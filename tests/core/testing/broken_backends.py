@@ -201,7 +201,7 @@ class SavesItsShareOnly(TorchBackend):
         from swift.backends.torch.checkpoint import load
 
         load(state, reader)
-        if reader.manifest["plan"]["world"] != run.world.size:
+        if reader.manifest["layout"]["world"] != run.world.size:
             for moments in state.optimizer.state.values():
                 moments["exp_avg"].mul_(0.5)
         return True

@@ -1,4 +1,4 @@
-"""Objectives of a plugin that bring a schedule or an encoding of their own: trained, resumed and shown like any other."""
+"""An objective with a batch schedule of its own."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_run_with_batch_schedule_resumes_exactly(tied: Path, tmp_path: Path, ste
     """A run with its own batch schedule is resumed to the same numbers."""
     whole = run_training(tied, tmp_path, ROWS, ROUNDS)
     manifest = json.loads((whole.folder / f"checkpoint-{step}" / "manifest.json").read_text())
-    assert len(manifest["facts"]["progress"]["plan"]["advantages"]) == 8
+    assert len(manifest["facts"]["progress"]["batch_schedule"]["advantages"]) == 8
     resume = {"checkpoint.resume": str(whole.folder / f"checkpoint-{step}"), "logging.run_name": "resumed"}
     rest = run_training(tied, tmp_path, ROWS, {**ROUNDS, **resume})
     later = {number: line for number, line in whole.lines.items() if number > step}
@@ -78,9 +78,9 @@ def test_batch_schedule_state_needs_its_schedule_to_resume(
     import rounds_plugin
 
     whole = run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.max_steps": 2})
-    monkeypatch.delattr(rounds_plugin.Rounds, "plan")
+    monkeypatch.delattr(rounds_plugin.Rounds, "batch_schedule")
     resume = {"checkpoint.resume": str(whole.folder / "checkpoint-1"), "logging.run_name": "resumed"}
-    with pytest.raises(CheckpointError, match="the state of an objective's own plan"):
+    with pytest.raises(CheckpointError, match="the state of an objective's own schedule"):
         run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.max_steps": 2, **resume})
 
 
@@ -142,12 +142,12 @@ def test_error_closing_batch_schedule_hides_no_run_error(
 
     _rewarded(monkeypatch, evaluate=raising, close=raising)
     with pytest.raises(
-        TrainingError, match=r"KeyError: 'the engine'. It was raised by .*rounds.* in evaluate of its plan"
+        TrainingError, match=r"KeyError: 'the engine'. It was raised by .*rounds.* in evaluate of its schedule"
     ):
         run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.eval_steps": 2})
-    assert "in close of its plan" in "".join(capsys.readouterr())
+    assert "in close of its schedule" in "".join(capsys.readouterr())
     _rewarded(monkeypatch, close=raising)
-    with pytest.raises(PluginError, match="in close of its plan"):
+    with pytest.raises(PluginError, match="in close of its schedule"):
         run_training(
             tied,
             tmp_path,

@@ -76,7 +76,7 @@ def not_known(kind: str, *, encodes_images: bool = False) -> UnsupportedLayout:
     """Return the error about an architecture that Megatron does not train."""
     if encodes_images:
         return UnsupportedLayout(
-            f"swift does not run the vision encoder of {kind} in Megatron: it runs those of {', '.join(WITH_ENCODERS)}.",
+            f"Megatron does not run the vision encoder of {kind}, only those of {', '.join(WITH_ENCODERS)}.",
             hint=HINT,
         )
     names = sorted({*TRAINED, *WITH_ENCODERS})

@@ -14,7 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift.cli.commands import BUILTIN_COMMANDS, TRAINING
+from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING
 from swift.cli.help import MOST_USED, flag_named, groups_of
 from swift.cli.options import options_of, read_options
 from swift.config.aliases import COMMAND_OBJECTIVES

@@ -76,7 +76,7 @@ class Grpo(BaseObjective[GrpoOptions]):
         )
         return replace(work, engines=(*work.engines, *planned.teaching(options)))
 
-    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+    def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule that lets the model answer prompts, in rounds."""
         from swift_rl.rounds.group_values import GroupValuer
         from swift_rl.rounds.schedule import RolloutSchedule

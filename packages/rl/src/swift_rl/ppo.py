@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Ppo(BaseObjective[PpoOptions]):
     """Policy gradients whose baseline is a critic (arXiv 1707.06347): a model of its own, or a head on the policy's.
 
-    The schedule gives each token `advantages` and `old_logps`, where they are needed `is_weights` (what corrects for the
+    The schedule gives each token `advantages` and `old_logps`, if needed `is_weights` (what corrects for the
     engine), and for the critic `returns` and `old_values`. A token is learned from where its weight is 1.
     """
 
@@ -51,7 +51,7 @@ class Ppo(BaseObjective[PpoOptions]):
         critic = () if self.options.critic == "shared" else (CRITIC,)
         return work_of_rounds(config, self.options, scores=True, reference=self.options.kl_coef > 0, roles=critic)
 
-    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+    def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule that lets the model answer prompts, in rounds."""
         from swift_rl.rounds.critic_values import CriticValuer
         from swift_rl.rounds.schedule import RolloutSchedule

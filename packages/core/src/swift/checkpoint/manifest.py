@@ -76,8 +76,8 @@ class Progress(BaseModel):
 
     best: Best = Best()
     epoch: Annotated[FiniteFloat, Field(ge=0)] = 0.0
-    plan: dict[str, JsonValue] = {}
-    """What an objective's own plan keeps (`ResumableSchedule.state`)."""
+    batch_schedule: dict[str, JsonValue] = {}
+    """What an objective's own batch schedule keeps (`BatchSchedule.state`)."""
 
 
 class Scheduled(BaseModel):
@@ -113,7 +113,7 @@ class Manifest(BaseModel):
     data_fingerprint: StrictStr
     backend: StrictStr
     config: dict[str, JsonValue] = Field(default_factory=dict)
-    plan: dict[str, JsonValue] = Field(default_factory=dict)
+    layout: dict[str, JsonValue] = Field(default_factory=dict)
     schedule: dict[str, JsonValue] = Field(default_factory=dict)
     adapter: dict[str, JsonValue] | None = None
     roles: dict[str, RoleRecord] = Field(default_factory=dict, description="Other models that are trained with it")

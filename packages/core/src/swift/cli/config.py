@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from swift.cli.commands import BUILTIN_COMMANDS, KIN, TRAINING
+from swift.cli.builtin import BUILTIN_COMMANDS, KIN, TRAINING
 from swift.cli.help import asks_for_help, show_help, show_training_help
 from swift.cli.options import read_options
 from swift.config.limits import Rows
@@ -110,8 +110,8 @@ def presets_of_backends() -> dict[str, Mapping[str, str]]:
     """Return installed backend → its presets, by name, of those that have any."""
     from swift.errors import SwiftError
     from swift.plugins.discover import list_plugins
+    from swift.plugins.hooks import presets
     from swift.plugins.load import load
-    from swift.plugins.outside import presets
 
     found = {}
     for entry in list_plugins("swift.backends"):

@@ -30,8 +30,8 @@ def demo_scoring(task: str, out: Path, title: Callable[[str], None]) -> int:
     print_line(f"  {json.dumps(asked[0])}")
 
     command = (
-        f"{demo.command_name} --model {model} --dataset {train_file} --val_dataset {test_file} {demo.flags} --train_type full "
-        f"--max_length 256 --warmup_ratio 0.1 --eval_on_start true --eval_strategy steps "
+        f"{demo.command} --model {model} --dataset {train_file} --val_dataset {test_file} {demo.flags} "
+        f"--train_type full --max_length 256 --warmup_ratio 0.1 --eval_on_start true --eval_strategy steps "
         f"--eval_steps 50 --logging_steps 25 --backend.cpu_threads 1 --output_dir {out / 'runs'}"
     )
     title(f"2. Evaluate it, train it, and evaluate it again\n   $ swift {command}")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from swift.cli.commands import collision
+from swift.cli.builtin import collision
 from swift.cli.options import run_command
 from swift.config.options import Section
 from swift.errors import SwiftError

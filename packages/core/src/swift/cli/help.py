@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swift.cli.commands import BUILTIN_COMMANDS
+from swift.cli.builtin import BUILTIN_COMMANDS
 from swift.config.fields import Field, core_fields, model_fields
 from swift.config.options import examples_of
 from swift.errors import ConfigError, SwiftError

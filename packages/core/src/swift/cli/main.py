@@ -11,20 +11,16 @@ import os
 import sys
 from collections.abc import Sequence
 
-from swift.cli.command_names import BUILTIN_COMMANDS, COMMANDS, KIN, NOT_THERE, TRAINING, command_name, plugin_commands
+from swift.cli.builtin import BUILTIN_COMMANDS, COMMANDS, KIN, NOT_THERE, TRAINING, command_name, plugin_commands
 from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
 from swift.version import __version__
 
 
 def main() -> None:
     """Run the `swift` command."""
-    command_name = next(iter(sys.argv[1:]), "")
-    if command_name in BUILTIN_COMMANDS and {"-h", "--help"} & set(sys.argv):
-        gc.disable()  # looking for garbage in what is being imported takes a tenth of help's time
-    elif command_name in (*TRAINING, *KIN):
-        from swift.deferred import has_own_process
-
-        has_own_process()
+    command = next(iter(sys.argv[1:]), "")
+    if command in (*TRAINING, *KIN) or (command in BUILTIN_COMMANDS and {"-h", "--help"} & set(sys.argv)):
+        gc.disable()  # collecting garbage takes a tenth of the time of imports; `launch` resumes it after them
     sys.exit(run(sys.argv[1:]))
 
 
@@ -63,10 +59,10 @@ def _dispatch(argv: list[str]) -> int:
     if name in KIN:
         name, *flags = KIN[name]
         argv = [name, *flags, *argv[1:]]
-    command_name = BUILTIN_COMMANDS.get(name)
-    if command_name is None:
+    command = BUILTIN_COMMANDS.get(name)
+    if command is None:
         return _run_plugin_command(name, argv[1:])
-    module, _, function = command_name.target.partition(":")
+    module, _, function = command.target.partition(":")
     code: int = getattr(importlib.import_module(module), function)(name, argv[1:])
     return code
 
@@ -88,14 +84,14 @@ def overview(*, styled: bool) -> str:
     lines = [
         f"{bold}swift{plain} {__version__}: train large language models on any parallel backend",
         "",
-        f"{bold}Usage{plain}  swift VERB [flags]",
+        f"{bold}Usage{plain}  swift COMMAND [flags]",
     ]
     group = ""
-    for command_name in BUILTIN_COMMANDS.values():
-        if command_name.group != group:
-            group = command_name.group
+    for command in BUILTIN_COMMANDS.values():
+        if command.group != group:
+            group = command.group
             lines += ["", f"{bold}{group}{plain}"]
-        lines.append(f"  {command_name.name:<11} {dim}{command_name.summary}{plain}")
+        lines.append(f"  {command.name:<11} {dim}{command.summary}{plain}")
     added = plugin_commands()
     if added:
         lines += ["", f"{bold}From plugins{plain}"]

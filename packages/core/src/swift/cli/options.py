@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from swift.cli.commands import BUILTIN_COMMANDS
+from swift.cli.builtin import BUILTIN_COMMANDS
 from swift.cli.help import asks_for_help, show_help
 from swift.config.compat.commands import elsewhere
 from swift.config.fields import model_fields

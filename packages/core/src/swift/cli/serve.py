@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from swift.cli.commands import BUILTIN_COMMANDS
+from swift.cli.builtin import BUILTIN_COMMANDS
 from swift.cli.help import asks_for_help, show_help
 from swift.cli.options import read_options
 from swift.config.limits import Name

@@ -37,9 +37,9 @@ from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import failing
 from swift.plugins.discover import list_plugins
 from swift.plugins.entry import CORE
+from swift.plugins.hooks import core_settings
 from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective, load_optimizer, load_tuner
 from swift.plugins.objective import make_objective
-from swift.plugins.outside import core_settings
 from swift.plugins.return_values import wrong
 from swift.remote.urls import check_protocol
 
@@ -64,7 +64,7 @@ class Parsed:
 
 
 def parse(argv: Sequence[str], command: str, *, complete: bool = True) -> Parsed:
-    """Return the run that `swift VERB ARGV` asks for. `complete` asks for a model and a data set."""
+    """Return the run that `swift COMMAND ARGV` asks for. `complete` asks for a model and a data set."""
     table = training_flags()
     line = read_flags(argv, table)
     layer = Draft(table)
@@ -340,7 +340,7 @@ def _of_online_learning(flag: str, plugin: LoadedPlugin) -> ConfigError:
 
 
 def _name_objective(merged: dict[str, Assignment], command: str, notes: list[str]) -> None:
-    """Set the objective that the command and the task of the model imply, and refuse one that the command does not take."""
+    """Set the objective that the command and the model's task imply; refuse one that the command does not take."""
     asked = merged.get("objective.name")
     task = merged.get("model.task")
     if asked is None and task is not None and isinstance(task.value, str) and task.value in TRAINED_BY:
@@ -351,7 +351,7 @@ def _name_objective(merged: dict[str, Assignment], command: str, notes: list[str
             raise ConfigError(
                 f"swift {command} minimises the objective {meant[0]!r}, but {asked.source} asks for "
                 f"{quoted(asked.value)}.",
-                hint=f"Type: swift {_verb_of(asked.value) or f'train --objective {asked.value}'}",
+                hint=f"Type: swift {_command_of(asked.value) or f'train --objective {asked.value}'}",
             )
         merged.setdefault("objective.name", Assignment(meant[0], f"swift {command}"))
     elif command == "rlhf":

@@ -33,7 +33,7 @@ from swift.contracts.layout import (
     Traffic,
 )
 from swift.contracts.model import ModelSource, WeightStream
-from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Objective
+from swift.contracts.objective import Communication, Objective, OpenRole, ScheduleContext
 from swift.contracts.observer import RankFacts, RunSummary, StepRecord, StepTimes
 from swift.contracts.optimizer import (
     Matrix,
@@ -48,11 +48,12 @@ from swift.contracts.optimizer import (
 )
 from swift.contracts.planner import Basis, ChosenPlan, ExpectedMemory, Planner
 from swift.contracts.reward import Reward, RewardItem
-from swift.contracts.role import POLICY, ModelRole, OpenRole, fitting_roles
+from swift.contracts.role import POLICY, ModelRole, fitting_roles
 from swift.contracts.rounds import EngineModel, RoundWork
 from swift.contracts.run import Run, Topology, World
-from swift.contracts.schedule import BatchSchedule, Communication, ResumableSchedule, ScheduleContext
+from swift.contracts.schedule import BatchSchedule
 from swift.contracts.tuner import Acts, Trains, Tuner, TunerContext
+from swift.contracts.views import EVERY_VIEW, LossSums, ModelView, Need
 
 __all__ = [
     "AFTERWARDS",
@@ -65,6 +66,7 @@ __all__ = [
     "POLICY",
     "Acts",
     "Basis",
+    "BatchSchedule",
     "CalibrationRow",
     "Capabilities",
     "CheckpointReader",
@@ -99,7 +101,6 @@ __all__ = [
     "OpenRole",
     "Optimizer",
     "Placement",
-    "Plan",
     "Planner",
     "ProcessLayout",
     "QuantizeRequest",
@@ -108,7 +109,6 @@ __all__ = [
     "RankFacts",
     "Reads",
     "RejectedSamples",
-    "ResumableSchedule",
     "Reward",
     "RewardItem",
     "RoundWork",

@@ -19,7 +19,7 @@ class CheckpointWriter(Protocol):
     """Interface through which a backend writes its shard of a checkpoint."""
 
     def tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Tensors by canonical name: plain, DTensor or `swift.checkpoint.TensorSlices`. Called once, on every process."""
+        """Add tensors by canonical name: plain, DTensor or `TensorSlices`. Called once, on every process."""
 
     def stream(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Write tensors one whole tensor at a time, where views are not valid; the main process writes."""
@@ -55,7 +55,7 @@ class ThirdPartyCheckpoint(Protocol):
 
 
 class TrainedState(Protocol):
-    """A checkpoint of swift for `swift_write_third_party`, by parameters of the transformers or PEFT model in memory."""
+    """A checkpoint of swift for `swift_write_third_party`, by parameters of the transformers or PEFT model."""
 
     step: int
     """Updates that were made."""

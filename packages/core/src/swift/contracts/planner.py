@@ -51,12 +51,12 @@ class Planner(Protocol):
     """One planner. The entry point in `swift.planners` names a class that is called without arguments."""
 
     def choose(self, words: Sequence[str], command: str, processes: int, machines: int) -> ChosenPlan:
-        """Choose what `words`, the flags of `swift VERB`, leave open, for so many processes on each machine.
+        """Choose what `words`, the flags of `swift COMMAND`, leave open, for so many processes on each machine.
 
         Called for `--backend auto`, and for `--parallel auto` where a backend is among the words. Raise a `SwiftError`
         that says what comes nearest where nothing fits. Do not import torch.
 
-        A planner may have a method `foresee(run, words, command)` as well, with the same words as `choose`: called before
+        A planner may have a method `foresee(run, words, command)`, with the same arguments as `choose`: called before
         the weights of a run are read, it returns a warning where the run will lack memory, and otherwise None.
 
         It may have a method `expect(run, words, command)`, which returns an `ExpectedMemory` within a few tenths of a

@@ -114,7 +114,7 @@ class Run:
     never looks at it, and no backend keeps such things in module globals."""
 
     elsewhere: bool = False
-    """Whether it is only planned, for devices that this machine may not have: `swift_check_layout` then looks at none."""
+    """Whether the run is only planned, for devices that this machine may lack: `swift_check_layout` ignores devices."""
 
     role: str = POLICY
     """Which model of the run the hooks are called for. A role other than the policy has a `Run` of its own."""

@@ -177,7 +177,7 @@ def open_image(path: str) -> Image:
     from PIL import ImageOps
 
     with _errors(), _pillow().open(path) as opened:
-        return ImageOps.exif_transpose(image).convert("RGB")
+        return ImageOps.exif_transpose(opened).convert("RGB")
 
 
 @contextmanager

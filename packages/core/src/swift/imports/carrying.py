@@ -9,7 +9,7 @@ from typing import Any, Literal
 from swift.config.fields import core_fields
 from swift.errors import UsageError
 
-BuiltinCommand = Literal["pt", "sft", "rlhf", "train"]
+CommandName = Literal["pt", "sft", "rlhf", "train"]
 _NOTHING: tuple[Any, ...] = (None, [], {}, "")
 OFF = ("", "none", "null", "false", "no", "off", "0", "0.0")
 
@@ -64,7 +64,7 @@ class Carrying:
         self.empty = [key for key, value in recipe.values.items() if value in _NOTHING]
         self.settings: dict[str, Carried] = {}
         self.remarks: list[Remark] = []
-        self.command_name: BuiltinCommand = "sft"
+        self.command: CommandName = "sft"
         self.processes = recipe.processes
         self.flags: list[str] = []
         """What has to be typed after the file: a configuration cannot decide it."""

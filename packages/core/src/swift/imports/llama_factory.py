@@ -6,13 +6,13 @@ from pathlib import Path
 
 from swift.data.sources.dataset_info import FILE
 from swift.imports import trainer
-from swift.imports.carrying import BuiltinCommand, Carrying, is_off, number, words
+from swift.imports.carrying import Carrying, CommandName, is_off, number, words
 from swift.imports.low_rank import LLAMA_FACTORY, low_rank
 from swift.imports.rules import Table, absent, apply, changed, choice, each, to, unneeded, when_on
 
 NAME = "LLaMA-Factory"
 
-_STAGES: dict[str, tuple[BuiltinCommand, str]] = {
+_STAGES: dict[str, tuple[CommandName, str]] = {
     "pt": ("pt", "pt"),
     "sft": ("sft", "sft"),
     "dpo": ("rlhf", "dpo"),

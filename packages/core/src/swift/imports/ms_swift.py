@@ -12,7 +12,7 @@ from typing import Any
 
 from swift.config.compat.environment import MEDIA, MEDIA_ELSEWHERE, OPTIONS_OF
 from swift.imports import critics, distilling, online, trainer
-from swift.imports.carrying import BuiltinCommand, Carrying, is_off, number, share, words
+from swift.imports.carrying import Carrying, CommandName, is_off, number, share, words
 from swift.imports.low_rank import MS_SWIFT, low_rank
 from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, renamed, unneeded
 
@@ -115,7 +115,7 @@ def translate(run: Carrying) -> None:
             "max_length", "", "ms-swift takes the model's own length; here it is data.max_length, 2048 by default"
         )
     run.default("data.truncation", "delete")
-    if run.command_name == "rlhf" and run.get("objective.name") not in ("rm", *_ONLINE):
+    if run.command == "rlhf" and run.get("objective.name") not in ("rm", *_ONLINE):
         run.default("objective.beta", _BETAS.get(str(run.get("objective.name")), 0.1))
 
 
@@ -174,8 +174,8 @@ def _objective(run: Carrying, command_name: str) -> None:
     kind = kind or "dpo"
     if command_name == "rlhf" and kind not in OBJECTIVES:
         raise trainer.refuse(run, kind.upper())
-    command_names: dict[str, BuiltinCommand] = {"pt": "pt", "sft": "sft", "rlhf": "rlhf"}
-    run.command_name = command_names[command_name]
+    command_names: dict[str, CommandName] = {"pt": "pt", "sft": "sft", "rlhf": "rlhf"}
+    run.command = command_names[command_name]
     run.set(
         "objective.name",
         kind if command_name == "rlhf" else command_name,

@@ -76,7 +76,7 @@ def imported(recipe: ThirdPartyRun, out: str = "run.yaml") -> ImportedRun:
     _refused(run)
     several = f" --nproc {run.processes}" if run.processes > 1 else ""
     flags = "".join(f" {flag}" for flag in dict.fromkeys(run.flags))
-    command = f"swift {run.command_name} {shlex.quote(out)}{several}{flags}"
+    command = f"swift {run.command} {shlex.quote(out)}{several}{flags}"
     return ImportedRun(
         recipe.program, text_of(run, command), command, run.lost, len(run.settings), len(run.remarks) - len(run.lost)
     )
@@ -86,16 +86,14 @@ def _refused(run: Carrying) -> None:
     """Leave out what the parser refuses, one key at a time, with the reason that it gives."""
     for _ in range(_ATTEMPTS):
         try:
-            config_from_mapping(
-                {key: each.value for key, each in run.settings.items()}, run.command_name, source="this"
-            )
+            config_from_mapping({key: each.value for key, each in run.settings.items()}, run.command, source="this")
             return
         except SwiftError as error:
             if _other_optimizer(run, error):
                 continue
             key = _blamed(run, error)
             if key is None:
-                run.lose("", "", f"swift {run.command_name} will say: {error.message}")
+                run.lose("", "", f"swift {run.command} will say: {error.message}")
                 return
             carried = run.settings.pop(key)
             say = run.unneeded if key in _FASTER else run.lose

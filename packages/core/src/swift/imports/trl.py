@@ -87,7 +87,7 @@ def translate(run: Carrying) -> None:
     task = _task(run)
     if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "prm", "grpo", "gkd", "ppo"):
         raise trainer.refuse(run, task.upper())
-    run.command_name = "sft" if task == "sft" else "rlhf"
+    run.command = "sft" if task == "sft" else "rlhf"
     _adapters(run)
     _data(run)
     if task in _ONLINE:

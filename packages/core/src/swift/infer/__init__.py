@@ -72,7 +72,7 @@ def open_engine(
 
     Tokens in, tokens out: see `swift.contracts.InferenceEngine`. `options` are settings of the engine's own.
     `trust_remote_code` lets Python code run that comes with the model. `trained_adapter` is the PEFT configuration of
-    adapters that a run is going to send (`ScheduleContext.adapter`); `say` is told what the engine has to say about itself.
+    adapters that a run is going to send (`ScheduleContext.adapter`); `say` receives what the engine reports.
     """
     from swift.infer.chat_engine import find_model, open_local
     from swift.infer.options import ModelOptions, is_address

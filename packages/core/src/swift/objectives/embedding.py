@@ -62,7 +62,7 @@ class Embedding(AcrossRows[EmbeddingOptions]):
                 hint=f"Type numbers up to {size}.",
             )
 
-    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+    def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the usual schedule; refuse one of which a step has nothing to compare."""
         if self.first_pass is not None and context.layout.global_rows == 1 and not context.layout.packing:
             self._check_single_rows(context)

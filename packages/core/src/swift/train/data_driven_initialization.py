@@ -97,7 +97,7 @@ def starts_from_data(
 
 def _check_gradient(objective: Objective, reference: Mode) -> None:
     """Refuse losses that need more than one sample and the model."""
-    compares = objective.baseline is not None or getattr(objective, "first_pass", None) is not None
+    compares = objective.baseline is not None or objective.first_pass is not None
     if compares or reference != "none":
         raise ConfigError(
             f"tuner.init lora_ga takes gradients sample by sample before there is a run, and the loss of "

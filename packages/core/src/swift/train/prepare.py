@@ -42,7 +42,7 @@ from swift.plugins.blame import explained
 from swift.plugins.fingerprint import compare_fingerprints, fingerprint
 from swift.plugins.hooks import Hooks, open_hooks
 from swift.plugins.load import load_backend, load_objective, observers_of
-from swift.plugins.objective import for_training_set, make_objective, roles_of
+from swift.plugins.objective import make_objective
 from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
@@ -65,7 +65,11 @@ from swift.train.resume import (
 )
 from swift.train.roles import check_roles, check_vocabularies, open_role, role_sources
 from swift.train.run_folder import RunClaim
-from swift.train.scheduling import ModelInTraining, SampleSets, close_schedule, evaluates, learning_rates_of, make_plan
+from swift.train.scheduling import (
+    ModelInTraining,
+    SampleSets,
+    batch_schedule_of,
+)
 from swift.train.send_weights import send_weights
 from swift.tuners.selected import tuner_of
 
@@ -191,7 +195,7 @@ def _prepare(
     objective = make_objective(
         plugin, setup.parsed.objective_options, source.tokenizer, model=run.config.model, config=source.config
     )
-    asked = fitting_roles(roles_of(objective, run.config), setup.hooks.capabilities.roles)
+    asked = fitting_roles(objective.roles(run.config), setup.hooks.capabilities.roles)
     roles = (*setup.roles, *asked)
     check_roles(roles, setup.hooks, run.config)
     sources = role_sources(asked, run, setup.hooks)
@@ -204,13 +208,13 @@ def _prepare(
         setup.at_end.callback(reader.close)
     check_encoder(run, source)
     check_positions(run, source.config, data)
-    objective = for_training_set(objective, None if data.train is None else data.train.samples, run.say)
+    objective = objective.for_training_set(None if data.train is None else data.train.samples, run.say)
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
     samples = SampleSets.of(data, mode)
     model = ModelInTraining(run, setup.hooks, (role.name for role in roles))
-    schedule = make_plan(objective, data, samples, source, model, setup.comms)
-    setup.at_end.callback(close_schedule, schedule)
-    plan_steps(schedule, run)
+    schedule = batch_schedule_of(objective, data, samples, source, model, setup.comms)
+    setup.at_end.callback(schedule.close)
+    settle_steps(schedule, run)
     if start.checkpoint is None:
         run.adapter_start = starts_from_data(
             run, source, objective, schedule, None if data.train is None else data.train.samples, mode
@@ -231,7 +235,7 @@ def _prepare(
         comms=setup.comms,
         source=source,
         objective=objective,
-        schedule=schedule,
+        batch_schedule=schedule,
         data=data,
         validation=samples.validation,
         state=state,
@@ -382,12 +386,12 @@ def report_data(run: Run, data: PreparedData) -> None:
     run.facts.data = DataFacts(data.report.samples, data.report.tokens, rejected, held_out, validation)
 
 
-def plan_steps(schedule: BatchSchedule, run: Run) -> None:
+def settle_steps(schedule: BatchSchedule, run: Run) -> None:
     """Set the number of steps, the schedule and the metric of the best checkpoint, as the schedule has them."""
-    config = run.config = settle_best(settle_intervals(run.config, schedule), evaluates(schedule))
+    config = run.config = settle_best(settle_intervals(run.config, schedule), schedule.evaluation_metrics)
     run.total_steps = schedule.total_steps
     planned = Schedule.from_config(config.optim, config.learning_rate, schedule.total_steps)
-    run.schedule = learning_rates_of(schedule, planned)
+    run.schedule = lambda step: schedule.learning_rate(step, planned(step))
 
 
 def load_model(setup: Setup, source: ModelSource) -> TrainState:
@@ -452,7 +456,7 @@ def _manifest(run: Run, source: ModelSource, data: PreparedData, schedule: Batch
         data_fingerprint=_data_fingerprint(config, data),
         backend=config.backend.name,
         config=config.model_dump(mode="json"),
-        schedule={"world": topology.world.size, **topology.layout},
+        layout={"world": topology.world.size, **topology.layout},
         schedule={"total_steps": schedule.total_steps, "peak": config.learning_rate, "shape": config.optim.schedule},
         plugins=dict(run.plugins),
     )

@@ -58,7 +58,7 @@ class Gkd(BaseObjective[GkdOptions]):
 
         return work_of_distillation(self.options)
 
-    def schedule(self, context: ScheduleContext) -> BatchSchedule:
+    def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule that asks the teacher, and where the options say so the student, in rounds."""
         from swift_rl.distill.schedule import plan_of
 

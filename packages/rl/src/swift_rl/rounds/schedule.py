@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift.contracts import BatchSchedule
 from swift.errors import CheckpointError, ConfigError
 from swift_rl.audit import write_page
 from swift_rl.health import Health
@@ -43,8 +44,8 @@ _SHAPE = ("completion_length", "truncated")
 """Figures of answers besides their rewards."""
 
 
-class RolloutSchedule:
-    """Implements `swift.contracts.ResumableSchedule`: rounds of answers, each of which serves some steps.
+class RolloutSchedule(BatchSchedule):
+    """Rounds of completions, each of which serves some steps.
 
     What the tokens of answers are given for the loss is the objective's `valuer`.
     """
@@ -128,7 +129,7 @@ class RolloutSchedule:
         self._valuer.score(prompts, answers)
         self._valuer.value(answers)
         found = figures(answers, self._valuer.names)
-        return {name: found.get(name, 0.0) for name in self.evaluation_metrics}
+        return {name: found.get(name, 0.0) for name in self.evaluation_metrics or ()}
 
     def state(self) -> Mapping[str, Any]:
         """Return where the run stands in its prompts, once all answers that were begun are kept."""

@@ -62,8 +62,8 @@ class TakenAnswers:
 class Valuer(ABC, Generic[Options]):
     """Gives tokens the numbers that an objective's loss reads. Every method is called on every process.
 
-    An objective brings a subclass: `RolloutSchedule(context, options, OwnValuer)`. `value` comes first, when answers are
-    drawn and scored, and `fill_in` when the round is complete and the weights are still those that it began with.
+    An objective brings a subclass: `RolloutSchedule(context, options, OwnValuer)`. `value` comes first, when answers
+    are drawn and scored, and `fill_in` when the round is complete and the weights are still those that it began with.
     Numbers go to attributes of the answers or into their `token_values`, from where rounds are written to disk and
     `sample` takes what the loss reads, so that no more than those is needed to resume in the middle of a round.
     """
