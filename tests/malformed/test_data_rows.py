@@ -146,18 +146,10 @@ values = st.sampled_from(sorted(VALUES)) | st.sampled_from(sorted(NEVER_LEARNED)
 ROWS = [(each, row, keys) for each, read in READ.items() for row, each_keys in read for keys in each_keys]
 
 
-<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
-@pytest.mark.parametrize(
-    ("command", "row", "place"), PLACES, ids=[f"{command[-1]} {named(place)}" for command, _, place in PLACES]
-)
-def test_a_row_is_learned_from_or_refused_by_its_line(
-    command: list[str], row: dict[str, Any], place: tuple[str | int, ...], template: Path
-=======
 @examples(160)
 @given(st.sampled_from(ROWS), values)
 def test_row_is_learned_or_refused_by_its_line(
     template: Path, read: tuple[str, dict[str, Any], Keys], value: str
->>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
 ) -> None:
     objective, row, keys = read
     line = _line(row, keys, {**VALUES, **NEVER_LEARNED}[value])

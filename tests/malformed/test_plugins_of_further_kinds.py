@@ -1,8 +1,4 @@
-<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
 """Optimizers, tuners, planners, commands and rewards that misbehave."""
-=======
-"""Optimizers, tuners, planners, commands and rewards that misbehave, and rarer ways to misbehave."""
->>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ RETURNED = {
     "a generator": ("(lambda: (yield))()", "a generator"),
     "an object without repr": ("type('Shy', (), {'__repr__': lambda self: 1 / 0})()", "a Shy"),
 }
-"""What is answered instead, and how it is described."""
+"""What is returned instead, and how it is described."""
 RUNS = {
     "choose(self, words, command, processes, machines)": ("planner", 3),
     "run(self, options)": ("command", 3),
@@ -57,15 +53,9 @@ def _method(kind: str, signature: str, body: str) -> str:
 
 
 def raised() -> Iterator[Case]:
-<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
-    for how, (statement, said) in RAISED.items():
-        at_once = how == "GeneratorExit"  # what a run cannot take for its own error
-        yield case(f"import, {how}", "backend", f"{statement}\n{plugin('backend')}", "could not be imported", said)
-=======
     for how, (statement, message) in RAISED.items():
-        at_once = how in ("GeneratorExit", "what cannot be looked at")  # what a run cannot take for its own error
+        at_once = how == "GeneratorExit"  # what a run cannot take for its own error
         yield case(f"import, {how}", "backend", f"{statement}\n{plugin('backend')}", "could not be imported", message)
->>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
         for name in ("swift_setup", "swift_train_step"):
             code = 3 if at_once or name == "swift_setup" else 1
             yield case(f"{name}, {how}", "backend", plugin("backend", hook(name, statement)), name, message, code=code)
@@ -155,24 +145,9 @@ def returned() -> Iterator[Case]:
             ("logprobs", f"Completion([65], {value}, 'length')"),
         ):
             yield case(f"{field} are {how}", "engine", _engine(f"yield from [(0, {answer})]"), "generate")
-<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
-=======
-        for name, hooked in (("loss", "loss(self, view, batch)"), ("roles", "roles(self, config)")):
-            if "class" in how:
-                source = _method("objective", hooked, f"return {value}")
-                yield case(
-                    f"{name} of an objective is {how}", "objective", source, name, code=1 if name == "loss" else 3
-                )
 
 
 def others() -> Iterator[Case]:
-    yield case(
-        "more tokens than requested",
-        "engine",
-        _engine("yield 0, Completion([65] * 3, [-1.0] * 3, 'length')"),
-        "at most 2",
-    )
->>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
     yield case(
         "log-probabilities that are no numbers",
         "engine",
@@ -267,11 +242,7 @@ def commands() -> Iterator[Case]:
         )
 
 
-<<<<<<< 394db8dd61edcf483a0f11f808038a6e2fefea51
-CASES = [*raised(), *answered(), *validated(), *shown(), *planners(), *commands()]
-=======
-CASES = [*others(), *compared(), *validated(), *shown(), *planners(), *commands()]
->>>>>>> 6e8ed64bbf5007742892f2e51b65540bbbadd702
+CASES = [*others(), *validated(), *shown(), *planners(), *commands()]
 
 test_plugin_that_misbehaves_is_named = as_test(CASES)
 test_plugin_that_raises_is_named = as_property(list(raised()), 40)
