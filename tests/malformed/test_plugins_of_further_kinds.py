@@ -154,7 +154,7 @@ def others() -> Iterator[Case]:
         _engine("yield 0, Completion([65], ['a'], 'length')"),
         "logprobs",
     )
-    evaluation = ["eval", "model", "--engine", "hostile", "--dataset", "data.jsonl"]
+    evaluation = ["eval", "model", "--engine", "hostile", "--dataset", "data.jsonl", "--metric", "loss"]
     for method, value, argv in (("generate", "Completion([65], [-1.0]", None), ("score", "Score([-1.0]", evaluation)):
         source = plugin("engine").replace(value, value.replace("-1.0", "float('nan')"))
         yield case(f"a log-probability of {method} is NaN", "engine", source, method, "NaN", argv=argv)
