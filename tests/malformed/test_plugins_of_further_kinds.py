@@ -18,7 +18,7 @@ RAISED = {
     "colours": ("raise ValueError('\\x1b[2J red')", "ValueError: \\x1b[2J red."),
     "a text that exits": (
         "raise type('Mute', (Exception,), {'__str__': lambda self: exit(0)})()",
-        "Mute: its message cannot be shown.",
+        "cannot be shown",
     ),
 }
 """How something fails: the statement, and what is message of it."""
