@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,7 @@ class CheckedEngine:
             if len(completion.logprobs) != len(completion.token_ids):
                 lengths = f"{len(completion.token_ids)} tokens and {len(completion.logprobs)} log-probabilities"
                 raise wrong(self._entry, "generate", "a log-probability for each token", words=lengths)
+            self._check_numbers("generate", completion.logprobs)
             yield index, replace(completion, version=self.version) if completion.version is None else completion
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
@@ -105,12 +107,17 @@ class CheckedEngine:
             if not len(score.logprobs) == len(score.likeliest) == count:
                 lengths = f"{len(score.logprobs)} log-probabilities and {len(score.likeliest)} choices"
                 raise wrong(self._entry, "score", f"{count} of each for {count + 1} tokens", words=lengths)
+            self._check_numbers("score", score.logprobs)
             if top:
                 shapes = [getattr(each, "shape", None) for each in (score.top_ids, score.top_logprobs)]
                 if shapes != [(count, top)] * 2:
                     expected = f"top_ids and top_logprobs of the shape {(count, top)}"
                     raise wrong(self._entry, "score", expected, words=f"shapes {shapes}")
             yield index, score
+
+    def _check_numbers(self, method: str, logprobs: Sequence[float]) -> None:
+        if any(map(math.isnan, logprobs)):
+            raise wrong(self._entry, method, "log-probabilities", words="NaN among log-probabilities")
 
     def outputs(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[float]]]:
         """Yield the scores of each prompt, or its vector; `PluginError` where the engine returns none."""
