@@ -137,10 +137,10 @@ def _answer(
         except Hung:
             pass
         except BaseException as escaped:  # whatever it is, a user would see its traceback
-            place = escaped.__traceback__
-            while place is not None and place.tb_next is not None:
-                place = place.tb_next
-            where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else "?"
+            frame = escaped.__traceback__
+            while frame is not None and frame.tb_next is not None:
+                frame = frame.tb_next
+            where = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else "?"
             failures.append(f"{type(escaped).__name__} escaped from {where}: {str(escaped)[:1000]}")
     if rang:
         failures = [f"it took more than {seconds} seconds"]

@@ -75,15 +75,15 @@ GOOD = {
 
         class Engine:
             def generate(self, prompts, sampling):
-                for place, _ in enumerate(prompts):
-                    yield place, Completion([65], [-1.0], "length")
+                for index, _ in enumerate(prompts):
+                    yield index, Completion([65], [-1.0], "length")
 
             def stream(self, prompt, sampling):
                 yield 65
 
             def score(self, prompts):
-                for place, prompt in enumerate(prompts):
-                    yield place, Score([-1.0] * (len(prompt) - 1), [False] * (len(prompt) - 1))
+                for index, prompt in enumerate(prompts):
+                    yield index, Score([-1.0] * (len(prompt) - 1), [False] * (len(prompt) - 1))
 
             def update_weights(self, weights):
                 pass
@@ -221,8 +221,8 @@ def case(
         if kind == "planner":  # without swift's own, and what else is installed
             os.environ["SWIFT_PLUGINS"] = distribution
         if kind == "reward":
-            answer = {"messages": [{"role": "user", "content": "?"}], "completion": "abc"}
-            (folder / "answers.jsonl").write_text(json.dumps(answer), encoding="utf-8")
+            row = {"messages": [{"role": "user", "content": "?"}], "completion": "abc"}
+            (folder / "answers.jsonl").write_text(json.dumps(row), encoding="utf-8")
         return command(kind, "hostile") if argv is None else argv
 
     who = f"{kind} 'hostile' ({distribution} {VERSION})"

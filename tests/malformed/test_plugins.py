@@ -127,7 +127,7 @@ def undisturbed() -> Iterator[Case]:
 
 
 def attributes() -> Iterator[Case]:
-    for how, value in {"a newer one": "(1, 99)", "a number": "1.0", "of texts": "('1', '0')"}.items():
+    for how, value in {"a newer one": "(1, 99)", "a number": "1.0", "of strings": "('1', '0')"}.items():
         yield case(f"HOOK_API, {how}", "observer", plugin("observer", f"\nHOOK_API = {value}\n"), "hook API")
     for member, value, message in (
         ("capabilities", "None", "capabilities"),
@@ -258,8 +258,8 @@ def backends() -> Iterator[Case]:
         "a text": "data_rank='0', data_size=1",
     }
     for how, fields in positions.items():
-        answer = f"return __import__('swift').Topology(run.world, {fields})"
-        member = hook("swift_setup", answer, arguments="self, run")
+        statement = f"return __import__('swift').Topology(run.world, {fields})"
+        member = hook("swift_setup", statement, arguments="self, run")
         yield case(f"swift_setup, {how}", "backend", plugin("backend", member), "swift_setup", "data_")
     for how, body in {
         "names that are numbers": "yield 1, __import__('torch').zeros(2)",
@@ -407,13 +407,13 @@ def exporters() -> Iterator[Case]:
 
 
 def engines() -> Iterator[Case]:
-    answer = "Completion([65], [-1.0], 'length')"
+    completion = "Completion([65], [-1.0], 'length')"
     for how, body, message in (
-        ("too few", f"yield 0, {answer}", "returned 1 of 2 prompts"),
+        ("too few", f"yield 0, {completion}", "returned 1 of 2 prompts"),
         ("no prompt", "yield from ()", "returned 0 of 2 prompts"),
-        ("one twice", f"yield from [(0, {answer}), (0, {answer})]", "the index 0 again"),
-        ("an index as text", f"yield '0', {answer}", "[0] is the str '0'"),
-        ("no pair", f"yield {answer}", "a Completion"),
+        ("one twice", f"yield from [(0, {completion}), (0, {completion})]", "the index 0 again"),
+        ("an index as text", f"yield '0', {completion}", "[0] is the str '0'"),
+        ("no pair", f"yield {completion}", "a Completion"),
         ("a text", "yield 0, 'hello'", "the str 'hello'"),
         ("nothing at all", "return None", "nothing (None)"),
         ("tokens as text", "yield 0, Completion(['a'], [-1.0], 'stop')", "token_ids"),

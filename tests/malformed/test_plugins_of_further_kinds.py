@@ -140,11 +140,11 @@ def returned() -> Iterator[Case]:
             member = hook("swift_layout", f"return {value}")
             argv = [*PLAN, "--backend", "hostile"]
             yield case(f"swift_layout returns {how}", "backend", plugin("backend", member), "swift_layout", argv=argv)
-        for field, answer in (
+        for field, completion in (
             ("token_ids", f"Completion({value}, [-1.0], 'length')"),
             ("logprobs", f"Completion([65], {value}, 'length')"),
         ):
-            yield case(f"{field} are {how}", "engine", _engine(f"yield from [(0, {answer})]"), "generate")
+            yield case(f"{field} are {how}", "engine", _engine(f"yield from [(0, {completion})]"), "generate")
 
 
 def others() -> Iterator[Case]:

@@ -20,10 +20,10 @@ sys.__stdout__.write("hello from the stream in {where}")
 os.write(1, b"hello from C in {where}")
 subprocess.run([{shell!r}, "-c", "echo hello from a process in {where}"])
 """
-NOISE = ("print", "stream", "C", "process")
+WAYS = ("print", "stream", "C", "process")
 
 
-def noise(where: str) -> str:
+def printing(where: str) -> str:
     return PRINTS.format(where=where, shell="/bin/sh").strip()
 
 
@@ -56,8 +56,8 @@ def test_what_plugins_print_is_not_part_of_a_result(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     module = module_of(f"prints, {argv[0]} {argv[1]}")
-    hooks = [hook(each, noise(each)) for each in wheres[1:]]
-    source = f"{noise('import')}\n{plugin('backend', *hooks)}"
+    hooks = [hook(each, printing(each)) for each in wheres[1:]]
+    source = f"{printing('import')}\n{plugin('backend', *hooks)}"
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
     (tmp_path / "here").mkdir()
     install(tmp_path / "here", module, source, f"[swift.backends]\nhostile = {module}:Plugin\n")

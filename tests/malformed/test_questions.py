@@ -289,7 +289,7 @@ CASES += [
         prints=(text,),
     )
     for name, argv, text in (
-        ("", [], "1 of 2 questions have no answer"),
+        ("", [], "1 of 2 "),
         (" by the loss", ["--metric", "loss"], "1 of 2 rows cannot be used"),
     )
 ]

@@ -19,8 +19,8 @@ from swift_export_vllm.rollout import connect
 from swift_rl.rewards.judge import JudgeOptions, JudgeReward
 from swift_rl.rewards.models import ServerReward
 
-LATE = "has not answered for"
-NOT_OPENAI = "does not speak OpenAI's API"
+LATE = "has not "
+NOT_OPENAI = "OpenAI's API"
 HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 DEEP = b"[" * 100_000
 MODELS = reply({"data": [{"id": "swallow"}]})
@@ -45,14 +45,14 @@ def unlike(**changes: Any) -> Reply:
 
 
 RESPONSES: dict[str, tuple[Reply, str]] = {
-    "no content at all": (reply(b"", "204 None"), "without choices"),
-    "null": (reply(None), "without choices"),
-    "a string of choices": (reply({"choices": "Hi"}), "without choices[0]"),
+    "no content at all": (reply(b"", "204 None"), "choices"),
+    "null": (reply(None), "choices"),
+    "a string of choices": (reply({"choices": "Hi"}), "choices[0]"),
     "a choice that is null": (reply({"choices": [None]}), "null as choices[0]"),
-    "a message that is null": (unlike(message=None), "null as message instead of an object"),
-    "a content of parts": (unlike(message={"content": [{"text": "Hi"}]}), "a list as content instead of a text"),
+    "a message that is null": (unlike(message=None), "null as message"),
+    "a content of parts": (unlike(message={"content": [{"text": "Hi"}]}), "a list as content"),
     "a reason that is a number": (unlike(finish_reason=5), "the number 5 as finish_reason"),
-    "an unpaired surrogate": (unlike(message={"content": "\ud800"}), "half of a surrogate pair as content"),
+    "an unpaired surrogate": (unlike(message={"content": "\ud800"}), "surrogate"),
 }
 
 
@@ -114,9 +114,9 @@ def piece(delta: object) -> dict[str, Any]:
         (stream({"choices": 5}), "the number 5 as choices"),
         (stream(piece(None)), "null as delta"),
         (stream(piece({"content": 5})), "the number 5 as content"),
-        (stream(piece({"content": "Hi"}), end=b""), "ended in the middle of an answer"),
+        (stream(piece({"content": "Hi"}), end=b""), "ended in the middle of "),
         (without_end(stream(end=b""), b": still there\n\n", 0.02), LATE),
-        (without_end(stream(end=b""), b"data: {}\n\n"), "more than 1032 events for an answer of 2 tokens"),
+        (without_end(stream(end=b""), b"data: {}\n\n"), "more than 1032 events"),
         (without_end(stream(end=b""), b"a" * 65536), "a line of more than 1 MiB"),
     ],
 )
@@ -125,7 +125,7 @@ def test_invalid_stream_of_events_is_refused(sent: Reply, complaint: str, monkey
         wait_less(monkeypatch)
     with hostile_server({"/v1/models": MODELS, "/v1/chat": sent}) as address:
         client = RemoteChatEngine(address, say=lambda _: None)
-        with pytest.raises(ModelError, match=r"The server at|What answers at") as refused:
+        with pytest.raises(ModelError, match=address) as refused:
             list(client.stream([{"role": "user", "content": "Hello"}], Sampling(max_new_tokens=2)))
     assert complaint in refused.value.message
 
@@ -147,24 +147,18 @@ def completion(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("sent", "complaint"),
     [
-        (b"{}", "without choices"),
-        (completion(token_ids=["a", "b"]), r"a text as token_ids\[0\] instead of a whole number"),
+        (b"{}", "choices"),
+        (completion(token_ids=["a", "b"]), r" as token_ids\[0\]"),
         (completion(token_ids=[-1, 5]), "the number -1 as token_ids"),
         (completion(token_ids=[10**30, 5]), "a huge number as token_ids"),
         (completion(token_ids=[65]), "2 log-probabilities for 1 tokens"),
-        (completion(logprobs=None), "without logprobs.token_logprobs"),
+        (completion(logprobs=None), "logprobs.token_logprobs"),
         (completion(logprobs={"token_logprobs": [float("nan"), -1.0]}), r"nan as logprobs.token_logprobs\[0\]"),
-        (
-            completion(logprobs={"token_logprobs": [-1.0, 7.5]}),
-            r"7.5, no log-probability, as logprobs.token_logprobs\[1\]",
-        ),
-        (completion(logprobs={"token_logprobs": [float("-inf"), -1.0]}), "-inf, no log-probability,"),
+        (completion(logprobs={"token_logprobs": [-1.0, 7.5]}), r"7.5.* as logprobs.token_logprobs\[1\]"),
+        (completion(logprobs={"token_logprobs": [float("-inf"), -1.0]}), "-inf"),
         (completion(finish_reason=["stop"]), "a list as finish_reason"),
         (completion(finish_reason="abort"), "'abort' as finish_reason"),
-        (
-            completion(token_ids=[65] * 3, logprobs={"token_logprobs": [-1.0] * 3}),
-            "3 tokens where 2 were asked for as token_ids",
-        ),
+        (completion(token_ids=[65] * 3, logprobs={"token_logprobs": [-1.0] * 3}), "3 tokens where 2"),
         (completion(logprobs={"token_logprobs": [None, -1.0]}), "null as logprobs.token_logprobs"),
     ],
 )
@@ -195,7 +189,7 @@ def test_invalid_prompt_logprobs_are_refused(invalid: object) -> None:
     sent = completion(prompt_logprobs=invalid)
     with (
         hostile_server({"/v1/models": MODELS, "/v1/completions": reply(sent)}) as address,
-        pytest.raises(ModelError, match=f"The server at {address} answers with .* as prompt_logprobs"),
+        pytest.raises(ModelError, match=f"{address} .* as prompt_logprobs"),
     ):
         list(connect(address).score([[65, 66]]))
 
