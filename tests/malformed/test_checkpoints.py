@@ -287,6 +287,8 @@ def runs() -> Iterator[Case]:
     late = "checkpoint-99999999999999999999999"
     renamed = lambda folder: (folder / "checkpoint-1").rename(folder / late)  # noqa: E731
     yield case("a checkpoint of a huge step", renamed, "full", argv=INFER, at="full", expected="either")
+    altered = lambda file: put_in(file, ("seed",), 12345)  # noqa: E731
+    yield case("an altered manifest", altered, "manifest.json", argv=INFER, at=f"{CHECKPOINT}/manifest.json")
     for argv, folder in ((INFER, "full"), (EXPORT, "full"), (CONVERT, "full"), (LORA, "lora"), (MERGE, "lora")):
         at = f"{folder}/checkpoint-1/manifest.json"
         yield case("no manifest", Path.unlink, folder, argv=argv, at=at)
