@@ -191,7 +191,7 @@ def weight_files() -> Iterator[Case]:
     more = of_tensors(lambda all: all.update({"other.weight": all[NORM].clone()}))
     yield case("weights: one too many", more, file=file, expected="works")
     for name, change in HEADER.items():
-        yield case(f"weights: {name}", of_header(change), file, file=file)
+        yield case(f"weights: {name}", of_header(change), file, *([NORM] if name == "overlapping" else []), file=file)
     lengths: dict[str, tuple[Spoil, str]] = {
         "longer than its header": (lambda path: path.write_bytes(path.read_bytes() + b"xx"), "truncated or alt"),
         "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-3]), "truncated or altered"),
@@ -245,6 +245,8 @@ def indices() -> Iterator[Case]:
     }
     for name, change in maps.items():
         yield case(f"the index {name}", _sharded(change), "model")
+    absent = "model-00002-of-00002.safetensors"
+    yield case("the index names a missing file", _sharded(lambda named: {**named, NORM: absent}), absent, INDEX)
 
     def linked(model: Path) -> None:
         _sharded(lambda named: named)(model)
