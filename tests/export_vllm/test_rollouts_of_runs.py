@@ -129,7 +129,7 @@ def assert_same(run: Trained, alone: Trained) -> None:
     assert answers(run) == drawn
     assert run.losses == pytest.approx(alone.losses, rel=1e-4, abs=1e-6)
     assert run.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
-    assert max(line["gap/mean"] for line in run.lines.values()) < 1e-5
+    assert max(line["mismatch/mean"] for line in run.lines.values()) < 1e-5
 
 
 # --- in process -----------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 from spoil import NOT_A_FILE, NOT_AN_OBJECT
 
 from swift.errors import DataError
-from swift_rl.rewards.stored import read_answers
-from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
+from swift_rl.rewards.stored import read_completions
+from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 from swift_rl.rounds.files import read_round, write_round
 
 Build = Callable[[Path], Sequence[str]]
@@ -30,12 +30,12 @@ ROW: dict[str, Any] = {
     "solution": "4",
 }
 PROMPT: dict[str, Any] = {
-    "number": 0, "turn": 0, "token_ids": [1], "messages": [{"role": "user", "content": "Hello"}],
-    "columns": {"solution": "4"}, "place": "data.jsonl:1", "tools": [],
+    "number": 0, "position": 0, "token_ids": [1], "messages": [{"role": "user", "content": "Hello"}],
+    "columns": {"solution": "4"}, "source": "data.jsonl:1", "tools": [],
 }  # fmt: skip
 HEAD: dict[str, Any] = {"round": 0, "version": 0, "cursor": 0, "facts": {}, "dropped": {}, "prompts": [PROMPT]}
 ANSWER: dict[str, Any] = {
-    "prompt": 0, "place": 0, "finish_reason": "stop", "text": "4", "rewards": {}, "remarks": {}, "failed": [],
+    "prompt": 0, "index": 0, "finish_reason": "stop", "text": "4", "rewards": {}, "remarks": {}, "failed": [],
     "reward": 1.0, "why_not": "",
 }  # fmt: skip
 EPISODE: dict[str, Any] = {
@@ -176,15 +176,15 @@ def test_what_is_no_file_of_answers_is_refused_before_it_is_read(tmp_path: Path,
     file.write_text(text(ROW), encoding="utf-8")
     NOT_A_FILE[name](file)
     with pytest.raises(DataError, match=FILE):
-        read_answers(file)
+        read_completions(file)
 
 
 def test_a_round_whose_texts_hold_other_separators_of_lines_is_read_back(tmp_path: Path) -> None:
     prompt = Prompt(0, 0, np.array([1], np.int32), [{"role": "user", "content": "a\u2028b"}], {"note": "c\x85d"})
-    answer = DrawnAnswer(0, 0, np.array([2, 3], np.int32), np.zeros(2, np.float32), "stop", "e\u2029f\x1cg")
+    answer = RolloutCompletion(0, 0, np.array([2, 3], np.int32), np.zeros(2, np.float32), "stop", "e\u2029f\x1cg")
     write_round(tmp_path, Round(0, 0, [prompt], [answer]), "made so")
     found = read_round(tmp_path, 0, "made so")
     assert found is not None
     assert [each.messages for each in found.prompts] == [prompt.messages]
     assert [each.text for each in found.answers] == [answer.text]
-    assert read_answers(tmp_path / "round-000000.jsonl")[0].completion == answer.text
+    assert read_completions(tmp_path / "round-000000.jsonl")[0].completion == answer.text

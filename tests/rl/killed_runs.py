@@ -11,17 +11,17 @@ from processes import on_processes
 
 from swift.testing.crew import Lost
 from swift_rl.rounds import schedule as plan_module
-from swift_rl.rounds.files import DrawJournal
-from swift_rl.rounds.judge import Judge
+from swift_rl.rounds.files import RolloutLog
+from swift_rl.rounds.scoring import Judge
 
 PHASES: dict[str, tuple[object, str, int, bool]] = {
-    "drawing": (DrawJournal, "add", 21, False),
+    "drawing": (RolloutLog, "add", 21, False),
     "scoring": (Judge, "score", 1, True),
     "before the file": (plan_module, "write_round", 1, True),
     "after the file": (plan_module, "write_round", 1, False),
     "between steps": (plan_module.RolloutSchedule, "batch", 3, True),
 }
-"""Where the second of two rounds of 16 answers is interrupted: what is called, how often that goes well, and whether
+"""Where the second of two rounds of 16 completions is interrupted: what is called, how often that goes well, and whether
 the next call is the last thing that does not happen (True) or that does (False)."""
 
 
@@ -34,8 +34,8 @@ def assert_killed(phase: str, run: Callable[[], object], *, lag: int = 0) -> Non
         setattr(owner, name, _killing(getattr(owner, name), well, before=before))
         run()
 
-    ((answer,),) = on_processes(1, ends)
-    assert isinstance(answer, Lost), f"it was not killed while {phase}: {answer}"
+    ((completion,),) = on_processes(1, ends)
+    assert isinstance(completion, Lost), f"it was not killed while {phase}: {completion}"
 
 
 def _killing(function: Callable[..., Any], well: int, *, before: bool) -> Callable[..., Any]:

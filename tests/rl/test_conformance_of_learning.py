@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not WHOLE_KIT, reason="takes minutes: make confo
 CONTROL = '''
 
 def noise(completions, **columns):
-    """0 or 1 by the letters of an answer, whatever was asked."""
+    """0 or 1 by the letters of a completion, whatever was asked."""
     return [sum(map(ord, text)) % 2 for text in completions]
 
 

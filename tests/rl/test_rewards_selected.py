@@ -187,22 +187,23 @@ def test_missing_reward_column_is_refused_before_run(files: tuple[Path, Path]) -
 
 
 @pytest.fixture
-def answers(tmp_path: Path) -> Path:
+def completions(tmp_path: Path) -> Path:
     rows = [
         {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}], "solution": "4"},
         {"prompt": "3+3?", "completion": "7", "solution": "6"},
     ]
-    path = tmp_path / "answers.jsonl"
+    path = tmp_path / "completions.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def test_command_shows_rewards_of_stored_completions(
-    answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    completions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     done = typed(
-        ["rewards", "test", str(answers), "--reward_funcs", "number", "format", "--reward_weights", "2", "1"], tmp_path
+        ["rewards", "test", str(completions), "--reward_funcs", "number", "format", "--reward_weights", "2", "1"],
+        tmp_path,
     )
     assert done.code == 0, done.output
     lines = [line.split() for line in done.output.splitlines()]
@@ -210,16 +211,16 @@ def test_command_shows_rewards_of_stored_completions(
     assert "number: mean 0.5, 0 to 1" in done.output
 
 
-def test_command_repeats_row_with_printed_output(answers: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_command_repeats_row_with_printed_output(completions: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
     file = tmp_path / "shaky.py"
     file.write_text("def shaky(completions):\n    print('looking')\n    return [1 / (completions[0] == '4')]\n")
-    done = typed(["rewards", "test", str(answers), "--reward_funcs", f"{file}:shaky", "--row", "2"], tmp_path)
+    done = typed(["rewards", "test", str(completions), "--reward_funcs", f"{file}:shaky", "--row", "2"], tmp_path)
     assert done.code == 1
     assert "shaky: ZeroDivisionError" in done.output
     assert "    looking\n" in done.output
     assert f'File "{file}", line 3' in done.output
     assert "line 2: 7" in done.output
-    assert typed(["rewards", "test", str(answers), "--reward_funcs", "number", "--row", "3"], tmp_path).code == 2
+    assert typed(["rewards", "test", str(completions), "--reward_funcs", "number", "--row", "3"], tmp_path).code == 2
 
 
 def test_command_reads_rounds_with_tokens(tmp_path: Path) -> None:
@@ -241,9 +242,9 @@ def test_command_reads_rounds_with_tokens(tmp_path: Path) -> None:
 def test_file_without_completions_names_line(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     for text, said in (
-        ('{"prompt": "a"}', "line 1: there is no answer"),
+        ('{"prompt": "a"}', "line 1: there is no completion"),
         ("{", "line 1: this is no JSON"),
-        ("", "no answers"),
+        ("", "no completions"),
     ):
         file.write_text(text)
         done = typed(["rewards", "test", str(file), "--reward_funcs", "format"], tmp_path)

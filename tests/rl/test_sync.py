@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from swift.contracts import Completion, Sampling, Score, WeightStream
 from swift.infer import open_engine
 from swift.testing.subjects import write_model
-from swift_rl.mismatch import gap, worst_tokens
-from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
+from swift_rl.mismatch import mismatch, worst_tokens
+from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 from swift_rl.sync import Probe, ProbeResult, SyncError, VerifiedEngine, checksum
 
 TEXTS = [[5, 9, 11, 40, 41], [7, 7, 3, 200, 1, 2, 90]]
@@ -189,39 +189,39 @@ def test_checksum_detects_bits_and_positions() -> None:
 
 
 def round_of(engine: list[list[float]], trainer: list[list[float]]) -> Round:
-    answers = [
-        DrawnAnswer(0, place, np.arange(len(said)), np.array(said), "stop", "", old_logps=np.array(known))
+    completions = [
+        RolloutCompletion(0, place, np.arange(len(said)), np.array(said), "stop", "", old_logps=np.array(known))
         for place, (said, known) in enumerate(zip(engine, trainer, strict=True))
     ]
-    return Round(0, 4, [Prompt(0, 0, np.array([1]), [])], answers)
+    return Round(0, 4, [Prompt(0, 0, np.array([1]), [])], completions)
 
 
 def test_mismatch_matches_formulas() -> None:
     said, known = [[-1.0, -2.0, -0.5], [-3.0]], [[-1.1, -1.9, -0.5], [-2.0]]
-    found = gap(round_of(said, known))
+    found = mismatch(round_of(said, known))
     log = np.concatenate(known) - np.concatenate(said)
     weights = np.exp(log)
-    assert found["gap/mean"] == pytest.approx(0.3)
-    assert found["gap/max"] == pytest.approx(1.0)
-    assert found["gap/kl_engine_trainer"] == pytest.approx(float(np.mean(weights - 1 - log)))
-    assert found["gap/kl_trainer_engine"] == pytest.approx(float(np.mean(weights * log - weights + 1)))
-    assert found["gap/ess_tokens"] == pytest.approx(weights.sum() ** 2 / (4 * (weights**2).sum()))
+    assert found["mismatch/mean"] == pytest.approx(0.3)
+    assert found["mismatch/max"] == pytest.approx(1.0)
+    assert found["mismatch/kl_engine_trainer"] == pytest.approx(float(np.mean(weights - 1 - log)))
+    assert found["mismatch/kl_trainer_engine"] == pytest.approx(float(np.mean(weights * log - weights + 1)))
+    assert found["mismatch/ess_tokens"] == pytest.approx(weights.sum() ** 2 / (4 * (weights**2).sum()))
     whole = np.exp([0.0, 1.0])
-    assert found["gap/ess_answers"] == pytest.approx(whole.sum() ** 2 / (2 * (whole**2).sum()))
-    assert [(each.answer, each.place) for each in worst_tokens(round_of(said, known), 2)] == [(1, 0), (0, 0)]
-    assert gap(Round(0, 0, [], [])) == {}
+    assert found["mismatch/ess_completions"] == pytest.approx(whole.sum() ** 2 / (2 * (whole**2).sum()))
+    assert [(each.completion, each.position) for each in worst_tokens(round_of(said, known), 2)] == [(1, 0), (0, 0)]
+    assert mismatch(Round(0, 0, [], [])) == {}
 
 
 def test_mismatch_estimates_match_known_divergences() -> None:
     """Estimates of the gap are the divergences of a known pair of models."""
     generator = np.random.default_rng(0)
     engine, trainer = (np.log(generator.dirichlet(np.ones(5) * 4)) for _ in range(2))
-    drawn = np.repeat(np.arange(5), np.round(np.exp(engine) * 200_000).astype(int))
-    found = gap(round_of([engine[drawn].tolist()], [trainer[drawn].tolist()]))
+    sampled = np.repeat(np.arange(5), np.round(np.exp(engine) * 200_000).astype(int))
+    found = mismatch(round_of([engine[sampled].tolist()], [trainer[sampled].tolist()]))
     forward = float((np.exp(engine) * (engine - trainer)).sum())
     backward = float((np.exp(trainer) * (trainer - engine)).sum())
-    assert found["gap/kl_engine_trainer"] == pytest.approx(forward, rel=1e-3)
-    assert found["gap/kl_trainer_engine"] == pytest.approx(backward, rel=1e-3)
+    assert found["mismatch/kl_engine_trainer"] == pytest.approx(forward, rel=1e-3)
+    assert found["mismatch/kl_trainer_engine"] == pytest.approx(backward, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_mismatch_estimates_match_known_divergences() -> None:
     ],
 )
 def test_what_the_probe_does_not_explain_is_given_its_cause(cause: str, given: Any) -> None:
-    found = gap(round_of([[-1.0, -2.0]], [[-1.1, -2.3]]), probe=ProbeResult(0.05, 0.1), **given)
-    assert found["gap/arithmetic"] == pytest.approx(0.05)
-    parts = {name: found[f"gap/{name}"] for name in ("staleness", "truncation", "unexplained")}
+    found = mismatch(round_of([[-1.0, -2.0]], [[-1.1, -2.3]]), probe=ProbeResult(0.05, 0.1), **given)
+    assert found["mismatch/arithmetic"] == pytest.approx(0.05)
+    parts = {name: found[f"mismatch/{name}"] for name in ("staleness", "truncation", "unexplained")}
     assert parts == {**dict.fromkeys(parts, 0.0), cause: pytest.approx(0.15)}

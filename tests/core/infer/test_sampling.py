@@ -25,7 +25,7 @@ from swift.errors import UsageError
 from swift.infer.chat_engine import LocalChatEngine, find_model, open_local
 from swift.infer.options import ModelOptions, SamplingOptions
 from swift.infer.questions import Question
-from swift.infer.sampling import Sampler, draw_tokens
+from swift.infer.sampling import Sampler, sample_tokens
 from swift.infer.stop import StopStrings
 from swift.terminal import say_nothing
 
@@ -69,7 +69,7 @@ def test_random_number_selects_token_by_cumulative_share(vocabulary: int) -> Non
     scores[:, vocabulary // 2] = 0.0
     chance = torch.rand(ROWS, generator=generator, dtype=torch.float64)
     chance[:3] = torch.tensor([0.0, 0.5, 1 - 2.0**-53])
-    drawn, logps = draw_tokens(scores, chance, temperature=0.7, top_k=0, top_p=1.0)
+    drawn, logps = sample_tokens(scores, chance, temperature=0.7, top_k=0, top_p=1.0)
     known = (scores.double() / 0.7).softmax(-1).numpy()
     ends = known.cumsum(-1)
     rows = np.arange(ROWS)

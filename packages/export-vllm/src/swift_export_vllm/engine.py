@@ -83,7 +83,7 @@ class VllmInProcess:
         if request.adapter is not None:
             self._lora = self._added(request.adapter)
         if self._llm.llm_engine.vllm_config.parallel_config.worker_extension_cls == EXTENSION:
-            self._llm.collective_rpc("swift_draw_by_seed")
+            self._llm.collective_rpc("swift_sample_by_seed")
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield answers as vLLM finishes them."""
@@ -253,7 +253,7 @@ class VllmInProcess:
             )
 
     def _check_logprobs(self, sampling: Sampling) -> None:
-        if self._logprobs != sampling.logprobs and not (self._logprobs and sampling.draws_as_is):
+        if self._logprobs != sampling.logprobs and not (self._logprobs and sampling.samples_unmodified):
             mode = next(mode for mode, kind in KINDS.items() if kind == sampling.logprobs)
             raise UsageError(
                 f"vLLM was opened for {self._llm.model_config.logprobs_mode}, and log-probabilities "

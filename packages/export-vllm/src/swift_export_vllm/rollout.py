@@ -163,7 +163,7 @@ class _Served:
 
     def check_logprobs(self, prompt: Sequence[int], sampling: Sampling) -> None:
         """Refuse log-probabilities of another kind than the server returns; it does not say which, but they tell."""
-        if sampling.draws_as_is:
+        if sampling.samples_unmodified:
             return
 
         def likeliest(temperature: float) -> float:
@@ -192,7 +192,7 @@ class _Served:
         """Have the server draw by seeds as the engine `transformers` does, where its workers know how."""
         if self.extended is None:
             try:
-                self.on_workers("swift_draw_by_seed")
+                self.on_workers("swift_sample_by_seed")
                 self.extended = True
             except SwiftError:
                 self.extended = False  # an older server, or one that somebody else has started

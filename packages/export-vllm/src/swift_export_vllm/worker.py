@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from swift.infer import draw_tokens
+from swift.infer import sample_tokens
 
 EXTENSION = "swift_export_vllm.worker.RolloutWorker"
 """Name by which vLLM imports it."""
@@ -28,7 +28,7 @@ class RolloutWorker:
     model_runner: Any
     swift_mark: str = ""
 
-    def swift_draw_by_seed(self) -> Mapping[str, bool]:
+    def swift_sample_by_seed(self) -> Mapping[str, bool]:
         """Draw answers that have a seed as the engine `transformers` draws them: equal seeds, equal answers."""
         sampler: Any = getattr(getattr(self.model_runner, "sampler", None), "topk_topp_sampler", None)
         batch = getattr(self.model_runner, "input_batch", None)
@@ -78,7 +78,7 @@ class SeededDraws:
             rows.setdefault((top_k, 1.0 if p is None else float(p[row])), []).append(row)
         for (top_k, top_p), alike in rows.items():
             chance = torch.tensor([self._chance(row, generators[row]) for row in alike], dtype=torch.float64)
-            chosen, _ = draw_tokens(before[alike], chance.to(before.device), temperature=1.0, top_k=top_k, top_p=top_p)
+            chosen, _ = sample_tokens(before[alike], chance.to(before.device), temperature=1.0, top_k=top_k, top_p=top_p)
             tokens[alike] = chosen.to(tokens.dtype)
         return tokens, returned
 

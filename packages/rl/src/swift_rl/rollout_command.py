@@ -1,4 +1,4 @@
-"""`swift rollout MODEL`: vLLM's server for the answers of a run on other processes, which takes new weights."""
+"""`swift rollout MODEL`: vLLM's server for the completions of a run on other processes, which takes new weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _HELP = """swift rollout MODEL [flags]
 Serve a model for the rollouts of a run: as `swift serve` does, with vLLM, and with the settings that rollouts need.
 
   VLLM_SERVER_DEV_MODE=1                 in its environment: requests may replace the weights
-  --logprobs-mode processed_logprobs     log-probabilities are those of the draws
-  --worker-extension-cls ...             draws are those of the engine in the run's own processes, and missing weights
+  --logprobs-mode processed_logprobs     log-probabilities are those of the samples
+  --worker-extension-cls ...             samples are those of the engine in the run's own processes, and missing weights
                                          are named (not with --python, whose environment may lack swift-export-vllm)
 
 A run asks it by its address:

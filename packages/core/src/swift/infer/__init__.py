@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swift.infer.openai_server import OpenAiServer, at_once
     from swift.infer.questions import Question, read_questions
     from swift.infer.resume_file import Journal, read_lines
-    from swift.infer.sampling import draw_tokens
+    from swift.infer.sampling import sample_tokens
     from swift.infer.steps import StepScorer
     from swift.infer.stop import StopStrings
     from swift.infer.whole_answers import BROKEN, AnswerRefused, stay_here, whole_answer
@@ -35,7 +35,7 @@ __all__ = [
     "at_once",
     "check_model",
     "check_result",
-    "draw_tokens",
+    "sample_tokens",
     "find_source",
     "found",
     "numbers",
@@ -153,7 +153,7 @@ _LATER = {
     "answer_into": "asking",
     "check_model": "asking",
     "check_result": "asking",
-    "draw_tokens": "sampling",
+    "sample_tokens": "sampling",
     "quiet_libraries": "asking",
     "open_chat_engine": "speaker",
     "question_with": "image_messages",

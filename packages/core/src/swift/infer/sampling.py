@@ -40,7 +40,7 @@ class Sampler:
         else:
             # On a GPU `generate` may look a step further than it has to.
             step = min(self._step, self._chance.shape[1] - 1)
-            chosen, logps = draw_tokens(
+            chosen, logps = sample_tokens(
                 penalised,
                 self._chance[:, step],
                 temperature=self._sampling.temperature,
@@ -50,7 +50,7 @@ class Sampler:
         self._step += 1
         if self._seen is not None:
             self._seen.scatter_(-1, chosen[:, None], True)
-        if self._sampling.logprobs == "drawn":
+        if self._sampling.logprobs == "sampled":
             return chosen, _logps(penalised, chosen) if logps is None else logps
         return chosen, _logps(logits, chosen)
 
@@ -91,7 +91,7 @@ class GenerateSampler:
         return torch.full_like(scores, -torch.inf).scatter_(-1, chosen[:, None], 0.0)
 
 
-def draw_tokens(
+def sample_tokens(
     scores: torch.Tensor, chance: torch.Tensor, *, temperature: float, top_k: int, top_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens whose intervals of cumulative probability contain the numbers in `chance`, one for each row.

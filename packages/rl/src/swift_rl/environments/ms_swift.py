@@ -36,7 +36,7 @@ class RolloutRequest:
 
 @dataclass
 class ResponseChoice:
-    """One answer, as schedulers see it."""
+    """One completion, as schedulers see it."""
 
     index: int
     message: Any
@@ -86,7 +86,7 @@ class TurnScheduler:
 
     @staticmethod
     def _extract_logprobs_from_choice(response_choice: Any) -> list[float]:
-        """Return no log-probabilities: those of the draws stay with the run."""
+        """Return no log-probabilities: those of the samples stay with the run."""
         return []
 
 
@@ -141,7 +141,7 @@ class ScheduledEpisode:
         return None if self._request.messages == before else copy.deepcopy(self._request.messages)
 
     async def step(self, turn: Turn) -> Observation:
-        """Return what the scheduler adds to the conversation after an answer."""
+        """Return what the scheduler adds to the conversation after a completion."""
         messages = self._request.messages
         if messages and messages[-1]["role"] == "assistant":
             messages[-1]["content"] += turn.text
@@ -178,7 +178,7 @@ class ScheduledEpisode:
 def _difference(
     before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], turn: Turn, reward: float | None, info: Any
 ) -> Observation:
-    """Return what was added to a conversation, or to its last answer."""
+    """Return what was added to a conversation, or to its last completion."""
     same = len(before) - 1
     if list(after[:same]) != list(before[:same]) or len(after) <= same or after[same].get("role") != "assistant":
         raise ValueError("step changes earlier messages, and later turns must begin with what was drawn")
@@ -187,12 +187,12 @@ def _difference(
     if now == then:
         return Observation(added, reward, not added, info)
     if added:
-        raise ValueError("step changes the answer and adds messages: it does one or the other")
+        raise ValueError("step changes the completion and adds messages: it does one or the other")
     kept = next((at for at, (one, other) in enumerate(zip(then, now, strict=False)) if one != other), len(then))
     kept = min(kept, len(now))
     own = len(then) - len(turn.text)
     if kept < own:
-        raise ValueError("step changes an earlier answer, and later turns must begin with what was drawn")
+        raise ValueError("step changes an earlier completion, and later turns must begin with what was drawn")
     keep = None if kept == len(then) else kept - own
     return Observation((), reward, info=info, text=now[kept:], keep=keep)
 
@@ -213,7 +213,7 @@ def _names_tokenizer(scheduler: type) -> bool:
 
 def _request(start: EpisodeStart) -> RolloutRequest:
     messages = [dict(message) for message in start.messages]
-    return RolloutRequest(messages, dict(start.columns), f"{start.place}#{start.seed}#{random.getrandbits(64):x}")
+    return RolloutRequest(messages, dict(start.columns), f"{start.source}#{start.seed}#{random.getrandbits(64):x}")
 
 
 def provide() -> None:

@@ -78,12 +78,12 @@ class EnvironmentPool:
             busy = [worker for worker in self._workers if worker.task is not None]
             for worker in with_news(busy):
                 call = worker.task
-                answer = worker.answer()
-                if answer is None:
+                completion = worker.completion()
+                if completion is None:
                     self._lost(worker, f"the process of the environment {worker.bury()}")
-                elif answer and call is not None:
+                elif completion and call is not None:
                     worker.task = None
-                    self._answered(call, worker.began, answer, worker.output())
+                    self._answered(call, worker.began, completion, worker.output())
             for worker in busy:
                 if worker.task is None:
                     continue
@@ -150,29 +150,29 @@ class EnvironmentPool:
         self._workers.append(WorkerProcess(folder, self._options.reward_memory))
         return self._workers[-1]
 
-    def _answered(self, call: EpisodeCall, began: float, answer: Mapping[str, Any], output: str) -> None:
+    def _answered(self, call: EpisodeCall, began: float, completion: Mapping[str, Any], output: str) -> None:
         self._heartbeat()
         call.seconds += time.monotonic() - began
-        if (closing := answer.get("closing")) and not self._said_closing:
+        if (closing := completion.get("closing")) and not self._said_closing:
             self._said_closing = True
             self._say(f"The environment {self._options.environment} failed in close: {closing[0]}. This is said once.")
-        if "failure" in answer:
-            call.failure = answer["failure"]
-            call.output = "\n".join(filter(None, (output.rstrip(), answer.get("traceback", ""))))
+        if "failure" in completion:
+            call.failure = completion["failure"]
+            call.output = "\n".join(filter(None, (output.rstrip(), completion.get("traceback", ""))))
         elif call.turns:
-            self._observed(call, answer)
+            self._observed(call, completion)
         else:
-            call.first = answer["first"]
+            call.first = completion["first"]
 
-    def _observed(self, call: EpisodeCall, answer: Mapping[str, Any]) -> None:
-        again = [_told(Observation(**each)) for each in answer["replayed"] or ()]
-        if answer["replayed"] is not None and again != [_told(each) for each in call.seen]:
+    def _observed(self, call: EpisodeCall, completion: Mapping[str, Any]) -> None:
+        again = [_told(Observation(**each)) for each in completion["replayed"] or ()]
+        if completion["replayed"] is not None and again != [_told(each) for each in call.seen]:
             call.failure = (
                 "it was begun again, because its process was ended, and did not say the same: an environment is to "
-                "be a function of its seed and of the answers"
+                "be a function of its seed and of the completions"
             )
             return
-        call.seen.append(Observation(**answer["observation"]))
+        call.seen.append(Observation(**completion["observation"]))
 
     def _lost(self, worker: WorkerProcess[EpisodeCall], failure: str) -> None:
         call, worker.task = worker.task, None

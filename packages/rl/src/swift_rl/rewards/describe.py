@@ -31,22 +31,22 @@ def describe_files(files: Sequence[str], asked: Sequence[Mapping[str, Any]]) -> 
         worker: WorkerProcess[str] = WorkerProcess(Path(home, "describe"), memory=0)
         try:
             worker.give("describe", {"do": "describe", "files": list(files), "rewards": list(asked)}, LOADING)
-            answer = _answer(worker)
+            completion = _completion(worker)
         finally:
             worker.kill()
     named = " or ".join(dict.fromkeys([*files, *(each["file"] for each in asked if each["kind"] == "function")]))
-    if "failure" in answer:
-        told = "\n".join(filter(None, (answer["output"], answer["traceback"])))
-        raise ConfigError(f"{named} could not be used: {answer['failure']}\n{told}".rstrip())
-    return Described(tuple(answer["names"]), tuple(answer["rewards"]))
+    if "failure" in completion:
+        told = "\n".join(filter(None, (completion["output"], completion["traceback"])))
+        raise ConfigError(f"{named} could not be used: {completion['failure']}\n{told}".rstrip())
+    return Described(tuple(completion["names"]), tuple(completion["rewards"]))
 
 
-def _answer(worker: WorkerProcess[str]) -> dict[str, Any]:
+def _completion(worker: WorkerProcess[str]) -> dict[str, Any]:
     while not worker.readable(0.25):
         worker.drain()
         if time.monotonic() > worker.deadline:
             return {"failure": f"it takes longer than {LOADING:g} s", "output": worker.output(), "traceback": ""}
-    answer = worker.answer()
-    if answer is None:
+    completion = worker.completion()
+    if completion is None:
         return {"failure": f"the process that ran it {worker.bury()}", "output": worker.kept(), "traceback": ""}
-    return {**answer, "output": worker.output()}
+    return {**completion, "output": worker.output()}

@@ -1,4 +1,4 @@
-"""The reward `judge`: a model behind an OpenAI address gives an answer points."""
+"""The reward `judge`: a model behind an OpenAI address gives a completion points."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from swift.infer import found
 from swift_rl.rewards.http import posted
 
 _PROMPT = (
-    "Rate the answer to the question from 0 (useless) to {most} (perfect).\n\n"
-    "Question:\n{question}\n\nReference solution:\n{solution}\n\nAnswer:\n{answer}\n\n"
+    "Rate the completion to the question from 0 (useless) to {most} (perfect).\n\n"
+    "Question:\n{question}\n\nReference solution:\n{solution}\n\nAnswer:\n{completion}\n\n"
     "Explain briefly, and end with a line of the form: Score: N"
 )
 _SCORE = re.compile(r"score\W*?(-?\d+(?:\.\d+)?)", re.IGNORECASE)
@@ -30,7 +30,7 @@ class JudgeOptions(Section):
 
     base_url: Name | None = Field(None, description="Address of the server: http://127.0.0.1:8000/v1")
     judge_model: Name | None = Field(None, description="Name of the model there; without it, the server decides")
-    prompt: str = Field(_PROMPT, description="What it is asked, with {question}, {solution}, {answer} and {most}")
+    prompt: str = Field(_PROMPT, description="What it is asked, with {question}, {solution}, {completion} and {most}")
     most: PositiveFloat = Field(10.0, description="The best score; the reward is the score divided by it")
     key_variable: Name = Field(
         "OPENAI_API_KEY", description="Environment variable that holds the key, if one is needed"
@@ -40,7 +40,7 @@ class JudgeOptions(Section):
 
 
 class JudgeReward:
-    """The score that a model gives, divided by the best one. Equal answers are shown to it once, at temperature 0."""
+    """The score that a model gives, divided by the best one. Equal completions are shown to it once, at temperature 0."""
 
     options_model = JudgeOptions
     isolation = "inline"
@@ -53,18 +53,18 @@ class JudgeReward:
                 hint='Type --reward_options \'{"judge": {"base_url": "http://127.0.0.1:8000/v1"}}\'',
             )
         try:
-            options.prompt.format(question="", solution="", answer="", most=0)
+            options.prompt.format(question="", solution="", completion="", most=0)
         except (LookupError, ValueError) as problem:
             raise ConfigError(
                 f"reward_options.judge.prompt cannot be filled in: {problem!r}.",
-                hint="It may have {question}, {solution}, {answer} and {most}; other braces are written twice.",
+                hint="It may have {question}, {solution}, {completion} and {most}; other braces are written twice.",
             ) from None
         self._options = options
         self._address = f"{options.base_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
         self._known: dict[str, float] = {}
 
     def score(self, items: Sequence[RewardItem]) -> list[float | Exception]:
-        """Return the score of each answer, or why there is none."""
+        """Return the score of each completion, or why there is none."""
         prompts = [self._prompt(item) for item in items]
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._known]
         with ThreadPoolExecutor(self._options.at_once) as threads:
@@ -77,7 +77,7 @@ class JudgeReward:
         return self._options.prompt.format(
             question=question,
             solution=item.columns.get("solution", "(none)"),
-            answer=item.completion,
+            completion=item.completion,
             most=f"{self._options.most:g}",
         )
 
@@ -88,8 +88,8 @@ class JudgeReward:
             body["model"] = options.judge_model
         try:
             key = os.environ.get(options.key_variable)
-            answer = posted(self._address, body, key=key, seconds=options.seconds)
-            return self._read(found(self._address, answer, "choices", 0, "message", "content", kind=str))
+            completion = posted(self._address, body, key=key, seconds=options.seconds)
+            return self._read(found(self._address, completion, "choices", 0, "message", "content", kind=str))
         except (OSError, ModelError) as problem:
             return problem
 

@@ -1,4 +1,4 @@
-"""Rewards for how long an answer is, and how often it repeats itself."""
+"""Rewards for how long a completion is, and how often it repeats itself."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class CosineOptions(CosineFields):
 
 
 class CosineReward:
-    """A reward between two bounds along a cosine of the length, one pair for right answers and one for wrong ones.
+    """A reward between two bounds along a cosine of the length, one pair for right completions and one for wrong ones.
 
     Right and wrong are what `accuracy` says (arXiv 2502.03373, appendix C.1).
     """

@@ -1,4 +1,4 @@
-"""The reward `toolcalls`: whether an answer calls the tools that the solution calls."""
+"""The reward `toolcalls`: whether a completion calls the tools that the solution calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ToolCallsOptions(Section):
 
 
 class ToolCallsReward:
-    """1 where the answer makes the solution's calls, in any order; 0 otherwise. None where the solution is none.
+    """1 where the completion makes the solution's calls, in any order; 0 otherwise. None where the solution is none.
 
     Calls are `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or `Action:` with `Action Input:`; the column
     `solution` may also be JSON: a call or a list of them.

@@ -1,4 +1,4 @@
-"""Verdicts of rewards on answers, and the check of what a reward returned."""
+"""Verdicts of rewards on completions, and the check of what a reward returned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_OUTPUT = 4000
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of one reward on one answer."""
+    """The verdict of one reward on one completion."""
 
     value: float | None
     """None where the reward does not apply, or failed and `reward_on_error` is not 'zero'."""
@@ -36,12 +36,12 @@ Checked = tuple[float | None, str | None]
 
 
 def checked(returned: Any, count: int) -> list[Checked]:
-    """Return a value or a reason for each answer of a call that returned `returned`."""
+    """Return a value or a reason for each completion of a call that returned `returned`."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         return [(None, f"returned {_shown(returned)}, which is no list of {count}")] * count
     if len(values) != count:
-        return [(None, f"returned {len(values)} values for {count} answers")] * count
+        return [(None, f"returned {len(values)} values for {count} completions")] * count
     return [_checked_value(value) for value in values]
 
 

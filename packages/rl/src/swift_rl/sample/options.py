@@ -14,14 +14,14 @@ from swift.infer.options import AnsweringOptions, SamplingOptions
 from swift_rl.reward_options import RewardOptions
 
 NO_ENGINE = "no"
-"""`--engine no`: answers come from `--cache_files`."""
+"""`--engine no`: completions come from `--cache_files`."""
 
 
 class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
-    """Draws several answers to each prompt, scores them, and writes the best as rows to train on.
+    """Draws several completions to each prompt, scores them, and writes the best as rows to train on.
 
-    Without rewards every answer is written. After an interruption the same command continues, and one with other
-    rewards or thresholds takes the answers that are there already.
+    Without rewards every completion is written. After an interruption the same command continues, and one with other
+    rewards or thresholds takes the completions that are there already.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -30,41 +30,42 @@ class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
     )
     engine: Annotated[Name, Aliases("infer_backend", "sampler_engine")] = Field(
         "transformers",
-        description="An installed inference engine, the address of a server (http://HOST:PORT), or no: the answers are "
+        description="An installed inference engine, the address of a server (http://HOST:PORT), or no: the completions are "
         "in cache_files",
     )
     num_return_sequences: Annotated[Rows, Aliases("num_generations", "n")] = Field(
-        8, description="Answers to each prompt"
+        8, description="Completions to each prompt"
     )
-    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = Field(1.0, description="Temperature of the draws")
+    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = Field(1.0, description="Temperature of the samples")
     rows: Literal["sft", "dpo", "kto"] = Field(
         "sft",
-        description="What is written: sft, the best answers; dpo, each of these with the worst as rejected_response; "
-        "kto, every answer with the label whether it passes",
+        description="What is written: sft, the best completions; dpo, each of these with the worst as rejected_response; "
+        "kto, every completion with the label whether it passes",
     )
     n_best_to_keep: Rows = Field(
-        1, description="Most answers to a prompt that are kept; texts that are alike count once"
+        1, description="Most completions to a prompt that are kept; texts that are alike count once"
     )
     reward_funcs: Annotated[tuple[Name, ...], RunsCode(), Aliases("orm_model")] = Field(
         (), description="Rewards: names (swift plugins), FILE.py:FUNCTION, or what external_plugins registers"
     )
     reward_model: Annotated[tuple[Name, ...], Aliases("prm_model")] = Field(
-        (), description="Models that score answers: runs, checkpoints, exports, or http:// addresses of servers"
+        (), description="Models that score completions: runs, checkpoints, exports, or http:// addresses of servers"
     )
-    reward_threshold: float | None = Field(None, description="Keep only answers whose weighted sum is above this")
+    reward_threshold: float | None = Field(None, description="Keep only completions whose weighted sum is above this")
     thresholds: Annotated[dict[Name, float], Parts(prm_threshold="reward_model")] = Field(
-        default_factory=dict, description='Keep only answers whose rewards are above these: {"accuracy": 0}'
+        default_factory=dict, description='Keep only completions whose rewards are above these: {"accuracy": 0}'
     )
     easy_query_threshold: Fraction | None = Field(
-        None, description="Leave out prompts of whose answers more than this part pass"
+        None, description="Leave out prompts of whose completions more than this part pass"
     )
-    keep_truncated: bool = Field(False, description="Keep answers that were cut off at max_new_tokens, too")
+    keep_truncated: bool = Field(False, description="Keep completions that were cut off at max_new_tokens, too")
     data_range: tuple[int, ...] = Field((), description="Only this part of the prompts: 0 4 is the first of four")
     cache_files: tuple[FilePath, ...] = Field(
-        (), description="Answers that are stored, a row each, for --engine no: of an earlier run, or another program"
+        (),
+        description="Completions that are stored, a row each, for --engine no: of an earlier run, or another program",
     )
     result_path: Annotated[FilePath | None, Aliases("result_jsonl", "output_file")] = Field(
-        None, description="File of the rows; answers and their scores are kept beside it"
+        None, description="File of the rows; completions and their scores are kept beside it"
     )
     output_dir: FilePath | None = Field(None, description="Folder of result_path")
     overwrite: Annotated[bool, Aliases("override_exist_file")] = Field(
@@ -80,14 +81,14 @@ class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
 
     @property
     def max_completion_length(self) -> int:
-        """The longest answer, under the name by which rewards ask for it."""
+        """The longest completion, under the name by which rewards ask for it."""
         return self.max_new_tokens
 
     def check(self) -> None:
         """Raise where the options contradict each other."""
         if self.do_sample is False and self.num_return_sequences > 1:
             raise UsageError(
-                f"--do_sample false writes {self.num_return_sequences} times the same answer to a prompt.",
+                f"--do_sample false writes {self.num_return_sequences} times the same completion to a prompt.",
                 hint="Leave it out, or type --num_return_sequences 1",
             )
         self._check_source()
@@ -109,8 +110,10 @@ class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
 
     def _check_source(self) -> None:
         if self.engine == NO_ENGINE and not self.cache_files:
-            raise UsageError("--engine no asks nobody.", hint="Type --cache_files FILE: answers that are stored.")
+            raise UsageError("--engine no asks nobody.", hint="Type --cache_files FILE: completions that are stored.")
         if self.engine != NO_ENGINE and self.cache_files:
-            raise UsageError("--cache_files brings the answers, and no model is asked.", hint="Type --engine no too.")
+            raise UsageError(
+                "--cache_files brings the completions, and no model is asked.", hint="Type --engine no too."
+            )
         if not self.dataset and not self.cache_files:
             raise UsageError("There are no prompts.", hint="Type --dataset FILE")

@@ -8,7 +8,7 @@
         cases = (*CASES, *testing.CASES)
 
 The losses are those of `grpo`, `ppo` and `gkd`. What their tokens are given is made of numbers of samples, so that no
-engine draws anything and every backend learns from the same rounds.
+engine samples anything and every backend learns from the same rounds.
 """
 
 from swift_rl.testing.cases import CASES

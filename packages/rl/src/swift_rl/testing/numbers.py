@@ -12,7 +12,7 @@ UNIFORM = -math.log(264)
 CANDIDATES = 6
 """Tokens that the teacher of a stored round speaks about."""
 TEMPERATURE = 0.8
-"""At which the answers of stored rounds were drawn."""
+"""At which the completions of stored rounds were sampled."""
 
 
 def values_of(sample: int, length: int) -> dict[str, np.ndarray]:
