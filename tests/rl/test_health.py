@@ -54,12 +54,12 @@ EQUAL = [0.0] * 4 + [1.0] * 4
             "100% of the completions were cut off",
             "max_completion_length",
         ),
-        (lambda: made_up([0.5] * 8), "every completion got the reward 0.5", "what the reward expects"),
+        (lambda: made_up([0.5] * 8), "every completion has the reward 0.5", "what the reward expects"),
         (lambda: made_up([None] * 8), "no reward could be computed", "swift rewards test"),
         (taught_alone, "the teacher says of every token what the policy says", "--teacher_model"),
-        (lambda: made_up([0.0] * 8, text="the same"), "completions to a prompt are all the same", "--temperature"),
+        (lambda: made_up([0.0] * 8, text="the same"), "completions of each prompt are identical", "--temperature"),
         (lambda: made_up(EQUAL, logps=np.full(5, -0.001)), "the entropy is down to 0.001", "--temperature"),
-        (lambda: made_up(EQUAL), "within each group all completions got the same reward", "--num_generations"),
+        (lambda: made_up(EQUAL), "within each group all completions have the same reward", "--num_generations"),
         (lambda: made_up(LEARNS, why_not="overlong", finish_reason="length"), "were cut off", "max_completion_length"),
     ],
     ids=["truncated", "constant", "unscorable", "no rewards", "alike", "entropy", "equal", "filtered"],
@@ -114,7 +114,7 @@ def test_groups_that_were_left_out_teach_nothing() -> None:
 def test_wrong_reference_ends_run_before_first_step() -> None:
     """A reference that is not the first model ends the run before its first step."""
     apart = {"old_logps": np.full(5, -1.0), "ref_logps": np.full(5, -1.2)}
-    with pytest.raises(NothingToLearn, match=r"differs from the model before the first step: by 0\.2 nats"):
+    with pytest.raises(NothingToLearn, match=r"reference differs from the model by 0\.2 nats"):
         Health(5, lambda line: None).look(made_up(LEARNS, **apart))
     Health(5, lambda line: None).look(made_up(LEARNS, number=1, **apart))
     Health(5, lambda line: None).look(made_up(LEARNS, **{**apart, "ref_logps": np.full(5, -1.0001)}))

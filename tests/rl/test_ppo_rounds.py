@@ -112,7 +112,7 @@ def test_while_the_critic_warms_up_the_policy_stays_as_it_is(tied: Path, rewards
     ("changes", "said"),
     [
         ({"objective.dynamic_sample": True}, "ppo compares none"),
-        ({"objective.reward_funcs": []}, "Nothing says which completions are good"),
+        ({"objective.reward_funcs": []}, "No reward is configured"),
         ({"objective.critic_model": "nowhere/at-all"}, "nowhere"),
     ],
 )

@@ -215,7 +215,7 @@ def test_missing_round_file_is_reported_on_resume(tied: Path, rewards: Path, tmp
     whole = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
     path_of(whole.folder / "rollouts", 0, "safetensors").unlink()
     resume = {"checkpoint.resume": str(whole.folder / "checkpoint-1"), "logging.run_name": "resumed"}
-    with pytest.raises(CheckpointError, match="learns from round 1, whose completions are in no file"):
+    with pytest.raises(CheckpointError, match="The files of round 1, which step"):
         run_training(tied, tmp_path, ROWS, settings(rewards, **changes, **resume))
 
 
@@ -223,7 +223,7 @@ def test_missing_round_file_is_reported_on_resume(tied: Path, rewards: Path, tmp
     ("changes", "said"),
     [
         ({"train.global_batch": 6}, "groups have 4"),
-        ({"objective.reward_funcs": []}, "Nothing says which completions are good"),
+        ({"objective.reward_funcs": []}, "No reward is configured"),
         ({"objective.max_completion_length": 5000}, "positions of the model"),
         ({"objective.rollout_staleness": 1, "objective.dynamic_sample": True}, "lag behind"),
     ],
