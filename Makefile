@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-vllm browser gpu clusters conformance matrix architectures pairs check lint typecheck imports docs docs-check bench wheels site release-check lock clean
+.PHONY: help setup demo test test-all test-vllm browser gpu clusters conformance matrix architectures pairs check lint typecheck imports docs docs-check bench wheels site release-check lock clean readme-image dashboard-images
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,11 +69,11 @@ imports: setup ## Who may import whom
 docs: setup ## Write the generated pages in docs/reference
 	@$(BIN)/python tools/docs.py
 
-image: setup ## Train a tiny model on a terminal and draw the image in the README
-	@$(BIN)/python tools/image.py
+readme-image: setup ## Train a tiny model on a terminal, and draw the image of it in the README
+	@$(BIN)/python tools/terminal_image.py
 
-images: setup browser ## Train a tiny model in the dashboard, and take the images of it that README and docs show
-	@$(BIN)/python tools/images.py
+dashboard-images: setup browser ## Train a tiny model in the dashboard, and take the images of it in README and docs
+	@$(BIN)/python tools/dashboard_images.py
 
 docs-check: setup
 	@$(BIN)/python tools/docs.py --check

@@ -17,13 +17,12 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.facts import cpu_seconds, peak_memory_mib
+from benchmarks.facts import cpu_seconds, peak_memory_mib, read_lines
 from benchmarks.peer import read_order
 
 NO_TARGET = -100
 
 Sample = tuple[list[int], list[int]]
-"""Token ids and labels."""
 
 
 class BareLoop:
@@ -31,8 +30,7 @@ class BareLoop:
 
     def __init__(self, model: str | Path, chats: str | Path, learning_rate: float) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        lines = Path(chats).read_text(encoding="utf-8").splitlines()
-        self.samples = [self._encode(json.loads(line)["messages"]) for line in lines]
+        self.samples = [self._encode(line["messages"]) for line in read_lines(Path(chats))]
         self.model: Any = self.load(model)
         self.model.train()
         self.optimizer = torch.optim.AdamW(
@@ -40,7 +38,6 @@ class BareLoop:
         )
 
     def load(self, model: str | Path) -> Any:
-        """Return the model with its weights."""
         return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
     def step(self, batch: Sequence[int]) -> tuple[float, int]:
@@ -71,7 +68,6 @@ class BareLoop:
         return list(self.tokenizer.apply_chat_template(messages, return_dict=True, **options)["input_ids"])
 
     def pad(self, samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token ids, attention mask, labels."""
         shape = len(samples), max(len(ids) for ids, _ in samples)
         input_ids = torch.full(shape, self.tokenizer.pad_token_id)
         labels = torch.full(shape, NO_TARGET)

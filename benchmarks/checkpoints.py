@@ -40,10 +40,8 @@ ENGINES = {
 SIZES = {"5M": MODEL, "28M": MIDDLE, "84M": LARGE}
 ROUNDS = 3
 ROUNDS_VARIABLE = "SWIFT_BENCHMARK_ROUNDS"
-"""Tells the observer how many."""
 
 Found = list[dict[str, Any]]
-"""Of each process."""
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
@@ -60,7 +58,6 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _found(engine: str, model: Path, rounds: int) -> Found:
-    """What the observer noted on each process."""
     folder = swift_run(
         f"checkpoints-{engine.replace(' ', '-')}", "--per_device_train_batch_size", "2", "--max_steps", "2", *UNSAVED,
         *ENGINES[engine], observers=["checkpoint-watch"], model=model, variables={ROUNDS_VARIABLE: str(rounds)},
@@ -100,20 +97,19 @@ FIGURES: dict[str, tuple[str, float | None]] = {
     "bytes read over bytes held": ("x", None),
     "share of the files that a process checks": ("", None),
 }
-"""Titles, with unit and goal."""
 NOTES: Sequence[str] = (
-    "What is on disk for good when a save says that it is done. Swift: every file and folder. FSDP's and Megatron's "
+    "What is on disk for good when a save returns. Swift: every file and folder. FSDP's and Megatron's "
     "own (torch.distributed.checkpoint, and dist_checkpointing in torch_dist): their files. torch.save and DeepSpeed's "
     "own: nothing. Synced means that every file of the engine's own was synced too before the clock was stopped.",
     "Both save weights, moments and step counts in fp32; what the engine keeps twice (ZeRO's working weights) its own "
     "format keeps twice. Weights ready to load are left out except where they are named.",
     "The stall is the time until training may go on, and that for which the next update waits for the copy, on the "
-    "slowest process. It has in it that other programs had the processor meanwhile, which a save that waits for the "
+    "slowest process. It has in it that other processes had the processor meanwhile, which a save that waits for the "
     "disk has less of.",
     "With weights ready to load there is one round, not a median, and it has in it what is done once in a run: finding "
     "out names and precisions of the model, its tokenizer. Its stall is compared with that longer save.",
     "Memory is that of the process with the most, above what it had before the save. Bytes are those that a process "
-    "asked the kernel for.",
+    "requested from the kernel.",
 )
 
 
@@ -178,7 +174,7 @@ class Turns:
         pending: list[Any] = []
         background = self._timed(
             lambda folder: pending.append(self._swift(folder, model_weights=model_weights, asynchronous=True)),
-            then=lambda _: self._step_beside(pending[0]),
+            then=lambda _: self._step_during_save(pending[0]),
         )
         return {
             **found,
@@ -189,7 +185,7 @@ class Turns:
             "in the background": background["both"],
         }
 
-    def _step_beside(self, pending: Any) -> None:
+    def _step_during_save(self, pending: Any) -> None:
         """Run the next step, during which the copy is made, and wait for the end of the save."""
         import_module(CODE[self.name].replace("checkpoint", "step")).train_step(
             self.run, self.state, self.batch, self.objective
@@ -233,7 +229,6 @@ class Turns:
         {"torch": _torch, "fsdp": _fsdp, "deepspeed": _deepspeed, "megatron": _megatron}[self.name](self.state, folder)
 
     def _sync(self, folder: Path) -> None:
-        """Sync every file to disk, as swift does."""
         if self.run.world.rank == 0:
             for path in folder.rglob("*"):
                 handle = os.open(path, os.O_RDONLY)

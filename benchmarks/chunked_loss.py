@@ -10,14 +10,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from benchmarks.commands import call, environment
-from benchmarks.facts import Figure
+from benchmarks.facts import Figure, memory_mib, peak_memory_mib
 
 VOCABULARY, WIDTH = 152_000, 64
 TOKENS = (256, 1024)
@@ -43,16 +42,10 @@ def one_case(way: str, tokens: int) -> dict[str, float]:
     weight = torch.randn(VOCABULARY, WIDTH, requires_grad=True)
     targets = torch.randint(0, VOCABULARY, (tokens,))
     WAYS[way](hidden[:2], weight, targets[:2]).backward()  # imports and allocations of a first call
-    before = _status("VmRSS")
+    before = memory_mib("VmRSS")
     start = time.perf_counter()
     WAYS[way](hidden, weight, targets).backward()
-    return {"mib": (_status("VmHWM") - before) / 1024, "seconds": time.perf_counter() - start}
-
-
-def _status(field: str) -> int:
-    """Return a field of the kernel's account of this process, in KiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+    return {"mib": peak_memory_mib() - before, "seconds": time.perf_counter() - start}
 
 
 def in_own_process(way: str, tokens: int) -> dict[str, float]:
@@ -68,11 +61,8 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         Figure(f"{times} times the tokens: chunked peak grows to", growth["chunked"], at_most=1.2),
         Figure(f"{times} times the tokens: plain peak grows to", growth["plain"]),
         *(
-            Figure(f"{tokens} tokens: chunked peak over plain", case["chunked"]["mib"] / case["plain"]["mib"])
-            for tokens, case in cases.items()
-        ),
-        *(
-            Figure(f"{tokens} tokens: chunked time over plain", case["chunked"]["seconds"] / case["plain"]["seconds"])
+            Figure(f"{tokens} tokens: chunked {what} over plain", case["chunked"][key] / case["plain"][key])
+            for what, key in (("peak", "mib"), ("time", "seconds"))
             for tokens, case in cases.items()
         ),
     ]

@@ -25,7 +25,6 @@ TRAINING = (
 )  # fmt: skip
 """A learning rate that stays, and no weight decay: what is easiest to write by hand."""
 ROWS = 8
-"""Samples of a padded batch."""
 PACK_TOKENS = 426
 """As many tokens as 8 of the chats have on average: packed or padded, a step learns from as much."""
 LEARNING_RATE = float(TRAINING[TRAINING.index("--learning_rate") + 1])
@@ -70,16 +69,16 @@ def swift_run(
 ) -> Path:
     """Train with `swift sft` or another command, its usual observers and `observers`; returns the run's folder."""
     shutil.rmtree(RUNS / model.name / name, ignore_errors=True)
-    place = ["--output_dir", str(RUNS), "--logging.run_name", name, "--report_to", *reports, *observers]
+    output = ["--output_dir", str(RUNS), "--logging.run_name", name, "--report_to", *reports, *observers]
     python_path = os.pathsep.join([str(plugin_folder()), str(ROOT)])
     call(
-        [SWIFT, command, *training_words(model, data, *arguments), *place],
+        [SWIFT, command, *training_argv(model, data, *arguments), *output],
         environment(PYTHONPATH=python_path, **(variables or {})),
     )
     return RUNS / model.name / name
 
 
-def training_words(model: Path, data: Path, *arguments: str) -> list[str]:
+def training_argv(model: Path, data: Path, *arguments: str) -> list[str]:
     """Return the arguments of a training command."""
     return ["--model", str(model), "--dataset", str(data), *TRAINING, *arguments]
 
@@ -95,10 +94,10 @@ def plugin_folder() -> Path:
     return folder
 
 
-def call(command: Sequence[str], variables: dict[str, str], folder: Path = ROOT) -> str:
+def call(command: Sequence[str], variables: dict[str, str], folder: Path = ROOT, fine: Sequence[int] = (0,)) -> str:
     """Run a command to its end and return its output; a failure ends the benchmark with the last lines of it."""
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
-    if done.returncode:
+    if done.returncode not in fine:
         _give_up(command, done.returncode, done.stdout + done.stderr)
     return done.stdout
 
@@ -121,7 +120,6 @@ def kept(file: Path, make: Callable[[], Any]) -> Any:
 
 
 def seconds_of(command: Sequence[str], variables: dict[str, str]) -> float:
-    """Return how long a command takes."""
     begin = time.perf_counter()
     call(command, variables)
     return time.perf_counter() - begin
@@ -133,7 +131,6 @@ class Course:
 
     steps: list[float]
 
-    @property
     def first_step(self) -> float:
         return self.steps[0]
 

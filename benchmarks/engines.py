@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from benchmarks.alternation import Rounds, figures_in_turn, summary, turns
 from benchmarks.commands import (
     PACKED,
     PADDED,
@@ -31,7 +31,6 @@ from benchmarks.commands import (
 )
 from benchmarks.facts import Figure
 from benchmarks.inputs import CHATS, LARGE, LONG, LONGEST, MODEL, SOME_CHATS, WORK, ensure, take_chats
-from benchmarks.turns import Rounds, loss_difference, ratios, summary, turns
 
 SAMPLES = 480
 MEMORY_STEPS = 4
@@ -57,9 +56,7 @@ class Engine:
 
     name: str
     arguments: tuple[str, ...]
-    """Of `swift sft`."""
     by_hand: str = ""
-    """What figures call the loop."""
     order: dict[str, Any] = field(default_factory=dict)
     """What loop and Trainer get beyond model and chats."""
 
@@ -103,12 +100,10 @@ def deepspeed(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _speed(engine: Engine, quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Tokens per second, of two processes."""
     in_turn = turns(f"{engine.name}-in-turn", 25 if quick else 105, *PADDED, *engine.arguments, "--nproc", "2")
     trainer = _against_trainer(engine, 96 if quick else SAMPLES, rounds=1 if quick else 2)
     figures = [
-        Figure(f"2 processes: tokens/s over {engine.by_hand}", median(ratios(in_turn)), at_least=0.97),
-        Figure("2 processes: largest relative difference of the loss", loss_difference(in_turn), "", at_most=1e-5),
+        *figures_in_turn("2 processes", engine.by_hand, in_turn, at_least=0.97),
         Figure("2 processes, padded alike: tokens/s over the Trainer's", trainer["padded"], at_least=1.2),
         Figure("2 processes, packed: real tokens/s over the Trainer's", trainer["packed"]),
     ]
@@ -140,18 +135,18 @@ def _memory(engine: Engine, ranks: Sequence[int]) -> tuple[list[Figure], dict[st
 def _long(name: str, count: int) -> float:
     """Peak in training on one sample of as many tokens as the model has positions for, cut over the processes."""
     cut = (f"--parallel.{name}", str(count)) if count > 1 else ()
-    words = ("--per_device_train_batch_size", "1", "--max_length", str(LONGEST), *FSDP.arguments, *cut)
-    return _watched_run(f"{name}-{count}", count, 3, *words, model=MODEL, data=LONG)["training"]
+    argv = ("--per_device_train_batch_size", "1", "--max_length", str(LONGEST), *FSDP.arguments, *cut)
+    return _watched_run(f"{name}-{count}", count, 3, *argv, model=MODEL, data=LONG)["training"]
 
 
 def _swift_memory(engine: Engine, count: int) -> Memory:
     return _watched_run(_memory_run(engine, count), count, MEMORY_STEPS, *PADDED, *engine.arguments, model=LARGE)
 
 
-def _watched_run(name: str, count: int, steps: int, *words: str, **inputs: Any) -> Memory:
+def _watched_run(name: str, count: int, steps: int, *argv: str, **inputs: Any) -> Memory:
     """Train in so many processes, and return the memory of the process with the most."""
-    words = (*words, "--nproc", str(count), "--max_steps", str(steps), *UNSAVED)
-    return most(swift_run(name, *words, observers=["memory-of-each"], variables=TRIMMED, **inputs))
+    argv = (*argv, "--nproc", str(count), "--max_steps", str(steps), *UNSAVED)
+    return most(swift_run(name, *argv, observers=["memory-of-each"], variables=TRIMMED, **inputs))
 
 
 def most(folder: Path) -> Memory:
@@ -165,7 +160,6 @@ def _memory_run(engine: Engine, count: int) -> str:
 
 
 def _memory_by_hand(engine: Engine, count: int) -> Memory:
-    """On the batches that swift's processes had."""
     folder = RUNS / LARGE.name / _memory_run(engine, count)
     batches = [json.loads((folder / f"memory-{rank}.json").read_text())["samples"] for rank in range(count)]
     own = _emptied(RUNS / f"{engine.name}-by-hand-{count}")

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import zipfile
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,16 +81,16 @@ class Made:
     """Rewards and log-probabilities from a seed; one reward per completion, completions padded on the right."""
 
     def __init__(self, *, apart: float) -> None:
-        noise = np.random.default_rng(7)
+        generator = np.random.default_rng(7)
         self.groups = np.repeat(np.arange(GROUPS), SIZE)
-        self.lengths = noise.integers(1, WIDTH + 1, size=len(self.groups))
-        self.rewards = noise.normal(size=len(self.groups)) * np.repeat([1.0, 1e-3, 1e-5, 10.0, 0.0], SIZE)
+        self.lengths = generator.integers(1, WIDTH + 1, size=len(self.groups))
+        self.rewards = generator.normal(size=len(self.groups)) * np.repeat([1.0, 1e-3, 1e-5, 10.0, 0.0], SIZE)
         shape = (len(self.groups), WIDTH)
         self.mask = torch.from_numpy(np.arange(WIDTH) < self.lengths[:, None]).float()
-        self.old = torch.from_numpy(-noise.exponential(size=shape)).float() * self.mask
-        self.new = (self.old + apart * torch.from_numpy(noise.normal(size=shape)).float()) * self.mask
-        self.other = (self.old + apart * torch.from_numpy(noise.normal(size=shape)).float()) * self.mask
-        self.signs = torch.from_numpy(noise.normal(size=(len(self.groups), 1))).float().expand(shape)
+        self.old = torch.from_numpy(-generator.exponential(size=shape)).float() * self.mask
+        self.new = (self.old + apart * torch.from_numpy(generator.normal(size=shape)).float()) * self.mask
+        self.other = (self.old + apart * torch.from_numpy(generator.normal(size=shape)).float()) * self.mask
+        self.signs = torch.from_numpy(generator.normal(size=(len(self.groups), 1))).float().expand(shape)
 
     @property
     def at_the_end(self) -> torch.Tensor:
@@ -103,7 +104,6 @@ class Made:
         return [row[:length].numpy() for row, length in zip(padded, self.lengths, strict=True)]
 
     def estimated(self, **given: Any) -> torch.Tensor:
-        """Our advantages, padded."""
         options = AlgorithmOptions.model_validate(given)
         made = advantages.estimate(self.rewards[:, None], self.groups, self.lengths, options).tokens
         padded = torch.zeros_like(self.mask)
@@ -164,13 +164,8 @@ def _verl() -> list[tuple[str, float]]:
         loss, _ = getattr(theirs, function)(
             old_log_prob=made.old, log_prob=leaf, advantages=made.signs, response_mask=made.mask, config=config
         )
-        options = {"like": "verl", "loss_type": name, "epsilon_high": 0.28}
-        found += [(f"verl: {what} of {name}", value) for what, value in _loss_apart(made, options, loss, leaf)]
-    for kind in ("k1", "k2", "k3"):
-        far = Made(apart=12.0)
-        expected = theirs.kl_penalty_forward(far.new, far.other, kind)
-        found.append((f"verl: {kind}", _kl_apart(far, expected, "verl", kind)))
-    return [*found, *_verl_correction(tools)]
+        found += _loss_apart(made, "verl", name, loss, leaf)
+    return [*found, *_kl_apart("verl", theirs.kl_penalty_forward), *_verl_correction(tools)]
 
 
 def _verl_correction(tools: Any) -> list[tuple[str, float]]:
@@ -210,13 +205,8 @@ def _openrlhf() -> list[tuple[str, float]]:
     for what, level in (("dapo", "ppo"), ("gspo", "gspo")):
         leaf = made.new.clone().requires_grad_()
         loss = policy.PolicyLoss(0.2, 0.28, policy_loss_type=level)(leaf, made.old, made.signs, made.mask)[0]
-        options = {"like": "openrlhf", "loss_type": what, "epsilon_high": 0.28}
-        found += [(f"openrlhf: {part} of {what}", value) for part, value in _loss_apart(made, options, loss, leaf)]
-    for kind in ("k1", "k2", "k3"):
-        far = Made(apart=12.0)
-        expected = tools.compute_approx_kl(far.new, far.other, kl_estimator=kind)
-        found.append((f"openrlhf: {kind}", _kl_apart(far, expected, "openrlhf", kind)))
-    return found
+        found += _loss_apart(made, "openrlhf", what, loss, leaf)
+    return [*found, *_kl_apart("openrlhf", lambda new, old, kind: tools.compute_approx_kl(new, old, kl_estimator=kind))]
 
 
 MAKER = "RemoteExperienceMaker"
@@ -226,7 +216,6 @@ OPENRLHF_NAMES = {
     "reinforce_plus_plus": "reinforce",
     "reinforce_plus_plus_baseline": "reinforce_baseline",
 }
-"""Names here → there."""
 
 
 def _openrlhf_advantages(maker: Any, made: Made, name: str) -> torch.Tensor:
@@ -254,7 +243,7 @@ class _Plain:
         super().__init_subclass__()
 
 
-class _Words:
+class _Names:
     """Stands in for an enumeration: each name is its own value."""
 
     def __getattr__(self, name: str) -> str:
@@ -267,7 +256,6 @@ NEMO_LOSSES: dict[str, dict[str, Any]] = {
     "gspo": {"token_level_loss": False, "sequence_level_importance_ratios": True},
     "cispo": {"use_cispo": True},
 }
-"""Names here → settings there."""
 
 
 def _nemo(home: Path) -> list[tuple[str, float]]:
@@ -286,10 +274,10 @@ def _nemo(home: Path) -> list[tuple[str, float]]:
         expected = _in_double(kind(config, loss), made)
         ours = made.estimated(like="nemo", advantage_estimator=name)
         found.append((f"nemo: advantages of {name}", _apart(ours, expected, made.mask)))
-    words = dict.fromkeys(("LossType", "LossInputType", "MetricNormalizer"), _Words())
+    enumerations = dict.fromkeys(("LossType", "LossInputType", "MetricNormalizer"), _Names())
     theirs = functions(
         home / "loss" / "loss_functions.py", "ClippedPGLossConfig", "ClippedPGLossFn",
-        BaseModel=_Plain, LossFunction=_Plain, **words, **tools,
+        BaseModel=_Plain, LossFunction=_Plain, **enumerations, **tools,
     )  # fmt: skip
     for what, settings in NEMO_LOSSES.items():
         config = theirs.ClippedPGLossConfig()
@@ -298,13 +286,8 @@ def _nemo(home: Path) -> list[tuple[str, float]]:
         loss, _ = theirs.ClippedPGLossFn(config)(
             leaf, _of_nemo(made), torch.tensor(float(len(made.groups))), made.mask.sum()
         )
-        options = {"like": "nemo", "loss_type": what, "epsilon_high": 0.28}
-        found += [(f"nemo: {part} of {what}", value) for part, value in _loss_apart(made, options, loss, leaf)]
-    for estimator in ("k1", "k2", "k3"):
-        far = Made(apart=12.0)
-        expected = tools["calculate_kl"](far.new, far.other, estimator)
-        found.append((f"nemo: {estimator}", _kl_apart(far, expected, "nemo", estimator)))
-    return found
+        found += _loss_apart(made, "nemo", what, loss, leaf)
+    return [*found, *_kl_apart("nemo", tools["calculate_kl"])]
 
 
 def _in_double(estimator: Any, made: Made) -> torch.Tensor:
@@ -335,25 +318,31 @@ class _Config(SimpleNamespace):
         return getattr(self, name, default)
 
 
-def _loss_apart(made: Made, given: dict[str, Any], loss: torch.Tensor, leaf: torch.Tensor) -> list[tuple[str, float]]:
+def _loss_apart(made: Made, like: str, kind: str, loss: torch.Tensor, leaf: torch.Tensor) -> list[tuple[str, float]]:
     """How far loss and gradient are from ours, of all completions in one step."""
-    options = AlgorithmOptions.model_validate(given)
+    options = AlgorithmOptions.model_validate({"like": like, "loss_type": kind, "epsilon_high": 0.28})
     ours = made.new.clone().requires_grad_()
     counts = made.mask.sum(1, keepdim=True)
     rows = torch.arange(len(counts))[:, None].expand(made.mask.shape)
     batch = SimpleNamespace(weights=made.mask, segment_ids=rows, segment_sum=lambda values: (values * made.mask).sum(1))
     log_ratio = losses.log_ratios(ours, made.old, batch, options)  # type: ignore[arg-type]  # as much as it reads
     each = losses.policy_losses(ours, log_ratio, made.signs, options).loss
-    shares = made.mask / (made.mask.sum() if options.mean_over == "tokens" else counts * len(counts))
-    total = (each * shares).sum()
+    parts = made.mask / (made.mask.sum() if options.mean_over == "tokens" else counts * len(counts))
+    total = (each * parts).sum()
     total.backward()
     loss.backward()
     assert ours.grad is not None
     assert leaf.grad is not None
     apart = abs(float(total.detach() - loss.detach())) / abs(float(loss.detach()))
-    return [("loss", apart), ("gradient", _apart(ours.grad, leaf.grad, made.mask))]
+    gradient = _apart(ours.grad, leaf.grad, made.mask)
+    return [(f"{like}: loss of {kind}", apart), (f"{like}: gradient of {kind}", gradient)]
 
 
-def _kl_apart(made: Made, expected: torch.Tensor, like: str, kind: str) -> float:
-    options = AlgorithmOptions.model_validate({"like": like, "kl_estimator": kind})
-    return _apart(kl.divergence(made.new, made.other, options), expected, made.mask)
+def _kl_apart(like: str, theirs: Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]) -> list[tuple[str, float]]:
+    """How far each estimate of the divergence is from ours, also where the policies differ a lot."""
+    far, found = Made(apart=12.0), []
+    for kind in ("k1", "k2", "k3"):
+        options = AlgorithmOptions.model_validate({"like": like, "kl_estimator": kind})
+        ours = kl.divergence(far.new, far.other, options)
+        found.append((f"{like}: {kind}", _apart(ours, theirs(far.new, far.other, kind), far.mask)))
+    return found

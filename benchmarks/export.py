@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.alternation import Rounds
 from benchmarks.commands import RUNS, SWIFT, call, environment
 from benchmarks.facts import Figure, MemoryWatch
-from benchmarks.inputs import CHATS, HUGE, LARGE, MIDDLE, WORK, ensure, ensure_huge
-from benchmarks.turns import Rounds
+from benchmarks.inputs import CHATS, HUGE, LARGE, MIDDLE, WORK, ensure
 
 SIZES = {"28M": MIDDLE, "84M": LARGE, "447M": HUGE}
 ROUNDS = 3
@@ -28,7 +28,7 @@ LORA = ("--train_type", "lora", "--max_steps", "1", "--per_device_train_batch_si
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    ensure() if quick else ensure_huge()
+    ensure(huge=not quick)
     sizes, rounds = (dict(list(SIZES.items())[:1]), 1) if quick else (SIZES, ROUNDS)
     found = {size: _found(size, model, rounds) for size, model in sizes.items()}
     figures = []
@@ -45,9 +45,9 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _found(size: str, model: Path, rounds: int) -> Rounds:
-    place = ("--output_dir", str(RUNS), "--logging.run_name", f"export-{size}", "--report_to", "jsonl")
+    output = ("--output_dir", str(RUNS), "--logging.run_name", f"export-{size}", "--report_to", "jsonl")
     shutil.rmtree(RUNS / model.name / f"export-{size}", ignore_errors=True)
-    call([SWIFT, "sft", "--model", str(model), "--dataset", str(CHATS), *LORA, *place], environment())
+    call([SWIFT, "sft", "--model", str(model), "--dataset", str(CHATS), *LORA, *output], environment())
     checkpoint = (RUNS / model.name / f"export-{size}" / "last-checkpoint").resolve()
 
     def side(name: str) -> dict[str, float]:

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +29,6 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """'target >= 0.95x: met', or nothing."""
         if self.at_least is not None:
             return f"target >= {self._text(self.at_least)}: {'met' if self.value >= self.at_least else 'MISSED'}"
         if self.at_most is not None:
@@ -38,7 +37,6 @@ class Figure:
 
     @property
     def shown(self) -> dict[str, str]:
-        """The figure in words."""
         return {"what": self.what, "figure": str(self), "verdict": self.verdict}
 
     def __str__(self) -> str:
@@ -55,10 +53,27 @@ def cpu_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
+def memory_mib(*fields: str) -> float:
+    """Return the sum of fields of the kernel's account of this process."""
+    lines = (line.partition(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(int(size.split()[0]) for name, _, size in lines if name in fields) / 1024
+
+
 def peak_memory_mib() -> float:
-    """Return the most memory that this process has had since it was started (the kernel's VmHWM)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
+    """Return the most memory that this process has had since it was started."""
+    return memory_mib("VmHWM")
+
+
+def read_lines(file: Path) -> list[Any]:
+    """Return what a file holds, one JSON document a line."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def write_lines(file: Path, rows: Iterable[Any]) -> Path:
+    """Write one JSON document a line, and return the file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
 
 
 class MemoryWatch:
@@ -96,9 +111,7 @@ class MemoryWatch:
 
     @staticmethod
     def _now() -> float:
-        fields = ("RssAnon:", "RssShmem:")
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith(fields)) / 1024
+        return memory_mib("RssAnon", "RssShmem")
 
 
 def machine() -> dict[str, Any]:
@@ -130,7 +143,6 @@ def write(
 
 
 def show(title: str, figures: Sequence[Figure]) -> None:
-    """Print a table of the figures."""
     names, values = max(len(each.what) for each in figures), max(len(str(each)) for each in figures)
     print(f"\n{title}")
     for each in figures:

@@ -25,13 +25,13 @@ from typing import Any
 
 import psutil
 
+from benchmarks import commands
 from benchmarks.commands import SWIFT, UNSAVED, environment
-from benchmarks.facts import Figure, write, write_page
+from benchmarks.facts import Figure, read_lines, write, write_lines, write_page
 from benchmarks.inputs import ROOT, WORK
 from swift.hardware import device_called
 
 LIMIT = 570
-"""Seconds of a part."""
 NOTHING_FITS = 3
 """What `swift plan` exits with where no plan fits; it prints the nearest one all the same."""
 STEPS = 12
@@ -48,13 +48,12 @@ SHAPES: dict[str, dict[str, int]] = {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     },
 }  # fmt: skip
-"""Of a Qwen3."""
 FOLDER = WORK / "gpu"
 REWARD = "def short(completions, **_):\n    return [-len(each) / 1000 for each in completions]\n"
 
 
 @dataclass(frozen=True)
-class Place:
+class Setup:
     """Where, and on which shape, a part runs."""
 
     device: str
@@ -62,36 +61,34 @@ class Place:
 
     @property
     def dry(self) -> bool:
-        """Whether nothing but the code is tried."""
         return self.device == "cpu"
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Tokens of a short and of a long pack."""
         return (128, 256) if self.shape == "tiny" else (4096, 16_384)
 
 
-def training(place: Place, name: str, *words: str, shape: str | None = None, steps: int = STEPS) -> dict[str, Any]:
+def training(setup: Setup, name: str, *argv: str, shape: str | None = None, steps: int = STEPS) -> dict[str, Any]:
     """Train, and return the medians of what was logged, and what `swift plan` expected."""
-    model, chats = model_of(shape or place.shape), chats_of(place)
+    model, chats = model_of(shape or setup.shape), chats_of(setup)
     settings = [
         "--per_device_train_batch_size", "1", "--torch_dtype", "bfloat16", "--packing", "true",
-        "--learning_rate", "1e-5", *words,
+        "--learning_rate", "1e-5", *argv,
     ]  # fmt: skip
     inputs = ["sft", "--model", str(model), "--dataset", str(chats)]
-    command, log = run_of(place, name, model, [*inputs, *settings, "--export.verify", "none"], steps)
+    command, log = run_of(setup, name, model, [*inputs, *settings, "--export.verify", "none"], steps)
     with ThreadPoolExecutor(1) as pool:  # only its first seconds overlap the plan, and those are of loading
-        plan_to_come = pool.submit(planned, model, settings, place)
+        plan_to_come = pool.submit(planned, model, settings, setup)
         call(command)
         plan = plan_to_come.result()
-    measured = [line for line in lines_of(log) if "tokens_per_second" in line]
+    measured = [line for line in read_lines(log) if "tokens_per_second" in line]
     ends = [0.0, *(line["elapsed_time"] for line in measured)]
     seconds = [end - begin for begin, end in pairwise(ends)]
     rate = median(line["tokens_per_second"] for line in measured[WARM:])
     memory = max(line["memory(GiB)"] for line in measured)
-    size = SHAPES[shape or place.shape]
+    size = SHAPES[shape or setup.shape]
     multiplied = plan["model"]["parameters"] - size["vocab_size"] * size["hidden_size"]  # embedding is looking up
-    trained = 0 if "lora" in words else multiplied
+    trained = 0 if "lora" in argv else multiplied
     best: dict[str, Any] = next(iter((*plan["fits"], *plan["nearest"])), {})
     facts: dict[str, Any] = {
         "tokens_per_second": rate,
@@ -102,27 +99,22 @@ def training(place: Place, name: str, *words: str, shape: str | None = None, ste
         "seconds": seconds,
         "command": typed(command),
     }
-    known = device_called(device_name(place))
+    known = device_called(device_name(setup))
     if known is not None:
         each_token = 4 * multiplied + 2 * trained + attention_of(size, chats)
         facts["mfu"] = rate * each_token / (known.tflops * 1e12)
     return facts
 
 
-def run_of(place: Place, name: str, model: Path, words: Sequence[str], steps: int) -> tuple[list[str], Path]:
+def run_of(setup: Setup, name: str, model: Path, argv: Sequence[str], steps: int) -> tuple[list[str], Path]:
     """Return the command of a run, and the file that it will log to."""
     output = FOLDER / "runs" / name
     shutil.rmtree(output, ignore_errors=True)
     command = [
-        SWIFT, *words, "--backend.device", place.device, "--max_steps", str(steps), "--logging_steps", "1",
+        SWIFT, *argv, "--backend.device", setup.device, "--max_steps", str(steps), "--logging_steps", "1",
         "--output_dir", str(output), "--logging.run_name", "run", *UNSAVED, "--report_to", "jsonl",
     ]  # fmt: skip
     return command, output / model.name / "run" / "logging.jsonl"
-
-
-def lines_of(log: Path) -> list[dict[str, Any]]:
-    """Return what was logged."""
-    return [json.loads(line) for line in log.read_text().splitlines()]
 
 
 def attention_of(size: dict[str, int], chats: Path) -> float:
@@ -130,15 +122,15 @@ def attention_of(size: dict[str, int], chats: Path) -> float:
 
     A token of a chat looks at half of it on average: two products forward, and four backward.
     """
-    lengths = [sum(len(message["content"]) for message in line["messages"]) for line in lines_of(chats)]
+    lengths = [sum(len(message["content"]) for message in line["messages"]) for line in read_lines(chats)]
     attended = sum(length * length for length in lengths) / sum(lengths) / 2
     return 12 * attended * size["num_attention_heads"] * size["head_dim"] * size["num_hidden_layers"]
 
 
-def planned(model: Path, settings: Sequence[str], place: Place) -> dict[str, Any]:
+def planned(model: Path, settings: Sequence[str], setup: Setup) -> dict[str, Any]:
     """Return what `swift plan` says of the run as it is, whether or not it fits."""
     recompute = () if "--gradient_checkpointing" in settings else ("--gradient_checkpointing", "false")
-    known = device_called(device_name(place))
+    known = device_called(device_name(setup))
     device = "CPU" if known is None else known.name
     command = [SWIFT, "plan", str(model), "--gpus", f"1x{device}", "--backend", "torch", *settings, *recompute]
     command += ["--level", "1", "--json"]  # without values, as on any other machine
@@ -150,30 +142,30 @@ def planned(model: Path, settings: Sequence[str], place: Place) -> dict[str, Any
 ACCUMULATED = ("--gradient_accumulation_steps", "4")
 
 
-def _lora(place: Place, tokens: int, *more: str) -> dict[str, Any]:
+def _lora(setup: Setup, tokens: int, *more: str) -> dict[str, Any]:
     name = f"lora-{tokens}"
-    return training(place, name, "--train_type", "lora", "--max_length", str(tokens), *more)
+    return training(setup, name, "--train_type", "lora", "--max_length", str(tokens), *more)
 
 
-def _full(place: Place, tokens: int, *more: str) -> dict[str, Any]:
-    words = ["--train_type", "full", "--optim", "adamw_8bit", "--max_length", str(tokens), *ACCUMULATED, *more]
-    return training(place, f"full-{tokens}", *words)
+def _full(setup: Setup, tokens: int, *more: str) -> dict[str, Any]:
+    argv = ["--train_type", "full", "--optim", "adamw_8bit", "--max_length", str(tokens), *ACCUMULATED, *more]
+    return training(setup, f"full-{tokens}", *argv)
 
 
-def _compiled(place: Place) -> tuple[str, ...]:
-    return () if place.dry else ("--train.compile", "true")
+def _compiled(setup: Setup) -> tuple[str, ...]:
+    return () if setup.dry else ("--train.compile", "true")
 
 
-def _fp8(place: Place) -> dict[str, Any]:
-    emulated = ("--backend.fp8_emulated", "true") if place.dry else ()
-    return _full(place, place.tokens[0], "--fp8", "hybrid", *emulated, *_compiled(place))
+def _fp8(setup: Setup) -> dict[str, Any]:
+    emulated = ("--backend.fp8_emulated", "true") if setup.dry else ()
+    return _full(setup, setup.tokens[0], "--fp8", "hybrid", *emulated, *_compiled(setup))
 
 
-def _saving(place: Place) -> dict[str, Any]:
-    shape = "tiny" if place.shape == "tiny" else "1b"
-    words = ("--train_type", "full", "--optim", "adamw_8bit", "--max_length", str(place.tokens[0]), *ACCUMULATED)
+def _saving(setup: Setup) -> dict[str, Any]:
+    shape = "tiny" if setup.shape == "tiny" else "1b"
+    argv = ("--train_type", "full", "--optim", "adamw_8bit", "--max_length", str(setup.tokens[0]), *ACCUMULATED)
     more = ("--save_steps", "4", "--checkpoint.asynchronous", "true", "--save_total_limit", "1")
-    facts = training(place, "saving", *words, *more, shape=shape, steps=21)
+    facts = training(setup, "saving", *argv, *more, shape=shape, steps=21)
     seconds = facts["seconds"]
     saved = {step for step in range(5, 21) if step % 4 in (0, 1)}  # the step of a save, and the next one
     plain = [seconds[step] for step in range(5, 21) if step + 1 not in saved]
@@ -181,7 +173,7 @@ def _saving(place: Place) -> dict[str, Any]:
     return {**facts, "stall": sum(saving) / len(saving) / median(plain) - 1}
 
 
-def _serving(place: Place) -> dict[str, Any]:
+def _serving(setup: Setup) -> dict[str, Any]:
     if find_spec("vllm") is None:
         return {"left_out": "vllm is not installed"}
     from benchmarks.inputs import ensure
@@ -189,35 +181,35 @@ def _serving(place: Place) -> dict[str, Any]:
 
     ensure()
 
-    model = model_of(place.shape)
-    words = SETTINGS if place.dry else ("--dtype", "bfloat16", "--max-model-len", "2048")
+    model = model_of(setup.shape)
+    argv = SETTINGS if setup.dry else ("--dtype", "bfloat16", "--max-model-len", "2048")
     return course(
-        lambda port: [SWIFT, "serve", str(model), "--name", "model", "--port", str(port), *words],
-        requests=8 if place.dry else 200,
+        lambda port: [SWIFT, "serve", str(model), "--name", "model", "--port", str(port), *argv],
+        requests=8 if setup.dry else 200,
     )
 
 
-def _grpo(place: Place) -> dict[str, Any]:
-    model = model_of(place.shape)
+def _grpo(setup: Setup) -> dict[str, Any]:
+    model = model_of(setup.shape)
     (FOLDER / "reward.py").write_text(REWARD)
     engine = ["--rollout_engine", "transformers"]
-    if not place.dry and find_spec("vllm") is not None:
+    if not setup.dry and find_spec("vllm") is not None:
         engine = ["--rollout_engine", "vllm", "--rollout_options", '{"gpu_memory_utilization": 0.5}']
-    words = [
-        "rlhf", "--rlhf_type", "grpo", "--model", str(model), "--dataset", str(chats_of(place)),
+    argv = [
+        "rlhf", "--rlhf_type", "grpo", "--model", str(model), "--dataset", str(chats_of(setup)),
         "--train_type", "lora", "--reward_funcs", f"{FOLDER / 'reward.py'}:short", "--num_generations", "8",
-        "--max_completion_length", "16" if place.dry else "512", "--per_device_train_batch_size", "4",
+        "--max_completion_length", "16" if setup.dry else "512", "--per_device_train_batch_size", "4",
         "--global_batch_size", "32", "--torch_dtype", "bfloat16", *engine,
     ]  # fmt: skip
-    command, log = run_of(place, "grpo", model, words, steps=4)
+    command, log = run_of(setup, "grpo", model, argv, steps=4)
     call(command)
-    steps = [line for line in lines_of(log) if "train_speed(s/it)" in line]
+    steps = [line for line in read_lines(log) if "train_speed(s/it)" in line]
     return {"seconds_a_round": median(line["train_speed(s/it)"] for line in steps[1:]), "command": typed(command)}
 
 
-def _kernels(place: Place) -> dict[str, Any]:
+def _kernels(setup: Setup) -> dict[str, Any]:
     """Return how much faster swift's kernels are than what computes the same without them, in turns."""
-    if place.dry:
+    if setup.dry:
         return {"left_out": "kernels run on a GPU alone"}
     import torch
     from triton.testing import do_bench
@@ -258,11 +250,11 @@ def _kernels(place: Place) -> dict[str, Any]:
     }
 
 
-PARTS: dict[str, Callable[[Place], dict[str, Any]]] = {
-    "lora_4k": lambda place: _lora(place, place.tokens[0], *ACCUMULATED, *_compiled(place)),
-    "lora_16k": lambda place: _lora(place, place.tokens[1], "--gradient_checkpointing", "true"),
-    "full_4k": lambda place: _full(place, place.tokens[0], *_compiled(place)),
-    "full_16k": lambda place: _full(place, place.tokens[1], "--gradient_checkpointing", "true"),
+PARTS: dict[str, Callable[[Setup], dict[str, Any]]] = {
+    "lora_4k": lambda setup: _lora(setup, setup.tokens[0], *ACCUMULATED, *_compiled(setup)),
+    "lora_16k": lambda setup: _lora(setup, setup.tokens[1], "--gradient_checkpointing", "true"),
+    "full_4k": lambda setup: _full(setup, setup.tokens[0], *_compiled(setup)),
+    "full_16k": lambda setup: _full(setup, setup.tokens[1], "--gradient_checkpointing", "true"),
     "full_4k_fp8": _fp8,
     "kernels": _kernels,
     "saving": _saving,
@@ -288,7 +280,6 @@ def model_of(shape: str) -> Path:
 
 
 def make_model(shape: str) -> None:
-    """Write it."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -306,13 +297,13 @@ def make_model(shape: str) -> None:
     making.rename(folder)
 
 
-def chats_of(place: Place) -> Path:
+def chats_of(setup: Setup) -> Path:
     """Return chats of letters, of a few hundred each; as many tokens as letters."""
-    path = FOLDER / f"chats-{place.shape}.jsonl"
+    path = FOLDER / f"chats-{setup.shape}.jsonl"
     if path.is_file():
         return path
     source = random.Random(0)
-    longest, count = (60, 800) if place.shape == "tiny" else (1600, 1200)
+    longest, count = (60, 800) if setup.shape == "tiny" else (1600, 1200)
 
     def text() -> str:
         return "".join(source.choices("abcdefghijklmnopqrstuvwxyz     ", k=source.randint(longest // 4, longest)))
@@ -321,26 +312,19 @@ def chats_of(place: Place) -> Path:
         {"messages": [{"role": "user", "content": text()[:40]}, {"role": "assistant", "content": text()}]}
         for _ in range(count)
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_lines(path, rows)
 
 
-def device_name(place: Place) -> str:
+def device_name(setup: Setup) -> str:
     """Return the name of the first GPU, as its driver tells it; nothing of its memory is taken for that."""
-    if place.dry:
+    if setup.dry:
         return "CPU"
     return call(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0].strip()
 
 
 def call(command: Sequence[str], fine: Sequence[int] = (0,)) -> str:
-    """Run a command to its end and return its output; a failure raises with the last lines of it."""
     # Packs are of many lengths: without it, the allocator keeps blocks that fit none of those to come.
-    variables = environment(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
-    if done.returncode not in fine:
-        raise RuntimeError("\n".join((done.stdout + done.stderr).splitlines()[-15:]))
-    return done.stdout
+    return commands.call(command, environment(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"), fine=fine)
 
 
 def typed(command: Sequence[str]) -> str:
@@ -348,9 +332,9 @@ def typed(command: Sequence[str]) -> str:
     return " ".join(["swift", *(word.removeprefix(f"{ROOT}/") for word in command[1:])])
 
 
-def apart(name: str, place: Place) -> dict[str, Any]:
+def apart(name: str, setup: Setup) -> dict[str, Any]:
     """Run a part in a process of its own, which is ended with all that it started when its time is up."""
-    command = [sys.executable, "-m", "benchmarks.gpu", name, "--device", place.device, "--shape", place.shape, "--here"]
+    command = [sys.executable, "-m", "benchmarks.gpu", name, "--device", setup.device, "--shape", setup.shape, "--here"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         printed, _ = process.communicate(timeout=LIMIT)
@@ -368,7 +352,7 @@ def apart(name: str, place: Place) -> dict[str, Any]:
     return facts
 
 
-def report(out: Path, place: Place, results: dict[str, dict[str, Any]]) -> Path:
+def report(out: Path, setup: Setup, results: dict[str, dict[str, Any]]) -> Path:
     """Write what is known so far, with the goals where they are meant."""
     if all("tokens_per_second" in results.get(name, {}) for name in ("full_4k", "full_4k_fp8")):
         results["full_4k_fp8"]["over_bf16"] = (
@@ -383,14 +367,14 @@ def report(out: Path, place: Place, results: dict[str, dict[str, Any]]) -> Path:
         for key, unit in _UNITS.items():
             if facts.get(key) is None:
                 continue
-            meant = place.shape == "8b" and not place.dry
+            meant = setup.shape == "8b" and not setup.dry
             goal = GOALS.get((name, key)) if meant else None
             most = STALL if key == "stall" and meant else None
             title = f"{name}: {key.replace('_', ' ')}"
             shown.append(Figure(title, facts[key], unit, at_least=goal, at_most=most).shown)
-    details = {"parts": results, **({"notes": ["A dry run: its figures mean nothing."]} if place.dry else {})}
-    command = f"python -m benchmarks.gpu --device {place.device} --shape {place.shape}"
-    path = write(out, "gpu", command, shown, details, device=device_name(place))
+    details = {"parts": results, **({"notes": ["A dry run: its figures mean nothing."]} if setup.dry else {})}
+    command = f"python -m benchmarks.gpu --device {setup.device} --shape {setup.shape}"
+    path = write(out, "gpu", command, shown, details, device=device_name(setup))
     write_page(out)
     return path
 
@@ -403,15 +387,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
     parser.add_argument("--here", action="store_true", help="run one part in this process and print its facts")
     arguments = parser.parse_args()
-    place = Place(arguments.device, arguments.shape)
+    setup = Setup(arguments.device, arguments.shape)
     if arguments.here:
-        print(json.dumps(PARTS[arguments.parts[0]](place)))
+        print(json.dumps(PARTS[arguments.parts[0]](setup)))
         return 0
     results: dict[str, dict[str, Any]] = {}
     for name in arguments.parts or PARTS:
         print(f"{name} ...", flush=True)
-        results[name] = apart(name, place)
-        path = report(arguments.out, place, results)
+        results[name] = apart(name, setup)
+        path = report(arguments.out, setup, results)
         facts = {
             key: results[name][key] for key in ("failed", "left_out", *_UNITS) if results[name].get(key) is not None
         }

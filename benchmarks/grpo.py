@@ -14,23 +14,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.alternation import note_on_load
 from benchmarks.facts import Figure, peak_memory_mib
 from benchmarks.inputs import ENDING, MODEL, PROMPTS, WORK, ensure, write_prompts
 from benchmarks.peer import CLOCKS, Turn, common_arguments, read_order, steps_in_turn
 from benchmarks.trainers import FLAT, LAYOUTS, PADDED
-from benchmarks.turns import note_on_load
 
 TRL = {"as it comes": {}, "nothing recomputed": {"gradient_checkpointing": False}}
 """Settings of TRL, by what figures call it."""
 LENGTHS = {"completions of one length": MODEL, "completions of their own lengths": ENDING}
 QUESTIONS, GENERATIONS, LONGEST = 4, 8, 64
-"""Of each step."""
+GOALS = (
+    *(("drawn", PADDED, 1.3), ("learned from", PADDED, None)),
+    *(("learned from", FLAT, 1.5), ("end to end", FLAT, 1.4)),
+)
 WARM_UP = 1
 LEARNING_RATE = 1e-6
 """So small that lengths stay what they are."""
 
 Steps = dict[str, list[dict[str, Any]]]
-"""Of every side, by name."""
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
@@ -52,12 +54,8 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 def _turns(model: Path, steps: int) -> Steps:
     """Return the steps of all sides in turn, without the first ones."""
     both = {
-        "model": str(model),
-        "data": str(PROMPTS),
-        "rewards": str(WORK / "letters.py"),
-        "steps": steps + 1,
-        "learning_rate": LEARNING_RATE,
-        **{"prompts": QUESTIONS, "generations": GENERATIONS, "longest": LONGEST},
+        **{"model": str(model), "data": str(PROMPTS), "rewards": str(WORK / "letters.py"), "steps": steps + 1},
+        **{"learning_rate": LEARNING_RATE, "prompts": QUESTIONS, "generations": GENERATIONS, "longest": LONGEST},
     }
     orders = {layout: {**both, "side": "swift", "arguments": given} for layout, given in LAYOUTS.items()}
     orders |= {name: {**both, "side": "trl", "arguments": given} for name, given in TRL.items()}
@@ -76,12 +74,7 @@ def _figures(lengths: str, run: Steps) -> list[Figure]:
     figures = []
     for name in TRL:
         for clock, unit in (("cpu", "CPU second"), ("seconds", "second")):
-            for part, layout, least in (
-                ("drawn", PADDED, 1.3),
-                ("learned from", PADDED, None),
-                ("learned from", FLAT, 1.5),
-                ("end to end", FLAT, 1.4),
-            ):
+            for part, layout, least in GOALS:
                 title = f"{lengths}: tokens per {unit} over TRL's, {name}: {part}"
                 ratio = _ratio(run, layout, name, clock, parts[part])
                 figures.append(Figure(title if part == "drawn" else f"{title}, {layout}", ratio, at_least=least))
@@ -109,7 +102,6 @@ def _speed(step: dict[str, Any], clock: str, part: Any) -> float:
 
 
 def _summary(steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the medians that figures were made of."""
     clocks = ("seconds", "cpu")
     return {
         "tokens": median(step["tokens"] for step in steps),
@@ -119,7 +111,6 @@ def _summary(steps: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _make_inputs() -> None:
-    """Make the models, the prompts and the file of the reward."""
     ensure()
     (WORK / "letters.py").write_text(REWARD)
     write_prompts()
@@ -127,8 +118,8 @@ def _make_inputs() -> None:
 
 REWARD = """
 def letters(completions, **columns):
-    texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
-    return [text.count("e") / max(1, len(text)) for text in texts]
+    contents = [each if isinstance(each, str) else each[0]["content"] for each in completions]
+    return [text.count("e") / max(1, len(text)) for text in contents]
 """
 
 
@@ -181,9 +172,9 @@ def swift_side(order: dict[str, Any], clock: Clock) -> None:
     local, train_step = Rollouts.local, Hooks.swift_train_step
 
     def counted(self: Any, *given: Any, **named: Any) -> Any:
-        drawn = local(self, *given, **named)
-        clock.tokens += sum(len(each.token_ids) for each in drawn.values())
-        return drawn
+        sampled = local(self, *given, **named)
+        clock.tokens += sum(len(each.token_ids) for each in sampled.values())
+        return sampled
 
     def step(*given: Any, **named: Any) -> Any:
         result = train_step(*given, **named)
@@ -243,18 +234,11 @@ def trl_side(order: dict[str, Any], clock: Clock) -> None:
         processing_class=AutoTokenizer.from_pretrained(order["model"]),
         callbacks=[Steps()],
         args=GRPOConfig(
-            **common_arguments(order),
-            per_device_train_batch_size=order["prompts"] * order["generations"],
-            num_generations=order["generations"],
-            max_completion_length=order["longest"],
-            max_steps=order["steps"],
-            temperature=1.0,
-            use_vllm=False,
-            logging_steps=1,
-            seed=1,
-            **order["arguments"],
+            **common_arguments(order), per_device_train_batch_size=order["prompts"] * order["generations"],
+            num_generations=order["generations"], max_completion_length=order["longest"], max_steps=order["steps"],
+            temperature=1.0, use_vllm=False, logging_steps=1, seed=1, **order["arguments"],
         ),
-    )
+    )  # fmt: skip
     trainer.train()
 
 

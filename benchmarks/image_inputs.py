@@ -43,7 +43,6 @@ def rows(count: int) -> Path:
 
 
 def row(number: int, response: str, image: str) -> str:
-    """Return a line of a data file."""
     question = {"role": "user", "content": f"<image>What is number {number}?"}
     messages = [question, {"role": "assistant", "content": response}]
     return json.dumps({"messages": messages, "images": [image]}) + "\n"
@@ -56,8 +55,8 @@ def write_photographs(folder: Path, sizes: Sequence[tuple[int, int]], count: int
 
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        noise = np.random.RandomState(number).randint(0, 255, (48, 64, 3), dtype=np.uint8)
-        photograph = Image.fromarray(noise).resize(sizes[number % len(sizes)], Image.Resampling.BICUBIC)
+        pixels = np.random.RandomState(number).randint(0, 255, (48, 64, 3), dtype=np.uint8)
+        photograph = Image.fromarray(pixels).resize(sizes[number % len(sizes)], Image.Resampling.BICUBIC)
         photograph.save(folder / f"{number}.jpg", quality=90)
 
 
@@ -72,7 +71,6 @@ def processor() -> Any:
 
 
 def make() -> None:
-    """Write models and photographs."""
     import torch
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 

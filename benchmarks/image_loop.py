@@ -9,7 +9,6 @@ frozen, as is usual.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, Qwen2VLProcessor
 
-from benchmarks.facts import peak_memory_mib
+from benchmarks.facts import peak_memory_mib, read_lines
 from benchmarks.peer import Turn, read_order
 
 NO_TARGET = -100
@@ -44,17 +43,17 @@ class Collate:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         processor = self.processor
-        texts, images = [], []
+        prompts, images = [], []
         for row in rows:
             question, response = row["messages"]
             part = {"type": "text", "text": question["content"].removeprefix("<image>")}
             held = row.get("images", [])
             parts = [*({"type": "image"} for _ in held), part]
-            texts.append(processor.apply_chat_template([{**question, "content": parts}, response], tokenize=False))
+            prompts.append(processor.apply_chat_template([{**question, "content": parts}, response], tokenize=False))
             for name in held:
                 with Image.open(self._folder / name) as image:
                     images.append(image.convert("RGB"))
-        made = dict(processor(text=texts, images=images or None, padding=True, return_tensors="pt"))
+        made = dict(processor(text=prompts, images=images or None, padding=True, return_tensors="pt"))
         labels = torch.full_like(made["input_ids"], NO_TARGET)
         for number, row in enumerate(rows):
             response = processor.tokenizer(row["messages"][1]["content"])["input_ids"]
@@ -76,7 +75,7 @@ class ImageLoop:
 
     def __init__(self, order: dict[str, Any]) -> None:
         data = Path(order["data"])
-        rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
+        rows = read_lines(data)
         self.model: Any = AutoModelForImageTextToText.from_pretrained(order["model"], dtype=torch.float32)
         self.model.model.visual.requires_grad_(False)
         self.model.train()

@@ -16,14 +16,13 @@ from statistics import median
 from typing import Any
 
 from benchmarks import image_inputs
+from benchmarks.alternation import WARM_UP, Turn, loss_difference, ratios, speed, turns
 from benchmarks.commands import LEARNING_RATE, TRAINING
 from benchmarks.facts import Figure
 from benchmarks.image_inputs import MODEL, WIDE
 from benchmarks.peer import ONE_THREAD, ORDER
-from benchmarks.turns import WARM_UP, Turn, loss_difference, ratios, speed, turns
 
 BATCH = 4
-"""Samples of a padded batch."""
 PACK = 2_000
 """Tokens of a pack: not more than the longest of padded batches."""
 IN_ORDER = ("--data.shuffle", "false", "--max_length", str(PACK), "--logging_steps", "1")

@@ -10,16 +10,15 @@ The model is a processor of Qwen2-VL alone: nothing is trained. CPU seconds are 
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.facts import Figure
+from benchmarks.alternation import Rounds
+from benchmarks.facts import Figure, read_lines
 from benchmarks.image_inputs import processor, row, write_photographs
 from benchmarks.inputs import WORK
-from benchmarks.turns import Rounds
 
 FOLDER = WORK / "images"
 SIZES = ((448, 448), (640, 480), (1024, 768))
@@ -77,8 +76,7 @@ def _processed(processor: Any, data: Path) -> dict[str, Any]:
 
     begin = time.process_time()
     rows = []
-    for line in data.read_text(encoding="utf-8").splitlines():
-        content = json.loads(line)
+    for content in read_lines(data):
         question, response = content["messages"]
         parts = [{"type": "image"}, {"type": "text", "text": question["content"].removeprefix("<image>")}]
         text = processor.apply_chat_template([{**question, "content": parts}, response], tokenize=False)

@@ -20,12 +20,11 @@ from typing import Any
 
 from benchmarks import ms_swift
 from benchmarks.commands import SWIFT, call, environment
-from benchmarks.facts import Figure
+from benchmarks.facts import Figure, read_lines, write_lines
 from benchmarks.inputs import ROOT, WORK
 from benchmarks.recipes import RECIPES, Recipe
 
 VERSION = "0.9.5"
-"""Of LLaMA-Factory."""
 HOME = WORK / f"llamafactory-{VERSION}"
 FOLDER = WORK / "imports"
 ROWS = 32
@@ -67,21 +66,20 @@ def _figures(name: str, recipe: Recipe, theirs: Sequence[Any], ours: Sequence[An
 
 
 def _apart(one: float, other: float) -> float:
-    """Return the relative difference."""
     return abs(one - other) / max(abs(one), abs(other), 1e-12)
 
 
 def compare(recipe: Recipe) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """Train a recipe by its program and by swift; returns (loss, learning rate) of each step of both."""
-    place = folder_of(recipe)
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    inputs(place, recipe.template)
-    (place / recipe.file).write_text(recipe.text)
-    _run(_program(recipe), place)
-    _run([SWIFT, "config", "import", recipe.file, "--out", "swift.yaml"], place)
-    command = (place / "swift.yaml").read_text().splitlines()[1].removeprefix("# swift ").split()
-    _run([SWIFT, *command, "--output_dir", "ours"], place)
+    folder = folder_of(recipe)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    inputs(folder, recipe.template)
+    (folder / recipe.file).write_text(recipe.text)
+    _run(_program(recipe), folder)
+    _run([SWIFT, "config", "import", recipe.file, "--out", "swift.yaml"], folder)
+    command = (folder / "swift.yaml").read_text().splitlines()[1].removeprefix("# swift ").split()
+    _run([SWIFT, *command, "--output_dir", "ours"], folder)
     return steps_of(recipe)
 
 
@@ -98,23 +96,23 @@ def steps_of(recipe: Recipe) -> tuple[list[tuple[float, float]], list[tuple[floa
     return theirs, _steps(folder_of(recipe) / "ours")
 
 
-def inputs(place: Path, template: str | None) -> None:
+def inputs(folder: Path, template: str | None) -> None:
     """Write the model's folder and the rows, as each program reads them."""
     script = (
         "import sys; from pathlib import Path; from swift.demo.model import write_model; write_model(Path('model'))"
     )
-    _run([sys.executable, "-c", script], place)
+    _run([sys.executable, "-c", script], folder)
     if template is not None:
-        (place / "model" / "chat_template.jinja").write_text(template)
+        (folder / "model" / "chat_template.jinja").write_text(template)
     rows = _rows()
-    _lines(place / "chats.jsonl", ({"messages": [question, good]} for question, good, _ in rows))
+    write_lines(folder / "chats.jsonl", ({"messages": [question, good]} for question, good, _ in rows))
     pairs = ({"messages": [question, good], "rejected_response": bad["content"]} for question, good, bad in rows)
-    _lines(place / "pairs.jsonl", pairs)
-    _lines(place / "chats" / "train.jsonl", ({"messages": [question, good]} for question, good, _ in rows))
+    write_lines(folder / "pairs.jsonl", pairs)
+    write_lines(folder / "chats" / "train.jsonl", ({"messages": [question, good]} for question, good, _ in rows))
     preferences = ({"prompt": [question], "chosen": [good], "rejected": [bad]} for question, good, bad in rows)
-    _lines(place / "preferences" / "train.jsonl", preferences)
-    _lines(
-        place / "ranked.jsonl",
+    write_lines(folder / "preferences" / "train.jsonl", preferences)
+    write_lines(
+        folder / "ranked.jsonl",
         ({"messages": [question], "chosen": good, "rejected": bad} for question, good, bad in rows),
     )
     tags = {
@@ -127,7 +125,7 @@ def inputs(place: Path, template: str | None) -> None:
         "chats": {"file_name": "chats.jsonl", "columns": {"messages": "messages"}, **chats},
         "pairs": {"file_name": "ranked.jsonl", "ranking": True, "columns": pair, **chats},
     }
-    (place / "dataset_info.json").write_text(json.dumps(entries))
+    (folder / "dataset_info.json").write_text(json.dumps(entries))
 
 
 def _rows() -> list[tuple[dict[str, str], dict[str, str], dict[str, str]]]:
@@ -140,11 +138,6 @@ def _rows() -> list[tuple[dict[str, str], dict[str, str], dict[str, str]]]:
     return [(message("user", 8), message("assistant", 12), message("assistant", 12)) for _ in range(ROWS)]
 
 
-def _lines(path: Path, rows: Any) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def _program(recipe: Recipe) -> list[str]:
     if recipe.program == "ms-swift":
         return ["bash", *recipe.command.split()]
@@ -153,17 +146,17 @@ def _program(recipe: Recipe) -> list[str]:
     return [str(Path(sys.executable).with_name("trl")), *recipe.command.split()]
 
 
-def _run(command: list[str], place: Path) -> None:
+def _run(command: list[str], folder: Path) -> None:
     """Run a command in a folder; the `swift` that a script starts is ms-swift's."""
     path = os.pathsep.join([str(ms_swift.MS_SWIFT.parent), os.environ["PATH"]])
-    call(command, environment(PATH=path, OMP_NUM_THREADS="1"), folder=place)
+    call(command, environment(PATH=path, OMP_NUM_THREADS="1"), folder=folder)
 
 
 def _steps(folder: Path) -> list[tuple[float, float]]:
     """Return (loss, learning rate) of each step, of `logging.jsonl` or of the Trainer's state."""
     log = next(folder.rglob("logging.jsonl"), None)
     if log is not None:
-        lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        lines = read_lines(log)
     else:
         lines = json.loads(next(folder.rglob("trainer_state.json")).read_text(encoding="utf-8"))["log_history"]
     return [(line["loss"], line["learning_rate"]) for line in lines if "loss" in line and "learning_rate" in line]

@@ -7,13 +7,14 @@ experts, and chats of equally many tokens.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from benchmarks.facts import read_lines, write_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "benchmarks"
@@ -22,7 +23,7 @@ MODEL = WORK / "model"
 MIDDLE = WORK / "model-28m"
 LARGE = WORK / "model-84m"
 HUGE = WORK / "model-447m"
-"""For what loads no optimizer: made when it is first asked for."""
+"""For what loads no optimizer: made when it is first needed."""
 DEEP = WORK / "model-deep"
 EXPERTS = WORK / "model-experts"
 CHATS = WORK / "chats.jsonl"
@@ -61,19 +62,12 @@ SHAPES = {
 Chat = list[dict[str, str]]
 
 
-def ensure() -> None:
-    """Make model and data if they aren't there, in a process of their own: this one stays without torch."""
-    if all(path.exists() for path in (CHATS, MIDDLE, LARGE, LONG, DEEP, EXPERTS, EVEN, ENDING)):
-        return
-    WORK.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, "-m", "benchmarks.inputs"], check=True)
-
-
-def ensure_huge() -> None:
-    """Make the largest model if it isn't there."""
-    ensure()
-    if not HUGE.exists():
-        subprocess.run([sys.executable, "-m", "benchmarks.inputs", HUGE.name], check=True)
+def ensure(*, huge: bool = False) -> None:
+    """Make models and data if they aren't there, in a process of their own: this one stays without torch."""
+    usual = all(path.exists() for path in (CHATS, MIDDLE, LARGE, LONG, DEEP, EXPERTS, EVEN, ENDING))
+    for wanted, what in ((not usual, "usual"), (huge and not HUGE.exists(), "huge")):
+        if wanted:
+            subprocess.run([sys.executable, "-m", "benchmarks.inputs", what], check=True)
 
 
 def take_chats(count: int) -> None:
@@ -84,8 +78,7 @@ def take_chats(count: int) -> None:
 
 def write_prompts() -> None:
     """Write the questions of the chats, for sampling."""
-    questions = ([json.loads(line)["messages"][0]] for line in CHATS.read_text().splitlines())
-    PROMPTS.write_text("".join(json.dumps({"messages": each}) + "\n" for each in questions))
+    write_lines(PROMPTS, ({"messages": line["messages"][:1]} for line in read_lines(CHATS)))
 
 
 def chats() -> list[Chat]:
@@ -118,8 +111,8 @@ def make() -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (text for chat in conversations for message in chat for text in message.values())
-    tokenizer.train_from_iterator(texts, trainer)
+    contents = (text for chat in conversations for message in chat for text in message.values())
+    tokenizer.train_from_iterator(contents, trainer)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
@@ -132,17 +125,15 @@ def make() -> None:
     ):
         _write_model(folder, fast, shape)
     _write_model(ENDING, fast, small, ends=True)
-    lines = (json.dumps({"messages": chat}) + "\n" for chat in conversations)
-    CHATS.write_text("".join(lines), encoding="utf-8")
+    write_lines(CHATS, ({"messages": chat} for chat in conversations))
     words = " ".join(text for chat in conversations[:400] for text in (message["content"] for message in chat))
     room = LONGEST - len(fast.apply_chat_template(_chat(""), return_dict=True)["input_ids"])
     response = fast.decode(fast(words, add_special_tokens=False)["input_ids"][: room - 8])
-    LONG.write_text(json.dumps({"messages": _chat(response)}) + "\n", encoding="utf-8")
-    EVEN.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in _even(fast)), encoding="utf-8")
+    write_lines(LONG, [{"messages": _chat(response)}])
+    write_lines(EVEN, ({"messages": chat} for chat in _even(fast)))
 
 
 def _even(tokenizer: Any) -> list[Chat]:
-    """Of words that are one token each."""
     source = random.Random(1)
     words = [word[1:] for word in sorted(tokenizer.get_vocab()) if word[0] == "Ġ" and word[1:].isascii()]
 
@@ -193,11 +184,10 @@ def _let_end(model: Any, end: int) -> None:
 
 
 def make_huge() -> None:
-    """Write the folder of the largest model."""
     from transformers import AutoTokenizer
 
     _write_model(HUGE, AutoTokenizer.from_pretrained(MODEL), SHAPES[HUGE])
 
 
 if __name__ == "__main__":
-    make_huge() if sys.argv[1:] == [HUGE.name] else make()
+    {"usual": make, "huge": make_huge}[sys.argv[1]]()

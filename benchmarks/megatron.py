@@ -7,19 +7,17 @@ stage longer than the others, for which no formula accounts. `plan_traffic` coun
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial, wraps
-from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.alternation import figures_in_turn, summary, turns
 from benchmarks.commands import ROWS, UNSAVED, swift_run
-from benchmarks.facts import Figure
+from benchmarks.facts import Figure, read_lines
 from benchmarks.inputs import DEEP, EVEN, ensure
 from benchmarks.observers import append
-from benchmarks.turns import loss_difference, ratios, summary, turns
 from swift.hookspecs import hookimpl
 from swift_plan.schedules import Durations, Work, replay
 
@@ -51,10 +49,7 @@ def _speed(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     }.items():
         run = f"megatron-in-turn-{name.replace(' ', '')}"
         taken = turns(run, 15 if quick else 65, *MEGATRON, *arguments)
-        figures += [
-            Figure(f"{name}: tokens/s over Megatron-Core by hand", median(ratios(taken)), at_least=0.97),
-            Figure(f"{name}: largest relative difference of the loss", loss_difference(taken), "", at_most=1e-5),
-        ]
+        figures += figures_in_turn(name, "Megatron-Core by hand", taken, at_least=0.97)
         details[name] = {"arguments": arguments, "steps": len(taken), **summary(taken)}
     return figures, details
 
@@ -82,13 +77,12 @@ def _pipelines(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _passes(chunks: int, steps: int) -> dict[int, list[Pass]]:
-    """So many for each number of micro-batches."""
     layout = ("--pp", str(STAGES), "--parallel.vpp", str(chunks), "--per_device_train_batch_size", str(MICRO_ROWS))
     layout = (*layout, "--gradient_accumulation_steps", str(max(MICRO_BATCHES)))
-    place = (*MEGATRON, *layout, "--max_steps", str((steps + 1) * len(MICRO_BATCHES)), *UNSAVED)
+    index = (*MEGATRON, *layout, "--max_steps", str((steps + 1) * len(MICRO_BATCHES)), *UNSAVED)
     name = f"megatron-pipeline-{chunks}"
-    folder = swift_run(name, *place, observers=["pipeline-watch"], model=DEEP, data=EVEN)
-    passes = zip(*(_lines(folder / f"pipeline-{rank}.jsonl") for rank in range(STAGES)), strict=True)
+    folder = swift_run(name, *index, observers=["pipeline-watch"], model=DEEP, data=EVEN)
+    passes = zip(*(read_lines(folder / f"pipeline-{rank}.jsonl") for rank in range(STAGES)), strict=True)
     by_count: dict[int, list[Pass]] = {count: [] for count in MICRO_BATCHES}
     for work in passes:
         by_count[1 + max(each["number"] for each in work[0])].append(list(work))
@@ -118,10 +112,6 @@ def _replayed(passes: Sequence[Pass]) -> float:
     forward, backward = (fmean(own[kind] for own in seconds) for kind in range(len(kinds)))
     slower = [sum(own) / (forward + backward) for own in seconds]
     return replay(orders, Durations(forward, backward), slower).bubble
-
-
-def _lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 NOTES = (
@@ -168,9 +158,9 @@ class PipelineWatch:
     def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def forward_step(*args: Any, **kwargs: Any) -> Any:
-            place = kwargs.get("vp_stage") or 0, kwargs["current_microbatch"]
-            result = self._timed("forward", place, partial(original, *args, **kwargs))
-            self._of[id(_alone(result[0]))] = place
+            index = kwargs.get("vp_stage") or 0, kwargs["current_microbatch"]
+            result = self._timed("forward", index, partial(original, *args, **kwargs))
+            self._of[id(_alone(result[0]))] = index
             return result
 
         return forward_step
@@ -178,17 +168,17 @@ class PipelineWatch:
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def backward_step(input_tensor: Any, output_tensor: Any, *args: Any) -> Any:
-            place = self._of.pop(id(_alone(output_tensor)))
-            return self._timed("backward", place, partial(original, input_tensor, output_tensor, *args))
+            index = self._of.pop(id(_alone(output_tensor)))
+            return self._timed("backward", index, partial(original, input_tensor, output_tensor, *args))
 
         return backward_step
 
-    def _timed(self, what: str, place: tuple[int, int], work: Callable[[], Any]) -> Any:
+    def _timed(self, what: str, index: tuple[int, int], work: Callable[[], Any]) -> Any:
         begin, processor = time.monotonic(), time.thread_time()
         result = work()
         used = time.thread_time() - processor
         end = time.monotonic()
-        chunk, number = place
+        chunk, number = index
         self._work.append(
             {"what": what, "chunk": chunk, "number": number, "begin": begin, "end": end, "processor": used}
         )

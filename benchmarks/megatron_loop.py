@@ -6,7 +6,6 @@ vocabulary that is cut, by giving the model labels. The process groups are those
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks.bare_loop import NO_TARGET, BareLoop
+from benchmarks.facts import read_lines
 from swift_backend_megatron.megatron_runtime import active
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -30,7 +30,7 @@ class MegatronLoop(BareLoop):
 
     def __init__(self, model: str | Path, chats: str | Path, learning_rate: float, rows: int) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        self.samples = [self._encode(json.loads(line)["messages"]) for line in Path(chats).read_text().splitlines()]
+        self.samples = [self._encode(line["messages"]) for line in read_lines(Path(chats))]
         self.rows = rows
         with active(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -60,16 +60,8 @@ class MegatronLoop(BareLoop):
             "variable_seq_lengths": True,
             "overlap_p2p_comm": False,
             "batch_p2p_comm": True,
-            **dict.fromkeys(
-                (
-                    "gradient_accumulation_fusion",
-                    "masked_softmax_fusion",
-                    "bias_activation_fusion",
-                    "bias_dropout_fusion",
-                    "apply_rope_fusion",
-                ),
-                False,
-            ),
+            **{"gradient_accumulation_fusion": False, "masked_softmax_fusion": False, "apply_rope_fusion": False},
+            **{"bias_activation_fusion": False, "bias_dropout_fusion": False},
         }
         self.config = ModelConfig(**settings)
         self.config.finalize_model_grads_func = finalize_model_grads
@@ -83,14 +75,9 @@ class MegatronLoop(BareLoop):
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
         config = OptimizerConfig(
-            optimizer="adam",
-            lr=learning_rate,
-            weight_decay=0.0,
-            adam_beta1=0.9,
-            adam_beta2=0.95,
-            clip_grad=1.0,
+            optimizer="adam", lr=learning_rate, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.95, clip_grad=1.0,
             params_dtype=torch.float32,
-        )
+        )  # fmt: skip
         optimizer = get_megatron_optimizer(config, [self.model], use_gloo_process_groups=False)
         self.config.grad_scale_func = optimizer.scale_loss
         return optimizer

@@ -19,10 +19,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.alternation import Rounds
 from benchmarks.commands import PACKED, PADDED, RUNS, SWIFT, TRAINING, Course, call, environment, watch
 from benchmarks.facts import Figure
 from benchmarks.inputs import MODEL, ROOT, SOME_CHATS, WORK, ensure, take_chats
-from benchmarks.turns import Rounds
 
 VERSION = "4.6.0"
 ALONGSIDE = ("torch", "transformers")
@@ -59,12 +59,10 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     tokens = _tokens()
     runs = Rounds(variants, rounds)
     speed = partial(runs.ratio, value=lambda course: course.rate(tokens))
-    first = runs.ratio("packed", "ms-swift", first_step)
+    first = runs.ratio("packed", "ms-swift", Course.first_step)
     figures = [
         Figure("real tokens/s over ms-swift's, packed", speed("packed", "ms-swift"), at_least=3.0),
-        Figure(
-            "real tokens/s over ms-swift's, packed and compiled", speed("packed, compiled", "ms-swift"), at_least=3.0
-        ),
+        Figure("the same, packed and compiled", speed("packed, compiled", "ms-swift"), at_least=3.0),
         Figure("real tokens/s over ms-swift's, padded alike", speed("padded", "ms-swift")),
         Figure("the same, nothing recomputed by either, packed", speed("packed", "ms-swift, nothing recomputed")),
         Figure("the same, nothing recomputed by either, padded", speed("padded", "ms-swift, nothing recomputed")),
@@ -74,13 +72,9 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         "ms-swift": VERSION,
         "tokens": tokens,
         "tokens_per_second": runs.medians(lambda course: course.rate(tokens)),
-        "seconds_to_first_step": runs.medians(first_step),
+        "seconds_to_first_step": runs.medians(Course.first_step),
     }
     return figures, details
-
-
-def first_step(course: Course) -> float:
-    return course.first_step
 
 
 def install() -> None:
@@ -93,28 +87,20 @@ def install() -> None:
 
 
 def install_into(home: Path, *packages: str) -> None:
-    """Make an environment of its own for another program: with uv, from wherever pip's settings point."""
-    shutil.rmtree(home, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
-    try:
-        add_to(home, *packages)
-    except subprocess.CalledProcessError:
-        shutil.rmtree(home)
-        raise
-
-
-def add_to(home: Path, *packages: str) -> None:
-    """Install further packages into such an environment."""
+    """Make an environment of its own for a third-party program: with uv, from wherever pip's settings point."""
     sys.path.append(str(ROOT / "tools"))
     import pip_settings
 
+    shutil.rmtree(home, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     command = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--no-config"]
     command += ["--python", str(home / "bin" / "python"), *packages]
-    subprocess.run(command, env={**pip_settings.for_uv(), **os.environ}, check=True)
+    if subprocess.run(command, env={**pip_settings.for_uv(), **os.environ}).returncode:
+        shutil.rmtree(home)
+        raise SystemExit(f"{' '.join(packages)} cannot be installed: see above.")
 
 
 def _tokens() -> int:
-    """Of the chats of a run."""
     count = (
         "import json, sys; from transformers import AutoTokenizer; t = AutoTokenizer.from_pretrained(sys.argv[1]); "
         "print(sum(len(t.apply_chat_template(json.loads(line)['messages'], return_dict=True)['input_ids']) "
@@ -124,7 +110,6 @@ def _tokens() -> int:
 
 
 def train_ms_swift(name: str, model: Path, data: Path, *more: str) -> Course:
-    """Watch `swift sft` of ms-swift."""
     output = RUNS / name
     command = [str(MS_SWIFT), "sft", "--model", str(model), "--dataset", str(data), *THEIRS, *more]
     return watch([*command, "--output_dir", str(output)], environment(), output)

@@ -7,7 +7,6 @@ command that was ended goes on where it was: `build/benchmarks/optimizers`.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import kept
-from benchmarks.facts import Figure, MemoryWatch
+from benchmarks.facts import Figure, MemoryWatch, read_lines
 from benchmarks.inputs import CHATS, LARGE, MODEL, WORK, ensure
 
 KEPT = WORK / "optimizers"
@@ -115,25 +114,15 @@ def _train(model: Path, tuner: str, name: str, steps: int) -> Cell:
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     full = tuner == "full"
-    rows = [json.loads(line) for line in CHATS.read_text(encoding="utf-8").splitlines()[: steps * ROWS]]
+    rows = read_lines(CHATS)[: steps * ROWS]
     settings = {
-        "model.path": str(model),
-        "backend.device": "cpu",
-        "tuner.kind": "lora" if tuner == "dora" else tuner,
-        **({"tuner.dora": True} if tuner == "dora" else {}),
-        "optim.name": name,
-        "optim.lr": RATES.get(name, ADAMW) * (1.0 if full else OF_ADAPTERS),
-        "optim.schedule": "constant",
-        "optim.warmup_steps": 0,
-        "optim.weight_decay": 0.0,
-        "train.micro_batch": ROWS,
-        "train.max_steps": steps,
-        "data.shuffle": False,
-        "data.workers": 1,
-        "checkpoint.save_last": False,
-        "logging.output": str(KEPT / "runs"),
-        "logging.report_to": [],
-    }
+        "model.path": str(model), "backend.device": "cpu", "tuner.kind": "lora" if tuner == "dora" else tuner,
+        **({"tuner.dora": True} if tuner == "dora" else {}), "optim.name": name,
+        "optim.lr": RATES.get(name, ADAMW) * (1.0 if full else OF_ADAPTERS), "optim.schedule": "constant",
+        "optim.warmup_steps": 0, "optim.weight_decay": 0.0, "train.micro_batch": ROWS, "train.max_steps": steps,
+        "data.shuffle": False, "data.workers": 1, "checkpoint.save_last": False,
+        "logging.output": str(KEPT / "runs"), "logging.report_to": [],
+    }  # fmt: skip
     watch = MemoryWatch()
     seconds, loss = [], 0.0
     try:

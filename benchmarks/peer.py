@@ -59,7 +59,6 @@ class Peer:
         return self._read()
 
     def close(self) -> None:
-        """End it, and remove its folder."""
         self._process.kill()
         self._process.wait()
         self._folder.cleanup()

@@ -61,7 +61,6 @@ class Turns(TrainerCallback):
 
 
 def arguments(order: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of all three."""
     return {
         **common_arguments(order), "per_device_train_batch_size": order["rows"], "num_train_epochs": 100,
         "weight_decay": 0.0, "adam_beta2": 0.95, "gradient_checkpointing": order["recompute"], "logging_steps": 1,
@@ -113,12 +112,8 @@ def gkd_trainer(order: dict[str, Any], turns: Turns) -> Any:
         model=AutoModelForCausalLM.from_pretrained(order["model"], dtype=torch.float32),
         teacher_model=AutoModelForCausalLM.from_pretrained(order["teacher"], dtype=torch.float32),
         args=GKDConfig(
-            **arguments(order),
-            train_sampling_strategy="sequential",
-            lmbda=order["lmbda"],
-            beta=order["beta"],
-            max_new_tokens=order["longest"],
-            temperature=1.0,
+            **{**arguments(order), "train_sampling_strategy": "sequential", "temperature": 1.0},
+            **{"lmbda": order["lmbda"], "beta": order["beta"], "max_new_tokens": order["longest"]},
         ),
         train_dataset=load_dataset("json", data_files=order["data"], split="train", cache_dir=order["folder"]),
         processing_class=AutoTokenizer.from_pretrained(order["model"]),

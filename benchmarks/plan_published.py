@@ -26,7 +26,7 @@ from swift_plan.workload import Workload
 
 FIXTURE = Path(__file__).with_name("published.json")
 _GIB = 2.0**30
-_LENGTH, _VOCABULARY = 2048, 51200
+_LENGTH, VOCABULARY = 2048, 51200
 _ONE_NUMBER = {"matmul": 0.5}
 
 
@@ -51,10 +51,13 @@ def _shape(row: Mapping[str, Any]) -> ModelShape:
         shape = shape_of(config_of(row["known"]), row["known"])
         cut = {name: row[name] for name in ("layers", "dense_layers") if name in row}
         return replace(shape, **cut)
-    hidden, layers, heads = row["model"]
+    return gpt_shape(row["name"], *row["model"], length=row.get("length", _LENGTH))
+
+
+def gpt_shape(name: str, hidden: int, layers: int, heads: int, length: int) -> ModelShape:
     return ModelShape(
-        row["name"], "gpt2", layers, hidden, heads, heads, hidden // heads, _VOCABULARY, 4 * hidden, gated=False,
-        tied=True, positions=row.get("length", _LENGTH),
+        name, "gpt2", layers, hidden, heads, heads, hidden // heads, VOCABULARY, 4 * hidden, gated=False, tied=True,
+        positions=length,
     )  # fmt: skip
 
 
@@ -103,7 +106,6 @@ def _peaks(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
 
 
 def _peak(row: Mapping[str, Any]) -> float:
-    """Return the bytes of the fullest device."""
     case = _case(row)
     peak, shape = sum(case.memory.values()), case.shape
     tokens = row["batch"] * case.workload.length / row.get("cp", 1)
@@ -187,12 +189,10 @@ def _of_memory(row: Mapping[str, Any]) -> bool:
 
 
 def _kind(row: Mapping[str, Any]) -> str:
-    """Return which devices have the same processor."""
     return {"H200": "H100", "H800": "H100"}.get(row["device"], str(row["device"]))
 
 
 def _who(row: Mapping[str, Any]) -> str:
-    """Return who measured, without the date."""
     return str(row["source"]).partition(" ")[0]
 
 
@@ -215,16 +215,16 @@ def _order(row: Mapping[str, Any], seconds: Mapping[str, float]) -> Figure:
 NOTES = (
     "Memory: states of the fullest process have its part of the embedding, which the published figures leave out; with "
     "many stages of few layers that is a visible part.",
-    "M4 to M9 are torchtitan's: it recomputes every second product where a row says selective, keeps all logits "
+    "M4 to M9 are torchtitan's: it recomputes every second product where a row has `selective`, keeps all logits "
     "(compiled, later, in bfloat16 alone), and cuts sequences under FSDP, whose activations are counted as Megatron's "
     "with the same cut; in a pipeline it keeps gathered weights. What is published is what the allocator has reserved.",
     "M4 to M8 ran on H100 of 500 W with slower memory: such rows calibrate no others.",
-    "FP8: products are assumed to be 1.6 times as fast as in bfloat16, attention and head not; no row was asked, and "
+    "FP8: products are assumed to be 1.6 times as fast as in bfloat16, attention and head not, and "
     "rows in FP8 calibrate none in bfloat16.",
     "T7 and T8: the messages of experts are two thirds of the step that is planned. Those runs send a token once to "
     "each of at most four machines and hide the messages behind arithmetic (DualPipe); a plan has Megatron's own "
     "exchange, every copy of every token, hidden by nothing.",
-    "T2: on 384 devices ZeRO-3 was 6 % behind, and is planned a quarter ahead. Beside the arithmetic that is planned, "
+    "T2: on 384 devices ZeRO-3 was 6 % behind, and is planned a quarter ahead. Apart from the planned arithmetic, "
     "its published time leaves room for messages at about one port's bandwidth a device; a ring through all eight is "
     "planned. That is inferred from the published times: why they were so slow is not known here.",
     "M7's second order, asynchronous tensor parallelism before the plain one, is not judged: swift has no such layout.",

@@ -6,7 +6,6 @@ the folder to begin anew. Plans are made each time.
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,9 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.commands import TRAINING, UNSAVED, kept, swift_run, training_words
+from benchmarks.commands import TRAINING, UNSAVED, kept, swift_run, training_argv
 from benchmarks.engines import TRIMMED, most
-from benchmarks.facts import Figure
+from benchmarks.facts import Figure, read_lines, write_lines
 from benchmarks.inputs import EVEN, EVEN_TOKENS, EXPERTS, MIDDLE, MODEL, WORK, ensure
 from benchmarks.peer import ONE_THREAD
 from swift.contracts import Traffic
@@ -46,7 +45,6 @@ whose pages are there from the second backward pass on."""
 ROWS = {1: 4, 2: 4, 4: 2}
 """Sequences of each micro-batch, by the number of processes; all with the same number of tokens."""
 PAIRS = 16
-"""Rows of preferences."""
 OBJECT = 4096
 """Bytes up to which a message is of numbers about the step, not of the model's values."""
 TRAFFIC_ROWS, MICRO_BATCHES, TRAFFIC_STEPS = 2, 2, 2
@@ -66,27 +64,22 @@ class Cell:
 
     @property
     def way(self) -> str:
-        """Return the engine as it is set up."""
         return self.name.partition(",")[0]
 
     @property
     def file_name(self) -> str:
-        """Return its name in file names."""
         return "".join(letter if letter.isalnum() else "-" for letter in f"{self.model.name}-{self.name}")
 
     @property
     def pairs(self) -> bool:
-        """Whether its rows are two sequences each."""
         return "dpo" in self.name
 
     @property
     def command(self) -> str:
-        """Return the command of swift."""
         return "rlhf" if self.pairs else "sft"
 
     @property
     def data(self) -> Path:
-        """Return its data."""
         return _pairs() if self.pairs else _written("even-answers.jsonl", _long_responses())
 
     def taken(self, folder: Path, observer: str, variables: Mapping[str, str], read: Callable[[Path], Any]) -> Any:
@@ -114,12 +107,9 @@ class Cell:
         from swift.plugins.load import load_backend
         from swift_plan.known import config_of
 
-        parsed = parse(training_words(self.model, self.data, *self.flags, *UNSAVED), self.command)
+        parsed = parse(training_argv(self.model, self.data, *self.flags, *UNSAVED), self.command)
         backend = PlannedBackend(load_backend(parsed.config.backend.name), "", (), parsed)
         return backend, parsed.config, config_of(str(self.model))
-
-
-# Memory
 
 
 def memory(quick: bool) -> Result:
@@ -174,7 +164,6 @@ def _spread(what: str, errors: Sequence[float]) -> list[Figure]:
 
 
 def _ninety_five(errors: Sequence[float]) -> float:
-    """Return the error that one in twenty exceeds."""
     return sorted(errors)[min(len(errors) - 1, int(0.95 * len(errors)))]
 
 
@@ -209,7 +198,6 @@ _TRACES: dict[tuple[str, str, str], Any] = {}
 
 
 def _counted(cell: Cell, *, traced: bool) -> _Counted:
-    """Return what is counted of a run, or traced."""
     from swift_plan.machine import this_machine
     from swift_plan.search import counted
     from swift_plan.shape import shape_of
@@ -254,7 +242,7 @@ def _memory_compared(cell: Cell, seen: dict[str, float], own: float) -> dict[str
 
 def _long_responses() -> list[dict[str, Any]]:
     """Return chats that all have the same number of tokens, nearly all of them of responses, which are learned."""
-    chats = [json.loads(line)["messages"] for line in EVEN.read_text(encoding="utf-8").splitlines()]
+    chats = [line["messages"] for line in read_lines(EVEN)]
     return [
         {"messages": [{"role": "user", "content": short}, {"role": "assistant", "content": long}]}
         for long, short in ([each["content"] for each in chat] for chat in chats)
@@ -262,7 +250,6 @@ def _long_responses() -> list[dict[str, Any]]:
 
 
 def _pairs() -> Path:
-    """Return preferences, a few: the reference scores them all."""
     rows = _long_responses()[:PAIRS]
     others = [*rows[1:], rows[0]]
     pairs = (
@@ -273,9 +260,7 @@ def _pairs() -> Path:
 
 def _written(name: str, rows: Iterable[dict[str, Any]]) -> Path:
     file = WORK / name
-    if not file.exists():
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
+    return file if file.exists() else write_lines(file, rows)
 
 
 # Traffic
@@ -343,8 +328,7 @@ def traffic(quick: bool) -> Result:
 
 
 def _last_steps(run: Path) -> list[Any]:
-    """Return what each process has counted in the last step."""
-    return [json.loads(file.read_text().splitlines()[-1]) for file in sorted(run.glob("traffic-*.jsonl"))]
+    return [read_lines(file)[-1] for file in sorted(run.glob("traffic-*.jsonl"))]
 
 
 def _bytes_sent(processes: Sequence[Any]) -> tuple[dict[str, float], float]:
@@ -423,7 +407,7 @@ def blocks(quick: bool) -> Result:
         figures += _spread(f"{len(own)} runs of {way}, peak: lowest and highest error", own)
     note = (
         f"Before and after, {loads[0]:.1f} and {loads[1]:.1f} processes on average wanted the machine's "
-        f"{os.cpu_count()} cores: beyond what is measured, those are other programs, which make CPU time longer, too."
+        f"{os.cpu_count()} cores: beyond what is measured, those are other processes, which make CPU time longer, too."
     )
     return figures, {"runs": found, "failed": failed, "notes": [note]}
 

@@ -23,18 +23,17 @@ from typing import Any
 
 from benchmarks.facts import Figure
 from benchmarks.inputs import ROOT
+from benchmarks.plan_published import gpt_shape
 from swift.planning import PlannedBackend, planned_backends
 from swift_plan.bars import MEMORY_ASSUMED, Bars, crossed
 from swift_plan.cluster import cluster
 from swift_plan.counted import CountedPlan
 from swift_plan.fit import UNSURE, MeasuredStep, choose, fit
 from swift_plan.search import MARGIN
-from swift_plan.shape import ModelShape
 from swift_plan.timing import Speeds, Timing
 from swift_plan.workload import Workload
 
 ROWS = 20
-_VOCABULARY = 51200
 _RUN = (
     "--model", "gpt", "--backend", "megatron", "--train_type", "full",
     "--backend.use_distributed_optimizer", "false",
@@ -53,21 +52,20 @@ class Row(MeasuredStep):
 
 def times(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     single, several = _measured("single"), _measured("multi")
-    draws = 2 if quick else 8
+    splits = 2 if quick else 8
     figures: list[Figure] = []
     details: dict[str, Any] = {"rows": {"one machine": len(single), "several": len(several)}, "notes": NOTES}
     for name, measured, goal in (("one machine", single, 0.08), ("64 to 512 GPUs", several, 0.06)):
-        of_errors, fitted = _errors(name, measured, goal, draws)
+        of_errors, fitted = _errors(name, measured, goal, splits)
         figures += of_errors
         details[name] = fitted
     figures += _largest(several)
     figures += _chosen(single)
-    figures += _covered(single, max(2, draws // 2))
+    figures += _covered(single, max(2, splits // 2))
     return figures, details
 
 
 def _measured(machines: str) -> list[Row]:
-    """Read a file of vTrain's."""
     folder = os.environ.get("VTRAIN")
     if not folder:
         raise SystemExit("VTRAIN is not set. Set it to the folder of vtrain_single_node.csv and vtrain_multi_node.csv.")
@@ -82,10 +80,7 @@ def _row(backend: PlannedBackend, line: dict[str, str]) -> Row:
 
     hidden, heads, length = whole("hidden size"), whole("attention heads"), whole("sequence length")
     tp, micro_batch = whole("tensor parallelism"), whole("micro batch")
-    shape = ModelShape(
-        "gpt", "gpt2", whole("# layers"), hidden, heads, heads, hidden // heads, _VOCABULARY, 4 * hidden, gated=False,
-        tied=True, positions=length,
-    )  # fmt: skip
+    shape = gpt_shape("gpt", hidden, whole("# layers"), heads, length)
     workload = Workload(whole("global batch"), length, False, 2.0, False)
     sizes = {"tp": tp, "pp": whole("pipeline parallelism"), "dp_shard": 1, "dp_replicate": whole("data parallelism")}
     counted = CountedPlan.of(backend, shape, workload, sizes, micro_batch, recompute=True)
@@ -104,16 +99,15 @@ def _row(backend: PlannedBackend, line: dict[str, str]) -> Row:
 
 
 def _error(measured: Sequence[Row], speeds: Speeds) -> float:
-    """Return the mean of the relative errors, by amount."""
     return fmean(abs(row.error(speeds)) for row in measured)
 
 
-def _errors(name: str, measured: Sequence[Row], goal: float, draws: int) -> tuple[list[Figure], dict[str, Any]]:
+def _errors(name: str, measured: Sequence[Row], goal: float, splits: int) -> tuple[list[Figure], dict[str, Any]]:
     chosen = set(choose(measured, ROWS))
     speeds = fit([measured[index] for index in sorted(chosen)])
     others = [row for index, row in enumerate(measured) if index not in chosen]
     by_chance = []
-    for seed in range(draws):
+    for seed in range(splits):
         order = random.Random(seed).sample(list(measured), len(measured))
         by_chance.append(_error(order[ROWS:], fit(order[:ROWS])))
     everything = fit(measured[:: max(1, len(measured) // 100)])
@@ -122,7 +116,7 @@ def _errors(name: str, measured: Sequence[Row], goal: float, draws: int) -> tupl
     figures = [
         Figure(f"{title}, assumed speeds", _error(measured, Speeds()), ""),
         Figure(f"{title} {by_few} that the planner chose", _error(others, speeds), "", at_most=goal),
-        Figure(f"{title} {by_few} by chance, {draws} draws", fmean(by_chance), "", at_most=goal),
+        Figure(f"{title} {by_few} by chance, {splits} splits", fmean(by_chance), "", at_most=goal),
         Figure(f"{title} where all rows were fitted", _error(measured, everything), ""),
     ]
     far = sorted(others, key=lambda row: -abs(row.error(speeds)))[:5]
@@ -173,13 +167,13 @@ def _chosen(measured: Sequence[Row]) -> list[Figure]:
     return figures
 
 
-def _covered(measured: Sequence[Row], draws: int) -> list[Figure]:
+def _covered(measured: Sequence[Row], splits: int) -> list[Figure]:
     """Bars from the errors of few rows: how often they hold what other rows took."""
     figures = []
     for count in (5, ROWS, 60):
-        inside, width = _held_times(measured, count, range(100, 100 + draws))
+        inside, width = _held_times(measured, count, range(100, 100 + splits))
         held = [each for split in inside for each in split]
-        share = f"bars of 90 % from {count} rows, over {len(held) // draws} others x {draws} draws"
+        share = f"bars of 90 % from {count} rows, over {len(held) // splits} others x {splits} splits"
         figures.append(Figure(f"{share}: how many they hold", fmean(held), "", at_least=0.85))
         if count > 5:
             figures.append(Figure(f"{share}: not too wide", fmean(held), "", at_most=0.95))
@@ -190,7 +184,7 @@ def _covered(measured: Sequence[Row], draws: int) -> list[Figure]:
 NOTES = (
     "Rows of vTrain (KAIST, MICRO 2024, github.com/VIA-Research/vTrain, MIT licence): a part of the 1,440 and 109 rows "
     "that it has, as many as `rows` says. Full recomputation of activations and no overlap of gradients are "
-    "assumed of them: the files do not say.",
+    "assumed of them: the files do not state it.",
     "vTrain itself reports 8.37 % on one machine and 14.73 % on several, from traces of every kernel.",
     "What is fitted: nine numbers (`swift_plan/timing.py`, Speeds). Where even all rows together leave a larger "
     "error than the goal, the rest is the rows' own: some are slower than equal layouts with a smaller micro-batch "
@@ -275,8 +269,8 @@ def _fitting(runs: Mapping[str, Any]) -> list[Figure]:
         lacked = _share(cases, lambda planned, room: planned * (1 + MARGIN) <= room, lambda peak, room: peak > room)
         refused = _share(cases, lambda planned, room: planned * (1 + MARGIN) > room, lambda peak, room: peak <= room)
         figures += [
-            Figure(f"memory {level}: of plans said to fit, those that lack memory", 100 * lacked, "%", at_most=1.0),
-            Figure(f"memory {level}: of plans said not to fit, those that do", 100 * refused, "%", at_most=5.0),
+            Figure(f"memory {level}: of plans predicted to fit, those without room", 100 * lacked, "%", at_most=1.0),
+            Figure(f"memory {level}: of plans predicted not to fit, those that do", 100 * refused, "%", at_most=5.0),
         ]
     return figures
 
@@ -285,18 +279,18 @@ def _share(
     cases: Sequence[tuple[float, float]], judged: Callable[[float, float], bool], wrong: Callable[[float, float], bool]
 ) -> float:
     """Return the part of judgements of all runs and sizes of devices that turn out wrong."""
-    said_of = wrong_of = 0
+    judged_of = wrong_of = 0
     for planned, peak in cases:
         for step in range(CAPACITIES):
             room = peak * 2 ** (2 * step / (CAPACITIES - 1) - 1)
             if judged(planned, room):
-                said_of += 1
+                judged_of += 1
                 wrong_of += wrong(peak, room)
-    return wrong_of / said_of
+    return wrong_of / judged_of
 
 
 BARS_NOTES = (
-    "Memory: log(measured / planned) of the 96 runs on the CPU, known ones drawn by chance; the estimates were mended "
+    "Memory: log(measured / planned) of the 96 runs on the CPU, known ones chosen at random; the estimates were mended "
     "against the same runs, so that these bars are narrower than those of engines that were not looked at.",
     "Time: vTrain's rows on 2 to 512 A100, one machine and several together; bars of errors that are each of a row "
     "without a part in its own prediction.",

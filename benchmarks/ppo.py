@@ -23,7 +23,6 @@ from benchmarks.peer import common_arguments, read_order
 TRL = "0.29.1"
 SCORER = MODEL.with_name(f"{MODEL.name}-scorer")
 COMPLETIONS, LENGTH, EPOCHS = 8, 16, 2
-"""Of each round."""
 PENALTY, KL_COEF = 0.7, 0.3
 EQUAL = 1e-5
 _NAMES = ("advantages", "old_logps", "returns", "old_values")

@@ -74,7 +74,6 @@ class Recipe:
     file: str
     text: str
     command: str
-    """The arguments of the program."""
     template: str | None = None
     """The chat template of the model's folder; `None` for that of `swift.demo`."""
     same: bool = True
@@ -82,52 +81,38 @@ class Recipe:
     remark: str = ""
 
 
-def _ms_swift(kind: str, words: str, *, template: str = "default", same: bool = True, remark: str = "") -> Recipe:
-    own = TEMPLATES["ms-swift"] if template == "default" else None
-    script = f"swift {words} {_MS_SWIFT.format(template=template)}\n"
-    return Recipe("ms-swift", kind, "run.sh", script, "run.sh", own, same, remark)
+def _recipe(program: str, kind: str, typed: str, template: str = "", *, same: bool = True, remark: str = "") -> Recipe:
+    """Return a recipe of one that has templates: its own first one unless another is named."""
+    usual = {"ms-swift": "default", "LLaMA-Factory": "openchat"}[program]
+    own = None if template else TEMPLATES[program]
+    if program == "ms-swift":
+        script = f"swift {typed} {_MS_SWIFT.format(template=template or usual)}\n"
+        return Recipe(program, kind, "run.sh", script, "run.sh", own, same, remark)
+    text = _LLAMA_FACTORY.format(template=template or usual) + typed
+    return Recipe(program, kind, "run.yaml", text, "train run.yaml", own, same, remark)
 
 
-def _llama_factory(kind: str, words: str, *, template: str = "openchat", same: bool = True, remark: str = "") -> Recipe:
-    own = TEMPLATES["LLaMA-Factory"] if template == "openchat" else None
-    text = _LLAMA_FACTORY.format(template=template) + words
-    return Recipe("LLaMA-Factory", kind, "run.yaml", text, "train run.yaml", own, same, remark)
-
-
+_CHATS, _FULL, _LORA = "dataset: chats\n", "finetuning_type: full\n", "finetuning_type: lora\n"
 _PREFERENCES = "dataset_name: preferences\n"
 _NEWLINE = "the line break after <|im_end|> is learned there, and not here"
+_PAIR = "always log 2; ChatML's line break after a response, which is part of it there and not here, moves later losses"
 
 RECIPES = (
-    _ms_swift("sft, full", "sft --tuner_type full --dataset chats.jsonl"),
-    _ms_swift("sft, LoRA", "sft --tuner_type lora --dataset chats.jsonl", same=False),
-    _ms_swift("dpo, full", "rlhf --rlhf_type dpo --tuner_type full --dataset pairs.jsonl"),
-    _ms_swift(
-        "sft, full, template chatml",
-        "sft --tuner_type full --dataset chats.jsonl",
-        template="chatml",
-        same=False,
-        remark=_NEWLINE,
+    _recipe("ms-swift", "sft, full", "sft --tuner_type full --dataset chats.jsonl"),
+    _recipe("ms-swift", "sft, LoRA", "sft --tuner_type lora --dataset chats.jsonl", same=False),
+    _recipe("ms-swift", "dpo, full", "rlhf --rlhf_type dpo --tuner_type full --dataset pairs.jsonl"),
+    _recipe(
+        "ms-swift", "sft, full, template chatml", "sft --tuner_type full --dataset chats.jsonl", "chatml",
+        same=False, remark=_NEWLINE,
     ),
-    _llama_factory("sft, full", "stage: sft\nfinetuning_type: full\ndataset: chats\n"),
-    _llama_factory("sft, LoRA", "stage: sft\nfinetuning_type: lora\ndataset: chats\n", same=False),
-    _llama_factory("dpo, full", "stage: dpo\nfinetuning_type: full\ndataset: pairs\n"),
-    _llama_factory(
-        "sft, full, template chatml",
-        "stage: sft\nfinetuning_type: full\ndataset: chats\n",
-        template="chatml",
-        same=False,
-        remark=_NEWLINE,
+    _recipe("LLaMA-Factory", "sft, full", f"stage: sft\n{_FULL}{_CHATS}"),
+    _recipe("LLaMA-Factory", "sft, LoRA", f"stage: sft\n{_LORA}{_CHATS}", same=False),
+    _recipe("LLaMA-Factory", "dpo, full", f"stage: dpo\n{_FULL}dataset: pairs\n"),
+    _recipe(
+        "LLaMA-Factory", "sft, full, template chatml", f"stage: sft\n{_FULL}{_CHATS}", "chatml",
+        same=False, remark=_NEWLINE,
     ),
     Recipe("TRL", "sft, full", "sft.yaml", _TRL + "dataset_name: chats\n", "sft --config sft.yaml"),
     Recipe("TRL", "dpo, full", "dpo.yaml", _TRL + _PREFERENCES, "dpo --config dpo.yaml", TEMPLATES["LLaMA-Factory"]),
-    Recipe(
-        "TRL",
-        "dpo, full, ChatML",
-        "dpo.yaml",
-        _TRL + _PREFERENCES,
-        "dpo --config dpo.yaml",
-        same=False,
-        remark="always log 2; ChatML's line break after a response, which is part of it there and not here, moves "
-        "later losses",
-    ),
-)
+    Recipe("TRL", "dpo, full, ChatML", "dpo.yaml", _TRL + _PREFERENCES, "dpo --config dpo.yaml", None, False, _PAIR),
+)  # fmt: skip

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import RUNS, SWIFT, TRAINING, UNSAVED, call, environment, kept
-from benchmarks.facts import Figure
+from benchmarks.facts import Figure, memory_mib, read_lines
 from benchmarks.inputs import CHATS, MODEL, WORK, ensure
 
 FOLDER = WORK / "scale"
@@ -30,7 +30,6 @@ WORDS = 3
 """Of a question, and of its response."""
 BATCHES = 10
 ROWS = 16
-"""Of each batch."""
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
@@ -73,7 +72,7 @@ def data_of(rows: int) -> Path:
 
 
 def _lines(rows: int) -> Iterator[str]:
-    chats = [json.loads(line)["messages"] for line in CHATS.read_text(encoding="utf-8").splitlines()]
+    chats = [line["messages"] for line in read_lines(CHATS)]
     questions, responses = ([" ".join(chat[at]["content"].split()[:WORDS]) for chat in chats] for at in (0, 1))
     source = random.Random(0)
     for number in range(rows):
@@ -85,10 +84,9 @@ def _lines(rows: int) -> Iterator[str]:
 
 
 def job(rows: int, number: int) -> dict[str, Any]:
-    """Return what building a shard took."""
-    words = ["data", "build", "sft", "--model", str(MODEL), "--dataset", str(data_of(rows)), "--max_length", "512"]
-    words += ["--data.workers", "1", "--out", str(_tokens(rows)), "--shard", f"{number}/{SHARDS}"]
-    return dict(kept(FOLDER / f"job-{rows}-{number}.json", lambda: _taken([SWIFT, *words], f"job-{rows}-{number}")))
+    argv = ["data", "build", "sft", "--model", str(MODEL), "--dataset", str(data_of(rows)), "--max_length", "512"]
+    argv += ["--data.workers", "1", "--out", str(_tokens(rows)), "--shard", f"{number}/{SHARDS}"]
+    return dict(kept(FOLDER / f"job-{rows}-{number}.json", lambda: _taken([SWIFT, *argv], f"job-{rows}-{number}")))
 
 
 def _built(rows: int) -> dict[str, Any]:
@@ -105,7 +103,7 @@ def _starts(rows: int) -> dict[str, Any]:
     train += ["--max_steps", "2", "--per_device_train_batch_size", str(ROWS), "--output_dir", str(RUNS)]
     train += [*UNSAVED, "--report_to", "none"]
     runs = [_taken(train, f"starts-{rows}") for _ in range(2)]
-    reads = [_told([sys.executable, "-m", "benchmarks.scale", str(tokens)]) for _ in range(2)]
+    reads = [_reported([sys.executable, "-m", "benchmarks.scale", str(tokens)]) for _ in range(2)]
     return {"joined": joined, "runs": runs, "reads": reads}
 
 
@@ -129,7 +127,7 @@ def _taken(command: Sequence[str], name: str) -> dict[str, float]:
     return {"cpu": usage.ru_utime + usage.ru_stime, "memory_mib": usage.ru_maxrss / 1024}
 
 
-def _told(command: Sequence[str]) -> dict[str, Any]:
+def _reported(command: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(call(command, environment(OMP_NUM_THREADS="1")).splitlines()[-1])
     return found
 
@@ -182,7 +180,7 @@ def read(tokens: Path) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     parsed = parse(["--model", str(MODEL), "--dataset", str(tokens), "--max_length", "512"], "sft")
     objective = make_objective(load_objective("sft"), parsed.objective_options)
-    reads, own = Reads(tokens), _own_mib()
+    reads, own = Reads(tokens), memory_mib("RssAnon")
     prepared = prepare_data(parsed.config.data, tokenizer, encoding="chat", seed=0, say=lambda _: None).train
     assert prepared is not None
     layout = BatchLayout(global_rows=ROWS, micro_rows=ROWS, seed=1, epochs=2.0)
@@ -190,13 +188,12 @@ def read(tokens: Path) -> dict[str, Any]:
     before = reads.so_far()
     batches: list[Batch] = [plan.batch(step, 0, 1) for step in range(BATCHES)]
     assert len(batches) == BATCHES
-    return {"before": before, "after": reads.so_far(), "own_mib": _own_mib() - own, "steps": plan.total_steps}
-
-
-def _own_mib() -> float:
-    """Return the memory of this process that no file can give back."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:"))
+    return {
+        "before": before,
+        "after": reads.so_far(),
+        "own_mib": memory_mib("RssAnon") - own,
+        "steps": plan.total_steps,
+    }
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from benchmarks.alternation import Rounds
 from benchmarks.commands import SWIFT, environment
-from benchmarks.facts import Figure
+from benchmarks.facts import Figure, read_lines
 from benchmarks.inputs import CHATS, MODEL, WORK, ensure
-from benchmarks.turns import Rounds
 
 SETTINGS = ("--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", "256M", "--enforce-eager")
 AT_ONCE = 8
@@ -68,18 +68,18 @@ def course(command: Any, requests: int) -> dict[str, float]:
     questions = _questions(requests)
     begin = time.perf_counter()
     with _running(command(port)) as process:
-        while not _asked(url, questions[0], tokens=1):
+        while not _completed(url, questions[0], tokens=1):
             if process.poll() is not None or time.perf_counter() - begin > _PATIENCE:
                 sys.exit(f"{' '.join(command(port))}\ndid not come up: see {WORK / 'server.txt'}")
             time.sleep(_GLANCE)
         first_token = time.perf_counter() - begin
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(lambda question: _asked(url, question), questions[:AT_ONCE]))
+            list(pool.map(lambda question: _completed(url, question), questions[:AT_ONCE]))
             begin = time.perf_counter()
-            answered = sum(pool.map(lambda question: _asked(url, question), questions))
+            completed = sum(pool.map(lambda question: _completed(url, question), questions))
             seconds = time.perf_counter() - begin
-    if answered != requests:
-        sys.exit(f"{requests - answered} of {requests} requests failed: see {WORK / 'server.txt'}")
+    if completed != requests:
+        sys.exit(f"{requests - completed} of {requests} requests failed: see {WORK / 'server.txt'}")
     return {"first_token": first_token, "rate": requests / seconds}
 
 
@@ -99,11 +99,10 @@ def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _questions(count: int) -> list[list[dict[str, str]]]:
-    lines = CHATS.read_text(encoding="utf-8").splitlines()[:count]
-    return [json.loads(line)["messages"][:1] for line in lines]
+    return [line["messages"][:1] for line in read_lines(CHATS)[:count]]
 
 
-def _asked(url: str, messages: list[dict[str, str]], tokens: int = TOKENS) -> bool:
+def _completed(url: str, messages: list[dict[str, str]], tokens: int = TOKENS) -> bool:
     """Return whether it was answered; of the same length whatever the model would like to say."""
     body = {"model": "model", "messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})

@@ -68,7 +68,6 @@ class DeepSpeedLoop(ShardedLoop):
     """The same with DeepSpeed's engine in its middle."""
 
     config: ClassVar[dict[str, Any]] = {}
-    """DeepSpeed's JSON."""
 
     def __init__(self, model: str | Path, chats: str | Path, learning_rate: float) -> None:
         import deepspeed

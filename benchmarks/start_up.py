@@ -15,10 +15,10 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from benchmarks.alternation import Rounds
 from benchmarks.commands import PADDED, ROWS, RUNS, SWIFT, UNSAVED, call_module, environment, seconds_of, swift_run
 from benchmarks.facts import Figure
 from benchmarks.inputs import MODEL, SOME_CHATS, ensure, take_chats
-from benchmarks.turns import Rounds
 
 PHASES = {
     "command line, imports of torch, plugins": (None, "setup.begin"),
@@ -31,7 +31,7 @@ PHASES = {
 }
 """Phase → the stopwatch's marks at its begin and end; None is the start of the command."""
 
-MOST = 1.5
+MOST = 1.2
 """Times a bare script's start: what plugins, checks and the data set may cost."""
 CHATS_OF_A_RUN = 8 * ROWS
 

@@ -11,10 +11,10 @@ import json
 from statistics import median
 from typing import Any
 
+from benchmarks.alternation import loss_difference, ratios, summary, turns
 from benchmarks.commands import PACKED, PADDED, TRAINING, call_module, swift_run
 from benchmarks.facts import Figure
 from benchmarks.inputs import CHATS, MODEL, ensure
-from benchmarks.turns import loss_difference, ratios, summary, turns
 
 MEMORY_STEPS = 20
 

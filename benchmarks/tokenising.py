@@ -16,17 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.alternation import Rounds
 from benchmarks.commands import call_module
 from benchmarks.facts import Figure
 from benchmarks.inputs import CHATS, MODEL, WORK, ensure
 from benchmarks.peer import ONE_THREAD, read_order
-from benchmarks.turns import Rounds
 
 FOLDER = WORK / "tokenising"
 ROWS = 20_000
 """Of the comparison of one process and two."""
 FEW, MANY = 200_000, 2_000_000
-"""Of the measurement of memory."""
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:

@@ -56,8 +56,8 @@ class Messages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         kind = KINDS.get(func._schema.name)
         if kind is not None and (ways := _size_of_group(args)) > 1:
-            operation, place = kind
-            held = result if place == "result" else args[int(place)]
+            operation, position = kind
+            held = result if position == "result" else args[int(position)]
             self.counted[operation, ways, sum(each.nbytes for each in _tensors(held))] += 1
         return result
 

@@ -51,14 +51,9 @@ def main() -> None:
         block = type(loop.model.model.layers[0]).__name__
         engine |= {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": [block]}}
     arguments = TrainingArguments(
-        **{**common_arguments(order), **engine},
-        per_device_train_batch_size=ROWS,
-        num_train_epochs=1,
-        weight_decay=0.0,
-        adam_beta2=0.95,
-        optim="adamw_torch_fused",
-        logging_steps=1,
-    )
+        **{**common_arguments(order), **engine}, per_device_train_batch_size=ROWS, num_train_epochs=1, weight_decay=0.0,
+        adam_beta2=0.95, optim="adamw_torch_fused", logging_steps=1,
+    )  # fmt: skip
     stamps = Stamps()
     trainer = Trainer(
         model=loop.model,

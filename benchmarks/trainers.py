@@ -19,11 +19,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.alternation import Turn, loss_difference, note_on_load, ratios, summary, turns
 from benchmarks.commands import LEARNING_RATE, ROWS, TRAINING
-from benchmarks.facts import Figure
+from benchmarks.facts import Figure, write_lines
 from benchmarks.inputs import CHATS, MODEL, WORK, chats, ensure
 from benchmarks.peer import ONE_THREAD, ORDER
-from benchmarks.turns import Turn, loss_difference, note_on_load, ratios, summary, turns
 
 SENTENCES = Path(sys.prefix) / "sentences" / "bin" / "python"
 """Of the environment with sentence-transformers."""
@@ -70,7 +70,6 @@ class Comparison:
 
     @property
     def data(self) -> Path:
-        """Return the rows of the objective."""
         return self.own_data or WORK / f"{self.objective}.jsonl"
 
     def taken(
@@ -184,10 +183,10 @@ def distillation(quick: bool) -> Result:
 
 def _distilled(responses: str, vocabulary: str, layout: str, steps: int) -> list[Turn]:
     own = ("--max_completion_length", str(LONGEST)) if responses == OWN else ()
-    words = ("--lmbda", str(LAMBDA[responses]), *own, "--gkd_logits_topk", TOP_K[vocabulary])
+    argv = ("--lmbda", str(LAMBDA[responses]), *own, "--gkd_logits_topk", TOP_K[vocabulary])
     order = {"teacher": str(TEACHER), "lmbda": LAMBDA[responses], "beta": BETA, "longest": LONGEST}
     title = f"{responses}, {vocabulary}"
-    return DISTILLATION.taken(layout, steps, *words, title=title, same_tokens=responses == GIVEN, **order)
+    return DISTILLATION.taken(layout, steps, *argv, title=title, same_tokens=responses == GIVEN, **order)
 
 
 def _make_inputs() -> None:
@@ -223,7 +222,7 @@ def make_scoring() -> None:
         {"anchor": question["content"], "positive": response["content"]} for question, response in conversations
     )
     for each, rows in ((REWARD, pairs), (EMBEDDING, documents)):
-        each.data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_lines(each.data, rows)
 
 
 def make_distillation() -> None:

@@ -33,7 +33,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     starts = [_start(folder / "many") for _ in range(rounds)]
     opened = [_requests(folder / "long", ["", "/series"]) for _ in range(rounds)]
     listed = [_listing(folder / "many") for _ in range(rounds)]
-    waits, drawn = _on_screen(folder / "long", folder / "live", steps)
+    waits, rendered = _on_screen(folder / "long", folder / "live", steps)
     figures = [
         Figure("from the command to a response, CPU", min(each["cpu"] for each in starts), "s", at_most=1.0),
         Figure("memory of the server that has begun", max(each["memory"] for each in starts), "MB", at_most=80.0),
@@ -41,16 +41,13 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         Figure(
             "a run of 100,000 lines: the first responses, CPU", min(each["cpu"] for each in opened), "s", at_most=0.5
         ),
-        Figure("a run of 100,000 lines: its curves in a browser", min(drawn), "s", at_most=0.5),
+        Figure("a run of 100,000 lines: its curves in a browser", min(rendered), "s", at_most=0.5),
         Figure("a thousand runs, the first time, CPU", min(each["cpu"] for each in listed), "s", at_most=1.0),
         Figure("a thousand runs, looked at again, CPU", min(each["again"] for each in listed), "s", at_most=1.0),
         Figure("a step, from the file to the screen: 95 of 100 within", _percentile(waits, 0.95), "s", at_most=1.0),
     ]
-    by_clock = {
-        "start": min(each["clock"] for each in starts),
-        "open": min(each["clock"] for each in opened),
-        "list": min(each["clock"] for each in listed),
-    }
+    ways = {"start": starts, "open": opened, "list": listed}
+    by_clock = {name: min(each["clock"] for each in found) for name, found in ways.items()}
     return figures, {"seconds by the clock": by_clock, "lines": lines, "runs": runs, "steps": steps}
 
 
@@ -66,26 +63,16 @@ def _write_run(folder: Path, lines: int) -> None:
 
 def _line(step: int, total: int) -> str:
     """Return a line as a run writes it, of numbers that change from step to step."""
-    noise = (step * 2654435761 % 2**32) / 2**32
-    return json.dumps(
-        {
-            "step": step,
-            "global_step/max_steps": f"{step}/{total}",
-            "epoch": step / total * 3,
-            "loss": 1.0 + 3.0 / (1.0 + step / 500) + noise / 10,
-            "grad_norm": 0.3 + noise,
-            "learning_rate": 1e-4 * (1 - step / total),
-            "token_acc": 0.5 + noise / 10,
-            "elapsed_time": step * 0.7,
-            "remaining_time": (total - step) * 0.7,
-            "train_speed(s/it)": 0.7 + noise / 100,
-            "tokens_per_second": 61_000 + 100 * noise,
-            "padding_fraction": 0.01,
-            "data_wait_fraction": noise / 100,
-            "memory(GiB)": 61.2,
-            "mfu": 0.4 + noise / 100,
-        }
-    ) + "\n"  # fmt: skip
+    varied = (step * 2654435761 % 2**32) / 2**32
+    numbers = {
+        "step": step, "global_step/max_steps": f"{step}/{total}", "epoch": step / total * 3,
+        "loss": 1.0 + 3.0 / (1.0 + step / 500) + varied / 10, "grad_norm": 0.3 + varied,
+        "learning_rate": 1e-4 * (1 - step / total), "token_acc": 0.5 + varied / 10,
+        "elapsed_time": step * 0.7, "remaining_time": (total - step) * 0.7, "train_speed(s/it)": 0.7 + varied / 100,
+        "tokens_per_second": 61_000 + 100 * varied, "padding_fraction": 0.01, "data_wait_fraction": varied / 100,
+        "memory(GiB)": 61.2, "mfu": 0.4 + varied / 100,
+    }  # fmt: skip
+    return json.dumps(numbers) + "\n"
 
 
 class _Server:
@@ -105,7 +92,6 @@ class _Server:
         self._cookie = str(response.getheader("set-cookie")).partition(";")[0]
 
     def get(self, path: str) -> Any:
-        """Return a response's content."""
         return json.loads(self._ask("GET", path).read())
 
     def _ask(self, method: str, path: str, body: str | None = None) -> http.client.HTTPResponse:
@@ -118,13 +104,11 @@ class _Server:
 
     @property
     def cpu(self) -> float:
-        """CPU seconds of the server so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
     @property
     def memory(self) -> float:
-        """Memory of the server in MB."""
         return float(self.process.memory_info().rss) / 1e6
 
 
@@ -174,19 +158,19 @@ def _on_screen(long: Path, live: Path, steps: int) -> tuple[list[float], list[fl
     shutil.rmtree(live, ignore_errors=True)
     _write_run(live / "m" / "v0", 20)
     with opened_browser() as browser:
-        drawn = []
+        rendered = []
         for _ in range(3):
             with _served(long) as server:
-                page, seconds = _drawn(browser, server)
-                drawn.append(seconds)
+                page, seconds = _rendered(browser, server)
+                rendered.append(seconds)
                 page.close()
         with _served(live) as server:
-            page, _ = _drawn(browser, server)
+            page, _ = _rendered(browser, server)
             waits = [_wait(page, live / "m" / "v0" / "logging.jsonl", step) for step in range(1001, 1001 + steps)]
-    return waits, drawn
+    return waits, rendered
 
 
-def _drawn(browser: Any, server: _Server) -> tuple[Any, float]:
+def _rendered(browser: Any, server: _Server) -> tuple[Any, float]:
     """Return a page that shows the run of a server, and the seconds from choosing it to its last curve."""
     (run,) = server.get("/api/runs")["runs"]
     page = browser.new_page()

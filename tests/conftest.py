@@ -63,11 +63,14 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 processors.take_turns()
+# What tests write need not survive a loss of power. `fsync` waits for the disk, and the workers wait for each other's.
+os.fsync = os.fdatasync = lambda handle: None
 # Looking for garbage so often costs up to a quarter of the time of tests that open many models. What garbage there is
 # at a fork may have threads, which the fork has not, and would end it with an abort: there it is left alone.
 gc.set_threshold(20_000, 20, 20)
 os.register_at_fork(after_in_child=gc.freeze)
 importlib.import_module("swift.testing.forks")  # for all that is forked here
+importlib.import_module("swift.models.quiet").import_torchvision()  # if installed: before tests import transformers
 
 
 @pytest.fixture(autouse=True)

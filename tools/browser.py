@@ -37,7 +37,7 @@ def main() -> int:
         return 0
     if os.geteuid() != 0 or shutil.which("apt-get") is None or not Path("/etc/debian_version").exists():
         print("browser: Chromium is not installed. On Debian type: sudo apt-get install chromium", file=sys.stderr)
-        print("browser: elsewhere name one: SWIFT_CHROMIUM=/path/of/chrome make test-all", file=sys.stderr)
+        print("browser: on other systems name one: SWIFT_CHROMIUM=/path/of/chrome make test-all", file=sys.stderr)
         return 2
     print("browser: chromium, from Debian's packages", flush=True)
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

@@ -48,7 +48,7 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
             "hooks.md": hooks_page(hookspecs),
             "commands.md": commands_page(),
             "configuration.md": configuration_page(),
-            "other-programs.md": other_programs_page(),
+            "other-programs.md": third_party_flags_page(),
             "resume-matrix.md": matrix_page(json.loads((REFERENCE / "resume-matrix.json").read_text())),
             "architectures.md": architectures_page(json.loads((REFERENCE / "architectures.json").read_text())),
             "proven-where.md": proven_page(_found()),
@@ -94,12 +94,10 @@ def hooks_page(module: ModuleType) -> str:
 def _kinds() -> Iterator[str]:
     """Yield a row for each kind that there is."""
     for group, kind in KINDS.items():
-        needed = _listed(kind.required) if kind.spec else ", ".join(f"`{name}`" for name in kind.required)
-        where = (
-            f"the hooks of [{kind.spec.__name__}](#{kind.spec.__name__.lower()})" if kind.spec else "a class or object"
-        )
-        contract = "" if kind.spec else f" (`swift.contracts.{kind.name.capitalize()}`)"
-        yield f"| {kind.name} | `{group}` | {kind.says} | {where}{contract}{': ' + needed if needed else ''} |"
+        needed = _listed(kind.members) if kind.has_hooks else ", ".join(f"`{name}`" for name in kind.members)
+        name = kind.contract.__name__
+        where = f"the hooks of [{name}](#{name.lower()})" if kind.has_hooks else f"`swift.contracts.{name}`"
+        yield f"| {kind.name} | `{group}` | {kind.purpose} | {where}{': ' + needed if needed else ''} |"
 
 
 def hook_groups(module: ModuleType) -> list[type]:
@@ -130,7 +128,7 @@ def configuration_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def other_programs_page() -> str:
+def third_party_flags_page() -> str:
     """Return what becomes of each flag of another program that swift does not have."""
     parts = [
         "# Flags of other programs",
@@ -147,15 +145,15 @@ def other_programs_page() -> str:
 
 def _third_party(flags: Iterable[str], meaning: Meaning) -> str:
     if isinstance(meaning, NotNeeded):
-        said = f"not needed: {meaning.note}"
+        shown = f"not needed: {meaning.note}"
     else:
-        said = f"{meaning.reason[0].upper()}{meaning.reason[1:]} {meaning.hint}"
+        shown = f"{meaning.reason[0].upper()}{meaning.reason[1:]} {meaning.hint}"
     if isinstance(meaning, Default):
         values = ", ".join(f"`{value}`" for value in meaning.values)
-        said = f"{values}: not needed, {meaning.note}. Else refused: {said}"
+        shown = f"{values}: not needed, {meaning.note}. Else refused: {shown}"
     elif isinstance(meaning, Refused):
-        said = f"refused: {said}"
-    text = said.replace("|", "\\|")
+        shown = f"refused: {shown}"
+    text = shown.replace("|", "\\|")
     return f"| {' '.join(f'`--{flag}`' for flag in flags)} | {text} |"
 
 
@@ -168,11 +166,11 @@ def commands_page() -> str:
         "counts, and a note says so. `swift COMMAND --help` shows the same. "
         f"{', '.join(f'`{name}`' for name in TRAINING)} take every key of the [configuration](configuration.md).",
     ]
-    for name, command_name in BUILTIN_COMMANDS.items():
+    for name, command in BUILTIN_COMMANDS.items():
         options = options_of(name)
         if options is None:
             continue
-        parts += [f"## swift {name}", f"{command_name.summary}.", documentation(options, f"verb {name}")]
+        parts += [f"## swift {name}", f"{command.summary}.", documentation(options, f"verb {name}")]
         examples = examples_of(options)
         if examples:
             parts.append("\n".join(("```text", *examples, "```")))

@@ -81,9 +81,9 @@ def _tested(name: str, *, dry: bool) -> tuple[int, str, str]:
     """Return how a test ended: its process, in a word, and what it printed."""
     report = WORK / f"{re.sub('[^a-z0-9_]+', '-', name)}.xml"
     report.unlink(missing_ok=True)
-    words = [f"{TESTS}::{name}", f"--timeout={LIMIT}", f"--junit-xml={report}"]
+    arguments = [f"{TESTS}::{name}", f"--timeout={LIMIT}", f"--junit-xml={report}"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words],
+        [sys.executable, "-m", "pytest", *arguments],
         cwd=ROOT,
         env=_variables(dry=dry),
         check=False,
@@ -118,8 +118,8 @@ def _outcome(case: ElementTree.Element) -> str:
 
 
 def _measured(_: str, *, dry: bool) -> int:
-    place = ["--device", "cpu", "--shape", "tiny", "--out", str(WORK)] if dry else []
-    return _call([sys.executable, "-m", "benchmarks.gpu", *place])
+    options = ["--device", "cpu", "--shape", "tiny", "--out", str(WORK)] if dry else []
+    return _call([sys.executable, "-m", "benchmarks.gpu", *options])
 
 
 def _call(command: list[str]) -> int:

@@ -83,6 +83,7 @@ def _named(kind: str, file: str) -> bool:
 
 
 def main() -> None:
+    import_module("swift.models.quiet").import_torchvision()  # before transformers imports it
     sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     PAGE.write_text(page(), encoding="utf-8")
 

@@ -23,7 +23,6 @@ LIGHT = (
     "swift.cli",
     "swift.config",
     "swift.contracts",
-    "swift.deferred",
     "swift.errors",
     "swift.forms",
     "swift.hardware",
@@ -107,8 +106,6 @@ FLOORS = (
     "kernels",
     "tuners",
     "optim",
-    "deferred",
-    "importing",
     "objectives",
     "models",
     "planning",
@@ -139,7 +136,7 @@ FLOORS = (
 
 UPWARDS = {
     ("config", "plugins"): "a configuration is parsed with the options of the plugins that it names",
-    ("config", "contracts"): "what is asked for is compared with what a backend says it can do",
+    ("config", "contracts"): "requested features are compared with the backend's capabilities",
     ("data", "contracts"): "plans are made for an objective",
     ("optim", "models"): "which weights decay is decided by their names",
     ("tuners", "models"): "core's own tuners put PEFT's modules into a model",
@@ -222,10 +219,10 @@ def check_circles(folder: Path) -> Iterator[str]:
 def circles(imported: dict[str, set[str]]) -> Iterator[list[str]]:
     """Yield one circle of each group of modules that reach each other."""
     reached = {module: _reached(module, imported) for module in imported}
-    told: set[str] = set()
+    circular: set[str] = set()
     for module in sorted(imported):
-        if module in reached[module] and module not in told:
-            told |= {each for each in reached[module] if module in reached[each]}
+        if module in reached[module] and module not in circular:
+            circular |= {each for each in reached[module] if module in reached[each]}
             yield _way_back(module, imported)
 
 

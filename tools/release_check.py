@@ -66,12 +66,12 @@ class ReleaseReport:
         """Run one check and note how it went."""
         began = time.monotonic()
         try:
-            said = how()
+            result = how()
             mark = "ok"
         except (Wrong, subprocess.CalledProcessError, SystemExit, ValueError) as problem:
-            said, mark = str(problem), "WRONG"
+            result, mark = str(problem), "WRONG"
             self.wrong += 1
-        line = f"| {what} | {mark} | {said} | {time.monotonic() - began:.0f} s |"
+        line = f"| {what} | {mark} | {result} | {time.monotonic() - began:.0f} s |"
         self.lines.append(line)
         print(line, flush=True)
 
@@ -110,11 +110,11 @@ def built(package: Path) -> str:
     wheels.build(package, DIST, "sdist")
     name = tomllib.loads((package / "pyproject.toml").read_text())["project"]["name"].replace("-", "_")
     (wheel,), (sources,) = DIST.glob(f"{name}-*.whl"), DIST.glob(f"{name}-*.tar.gz")
-    told = metadata_of(wheel)
-    missing = [field for field in FIELDS if not told.get(field)]
+    declared = metadata_of(wheel)
+    missing = [field for field in FIELDS if not declared.get(field)]
     if missing:
         raise Wrong(f"its metadata has no {', '.join(missing)}")
-    if not str(told.get_payload()).strip():
+    if not str(declared.get_payload()).strip():
         raise Wrong("its page would be empty: README.md is not in its metadata")
     inside = {each for each in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in each}
     if not any(each.endswith("/py.typed") for each in inside):
@@ -126,7 +126,7 @@ def built(package: Path) -> str:
         raise Wrong(f"its sources lack {lost[0]}")
     if extra := sorted(each for each in packed - there if not GENERATED.search(each)):
         raise Wrong(f"its sources hold {extra[0]}, which its wheel does not")
-    if any("://" in str(requirement) for requirement in told.get_all("Requires-Dist") or ()):
+    if any("://" in str(requirement) for requirement in declared.get_all("Requires-Dist") or ()):
         raise Wrong("it requires something by an address")
     sizes = [f"{each.stat().st_size / 1000:.0f} kB" for each in (wheel, sources)]
     return f"{len(inside)} files, wheel {sizes[0]}, sources {sizes[1]}"
@@ -153,15 +153,15 @@ def installed(extra: str, commands: tuple[str, ...], core: dict[str, object]) ->
     for wheel in files:
         for lacking in lacks(wheel, environment):
             raise Wrong(f"{wheel.name} requires {lacking}, which its environment does not have")
-    places = {"work": str(WORK), "model": str(WORK / "demo/model"), "run": str(next(_runs(), WORK))}
+    paths = {"work": str(WORK), "model": str(WORK / "demo/model"), "run": str(next(_runs(), WORK))}
     for command in commands:
-        words = command.format(small=SMALL, **{name: f"{{{name}}}" for name in places}).format(**places).split()
+        argv = command.format(small=SMALL, **{name: f"{{{name}}}" for name in paths}).format(**paths).split()
         done = subprocess.run(
-            [environment / "bin/swift", *words], capture_output=True, text=True, cwd=WORK, stdin=subprocess.DEVNULL
+            [environment / "bin/swift", *argv], capture_output=True, text=True, cwd=WORK, stdin=subprocess.DEVNULL
         )
         if done.returncode:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
-            raise Wrong(f"`swift {' '.join(words)}` ended with {done.returncode}: {' '.join(last)}")
+            raise Wrong(f"`swift {' '.join(argv)}` ended with {done.returncode}: {' '.join(last)}")
     return "; ".join(f"`swift {command.split()[0]}`" for command in commands)
 
 

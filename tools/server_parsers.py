@@ -12,14 +12,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PLACE = Path(__file__).resolve().parent.parent / "tests/servers"
+FOLDER = Path(__file__).resolve().parent.parent / "tests/servers"
 
 
 def main(name: str) -> None:
     parser = {"sglang": sglang, "lmdeploy": lmdeploy}[name]()
-    told = {"version": metadata.version(name), "arguments": [row for each in parser._actions for row in told_of(each)]}
-    rows = ",\n".join(json.dumps(row) for row in told.pop("arguments"))
-    (PLACE / f"{name}.json").write_text(f'{{"version": "{told["version"]}", "arguments": [\n{rows}\n]}}\n')
+    rows = ",\n".join(json.dumps(row) for each in parser._actions for row in described(each))
+    (FOLDER / f"{name}.json").write_text(f'{{"version": "{metadata.version(name)}", "arguments": [\n{rows}\n]}}\n')
 
 
 def sglang() -> argparse.ArgumentParser:
@@ -38,7 +37,7 @@ def lmdeploy() -> argparse.ArgumentParser:
     return parser
 
 
-def told_of(action: argparse.Action) -> list[dict[str, Any]]:
+def described(action: argparse.Action) -> list[dict[str, Any]]:
     """Return an argument as another parser can be given it: its names, how many values follow, and which."""
     if isinstance(action, argparse._HelpAction):
         return []

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 OLDEST = (3, 11)
@@ -33,8 +33,11 @@ SITE = VENV / "site"
 CLUSTERS = VENV / "clusters"
 CLOUDS = VENV / "clouds"
 PINS = ROOT / "requirements"
-FOR_SOME_COMMANDS = ("site.txt", "clusters.txt", "clouds.txt")
-"""Pins that no installation needs but those of these commands, which look after them."""
+CLUSTER_PACKAGES = (
+    *("ray[default]", "dask[dataframe]", "s3fs", "moto[server]", "gcsfs", "gcp-storage-emulator"),
+    "kubeflow-trainer-api",
+)
+"""What `make clusters` adds to `.venv`: Ray, Dask, object stores with their clients, models of Kubernetes' jobs."""
 
 
 class SetupError(Exception):
@@ -42,12 +45,11 @@ class SetupError(Exception):
 
 
 def main() -> int:
-    if sys.argv[1:] == ["site"]:
-        return site()
-    if sys.argv[1:] == ["clusters"]:
-        return clusters()
     started = time.monotonic()
     try:
+        if sys.argv[1:] in (["site"], ["clusters"]):
+            install_for(sys.argv[1])
+            return 0
         check_python()
         wanted = fingerprint()
         if STAMP.is_file() and STAMP.read_text() == wanted and PYTHON.exists():
@@ -74,8 +76,7 @@ def check_python() -> None:
 def fingerprint() -> str:
     """Return a hash that changes with anything that would change the installation."""
     digest = hashlib.sha256()
-    pins = [file for file in PINS.iterdir() if file.name not in FOR_SOME_COMMANDS]
-    for file in sorted([*pins, *ROOT.glob("packages/*/pyproject.toml"), Path(__file__)]):
+    for file in sorted([*PINS.iterdir(), *ROOT.glob("packages/*/pyproject.toml"), Path(__file__)]):
         digest.update(f"{file.relative_to(ROOT)}\n".encode())
         digest.update(file.read_bytes())
     digest.update(f"{ROOT} {sys.version_info[:2]} {has_nvidia_driver()}".encode())
@@ -103,11 +104,11 @@ def install() -> None:
     real = ("--target", str(REAL), "--requirement", str(PINS / "real.txt"))
     uv_install(offered, "--no-deps", "--require-hashes", *real)
     say("experiment trackers, in an environment of their own")
-    install_inside(TRACKERS, "trackers.txt", offered)
+    install_inside(TRACKERS, PINS / "trackers.txt")
     say("sentence-transformers, in an environment of its own")
-    install_inside(SENTENCES, "sentences.txt", offered)
+    install_inside(SENTENCES, PINS / "sentences.txt")
     say("torchvision, in an environment of its own")
-    install_inside(VISION, "vision.txt", offered)
+    install_inside(VISION, PINS / "vision.txt")
     say("what is built here: deepspeed")
     built_here = {**offered, "DS_BUILD_OPS": "0", **({} if has_nvidia_driver() else {"DS_ACCELERATOR": "cpu"})}
     built = ("--no-deps", "--no-build-isolation", "--require-hashes", "--requirement", str(PINS / "built.txt"))
@@ -118,31 +119,44 @@ def install() -> None:
     uv_install(offered, "--no-deps", "--no-build-isolation", *editable)
 
 
-def site() -> int:
-    """Install what makes a site of the documentation."""
-    once(SITE, "site.txt", "MkDocs, in an environment of its own", install_apart)
-    return 0
+def install_for(command: str) -> None:
+    """Install what only `make site` or `make clusters` needs, each in an environment of its own."""
+    if command == "site":
+        once(SITE, ["mkdocs"])
+    else:
+        once(CLUSTERS, CLUSTER_PACKAGES, inside=True)
+        once(CLOUDS, ["skypilot"])  # by itself: it needs an older click than transformers
 
 
-def clusters() -> int:
-    """Install what tests on clusters and object stores need."""
-    stores = "Ray, Dask, and object stores with their clients, in an environment of their own"
-    once(CLUSTERS, "clusters.txt", stores, install_inside)
-    once(CLOUDS, "clouds.txt", "SkyPilot, in an environment of its own", install_apart)
-    return 0
-
-
-def once(folder: Path, pins: str, what: str, how: Callable[[Path, str, dict[str, str]], None]) -> None:
-    """Install an environment that only some commands need, once for each set of pins."""
-    import pip_settings
-
-    wanted = (PINS / pins).read_text()
+def once(folder: Path, packages: Sequence[str], inside: bool = False) -> None:
+    """Install packages in an environment, once for each set of pins; `inside` adds them to what `.venv` has."""
     stamp = folder / "setup-fingerprint"
+    wanted = f"{fingerprint()} {packages}"
     if stamp.is_file() and stamp.read_text() == wanted:
         return
-    say(what)
-    how(folder, pins, pip_settings.for_uv())
+    say(f"{', '.join(packages)}, in an environment of their own")
+    with tempfile.TemporaryDirectory(prefix="swift-pins-") as temporary:
+        pins = Path(temporary) / "pins.txt"
+        pins.write_text(resolved(packages, PINS / "dev.txt" if inside else None))
+        (install_inside if inside else install_apart)(folder, pins)
     stamp.write_text(wanted)
+
+
+def resolved(packages: Sequence[str], installed: Path | None) -> str:
+    """Return hashed pins of packages as of the date in pyproject.toml, less those that the file `installed` pins."""
+    import pip_settings
+
+    command = [str(VENV / "bin" / "uv"), "pip", "compile", "-", "--quiet", "--generate-hashes", "--no-header"]
+    command += ["--no-annotate", "--python", str(PYTHON), *(["--constraint", str(installed)] if installed else [])]
+    settings = {**pip_settings.for_uv(), **os.environ}
+    done = subprocess.run(
+        command, cwd=str(ROOT), env=settings, input="\n".join(packages), stdout=subprocess.PIPE, text=True
+    )
+    if done.returncode:
+        raise SetupError(f"cannot resolve {', '.join(packages)}: see above. It takes an index of packages.")
+    there = set(re.findall(r"^[^ #]+==[^ ]+", installed.read_text(), re.MULTILINE)) if installed else set()
+    entries = re.split(r"\n(?=\S)", done.stdout.strip())
+    return "\n".join(each for each in entries if each.split()[0] not in there) + "\n"
 
 
 def make_venv() -> None:
@@ -168,24 +182,24 @@ def quick_python(system: Path = Path("/usr/bin")) -> str:
 
 def is_complete(python: Path) -> bool:
     """Whether it is there, with what distributions put into packages of their own: venv, and headers to compile for."""
-    asked = "import os, sysconfig, venv; assert os.path.isfile(sysconfig.get_config_h_filename())"
-    return python.is_file() and subprocess.run([str(python), "-c", asked], capture_output=True).returncode == 0
+    program = "import os, sysconfig, venv; assert os.path.isfile(sysconfig.get_config_h_filename())"
+    return python.is_file() and subprocess.run([str(python), "-c", program], capture_output=True).returncode == 0
 
 
-def install_inside(folder: Path, pins: str, offered: dict[str, str]) -> None:
+def install_inside(folder: Path, pins: Path) -> None:
     """Make an environment that has all of `.venv` too. What it adds is found first, and not found from `.venv`."""
-    run([str(PYTHON), "-m", "venv", "--clear", "--without-pip", str(folder)])
+    install_apart(folder, pins)
     packages, inner = (next(each.glob("lib/python*/site-packages")) for each in (VENV, folder))
     (inner / "outer.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n")
-    python = folder / "bin" / "python"
-    uv_install(offered, "--no-deps", "--require-hashes", "--requirement", str(PINS / pins), python=python)
 
 
-def install_apart(folder: Path, pins: str, offered: dict[str, str]) -> None:
+def install_apart(folder: Path, pins: Path) -> None:
     """Make an environment that has nothing of `.venv`."""
+    import pip_settings
+
     run([str(PYTHON), "-m", "venv", "--clear", "--without-pip", str(folder)])
     python = folder / "bin" / "python"
-    uv_install(offered, "--no-deps", "--require-hashes", "--requirement", str(PINS / pins), python=python)
+    uv_install(pip_settings.for_uv(), "--no-deps", "--require-hashes", "--requirement", str(pins), python=python)
 
 
 def install_torch(offered: dict[str, str], index_only: dict[str, str]) -> None:
@@ -246,7 +260,7 @@ def uv_install(settings: dict[str, str], *arguments: str, python: Path | None = 
 def run(command: list[str], environment: dict[str, str] | None = None, quiet: bool = False) -> None:
     output = subprocess.DEVNULL if quiet else None
     if subprocess.run(command, env=environment, stdout=output, stderr=output, check=False).returncode:
-        raise SetupError(f"this failed: {' '.join(command)}\nMend what it says above and type the same again.")
+        raise SetupError(f"this failed: {' '.join(command)}\nFix the error above and type the same again.")
 
 
 def say(line: str) -> None:

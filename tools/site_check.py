@@ -33,7 +33,7 @@ PARTS = ("tutorial", "how-to", "plugins", "reference", "explanation")
 TITLES = {"how-to": "How to", "plugins": "Write plugins"}
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-_THIRD_PARTY = re.compile(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["'](?:https?:)?//[^"']+""")
+_REMOTE = re.compile(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["'](?:https?:)?//[^"']+""")
 SETTINGS: dict[str, Any] = {
     "site_name": "swift",
     "theme": {"name": "readthedocs", "highlightjs": False},
@@ -68,11 +68,11 @@ def build(site: Path) -> str:
     settings.write_text(json.dumps({**SETTINGS, "docs_dir": str(PAGES), "site_dir": str(site), "nav": navigation()}))
     done = subprocess.run([BUILDER, "-m", "mkdocs", "build", "-f", settings], capture_output=True, text=True)
     if done.returncode:  # with --quiet it would count no warnings
-        told = [line for line in done.stderr.splitlines() if line.startswith(("WARNING", "ERROR"))]
-        raise SystemExit("the site was not built: " + " ".join(told[:4] or done.stderr.splitlines()[-4:]))
+        problems = [line for line in done.stderr.splitlines() if line.startswith(("WARNING", "ERROR"))]
+        raise SystemExit("the site was not built: " + " ".join(problems[:4] or done.stderr.splitlines()[-4:]))
     built = sorted(site.rglob("*.html"))
     for page in built:
-        if found := _THIRD_PARTY.search(page.read_text(encoding="utf-8")):
+        if found := _REMOTE.search(page.read_text(encoding="utf-8")):
             raise SystemExit(f"{page.relative_to(site)} would ask another host: {found[0]}")
     return f"{len(built)} pages, {len(import_rules.PUBLIC)} of them of public modules, no request to another host"
 
@@ -148,9 +148,9 @@ def _fields(each: type) -> Iterator[str]:
     assert isinstance(tree, ast.ClassDef)
     for line, below in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(line, ast.AnnAssign) and not ast.unparse(line.target).startswith("_"):
-            told = below.value if isinstance(below, ast.Expr) else None
-            said = told.value if isinstance(told, ast.Constant) and isinstance(told.value, str) else ""
-            yield f"- `{ast.unparse(line)}`" + (f": {' '.join(said.split())}" if said else "").replace("<", "&lt;")
+            value = below.value if isinstance(below, ast.Expr) else None
+            text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
+            yield f"- `{ast.unparse(line)}`" + (f": {' '.join(text.split())}" if text else "").replace("<", "&lt;")
 
 
 def _called(name: str, each: Any) -> list[str]:
@@ -178,8 +178,8 @@ def public(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 def _text(each: Any) -> str:
     """Return a docstring as Markdown: what looks like a tag or a heading there is none."""
-    said = inspect.cleandoc(each.__doc__ or "")
-    return re.sub(r"^#", r"\\#", said.replace("<", "&lt;"), flags=re.MULTILINE)
+    docstring = inspect.cleandoc(each.__doc__ or "")
+    return re.sub(r"^#", r"\\#", docstring.replace("<", "&lt;"), flags=re.MULTILINE)
 
 
 if __name__ == "__main__":

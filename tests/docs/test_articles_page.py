@@ -37,12 +37,6 @@ def _typed(language: str) -> list[Command]:
     return [each for block in blocks(PAGE) if block.language == language for each in commands(block)]
 
 
-def test_each_of_the_seventeen_snippets_has_its_row() -> None:
-    table = PAGE.read_text(encoding="utf-8").partition("| article's snippet |")[2].partition("\n\n")[0]
-    numbers = [int(number) for number in re.findall(r"(?:^\| |, )(\d+)\. ", table, re.MULTILINE)]
-    assert numbers == list(range(1, 18))
-
-
 # Flash attention is refused on machines without a GPU, whatever else the command says.
 @pytest.mark.parametrize(
     "command", [each for each in _typed("console") if "flash_attn" not in each.line], ids=lambda each: each.line

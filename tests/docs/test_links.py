@@ -1,28 +1,27 @@
-"""Links between pages lead to headings that are there, and every page can be found from the overview.
-
-That links lead to files at all is tested with the examples in `tests/packaging`.
-"""
+"""Links between pages lead to files and headings, every page is in the overview, and the README's image is safe."""
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
-import pytest
 from pages import DOCS, ROOT
 
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+FOLDERS = ("docs", "examples", "benchmarks", "packages")
+PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
+IMAGE = DOCS / "images" / "run.svg"
+LINK = re.compile(r"\]\(([^)\s#]*)#?([^)\s]*)\)")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_link_to_a_heading_leads_to_one(page: Path) -> None:
-    links = re.findall(r"\]\(([^)\s#]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
-    inside = [(target, anchor) for target, anchor in links if "://" not in target]
-    lost = [
-        f"{target}#{anchor}"
-        for target, anchor in inside
-        if anchor not in _anchors((page.parent / target).resolve() if target else page)
-    ]
+def test_links_lead_to_files_and_headings() -> None:
+    """Every link between pages names a file, and a heading of it, that exist."""
+    lost = []
+    for page in PAGES:
+        for path, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+            target = (page.parent / path).resolve() if path else page
+            if "://" not in path and not (target.exists() and (not anchor or anchor in _anchors(target))):
+                lost.append(f"{page.relative_to(ROOT)}: {path}#{anchor}")
     assert lost == []
 
 
@@ -32,12 +31,16 @@ def test_every_page_is_in_the_overview() -> None:
     assert pages == {page for page in pages if f"({page})" in overview}
 
 
-def test_readme_links_proof_of_each_comparison() -> None:
-    """The README shows where each claim next to others is proven."""
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| | swift:")[2].partition("\n\n")[0]
-    claims = [line.split(" | ")[1] for line in table.splitlines()[2:]]
-    assert len(claims) > 10
-    assert [claim for claim in claims if not re.search(r"\]\((?:docs|packages)/[^)]+\)", claim)] == []
+def test_terminal_image_shows_losses_and_loads_nothing() -> None:
+    """The image shows a run with its losses and fetches nothing."""
+    image = IMAGE.read_text(encoding="utf-8")
+    assert not re.search(r"url\((?!#)|href|@import|@font-face|<script", image)
+    lines = html.unescape(" ".join(re.findall(r"<text[^>]*>([^<]*)</text>", image))).replace("\xa0", " ")
+    for text in ("swift sft --model tiny", "Objective", "Learning rate", "held out", "evaluation at step 30", "saved"):
+        assert text in lines
+    assert len(re.findall(r"step \d+/60  loss [\d.]+", lines)) >= 6
+    assert "/tmp" not in lines
+    assert "](docs/images/run.svg)" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
 
 
 def _anchors(page: Path) -> set[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import tiered
 from tiny_types import NOT_MADE, types
 from type_cells import CELLS, Cell, Subject, Verdict, verdicts
 
@@ -30,6 +31,7 @@ SELECTED = {
     "qwen3_next": "linear attention, gated attention",
 }
 """Types, and the mechanism that each stands for. `make architectures` tries all."""
+QUICK = ("llama", "mamba2", "qwen2_moe")
 ENGINES = [cell for cell in CELLS if cell.processes > 1]
 
 
@@ -55,7 +57,7 @@ def test_page_lists_every_type() -> None:
     assert results == {"equal", "refused"}
 
 
-@pytest.mark.parametrize("name", SELECTED)
+@pytest.mark.parametrize("name", tiered(SELECTED, QUICK))
 def test_type_trains_on_torch_as_listed(name: str, subjects: dict[str, Subject]) -> None:
     """Padded, padding-free, packed, with LoRA, exported."""
     found = subjects[name].on_torch()

@@ -58,7 +58,7 @@ class Matrix:
             assert checkpoint is not None
             trial = trials.trial(case, reads.layout, f"resumed from {each.wrote}")
             jobs[each, "resumed"] = partial(trial.resumed, checkpoint, STEPS - KILLED_AT)
-        return succeeded(trials.answers(reads.layout, jobs)[pair, "resumed"])
+        return succeeded(trials.results(reads.layout, jobs)[pair, "resumed"])
 
     def _of(self, engine: Engine, subject: Subject) -> Trials:
         key = (engine.backend, subject)

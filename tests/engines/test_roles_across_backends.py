@@ -54,7 +54,7 @@ def test_both_models_resume_on_another_engine(pair: tuple[Place, Place], tmp_pat
     stored = json.loads((saved.checkpoint / "state/index.json").read_text())["tensors"]
     assert {owner_of(name) for name in stored} == {"", CRITIC}
     job = partial(train_both, reading.trial(CASE, reads.layout), reading.critic(), checkpoint=saved.checkpoint, steps=3)
-    for outcome in succeeded(reading.answers(reads.layout, {("resumed",): job})[("resumed",)]):
+    for outcome in succeeded(reading.results(reads.layout, {("resumed",): job})[("resumed",)]):
         assert list(outcome.policy) == [SAVED_AT + step for step in (1, 2, 3)]
         for results, expected in (
             (outcome.policy, reading.expected(CASE)),

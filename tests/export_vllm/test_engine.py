@@ -31,8 +31,8 @@ from swift.testing.engine_checks import (
     NARROW,
     Check,
     TransformersReference,
-    drawn_log_probabilities_are_of_what_was_drawn_from,
     log_probabilities_are_the_model_s_own,
+    sampled_log_probabilities_are_those_of_transformers,
 )
 from swift.testing.engine_conformance import request_of
 from swift.testing.subjects import conversations, write_jsonl, write_model
@@ -292,7 +292,7 @@ def _drawn_in_process(reference: TransformersReference) -> dict[str, str]:
     engine = open_inference(load_engine("vllm"), request_of(reference, {"logprobs_mode": "processed_logprobs"}))
     try:
         answered = len(list(engine.generate(reference.prompts, NARROW)))
-        drawn = _complaint(drawn_log_probabilities_are_of_what_was_drawn_from, engine, reference)
+        drawn = _complaint(sampled_log_probabilities_are_those_of_transformers, engine, reference)
         model = _complaint(log_probabilities_are_the_model_s_own, engine, reference)
     finally:
         engine.close()

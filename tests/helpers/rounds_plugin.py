@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from swift import LossSums, Need, Section
-from swift.contracts import ScheduleContext
+from swift.contracts import BatchSchedule, ScheduleContext
 from swift.data.encodings import EncodedRow, Encoding, ReadRow, RowReader, Sample, raw_text
 from swift.data.samples import Encoded
 from swift.objectives.base import BaseObjective, PerSampleObjective
@@ -97,7 +97,7 @@ class Rounds(BaseObjective[Section]):
         return RoundsSchedule(context)
 
 
-class RoundsSchedule:
+class RoundsSchedule(BatchSchedule):
     """Takes samples in order, a round at a time, and gives their tokens advantages."""
 
     steps_per_epoch = None

@@ -102,6 +102,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "dots1": {
         "num_experts_per_tok": 2, "n_routed_experts": EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1
     },
+    "gemma4_text": {"global_head_dim": 2 * HEAD},
     "gemma3n_text": {"num_kv_shared_layers": 2, "intermediate_size": INNER},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
     "hunyuan_v1_dense": {"head_dim": HEAD},

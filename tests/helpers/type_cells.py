@@ -77,6 +77,7 @@ COMMON: dict[str, Any] = {
     "train.global_batch": len(ROWS),
     "train.micro_batch": 4,
     "train.max_steps": STEPS,
+    "checkpoint.save_steps": STEPS,
     "optim.lr": RATE,
     "optim.eps": EPS,
     "optim.warmup_steps": 0,

@@ -1,4 +1,4 @@
-"""Plugins that misbehave: each is one message with its name, its distribution and its hook, or is left out aloud."""
+"""Plugins with errors: one message names plugin, distribution and hook, or reports that the plugin is left out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RAISED = {
     "a class of its own": ("raise type('Odd', (BaseException,), {})('base')", "Odd: base."),
     "no text": (
         "raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})()",
-        "Mute: its text cannot be shown.",
+        "Mute: its message cannot be shown.",
     ),
     "many lines": ("raise ValueError('one\\n' * 5000)", "ValueError: one one one"),
 }
@@ -106,11 +106,8 @@ def made() -> Iterator[Case]:
 
 
 def attributes() -> Iterator[Case]:
-    versions = {"newer": "(1, 99)", "older": "(0, 1)", "a number": "1.0", "a text": "'1.0'", "of texts": "('1', '0')"}
-    for how, value in versions.items():
-        for kind in ("backend", "observer"):
-            yield case(f"HOOK_API of {kind}, {how}", kind, plugin(kind, f"\nHOOK_API = {value}\n"), "hook API")
-    yield case("HOOK_API of backend, missing", "backend", plugin("backend", "\nHOOK_API = None\n"), "hook API")
+    for how, value in {"a newer one": "(1, 99)", "a number": "1.0", "of texts": "('1', '0')"}.items():
+        yield case(f"HOOK_API, {how}", "observer", plugin("observer", f"\nHOOK_API = {value}\n"), "hook API")
     for member, value, said in (
         ("capabilities", "None", "capabilities"),
         ("capabilities", "{'tp'}", "capabilities"),
@@ -148,22 +145,15 @@ def attributes() -> Iterator[Case]:
 def signatures() -> Iterator[Case]:
     step = "swift_train_step"
     for how, member, said in (
-        ("an unknown argument", hook(step, "return 1", arguments="self, batches"), "Did you mean 'batch'?"),
-        ("a default value", hook(step, "return 1", arguments="self, batch=None"), "default value"),
-        ("any arguments", hook(step, "return 1", arguments="self, *everything"), "'*everything'"),
         ("any keywords", hook(step, "return 1", arguments="self, **everything"), "'**everything'"),
-        ("keyword only", hook(step, "return 1", arguments="self, *, batch"), "by keyword only"),
+        ("keyword only", hook(step, "return 1", arguments="self, *, batch"), "without * and **"),
         ("no self", hook(step, "return 1", arguments=""), "without self"),
         ("asynchronous", hook(step, "return 1").replace("def ", "async def "), "asynchronous"),
         ("a wrapper that does not yield", hook(step, "return 1", wrapper=True), "does not yield"),
-        ("an unknown hook", hook("swift_trian_step", "return 1"), "Did you mean 'swift_train_step'?"),
         ("undecorated", "\ndef swift_run_start(self, run): pass\n", "without @hookimpl"),
         ("of another kind", hook("swift_export", "return 1"), "only the selected exporter"),
     ):
         yield case(f"signature, {how}", "backend", plugin("backend", member), said)
-    yield case(
-        "an observer that steps", "observer", plugin("observer", hook(step, "return 1")), "only the selected backend"
-    )
 
 
 def targets() -> Iterator[Case]:
@@ -212,7 +202,7 @@ def backends() -> Iterator[Case]:
     for name, (how, (value, said)) in itertools.product(
         ("swift_setup", "swift_shard", "swift_train_step", "swift_forward", "swift_iter_weights"), ANSWERED.items()
     ):
-        told = "answered nothing" if how == "nothing" else said
+        told = "returned nothing" if how == "nothing" else said
         if (name, how) == ("swift_iter_weights", "a list"):
             continue  # a stream of no weights, which is an export that lacks them
         member = hook(name, f"return {value}")
@@ -292,21 +282,6 @@ def observers() -> Iterator[Case]:
             f"{{who}} failed in {name} and is switched off",
             expected="works",
         )
-    for name, value in itertools.product(
-        ("folder", "config", "say", "world", "topology", "total_steps"), ("None", "5")
-    ):
-        for hooked in drawn(f"{name} {value}", ("swift_run_start", "swift_setup"), 1):
-            around = hooked == "swift_setup"
-            body = (f"run.{name} = {value}", "return (yield)") if around else (f"run.{name} = {value}",)
-            member = hook(hooked, *body, arguments="self, run", wrapper=around)
-            yield case(
-                f"observer sets {name} to {value} in {hooked}",
-                "observer",
-                plugin("observer", member),
-                f"{{who}} failed in {hooked} and is switched off",
-                f"an observer cannot set Run.{name}",
-                expected="works",
-            )
     full = "raise __import__('swift.errors').errors.TrainingError('The log is full.', hint='Empty it.')"
     yield case(
         "an observer's own refusal",
@@ -333,16 +308,16 @@ def objectives() -> Iterator[Case]:
         ("one loss per token", "LossSums(-view.token_logps)", "one value"),
         ("a text for a metric", f"LossSums({good}, {{'speed': ('fast', 1.0)}})", "'speed'"),
         ("a text for a weight", f"LossSums({good}, {{'speed': (1.0, 'heavy')}})", "'speed'"),
-        ("no pair for a metric", f"LossSums({good}, {{'speed': 1.0}})", "a pair (sum, weight)"),
+        ("no pair for a metric", f"LossSums({good}, {{'speed': 1.0}})", "metrics['speed'] is the float 1.0"),
         ("a tensor of two for a metric", f"LossSums({good}, {{'speed': (view.token_logps, 1.0)}})", "'speed'"),
-        ("a number for the name of a metric", f"LossSums({good}, {{1: (1.0, 1.0)}})", "names are texts"),
-        ("a list of metrics", f"LossSums({good}, [1])", "metrics that are a mapping"),
+        ("a number for the name of a metric", f"LossSums({good}, {{1: (1.0, 1.0)}})", "metrics key"),
+        ("a list of metrics", f"LossSums({good}, [1])", "metrics is a list"),
         ("segments as a list", f"LossSums({good}, segments=[1.0])", "segments"),
         ("one value for the tokens", f"LossSums({good}, tokens={{'seen': {good}}})", "tokens['seen']"),
         (
             "a tensor for the mapping of tokens",
             f"LossSums({good}, tokens=view.token_logps)",
-            "tokens that are a mapping",
+            "tokens is a tensor",
         ),
     ):
         member = f"\ndef loss(self, view, batch):\n    return {value}\n"
@@ -378,7 +353,7 @@ def exporters() -> Iterator[Case]:
         )
     for how, (value, said) in ANSWERED.items():
         member = hook("swift_export", f"return {value}", arguments=arguments)
-        told = ["answered nothing"] if how == "nothing" else ["swift_export", said.replace("the str 'done'", "done")]
+        told = ["returned nothing"] if how == "nothing" else ["swift_export", said]
         yield case(f"swift_export answers {how}", "exporter", plugin("exporter", member), *told)
     whole = "HuggingFaceExporter.swift_export(self, weights, request)\n"
     outside, morse = '{"weight_map": {"a": "../../a"}}', '{"model_type": "morse"}'
@@ -448,17 +423,17 @@ def engines() -> Iterator[Case]:
             said,
         )
     for how, (value, said) in ANSWERED.items():
-        told = "does not answer" if how == "nothing" else said
+        told = "returned nothing" if how == "nothing" else said
         source = plugin("engine", opened.format(body=f"return {value}"))
         yield case(f"swift_open_engine answers {how}", "engine", source, "swift_open_engine", told)
     answer = "Completion([65], [-1.0], 'length')"
     for how, body, said in (
-        ("too few", f"yield 0, {answer}", "answered 1 of 2 prompts"),
-        ("no prompt", "yield from ()", "answered 0 of 2 prompts"),
-        ("too many", f"yield from [(0, {answer}), (1, {answer}), (2, {answer})]", "the place 2"),
-        ("one twice", f"yield from [(0, {answer}), (0, {answer})]", "the place 0 again"),
-        ("a negative place", f"yield -1, {answer}", "the place -1"),
-        ("a place as text", f"yield '0', {answer}", "the place '0'"),
+        ("too few", f"yield 0, {answer}", "returned 1 of 2 prompts"),
+        ("no prompt", "yield from ()", "returned 0 of 2 prompts"),
+        ("too many", f"yield from [(0, {answer}), (1, {answer}), (2, {answer})]", "the index 2"),
+        ("one twice", f"yield from [(0, {answer}), (0, {answer})]", "the index 0 again"),
+        ("a negative place", f"yield -1, {answer}", "the index -1"),
+        ("a place as text", f"yield '0', {answer}", "[0] is the str '0'"),
         ("no pair", f"yield {answer}", "a Completion"),
         ("a text", "yield 0, 'hello'", "the str 'hello'"),
         ("None", "yield None", "nothing (None)"),
@@ -466,7 +441,6 @@ def engines() -> Iterator[Case]:
         ("a number", "return 42", "the int 42"),
         ("tokens as text", "yield 0, Completion(['a'], [-1.0], 'stop')", "token_ids"),
         ("tokens without probabilities", "yield 0, Completion([65], [], 'stop')", "log-probability for each token"),
-        ("a reason of its own", "yield 0, Completion([65], [-1.0], 'tired')", "'tired'"),
         *(
             (f"an error ({name})", f"{statement}\nyield", said)
             for name, (statement, said) in drawn("generate", RAISED.items(), 5)
@@ -506,7 +480,9 @@ def metadata() -> Iterator[Case]:
             install(folder, module, plugin("observer"), f"[swift.observers]\nhostile = {target}\n")
             return ["plugins", "--check", "--json"]
 
-        yield Case(f"a target that is {how}", lost, "refused", prints=("hostile", "nothing that could"), exit_code=3)
+        yield Case(
+            f"a target that is {how}", lost, "refused", prints=("hostile", "is not module:attribute"), exit_code=3
+        )
 
     def twins(folder: Path) -> Sequence[str]:
         for module in ("hostile_twin_one", "hostile_twin_two"):

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import import_rules
-import pytest
 
 CORE = import_rules.ROOT / "packages" / "core" / "src" / "swift"
 NAMES = re.compile(r"vllm|megatron|deepspeed|(?<![a-z])fsdp|w4a16|w8a8|gptq|(?<![a-z])awq", re.IGNORECASE)
@@ -31,12 +30,12 @@ EXCEPTIONS = {
 """Files and folders that may, and why."""
 
 
-def words_of(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield names and texts of a module's code; comments and docstrings may explain by example."""
+def names_and_strings(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield names and strings of a module's code; comments and docstrings may explain by example."""
     tree = ast.parse(file.read_text())
-    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node.lineno, node.value
         elif isinstance(node, ast.Name):
             yield node.lineno, node.id
@@ -46,21 +45,18 @@ def words_of(file: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.name
 
 
-def _named(file: Path) -> list[str]:
-    return [f"{file}:{line}: {text!r}" for line, text in words_of(file) if NAMES.search(text)]
-
-
-def _is_excepted(file: Path) -> bool:
-    name = file.relative_to(CORE).as_posix()
-    return any(name == each or (each.endswith("/") and name.startswith(each)) for each in EXCEPTIONS)
-
-
-@pytest.mark.parametrize("file", [pytest.param(each, id=str(each.relative_to(CORE))) for each in CORE.rglob("*.py")])
-def test_core_names_no_plugin_of_another_package(file: Path) -> None:
-    assert _is_excepted(file) or _named(file) == []
-
-
-@pytest.mark.parametrize("excepted", EXCEPTIONS)
-def test_an_exception_is_needed(excepted: str) -> None:
-    place = CORE / excepted
-    assert any(_named(file) for file in ([place] if place.is_file() else place.rglob("*.py")))
+def test_core_names_no_plugin_of_another_package() -> None:
+    """Files outside EXCEPTIONS name none, and each exception is needed."""
+    needed, offenders = set(), []
+    for file in sorted(CORE.rglob("*.py")):
+        name = file.relative_to(CORE).as_posix()
+        found = [f"{name}:{line}: {text!r}" for line, text in names_and_strings(file) if NAMES.search(text)]
+        exception = next(
+            (each for each in EXCEPTIONS if name == each or (each.endswith("/") and name.startswith(each))), ""
+        )
+        if not exception:
+            offenders += found
+        elif found:
+            needed.add(exception)
+    assert offenders == []
+    assert needed == {*EXCEPTIONS}

@@ -35,11 +35,6 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def broken_rules(root: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert import_rules.main(root) == 1
-    return capsys.readouterr().out
-
-
 def test_the_repository_keeps_the_import_rules() -> None:
     assert import_rules.main() == 0
 
@@ -48,66 +43,63 @@ def test_lazy_and_type_checking_imports_break_nothing(workspace: Path) -> None:
     assert import_rules.main(workspace) == 0
 
 
-def test_core_import_of_backend_is_caught_in_functions(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Core importing a backend is caught even inside a function."""
-    write(workspace, "swift", engine="def choose():\n    import swift_backend_fsdp\n")
-    assert "swift may not import swift_backend_fsdp" in broken_rules(workspace, capsys)
+PUBLIC_ONLY = "may import only the public modules of swift"
+AT_ONCE = "torch is imported at once by"
+FORBIDDEN = [
+    ("swift", {"engine": "def choose():\n    import swift_backend_fsdp\n"}, "swift may not import swift_backend_fsdp"),
+    (
+        "swift_backend_megatron",
+        {"plugin": "from swift_backend_fsdp.plugin import Fsdp\n"},
+        "swift_backend_megatron may not import swift_backend_fsdp",
+    ),
+    ("swift_backend_fsdp", {"plugin": "import swift.engine"}, PUBLIC_ONLY),
+    ("swift_backend_fsdp", {"plugin": "from swift.engine import run"}, PUBLIC_ONLY),
+    ("swift_backend_fsdp", {"plugin": "from swift.errors import _private"}, PUBLIC_ONLY),
+    ("swift", {"plugins": "import torch.nn"}, AT_ONCE),
+    ("swift", {"plugins": "from . import engine"}, AT_ONCE),
+    ("swift", {"plugins": "from swift.engine import x"}, AT_ONCE),
+    (
+        "swift",
+        {"engine": "if TYPE_CHECKING:\n    from swift.plugins import run\n"},
+        "swift.engine imports swift.plugins, and engine stands below plugins",
+    ),
+    ("swift", {"engine": "from swift.plugins import run"}, "imports that run back up: 1 (at most 8)"),
+    (
+        "swift",
+        {"planner": "from swift.errors import SwiftError"},
+        "say in FLOORS on which floor planner stands",
+    ),
+]
 
 
-def test_a_backend_importing_another_is_caught(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(workspace, "swift_backend_megatron", plugin="from swift_backend_fsdp.plugin import Fsdp\n")
-    assert "swift_backend_megatron may not import swift_backend_fsdp" in broken_rules(workspace, capsys)
-
-
-@pytest.mark.parametrize(
-    "statement", ["import swift.engine", "from swift.engine import run", "from swift.errors import _private"]
-)
-def test_a_backend_importing_what_is_not_public_is_caught(
-    statement: str, workspace: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("package", "modules", "message"), FORBIDDEN)
+def test_forbidden_import_is_reported(
+    package: str, modules: dict[str, str], message: str, workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(workspace, "swift_backend_fsdp", plugin=statement)
-    assert "may import only the public modules of swift" in broken_rules(workspace, capsys)
-
-
-@pytest.mark.parametrize("statement", ["import torch.nn", "from . import engine", "from swift.engine import x"])
-def test_a_light_module_that_reaches_torch_is_caught(
-    statement: str, workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(workspace, "swift", plugins=statement, engine="import torch")
-    assert "torch is imported at once by" in broken_rules(workspace, capsys)
+    write(workspace, package, **modules)
+    assert import_rules.main(workspace) == 1
+    assert message in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("how", ["import swift.plugins", "from swift import plugins", "from . import plugins"])
 def test_circular_imports_are_caught_in_functions(
     how: str, workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that import each other are caught even inside a function."""
+    """Files that import each other are caught even inside a function; it is the only broken rule."""
     monkeypatch.setattr(import_rules, "UPWARDS", {("engine", "plugins"): "for this test"})
     write(workspace, "swift", plugins="def run():\n    from swift import engine\n", engine=how)
-    said = broken_rules(workspace, capsys)
-    assert "imports in a circle: swift.engine -> swift.plugins -> swift.engine" in said
-    assert "1 broken" in said
+    assert import_rules.main(workspace) == 1
+    printed = capsys.readouterr().out
+    assert "imports in a circle: swift.engine -> swift.plugins -> swift.engine" in printed
+    assert "1 broken" in printed
 
 
-def test_an_import_from_a_higher_floor_is_caught_and_counted(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(workspace, "swift", engine="if TYPE_CHECKING:\n    from swift.plugins import run\n")
-    said = broken_rules(workspace, capsys)
-    assert "swift.engine imports swift.plugins, and engine stands below plugins" in said
-    assert "imports that run back up: 1 (at most 8)" in said
-
-
-def test_a_folder_without_a_floor_is_caught(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(workspace, "swift", planner="from swift.errors import SwiftError")
-    assert "say in FLOORS on which floor planner stands" in broken_rules(workspace, capsys)
-
-
-def test_an_exception_that_nothing_needs_any_more_is_caught(
+def test_unneeded_exception_is_caught(
     workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_rules, "UPWARDS", {("errors", "engine"): "once upon a time"})
-    assert "take it out of UPWARDS" in broken_rules(workspace, capsys)
+    assert import_rules.main(workspace) == 1
+    assert "take it out of UPWARDS" in capsys.readouterr().out
 
 
 def test_public_modules_exist() -> None:

@@ -18,7 +18,6 @@ from swift.testing.subjects import conversations, write_jsonl, write_model
 
 EXAMPLE = import_rules.ROOT / "examples" / "third-party-backend"
 GAME = import_rules.ROOT / "examples" / "third-party-environment"
-GAME_PAGE = import_rules.ROOT / "docs" / "tutorial" / "guessing-game.md"
 PAGE = import_rules.ROOT / "docs" / "plugins" / "write-a-backend.md"
 
 
@@ -79,13 +78,6 @@ def test_the_conformance_kit_certifies_it(environment: Path) -> None:
     kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir", str(EXAMPLE), str(EXAMPLE / "tests")]
     done = run(environment, "python", *kit, "-k", "not 4-dp", OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout[-4000:]
-
-
-def test_environment_tutorial_matches_example_files() -> None:
-    """The tutorial of environments shows the files of the example."""
-    page = GAME_PAGE.read_text()
-    for name in ("pyproject.toml", "swift_guessing.py"):
-        assert f"{name}\n{(GAME / name).read_text()}```" in page
 
 
 def test_the_tutorial_shows_the_code_of_the_example() -> None:

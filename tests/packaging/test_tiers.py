@@ -16,7 +16,7 @@ from import_rules import ROOT
 from processors import processor_of
 
 MAKE = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-"""Without what a `make` that runs these tests hands on to its children."""
+"""Without what a `make` that runs these tests passes to its children."""
 
 
 def commands(target: str) -> list[str]:
@@ -31,40 +31,27 @@ def runs_of_pytest(target: str) -> list[list[str]]:
     return [shlex.split(re.sub(r" --times=\S+", "", arguments)) for arguments in found]
 
 
-def test_the_two_runs_differ_in_one_marker_and_nothing_else() -> None:
+def test_tiers_lint_and_run_all_folders(pytestconfig: pytest.Config) -> None:
+    """`make test` and `make test-all` begin with the linters, differ in one marker, and leave no folder out."""
     ((*same, marker, quick),) = runs_of_pytest("test")
     assert (same, marker, quick) == (["-n", "3"], "-m", "not full")
     assert runs_of_pytest("test-all") == [same]
-
-
-def test_both_begin_with_the_linters() -> None:
     for target in ("test", "test-all"):
         before, _, _ = "\n".join(commands(target)).partition("-m pytest ")
         for each in ("bin/mypy", "bin/ruff check", "bin/ruff format --check", "import_rules.py", "docs.py --check"):
             assert each in before
-
-
-def test_tiers_run_all_folders(pytestconfig: pytest.Config) -> None:
-    """Both run all folders and no variable leaves anything out."""
     assert pytestconfig.getini("testpaths") == ["tests"]
     assert not re.search(r"-k|--ignore|--deselect", " ".join(pytestconfig.getini("addopts")))
     assert [line for line in commands("test-all") if "SWIFT_" in line] == []
-
-
-def test_ci_runs_commands_of_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text().splitlines()
-    (called,) = [line for line in script if line.startswith("make ")]
-    assert called == "make test-all"
-    readme = (ROOT / "README.md").read_text()
-    assert re.search(rf"^{called} +# ", readme, re.MULTILINE)
-    assert f"`.ci/run` calls `{called}`" in readme
+    assert [line for line in script if line.startswith("make ")] == ["make test-all"]
 
 
-@pytest.mark.parametrize("beginning", [*tiers.LONGEST_FIRST, *tiers.TOGETHER, *tiers.APART])
-def test_named_tests_exist(beginning: str) -> None:
+def test_named_tests_exist() -> None:
     """Statements about tests name tests that exist."""
     files = [str(each.relative_to(ROOT)) for each in (ROOT / "tests").rglob("test_*.py")]
-    assert [each for each in files if each.startswith(beginning)]
+    named = [*tiers.LONGEST_FIRST, *tiers.TOGETHER, *tiers.APART]
+    assert [each for each in named if not any(file.startswith(each) for file in files)] == []
 
 
 TESTS = """

@@ -12,7 +12,7 @@ import re
 import subprocess
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,10 +55,47 @@ NAMES = {
     r"words": "argv, arguments",
     r"shares": "time breakdown",
     r"owners": "owner rank",
+    r"talks": "session",
+    r"(?:read|adapters?|tuners?|of) starts": "adapter initialization",
     r"(?<!neftune )noise": "NEFTune",
     r"(?:tensor|rollout|sample|batch|save|process) plans?": "TP spec, batch schedule, save plan of DCP, layout",
 }
 """The same, where only names count: in texts these words also have their usual meaning."""
+
+_CHART = r"(?:chart|curve|line|graph|plot|diagram|axis|table|screen|bar|page|image|terminal)s?"
+ORDINARY = (
+    # Statistics.
+    *(
+        r"random(?:ly)? (?:draws?|drawn)",
+        r"draw[sn]? at random",
+        r"drawn? from (?:the|a) (?:normal|uniform) distribution",
+    ),
+    *(r"(?:gaussian|gradient|random|image|label|white) noise", r"noise (?:scale|level|schedule)"),
+    # Charts, HTML and CSS.
+    rf"(?:re)?draw(?:s|n|ing)? (?:a|an|the|its|each|as an?)? ?{_CHART}",
+    *(rf"{_CHART} (?:is|are|was|were) (?:re)?drawn", r"charts? drawn", r"draw(?:ing)? (?:area|context)"),
+    *(r"box[- ](?:shadow|sizing|model)", r"(?:text|dialog|combo|check|message|tool) box(?:es)?"),
+    # Data sets, tasks and the answers that these have, their columns and tags.
+    *(r"questions? and answers?", r"question[- ]answer(?:s|ing)?", r"multiple[- ]choice answers?"),
+    *(
+        r"(?:reference|correct|final|known|expected|gold) answers?",
+        r"`answers?`",
+        r"</?answer>",
+        r"answer (?:yes|no)\b",
+    ),
+    # Idioms.
+    *(r"(?:take|takes|taking|took) place\b", r"in[- ]place(?! of)", r"first place", r"decimal places?"),
+    r"as (?:it was|they were) (?=\w+(?:ed|[dltw]en|rn|wn|nt|ad|ilt)\b|before|when|made|found)",
+    # Sequences of numbers, GaLore's option, settings of another file.
+    *(r"(?:first|leaves? a|leaving|without|no) gaps?(?! between)", r"gaps? (?:in|before|after)", r"proj gap"),
+    r"carr(?:y|ies|ied) over",
+    # Other codes and words, third-party names.
+    *(r"(?:return|language|country|HTTP|source|colou?r|escape) codes", r"(?:stop|bad|key|filler) words"),
+    *(r"systemd journal", r"foreign keys?"),
+)
+"""Usual expressions with such a word, in names and texts."""
+BOXES = re.compile(r"bounding boxe?s?\b", re.IGNORECASE)
+"""A text that has it may go on with `box`."""
 
 DEFINES = {
     ast.FunctionDef: "name",
@@ -70,6 +107,8 @@ DEFINES = {
 }
 """Where nodes that may define a name keep it."""
 
+SCRIPT_TEXT = re.compile(r'"((?:[^"\\\n]|\\.)*)"|`((?:[^`\\]|\\.)*)`')
+MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL)
 PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
@@ -96,8 +135,12 @@ def _pattern(names: bool) -> tuple[re.Pattern[str], tuple[str, ...]]:
 def _found(text: str, names: bool = False) -> tuple[tuple[int, str, str], ...]:
     """Return for each private word the lines before it, itself, and its row of the table."""
     pattern, entries = _pattern(names)
+    if pattern.search(text) is None:
+        return ()
+    usual = [r"box(?:es)?", *ORDINARY] if BOXES.search(text) else ORDINARY
+    left = re.sub(rf"(?<!\w)(?:{'|'.join(usual)})", lambda each: re.sub(r"\w", "-", each[0]), text, flags=re.IGNORECASE)
     return tuple(
-        (text.count("\n", 0, each.start()), each[0], entries[each.lastindex - 1]) for each in pattern.finditer(text)
+        (left.count("\n", 0, each.start()), each[0], entries[each.lastindex - 1]) for each in pattern.finditer(left)
     )
 
 
@@ -132,11 +175,38 @@ def of_page(file: Path) -> Iterator[Use]:
         yield Use(file, before + 1, word, entry)
 
 
+def of_script(file: Path) -> Iterator[Use]:
+    """Yield the uses in the texts of a browser's script: strings with a space or an initial capital."""
+    content = file.read_text(encoding="utf-8")
+    for text in SCRIPT_TEXT.finditer(content):
+        shown = re.sub(r"\$\{[^}]*\}", "", text[1] or text[2] or "")
+        if len(shown.split()) > 1 or shown[:1].isupper():
+            for before, word, entry in _found(shown):
+                yield Use(file, content.count("\n", 0, text.start()) + before + 1, word, entry)
+
+
+def of_markup(file: Path) -> Iterator[Use]:
+    """Yield the uses in what a page of HTML shows."""
+    shown = MARKUP.sub(lambda tag: "\n" * tag[0].count("\n"), file.read_text(encoding="utf-8"))
+    for before, word, entry in _found(shown):
+        yield Use(file, before + 1, word, entry)
+
+
+READERS: dict[str, Callable[[Path], Iterator[Use]]] = {
+    "packages/*/src/**/*.py": of_module,
+    "packages/*/src/**/*.js": of_script,
+    "packages/*/src/**/*.html": of_markup,
+    "examples/**/*.py": of_module,
+    "*.md": of_page,
+    "docs/**/*.md": of_page,
+    "examples/**/*.md": of_page,
+    "packages/*/README.md": of_page,
+}
+
+
 def uses() -> list[Use]:
-    modules = sorted(ROOT.glob("packages/*/src/**/*.py"))
-    pages = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-    found = [*(use for file in modules for use in of_module(file)), *(use for file in pages for use in of_page(file))]
-    return [use._replace(file=use.file.relative_to(ROOT)) for use in found]
+    files = [(file, reader) for pattern, reader in READERS.items() for file in sorted(ROOT.glob(pattern))]
+    return [use._replace(file=use.file.relative_to(ROOT)) for file, reader in files for use in reader(file)]
 
 
 def risen(found: list[Use], baseline: dict[str, int]) -> list[str]:
@@ -154,12 +224,15 @@ def risen(found: list[Use], baseline: dict[str, int]) -> list[str]:
     return messages
 
 
+CHECKED = ("packages", "docs", "examples", "*.md")
+
+
 def _changed_lines() -> dict[str, set[int]] | None:
     """Return for each file the lines that differ from the commit that wrote the baseline; None without git."""
     try:
         commit = _git("log", "-1", "--format=%H", "--", str(BASELINE)).strip()
-        difference = _git("diff", "-U0", commit, "--", "packages", "docs", "README.md")
-        untracked = _git("ls-files", "--others", "--exclude-standard", "--", "packages", "docs").splitlines()
+        difference = _git("diff", "-U0", commit, "--", *CHECKED)
+        untracked = _git("ls-files", "--others", "--exclude-standard", "--", *CHECKED).splitlines()
     except (OSError, subprocess.CalledProcessError):
         return None
     lines = {file: set(range(1, 100_000)) for file in untracked}
@@ -192,11 +265,20 @@ def test_new_use_is_named_with_its_line(tmp_path: Path) -> None:
         '    raise ValueError("The tower\\nis in place.")\n'
     )
     page = tmp_path / "page.md"
-    page.write_text("# Exit codes\n\nDraw a bounding box.\nTwo boxes.\n")
-    found = [*of_module(module), *of_page(page)]
-    assert [(use.line, use.word) for use in found] == [(1, "picture"), (4, "tower"), (3, "Draw"), (4, "boxes")]
+    page.write_text("# Exit codes\n\nDraw the curves at random places in place.\nTwo boxes.\n")
+    boxes = tmp_path / "boxes.md"
+    boxes.write_text("A bounding box. Its box, asked for.\n")
+    script = tmp_path / "view.js"
+    script.write_text('draw("box");\n// told\nlabel("Answer", `${place} no\nplaces`);\n')
+    markup = tmp_path / "index.html"
+    markup.write_text("<style>\nbox {}</style><p>Two\ntowers</p>\n")
+    found = [*of_module(module), *of_page(page), *of_page(boxes), *of_script(script), *of_markup(markup)]
+    assert [(use.line, use.word) for use in found] == [
+        *[(1, "picture"), (4, "tower"), (3, "places"), (4, "boxes"), (1, "asked")],
+        *[(3, "Answer"), (4, "places"), (3, "towers")],
+    ]
     assert str(found[0]) == f"{module}:1: 'picture': write image"
-    baseline = dict.fromkeys(WORDS, 1)
+    baseline = Counter(use.entry for use in found)
     assert risen(found, baseline) == []
     assert str(found[0]) in "\n".join(risen([*found, found[0]], baseline))
 

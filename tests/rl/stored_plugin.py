@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swift.contracts import BatchSchedule
 from swift.data.samples import Encoded, Segment
 from swift_rl.objective import Grpo
 
@@ -41,7 +42,7 @@ class StoredGrpo(Grpo):
         return StoredSchedule(context)
 
 
-class StoredSchedule:
+class StoredSchedule(BatchSchedule):
     """Completions of 1 to 20 tokens, two of a round of twelve never learned from; a round serves two steps."""
 
     steps_per_epoch = None

@@ -285,5 +285,7 @@ def test_every_flag_accepts_both_spellings(name: str) -> None:
 def test_contradicting_backends_are_refused() -> None:
     with pytest.raises(ConfigError, match="--deepspeed and --parallel_method contradict each other"):
         parsed("--deepspeed zero3 --parallel_method megatron")
-    with pytest.raises(ConfigError, match="One backend trains the whole model: Megatron for the tower and ZeRO 3"):
+    with pytest.raises(
+        ConfigError, match="One backend trains the whole model: Megatron for the vision encoder and ZeRO 3"
+    ):
         parsed("--backend megatron --deepspeed zero3")

@@ -84,10 +84,10 @@ def test_default_for_option_missing_in_tuner_is_skipped() -> None:
 @pytest.mark.parametrize(
     ("defaults", "message"),
     [
-        ({"tuner.dropout": 0.0}, "declares 0.0 as its default of 'tuner.dropout'"),
+        ({"tuner.dropout": 0.0}, "declares defaults['tuner.dropout'] as the float 0.0"),
         ({"backend.name": ("torch", "so")}, "declares a default of 'backend.name'"),
         ({"tuner.kind": ("full", "so")}, "declares a default of 'tuner.kind'"),
-        ([("tuner.dropout", 0.0)], "as its defaults"),
+        ([("tuner.dropout", 0.0)], "declares defaults as a list"),
     ],
 )
 def test_invalid_objective_default_names_plugin(site: Path, defaults: Any, message: str) -> None:

@@ -54,25 +54,25 @@ def test_embeddings_are_pooled_as_folder_declares(
 
 
 class Numbers:
-    """Returns whatever it is told to."""
+    """Returns the values that it is made with."""
 
-    def __init__(self, answers: list[Any]) -> None:
-        self.answers = answers
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
 
     def outputs(self, prompts: Any) -> Any:
-        return enumerate(self.answers)
+        return enumerate(self.values)
 
 
 @pytest.mark.parametrize(
     ("engine", "sentence"),
     [
         (object(), "it has no method outputs"),
-        (Numbers([0.5, 0.5]), "list of numbers"),
-        (Numbers([[0.5], []]), "list of numbers"),
-        (Numbers([[0.5]]), "answered 1 of 2 prompts in outputs"),
+        (Numbers([0.5, 0.5]), r"whose \[1\] is the float 0.5 .*Expected: list\[float\]"),
+        (Numbers([[0.5], []]), "a list of numbers"),
+        (Numbers([[0.5]]), "returned 1 of 2 prompts from outputs"),
     ],
 )
-def test_an_engine_that_returns_something_else_is_named(engine: Any, sentence: str) -> None:
+def test_wrong_outputs_name_the_engine(engine: Any, sentence: str) -> None:
     entry: Any = load_engine("transformers").entry
     with pytest.raises(PluginError, match=sentence):
         list(CheckedEngine(entry, engine).outputs([[1], [2]]))

@@ -195,7 +195,7 @@ DISTRIBUTIONS = [
     backend(
         "acme-optional",
         "misspelt-optional",
-        (STEP, f"    def swift_read_foregin(self, folder): ...\n\n    @hookimpl\n{STEP}"),
+        (STEP, f"    def swift_read_third_prty(self, folder): ...\n\n    @hookimpl\n{STEP}"),
     ),
     Distribution("acme-more-verbs", MORE_COMMANDS, {"swift.commands": {"measure-it": "Measure", "doctor": "Doctor"}}),
     Distribution(

@@ -92,7 +92,7 @@ def test_bad_target_is_blamed_on_its_plugin(target: str, error: str) -> None:
     plugin = type("Plugin", (), {"swift_wrap_model": lazy_hook(target)})
     opened = open_hooks(LoadedPlugin(ENTRY, plugin(), capabilities=Capabilities()))
     with pytest.raises((ImportError, TypeError)) as raised:
-        opened.swift_wrap_model(None, None)  # type: ignore[arg-type]  # never looked at
+        opened.swift_wrap_model(None, None)  # type: ignore[arg-type]  # not read
     explanation = explained(raised.value)
     assert explanation is not None
     assert "backend 'acme' (acme-backend 2.5) failed in swift_wrap_model: " in explanation.message
@@ -102,7 +102,7 @@ def test_bad_target_is_blamed_on_its_plugin(target: str, error: str) -> None:
 def test_unknown_hook_is_refused_at_selection() -> None:
     plugin = type("Plugin", (), {"swift_setpu": lazy_hook("lazy_acme:check")})
     with pytest.raises(PluginError, match=r"unknown hook 'swift_setpu'.\nRename it. Did you mean 'swift_setup'"):
-        check_hooks(ENTRY, plugin(), BackendHooks, ())
+        check_hooks(ENTRY, plugin(), ())
 
 
 def declared() -> Iterator[tuple[str, str, str]]:
@@ -113,7 +113,7 @@ def declared() -> Iterator[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("backend", "hook", "target"), list(declared()))
 def test_targets_have_the_types_of_their_hooks(backend: str, hook: str, target: str) -> None:
-    """Read from the source, since importing the engines takes long: the conformance kit does, of every backend."""
+    """Read from the source, since importing the engines takes long; the conformance kit imports them."""
     module, _, name = target.partition(":")
     spec = find_spec(module)
     assert spec is not None

@@ -9,13 +9,13 @@ import pytest
 
 from swift.config.parse import config_from_mapping
 from swift.config.sections import Section
-from swift.contracts import RoundWork
+from swift.contracts import BatchSchedule, RoundWork
 from swift.data.batch import Batch
 from swift.errors import PluginError
 from swift.objectives.kto import Kto, KtoOptions
 from swift.plugins.entry import PluginEntry
 from swift.plugins.load import LoadedPlugin
-from swift.plugins.objective import make_objective, rounds_of
+from swift.plugins.objective import make_objective
 
 ENTRY = PluginEntry("swift.objectives", "made_up", "made-up", "1.0", "made_up:MadeUp", None)
 
@@ -54,7 +54,7 @@ def test_objective_without_row_weight_is_refused(tmp_path: Path, monkeypatch: py
     assert "sum(sample.loss_weight for sample in samples)" in (error.value.hint or "")
 
 
-class GoodPlan:
+class GoodPlan(BatchSchedule):
     total_steps = 3
     steps_per_epoch = None
 
@@ -62,7 +62,7 @@ class GoodPlan:
         return 0.0
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Any:
-        return Batch(step, [(None,)], 0, 1, 1.0, 1, 1, False, 0)  # type: ignore[list-item]  # nobody reads the row
+        return Batch(step, [(None,)], 0, 1, 1.0, 1, 1, False, 0)  # type: ignore[list-item]  # the row is not read
 
     def state(self) -> Any:
         return {"round": 2, "prompts": [1, 2]}
@@ -99,24 +99,20 @@ def used(own: Any) -> None:
 @pytest.mark.parametrize(
     ("member", "value", "message"),
     [
-        ("total_steps", 0, "a schedule whose total_steps is a whole number above 0"),
-        ("total_steps", 2.5, "a schedule whose total_steps is a whole number"),
-        ("steps_per_epoch", -1, "steps_per_epoch is a whole number above 0, or None"),
-        ("batch", None, "a schedule with a method batch"),
-        ("epoch_at", lambda step: "soon", "a finite number"),
-        ("batch", lambda *_: [], "a swift.data.batch.Batch"),
+        ("total_steps", 0, "a number of steps above 0"),
+        ("total_steps", 2.5, "whose total_steps is the float 2.5 from batch_schedule. Expected: int"),
+        ("steps_per_epoch", "1", "Expected: int | None"),
+        ("epoch_at", lambda step: "soon", "returned the str 'soon' from epoch_at of its schedule. Expected: float"),
+        ("batch", lambda *_: [], "Expected: Batch"),
         ("batch", lambda *_: Batch(0, [], 0, 1, 1.0, 1, 1, False, 0), "a batch with rows, or a spare row"),
         ("state", lambda: {"rng": object()}, "a mapping of JSON values"),
-        ("state", lambda: [1], "a mapping of JSON values"),
-        ("evaluate", lambda step: {}, "a schedule with both evaluate and evaluation_metrics, or neither"),
-        ("evaluation_metrics", ("reward",), "a schedule with both evaluate and evaluation_metrics, or neither"),
-        ("metrics", lambda step: 0.5, "a mapping of names to numbers"),
-        ("metrics", lambda step: {"reward": "high"}, "a number for 'reward'"),
-        ("metrics", lambda step: {1: 0.5}, "a mapping whose names are texts"),
+        ("state", lambda: [1], "Expected: Mapping[str, Any]"),
+        ("evaluation_metrics", ("reward",), "a schedule with one of evaluate and evaluation_metrics"),
+        ("metrics", lambda step: 0.5, "Expected: Mapping[str, float]"),
+        ("metrics", lambda step: {"reward": "high"}, "whose ['reward'] is the str 'high'"),
     ],
 )
 def test_batch_schedule_breaking_contract_names_plugin(member: str, value: Any, message: str) -> None:
-    """A batch schedule that breaks the contract is refused by the name of its plugin."""
     own = GoodPlan()
     setattr(own, member, value)
     with pytest.raises(PluginError, match="made_up") as error:
@@ -127,14 +123,14 @@ def test_batch_schedule_breaking_contract_names_plugin(member: str, value: Any, 
 @pytest.mark.parametrize(
     ("names", "came", "message"),
     [
-        ("reward", {"reward": 1.0}, "a schedule whose evaluation_metrics are names"),
+        ("reward", {"reward": 1.0}, "Expected: Sequence[str] | None"),
         (("reward", "length"), {"reward": 1.0}, "no number for 'length'"),
-        (("reward",), None, "a mapping of names to numbers"),
+        (("reward",), None, "Expected: Mapping[str, float]"),
     ],
 )
 def test_batch_schedule_not_evaluating_its_metric_is_refused(names: Any, came: Any, message: str) -> None:
-    own: Any = GoodPlan()
-    own.evaluation_metrics, own.evaluate = names, lambda step: came
+    evaluate = {"evaluation_metrics": names, "evaluate": lambda self, step: came}
+    own = type("Evaluating", (GoodPlan,), evaluate)()
     with pytest.raises(PluginError, match="made_up") as error:
         planned(own).evaluate(0)
     assert message in error.value.message
@@ -145,17 +141,15 @@ def test_batch_schedule_errors_name_plugin() -> None:
         def batch_schedule(self, context: Any) -> Any:
             raise KeyError("no prompts")
 
-    with pytest.raises(PluginError, match=r"made_up.* failed in schedule: KeyError: 'no prompts'"):
+    with pytest.raises(PluginError, match=r"made_up.* failed in batch_schedule: KeyError: 'no prompts'"):
         made(MadeUp).batch_schedule(None)
 
 
 def test_rounds_hook_must_return_contract_object() -> None:
-    """The work of rounds is an object of the contract or None."""
-
-    class Says(Kto):
+    class Counts(Kto):
         def rounds(self, config: Any) -> Any:
             return {"drawn": 1.0}
 
-    assert rounds_of(made(Kto), None) == RoundWork()  # type: ignore[arg-type]  # an objective without rounds reads none
+    assert made(Kto).rounds(None) == RoundWork()
     with pytest.raises(PluginError, match=r"made_up.*rounds.*RoundWork"):
-        rounds_of(made(Says), None)  # type: ignore[arg-type]  # as above
+        made(Counts).rounds(None)

@@ -11,20 +11,21 @@ from rounds_plugin import LabelledEncoding
 
 from swift.config.capabilities import check_capabilities, lacking_media
 from swift.config.parse import parse
-from swift.config.sections import Config
+from swift.config.sections import Config, Section
 from swift.contracts import Capabilities, Need
 from swift.errors import UnsupportedLayout
+from swift.objectives.base import PerSampleObjective
 from swift.testing import third_party
 
 
-class Objective:
-    """As much of an objective as the check reads."""
-
+class Thoughtful(PerSampleObjective[Section]):
     name = "thoughtful"
-    needs = frozenset({Need.TOKEN_LOGPS})
+
+    def loss(self, view: Any, batch: Any) -> Any:
+        raise AssertionError("nothing is trained here")
 
 
-OBJECTIVE: Any = Objective()
+OBJECTIVE = Thoughtful(Section())
 
 
 def refusal(capabilities: Capabilities, sections: dict[str, Any], objective: Any = OBJECTIVE) -> str:
@@ -80,10 +81,10 @@ def test_layout_within_capabilities_passes() -> None:
 def test_objective_need_missing_in_backend_is_named() -> None:
     """An objective's need that the backend cannot supply is named."""
 
-    class Rewarding(Objective):
+    class Rewarding(Thoughtful):
         needs = frozenset({Need.SCORES})
 
-    assert "'thoughtful' needs (scores)" in refusal(ABLE, {}, Rewarding())
+    assert "'thoughtful' needs (scores)" in refusal(ABLE, {}, Rewarding(Section()))
 
 
 def test_unsupported_modality_is_named_before_weights_load() -> None:
@@ -92,12 +93,14 @@ def test_unsupported_modality_is_named_before_weights_load() -> None:
     class Pictured(LabelledEncoding):
         modalities = frozenset({"text", "image"})
 
-    class Seeing(Objective):
+    class Seeing(Thoughtful):
         encoding = Pictured()
 
-    assert "does not have samples with image, as the objective 'thoughtful' reads them." in refusal(ABLE, {}, Seeing())
+    assert "does not have samples with image, as the objective 'thoughtful' reads them." in refusal(
+        ABLE, {}, Seeing(Section())
+    )
     able = replace(ABLE, modalities=frozenset({"text", "image"}))
-    check_capabilities(able, Config(), Seeing())  # type: ignore[arg-type]  # as much of one as is read
+    check_capabilities(able, Config(), Seeing(Section()))
 
 
 def test_an_installed_backend_that_has_it_is_recommended(installed: Path) -> None:

@@ -1,4 +1,4 @@
-"""What plugins raise and answer: whose it is, where its traceback lies, and what goes on without it."""
+"""Errors of plugins: which plugin is named, where its traceback is, and what continues without it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from swift.cli.main import run
 from swift.config.parse import parse
 from swift.errors import PluginError, TrainingError
 from swift.hookspecs import hookimpl
-from swift.plugins import waiting
+from swift.plugins.hooks import core_settings, describe_plan, implements, presets, read_third_party, write_third_party
 from swift.plugins.known import PACKAGES
 from swift.plugins.load import load_backend, load_observers
-from swift.plugins.outside import core_settings, describe_plan, implements, presets, read_third_party, write_third_party
 
 SOURCE = '''
 import time
@@ -60,13 +59,13 @@ class WithHooks(built_in.TorchBackend):
         return {"small": "speed: 1"}
 
     @hookimpl
-    def swift_read_foreign(self, folder):
+    def swift_read_third_party(self, folder):
         if not (folder / "card").exists():
             return None
         return Foreign()
 
     @hookimpl
-    def swift_write_foreign(self, state, folder):
+    def swift_write_third_party(self, state, folder):
         (folder / "card").write_text(state)
 
 
@@ -78,21 +77,6 @@ class Foreign:
 
     def read(self, name):
         raise RuntimeError("the card is scratched")
-
-
-class WithMethods(built_in.TorchBackend):
-    """Written before these methods were hooks."""
-
-    presets = {"small": "speed: 2"}
-
-    def describe_plan(self, config, processes):
-        return [f"{processes} hold it"]
-
-    def foreign_checkpoint(self, folder):
-        return Foreign()
-
-    def foreign_writer(self, state, folder):
-        (folder / "old card").write_text(state)
 
 
 class Restless:
@@ -133,7 +117,7 @@ def rough(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rough\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[swift.backends]\nlater = rough:FailsLater\ntwice = rough:FailsAtTheEndToo\n"
-        "hooks = rough:WithHooks\nmethods = rough:WithMethods\n"
+        "hooks = rough:WithHooks\n"
         "[swift.observers]\nrestless = rough:Restless\nslow = rough_slow:Slow\n"
     )
     monkeypatch.syspath_prepend(str(site))
@@ -144,7 +128,6 @@ def rough(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("rough")
 def test_failed_step_names_rank_step_plugin_and_checkpoint(tiny: Path, tmp_path: Path) -> None:
-    """A step that fails names process step plugin and the checkpoint to go on from."""
     changes = {"backend.name": "later", "checkpoint.save_steps": 1, "train.max_steps": 4}
     with pytest.raises(TrainingError) as caught:
         run_training(tiny, tmp_path, conversations(16), changes)
@@ -163,7 +146,6 @@ def test_failed_step_names_rank_step_plugin_and_checkpoint(tiny: Path, tmp_path:
 
 @pytest.mark.usefixtures("rough")
 def test_error_at_end_does_not_hide_run_error(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What goes wrong at the end does not hide why a run failed."""
     with pytest.raises(TrainingError, match="the cable fell out"):
         run_training(tiny, tmp_path, conversations(16), {"backend.name": "twice"})
     said = capsys.readouterr().out
@@ -174,7 +156,7 @@ def test_error_at_end_does_not_hide_run_error(tiny: Path, tmp_path: Path, capsys
 def test_errors_of_this_project_are_internal_errors(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the built-in backend raises is not told to be reported to someone else, nor mended by an upgrade."""
+    """The hint names neither other authors nor an upgrade."""
 
     def broken(*_: object) -> None:
         raise AttributeError("no such attribute")
@@ -186,7 +168,7 @@ def test_errors_of_this_project_are_internal_errors(
         run_training(tiny, tmp_path, conversations(4))
     assert "This is an internal error of swift: report it to its developers" in str(caught.value)
     assert "pip install" not in str(caught.value)
-    assert "those who publish" not in str(caught.value)
+    assert "the authors of" not in str(caught.value)
 
 
 def test_distributions_of_this_project_are_known() -> None:
@@ -196,8 +178,6 @@ def test_distributions_of_this_project_are_known() -> None:
 
 @pytest.mark.usefixtures("rough")
 def test_observer_failing_on_one_rank_is_disabled_on_all(tiny: Path, tmp_path: Path) -> None:
-    """An observer that fails on one process is left out on all."""
-
     def job() -> Any:
         changes = {"logging.report_to": ["jsonl", "restless"], "train.max_steps": 4}
         return run_training(tiny, tmp_path, conversations(32), changes).summary.status
@@ -209,16 +189,14 @@ def test_observer_failing_on_one_rank_is_disabled_on_all(tiny: Path, tmp_path: P
 
 
 @pytest.mark.usefixtures("rough")
-def test_a_plugin_that_takes_long_to_import_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+def test_slow_import_names_plugin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("swift.plugins.load.PATIENCE", 0.01)
     load_observers(["slow"])
     assert capsys.readouterr().err == "Still importing observer 'slow' (rough 1.0). Ctrl-C ends the command.\n"
 
 
 @pytest.mark.usefixtures("rough")
-def test_what_is_quick_to_import_is_not_spoken_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_import_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     load_backend("hooks")
     assert capsys.readouterr().err == ""
 
@@ -242,19 +220,6 @@ def test_hooks_outside_of_runs_reach_the_backend(tmp_path: Path) -> None:
         found.read("a")
 
 
-@pytest.mark.usefixtures("rough")
-def test_backend_with_plain_methods_works(tmp_path: Path) -> None:
-    backend = load_backend("methods")
-    parsed = parse(["--backend", "methods", "--model", "m", "--dataset", "d"], "sft")
-    assert implements(backend, "swift_read_third_party")
-    assert describe_plan(backend, parsed.config, 2) == ["2 hold it"]
-    assert presets(backend) == {"small": "speed: 2"}
-    assert read_third_party(backend, tmp_path) is not None
-    state: Any = "written"
-    write_third_party(backend, state, tmp_path)
-    assert (tmp_path / "old card").read_text() == "written"
-
-
 def test_backend_without_optional_hooks_works(tmp_path: Path) -> None:
     backend = load_backend("torch")
     assert not implements(backend, "swift_read_third_party")
@@ -263,6 +228,6 @@ def test_backend_without_optional_hooks_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("rough")
-def test_a_preset_of_a_third_party_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_third_party_preset_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "hooks", "small"]) == 0
     assert capsys.readouterr().out == "speed: 1"

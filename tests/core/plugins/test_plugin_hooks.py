@@ -28,7 +28,7 @@ def test_each_hook_passes_named_arguments(installed: Path) -> None:
     state: Any = SimpleNamespace(step=0)
     assert hooks.swift_shard(ANYTHING, state) is state
     assert hooks.swift_train_step(ANYTHING, ANYTHING, 3, ANYTHING).loss == 3.0  # type: ignore[arg-type]  # a stand-in batch
-    hooks.swift_check_layout(ANYTHING)  # optional: nobody implements it
+    hooks.swift_check_layout(ANYTHING)  # optional, and not implemented
     hooks.swift_save_checkpoint(ANYTHING, ANYTHING, log)
     hooks.swift_load_checkpoint(ANYTHING, ANYTHING, log)
     hooks.swift_teardown(log)
@@ -37,17 +37,17 @@ def test_each_hook_passes_named_arguments(installed: Path) -> None:
     assert list(hooks.swift_iter_weights(ANYTHING, weight)) == [("weight", weight)]
 
 
-def test_an_observers_wrapper_goes_around_the_backends_step(installed: Path) -> None:
+def test_observer_wrapper_surrounds_step(installed: Path) -> None:
     hooks = open_hooks(load_backend("acme"), observers=load_observers(["doubler", "listener"]))
     seen = sys.modules["acme_observers"].seen
     seen.clear()
     result = hooks.swift_train_step(ANYTHING, ANYTHING, 3, ANYTHING)  # type: ignore[arg-type]  # a stand-in batch
-    hooks.swift_step_end(ANYTHING, "record")  # type: ignore[arg-type]  # handed on untouched
+    hooks.swift_step_end(ANYTHING, "record")  # type: ignore[arg-type]  # passed unchanged
     assert result.loss == 6.0
     assert seen == [("before", 3), ("after", 3.0), ("told", "record")]
 
 
-def test_runs_do_not_see_each_others_plugins(installed: Path) -> None:
+def test_runs_have_separate_plugins(installed: Path) -> None:
     open_hooks(load_backend("acme"), observers=load_observers(["doubler"]))
     alone = open_hooks(load_backend("acme"))
     assert alone.swift_train_step(ANYTHING, ANYTHING, 3, ANYTHING).loss == 3.0  # type: ignore[arg-type]  # a stand-in batch
@@ -56,11 +56,11 @@ def test_runs_do_not_see_each_others_plugins(installed: Path) -> None:
 
 def test_hook_without_return_value_is_named(installed: Path) -> None:
     hooks = open_hooks(load_backend("acme"))
-    with pytest.raises(PluginError, match=r"swift_forward answered nothing.*acme-good 1\.0"):
+    with pytest.raises(PluginError, match=r"swift_forward returned nothing.*acme-good 1\.0"):
         hooks.swift_forward(ANYTHING, ANYTHING, ANYTHING, ANYTHING)
 
 
-def test_all_processes_stop_when_one_has_another_version(installed: Path) -> None:
+def test_other_version_on_one_rank_stops_all(installed: Path) -> None:
     mine = load_backend("acme")
     other = dataclasses.replace(mine, entry=dataclasses.replace(mine.entry, version="1.1"))
     everyone = [fingerprint([mine]), fingerprint([mine]), fingerprint([other])]
@@ -76,7 +76,7 @@ def test_all_processes_stop_when_one_has_another_version(installed: Path) -> Non
     assert "acme-good 1.0" in message
 
 
-def test_a_plugin_that_only_one_process_has_is_a_difference(installed: Path) -> None:
+def test_plugin_on_one_rank_only_stops_all(installed: Path) -> None:
     backend, observers = load_backend("acme"), load_observers(["listener"])
     everyone = [fingerprint([backend]), fingerprint([backend, *observers])]
     with pytest.raises(PluginError, match=r"'listener' is acme-observers 1\.0 .* on rank 1, but not there on rank 0"):

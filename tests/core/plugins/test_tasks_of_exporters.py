@@ -25,12 +25,11 @@ def test_exporter_gets_only_its_declared_tasks(installed: Path, monkeypatch: pyt
     with pytest.raises(UnsupportedLayout, match=r"'small' does not write models of model\.task reward") as caught:
         check_export(ends_with("small", "reward"))
     assert "--export.to hf" in caught.value.hint
-    with pytest.raises(PluginError, match=r"'spelled' .* writes the tasks 'causal_lm'"):
+    with pytest.raises(PluginError, match=r"'spelled' .* declares tasks as the str 'causal_lm'"):
         load_exporter("spelled")
 
 
 def test_value_model_for_vllm_is_refused_in_config() -> None:
-    """A model of values for vLLM is refused while the configuration is read."""
     install_objectives()
     settings = {"objective.name": "kit-values", "tuner.kind": "full", "model.path": "nowhere"}
     value = {**settings, "model.task": "value"}

@@ -69,7 +69,7 @@ def _trained(model: Path, output: Path, name: str, **changes: object) -> Trained
 
 
 @pytest.mark.full
-def test_it_trains_what_it_chooses_alike_in_shards_and_resumes(site: Path) -> None:
+def test_shards_and_resume_train_alike(site: Path) -> None:
     model = write_model(site / "model", num_hidden_layers=1)
     alone = succeeded(on_processes(1, partial(_trained, model, site / "out", "torch"))[0])[0]
     sharded = {"backend.name": "fsdp", "parallel.dp_shard": 2}
@@ -87,14 +87,13 @@ def test_it_trains_what_it_chooses_alike_in_shards_and_resumes(site: Path) -> No
     assert on.losses == pytest.approx(alone.losses[2:], rel=1e-5)
 
 
-def test_one_that_trains_nothing_is_named(site: Path) -> None:
+def test_tuner_that_trains_nothing_is_named(site: Path) -> None:
     model = write_model(site / "model", num_hidden_layers=1)
     with pytest.raises(PluginError, match=r"tuner 'idle' \(acme-tuners 1\.0\).*all frozen"):
         _trained(model, site / "out", "idle", **{"tuner.kind": "idle"})
 
 
 def test_backend_without_tuner_refuses_before_loading(site: Path) -> None:
-    """A backend that does not serve it refuses before anything is loaded."""
     with pytest.raises(UnsupportedLayout, match=r"what the tuner 'bitfit' needs \(weights\)") as caught:
         config_from_mapping({"backend.name": "megatron", "tuner.kind": "bitfit"})
     assert "--backend" in str(caught.value)

@@ -20,7 +20,7 @@ from swift.processes.group import (
     find_group,
     first_machine,
     join,
-    threads_told,
+    threads_set,
 )
 from swift.processes.reports import reported_errors
 
@@ -160,7 +160,7 @@ def test_stale_world_size_does_not_wait_for_peers() -> None:
 
 
 def test_a_variable_that_is_no_number_is_named() -> None:
-    with pytest.raises(ConfigError, match="MASTER_PORT should be a whole number, and is 'tcp://1'"):
+    with pytest.raises(ConfigError, match="MASTER_PORT must be a whole number, but is 'tcp://1'"):
         find_group(POD | {"MASTER_PORT": "tcp://1"})
 
 
@@ -228,10 +228,10 @@ def test_launched_process_starts_no_others() -> None:
     [
         ({"NODE_RANK": ""}, "NODE_RANK is not set"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
-        ({"NODE_RANK": "2"}, "numbered from 0 to 1"),
-        ({"NNODES": "1:2"}, "NNODES should be a whole number"),
+        ({"NODE_RANK": "2"}, "ranks go from 0 to 1"),
+        ({"NNODES": "1:2"}, "NNODES must be a whole number"),
         ({"NNODES": "0"}, "at least one machine"),
-        ({"NPROC_PER_NODE": "many"}, "NPROC_PER_NODE should be a whole number"),
+        ({"NPROC_PER_NODE": "many"}, "NPROC_PER_NODE must be a whole number"),
         ({"NPROC_PER_NODE": "0"}, "from 1 to"),
     ],
 )
@@ -244,18 +244,18 @@ def test_a_wrong_variable_in_front_of_a_command_is_named(wrong: dict[str, str], 
 @pytest.mark.parametrize(
     ("variables", "named"),
     [
-        (POD | {"RANK": "2"}, "number 2 of 2"),
-        (POD | {"WORLD_SIZE": "0"}, "WORLD_SIZE should be a whole number from 1"),
-        (POD | {"MASTER_PORT": "65536"}, "MASTER_PORT should be a whole number from 1 to 65535, and is '65536'"),
-        (POD | {"RANK": "9" * 5000}, "RANK should be a whole number"),
-        (POD | {"RANK": "\N{ARABIC-INDIC DIGIT ONE}"}, "RANK should be a whole number"),
-        (POD | {"LOCAL_RANK": "0", "RANK": "2"}, "number 2 of 2"),
-        (POD | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE should be a whole number from 1"),
-        ({"RANK": "1", "LOCAL_RANK": "0"}, "number 1 of 1"),
-        ({"LOCAL_WORLD_SIZE": "two"}, "LOCAL_WORLD_SIZE should be a whole number"),
-        ({"OMP_NUM_THREADS": "1.5"}, "OMP_NUM_THREADS should be a whole number"),
-        (TASK | {"SLURM_PROCID": "16"}, "number 16 of 16"),
-        ({"PET_NNODES": "2", "PET_NODE_RANK": "2"}, "number 2 of 2"),
+        (POD | {"RANK": "2"}, "RANK is 2, but WORLD_SIZE is 2"),
+        (POD | {"WORLD_SIZE": "0"}, "WORLD_SIZE must be a whole number from 1"),
+        (POD | {"MASTER_PORT": "65536"}, "MASTER_PORT must be a whole number from 1 to 65535, but is '65536'"),
+        (POD | {"RANK": "9" * 5000}, "RANK must be a whole number"),
+        (POD | {"RANK": "\N{ARABIC-INDIC DIGIT ONE}"}, "RANK must be a whole number"),
+        (POD | {"LOCAL_RANK": "0", "RANK": "2"}, "RANK is 2, but WORLD_SIZE is 2"),
+        (POD | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE must be a whole number from 1"),
+        ({"RANK": "1", "LOCAL_RANK": "0"}, "RANK is 1, but WORLD_SIZE is 1"),
+        ({"LOCAL_WORLD_SIZE": "two"}, "LOCAL_WORLD_SIZE must be a whole number"),
+        ({"OMP_NUM_THREADS": "1.5"}, "OMP_NUM_THREADS must be a whole number"),
+        (TASK | {"SLURM_PROCID": "16"}, "RANK is 16, but WORLD_SIZE is 16"),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "2"}, "RANK is 2, but WORLD_SIZE is 2"),
     ],
 )
 def test_invalid_process_variables_are_refused(variables: dict[str, str], named: str) -> None:
@@ -267,8 +267,8 @@ def test_invalid_process_variables_are_refused(variables: dict[str, str], named:
 
 
 def test_threads_for_nested_regions_are_not_those_of_a_process() -> None:
-    assert threads_told({"OMP_NUM_THREADS": "4,2"}) == 4
-    assert threads_told({"OMP_NUM_THREADS": ""}) is None
+    assert threads_set({"OMP_NUM_THREADS": "4,2"}) == 4
+    assert threads_set({"OMP_NUM_THREADS": ""}) is None
 
 
 def test_rank_error_is_reported_without_rank(monkeypatch: pytest.MonkeyPatch) -> None:

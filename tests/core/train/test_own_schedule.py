@@ -78,9 +78,9 @@ def test_batch_schedule_state_needs_its_schedule_to_resume(
     import rounds_plugin
 
     whole = run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.max_steps": 2})
-    monkeypatch.delattr(rounds_plugin.Rounds, "plan")
+    monkeypatch.delattr(rounds_plugin.Rounds, "batch_schedule")
     resume = {"checkpoint.resume": str(whole.folder / "checkpoint-1"), "logging.run_name": "resumed"}
-    with pytest.raises(CheckpointError, match="the state of an objective's own plan"):
+    with pytest.raises(CheckpointError, match="the state of an objective's own schedule"):
         run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.max_steps": 2, **resume})
 
 

@@ -98,21 +98,23 @@ def _tensors(
 ) -> dict[str, torch.Tensor]:
     """Weights and moments of one parameter; of all its pieces, since every process must know of every tensor."""
     tensors: dict[str, torch.Tensor] = {}
-    place = parameter.shape, tensor_shard_of(parameter)
+    placement = parameter.shape, tensor_shard_of(parameter)
     slots: dict[str, Any] = {} if fragment is None else state.partitions.optimizer.state.get(fragment.owner, {})
     for piece in pieces:
-        tensors[model_name(piece.name)] = _boxes(piece, *place, fragment, None if fragment is None else fragment.values)
+        tensors[model_name(piece.name)] = _slices(
+            piece, *placement, fragment, None if fragment is None else fragment.values
+        )
         if counts is None:
             continue
         for name in state.moments:
             held = fragment.moment(slots, name) if fragment is not None and name in slots else None
-            tensors[optim_name(piece.name, name)] = _boxes(piece, *place, fragment, held)
+            tensors[optim_name(piece.name, name)] = _slices(piece, *placement, fragment, held)
         if "step" in state.slots:
             tensors[optim_name(piece.name, "step")] = counts
     return tensors
 
 
-def _boxes(
+def _slices(
     piece: Piece,
     shape: Sequence[int],
     tensor_shard: TensorShard | None,
@@ -126,11 +128,11 @@ def _boxes(
         return TensorSlices(
             piece.shape, part_slices(piece.shape, piece.start, fragment.start, held), dtype=torch.float32
         )
-    boxes = [
-        (tuple(start + tensor_shard.start * (dim == tensor_shard.dim) for dim, start in enumerate(corner)), box)
-        for corner, box in part_slices(shape, 0, fragment.start, held)
+    slices = [
+        (tuple(start + tensor_shard.start * (dim == tensor_shard.dim) for dim, start in enumerate(corner)), held_slice)
+        for corner, held_slice in part_slices(shape, 0, fragment.start, held)
     ]
-    return TensorSlices(piece.shape, boxes, dtype=torch.float32)
+    return TensorSlices(piece.shape, slices, dtype=torch.float32)
 
 
 def _step_of(state: DeepSpeedState, fragment: Fragment | None) -> torch.Tensor | None:

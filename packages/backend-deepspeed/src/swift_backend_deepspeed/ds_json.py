@@ -21,7 +21,7 @@ from swift.config.own_options import AdamOptions
 from swift.config.sections import Config
 from swift.errors import ConfigError, UnsupportedLayout, did_you_mean
 from swift.untrusted import is_deeper, parse_json, read_text, shown
-from swift_backend_deepspeed.known_keys import ELSEWHERE, FREE, KNOWN, OLD_NAMES
+from swift_backend_deepspeed.known_keys import DONE_BY_SWIFT, FREE, KNOWN, OLD_NAMES
 from swift_backend_deepspeed.value_kinds import check_kinds, without_nulls
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def preset_text(name: str) -> str:
 
 def check(content: Json, name: str) -> None:
     """Refuse unknown keys, stages that are none, and two precisions at once."""
-    for place, key, known in _keys(content):
+    for section, key, known in _keys(content):
         if key not in known:
-            path = f"{place}.{key}".lstrip(".")
+            path = f"{section}.{key}".lstrip(".")
             meant = OLD_NAMES.get(key)
             suggestion = f" Did you mean {meant!r}?" if meant else did_you_mean(key, known)
             raise ConfigError(
@@ -143,9 +143,9 @@ def implied_settings(content: Json) -> Mapping[str, tuple[Any, str]]:
     """Core's key → (value, where the JSON says it)."""
     found: dict[str, tuple[Any, str]] = {}
 
-    def take(key: str, place: str, value: Any) -> None:
+    def take(key: str, section: str, value: Any) -> None:
         if value not in (None, AUTO):
-            found[key] = (value, f"DeepSpeed's {place}")
+            found[key] = (value, f"DeepSpeed's {section}")
 
     micro, accumulation = content.get("train_micro_batch_size_per_gpu"), content.get("gradient_accumulation_steps")
     take("train.micro_batch", "train_micro_batch_size_per_gpu", micro)
@@ -195,7 +195,7 @@ def resolved(content: Json, config: Config, *, precision: str, world: int, data_
     _fill_buckets(zero)
     if config.parallel.tp > 1:
         filled["tensor_parallel"] = {**content.get("tensor_parallel", {}), "autotp_size": config.parallel.tp}
-    if left := [place for place, value in _leaves(filled) if value == AUTO]:
+    if left := [section for section, value in _leaves(filled) if value == AUTO]:
         raise ConfigError(f'DeepSpeed\'s {left[0]} is "auto", which swift has no value for.', hint="Give it a value.")
     return filled
 
@@ -220,8 +220,8 @@ def remarks(content: Json, config: Config, *, data_size: int, precision: str) ->
         for key in zero:
             if key.startswith("stage3_") or key == "offload_param":
                 yield f"zero_optimization.{key} has no effect below stage 3."
-    for key in ELSEWHERE.keys() & content.keys():
-        yield f"DeepSpeed's {key} has no effect: {ELSEWHERE[key]}"
+    for key in DONE_BY_SWIFT.keys() & content.keys():
+        yield f"DeepSpeed's {key} has no effect: {DONE_BY_SWIFT[key]}"
     if content.get("scheduler", {}).get("params", {}).get("warmup_type", "log") == "log" and "WarmupLR" in str(
         content.get("scheduler", {}).get("type")
     ):
@@ -329,19 +329,19 @@ def _numbers(value: Any) -> Any:
     return value
 
 
-def _keys(content: Json, place: str = "") -> Iterator[tuple[str, str, frozenset[str]]]:
-    known = KNOWN.get(place)
+def _keys(content: Json, section: str = "") -> Iterator[tuple[str, str, frozenset[str]]]:
+    known = KNOWN.get(section)
     if known is None:
         return
     for key, value in content.items():
-        yield place, key, known
+        yield section, key, known
         if isinstance(value, dict) and key not in FREE:
-            yield from _keys(value, f"{place}.{key}".lstrip("."))
+            yield from _keys(value, f"{section}.{key}".lstrip("."))
 
 
-def _leaves(content: Json, place: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(content: Json, section: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in content.items():
-        path = f"{place}.{key}".lstrip(".")
+        path = f"{section}.{key}".lstrip(".")
         if isinstance(value, dict):
             yield from _leaves(value, path)
         else:

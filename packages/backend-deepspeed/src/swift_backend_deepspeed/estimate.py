@@ -121,8 +121,8 @@ def _gathered(content: dict[str, Any], weights: LocalWeights, *, recompute: bool
     What is used again before so many values have come and gone stays: on the way back that is the last half of them.
     A recomputed layer is left before its backward pass begins, and gathered once more as far as it is larger.
     """
-    said = content.get("zero_optimization", {}).get("stage3_max_reuse_distance")
-    stays = (float(said) if isinstance(said, int | float) else _REUSED) / 2
+    declared = content.get("zero_optimization", {}).get("stage3_max_reuse_distance")
+    stays = (float(declared) if isinstance(declared, int | float) else _REUSED) / 2
     times = 2 - min(1.0, stays / max(weights.all, 1.0))
     return times + (max(0.0, 1 - stays / max(weights.block, 1.0)) if recompute else 0.0)
 
@@ -144,5 +144,5 @@ def _stage(content: dict[str, Any], weights: LocalWeights) -> int:
 
 def _size(content: dict[str, Any], key: str) -> float:
     """Return a bucket's size in values: what the JSON says, or DeepSpeed's own default."""
-    said = content.get("zero_optimization", {}).get(key)
-    return float(said) if isinstance(said, int | float) else float(DEFAULTS[key])
+    declared = content.get("zero_optimization", {}).get(key)
+    return float(declared) if isinstance(declared, int | float) else float(DEFAULTS[key])

@@ -79,9 +79,9 @@ OLD_NAMES: Mapping[str, str] = {
     "offload_params": "offload_param",
     "cpu_offload_params": "offload_param",
 }
-"""Words from articles, and what is meant by them."""
+"""Outdated or mistyped keys, and the current ones."""
 
-ELSEWHERE: Mapping[str, str] = {
+DONE_BY_SWIFT: Mapping[str, str] = {
     "amp": "Apex is not used; the precision is --torch_dtype.",
     "curriculum_learning": "swift distributes the samples.",
     "data_efficiency": "swift distributes the samples.",
@@ -92,4 +92,4 @@ ELSEWHERE: Mapping[str, str] = {
     "pipeline": "ZeRO has no pipeline; type --backend megatron --pp.",
     "sparse_attention": "attention is chosen by --attn_impl.",
 }
-"""Sections that swift does the work of."""
+"""Sections whose work swift does itself."""

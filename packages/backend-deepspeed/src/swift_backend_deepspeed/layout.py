@@ -137,10 +137,10 @@ def _check_nvme(run: Run, section: Mapping[str, Any], stage: int) -> None:
             "State on a disk is read and written again for a checkpoint, which training has to wait for.",
             hint="Type --checkpoint.asynchronous false",
         )
-    place = section.get("nvme_path")
-    if not place:
+    nvme_path = section.get("nvme_path")
+    if not nvme_path:
         raise ConfigError("offload_optimizer to nvme needs a folder.", hint='Write "nvme_path": "/path/on/the/disk".')
-    folder = Path(str(place))
+    folder = Path(str(nvme_path))
     if not folder.is_dir():
         raise ConfigError(f"offload_optimizer.nvme_path {folder} is not a folder.", hint="Is the disk mounted?")
     try:

@@ -48,14 +48,14 @@ def open_native(folder: Path) -> ThirdPartyCheckpoint | None:
 
 
 @contextmanager
-def _damage(place: Path) -> Iterator[None]:
+def _damage(location: Path) -> Iterator[None]:
     """Say that a folder is damaged where its files hold values of other kinds than DeepSpeed writes."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as problem:
         found = f"{type(problem).__name__}: {problem}".splitlines()[0]
         raise CheckpointError(
-            f"{place} holds something else than DeepSpeed writes ({found[:200]}).",
+            f"{location} holds something else than DeepSpeed writes ({found[:200]}).",
             hint="Copy the folder again, or convert an earlier one.",
         ) from None
 
@@ -76,10 +76,10 @@ def _inside(folder: Path) -> Path | None:
     """Return the folder with the files themselves."""
     for name in ("latest_universal", "latest"):
         if (folder / name).is_file():
-            told = read_text(folder / name, CheckpointError, limit=_LATEST).strip()
-            if not told:
+            value = read_text(folder / name, CheckpointError, limit=_LATEST).strip()
+            if not value:
                 continue
-            tag = inside(folder, told, CheckpointError, source=str(folder / name))
+            tag = inside(folder, value, CheckpointError, source=str(folder / name))
             if any(tag.glob(_MODEL)) or (tag / "zero").is_dir():
                 return tag
     if any(folder.glob(_MODEL)):
@@ -120,7 +120,7 @@ def _load(file: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Location:
     """Where a parameter lies in flat pieces."""
 
     group: int
@@ -151,7 +151,7 @@ class Sharded(ThirdPartyCheckpoint):
         self._shared: Mapping[str, str] = model["shared_params"]
         self._frozen = self._frozen_parameters(folder, model)
         shapes = model["param_shapes"]
-        self._places = _places_of_3(shapes, len(files)) if stage == 3 else _places_of_2(shapes)
+        self._locations = _locations_of_3(shapes, len(files)) if stage == 3 else _locations_of_2(shapes)
         key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
         inner = "optimizer_state_dict" if stage == 3 else "base_optimizer_state"
         self._weights = [rank[key] for rank in self._ranks]
@@ -160,7 +160,7 @@ class Sharded(ThirdPartyCheckpoint):
 
     def names(self) -> Collection[str]:
         """Trained and frozen, tied ones once."""
-        return [*self._places, *self._frozen]
+        return [*self._locations, *self._frozen]
 
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
         """Pieces of all processes put together."""
@@ -170,32 +170,32 @@ class Sharded(ThirdPartyCheckpoint):
     def _read(self, name: str) -> Mapping[str, torch.Tensor]:
         if name in self._frozen:
             return {"weight": _together(self._frozen[name])}
-        place = self._places[name]
-        found = {"weight": self._piece(place, self._weights)}
-        group = _in_groups(self._weights[0], place.start)[0] if self._stage == 3 else place.group
+        location = self._locations[name]
+        found = {"weight": self._piece(location, self._weights)}
+        group = _in_groups(self._weights[0], location.start)[0] if self._stage == 3 else location.group
         state = self._states[0].get(group, {})
         if MOMENTS[0] in state:
             for slot in MOMENTS:
-                found[slot] = self._piece(place, [_moments(rank, slot) for rank in self._states])
+                found[slot] = self._piece(location, [_moments(rank, slot) for rank in self._states])
             found["step"] = torch.as_tensor(float(state["step"]))
         return found
 
-    def _piece(self, place: _Place, ranks: Sequence[Any]) -> torch.Tensor:
+    def _piece(self, location: _Location, ranks: Sequence[Any]) -> torch.Tensor:
         """`ranks` holds, of each process, flat pieces by group."""
-        numel = prod(place.shape)
+        numel = prod(location.shape)
         if self._stage == 3:
             length = -(-numel // len(ranks))
-            group, start = _in_groups(ranks[0], place.start)
+            group, start = _in_groups(ranks[0], location.start)
             parts = [rank[group].narrow(0, start, length) for rank in ranks]
         else:
             parts, begin = [], 0
             for rank in ranks:
-                piece = rank[place.group]
-                first, last = max(place.start, begin), min(place.start + numel, begin + piece.numel())
+                piece = rank[location.group]
+                first, last = max(location.start, begin), min(location.start + numel, begin + piece.numel())
                 if first < last:
                     parts.append(piece.narrow(0, first - begin, last - first))
                 begin += piece.numel()
-        return torch.cat(parts)[:numel].float().view(place.shape)
+        return torch.cat(parts)[:numel].float().view(location.shape)
 
     def _frozen_parameters(self, folder: Path, model: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:
         """Name → the parts of a parameter that nobody trained."""
@@ -253,32 +253,32 @@ def _moments(state: Mapping[Any, Mapping[str, torch.Tensor]], slot: str) -> list
     return [state[index][slot] for index in sorted(state)]
 
 
-def _places_of_2(shapes: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, _Place]:
+def _locations_of_2(shapes: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, _Location]:
     """Return the locations of parameters under ZeRO 1 and 2.
 
     A group is one run of elements, split into equal partitions.
     """
-    places = {}
+    locations = {}
     for group, members in enumerate(shapes):
         start = 0
         for name, shape in members.items():
-            places[_name(name)] = _Place(group, start, tuple(shape))
+            locations[_name(name)] = _Location(group, start, tuple(shape))
             start += prod(shape)
-    return places
+    return locations
 
 
-def _places_of_3(shapes: Iterable[Mapping[str, Sequence[int]]], ranks: int) -> dict[str, _Place]:
+def _locations_of_3(shapes: Iterable[Mapping[str, Sequence[int]]], ranks: int) -> dict[str, _Location]:
     """Return the locations of parameters under ZeRO 3.
 
     A process has an equal part of every one, one after the other.
     """
-    places = {}
+    locations = {}
     start = 0
     for group, members in enumerate(shapes):
         for name, shape in members.items():
-            places[_name(name)] = _Place(group, start, tuple(shape))
+            locations[_name(name)] = _Location(group, start, tuple(shape))
             start += -(-prod(shape) // ranks)
-    return places
+    return locations
 
 
 def _in_groups(groups: Sequence[torch.Tensor], start: int) -> tuple[int, int]:
@@ -296,16 +296,16 @@ def _settings(optimizer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [group for group in groups if {"lr", "betas", "eps"} <= group.keys()]
 
 
-def _step(told: object) -> int:
-    if not isinstance(told, int) or isinstance(told, bool) or not 0 <= told < 1 << 53:
-        raise ValueError(f"global_steps is {told!r:.40}")
-    return told
+def _step(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 53:
+        raise ValueError(f"global_steps is {value!r:.40}")
+    return value
 
 
-def _name(told: object) -> str:
-    if not isinstance(told, str):
-        raise ValueError(f"param_shapes names a parameter {told!r:.40}")
-    return told
+def _name(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"param_shapes names a parameter {value!r:.40}")
+    return value
 
 
 def _rows_per_step(model: Mapping[str, Any]) -> int:

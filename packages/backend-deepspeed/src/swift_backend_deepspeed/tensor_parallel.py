@@ -80,15 +80,15 @@ def adapters_opened(model: nn.Module) -> Iterator[None]:
     nothing under an adapter would be cut.
     """
     adapters = {type(module) for module in model.modules() if hasattr(module, "base_layer")}
-    owners = {base for each in adapters for base in each.__mro__ if isinstance(vars(base).get("weight"), property)}
-    shown = {owner: vars(owner)["weight"] for owner in owners}
-    for owner in owners:
-        del owner.weight  # type: ignore[attr-defined]  # which they were chosen for
+    classes = {base for each in adapters for base in each.__mro__ if isinstance(vars(base).get("weight"), property)}
+    shown = {cls: vars(cls)["weight"] for cls in classes}
+    for cls in classes:
+        del cls.weight  # type: ignore[attr-defined]  # which they were chosen for
     try:
         yield
     finally:
-        for owner, weight in shown.items():
-            owner.weight = weight  # type: ignore[attr-defined]
+        for cls, weight in shown.items():
+            cls.weight = weight  # type: ignore[attr-defined]
 
 
 def tensor_group() -> dist.ProcessGroup:

@@ -29,11 +29,11 @@ def write_universal(state: TrainedState, folder: Path) -> None:
     tag = folder / f"global_step{state.step}_universal"
     zero = tag / "zero"
     for name in (name for group in state.groups for name in group):
-        place = zero / name
-        place.mkdir(parents=True)
+        parameter_folder = zero / name
+        parameter_folder.mkdir(parents=True)
         for file, slot in (("fp32", "weight"), *((slot, slot) for slot in MOMENTS)):
-            torch.save({"param": state.read(name, slot)}, place / f"{file}.pt")
-        torch.save(state.read(name, "step"), place / "step.pt")
+            torch.save({"param": state.read(name, slot)}, parameter_folder / f"{file}.pt")
+        torch.save(state.read(name, "step"), parameter_folder / "step.pt")
     torch.save(_optimizer(state), zero / "optimizer_state.pt")
     for file in _MODEL_STATES:
         torch.save(_model(state), tag / file)

@@ -147,11 +147,11 @@ KINDS: Mapping[str, Mapping[str, Kind]] = {
 """Place → key → what its value must be."""
 
 
-def check_kinds(content: Mapping[str, Any], name: str, place: str = "") -> None:
+def check_kinds(content: Mapping[str, Any], name: str, section: str = "") -> None:
     """Refuse values of the wrong kind; `name` is the file's. Null counts as left out, and `"auto"` as anything."""
-    kinds = KINDS.get(place, {})
+    kinds = KINDS.get(section, {})
     for key, value in content.items():
-        path = f"{place}.{key}".lstrip(".")
+        path = f"{section}.{key}".lstrip(".")
         expected = kinds.get(key)
         if expected is not None and value not in (None, AUTO) and not expected[1](value):
             raise ConfigError(f"{name}: {path} must be {expected[0]}, not {_short(value)}.")

@@ -80,7 +80,7 @@ def _weights(state: FsdpState) -> dict[str, Any]:
     for pieces, parameter in canonical_parameters(state.model):
         local, region = local_slice(parameter)
         for piece in pieces:
-            tensors[model_name(piece.name)] = _boxes(piece, parameter, local, region)
+            tensors[model_name(piece.name)] = _slices(piece, parameter, local, region)
     return tensors
 
 
@@ -96,17 +96,17 @@ def _tensors(state: FsdpState) -> dict[str, Any]:
 def _slot_views(slot: Slot, value: torch.Tensor, pieces: list[Piece], parameter: torch.Tensor) -> dict[str, Any]:
     _, region = local_slice(parameter)
     return {
-        optim_name(piece.name, slot.name): _boxes(piece, parameter, value, region) if slot.shape == "like" else value
+        optim_name(piece.name, slot.name): _slices(piece, parameter, value, region) if slot.shape == "like" else value
         for piece in pieces
     }
 
 
-def _boxes(piece: Piece, parameter: torch.Tensor, held: torch.Tensor, region: tuple[slice, ...]) -> TensorSlices:
+def _slices(piece: Piece, parameter: torch.Tensor, held: torch.Tensor, region: tuple[slice, ...]) -> TensorSlices:
     """Return the part of one tensor on disk that lies in what this process holds of a parameter."""
     if piece.start == 0 and piece.numel == parameter.numel():
         offset = tuple(part.start for part in region)
-        boxes = [(offset, held)] if held.numel() else []
-        return TensorSlices(piece.shape, boxes, dtype=held.dtype)
+        slices = [(offset, held)] if held.numel() else []
+        return TensorSlices(piece.shape, slices, dtype=held.dtype)
     # Fused experts: a shard is a run of whole experts' rows, so that it lies in one piece.
     start = region[0].start * (parameter.numel() // parameter.shape[0])
     return TensorSlices(piece.shape, part_slices(piece.shape, piece.start, start, held.reshape(-1)), dtype=held.dtype)

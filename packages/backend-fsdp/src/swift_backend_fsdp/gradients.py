@@ -1,4 +1,4 @@
-"""Gradients of shards: handed to the optimizer, measured as one, and clipped."""
+"""Gradients of shards: passed to the optimizer, measured together, and clipped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from swift_backend_fsdp.shard import FsdpState, TrainedShard
 
 
-def hand_over(state: FsdpState) -> None:
+def set_gradients(state: FsdpState) -> None:
     """Give the optimizer's tensors the gradients that FSDP has left on the parameters."""
     for part in state.parts:
         gradient = part.parameter.grad

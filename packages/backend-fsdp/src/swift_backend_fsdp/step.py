@@ -42,7 +42,7 @@ def _train_step(run: Run, state: FsdpState, batch: Batch, objective: Objective) 
         batch = batch.with_stand_ins()
     passes = batch.most_micro_batches(run.topology.data_size)
     sums = accumulate(root, batch, objective, state.arithmetic, around=around, passes=passes)
-    gradients.hand_over(state)
+    gradients.set_gradients(state)
     if scaler.is_enabled():
         scaler.unscale_(state.optimizer)
         _share_overflow(state)

@@ -18,7 +18,7 @@ from torch import nn
 
 from swift.errors import UnsupportedLayout
 from swift.toolkit import ADAPTER, HEAD, START, VALUE_HEAD, adapter_names, base_model, name_map
-from swift_backend_megatron.tensor_map import MappedTensor, ShardBox
+from swift_backend_megatron.tensor_map import MappedTensor, Tile
 
 if TYPE_CHECKING:
     from swift.contracts import Run
@@ -175,23 +175,23 @@ def adapt(run: Run, built: MegatronModel, meta_copy: nn.Module) -> frozenset[str
     Return the names on disk of all of them.
     """
     specs = {each.weight: each for each in _specs(meta_copy)}
-    owners = {
+    found_in = {
         id(parameter): (chunk, name)
         for chunk in built.chunks
         for name, parameter in chunk.named_parameters(remove_duplicate=False)
     }
     device = torch.device(run.topology.device)
-    found: dict[tuple[int, str], list[tuple[AdapterSpec, list[ShardBox]]]] = {}
+    found: dict[tuple[int, str], list[tuple[AdapterSpec, list[Tile]]]] = {}
     modules: dict[tuple[int, str], Any] = {}
     for weight, each in specs.items():
         entry = built.tensor_map[weight]
-        for tensor in {id(box.tensor): box.tensor for box in entry.boxes}.values():
-            chunk, name = owners[id(tensor)]
+        for tensor in {id(tile.tensor): tile.tensor for tile in entry.tiles}.values():
+            chunk, name = found_in[id(tensor)]
             path = name.rpartition(".")[0]
             key = (id(chunk), path)
             modules[key] = chunk
-            boxes = [box for box in entry.boxes if box.tensor is tensor]
-            found.setdefault(key, []).append((each, boxes))
+            tiles = [tile for tile in entry.tiles if tile.tensor is tensor]
+            found.setdefault(key, []).append((each, tiles))
     _check_linear(found, modules)
     shapes = {weight: built.tensor_map[weight].shape for weight in specs}
     for each in specs.values():
@@ -203,8 +203,8 @@ def adapt(run: Run, built: MegatronModel, meta_copy: nn.Module) -> frozenset[str
     for (_, path), members in found.items():
         chunk = modules[_, path]
         layer: Any = chunk.get_submodule(path)
-        own = [_adapter(each, boxes, layer, built, device) for each, boxes in members]
-        added = _outputs([boxes for _, boxes in members], layer.weight.shape[0], device)
+        own = [_adapter(each, tiles, layer, built, device) for each, tiles in members]
+        added = _outputs([tiles for _, tiles in members], layer.weight.shape[0], device)
         parent, _, attribute = path.rpartition(".")
         setattr(chunk.get_submodule(parent), attribute, AdaptedLinear(layer, own, added, built.config))
     return frozenset(name for each in specs.values() for name in each.tensors)
@@ -218,8 +218,8 @@ def train_head(built: MegatronModel, meta_copy: nn.Module) -> frozenset[str]:
     for memory, name in adapter_names(meta_copy).items():
         if name == VALUE_HEAD:
             built.saved_with_adapters[name] = name
-            for box in built.tensor_map[name].boxes:
-                box.tensor.requires_grad_(True)
+            for tile in built.tensor_map[name].tiles:
+                tile.tensor.requires_grad_(True)
             continue
         weight = memory.removeprefix(_PREFIX).replace(f".modules_to_save.{ADAPTER}", "")
         if weight == memory.removeprefix(_PREFIX):
@@ -231,8 +231,8 @@ def train_head(built: MegatronModel, meta_copy: nn.Module) -> frozenset[str]:
             )
         head = built.tensor_map[name] = built.tensor_map.pop(weight)
         built.saved_with_adapters[name] = weight
-        for box in head.boxes:
-            box.tensor.requires_grad_(True)
+        for tile in head.tiles:
+            tile.tensor.requires_grad_(True)
     return frozenset(built.saved_with_adapters)
 
 
@@ -277,7 +277,7 @@ def _start(on_disk: Mapping[str, str], path: str, part: str) -> str:
 
 
 def _check_linear(
-    found: dict[tuple[int, str], list[tuple[AdapterSpec, list[ShardBox]]]],
+    found: dict[tuple[int, str], list[tuple[AdapterSpec, list[Tile]]]],
     modules: dict[tuple[int, str], Any],
 ) -> None:
     for (key, path), members in found.items():
@@ -292,13 +292,13 @@ def _check_linear(
 
 
 def _adapter(
-    spec: AdapterSpec, boxes: list[ShardBox], layer: Any, built: MegatronModel, device: torch.device
+    spec: AdapterSpec, tiles: list[Tile], layer: Any, built: MegatronModel, device: torch.device
 ) -> LoraAdapter:
     """Return the module, and map its tensors: B follows the rows of the weight, A its columns."""
-    rows = sum(box.sizes[0] for box in boxes)
-    columns = boxes[0].sizes[1]
-    first = boxes[0].offset[1]
-    if any(box.offset[1] != first or box.sizes[1] != columns for box in boxes):
+    rows = sum(tile.sizes[0] for tile in tiles)
+    columns = tiles[0].sizes[1]
+    first = tiles[0].offset[1]
+    if any(tile.offset[1] != first or tile.sizes[1] != columns for tile in tiles):
         raise UnsupportedLayout(
             f"{spec.weight} is sharded in a way that no adapter fits to.", hint="Type --backend fsdp"
         )
@@ -307,18 +307,18 @@ def _adapter(
     if spec.start is not None:
         pairs.append((spec.start[0], adapter.start_a, spec.start[1], adapter.start_b))
     for name_a, a, name_b, b in pairs:
-        built.tensor_map[name_a].boxes.append(ShardBox((0, first), (spec.rank, columns), a, 0))
+        built.tensor_map[name_a].tiles.append(Tile((0, first), (spec.rank, columns), a, 0))
         start = 0
-        for box in boxes:
-            height = box.sizes[0]
-            corner = (box.offset[0], 0)
-            built.tensor_map[name_b].boxes.append(ShardBox(corner, (height, spec.rank), b, start * spec.rank))
+        for tile in tiles:
+            height = tile.sizes[0]
+            corner = (tile.offset[0], 0)
+            built.tensor_map[name_b].tiles.append(Tile(corner, (height, spec.rank), b, start * spec.rank))
             start += height
     return adapter
 
 
-def _outputs(members: list[list[ShardBox]], outputs: int, device: torch.device) -> AdapterOutputs:
-    targets = [box.start // box.sizes[1] + row for boxes in members for box in boxes for row in range(box.sizes[0])]
+def _outputs(members: list[list[Tile]], outputs: int, device: torch.device) -> AdapterOutputs:
+    targets = [tile.start // tile.sizes[1] + row for tiles in members for tile in tiles for row in range(tile.sizes[0])]
     if len(targets) < outputs:
         return AdapterOutputs(targets=torch.tensor(targets, device=device))
     if targets == list(range(outputs)):

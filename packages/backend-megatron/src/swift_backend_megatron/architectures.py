@@ -107,7 +107,7 @@ def check_settings(text: Any, settings: Mapping[str, Any]) -> None:
     if getattr(text, "clip_qkv", None) is not None:
         _refuse(text, f"clip_qkv {text.clip_qkv}", "Megatron-Core does not clip queries, keys and values")
     if getattr(text, "mlp_bias", False) and not settings.get("num_moe_experts"):
-        _refuse(text, "mlp_bias true", "mcore-bridge has no place for biases of an MLP")
+        _refuse(text, "mlp_bias true", "mcore-bridge does not support MLP biases")
 
 
 def _refuse(text: Any, what: str, why: str) -> None:

@@ -14,7 +14,7 @@ from swift_backend_megatron import megatron_runtime
 if TYPE_CHECKING:
     from swift.contracts import CheckpointReader, CheckpointWriter
     from swift_backend_megatron.shard import MegatronState
-    from swift_backend_megatron.tensor_map import MappedTensor, Offset, ShardBox
+    from swift_backend_megatron.tensor_map import MappedTensor, Offset, Tile
 
 
 def save(state: MegatronState, writer: CheckpointWriter) -> None:
@@ -22,14 +22,14 @@ def save(state: MegatronState, writer: CheckpointWriter) -> None:
     with megatron_runtime.active(), torch.no_grad():
         tensors: dict[str, torch.Tensor] = {}
         for name, mapped in _saved(state):
-            held = [(box, offset, view) for box, offset, view in views_of(state, mapped) if not box.replica]
+            held = [(tile, offset, view) for tile, offset, view in views_of(state, mapped) if not tile.replica]
             tensors[model_name(name)] = TensorSlices(
                 mapped.shape,
-                [(offset, view + box.shift if box.shift else view) for box, offset, view in held],
+                [(offset, view + tile.shift if tile.shift else view) for tile, offset, view in held],
                 dtype=torch.float32,
             )
             for slot in state.masters.moments:
-                moments = [(o, view) for box, o, view in views_of(state, mapped, slot) if not box.replica]
+                moments = [(o, view) for tile, o, view in views_of(state, mapped, slot) if not tile.replica]
                 if moments:
                     tensors[optim_name(name, slot)] = TensorSlices(mapped.shape, moments, dtype=torch.float32)
                     if state.masters.counts:
@@ -74,23 +74,23 @@ class _Loaded:
         self,
         name: str,
         mapped: MappedTensor,
-        held: Iterator[tuple[ShardBox, Offset, torch.Tensor]],
+        held: Iterator[tuple[Tile, Offset, torch.Tensor]],
         *,
         shifted: bool = True,
     ) -> None:
-        boxes: dict[Offset, torch.Tensor] = {}
-        for box, offset, view in held:
-            shift = box.shift if shifted else 0.0
-            known = boxes.get(offset)
+        tiles: dict[Offset, torch.Tensor] = {}
+        for tile, offset, view in held:
+            shift = tile.shift if shifted else 0.0
+            known = tiles.get(offset)
             if known is not None and known.shape == view.shape:
                 self._copies.append((view, known, shift))
             elif shift:
-                boxes[offset] = torch.empty_like(view)
-                self._copies.append((view, boxes[offset], shift))
+                tiles[offset] = torch.empty_like(view)
+                self._copies.append((view, tiles[offset], shift))
             else:
-                assert known is None, f"{name}: boxes of different shapes at {offset}"
-                boxes[offset] = view
-        self.tensors[name] = TensorSlices(mapped.shape, boxes.items(), dtype=torch.float32)
+                assert known is None, f"{name}: tiles of different shapes at {offset}"
+                tiles[offset] = view
+        self.tensors[name] = TensorSlices(mapped.shape, tiles.items(), dtype=torch.float32)
 
     def finish(self) -> None:
         for view, read, shift in self._copies:
@@ -107,18 +107,18 @@ def _saved(state: MegatronState) -> Iterator[tuple[str, MappedTensor]]:
 
 def views_of(
     state: MegatronState, mapped: MappedTensor, slot: str | None = None
-) -> Iterator[tuple[ShardBox, Offset, torch.Tensor]]:
+) -> Iterator[tuple[Tile, Offset, torch.Tensor]]:
     """Yield what this process has of the fp32 weights of a tensor, or of a moment."""
-    for box in mapped.boxes:
-        shard = state.masters.shard_of(box.tensor)
+    for tile in mapped.tiles:
+        shard = state.masters.shard_of(tile.tensor)
         if shard is not None:
             flat = shard.weight if slot is None else state.masters.moment(shard, slot)
             if flat is not None:
-                yield from ((box, offset, view) for offset, view in box.views(flat, shard.start))
-        elif slot is None and not box.tensor.requires_grad:
+                yield from ((tile, offset, view) for offset, view in tile.views(flat, shard.start))
+        elif slot is None and not tile.tensor.requires_grad:
             # Frozen: the working copy is all there is.
-            frozen = box.tensor.detach().reshape(-1).float()
-            yield from ((box, offset, view) for offset, view in box.views(frozen))
+            frozen = tile.tensor.detach().reshape(-1).float()
+            yield from ((tile, offset, view) for offset, view in tile.views(frozen))
 
 
 def _scaler(state: MegatronState) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def embedded(chunk: Any, shard: MicroBatchSlice, config: Any) -> dict[str, Any]:
         return {}
     rows = shard.rows
     ids = shard.input_ids if rows is None else rows.input_ids
-    embeddings = _of_words(language.embedding.word_embeddings, ids)
+    embeddings = _text_embeddings(language.embedding.word_embeddings, ids)
     if rows is None:
         return {"decoder_input": _own(embeddings, None, config)}
     seen = rows.kinds == 1
@@ -43,14 +43,14 @@ def embedded(chunk: Any, shard: MicroBatchSlice, config: Any) -> dict[str, Any]:
     return arguments
 
 
-def _of_words(words: Any, ids: torch.Tensor) -> torch.Tensor:
+def _text_embeddings(embedding: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return embeddings, [rows, tokens, size], of whole rows also where activations are divided after."""
-    divides = words.reduce_scatter_embeddings
-    words.reduce_scatter_embeddings = False
+    divides = embedding.reduce_scatter_embeddings
+    embedding.reduce_scatter_embeddings = False
     try:
-        found: torch.Tensor = words(ids)
+        found: torch.Tensor = embedding(ids)
     finally:
-        words.reduce_scatter_embeddings = divides
+        embedding.reduce_scatter_embeddings = divides
     return found
 
 

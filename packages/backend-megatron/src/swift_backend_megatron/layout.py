@@ -238,7 +238,7 @@ def _check_first_stage(model_config: Any, layers: int) -> None:
     added = len(getattr(vision, "deepstack_visual_indexes", None) or ())
     if added > layers:
         raise UnsupportedLayout(
-            f"{model_config.model_type} adds features of images to its first {added} layers, and the first stage of "
-            f"the pipeline, which has the tower, has {layers}.",
+            f"{model_config.model_type} adds features of images to its first {added} layers, but the first stage of "
+            f"the pipeline, which has the vision encoder, has {layers}.",
             hint=f"Type --backend.first_stage {added} (or more), or lower --parallel.pp.",
         )

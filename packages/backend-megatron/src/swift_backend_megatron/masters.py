@@ -14,7 +14,7 @@ import torch
 
 if TYPE_CHECKING:
     from swift.contracts import Slot
-    from swift_backend_megatron.tensor_map import ShardBox
+    from swift_backend_megatron.tensor_map import Tile
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's, as Megatron's own checkpoint formats name them."""
@@ -51,13 +51,13 @@ class MasterWeights:
         """Return what is updated here of a parameter; None where it is frozen or other processes have it."""
         return self._shards.get(id(parameter))
 
-    def write(self, box: ShardBox, values: torch.Tensor) -> None:
+    def write(self, tile: Tile, values: torch.Tensor) -> None:
         """Put values into the working copy and, where it is updated here, into the fp32 weights."""
-        tensor = box.tensor
-        tensor.data.view(-1).narrow(0, box.start, box.numel).copy_(values.reshape(-1))
+        tensor = tile.tensor
+        tensor.data.view(-1).narrow(0, tile.start, tile.numel).copy_(values.reshape(-1))
         shard = self.shard_of(tensor)
         if shard is not None and shard.weight.data_ptr() != tensor.data_ptr():
-            for view, inside in overlapping(box, shard, values):
+            for view, inside in overlapping(tile, shard, values):
                 view.copy_(inside)
 
     def publish(self) -> None:
@@ -98,10 +98,10 @@ class MasterWeights:
                 group["step"] = count
 
 
-def overlapping(box: ShardBox, shard: MasterShard, values: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def overlapping(tile: Tile, shard: MasterShard, values: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield views of what the shard has of a box, with the same region of `values`, the box's."""
-    for offset, view in box.views(shard.weight, shard.start):
-        inner = tuple(corner - own for corner, own in zip(offset, box.offset, strict=True))
+    for offset, view in tile.views(shard.weight, shard.start):
+        inner = tuple(corner - own for corner, own in zip(offset, tile.offset, strict=True))
         region = tuple(slice(start, start + size) for start, size in zip(inner, view.shape, strict=True))
         yield view, values[region]
 

@@ -275,10 +275,10 @@ def _freeze(built: MegatronModel, meta_copy: torch.nn.Module) -> None:
     requested: dict[int, dict[bool, str]] = {}
     tensors: dict[int, torch.Tensor] = {}
     for name, entry in built.tensor_map.items():
-        for box in entry.boxes:
+        for tile in entry.tiles:
             if entry.trained:
-                tensors[id(box.tensor)] = box.tensor
-                requested.setdefault(id(box.tensor), {})[trained[name]] = name
+                tensors[id(tile.tensor)] = tile.tensor
+                requested.setdefault(id(tile.tensor), {})[trained[name]] = name
     for key, names in requested.items():
         if len(names) > 1:
             raise UnsupportedLayout(
@@ -295,7 +295,7 @@ def _rates(run: Run, built: MegatronModel, meta_copy: torch.nn.Module) -> dict[i
     for pieces, parameter in canonical_parameters(meta_copy) if factors else ():
         factor = factors.get(id(parameter))
         if factor is not None:
-            rates |= {id(box.tensor): factor for piece in pieces for box in built.tensor_map[piece.name].boxes}
+            rates |= {id(tile.tensor): factor for piece in pieces for tile in built.tensor_map[piece.name].tiles}
     return rates
 
 

@@ -38,7 +38,7 @@ _TABLE = 1 << 30
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
-    from swift_backend_megatron.tensor_map import ShardBox, TensorMap
+    from swift_backend_megatron.tensor_map import TensorMap, Tile
 
 
 def open_native(folder: Path) -> ThirdPartyCheckpoint | None:
@@ -107,35 +107,35 @@ class TorchDist(ThirdPartyCheckpoint):
         prefixes_of = {"weight": (*MASTERS, ""), **{each: (SLOT.format(each),) for each in MOMENTS}}
         for slot, prefixes in prefixes_of.items():
             whole = torch.empty(entry.shape, dtype=torch.float32)
-            if all(self._fill(whole, box, prefixes, slot) for box in entry.boxes):
+            if all(self._fill(whole, tile, prefixes, slot) for tile in entry.tiles):
                 found[slot] = whole
         if MOMENTS[0] in found:
             found["step"] = torch.tensor(float(self.step))
         return found
 
-    def _fill(self, whole: torch.Tensor, box: ShardBox, prefixes: tuple[str, ...], slot: str) -> bool:
-        region = tuple(slice(start, start + size) for start, size in zip(box.offset, box.sizes, strict=True))
-        values = torch.empty(box.numel)
-        for shard in self._shards[id(box.tensor)]:
+    def _fill(self, whole: torch.Tensor, tile: Tile, prefixes: tuple[str, ...], slot: str) -> bool:
+        region = tuple(slice(start, start + size) for start, size in zip(tile.offset, tile.sizes, strict=True))
+        values = torch.empty(tile.numel)
+        for shard in self._shards[id(tile.tensor)]:
             key = next((prefix + shard.key for prefix in prefixes if prefix + shard.key in self._stored), None)
             if key is None:
                 return False
-            found = self._read_rows(key, shard, box)
+            found = self._read_rows(key, shard, tile)
             if found is not None:
                 first, read = found
                 values[first : first + read.numel()] = read
-        shift = box.shift if slot == "weight" else 0.0
-        whole[region] = values.view(box.sizes) + shift
+        shift = tile.shift if slot == "weight" else 0.0
+        whole[region] = values.view(tile.sizes) + shift
         return True
 
-    def _read_rows(self, key: str, shard: SavedShard, box: ShardBox) -> tuple[int, torch.Tensor] | None:
+    def _read_rows(self, key: str, shard: SavedShard, tile: Tile) -> tuple[int, torch.Tensor] | None:
         """Read the rows of a saved shard that are in a box; return where in the box they begin, and the values."""
         inner = shard.shape[1:]
         width = 1
         for size in inner:
             width *= size
-        first = max(box.start, shard.start)
-        last = min(box.start + box.numel, shard.start + shard.shape[0] * width)
+        first = max(tile.start, shard.start)
+        last = min(tile.start + tile.numel, shard.start + shard.shape[0] * width)
         if first >= last:
             return None
         begin, end = (first - shard.start) // width, -(-(last - shard.start) // width)
@@ -149,7 +149,7 @@ class TorchDist(ThirdPartyCheckpoint):
         )
         flat = target.float().reshape(-1)
         skipped = first - shard.start - begin * width
-        return first - box.start, flat[skipped : skipped + last - first]
+        return first - tile.start, flat[skipped : skipped + last - first]
 
 
 class _TorchDistReader(FileSystemReader):
@@ -171,11 +171,11 @@ class _TorchDistReader(FileSystemReader):
             _check_table(self._table, file)
         return self._table
 
-    def fill(self, key: str, boxes: torch.Tensor) -> None:
+    def fill(self, key: str, tiles: torch.Tensor) -> None:
         planner = DefaultLoadPlanner(flatten_state_dict=False)
         with warnings.catch_warnings(), _damage(Path(str(self.path)), key):
             warnings.simplefilter("ignore")  # of there being one process
-            load({key: boxes}, storage_reader=self, planner=planner, no_dist=True)
+            load({key: tiles}, storage_reader=self, planner=planner, no_dist=True)
 
 
 @contextmanager
@@ -188,18 +188,23 @@ def _damage(folder: Path, key: str) -> Iterator[None]:
         cause = next((first for first, _ in failures.values()), error)
         if isinstance(cause, CheckpointError):
             raise cause from None
-        told = f"{type(cause).__name__}: {cause}".splitlines()[0]
+        cause_line = f"{type(cause).__name__}: {cause}".splitlines()[0]
         raise CheckpointError(
-            f"{folder}: {key} cannot be read ({told[:200]}).", hint="Copy the folder again, or convert an earlier one."
+            f"{folder}: {key} cannot be read ({cause_line[:200]}).",
+            hint="Copy the folder again, or convert an earlier one.",
         ) from None
 
 
 def _check_table(table: Any, file: Path) -> None:
     """Refuse a table of contents of another kind, and one whose tensors lie outside its folder or in no file."""
-    stored, places = getattr(table, "state_dict_metadata", None), getattr(table, "storage_data", None)
-    if not isinstance(stored, dict) or not isinstance(places, dict) or not all(isinstance(key, str) for key in stored):
+    stored, locations = getattr(table, "state_dict_metadata", None), getattr(table, "storage_data", None)
+    if (
+        not isinstance(stored, dict)
+        or not isinstance(locations, dict)
+        or not all(isinstance(key, str) for key in stored)
+    ):
         raise CheckpointError(f"{file} is no table of contents of torch.distributed.checkpoint.")
-    for name in {getattr(place, "relative_path", None) for place in places.values()}:
+    for name in {getattr(location, "relative_path", None) for location in locations.values()}:
         check_regular(inside(file.parent, name, CheckpointError, source=str(file)), CheckpointError)
 
 
@@ -259,9 +264,9 @@ def _common(folder: Path) -> Mapping[str, Any]:
     return content if isinstance(content, Mapping) else {}
 
 
-def _whole(told: object) -> int:
+def _whole(number: object) -> int:
     """Return a number of steps or rows; 0 where it is none."""
-    return told if isinstance(told, int) and not isinstance(told, bool) and 0 <= told < 1 << 53 else 0
+    return number if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 53 else 0
 
 
 def _size(stored: object) -> tuple[int, ...] | None:

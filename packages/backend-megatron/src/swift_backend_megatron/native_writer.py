@@ -40,7 +40,7 @@ from swift_backend_megatron.on_disk import MASTER, SLOT, SavedModel, SavedShard,
 if TYPE_CHECKING:
     from swift.config.sections import OptimSection
     from swift.contracts import TrainedState
-    from swift_backend_megatron.tensor_map import ShardBox
+    from swift_backend_megatron.tensor_map import Tile
 
 _DATA = "__0_0.distcp"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -103,7 +103,7 @@ class _SavedChunk:
     shard: SavedShard
 
     @property
-    def box(self) -> ChunkStorageMetadata:
+    def tile(self) -> ChunkStorageMetadata:
         sizes = torch.Size((*(1,) * self.shard.leading, *self.shard.shape))
         return ChunkStorageMetadata(offsets=torch.Size(self.shard.offset), sizes=sizes)
 
@@ -114,13 +114,13 @@ class _Tensors:
     def __init__(self, state: TrainedState, on_disk: SavedModel) -> None:
         self._state = state
         self._on_disk = on_disk
-        self._boxes: dict[int, dict[str, list[ShardBox]]] = defaultdict(lambda: defaultdict(list))
+        self._tiles: dict[int, dict[str, list[Tile]]] = defaultdict(lambda: defaultdict(list))
         self._trained: set[int] = set()
         for name, entry in on_disk.tensor_map.items():
-            for box in entry.boxes:
-                self._boxes[id(box.tensor)][name].append(box)
+            for tile in entry.tiles:
+                self._tiles[id(tile.tensor)][name].append(tile)
                 if entry.trained:
-                    self._trained.add(id(box.tensor))
+                    self._trained.add(id(tile.tensor))
         self._last: tuple[tuple[int, str], torch.Tensor] | None = None
 
     @property
@@ -142,7 +142,7 @@ class _Tensors:
 
     def read(self, chunk: _SavedChunk) -> torch.Tensor:
         """Return the values of a chunk, alone in their memory."""
-        first, sizes = chunk.shard.start, chunk.box.sizes
+        first, sizes = chunk.shard.start, chunk.tile.sizes
         whole = self._parameter(chunk.parameter, chunk.slot)
         values = whole[first : first + sizes.numel()].view(sizes)
         return values if values.numel() == whole.numel() else values.clone()
@@ -152,16 +152,16 @@ class _Tensors:
         if self._last is not None and self._last[0] == (parameter, slot):
             return self._last[1]
         self._last = None
-        boxes = self._boxes[parameter]
-        flat = torch.zeros(next(iter(boxes.values()))[0].tensor.numel())  # the padding of a vocabulary stays zero
-        for name, own in boxes.items():
+        tiles = self._tiles[parameter]
+        flat = torch.zeros(next(iter(tiles.values()))[0].tensor.numel())  # the padding of a vocabulary stays zero
+        for name, own in tiles.items():
             whole = self._state.read_stored(name, slot)
-            for box in own:
-                region = tuple(slice(at, at + size) for at, size in zip(box.offset, box.sizes, strict=True))
-                target = flat[box.start : box.start + box.numel].view(box.sizes)
+            for tile in own:
+                region = tuple(slice(at, at + size) for at, size in zip(tile.offset, tile.sizes, strict=True))
+                target = flat[tile.start : tile.start + tile.numel].view(tile.sizes)
                 target.copy_(whole[region])
-                if slot == "weight" and box.shift:
-                    target -= box.shift
+                if slot == "weight" and tile.shift:
+                    target -= tile.shift
             del whole
         self._last = (parameter, slot), flat
         return flat
@@ -182,11 +182,11 @@ class _Planner(SavePlanner):
         items = [WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO) for key in self.tensors.objects]
         counts: Counter[str] = Counter()
         for chunk in self.tensors.chunks():
-            index = MetadataIndex(chunk.key, chunk.box.offsets, counts[chunk.key])
+            index = MetadataIndex(chunk.key, chunk.tile.offsets, counts[chunk.key])
             counts[chunk.key] += 1
             self._chunks[index] = chunk
             size = torch.Size(chunk.shard.whole)
-            data = TensorWriteData(chunk.box, TensorProperties(dtype=torch.float32), size)
+            data = TensorWriteData(chunk.tile, TensorProperties(dtype=torch.float32), size)
             items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
         return SavePlan(items)
 
@@ -195,7 +195,7 @@ class _Planner(SavePlanner):
         for chunk in self._chunks.values():
             size = torch.Size(chunk.shard.whole)
             empty = TensorStorageMetadata(TensorProperties(dtype=torch.float32), size, [])
-            found.setdefault(chunk.key, empty).chunks.append(chunk.box)
+            found.setdefault(chunk.key, empty).chunks.append(chunk.tile)
         return all_plans, Metadata(found)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
@@ -277,8 +277,8 @@ def decay_style(optim: OptimSection) -> str:
     if optim.schedule not in _DECAY_STYLES or options.num_cycles not in (None, 0.5):
         waves = "" if options.num_cycles is None else f" with num_cycles {options.num_cycles:g}"
         raise CheckpointError(
-            f"This run's schedule is {optim.schedule}{waves}, which Megatron-LM does not have.",
-            hint="Hand over its weights: swift export RUN --to hf. Or continue it here: "
+            f"Megatron-LM does not have this run's schedule, {optim.schedule}{waves}.",
+            hint="Export its weights: swift export RUN --to hf. Or resume it in swift: "
             "swift sft --resume_from_checkpoint RUN",
         )
     return _DECAY_STYLES[optim.schedule]

@@ -65,8 +65,7 @@ def learn(source: ModelSource) -> SavedModel:
 
     if source.config.model_type in WITH_ENCODERS:
         raise UnsupportedLayout(
-            f"Megatron's own checkpoints of {source.config.model_type}, which has a tower for images, are neither "
-            "read nor written.",
+            f"Megatron's own checkpoints of {source.config.model_type}, which has a vision encoder, are not supported.",
             hint="swift's checkpoints of any backend are Hugging Face's files: train from them, or export to hf.",
         )
     options = MegatronConfig()
@@ -91,7 +90,7 @@ def _saved_shards(chunk: Any) -> tuple[dict[int, list[SavedShard]], dict[str, An
 
     state = chunk.sharded_state_dict()
     apply_factories(state)
-    owners = {each.untyped_storage()._cdata: each for each in _tensors(chunk)}
+    parameters = {each.untyped_storage()._cdata: each for each in _tensors(chunk)}
     shards: dict[int, list[SavedShard]] = {}
     objects: dict[str, Any] = {}
     for each in nested_values(state):
@@ -99,7 +98,7 @@ def _saved_shards(chunk: Any) -> tuple[dict[int, list[SavedShard]], dict[str, An
             objects[each.unique_key] = each.data
         if not isinstance(each, ShardedTensor) or each.data is None:
             continue
-        owner = owners.get(each.data.untyped_storage()._cdata)
+        owner = parameters.get(each.data.untyped_storage()._cdata)
         if owner is not None:
             shard = SavedShard(
                 key=each.key,

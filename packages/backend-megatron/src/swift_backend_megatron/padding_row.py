@@ -23,12 +23,12 @@ def mask_padding_row(chunks: Sequence[Any], row: int | None) -> None:
 
 
 def _mask_of(row: int) -> Any:
-    def mask(words: Any, arguments: tuple[torch.Tensor], output: torch.Tensor) -> None:
+    def mask(embedding: Any, arguments: tuple[torch.Tensor], output: torch.Tensor) -> None:
         if not output.requires_grad:
             return
         held = arguments[0] == row
-        if words.reduce_scatter_embeddings:  # the output is this process's part of [tokens, rows, size]
-            held = held.t().chunk(words.tp_group.size())[words.tp_group.rank()]
+        if embedding.reduce_scatter_embeddings:  # the output is this process's part of [tokens, rows, size]
+            held = held.t().chunk(embedding.tp_group.size())[embedding.tp_group.rank()]
         masked = partial(torch.Tensor.masked_fill, mask=held[..., None], value=0.0)
         output.register_hook(masked)  # type: ignore[no-untyped-call]  # torch declares no types
 

@@ -66,7 +66,7 @@ class ProbeModel:
             embedding = self.model.get_input_embeddings().weight
             self._weights: dict[str, torch.Tensor] = {}
             for name in names.parameters():
-                _draw(state[name], _EMBEDDING_STD if state[name].data_ptr() == embedding.data_ptr() else None)
+                _fill(state[name], _EMBEDDING_STD if state[name].data_ptr() == embedding.data_ptr() else None)
                 self._weights |= {piece.name: piece.view_of(state[name]) for piece in names.pieces(name)}
 
     def names(self) -> list[str]:
@@ -157,8 +157,8 @@ def _reduce_vision(config: Any, hidden: int) -> None:
 
 
 @torch.no_grad()
-def _draw(tensor: torch.Tensor, std: float | None) -> None:
-    """Draw values by which every weight matters: matrices that keep the size of their inputs, other norms and biases.
+def _fill(tensor: torch.Tensor, std: float | None) -> None:
+    """Fill in values that make every weight matter: matrices keep the size of their inputs; norms and biases vary.
 
     Logits of routers and scores of attention are then of size 1, so that tokens differ in what they choose.
     """

@@ -150,9 +150,11 @@ def _megatron_logps(run: Run, probe: ProbeModel, ids: list[torch.Tensor], dtype:
 
 def _fill(built: MegatronModel, probe: ProbeModel) -> None:
     for name, mapped in built.tensor_map.items():
-        for box in mapped.boxes:
-            region = tuple(slice(start, start + size) for start, size in zip(box.offset, box.sizes, strict=True))
-            box.tensor.view(-1).narrow(0, box.start, box.numel).copy_((probe.read(name)[region] - box.shift).flatten())
+        for tile in mapped.tiles:
+            region = tuple(slice(start, start + size) for start, size in zip(tile.offset, tile.sizes, strict=True))
+            tile.tensor.view(-1).narrow(0, tile.start, tile.numel).copy_(
+                (probe.read(name)[region] - tile.shift).flatten()
+            )
 
 
 def _forward(run: Run, built: MegatronModel, ids: list[torch.Tensor]) -> torch.Tensor | None:

@@ -177,7 +177,7 @@ def _fill(run: Run, state: MegatronState) -> None:
     adapters = state.built.adapter_tensors
     given = _given(run)
     for name, mapped in state.tensor_map.items():
-        if not mapped.boxes:
+        if not mapped.tiles:
             continue
         if name not in adapters:
             whole = source.read(name)
@@ -187,10 +187,10 @@ def _fill(run: Run, state: MegatronState) -> None:
             whole = source.read(state.built.saved_with_adapters[name])
         else:
             whole = initial_adapter(name, mapped.shape, tuner, seed=run.config.train.seed)
-        for box in mapped.boxes:
-            region = tuple(slice(start, start + size) for start, size in zip(box.offset, box.sizes, strict=True))
+        for tile in mapped.tiles:
+            region = tuple(slice(start, start + size) for start, size in zip(tile.offset, tile.sizes, strict=True))
             shard_values = whole[region]
-            state.masters.write(box, shard_values if not box.shift else shard_values - box.shift)
+            state.masters.write(tile, shard_values if not tile.shift else shard_values - tile.shift)
     state.masters.publish()
 
 

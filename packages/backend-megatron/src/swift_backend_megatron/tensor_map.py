@@ -40,7 +40,7 @@ _TOGETHER = 2**18
 
 
 @dataclass(frozen=True)
-class ShardBox:
+class Tile:
     """A rectangle of a Hugging Face tensor, stored row after row in one parameter."""
 
     offset: Offset
@@ -76,7 +76,7 @@ class MappedTensor:
     """A Hugging Face tensor: its whole shape, and the boxes that this process has."""
 
     shape: tuple[int, ...]
-    boxes: list[ShardBox] = field(default_factory=list)
+    tiles: list[Tile] = field(default_factory=list)
     trained: bool = True
     """False for buffers, which no optimizer updates."""
 
@@ -90,8 +90,8 @@ def map_tensors(chunks: Sequence[torch.nn.Module], bridge: Any, source: ModelSou
     memory, names = _Memory(chunks), set(source.names())
     mapped: TensorMap = {}
     with _addresses(bridge, memory):
-        for name, codes in _fused(bridge.export_weights(list(chunks)), names):
-            mapped[_name_on_disk(name, names)] = memory.entry(codes)
+        for name, scaled in _fused(bridge.export_weights(list(chunks)), names):
+            mapped[_name_on_disk(name, names)] = memory.entry(scaled)
     _map_tied(chunks, bridge, memory, mapped)
     if VALUE_HEAD in names:
         mapped[VALUE_HEAD] = _value_head(chunks, memory, source)
@@ -102,14 +102,14 @@ def map_tensors(chunks: Sequence[torch.nn.Module], bridge: Any, source: ModelSou
 def _fused(exported: Iterator[tuple[str, torch.Tensor]], names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what the bridge exports, gate and up of an MLP as one where they are one on disk (GLM-4)."""
     gate = None
-    for name, codes in exported:
+    for name, scaled in exported:
         fused = name.replace(".up_proj.", ".gate_up_proj.")
         if name.replace(".gate_proj.", ".gate_up_proj.") in names and name not in names:
-            gate = codes
+            gate = scaled
         elif fused != name and fused in names and gate is not None:
-            yield fused, torch.cat([gate, codes])
+            yield fused, torch.cat([gate, scaled])
         else:
-            yield name, codes
+            yield name, scaled
 
 
 def _name_on_disk(name: str, names: Collection[str]) -> str:
@@ -118,13 +118,13 @@ def _name_on_disk(name: str, names: Collection[str]) -> str:
     return short if short in names and name not in names else name
 
 
-_Place = tuple[tuple[int, ...], int]
+_Span = tuple[tuple[int, ...], int]
 
 
-def _codes(place: _Place, device: torch.device) -> torch.Tensor:
-    shape, start = place
-    codes = torch.arange(math.prod(shape), dtype=torch.float64, device=device).add_(start).mul_(SCALE)
-    return codes.view(shape)
+def _scaled_addresses(span: _Span, device: torch.device) -> torch.Tensor:
+    shape, start = span
+    scaled = torch.arange(math.prod(shape), dtype=torch.float64, device=device).add_(start).mul_(SCALE)
+    return scaled.view(shape)
 
 
 class _Memory:
@@ -154,23 +154,23 @@ class _Memory:
         self._first = dist.get_rank() * ROOM
         assert end < ROOM
 
-    def codes(self, tensor: torch.Tensor) -> torch.Tensor:
+    def scaled(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the addresses of a tensor's elements, in its shape."""
-        return _codes(self.place(tensor), tensor.device)
+        return _scaled_addresses(self.span(tensor), tensor.device)
 
-    def place(self, tensor: torch.Tensor) -> _Place:
+    def span(self, tensor: torch.Tensor) -> _Span:
         """Return a tensor's shape, and the address of its first element."""
         return tuple(tensor.shape), self._first + self.starts[self._by_pointer[tensor.data_ptr()]]
 
-    def entry(self, codes: torch.Tensor) -> MappedTensor:
+    def entry(self, scaled: torch.Tensor) -> MappedTensor:
         """Return what this process has of the Hugging Face tensor in which these addresses came out."""
-        entry = MappedTensor(tuple(codes.shape))
-        runs = _runs(codes, self._first) if codes.ndim <= 2 else _runs_of_blocks(codes, self._first)
+        entry = MappedTensor(tuple(scaled.shape))
+        runs = _runs(scaled, self._first) if scaled.ndim <= 2 else _runs_of_blocks(scaled, self._first)
         for offset, sizes, address, shift in runs:
             index = bisect_right(self.starts, address) - 1
             self.found.add(index)
             entry.trained = index not in self._buffers
-            entry.boxes.append(ShardBox(offset, sizes, self.tensors[index], address - self.starts[index], shift))
+            entry.tiles.append(Tile(offset, sizes, self.tensors[index], address - self.starts[index], shift))
         return entry
 
     def index(self, tensor: torch.Tensor) -> int:
@@ -188,9 +188,9 @@ def _addresses(bridge: Any, memory: _Memory) -> Iterator[None]:
 
     def get(weight: Any, *arguments: Any, **named: Any) -> Any:
         if torch.is_tensor(weight):
-            weight = memory.codes(weight)
+            weight = memory.scaled(weight)
         elif weight is not None:
-            weight = [memory.codes(each) for each in weight]
+            weight = [memory.scaled(each) for each in weight]
         return export(weight, *arguments, **named)
 
     bridge._get_weight = get
@@ -206,30 +206,30 @@ def _export_module(
 ) -> dict[str, torch.Tensor]:
     """Return the addresses of a module of transformers, which the first stage has whole, on every stage."""
     assert not to_mcore
-    held = None if module is None else {name: memory.place(each) for name, each in module.state_dict().items()}
-    everyone: list[dict[str, _Place] | None] = [held]
+    held = None if module is None else {name: memory.span(each) for name, each in module.state_dict().items()}
+    everyone: list[dict[str, _Span] | None] = [held]
     if bridge.pp_size > 1:
         everyone *= bridge.pp_size
         dist.all_gather_object(everyone, held, group=bridge.pp_group)
     device = memory.tensors[0].device
-    places = {name: place for each in everyone if each is not None for name, place in each.items()}
-    return {f"{prefix}{name}": _codes(place, device) for name, place in places.items()}
+    spans = {name: span for each in everyone if each is not None for name, span in each.items()}
+    return {f"{prefix}{name}": _scaled_addresses(span, device) for name, span in spans.items()}
 
 
 MemoryRun = tuple[Offset, Offset, int, float]
 """Elements that lie one after the other here, a rectangle of a Hugging Face tensor: offset, sizes, address, shift."""
 
 
-def _runs(codes: torch.Tensor, first: int) -> Iterator[MemoryRun]:
+def _runs(scaled: torch.Tensor, first: int) -> Iterator[MemoryRun]:
     """Yield the runs of this process, a few rows at a time: an embedding's addresses are gigabytes."""
-    if codes.ndim < 2:
-        for (_, column), (_, width), address, shift in _runs(codes.reshape(1, -1), first):
-            yield ((column,), (width,), address, shift) if codes.ndim else ((), (), address, shift)
+    if scaled.ndim < 2:
+        for (_, column), (_, width), address, shift in _runs(scaled.reshape(1, -1), first):
+            yield ((column,), (width,), address, shift) if scaled.ndim else ((), (), address, shift)
         return
-    height = max(1, _TOGETHER // max(1, codes.shape[1]))
+    height = max(1, _TOGETHER // max(1, scaled.shape[1]))
     last: MemoryRun | None = None
-    for top in range(0, codes.shape[0], height):
-        for (row, column), sizes, address, shift in _runs_of(codes[top : top + height].cpu().numpy(), first):
+    for top in range(0, scaled.shape[0], height):
+        for (row, column), sizes, address, shift in _runs_of(scaled[top : top + height].cpu().numpy(), first):
             run = (top + row, column), sizes, address, shift
             if last is not None and _goes_on(last, run):
                 (rows, width), (more, _) = last[1], sizes
@@ -242,13 +242,13 @@ def _runs(codes: torch.Tensor, first: int) -> Iterator[MemoryRun]:
         yield last
 
 
-def _runs_of_blocks(codes: torch.Tensor, first: int) -> Iterator[MemoryRun]:
+def _runs_of_blocks(scaled: torch.Tensor, first: int) -> Iterator[MemoryRun]:
     """Yield the runs of a tensor with more than two dimensions, whose blocks a process has whole or not at all."""
-    inner = tuple(codes.shape[1:])
-    for (row, column), (rows, width), address, shift in _runs(codes.flatten(1), first):
-        if column or width != codes[0].numel():
+    inner = tuple(scaled.shape[1:])
+    for (row, column), (rows, width), address, shift in _runs(scaled.flatten(1), first):
+        if column or width != scaled[0].numel():
             raise UnsupportedLayout(
-                f"Megatron has shards of a tensor of shape {tuple(codes.shape)} that are not whole blocks of it.",
+                f"Megatron has shards of a tensor of shape {tuple(scaled.shape)} that are not whole blocks of it.",
                 hint="Type --backend fsdp (or deepspeed) for this model.",
             )
         yield (row, *(0 for _ in inner)), (rows, *inner), address, shift
@@ -260,16 +260,16 @@ def _goes_on(last: MemoryRun, run: MemoryRun) -> bool:
     return run[0] == (row + rows, column) and run[1][1] == width and run[2:] == (address + rows * width, shift)
 
 
-def _runs_of(codes: np.ndarray, first: int) -> Iterator[MemoryRun]:
-    addresses = np.floor(codes / SCALE + 0.5)
-    shifts = codes - addresses * SCALE
+def _runs_of(scaled: np.ndarray, first: int) -> Iterator[MemoryRun]:
+    addresses = np.floor(scaled / SCALE + 0.5)
+    shifts = scaled - addresses * SCALE
     addresses -= first
     mine = (addresses >= 0) & (addresses < ROOM)
     rows = np.nonzero(mine.any(1))[0]
     if not len(rows):
         return
     part = mine[rows]
-    left, right = part.argmax(1), codes.shape[1] - part[:, ::-1].argmax(1)
+    left, right = part.argmax(1), scaled.shape[1] - part[:, ::-1].argmax(1)
     heads = addresses[rows, left].astype(np.int64)
     tails = addresses[rows, right - 1].astype(np.int64)
     if (part.sum(1) != right - left).any() or (tails - heads != right - left - 1).any():
@@ -312,7 +312,7 @@ def _map_tied(chunks: Sequence[torch.nn.Module], bridge: Any, memory: _Memory, m
         first = parallel_state.get_tensor_model_parallel_rank() * rows
         kept = max(0, min(rows, entry.shape[0] - first))
         if kept:
-            entry.boxes.append(ShardBox((first, 0), (kept, entry.shape[1]), weight, 0, replica=True))
+            entry.tiles.append(Tile((first, 0), (kept, entry.shape[1]), weight, 0, replica=True))
         memory.found.add(memory.index(weight))
 
 
@@ -321,7 +321,7 @@ def _value_head(chunks: Sequence[torch.nn.Module], memory: _Memory, source: Mode
     entry = MappedTensor(source.shape(VALUE_HEAD))
     for head in filter(None, map(value_head_of, chunks)):
         memory.found.add(memory.index(head.weight))
-        entry.boxes.append(ShardBox((0, 0), (entry.shape[0], entry.shape[1]), head.weight, 0))
+        entry.tiles.append(Tile((0, 0), (entry.shape[0], entry.shape[1]), head.weight, 0))
     return entry
 
 

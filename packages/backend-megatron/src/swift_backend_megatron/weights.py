@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swift_backend_megatron.shard import MegatronState
     from swift_backend_megatron.tensor_map import MappedTensor, Offset
 
-Box = tuple["Offset", "Offset"]
+Extent = tuple["Offset", "Offset"]
 
 
 def stream(state: MegatronState) -> WeightStream:
@@ -34,7 +34,7 @@ def _whole_tensors(state: MegatronState) -> WeightStream:
 
 
 @torch.no_grad()
-def _whole(state: MegatronState, name: str, mapped: MappedTensor, owned: set[tuple[str, Box]]) -> torch.Tensor:
+def _whole(state: MegatronState, name: str, mapped: MappedTensor, owned: set[tuple[str, Extent]]) -> torch.Tensor:
     whole = torch.zeros(mapped.shape, dtype=torch.float32, device=state.slicer.device)
     with megatron_runtime.active():
         for offset, view, shift in _views(state, mapped):
@@ -47,12 +47,12 @@ def _whole(state: MegatronState, name: str, mapped: MappedTensor, owned: set[tup
 
 
 def _views(state: MegatronState, mapped: MappedTensor) -> Iterator[tuple[Offset, torch.Tensor, float]]:
-    for box, offset, view in views_of(state, mapped):
-        if not box.replica:
-            yield offset, view, box.shift
+    for tile, offset, view in views_of(state, mapped):
+        if not tile.replica:
+            yield offset, view, tile.shift
 
 
-def _owned(state: MegatronState) -> set[tuple[str, Box]]:
+def _owned(state: MegatronState) -> set[tuple[str, Extent]]:
     """Return the boxes that no process of lower rank has as well. Collective the first time."""
     if state.owned is not None:
         return state.owned
@@ -62,7 +62,7 @@ def _owned(state: MegatronState) -> set[tuple[str, Box]]:
             for name, mapped in state.tensor_map.items()
             for offset, view, _ in _views(state, mapped)
         }
-    everyone: list[set[tuple[str, Box]]] = [set() for _ in range(dist.get_world_size())]
+    everyone: list[set[tuple[str, Extent]]] = [set() for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, own)
     for lower in everyone[: dist.get_rank()]:
         own -= lower

@@ -1,6 +1,6 @@
 """swift: train large language models on any parallel backend and serve the result.
 
-The names below are imported when they are first used, so that `import swift` stays light.
+Public names are imported when they are first used, so that `import swift` stays light.
 """
 
 from __future__ import annotations
@@ -8,15 +8,30 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from swift.torchvision_ops import declare_missing_operators
-from swift.version import __version__
+from swift.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from swift.api import MegatronArguments, Swift, SwiftModel, Trainer, TrainerConfig
-    from swift.config.sections import Config, Section
-    from swift.contracts import HOOK_API, Capabilities, LossSums, ModelView, Need, StepResult, Topology
-    from swift.errors import ConfigError, PluginError, SwiftError, TrainingError, UnsupportedLayout
-    from swift.hookspecs import hookimpl, lazy_hook
+if TYPE_CHECKING:  # `as` marks names as public for type checkers
+    from swift.api import MegatronArguments as MegatronArguments
+    from swift.api import Swift as Swift
+    from swift.api import SwiftModel as SwiftModel
+    from swift.api import Trainer as Trainer
+    from swift.api import TrainerConfig as TrainerConfig
+    from swift.config.sections import Config as Config
+    from swift.config.sections import Section as Section
+    from swift.contracts import HOOK_API as HOOK_API
+    from swift.contracts import Capabilities as Capabilities
+    from swift.contracts import LossSums as LossSums
+    from swift.contracts import ModelView as ModelView
+    from swift.contracts import Need as Need
+    from swift.contracts import StepResult as StepResult
+    from swift.contracts import Topology as Topology
+    from swift.errors import ConfigError as ConfigError
+    from swift.errors import PluginError as PluginError
+    from swift.errors import SwiftError as SwiftError
+    from swift.errors import TrainingError as TrainingError
+    from swift.errors import UnsupportedLayout as UnsupportedLayout
+    from swift.hookspecs import hookimpl as hookimpl
+    from swift.hookspecs import lazy_hook as lazy_hook
 
 _HOMES = {
     "swift.api": ("MegatronArguments", "Swift", "SwiftModel", "Trainer", "TrainerConfig"),
@@ -27,33 +42,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "HOOK_API",
-    "Capabilities",
-    "Config",
-    "ConfigError",
-    "LossSums",
-    "MegatronArguments",
-    "ModelView",
-    "Need",
-    "PluginError",
-    "Section",
-    "StepResult",
-    "Swift",
-    "SwiftError",
-    "SwiftModel",
-    "Topology",
-    "Trainer",
-    "TrainerConfig",
-    "TrainingError",
-    "UnsupportedLayout",
-    "__version__",
-    "hookimpl",
-    "lazy_hook",
-]
-
-
-declare_missing_operators()  # before anything imports transformers, which imports torchvision wherever it is
+__all__ = [*_HOME_OF, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -62,7 +51,7 @@ def __getattr__(name: str) -> Any:
         from swift.elsewhere import advice
 
         if instead := advice(name):
-            raise ImportError(instead)  # an AttributeError would lose its words: `from swift import ...` has its own
+            raise ImportError(instead)  # `from swift import ...` would replace the message of an AttributeError
         raise AttributeError(f"module 'swift' has no attribute {name!r}")
     return getattr(importlib.import_module(module), name)
 

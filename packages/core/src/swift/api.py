@@ -64,6 +64,7 @@ class Swift:
         """Train in this process, or as the member of the group that a launcher started."""
         with speaking_to_a_script():
             self._check()
+            _quiet_libraries()
             from swift.train.loop import train
 
             return train(self.parsed, rows=self._rows, validation_rows=self._validation_rows)
@@ -72,6 +73,7 @@ class Swift:
         """Train as `train` does, and yield a record after each step, when all that was due after it is done."""
         with speaking_to_a_script():
             self._check()
+            _quiet_libraries()
             from swift.train.loop import steps
 
             yield from steps(self.parsed, rows=self._rows, validation_rows=self._validation_rows)
@@ -129,6 +131,13 @@ class Trainer:
     def train(self) -> RunSummary:
         """Train in this process."""
         return self._swift.train()
+
+
+def _quiet_libraries() -> None:
+    """Silence libraries before they are imported, as the command does."""
+    from swift.models.quiet import quiet_libraries
+
+    quiet_libraries()
 
 
 def _rows(dataset: str | os.PathLike[str] | Rows | None, options: dict[str, Any], name: str) -> Rows | None:

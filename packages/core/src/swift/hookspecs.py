@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from functools import cache, wraps
 from pkgutil import resolve_name
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 
     from swift.config.sections import Config
     from swift.contracts import (
+        Capabilities,
         CheckpointReader,
         CheckpointWriter,
+        EngineLibrary,
         EngineRequest,
         ExportRequest,
         ForwardResult,
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
         QuantizeRequest,
         Run,
         RunSummary,
+        SchemeFacts,
         ServeRequest,
         StepRecord,
         StepResult,
@@ -63,14 +67,20 @@ class BackendHooks:
     Those after `swift_teardown` are called outside of runs, by `swift config` and `swift convert`.
     """
 
+    HOOK_API: tuple[int, int]
+    """Version of the hooks that the backend was written for: `swift.HOOK_API` of that time."""
+    capabilities: Capabilities
+    config_model: type[BaseModel]
+    """The keys of the section `backend` that are the backend's own."""
+
     @hookspec(firstresult=True)
     def swift_check_layout(self, run: Run) -> bool | None:
-        """Refuse what the declared capabilities alone cannot tell. Optional.
+        """Refuse what declared capabilities cannot express. Optional.
 
         Called first, before any process group, data or weights. Core has already compared the plan with
         `capabilities`. Raise `UnsupportedLayout` with the reason and what to type instead; otherwise return None.
-        `swift config show` asks as well, and a command before it starts processes: answer from `run.config`,
-        `run.backend_options` and `run.world.size`, without torch where it can be done.
+        Called by `swift config show` too, and before a command starts processes: read `run.config`,
+        `run.backend_options` and `run.world.size`, and avoid torch.
         """
 
     @hookspec(firstresult=True)
@@ -78,16 +88,16 @@ class BackendHooks:
         """Refuse a model whose sizes do not fit the plan: heads that tp does not divide, say. Optional.
 
         Called with the transformers configuration once the model is opened, before any data or weights are read. Raise
-        `UnsupportedLayout` with the reason and what to type instead; otherwise return None. `swift config show` asks
-        with what config.json says of a model on this machine: keys that are not in it raise `AttributeError`, and
-        nothing is refused then. Do not import torch.
+        `UnsupportedLayout` with the reason and what to type instead; otherwise return None. `swift config show`
+        passes config.json of a model on this machine: keys that are not in it raise `AttributeError`, and nothing is
+        refused then. Do not import torch.
         """
 
     @hookspec(firstresult=True)
     def swift_setup(self, run: Run) -> Topology:
         """Join the process group and build the mesh.
 
-        Called once on every process. The returned `Topology` says which slice of each global batch this process
+        Called once on every process. The returned `Topology` declares which slice of each global batch this process
         trains on. Processes that share a slice (tensor or pipeline parallel peers) return the same `data_rank`.
         """
 
@@ -97,7 +107,7 @@ class BackendHooks:
 
         Called after `swift_setup`. `source` is lazy: configuration and weights by name. A backend may build
         on the meta device, or build its own modules. Where adapters are trained, set `run.adapter_config`. What is
-        returned is handed to `swift_shard` untouched.
+        returned is passed to `swift_shard` unchanged.
         """
 
     @hookspec(firstresult=True)
@@ -129,7 +139,7 @@ class BackendHooks:
 
     @hookspec(firstresult=True)
     def swift_save_checkpoint(self, run: Run, state: TrainState, writer: CheckpointWriter) -> bool | None:
-        """Hand every trained tensor and its optimizer state to `writer` under the canonical names.
+        """Pass every trained tensor and its optimizer state to `writer` under the canonical names.
 
         Called on every process between two steps. `model.<HF name>` is what the optimizer updates (fp32), next to it
         `optim.<HF name>.exp_avg`, `.exp_avg_sq` and `.step`; adapters by their PEFT names. Core renames the folder
@@ -159,7 +169,7 @@ class BackendHooks:
 
     @hookspec(firstresult=True)
     def swift_core_settings(self, options: BaseModel) -> Mapping[str, tuple[Any, str]] | None:
-        """Say what the backend's own options say of core's keys. Optional.
+        """Return the values of core's keys that the backend's own options imply. Optional.
 
         Called with validated options, before the configuration is final. Return core's key → (value, where it
         stands). Core takes the value over, and shows both to a user who typed another one.
@@ -167,21 +177,21 @@ class BackendHooks:
 
     @hookspec(firstresult=True)
     def swift_describe_layout(self, config: Config, processes: int) -> list[str] | None:
-        """Say which process holds what, in lines for `swift config show`. Optional.
+        """Return which process holds what, in lines for `swift config show`. Optional.
 
         Raise `UnsupportedLayout` where the plan does not fit this number of processes.
         """
 
     @hookspec(firstresult=True)
     def swift_layout(self, config: Config, processes: int) -> ProcessLayout | None:
-        """Say how many processes each parallel dimension has. Optional: `ProcessLayout.of` is the answer otherwise.
+        """Return how many processes each parallel dimension has. Optional; the default is `ProcessLayout.of`.
 
         Raise `UnsupportedLayout` where the plan does not fit this number of processes. Do not import torch.
         """
 
     @hookspec(firstresult=True)
     def swift_estimate_memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float] | None:
-        """Say what the fullest process keeps at the peak of a training step, in bytes by name. Optional.
+        """Return what the fullest process keeps at the peak of a training step, in bytes by name. Optional.
 
         For `swift plan`: weights, gradients, the optimizer's state and buffers, from `run.config`,
         `run.backend_options` and `run.world.size`. Activations are not among them. A name that begins with
@@ -190,17 +200,17 @@ class BackendHooks:
 
     @hookspec(firstresult=True)
     def swift_estimate_traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic] | None:
-        """Say what a process sends in an optimizer step to keep weights and gradients together. Optional.
+        """Return what a process sends in an optimizer step to keep weights and gradients together. Optional.
 
-        Not what cut layers and sequences exchange (tp, pp, cp, ulysses, ep): that is counted by who asks. Do not
+        Not what cut layers and sequences exchange (tp, pp, cp, ulysses, ep): `swift plan` counts that itself. Do not
         import torch.
         """
 
     @hookspec(firstresult=True)
     def swift_estimate_activations(self, run: Run, layer: LayerSizes) -> float | None:
-        """Say how many bytes a layer keeps for its backward pass, for each token of this process. Optional.
+        """Return how many bytes a layer keeps for its backward pass, for each token of this process. Optional.
 
-        Where nothing is recomputed. Without an answer it is what the layers of transformers keep. Do not import torch.
+        Without recomputation. The default is what the layers of transformers keep. Do not import torch.
         """
 
     @hookspec(firstresult=True)
@@ -215,7 +225,7 @@ class BackendHooks:
     def swift_read_third_party(self, folder: Path) -> ThirdPartyCheckpoint | None:
         """Open a checkpoint that the backend's own library saved, for `swift convert`. Optional.
 
-        Return None where the folder holds nothing that the backend knows. Nothing in it is to be run.
+        Return None where the folder holds nothing that the backend knows. Do not run anything in it.
         """
 
     @hookspec(firstresult=True)
@@ -226,11 +236,15 @@ class BackendHooks:
 class ExporterHooks:
     """At most one exporter per run implements these.
 
-    An exporter that quantises has an attribute `schemes` as well: name, as in `--quant NAME`, →
-    `swift.contracts.SchemeFacts`. One that writes models of some tasks only has an attribute `tasks`, a frozenset of
-    values of `model.task`: a run that ends with an export of another task is refused before it begins. So is one that
-    trains no adapter where the exporter has `needs_adapter = True`.
+    An exporter that quantizes has an attribute `schemes`: name, as in `--quant NAME`, → `swift.contracts.SchemeFacts`.
+    One that writes models of some tasks only has an attribute `tasks`, a frozenset of values of `model.task`: a run
+    that ends with an export of another task is refused before it begins. So is one that trains no adapter where the
+    exporter has `needs_adapter = True`.
     """
+
+    schemes: Mapping[str, SchemeFacts] = MappingProxyType({})
+    tasks: frozenset[str] | None = None
+    needs_adapter: bool = False
 
     @hookspec(firstresult=True)
     def swift_export(self, run: Run | None, weights: WeightStream, request: ExportRequest) -> Path:
@@ -242,7 +256,7 @@ class ExporterHooks:
 
     @hookspec(firstresult=True)
     def swift_quantize(self, request: QuantizeRequest) -> Quantized:
-        """Write the model `request.source` into `request.destination` in fewer bits. Only where there are `schemes`.
+        """Write the model `request.source` into `request.destination` quantized. Only where there are `schemes`.
 
         Reads what is on disk, a few layers at a time. Measures what it costs on rows that calibration does not see,
         writes that next to the weights, and raises `swift.errors.ExportError` where it costs more than it may.
@@ -250,17 +264,20 @@ class ExporterHooks:
 
 
 class EngineHooks:
-    """Inference engines (`--engine NAME`) implement these; `swift serve` asks one engine as well.
+    """Inference engines (`--engine NAME`) implement these; `swift serve` calls one engine as well.
 
-    An engine that runs a library of its own may say so in an attribute `library`, a `swift.contracts.EngineLibrary`:
-    `swift doctor` then says whether it is installed, and what installs it. One that serves models of other tasks than
-    'causal_lm' has an attribute `tasks`, a frozenset of values of `model.task`: `swift serve` refuses the others.
-    `swift export --verify all` asks it for scores and vectors of these where it has `InferenceEngine.outputs`.
+    An engine that runs a library of its own may have an attribute `library`, a `swift.contracts.EngineLibrary`:
+    `swift doctor` then reports whether it is installed, and what installs it. One that serves models of other tasks
+    than 'causal_lm' has an attribute `tasks`, a frozenset of values of `model.task`: `swift serve` refuses the others.
+    `swift export --verify all` compares its scores and vectors of these where it has `InferenceEngine.outputs`.
     """
+
+    library: EngineLibrary | None = None
+    tasks: frozenset[str] | None = None
 
     @hookspec(firstresult=True)
     def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
-        """Load a model that is to answer prompts, in this process or another.
+        """Load a model for inference, in this process or another.
 
         Raise `swift.errors.ModelError` with the reason and what to type where the engine cannot load it.
         """
@@ -269,15 +286,14 @@ class EngineHooks:
     def swift_serve(self, request: ServeRequest) -> int:
         """Serve a model until the user stops it, and return the exit code. Optional.
 
-        Print when it is ready and how to ask it. Leave no process behind, however it ends.
+        Print when it is ready and how to send a request. Leave no process behind, however it ends.
         """
 
 
 class ObserverHooks:
     """Any number of observers per run implement these; all are called, on the main process only.
 
-    An observer reads its run, which others rely on: setting anything of it fails, in these hooks and in wrappers around
-    others.
+    An observer reads its run and sets nothing of it: core and the backend rely on it.
     """
 
     @hookspec
@@ -326,12 +342,12 @@ class _LazyHook:
         self._target = target
 
     def __set_name__(self, plugin: type, name: str) -> None:
-        """Put a method with the hook's own signature in its place, since pluggy calls nothing else."""
+        """Replace it by a method with the hook's own signature, which pluggy calls."""
         setattr(plugin, name, hookimpl(_method(name, self._target)))
 
 
 def _method(hook: str, target: str) -> Callable[..., Any]:
-    spec = _SPECS.get(hook, _unknown)
+    spec = SPECS.get(hook, _unknown)
     signature = inspect.signature(spec)
 
     @wraps(spec, updated=())
@@ -346,7 +362,7 @@ def _method(hook: str, target: str) -> Callable[..., Any]:
 
 def lazy_hooks(plugin: object) -> dict[str, str]:
     """Return the hooks of a plugin that are implemented with `lazy_hook`: name → target."""
-    targets = ((name, getattr(getattr(plugin, name, None), "lazy_target", None)) for name in _SPECS)
+    targets = ((name, getattr(getattr(plugin, name, None), "lazy_target", None)) for name in SPECS)
     return {name: target for name, target in targets if target is not None}
 
 
@@ -364,7 +380,7 @@ def resolve_hook(hook: str, target: str) -> tuple[Callable[..., Any], tuple[str,
 
 @cache
 def _arguments(hook: str, target: str, function: Callable[..., Any]) -> tuple[str, ...]:
-    offered = list(inspect.signature(_SPECS[hook]).parameters)[1:]
+    offered = list(inspect.signature(SPECS[hook]).parameters)[1:]
     taken = inspect.signature(function).parameters
     for name, parameter in taken.items():
         if name not in offered and parameter.default is parameter.empty:
@@ -378,9 +394,10 @@ def _unknown(self: object) -> None:
     """Stand for a hook that does not exist, which is refused when the plugin is loaded."""
 
 
-_SPECS: dict[str, Callable[..., Any]] = {
-    name: function
-    for kind in (BackendHooks, ExporterHooks, EngineHooks, ObserverHooks)
-    for name, function in vars(kind).items()
-    if name.startswith("swift_")
+_GROUPS = {"backend": BackendHooks, "exporter": ExporterHooks, "engine": EngineHooks, "observer": ObserverHooks}
+OWNERS: dict[str, str] = {
+    name: kind for kind, group in _GROUPS.items() for name in vars(group) if name.startswith("swift_")
 }
+"""Hook → the kind of plugin that implements it."""
+SPECS: dict[str, Callable[..., Any]] = {name: vars(_GROUPS[kind])[name] for name, kind in OWNERS.items()}
+"""Hook → its signature."""

@@ -39,13 +39,13 @@ from swift.models.cache_room import row_bytes, rows_at_once
 from swift.models.classes import check_no_encoder
 from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
-from swift.plugins import return_values
 from swift.plugins.blame import failing
 from swift.plugins.discover import list_plugins
 from swift.plugins.guard import guarded
+from swift.plugins.hooks import variants
 from swift.plugins.load import LoadedPlugin, load_backend, load_objective, load_optimizer, load_tuner
-from swift.plugins.objective import make_objective, roles_of, rounds_of
-from swift.plugins.outside import variants
+from swift.plugins.objective import make_objective
+from swift.plugins.return_values import returned, returns, size
 from swift.processes.group import current_world, processes_here, wanted_group
 from swift.terminal import say_nothing
 
@@ -110,7 +110,7 @@ class PlannedBackend:
         answer = self._answers.get(name)
         if answer is None:
             answer = self._answers[name] = _answer(getattr(self._hooks, name))
-        return answer(arguments)
+        return returned(self.plugin.entry, name, answer(arguments), returns(BackendHooks, name))
 
     @property
     def names_stages(self) -> bool:
@@ -132,10 +132,8 @@ class PlannedBackend:
 
     def layout(self, run: Run) -> ProcessLayout:
         """Return the sizes of all parallel dimensions; `UnsupportedLayout` where they do not fit the processes."""
-        came = self._ask("swift_layout", config=run.config, processes=run.world.size)
-        if came is None:
-            return ProcessLayout.of(run.config.parallel, run.world.size)
-        return return_values.layout(self.plugin.entry, "swift_layout", came)
+        came: ProcessLayout | None = self._ask("swift_layout", config=run.config, processes=run.world.size)
+        return came or ProcessLayout.of(run.config.parallel, run.world.size)
 
     def refusal(self, run: Run) -> SwiftError | None:
         """Return the error with which core or the backend would refuse this plan, whatever the model."""
@@ -160,7 +158,8 @@ class PlannedBackend:
     def memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float] | None:
         """Return what the fullest process keeps, in bytes by name; None where the backend has no answer."""
         hook = "swift_estimate_memory"
-        return return_values.memory(self.plugin.entry, hook, self._ask(hook, run=run, weights=weights))
+        came: Mapping[str, float] | None = self._ask(hook, run=run, weights=weights)
+        return came and {name: size(self.plugin.entry, hook, count) for name, count in came.items()}
 
     @property
     def own_layers(self) -> bool:
@@ -170,13 +169,12 @@ class PlannedBackend:
     def activations(self, run: Run, layer: LayerSizes) -> float | None:
         """Return what a layer keeps for its backward pass, in bytes a token; None where the backend has no answer."""
         hook = "swift_estimate_activations"
-        return return_values.activations(self.plugin.entry, hook, self._ask(hook, run=run, layer=layer))
+        came: float | None = self._ask(hook, run=run, layer=layer)
+        return came if came is None else size(self.plugin.entry, hook, came)
 
     def traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
         """Return what keeps weights and gradients together; nothing where the backend has no answer."""
-        hook = "swift_estimate_traffic"
-        came = self._ask(hook, run=run, weights=weights, micro_batches=micro_batches)
-        return return_values.traffic(self.plugin.entry, hook, came)
+        return self._ask("swift_estimate_traffic", run=run, weights=weights, micro_batches=micro_batches) or ()
 
     @cached_property
     def _objective(self) -> Objective:
@@ -189,7 +187,7 @@ class PlannedBackend:
         """Return the models that the run holds besides its policy, on this backend."""
         capabilities = self.plugin.capabilities
         most = capabilities.roles if capabilities is not None else 1
-        return fitting_roles(roles_of(self._objective, self.config), most)
+        return fitting_roles(self._objective.roles(self.config), most)
 
     def of_role(self, role: ModelRole) -> PlannedBackend:
         """Return the backend as it holds a role."""
@@ -198,7 +196,7 @@ class PlannedBackend:
     @cached_property
     def rounds(self) -> RoundWork:
         """Return what the run holds and does besides the steps of its models."""
-        return rounds_of(self._objective, self.config)
+        return self._objective.rounds(self.config)
 
     @cached_property
     def _optimizer(self) -> LoadedPlugin:
@@ -215,10 +213,10 @@ class PlannedBackend:
         if ask is not None:
             with failing(optimizer.entry, "bytes_with_options"):
                 came = ask(shape, self.config.optim.options(optimizer.object.options_model))
-            return return_values.size(optimizer.entry, "bytes_with_options", came)
+            return size(optimizer.entry, "bytes_with_options", came)
         with failing(optimizer.entry, "bytes_per_parameter"):
             came = optimizer.object.bytes_per_parameter(shape)
-        return return_values.size(optimizer.entry, "bytes_per_parameter", came)
+        return size(optimizer.entry, "bytes_per_parameter", came)
 
     @property
     def tuner_options(self) -> Any:
@@ -234,7 +232,7 @@ class PlannedBackend:
         count = getattr(tuner.object, "values_beside", None)
         with failing(tuner.entry, "values_beside"):
             came = count(rows, columns, options) if count is not None else _low_rank(rows, columns, options)
-        return return_values.size(tuner.entry, "values_beside", came)
+        return size(tuner.entry, "values_beside", came)
 
 
 def _answer(hook: pluggy.HookCaller) -> _Answer:

@@ -12,6 +12,9 @@ from typing import TextIO, TypeVar
 
 T = TypeVar("T")
 
+IMPORTS = "Importing torch and transformers"
+"""For `waiting`: these take seconds."""
+
 Say = Callable[[str], None]
 """Tells the user one line: `print_line`, `print_note` or `say_nothing`."""
 

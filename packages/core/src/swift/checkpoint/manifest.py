@@ -77,7 +77,7 @@ class Progress(BaseModel):
     best: Best = Best()
     epoch: Annotated[FiniteFloat, Field(ge=0)] = 0.0
     batch_schedule: dict[str, JsonValue] = {}
-    """What an objective's own batch schedule keeps (`ResumableSchedule.state`)."""
+    """What an objective's own batch schedule keeps (`BatchSchedule.state`)."""
 
 
 class Scheduled(BaseModel):

@@ -110,8 +110,8 @@ def presets_of_backends() -> dict[str, Mapping[str, str]]:
     """Return installed backend → its presets, by name, of those that have any."""
     from swift.errors import SwiftError
     from swift.plugins.discover import list_plugins
+    from swift.plugins.hooks import presets
     from swift.plugins.load import load
-    from swift.plugins.outside import presets
 
     found = {}
     for entry in list_plugins("swift.backends"):

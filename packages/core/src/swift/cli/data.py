@@ -14,8 +14,7 @@ from swift.cli.options import read_options
 from swift.config.limits import FilePath, Name
 from swift.config.options import Section
 from swift.errors import UsageError, did_you_mean
-from swift.importing import importing
-from swift.terminal import print_line, print_note, waiting
+from swift.terminal import IMPORTS, print_line, print_note, waiting
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
@@ -127,7 +126,7 @@ def _join(folder: Path) -> None:
 
 def _build(parsed: Parsed, out: Path, shard: Shard | None) -> None:
     """Tokenise what the configuration names; all of it is joined at once."""
-    with importing():
+    with waiting(IMPORTS):
         from swift.models.quiet import quiet_libraries
 
         quiet_libraries()

@@ -14,8 +14,7 @@ from swift.config.options import Aliases, Argument
 from swift.config.sections import Dtype, ExportOptions
 from swift.errors import CheckpointError, UsageError
 from swift.export.destination import check_destination, default_destination
-from swift.importing import importing
-from swift.terminal import print_line
+from swift.terminal import IMPORTS, print_line, waiting
 from swift.untrusted import shown, typed_path
 
 
@@ -60,7 +59,7 @@ def export(options: ExportCommandOptions) -> int:
     options = _pushed(options)
     checkpoint, _ = check_export(options)
     # Only now: the module imports torch, and a mistake should be answered at once.
-    with importing():
+    with waiting(IMPORTS):
         from swift.models.quiet import quiet_libraries
 
         quiet_libraries()

@@ -6,12 +6,12 @@ No launcher of our own. `group` reads from the environment where this process st
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from typing import TYPE_CHECKING
 
-from swift.importing import importing
 from swift.processes.group import (
     alone_in_slurm,
     check_port,
@@ -23,6 +23,7 @@ from swift.processes.group import (
 )
 from swift.processes.reports import leave_note_of_stop, reported_errors
 from swift.processes.signals import STARTED_BY_SWIFT, Stopped, follow_launcher, is_worker, prompt_stop, say_stopped
+from swift.terminal import IMPORTS, waiting
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
@@ -54,23 +55,27 @@ def _launch(parsed: Parsed, argv: list[str]) -> int:
     if group.processes > 1:
         if group.size > 1 and group.rank == 0:
             check_port_is_free(group.port)
-        with importing("torch"):
+        with waiting("Importing torch"):
             from swift.processes.workers import run_workers
-
+        _resume_garbage_collection()
         return run_workers(group, argv)
     if group.size > 1:
         join(group, os.environ)
     check_port(os.environ)
-    with importing():
-        from swift.deferred import defer_heavy_imports
+    with waiting(IMPORTS):
         from swift.models.quiet import quiet_libraries
 
-        quiet_libraries()  # first: the libraries speak up while they are imported
-        if group.size == 1:
-            defer_heavy_imports(parsed.config)
+        quiet_libraries()  # first: libraries print while they are imported
         from swift.train.loop import train
-
+    _resume_garbage_collection()
     return exit_code(train(parsed))
+
+
+def _resume_garbage_collection() -> None:
+    """Resume what `main` has paused for the imports, and exempt the imported modules, which are never garbage."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def exit_code(summary: RunSummary) -> int:

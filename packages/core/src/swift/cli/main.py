@@ -19,12 +19,8 @@ from swift.version import __version__
 def main() -> None:
     """Run the `swift` command."""
     command = next(iter(sys.argv[1:]), "")
-    if command in BUILTIN_COMMANDS and {"-h", "--help"} & set(sys.argv):
-        gc.disable()  # looking for garbage in what is being imported takes a tenth of help's time
-    elif command in (*TRAINING, *KIN):
-        from swift.deferred import has_own_process
-
-        has_own_process()
+    if command in (*TRAINING, *KIN) or (command in BUILTIN_COMMANDS and {"-h", "--help"} & set(sys.argv)):
+        gc.disable()  # collecting garbage takes a tenth of the time of imports; `launch` resumes it after them
     sys.exit(run(sys.argv[1:]))
 
 

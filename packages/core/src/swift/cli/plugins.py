@@ -36,14 +36,14 @@ class Row:
 
 
 class PluginsOptions(Section):
-    """Listed are plugins of every kind, with what brings them. Exit 3 if --check finds a broken one.
+    """List plugins of every kind with their distributions. Exit 3 if --check finds a broken one.
 
-    --try runs a short form of the conformance kit; the whole of it is swift.testing.BackendConformance.
+    --try runs a short form of the conformance kit; the whole kit is swift.testing.BackendConformance.
     """
 
     examples = ("swift plugins --check", "swift plugins --try fsdp --nproc 2")
-    check: bool = Field(False, description="Import each one and make the checks of selection")
-    as_json: bool = Field(False, alias="json", description="For programs")
+    check: bool = Field(False, description="Import each plugin and check it as a run would")
+    as_json: bool = Field(False, alias="json", description="Print JSON")
     tried: Name | None = Field(
         None, alias="try", description="Train a tiny model with this backend, and compare the numbers"
     )
@@ -71,7 +71,7 @@ def show(options: PluginsOptions) -> int:
 def _try(backend: str, processes: int) -> int:
     from swift.plugins.load import find, load
 
-    load(find("swift.backends", backend))  # a mistake in the name is answered before anything heavy is imported
+    load(find("swift.backends", backend))  # a wrong name is reported before anything heavy is imported
     from swift.models.quiet import quiet_libraries
 
     quiet_libraries()

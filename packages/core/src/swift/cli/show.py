@@ -12,15 +12,14 @@ import yaml
 from swift.config.parse import Parsed
 from swift.config.sections import Config
 from swift.errors import SwiftError
-from swift.importing import importing
 from swift.plugins.blame import words_of
 from swift.plugins.discover import list_plugins
+from swift.plugins.hooks import describe_plan
 from swift.plugins.kinds import KINDS
 from swift.plugins.load import load, load_backend, load_objective
 from swift.plugins.objective import make_objective
-from swift.plugins.outside import describe_plan
 from swift.processes.group import wanted_group
-from swift.terminal import print_note, waiting
+from swift.terminal import IMPORTS, print_note, waiting
 
 
 def resolved_yaml(parsed: Parsed) -> str:
@@ -79,7 +78,7 @@ def print_samples(parsed: Parsed, count: int) -> None:
 
     The data set is streamed, so that no more of it is read than is shown.
     """
-    with importing():
+    with waiting(IMPORTS):
         from rich.console import Console
 
         from swift.models.quiet import quiet_libraries

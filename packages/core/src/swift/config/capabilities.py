@@ -169,13 +169,13 @@ def _of_layout(config: Config) -> Iterator[Requirement]:
 
 
 def _of_objective(objective: Objective) -> Iterator[Requirement]:
-    first = getattr(objective, "first_pass", None)
+    first = objective.first_pass
     for need in sorted(objective.needs | (frozenset() if first is None else first.needs)):
         yield Requirement(
             f"what the objective {objective.name!r} needs ({Need(need).value})", "provides", need, "another objective"
         )
     # An encoding that is named is one of core's, which hold text alone.
-    for modality in sorted(getattr(getattr(objective, "encoding", None), "modalities", ())):
+    for modality in sorted(getattr(objective.encoding, "modalities", ())):
         name = f"samples with {modality}, as the objective {objective.name!r} reads them"
         yield Requirement(name, "modalities", modality, "another objective")
 

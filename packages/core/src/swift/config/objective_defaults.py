@@ -19,7 +19,7 @@ def set_defaults(
 
     `selected` are the plugins of open sections by section: an option that the selected one lacks is left out.
     """
-    defaults: Mapping[str, tuple[Any, str]] = getattr(objective.object, "defaults", {})
+    defaults: Mapping[str, tuple[Any, str]] = objective.object.defaults
     notes = []
     for key, (value, reason) in defaults.items():
         if _is_set(merged, key) or not _exists(key, selected):

@@ -37,9 +37,9 @@ from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import failing
 from swift.plugins.discover import list_plugins
 from swift.plugins.entry import CORE
+from swift.plugins.hooks import core_settings
 from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective, load_optimizer, load_tuner
 from swift.plugins.objective import make_objective
-from swift.plugins.outside import core_settings
 from swift.plugins.return_values import wrong
 from swift.remote.urls import check_protocol
 

@@ -73,8 +73,8 @@ def for_objective(section: ModelSection, objective: Objective) -> ModelSection:
     """
     settings: dict[str, Any] = {}
     if "task" not in section.model_fields_set:
-        settings["task"] = getattr(objective, "task", CAUSAL_LM)
-    labels = getattr(objective, "num_labels", None)
+        settings["task"] = objective.task
+    labels = objective.num_labels
     if section.labels and section.num_labels is None:
         settings["num_labels"] = len(section.labels)
     if labels is not None and settings.get("task", section.task) in HEADED:

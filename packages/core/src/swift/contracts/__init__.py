@@ -33,7 +33,7 @@ from swift.contracts.layout import (
     Traffic,
 )
 from swift.contracts.model import ModelSource, WeightStream
-from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Objective
+from swift.contracts.objective import Communication, Objective, OpenRole, ScheduleContext
 from swift.contracts.observer import RankFacts, RunSummary, StepRecord, StepTimes
 from swift.contracts.optimizer import (
     Matrix,
@@ -44,15 +44,16 @@ from swift.contracts.optimizer import (
     Slot,
     StoresMatrixSlots,
     StoresSlots,
-    TakesGradientsElsewhere,
+    UsesGradientView,
 )
 from swift.contracts.planner import Basis, ChosenPlan, ExpectedMemory, Planner
 from swift.contracts.reward import Reward, RewardItem
-from swift.contracts.role import POLICY, ModelRole, OpenRole, fitting_roles
+from swift.contracts.role import POLICY, ModelRole, fitting_roles
 from swift.contracts.rounds import EngineModel, RoundWork
 from swift.contracts.run import Run, Topology, World
-from swift.contracts.schedule import BatchSchedule, Communication, ResumableSchedule, ScheduleContext
+from swift.contracts.schedule import BatchSchedule
 from swift.contracts.tuner import Acts, Trains, Tuner, TunerContext
+from swift.contracts.views import EVERY_VIEW, LossSums, ModelView, Need
 
 __all__ = [
     "AFTERWARDS",
@@ -108,7 +109,6 @@ __all__ = [
     "RankFacts",
     "Reads",
     "RejectedSamples",
-    "ResumableSchedule",
     "Reward",
     "RewardItem",
     "RoundWork",
@@ -127,7 +127,6 @@ __all__ = [
     "StepTimes",
     "StoresMatrixSlots",
     "StoresSlots",
-    "TakesGradientsElsewhere",
     "ThirdPartyCheckpoint",
     "Topology",
     "Traffic",
@@ -137,6 +136,7 @@ __all__ = [
     "Tuner",
     "TunerContext",
     "Turn",
+    "UsesGradientView",
     "WeightStream",
     "World",
     "fitting_roles",

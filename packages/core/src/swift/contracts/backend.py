@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from swift.contracts.objective import Need
 from swift.contracts.optimizer import Reads
+from swift.contracts.views import Need
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,17 +15,18 @@ class Command(Protocol):
     """One command. The entry point names an object, a module, or a class that is called without arguments.
 
     With `options_model`, core makes flags, help and "did you mean" of its fields, as it does for its own commands, and
-    `run` gets the validated options. Without it (None, or no such member), `run` gets the words after the command as a
-    list of texts, and reads them itself. A `typer.Typer` app may be named instead of such an object.
+    `run` gets the validated options. Without it (None, or no such member), `run` gets the words after the command's
+    name as a list of strings, and reads them itself. A `typer.Typer` app may be named instead of such an object.
 
-    With `passes_on = True` beside an `options_model`, flags that are not among its fields are no error: `run` gets them
-    as a list of words after the options, for a command that hands them on (`swift plan` to the command that trains).
+    With an `options_model` and `passes_on = True`, flags that are not among its fields are no error: `run` gets them as
+    a list of words after the options, for a command that passes them to another (`swift plan` to the one that trains).
     """
 
     summary: str
     """One line for `swift --help`."""
-    options_model: type[BaseModel] | None
-    """A `swift.Section` whose fields are the verb's flags, or None."""
+    options_model: type[BaseModel] | None = None
+    """A `swift.Section` whose fields are the command's flags, or None."""
+    passes_on: bool = False
 
     def run(self, given: Any) -> int:
-        """Run the command and return the exit code. Raise errors for users as `swift.errors.SwiftError`."""
+        """Run the command and return the exit code. Errors for users are raised as `swift.errors.SwiftError`."""

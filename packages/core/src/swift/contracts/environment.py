@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,19 @@ class Observation:
 class Environment(Protocol):
     """One episode. The entry point in `swift.environments` names a class with these members.
 
-    It is made as `cls(options)` with its `options_model` (a `swift.Section`), or as `cls()` without one, once for each
-    episode, in a process that may be ended at any time, and once before any weights are loaded, to check its options.
+    It is made as `cls(options)` with its `options_model`, or as `cls()` without one, once for each episode, in a
+    process that may be ended at any time, and once before any weights are loaded, to check its options.
 
     An episode is a function of its `EpisodeStart` and of the answers: where a process was ended, the episodes in it are
     begun again in another one and given the same answers, and must then observe the same.
 
-    `wants: tuple[str, ...]` may name columns that every row must have. Methods may be coroutines.
+    Methods may be coroutines. Attributes may be left out; their values are then those below.
     """
+
+    options_model: type[BaseModel] | None = None
+    """A `swift.Section`."""
+    wants: tuple[str, ...] = ()
+    """The columns that every row must have."""
 
     def reset(self, start: EpisodeStart) -> Sequence[Mapping[str, Any]] | None:
         """Return the conversation that the episode begins with, or None for the row's own."""

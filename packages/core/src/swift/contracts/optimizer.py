@@ -105,7 +105,7 @@ class Optimizer(Protocol):
 
 
 @runtime_checkable
-class TakesGradientsElsewhere(Protocol):
+class UsesGradientView(Protocol):
     """A `torch.optim.Optimizer` whose gradients are taken at other weights than those that are saved and served.
 
     Its plugin has the attribute `gradient_view = True`, so that backends without the feature `optim.gradient_view`

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class RewardItem:
 
 
 class Reward(Protocol):
-    """Scores answers. The entry point in `swift.rewards` names a class with these members, or a function.
+    """Scores completions. The entry point in `swift.rewards` names a class with these members, or a function.
 
     A class is made as `cls(options)` with its `options_model`, or as `cls()` without one. That happens before any
     weights are loaded: it refuses wrong options there (`swift.errors.ConfigError`) and leaves what takes long to the
@@ -39,14 +42,18 @@ class Reward(Protocol):
     A function has the signature `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, and may
     leave out what it does not need.
 
-    These members may be left out:
-
-    - `options_model: type[BaseModel]`, a `swift.Section`.
-    - `wants: tuple[str, ...]`, the columns that every row must have. Without one of them no run starts.
-    - `isolation: 'process' | 'inline'`. In a process of its own, which is the rule, a call may hang, crash or eat
-      memory without harm. 'inline' is for what cannot, or needs the process: a model on the GPU.
-    - `batched: bool`. Such a reward is called with all answers of a round at once, and otherwise with one.
+    Attributes may be left out; their values are then those below.
     """
+
+    options_model: type[BaseModel] | None = None
+    """A `swift.Section`."""
+    wants: tuple[str, ...] = ()
+    """The columns that every row must have. Without one of them no run starts."""
+    isolation: Literal["process", "inline"] = "process"
+    """In a process of its own a call may hang, crash or use up memory without harm. 'inline' is for what cannot run
+    there, or needs the process: a model on the GPU."""
+    batched: bool = False
+    """Whether it is called with all completions of a round at once, and otherwise with one."""
 
     def score(self, items: Sequence[RewardItem]) -> Sequence[float | Exception | None]:
         """Return a finite number for each item, or None for one that the reward does not apply to.

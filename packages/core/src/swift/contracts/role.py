@@ -8,13 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from swift.config.sections import Config, ModelSection, OptimSection, TunerSection
-    from swift.contracts.backend import ForwardResult, StepResult
-    from swift.contracts.objective import Objective
-    from swift.data.batch import Batch
 
 POLICY = "policy"
 """The role of the model that the configuration describes: what is exported, and what a checkpoint's bare names are."""
@@ -67,20 +64,3 @@ def fitting_roles(roles: Sequence[ModelRole], most: int) -> list[ModelRole]:
             kept.append(role)
             spare -= role.optional
     return kept
-
-
-class OpenRole(Protocol):
-    """A model of a run besides the policy, as plans have it. Every method is called on all processes."""
-
-    @property
-    def name(self) -> str:
-        """The role's name."""
-
-    def forward(self, batch: Batch, objective: Objective) -> ForwardResult:
-        """Evaluate an objective with the role's weights as they are now."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> StepResult:
-        """Make one optimizer step of the role over one global batch."""
-
-    def follow(self, part: float) -> None:
-        """Move a role that `follows`: its weights become `part` of the policy's and the rest of their own."""

@@ -27,9 +27,9 @@ from swift.models.names import ADAPTER
 from swift.models.quiet import quiet_libraries
 from swift.models.source import HfSource, open_source
 from swift.plugins.discover import list_plugins
+from swift.plugins.hooks import implements, read_third_party
 from swift.plugins.known import MARKS, install_command
 from swift.plugins.load import load
-from swift.plugins.outside import implements, read_third_party
 from swift.terminal import Say, progress
 from swift.untrusted import shown
 

@@ -23,10 +23,9 @@ from swift.export.stored import base_of, stored_weights
 from swift.models.quiet import quiet_libraries
 from swift.models.tokenizer import copy_tokenizer
 from swift.plugins.discover import list_plugins
-from swift.plugins.hooks import open_hooks
+from swift.plugins.hooks import implements, open_hooks, write_third_party
 from swift.plugins.known import install_command
 from swift.plugins.load import load, load_exporter
-from swift.plugins.outside import implements, write_third_party
 from swift.terminal import Say
 
 if TYPE_CHECKING:

@@ -35,7 +35,6 @@ __all__ = [
     "at_once",
     "check_model",
     "check_result",
-    "sample_tokens",
     "find_source",
     "found",
     "numbers",
@@ -47,6 +46,7 @@ __all__ = [
     "quiet_libraries",
     "read_lines",
     "read_questions",
+    "sample_tokens",
     "stay_here",
     "whole_answer",
 ]

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.errors import UsageError
-from swift.importing import importing
 from swift.infer.options import AnsweringOptions, ModelOptions, QuestionOptions, SamplingOptions, is_address
 from swift.plugins.known import ENGINE, ENGINE_TITLE, TRANSFORMERS, TRANSFORMERS_OPTIONS
-from swift.terminal import print_note
+from swift.terminal import IMPORTS, print_note, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,7 +85,7 @@ def check_result(result: Path | None) -> None:
 def quiet_libraries(options: ModelOptions) -> None:
     """Silence torch and transformers where they are needed: whoever asks a server does without them."""
     if not is_address(options.engine):
-        with importing():
+        with waiting(IMPORTS):
             from swift.models.quiet import quiet_libraries
 
             quiet_libraries()

@@ -16,7 +16,6 @@ from swift.config.tasks import check_generates
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
 from swift.data.rendering import render_asked, render_chat
 from swift.errors import DataError, ModelError, SwiftError, UsageError
-from swift.importing import importing
 from swift.infer.answers import Answer, ChatEngine, Messages
 from swift.infer.image_messages import has_images
 from swift.infer.options import ModelOptions, is_address
@@ -24,7 +23,7 @@ from swift.infer.questions import Question, with_system
 from swift.infer.stop import StopStrings
 from swift.plugins.inference import open_inference
 from swift.plugins.load import LoadedPlugin, load_engine
-from swift.terminal import waiting
+from swift.terminal import IMPORTS, waiting
 
 if TYPE_CHECKING:
     from swift.data.media_tokens import MediaRules
@@ -92,7 +91,10 @@ def find_model(options: ModelOptions, *, generates: bool = True, say: Callable[[
     """
     name = str(options.model)
     # Only here: these modules import torch, which whoever asks a server does without.
-    with importing():
+    with waiting(IMPORTS):
+        from swift.models.quiet import quiet_libraries
+
+        quiet_libraries()  # before any module that imports transformers
         from swift.infer.find import find_weights, holds_head
         from swift.models.source import open_source
 

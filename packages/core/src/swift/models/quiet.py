@@ -1,25 +1,35 @@
-"""Keeps progress bars and notices of the libraries underneath off the user's terminal."""
+"""Third-party libraries: keep their output off the terminal, and work around imports that fail or take long."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+_declared: list[Any] = []
+"""Operator libraries: what a library declares disappears with it."""
 
 
 @functools.cache
 def quiet_libraries() -> None:
-    """Silence what transformers, huggingface_hub, torchao and bitsandbytes print; errors still come as exceptions."""
-    # Named loggers first: torchao speaks up while transformers imports it.
+    """Silence transformers, huggingface_hub, torchao and bitsandbytes; call it before anything imports transformers.
+
+    Errors are still raised as exceptions.
+    """
+    # Named loggers first: torchao prints while transformers imports it.
     for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # transformers imports DeepSpeed when it saves a model, wherever DeepSpeed is installed.
-    logging.getLogger("DeepSpeed").addFilter(_tells_something)
+    logging.getLogger("DeepSpeed").addFilter(_is_informative)
     warnings.filterwarnings("ignore", module=r"(transformers|huggingface_hub|peft|torchao|bitsandbytes)\b")
 
+    import_torchvision()
     from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers.utils import logging as transformers_logging
 
@@ -28,8 +38,31 @@ def quiet_libraries() -> None:
     transformers_logging.set_verbosity_error()
 
 
-def _tells_something(record: logging.LogRecord) -> bool:
-    """Return whether DeepSpeed says something that this run does not say itself: its header names the device."""
+def import_torchvision() -> None:
+    """Import torchvision, where it is installed, also with a build of torch that cannot load its operators.
+
+    The package index has torchvision for CUDA only. With a CPU build of torch, importing it fails with `operator
+    torchvision::nms does not exist`, and so do most models of transformers, which import torchvision wherever it is
+    installed. Processors of images and videos call none of its operators, so that declaring them is enough.
+    """
+    if find_spec("torchvision") is None:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "operator torchvision::nms does not exist" not in str(error):
+            raise
+        import torch
+
+        library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _declared.append(library)
+        importlib.import_module("torchvision")
+
+
+def _is_informative(record: logging.LogRecord) -> bool:
+    """Return whether a record of DeepSpeed adds to the header of the run, which names the device."""
     return not record.getMessage().startswith("Setting accelerator to CPU")
 
 

@@ -28,7 +28,7 @@ def plugin_names(group: str) -> list[str]:
 
 
 def blaming_on(plugin: LoadedPlugin, function: str) -> AbstractContextManager[None]:
-    """Raise `PluginError`, which names a plugin and its function, for what is raised inside.
+    """Raise `PluginError`, which names a plugin and its function, for errors inside.
 
     Errors for the user (`SwiftError`) pass, as does Ctrl-C.
     """
@@ -38,14 +38,14 @@ def blaming_on(plugin: LoadedPlugin, function: str) -> AbstractContextManager[No
 
 
 def interrupts(cause: BaseException) -> bool:
-    """Return whether what was raised ends the process or the work, such as Ctrl-C, and is nobody's failure."""
+    """Return whether an exception ends the process or the work, such as Ctrl-C, and is not an error of a plugin."""
     from swift.plugins import blame
 
     return blame.interrupts(cause)
 
 
 def result_alone() -> AbstractContextManager[Callable[[str], None]]:
-    """Yield what takes lines of a command's result; what plugins print meanwhile goes to standard error."""
+    """Yield a function that takes lines of a command's result; what plugins print meanwhile goes to standard error."""
     from swift.plugins.output import result_alone
 
     return result_alone()

@@ -1,8 +1,8 @@
-"""Whose code failed: what a plugin raises becomes one message that names it, and its traceback goes into a file.
+"""Whose code failed: an error of a plugin becomes one message that names it, and its traceback goes into a file.
 
-`blaming` surrounds a call into a plugin whose errors others may handle by their type (out of memory, a full disk, the
-loss of a peer): the error stays what it is and carries who raised it, for `explained` to tell at the end.
-`failing` surrounds the other calls: what is raised becomes a `PluginError` at once.
+`blaming` surrounds a call into a plugin whose errors the run handles by their type (out of memory, a full disk, the
+loss of a peer): the error keeps its type and is marked with the plugin, for `explained` at the end.
+`failing` surrounds the other calls: an error becomes a `PluginError` at once.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _MARK = "_swift_blame"
 _LONGEST = 600
-"""Characters that are shown of what a plugin says of its own error."""
+"""Characters that are shown of an error's own message."""
 
 
 @dataclass(frozen=True)
 class Blame:
-    """Who raised an error, and in which of its functions."""
+    """The plugin that raised an error, and the function in which it did."""
 
     entry: PluginEntry
     function: str
@@ -55,7 +55,7 @@ def blaming(entry: PluginEntry, function: str) -> Iterator[None]:
 
 @contextmanager
 def failing(entry: PluginEntry, function: str) -> Iterator[None]:
-    """Raise `PluginError` for whatever is raised inside, but for errors that are meant for the user's eyes."""
+    """Raise `PluginError` for whatever is raised inside, except errors for the user (`SwiftError`) and Ctrl-C."""
     try:
         yield
     except BaseException as cause:
@@ -67,25 +67,16 @@ def failing(entry: PluginEntry, function: str) -> Iterator[None]:
 
 
 def mark(cause: BaseException, entry: PluginEntry, function: str) -> None:
-    """Note who raised an error; the innermost plugin stays the one that is blamed.
+    """Note which plugin raised an error; the innermost plugin stays the one that is blamed.
 
-    What other code would take for the end of a loop or of the process, such as `SystemExit`, is raised as a
-    `PluginError` here and now, as is an error that raises another one when it is looked at. An interruption by the user
-    passes.
+    An exception that other code would take for the end of a loop or of the process, such as `SystemExit`, is raised as
+    a `PluginError` at once. An interruption by the user passes.
     """
-    if not _can_be_handled(cause):
+    if isinstance(cause, SwiftError) or interrupts(cause):
+        return
+    if isinstance(cause, StopIteration | StopAsyncIteration) or not isinstance(cause, Exception):
         raise failure_of(Blame(entry, function), cause) from cause
-    if not isinstance(cause, SwiftError) and not interrupts(cause):
-        cause.__dict__.setdefault(_MARK, Blame(entry, function))
-
-
-def _can_be_handled(cause: BaseException) -> bool:
-    """Return whether others may look at an error, and none of them takes it for something else."""
-    try:
-        loose = isinstance(cause, StopIteration | StopAsyncIteration) or not isinstance(cause, Exception)
-    except BaseException:  # its class overrides what every error has
-        return False
-    return not loose or interrupts(cause)
+    cause.__dict__.setdefault(_MARK, Blame(entry, function))
 
 
 def interrupts(cause: BaseException) -> bool:
@@ -95,21 +86,20 @@ def interrupts(cause: BaseException) -> bool:
     """
     from swift.processes.signals import Stopped
 
-    kind = type(cause)  # and not `isinstance`, which asks the error itself
-    return issubclass(kind, KeyboardInterrupt | Stopped) or (issubclass(kind, BrokenPipeError) and _reader_has_gone())
+    return isinstance(cause, KeyboardInterrupt | Stopped) or (isinstance(cause, BrokenPipeError) and _reader_has_gone())
 
 
 def _reader_has_gone() -> bool:
-    """Return whether nobody reads any more what this process prints."""
-    looking = select.poll()
+    """Return whether the reader of this process's output has closed it."""
+    poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # none, closed, or a stand-in
-            looking.register(stream.fileno(), 0)
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in looking.poll(0))
+            poll.register(stream.fileno(), 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def blamed(cause: BaseException) -> Blame | None:
-    """Who raised an error, where that was a plugin."""
+    """Return the plugin that raised an error, where that was one."""
     found = cause.__dict__.get(_MARK)
     return found if isinstance(found, Blame) else None
 
@@ -135,35 +125,29 @@ def if_not_yours(entry: PluginEntry) -> str:
     """Return the hint for a user of a plugin that someone else wrote, or of one of this project's own."""
     if normal_name(entry.distribution) in PACKAGES:
         return "This is an internal error of swift: report it to its developers, with the command and this message."
-    return f"Report it to those who publish {entry.distribution}, or upgrade it: {upgrade(entry)}"
+    return f"Report it to the authors of {entry.distribution}, or upgrade it: {upgrade(entry)}"
 
 
 def upgrade(entry: PluginEntry) -> str:
-    """Return the command that brings the newest release of a plugin, with all that it depends on."""
+    """Return the command that upgrades a plugin and its dependencies."""
     return f"pip install --upgrade {entry.distribution}"
 
 
 def words_of(cause: BaseException) -> str:
-    """Type and text of an error in one line that ends in a full stop, whatever its author made of both."""
+    """Return type and message of an error in one line that ends in a full stop."""
     try:
         text = " ".join(str(cause).split())
     except BaseException:
-        text = "its text cannot be shown"
+        text = "its message cannot be shown"
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} ..."
-    kind = class_name(cause)
+    kind = type(cause).__name__
     words = printable(f"{kind}: {text}" if text else kind)
     return words if words[-1] in ".!?" else f"{words}."
 
 
-def class_name(value: object) -> str:
-    """Return the name of a value's class, whatever its metaclass made of it."""
-    name: str = type.__dict__["__name__"].__get__(type(value))
-    return name
-
-
 def keep_traceback(error: SwiftError, folder: Path | None = None, *, name: str = "traceback") -> None:
-    """Write where a plugin failed into a file, and name the file in the message. Does nothing a second time.
+    """Write the traceback of a plugin's error into a file, once, and name the file in the message.
 
     `folder` is the run's; where no run has begun in it, or without it, the file is a temporary one.
     """
@@ -177,12 +161,8 @@ def keep_traceback(error: SwiftError, folder: Path | None = None, *, name: str =
 
 
 def traceback_text(cause: BaseException) -> str:
-    """Return a traceback as Python prints it, or its lines alone where the error cannot be looked at."""
-    try:
-        return "".join(traceback.format_exception(cause))
-    except BaseException:
-        lines = BaseException.__dict__["__traceback__"].__get__(cause)
-        return "".join([*traceback.format_tb(lines), words_of(cause), "\n"])
+    """Return a traceback as Python prints it."""
+    return "".join(traceback.format_exception(cause))
 
 
 def _write(text: str, folder: Path | None, name: str) -> Path:

@@ -80,7 +80,7 @@ def _entry_points() -> Iterable[metadata.EntryPoint]:
 
 def _changed(path: str) -> int:
     try:
-        return os.stat(path or ".").st_mtime_ns  # noqa: PTH116 - asked for the whole path whenever a plugin is selected
+        return os.stat(path or ".").st_mtime_ns  # noqa: PTH116 - called for the whole path whenever a plugin is selected
     except OSError:
         return 0
 
@@ -113,9 +113,9 @@ def _facts(distribution: metadata.Distribution) -> tuple[str, str, tuple[str, ..
 def _problem(point: metadata.EntryPoint) -> str | None:
     """Return what is wrong with a name, which becomes part of flags, or with a target, which is to be imported."""
     if not _NAME.fullmatch(point.name):
-        return "has a name that cannot be typed: letters, digits, '-', '_', '.' and '+' may be in it"
+        return "has a name that cannot be typed: use letters, digits, '-', '_', '.' and '+'"
     if not _TARGET.fullmatch(point.value.strip()):
-        return f"has the entry point {point.value!r}, which names nothing that could be imported"
+        return f"has the entry point {point.value!r}, which is not module:attribute"
     return None
 
 

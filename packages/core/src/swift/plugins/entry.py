@@ -27,7 +27,7 @@ CORE = "swift-core"
 
 @dataclass(frozen=True)
 class PluginEntry:
-    """One entry point, as its distribution's metadata tells it."""
+    """One entry point, as the metadata of its distribution describes it."""
 
     group: str
     name: str
@@ -38,13 +38,13 @@ class PluginEntry:
     requirements: tuple[str, ...] = ()
     """Of its distribution, as pip reads them."""
     problem: str | None = None
-    """What its metadata alone shows to be wrong with it, to be read after the plugin's name."""
+    """What is wrong with its metadata, as a sentence that follows the plugin's name."""
     allowed: bool = True
     """False when SWIFT_PLUGINS leaves it out."""
 
     @cached_property
     def requires_core(self) -> str | None:
-        """The versions of swift-core that the distribution asks for, such as '>=0.1,<0.2'. Reading them takes long."""
+        """The versions of swift-core that the distribution requires, such as '>=0.1,<0.2'. Reading them takes long."""
         return None if normal_name(self.distribution) == CORE else _requires_core(self.requirements)
 
     @property
@@ -57,7 +57,7 @@ class PluginEntry:
 
 
 def printable(text: str) -> str:
-    """Return a text without what a terminal would act on: colours, other windows' titles, a cleared screen."""
+    """Escape control characters of a terminal, such as colours and a cleared screen."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 

@@ -1,4 +1,4 @@
-"""Do all processes of a run have the same plugins? A node with another version trains something else silently."""
+"""Comparison of plugins across processes: a node with another version would train something else silently."""
 
 from __future__ import annotations
 

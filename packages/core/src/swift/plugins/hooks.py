@@ -1,4 +1,4 @@
-"""The typed face of a run's plugins: what core calls instead of pluggy's untyped hooks."""
+"""The typed face of a backend, an exporter and observers: what core calls instead of pluggy's untyped hooks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ import pluggy
 
 from swift.contracts import Capabilities
 from swift.errors import PluginError
-from swift.hookspecs import BackendHooks, ExporterHooks, ObserverHooks
-from swift.plugins import return_values
-from swift.plugins.blame import explained
+from swift.hookspecs import OWNERS, SPECS, BackendHooks, ExporterHooks, ObserverHooks
+from swift.plugins.blame import explained, failing
+from swift.plugins.check import implementations
 from swift.plugins.guard import Participation, guarded
-from swift.plugins.load import LoadedPlugin
+from swift.plugins.load import LoadedPlugin, waiting_for
+from swift.plugins.return_values import Checked, is_finite, returned, returns, streamed, wrong
 from swift.processes.updates import step_ended
 
 if TYPE_CHECKING:
-    from swift.contracts import Run, StepResult
+    from pathlib import Path
+
+    from pydantic import BaseModel
+
+    from swift.config.sections import Config
+    from swift.contracts import Quantized, QuantizeRequest, Run, ThirdPartyCheckpoint, Topology, TrainedState
     from swift.plugins.entry import PluginEntry
     from swift.processes.comms import Comms
 
@@ -63,6 +69,8 @@ class Hooks(BackendHooks, ExporterHooks, ObserverHooks):
         self._relay = manager.hook
         self.plugins = tuple(plugins)
         self._observing = tuple(observing)
+        declared = (plugin.capabilities for plugin in self.plugins if plugin.capabilities is not None)
+        self.capabilities = next(declared, Capabilities())
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -71,11 +79,6 @@ class Hooks(BackendHooks, ExporterHooks, ObserverHooks):
             f"{plugin.entry.kind}:{plugin.entry.name}": f"{plugin.entry.distribution} {plugin.entry.version}"
             for plugin in self.plugins
         }
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The backend's; nothing where there is none."""
-        return next((plugin.capabilities for plugin in self.plugins if plugin.capabilities is not None), Capabilities())
 
     def failed(self) -> list[bool]:
         """Return which observers failed on this process, in the order of registration."""
@@ -93,20 +96,17 @@ class Hooks(BackendHooks, ExporterHooks, ObserverHooks):
                 if report is not None:
                     run.say(f"{report} (process {rank})")
 
-    def _tell(self, run: Run | None) -> None:
-        """Say aloud on the main process which observer has just failed there."""
+    def _report_failures(self, run: Run | None) -> None:
+        """Print on the main process which observer has just failed there."""
         for each in self._observing:
             if run is not None and each.ended and not each.known_to_all and run.world.rank == 0:
                 report = each.report(run.folder, run.world.rank)
                 if report is not None:
                     run.say(report)
 
-    def _owner(self, kind: str) -> PluginEntry:
-        """Return the plugin that implements the hooks of a kind."""
-        return next(plugin.entry for plugin in self.plugins if plugin.entry.kind == kind)
-
-    def _call(self, kind: str, hook: str, given: Mapping[str, Any], *, required: bool) -> Any:
+    def _call(self, hook: str, given: Mapping[str, Any]) -> Any:
         """Call a hook with arguments by name, and check what it returns."""
+        kind = OWNERS[hook]
         try:
             came = getattr(self._relay, hook)(**given)
         except Exception as error:
@@ -117,48 +117,107 @@ class Hooks(BackendHooks, ExporterHooks, ObserverHooks):
                 raise
             raise failure from error
         finally:
-            self._tell(given.get("run"))
-        if came is None and required:
+            self._report_failures(given.get("run"))
+        if kind == "observer":
+            return None
+        if came is None and not str(SPECS[hook].__annotations__["return"]).endswith("None"):
             registered = ", ".join(str(plugin.entry) for plugin in self.plugins)
             raise PluginError(
-                f"{hook} answered nothing. Registered: {registered}.",
+                f"{hook} returned nothing. Registered: {registered}.",
                 hint="Its implementation, and every wrapper around it, must return the result.",
             )
-        check, request = _CHECKS.get(hook), [given["request"]] if kind == "exporter" else []
-        return came if check is None else check(self._owner(kind), hook, came, *request)
+        entry = next(plugin.entry for plugin in self.plugins if plugin.entry.kind == kind)
+        came = returned(entry, hook, came, returns(_SPECS[kind], hook))
+        further = _FURTHER.get(hook)
+        return came if further is None or came is None else further(entry, hook, came, given)
 
 
-def _calling(kind: str, spec: Callable[..., Any]) -> Callable[..., Any]:
+def _calling(spec: Callable[..., Any]) -> Callable[..., Any]:
     hook, signature = spec.__name__, inspect.signature(spec)
-    required = not str(signature.return_annotation).endswith("None")
 
     @wraps(spec, updated=())
     def call(self: Hooks, *arguments: Any, **named: Any) -> Any:
         given = signature.bind(self, *arguments, **named).arguments
         del given["self"]
-        return self._call(kind, hook, given, required=required)
+        return self._call(hook, given)
 
     return call
 
 
-for _kind, _spec in _SPECS.items():
-    for _name, _function in vars(_spec).items():
-        if _name.startswith("swift_"):
-            setattr(Hooks, _name, _calling(_kind, _function))
+for _hook, _kind in OWNERS.items():
+    if _kind in _SPECS:
+        setattr(Hooks, _hook, _calling(SPECS[_hook]))
 
 
-def _step_result(entry: PluginEntry, hook: str, came: object) -> StepResult:
+def _ranked(entry: PluginEntry, hook: str, came: Topology, given: Mapping[str, Any]) -> Topology:
+    if not 0 <= came.data_rank < came.data_size:
+        position = f"data_rank {came.data_rank} of data_size {came.data_size}"
+        raise wrong(entry, hook, "a Topology with 0 <= data_rank < data_size", words=position)
+    return came
+
+
+def _ended(entry: PluginEntry, hook: str, came: Any, given: Mapping[str, Any]) -> Any:
     step_ended()
-    return return_values.step_result(entry, hook, came)
+    return came
 
 
-_CHECKS: dict[str, Callable[..., Any]] = {
-    "swift_setup": return_values.topology,
-    "swift_shard": return_values.train_state,
-    "swift_train_step": _step_result,
-    "swift_forward": return_values.forward_result,
-    "swift_iter_weights": return_values.weights,
-    "swift_export": return_values.exported_folder,
-    "swift_quantize": return_values.quantized,
+def _measured(entry: PluginEntry, hook: str, came: Quantized, given: Mapping[str, Any]) -> Quantized:
+    request: QuantizeRequest = given["request"]
+    if len(came.logps) != len(request.prompts):
+        raise wrong(entry, hook, f"log-probabilities of {len(request.prompts)} prompts", words=f"{len(came.logps)}")
+    if not is_finite(came.tolerance):
+        raise wrong(entry, hook, "a finite tolerance", came.tolerance)
+    return came
+
+
+_FURTHER: dict[str, Callable[[PluginEntry, str, Any, Mapping[str, Any]], Any]] = {
+    "swift_setup": _ranked,
+    "swift_train_step": _ended,
+    "swift_iter_weights": lambda entry, hook, came, given: streamed(entry, hook, came),
+    "swift_quantize": _measured,
 }
-"""Hook → the check of what it returned. Those of exporters compare it with the request."""
+"""Hook → what is done with what it returned, once that has the declared type."""
+
+
+def implements(backend: LoadedPlugin, hook: str) -> bool:
+    """Return whether a backend has an optional hook."""
+    return hook in {found.hook for found in implementations(backend.entry, backend.object)}
+
+
+def call_alone(backend: LoadedPlugin, hook: str, *arguments: Any) -> Any:
+    """Call a hook of a backend outside of runs: whatever it raises is the plugin's error, at once."""
+    with waiting_for(backend.entry, f"waiting for {hook} of"), failing(backend.entry, hook):
+        return getattr(open_hooks(backend), hook)(*arguments)
+
+
+def core_settings(backend: LoadedPlugin, options: BaseModel) -> Mapping[str, tuple[Any, str]]:
+    """Return the values of core's keys that a backend's options imply: (value, its location)."""
+    return call_alone(backend, "swift_core_settings", options) or {}
+
+
+def describe_plan(backend: LoadedPlugin, config: Config, processes: int) -> Sequence[str]:
+    """Return which process holds what, in lines."""
+    return call_alone(backend, "swift_describe_layout", config, processes) or ()
+
+
+def variants(backend: LoadedPlugin) -> Mapping[str, Sequence[str]]:
+    """Return the ways to set a backend up, as flags by name; one without a name and flags where it declares none."""
+    return call_alone(backend, "swift_variants") or {"": ()}
+
+
+def presets(backend: LoadedPlugin) -> Mapping[str, str]:
+    """Return files to begin from, by name."""
+    return call_alone(backend, "swift_presets") or {}
+
+
+def read_third_party(backend: LoadedPlugin, folder: Path) -> ThirdPartyCheckpoint | None:
+    """Return a checkpoint that the backend's engine saved; None where the folder holds none."""
+    from swift.contracts import ThirdPartyCheckpoint
+
+    came = call_alone(backend, "swift_read_third_party", folder)
+    return came and Checked(backend.entry, came, ThirdPartyCheckpoint, of=" of the checkpoint that it read")
+
+
+def write_third_party(backend: LoadedPlugin, state: TrainedState, folder: Path) -> None:
+    """Write a checkpoint for the backend's engine."""
+    call_alone(backend, "swift_write_third_party", state, folder)

@@ -1,6 +1,6 @@
 """The kinds of plugins, a row each. Discovery, checks, loading, `swift plugins` and the generated reference read it.
 
-To add a kind is to add a row (and the type that it must have to `swift.contracts` or `swift.hookspecs`).
+To add a kind is to add a row, and its contract to `swift.contracts` or `swift.hookspecs`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swift import hookspecs
+from swift import contracts, hookspecs
 from swift.plugins import check
+from swift.plugins.return_values import methods_of
 from swift.plugins.typer_app import as_command
 
 if TYPE_CHECKING:
     from swift.plugins.entry import PluginEntry
-
-Check = Callable[["PluginEntry", Any], None]
 
 
 @dataclass(frozen=True)
@@ -26,37 +25,57 @@ class Kind:
     name: str
     """As messages and `swift plugins` call it."""
     plural: str
-    says: str
-    """One sentence for the reference: what such a plugin is for."""
-    spec: type | None = None
-    """The hooks that it implements; None for a kind that is a class or an object with members."""
+    purpose: str
+    """For the reference: what such a plugin does."""
+    contract: type
+    """The hooks that it implements, of `swift.hookspecs`; or the class or protocol of `swift.contracts` that it is."""
     required: tuple[str, ...] = ()
-    """The hooks, or the members, that every plugin of this kind has."""
+    """The hooks that every plugin of this kind has."""
+    optional: tuple[str, ...] = ()
+    """Methods of the contract that may be left out."""
     made: bool = True
     """Whether a class is called without arguments at selection. An objective is made later, with its options."""
     states_api: bool = False
-    """Whether it must say which `HOOK_API` it was written for. Others may."""
-    options: str = "config_model"
+    """Whether it must have `HOOK_API`, the version of the hooks that it was written for. Others may."""
+    options: str = "options_model"
     """The member that holds the pydantic model of its options."""
     section: str | None = None
     """The section of the configuration that is open to these options, where there is one."""
     selected_by: str = "name"
     """The key of that section that names the plugin."""
     adapt: Callable[[PluginEntry, Any], Any] | None = None
-    """Returns what is registered for an object that is accepted in its place."""
-    further: Check | None = None
+    """Returns what is registered for an object of another type that is accepted."""
+    further: Callable[[PluginEntry, Any], None] | None = None
     """Checks of this kind alone."""
+    functions: bool = False
+    """Whether a plain function serves as well."""
+
+    @property
+    def has_hooks(self) -> bool:
+        """Return whether plugins of this kind implement hooks."""
+        return self.contract.__module__ == hookspecs.__name__
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Return the hooks, or the members, that every plugin of this kind has."""
+        if self.has_hooks:
+            return self.required
+        attributes = [name for name in self.contract.__annotations__ if not hasattr(self.contract, name)]
+        methods = sorted(getattr(self.contract, "__abstractmethods__", ())) or methods_of(self.contract)
+        return (*attributes, *(name for name in methods if name not in self.optional))
 
     def check(self, entry: PluginEntry, plugin: Any) -> None:
-        """Raise `PluginError` where a plugin is not what its kind asks for."""
-        if self.spec is not None:
-            check.check_hooks(entry, plugin, self.spec, self.required)
-        else:
-            check.check_members(entry, plugin, self.required)
+        """Raise `PluginError` where a plugin is not what its kind requires."""
+        if self.functions and callable(plugin) and not isinstance(plugin, type):
+            return
+        if self.has_hooks:
+            check.check_hooks(entry, plugin, self.required)
         if self.further is not None:
             self.further(entry, plugin)
-        if self.section is not None:
-            check.check_options(entry, self.options_of(plugin), self.options, self.section)
+        if self.contract is not contracts.Objective:  # whose attributes are checked when it is made
+            check.check_contract(entry, plugin, self.contract, self.optional)
+        if (model := self.options_of(plugin)) is not None or self.section is not None:
+            check.check_options(entry, model, self.options, self.section or entry.name)
 
     def options_of(self, plugin: Any) -> Any:
         """Return the model of a plugin's options; None where it has none."""
@@ -73,7 +92,6 @@ KINDS: dict[str, Kind] = {
         states_api=True,
         options="config_model",
         section="backend",
-        further=check.check_capabilities_declared,
     ),
     "swift.exporters": Kind(
         "exporter",
@@ -86,18 +104,16 @@ KINDS: dict[str, Kind] = {
     "swift.engines": Kind(
         "engine",
         "inference engines",
-        "answers prompts (`swift infer --engine NAME`) and may serve (`swift serve`)",
+        "completes prompts (`swift infer --engine NAME`) and may serve (`swift serve`)",
         hookspecs.EngineHooks,
         hookspecs.ENGINE_REQUIRED,
-        further=check.check_engine,
     ),
     "swift.objectives": Kind(
         "objective",
         "objectives",
-        "says what is minimised (`--objective NAME`)",
-        required=("options_model", "row_weight", "loss", "with_baseline"),
+        "defines the loss (`--objective NAME`)",
+        contracts.Objective,
         made=False,
-        options="options_model",
         section="objective",
         further=check.check_objective_class,
     ),
@@ -111,56 +127,47 @@ KINDS: dict[str, Kind] = {
         "optimizer",
         "optimizers",
         "updates weights (`--optimizer NAME`)",
-        required=("options_model", "reads", "slots", "bytes_per_parameter", "make"),
-        options="options_model",
+        contracts.Optimizer,
         section="optim",
-        further=check.check_optimizer,
     ),
     "swift.tuners": Kind(
         "tuner",
         "tuners",
         "chooses what is trained (`--tuner.kind NAME`)",
-        required=("options_model", "adapter", "learning_rate", "needs", "attach", "initial", "lr_scale"),
-        options="options_model",
+        contracts.Tuner,
         section="tuner",
         selected_by="kind",
-        further=check.check_tuner,
     ),
     "swift.rewards": Kind(
         "reward",
         "rewards",
-        "scores answers (`--reward_funcs NAME`)",
+        "scores completions (`--reward_funcs NAME`)",
+        contracts.Reward,
         made=False,
-        options="options_model",
-        further=check.check_reward,
+        functions=True,
+        further=check.check_class,
     ),
     "swift.environments": Kind(
         "environment",
         "environments",
         "talks with a model that learns, turn by turn (`--environment NAME`)",
+        contracts.Environment,
+        optional=("close",),
         made=False,
-        options="options_model",
-        further=check.check_environment,
+        further=check.check_class,
     ),
     "swift.planners": Kind(
         "planner",
         "planners",
         "chooses backend and layout (`--backend auto`)",
-        required=("choose",),
+        contracts.Planner,
     ),
     "swift.commands": Kind(
         "command",
         "commands",
         "adds a command (`swift NAME`)",
-        required=("summary", "run"),
-        options="options_model",
+        contracts.Command,
         adapt=as_command,
-        further=check.check_command,
     ),
 }
 """Entry-point group → the kind of plugin that is registered in it."""
-
-
-def kind_of(group: str) -> Kind:
-    """Return the row of an entry-point group."""
-    return KINDS[group]

@@ -1,4 +1,4 @@
-"""Plugins that swift's own project publishes apart from core: what installs them, and what they are for."""
+"""Plugins that the swift project publishes apart from core: what installs them, and what they are for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = frozenset(
 """Distributions of swift's own project, whose errors are swift's."""
 
 ENGINE = "vllm"
-"""The inference engine that serves, and that is asked about an export, unless another one is named."""
+"""The inference engine that serves, and that exports are compared with, unless another one is named."""
 ENGINE_TITLE = "vLLM"
 TRANSFORMERS = "transformers"
 """The inference engine that core brings."""
@@ -52,16 +52,15 @@ REMARKS = {
     ("deepspeed", "megatron"): "Of ZeRO, Megatron has the first stage: its distributed optimizer shards fp32 weights "
     "and moments over the data parallel processes. Gradients and weights of a stage stay whole.",
 }
-"""(Backend asked for, backend that has what it lacks) → what else the user should know."""
+"""(Requested backend, backend that has what it lacks) → what else the user should know."""
 
 
 MIXES = {
     ("backend.name", frozenset({"megatron", "deepspeed"})): "One backend trains the whole model: Megatron for the "
-    "tower and ZeRO 3 for the language model is a mix that no engine has. Keep --backend megatron (the tower is whole "
-    "on its first stage; --tp, --pp and --cp share the rest), or --deepspeed zero3 (tower and language model are both "
-    "sharded).",
+    "vision encoder and ZeRO 3 for the language model cannot be combined. Keep --backend megatron (the vision encoder "
+    "is whole on its first stage; --tp, --pp and --cp share the rest), or --deepspeed zero3, which shards both.",
 }
-"""(Key, two values that were both asked for) → what to type instead of a mix that articles about training tell of."""
+"""(Key, two values that were both requested) → what to type instead of a mix that articles about training describe."""
 
 
 def install_command(group: str, name: str) -> str | None:

@@ -1,12 +1,15 @@
-"""Selecting a plugin by the name that users type: found, imported, checked. Each failure says what fixes it."""
+"""Selecting a plugin by the name that users type: found, imported, checked. Each error names the fix."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from collections.abc import Iterable
-from contextlib import nullcontext, redirect_stdout
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import HOOK_API, Capabilities
@@ -17,7 +20,6 @@ from swift.plugins.discover import ALLOW_LIST, list_plugins
 from swift.plugins.entry import CORE, PluginEntry
 from swift.plugins.kinds import KINDS
 from swift.plugins.known import KNOWN, install_command
-from swift.plugins.waiting import waiting_for
 from swift.version import __version__
 
 if TYPE_CHECKING:
@@ -26,10 +28,10 @@ if TYPE_CHECKING:
     from swift.config.sections import Config
 
 
-_PASSED: dict[tuple[PluginEntry, int], type] = {}
-"""Classes whose plugins have passed: one command selects a plugin several times, and looking costs milliseconds."""
-_LOADED: set[PluginEntry] = set()
-"""Plugins that were loaded once: nobody waits for them again."""
+PATIENCE = 5.0
+"""Seconds until the user is shown which plugin the command waits for."""
+_PASSED: dict[PluginEntry, object] = {}
+"""Targets that have passed the checks: one command selects a plugin several times, and checks cost milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -46,24 +48,18 @@ class LoadedPlugin:
     """Validates the backend's section, or the objective's options."""
 
 
-def load_backend(name: str) -> LoadedPlugin:
-    """Return the backend that users call `name`."""
-    return load(find("swift.backends", name))
+def _of_group(group: str, name: str) -> LoadedPlugin:
+    return load(find(group, name))
 
 
-def load_exporter(name: str) -> LoadedPlugin:
-    """Return the exporter that users call `name`."""
-    return load(find("swift.exporters", name))
-
-
-def load_engine(name: str) -> LoadedPlugin:
-    """Return the inference engine that users call `name`."""
-    return load(find("swift.engines", name))
-
-
-def load_objective(name: str) -> LoadedPlugin:
-    """Return the objective that users call `name`; `object` is its class, to be made with its options."""
-    return load(find("swift.objectives", name))
+load_backend = partial(_of_group, "swift.backends")
+load_exporter = partial(_of_group, "swift.exporters")
+load_engine = partial(_of_group, "swift.engines")
+load_objective = partial(_of_group, "swift.objectives")
+load_optimizer = partial(_of_group, "swift.optimizers")
+load_tuner = partial(_of_group, "swift.tuners")
+load_command = partial(_of_group, "swift.commands")
+"""Each returns the plugin of a name. The `object` of an objective is its class, to be made with options."""
 
 
 def load_observers(names: Iterable[str]) -> list[LoadedPlugin]:
@@ -81,21 +77,6 @@ def _of_planners() -> list[str]:
     planners = {(each.name, each.distribution) for each in list_plugins("swift.planners") if each.allowed}
     observers = [each for each in list_plugins("swift.observers") if each.allowed]
     return [each.name for each in observers if (each.name, each.distribution) in planners]
-
-
-def load_optimizer(name: str) -> LoadedPlugin:
-    """Return the optimizer that users call `name`; `object` is a `swift.contracts.Optimizer`."""
-    return load(find("swift.optimizers", name))
-
-
-def load_tuner(name: str) -> LoadedPlugin:
-    """Return the tuner that users call `name`; `object` is a `swift.contracts.Tuner`."""
-    return load(find("swift.tuners", name))
-
-
-def load_command(name: str) -> LoadedPlugin:
-    """Return the command that a plugin adds under `name`; `object` is a `swift.contracts.Command`."""
-    return load(find("swift.commands", name))
 
 
 def find(group: str, name: str) -> PluginEntry:
@@ -116,34 +97,48 @@ def find(group: str, name: str) -> PluginEntry:
 
 
 def load(entry: PluginEntry) -> LoadedPlugin:
-    """Import one plugin and make the checks of its kind. Whatever is wrong with it is a `PluginError`."""
+    """Import one plugin and make the checks of its kind. Raise `PluginError` for whatever is wrong with it."""
     if entry.problem is not None:
         raise PluginError(f"{entry} {entry.problem}.", hint=f"If the plugin is not yours: {upgrade(entry)}")
     kind = KINDS[entry.group]
     _check_core_requirement(entry)
-    # A command's output may be what a program reads on.
-    with nullcontext() if _is_there(entry) else waiting_for(entry, "importing"), redirect_stdout(sys.stderr):
+    imported = entry.target.partition(":")[0].strip() in sys.modules
+    # Standard output is for the result of the command.
+    with nullcontext() if imported else waiting_for(entry, "importing"), redirect_stdout(sys.stderr):
         target = _import(entry)
         with failing(entry, "HOOK_API"):
-            hook_api = check_hook_api(entry, target, must_state=kind.states_api)
+            hook_api = check_hook_api(entry, target, required=kind.states_api)
         plugin = _make(entry, target) if kind.made and isinstance(target, type) else target
         if kind.adapt is not None:
             with failing(entry, entry.target):
                 plugin = kind.adapt(entry, plugin)
-        made_of = entry, id(target)  # a class compares as its metaclass says
-        if made_of not in _PASSED:
+        if entry not in _PASSED or _PASSED[entry] is not target:
             with failing(entry, "its checks"):
                 kind.check(entry, plugin)
-        if isinstance(target, type):
-            _PASSED[made_of] = target
-    _LOADED.add(entry)
+            _PASSED[entry] = target
     capabilities = getattr(plugin, "capabilities", None) if kind.states_api else None
     return LoadedPlugin(entry, plugin, hook_api, capabilities, kind.options_of(plugin))
 
 
-def _is_there(entry: PluginEntry) -> bool:
-    """Return whether the plugin was loaded before, and its module still is, so that nobody waits for it again."""
-    return entry in _LOADED and entry.target.partition(":")[0].strip() in sys.modules
+@contextmanager
+def waiting_for(entry: PluginEntry, doing: str) -> Iterator[None]:
+    """Print which plugin is being waited for if this takes longer than a moment. Nothing is ended."""
+
+    def say() -> None:
+        sys.stderr.write(f"Still {doing} {entry}. Ctrl-C ends the command.\n")
+        sys.stderr.flush()
+
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    timer = threading.Timer(PATIENCE, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _check_core_requirement(entry: PluginEntry) -> None:

@@ -1,29 +1,26 @@
-"""An objective as core and backends call it: errors are attributed to its plugin, and results are checked."""
+"""An objective and its schedule as core and backends call them: errors name the plugin, and results are checked."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
-from swift.contracts import BatchSchedule, LossSums, ModelRole, ModelView, Objective, RoundWork, ScheduleContext
+from swift.contracts import BatchSchedule, LossSums, ModelView, Objective, ScheduleContext
 from swift.plugins.blame import blaming, failing
 from swift.plugins.check import check_objective
-from swift.plugins.checked_schedule import CheckedSchedule
 from swift.plugins.entry import PluginEntry
 from swift.plugins.load import LoadedPlugin
-from swift.plugins.return_values import is_tensor, wrong
+from swift.plugins.return_values import Checked, check_attributes, described, is_finite, is_tensor, returned, wrong
 
 if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
-    from swift.config.sections import Config, ModelSection
-    from swift.data.batch import MicroBatch
+    from swift.config.sections import ModelSection
+    from swift.data.batch import Batch, MicroBatch
     from swift.data.global_segments import GlobalSegments
-    from swift.data.samples import SampleFacts
-    from swift.data.store import SampleSet
 
 _VIEWS = tuple(field.name for field in fields(ModelView))
 
@@ -43,184 +40,131 @@ def make_objective(
     with failing(plugin.entry, "its constructor"):
         made = plugin.object(options)
         check_objective(plugin.entry, made)
-    for method, known in (("for_model", model), ("for_tokenizer", tokenizer)):
-        if known is not None and hasattr(made, method):
-            with failing(plugin.entry, method):
-                made = getattr(made, method)(known)
-                check_objective(plugin.entry, made)
-    if config is not None and hasattr(made, "check_config"):
-        with failing(plugin.entry, "check_config"):
-            made.check_config(config)
-    return cast(Objective, CheckedObjective(plugin.entry, made))
+    objective = cast(Objective, CheckedObjective(plugin.entry, made))
+    if model is not None:
+        objective = objective.for_model(model)
+    if tokenizer is not None:
+        objective = objective.for_tokenizer(tokenizer)
+    if config is not None:
+        objective.check_config(config)
+    return objective
 
 
-def for_training_set(objective: Objective, samples: SampleSet | None, say: Callable[[str], None]) -> Objective:
-    """Return an objective that was made for the samples that it learns from; None stands for a stream."""
-    assert isinstance(objective, CheckedObjective)
-    return objective.for_training_set(samples, say)
-
-
-def roles_of(objective: Objective, config: Config) -> Sequence[ModelRole]:
-    """Return the models that an objective asks for besides the policy."""
-    assert isinstance(objective, CheckedObjective)
-    return objective.roles(config)
-
-
-def rounds_of(objective: Objective, config: Config) -> RoundWork:
-    """Return what an objective's schedule holds and does besides the steps of models."""
-    assert isinstance(objective, CheckedObjective)
-    return objective.rounds(config)
-
-
-class CheckedObjective:
+class CheckedObjective(Checked):
     """An objective of a plugin. Looks at types alone, which costs a step nothing."""
 
+    kept = frozenset({"loss", "from_first_pass"})
+
     def __init__(self, entry: PluginEntry, objective: Objective) -> None:
-        self._entry = entry
-        self._objective = objective
-        self.needs = objective.needs
-        self.adapters_off = objective.adapters_off
-        inner = objective.baseline
-        self.baseline = None if inner is None else CheckedObjective(entry, inner)
-        first = getattr(objective, "first_pass", None)
-        self.first_pass = None if first is None else CheckedObjective(entry, first)
+        super().__init__(entry, objective, Objective)
+        for name in ("baseline", "first_pass"):
+            inner = getattr(objective, name)
+            setattr(self, name, None if inner is None else CheckedObjective(entry, inner))
 
-    def for_training_set(self, samples: SampleSet | None, say: Callable[[str], None]) -> Objective:
-        """Return the objective for the samples that it learns from."""
-        own = getattr(self._objective, "for_training_set", None)
-        if own is None:
-            return cast(Objective, self)
-        with failing(self._entry, "for_training_set"):
-            came = own(samples, say)
-            check_objective(self._entry, came)
-            return cast(Objective, CheckedObjective(self._entry, came))
-
-    def roles(self, config: Config) -> Sequence[ModelRole]:
-        """Return the models that the objective asks for besides the policy; mostly none."""
-        own = getattr(self._objective, "roles", None)
-        if own is None:
-            return ()
-        with failing(self._entry, "roles"):
-            came: Any = own(config)
-            if not isinstance(came, Sequence) or not all(isinstance(each, ModelRole) for each in came):
-                raise wrong(self._entry, "roles", "a sequence of swift.contracts.ModelRole", came)
+    def _call(self, name: str, function: Any, *arguments: Any, **named: Any) -> Any:
+        came = super()._call(name, function, *arguments, **named)
+        if not isinstance(came, Objective):
             return came
+        if came is self._inner:
+            return self
+        check_objective(self._entry, came)
+        return CheckedObjective(self._entry, came)
 
-    def rounds(self, config: Config) -> RoundWork:
-        """Return what the objective's schedule holds and does besides the steps of models; mostly nothing."""
-        own = getattr(self._objective, "rounds", None)
-        if own is None:
-            return RoundWork()
-        with failing(self._entry, "rounds"):
-            came: Any = own(config)
-            if not isinstance(came, RoundWork):
-                raise wrong(self._entry, "rounds", "a swift.contracts.RoundWork", came)
-            return came
-
-    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
+    def row_weight(self, samples: Any) -> float:
         """Return how much these samples weigh: a number that can be added up and divided by."""
-        with failing(self._entry, "row_weight"):
-            came: Any = self._objective.row_weight(samples)
-            try:
-                fits = math.isfinite(came) and came >= 0
-            except (TypeError, ValueError):
-                fits = False
-            if not fits:
-                raise wrong(self._entry, "row_weight", "a number that is not negative", came)
-            return cast(float, came)
+        came = self._call("row_weight", self._inner.row_weight, samples)
+        if not is_finite(came) or came < 0:
+            raise wrong(self._entry, "row_weight", "a finite number that is not negative", came)
+        return cast(float, came)
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the sums over one micro-batch, with a gradient where the model has one."""
+        came: LossSums = self._call("loss", self._inner.loss, view, batch)
         with blaming(self._entry, "loss"):
-            came = self._objective.loss(view, batch)
-            if not isinstance(came, LossSums):
-                raise wrong(self._entry, "loss", "a swift.LossSums", came)
-            loss: Any = came.loss
-            if not is_tensor(loss) or loss.numel() != 1:
-                what = f"a tensor of the shape {tuple(loss.shape)}" if is_tensor(loss) else None
-                raise wrong(self._entry, "loss", "a LossSums whose loss is a tensor with one value", loss, words=what)
-            if came.reported is not None and not (is_tensor(came.reported) and came.reported.numel() == 1):
-                raise wrong(self._entry, "loss", "a LossSums whose reported is a tensor with one value", came.reported)
-            if not loss.requires_grad and _has_gradient(view):
-                raise wrong(
-                    self._entry,
-                    "loss",
-                    "a loss made of the view by differentiable operations",
-                    words="a loss without gradient",
-                )
-            self._check_metrics(came.metrics)
-            if came.segments is not None and not is_tensor(came.segments):
-                raise wrong(self._entry, "loss", "segments that are a tensor", came.segments)
-            self._check_tokens(came.tokens, batch)
+            for name, value in _single_values(came):
+                if is_tensor(value) and value.numel() != 1:
+                    raise self._wrong(f"{name} as one value", value)
+            if not came.loss.requires_grad and _has_gradient(view):
+                raise self._wrong("a loss made of the view by differentiable operations", "a loss without gradient")
+            for name, values in came.tokens.items():
+                if batch.targets.shape not in (values.shape, values.shape[:-1]):
+                    raise self._wrong(f"tokens[{name!r}] of the targets' shape {tuple(batch.targets.shape)}", values)
             return came
-
-    def with_baseline(self, metrics: Mapping[str, float]) -> Objective:
-        """Return the objective with the global metrics of its baseline filled in."""
-        with failing(self._entry, "with_baseline"):
-            came = self._objective.with_baseline(metrics)
-            if came is self._objective:
-                return cast(Objective, self)
-            if not all(hasattr(came, member) for member in ("loss", "row_weight", "needs")):
-                raise wrong(self._entry, "with_baseline", "an objective", came)
-            return cast(Objective, CheckedObjective(self._entry, came))
 
     def from_first_pass(self, vectors: torch.Tensor, samples: GlobalSegments) -> Mapping[str, torch.Tensor]:
         """Return the values of all segments that the objective makes of their vectors."""
-        with blaming(self._entry, "from_first_pass"):
-            came = self._objective.from_first_pass(vectors, samples)  # type: ignore[attr-defined]  # optional
-            if not isinstance(came, Mapping):
-                raise wrong(self._entry, "from_first_pass", "a mapping", came)
-            for name, values in came.items():
-                if not is_tensor(values) or values.shape[:1] != vectors.shape[:1]:
-                    what = f"a tensor of the shape {tuple(values.shape)}" if is_tensor(values) else None
-                    expected = f"{name!r} as a tensor with {len(vectors)} rows, one per segment"
-                    raise wrong(self._entry, "from_first_pass", expected, values, words=what)
-            return came
+        came: Mapping[str, torch.Tensor] = self._call("from_first_pass", self._inner.from_first_pass, vectors, samples)
+        for name, values in came.items():
+            if values.shape[:1] != vectors.shape[:1]:
+                expected = f"{name!r} as a tensor with {len(vectors)} rows, one per segment"
+                raise wrong(self._entry, "from_first_pass", expected, values)
+        return came
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
-        """Return the objective's own schedule, or the default one."""
-        own = getattr(self._objective, "batch_schedule", None)
-        if own is None:
-            return context.default()
-        with failing(self._entry, "batch_schedule"):
-            came = own(context)
-            return CheckedSchedule(self._entry, came)
+        """Return which samples each step takes: the objective's own schedule, or one of core's as it is."""
+        from swift.data.schedules import EpochSchedule, StreamingSchedule
 
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else is asked of the objective is its own."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.__dict__["_objective"], name)
+        came: BatchSchedule = self._call("batch_schedule", self._inner.batch_schedule, context)
+        is_own = not isinstance(came, EpochSchedule | StreamingSchedule)
+        return cast(BatchSchedule, CheckedSchedule(self._entry, came)) if is_own else came
 
-    def _check_tokens(self, tokens: Any, batch: MicroBatch) -> None:
-        if not isinstance(tokens, Mapping):
-            raise wrong(self._entry, "loss", "tokens that are a mapping", tokens)
-        for name, values in tokens.items():
-            if not is_tensor(values) or batch.targets.shape not in (values.shape, values.shape[:-1]):
-                what = f"a tensor of the shape {tuple(values.shape)}" if is_tensor(values) else None
-                shape = tuple(batch.targets.shape)
-                raise wrong(
-                    self._entry, "loss", f"tokens[{name!r}] with the targets' shape {shape}", values, words=what
-                )
-
-    def _check_metrics(self, metrics: Any) -> None:
-        if not isinstance(metrics, Mapping):
-            raise wrong(self._entry, "loss", "metrics that are a mapping", metrics)
-        for name, pair in metrics.items():
-            if not isinstance(name, str):
-                raise wrong(self._entry, "loss", "metrics whose names are texts", name)
-            if not (isinstance(pair, tuple | list) and len(pair) == 2):
-                raise wrong(self._entry, "loss", f"a pair (sum, weight) for the metric {name!r}", pair)
-            for value in pair:
-                if not _is_value(value):
-                    raise wrong(self._entry, "loss", f"numbers for the metric {name!r}", value)
+    def _wrong(self, expected: str, came: Any) -> Exception:
+        return wrong(self._entry, "loss", expected, words=came if isinstance(came, str) else described(came))
 
 
-def _is_value(value: Any) -> bool:
-    return isinstance(value, float | int) or (is_tensor(value) and value.numel() == 1)
+def _single_values(sums: LossSums) -> list[tuple[str, Any]]:
+    """Return what has to be one number each, by name."""
+    metrics = [(f"the metric {name!r}", value) for name, pair in sums.metrics.items() for value in pair]
+    return [("loss", sums.loss), ("reported", sums.reported), *metrics]
 
 
 def _has_gradient(view: ModelView) -> bool:
     """Return whether a loss made of this view would have a gradient; on any device that is known without waiting."""
-    tensors: Iterable[torch.Tensor | None] = (getattr(view, name, None) for name in _VIEWS)
+    tensors: list[torch.Tensor | None] = [getattr(view, name, None) for name in _VIEWS]
     return any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+class CheckedSchedule(Checked):
+    """The schedule of a plugin's objective."""
+
+    kept = frozenset({"batch", "train_roles", "evaluate"})
+
+    def __init__(self, entry: PluginEntry, schedule: BatchSchedule) -> None:
+        super().__init__(entry, schedule, BatchSchedule, of=" of its schedule")
+        problem = None
+        if found := check_attributes(schedule, BatchSchedule):
+            problem = found.expected, found.within(schedule)
+        elif schedule.total_steps < 1:
+            problem = "a number of steps above 0", f"a schedule of {schedule.total_steps} steps"
+        elif (schedule.evaluation_metrics is None) != (type(schedule).evaluate is BatchSchedule.evaluate):
+            problem = "both or neither", "a schedule with one of evaluate and evaluation_metrics"
+        if problem is not None:
+            raise wrong(entry, "batch_schedule", problem[0], words=problem[1])
+
+    def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
+        """Return one process's slice of the global batch of a step."""
+        from swift.data.batch import Batch
+
+        made = self._call("batch", self._inner.batch, step, data_rank, data_size)
+        came: Batch = returned(self._entry, "batch of its schedule", made, Batch)
+        if not came.rows and came.spare_row is None:
+            expected = "a batch with rows, or a spare row"
+            raise wrong(self._entry, "batch of its schedule", expected, words="an empty batch")
+        return came
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        """Return the schedule's own evaluation after so many steps."""
+        numbers: Mapping[str, float] = self._call("evaluate", self._inner.evaluate, step)
+        missing = [name for name in self._inner.evaluation_metrics or () if name not in numbers]
+        if missing and numbers:  # what the main process returns counts: others may leave it out
+            expected = "a number for each of its evaluation_metrics"
+            raise wrong(self._entry, "evaluate of its schedule", expected, words=f"no number for {missing[0]!r}")
+        return numbers
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what the schedule keeps in a checkpoint, as a checkpoint gives it back: JSON has no tuples."""
+        came = self._call("state", self._inner.state)
+        try:
+            return cast("Mapping[str, Any]", json.loads(json.dumps(came, allow_nan=False)))
+        except (TypeError, ValueError):
+            raise wrong(self._entry, "state of its schedule", "a mapping of JSON values", came) from None

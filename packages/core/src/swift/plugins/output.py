@@ -1,4 +1,4 @@
-"""Standard output kept for the result of a command, which programs read: what plugins print goes to standard error."""
+"""Standard output for the result of a command, which programs read: what plugins print goes to standard error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 
 @contextmanager
 def result_alone() -> Iterator[Callable[[str], None]]:
-    """Yield what takes lines of the result, to be printed in the end.
+    """Yield a function that takes lines of the result, which are printed at the end.
 
     All else that is printed meanwhile, by Python, by C code or by processes that are started, goes to standard error.
     """

@@ -1,44 +1,58 @@
-"""Checks of the values that plugins return: a wrong type is reported where it comes from, not where it is used."""
+"""Values of plugins, compared with the types that `swift.hookspecs` and `swift.contracts` declare.
+
+Annotations are the only declaration: what a plugin returns, or declares of itself, is checked against them.
+"""
 
 from __future__ import annotations
 
+import collections.abc
+import inspect
 import math
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple
 
-from swift.contracts import (
-    ExportRequest,
-    ForwardResult,
-    ProcessLayout,
-    Quantized,
-    QuantizeRequest,
-    StepResult,
-    Topology,
-    Traffic,
-)
+from pydantic import BaseModel
+
+from swift import contracts
 from swift.errors import PluginError
-from swift.plugins.blame import blaming, class_name, failing, if_not_yours
+from swift.plugins.blame import blaming, failing, if_not_yours
 from swift.plugins.entry import PluginEntry
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 _END = object()
+ABSENT: Any = object()
+_PLAIN: dict[Any, tuple[type, ...]] = {int: (int,), float: (float, int), str: (str,), bool: (bool,)}
 
 
-def looking(check: Callable[Concatenate[PluginEntry, str, P], T]) -> Callable[Concatenate[PluginEntry, str, P], T]:
-    """Let what an answer raises when it is looked at be blamed on its plugin: it may be of any class."""
+class Mismatch(NamedTuple):
+    """A value of the wrong type."""
 
-    @wraps(check)
-    def look(entry: PluginEntry, function: str, /, *arguments: P.args, **named: P.kwargs) -> T:
-        with failing(entry, function):
-            return check(entry, function, *arguments, **named)
+    path: str
+    """Where it is in the whole value: `.metrics['speed']`; empty for the whole."""
+    value: object
+    expected: str
 
-    return look
+    def within(self, whole: object) -> str:
+        """Describe the whole value by what is wrong with it."""
+        if not self.path:
+            return described(whole)
+        if self.value is ABSENT:
+            return f"{described(whole)} without {self.path.lstrip('.')}"
+        return f"{described(whole)} whose {self.path.lstrip('.')} is {described(self.value)}"
+
+
+def returned(entry: PluginEntry, function: str, value: Any, expected: Any) -> Any:
+    """Return what a plugin's function returned; raise `PluginError` where it is not of the `expected` type."""
+    with failing(entry, function):
+        if (found := mismatch(value, expected)) is None:
+            return value
+        raise wrong(entry, function, found.expected, words=found.within(value))
 
 
 def wrong(
@@ -46,7 +60,7 @@ def wrong(
 ) -> PluginError:
     """Return the error about a wrong value that a plugin returned; `words` describe the value in other words."""
     return PluginError(
-        f"{entry} answers {function} with {words or described(came)}; expected is {expected}.", hint=if_not_yours(entry)
+        f"{entry} returned {words or described(came)} from {function}. Expected: {expected}.", hint=if_not_yours(entry)
     )
 
 
@@ -54,89 +68,207 @@ def described(value: object) -> str:
     """Return a value in a few words, whatever its author made of `repr`."""
     if value is None:
         return "nothing (None)"
-    kind = class_name(value)
-    if type(value) in (bool, int, float, str, bytes):  # and not of a class that is made of one
+    kind = type(value).__name__
+    if type(value) in (bool, int, float, str, bytes):  # and not of a class derived from one
         text = repr(value)
         return f"the {kind} {text if len(text) <= 60 else f'{text[:60]}...'}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if is_tensor(value):
+        return f"a tensor of the shape {tuple(value.shape)}"  # type: ignore[attr-defined]  # it is a tensor
     return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
-@looking
-def topology(entry: PluginEntry, hook: str, came: object) -> Topology:
-    """Check that `swift_setup` returned this process's position."""
-    if not isinstance(came, Topology):
-        raise wrong(entry, hook, "a swift.Topology", came)
-    for name in ("data_rank", "data_size"):
-        if not _is_count(getattr(came, name)):
-            raise wrong(entry, hook, f"a Topology whose {name} is a whole number", getattr(came, name))
-    if not 0 <= came.data_rank < came.data_size:
-        place = f"data_rank {came.data_rank} of data_size {came.data_size}"
-        raise wrong(entry, hook, "a Topology with 0 <= data_rank < data_size", words=place)
-    if not isinstance(came.device, str):
-        raise wrong(entry, hook, "a Topology whose device is a text", came.device)
-    return came
+def mismatch(value: object, expected: Any, path: str = "") -> Mismatch | None:
+    """Return the first part of a value that is not of the expected type; None where all of it is.
 
-
-@looking
-def train_state(entry: PluginEntry, hook: str, came: object) -> Any:
-    """Check that `swift_shard` returned a state with a step number."""
-    if not _is_count(getattr(came, "step", None)):
-        raise wrong(entry, hook, "a state with a whole number `step`", came)
-    return came
-
-
-@looking
-def step_result(entry: PluginEntry, hook: str, came: object) -> StepResult:
-    """Check that `swift_train_step` returned plain numbers."""
-    if not isinstance(came, StepResult):
-        raise wrong(entry, hook, "a swift.StepResult", came)
-    for name in ("loss", "grad_norm", "learning_rate"):
-        if not _is_number(getattr(came, name)):
-            raise wrong(entry, hook, f"a StepResult whose {name} is a float", getattr(came, name))
-    for name, value in _mapping(entry, hook, "StepResult", came.metrics).items():
-        if not (isinstance(name, str) and _is_number(value)):
-            raise wrong(entry, hook, f"a float for the metric {name!r}", value)
-    return came
-
-
-def _are_mappings(values: object) -> bool:
-    return isinstance(values, Sequence) and all(isinstance(each, Mapping) for each in values)
-
-
-@looking
-def forward_result(entry: PluginEntry, hook: str, came: object) -> ForwardResult:
-    """Check that `swift_forward` returned plain numbers, and a tensor of segments."""
-    if not isinstance(came, ForwardResult):
-        raise wrong(entry, hook, "a swift.ForwardResult", came)
-    for name in ("loss", "weight"):
-        if not _is_number(getattr(came, name)):
-            raise wrong(entry, hook, f"a ForwardResult whose {name} is a float", getattr(came, name))
-    for name, pair in _mapping(entry, hook, "ForwardResult", came.metrics).items():
-        if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(map(_is_number, pair))):
-            raise wrong(entry, hook, f"a pair (sum, weight) of floats for the metric {name!r}", pair)
-    if came.segments is not None and not is_tensor(came.segments):
-        raise wrong(entry, hook, "a ForwardResult whose segments are a tensor", came.segments)
-    if came.tokens is not None and not _are_mappings(came.tokens):
-        raise wrong(entry, hook, "a ForwardResult whose tokens are a sequence of mappings", came.tokens)
-    return came
-
-
-@looking
-def weights(entry: PluginEntry, hook: str, came: object) -> Iterator[tuple[str, Any]]:
-    """Check the stream that `swift_iter_weights` returned.
-
-    Its errors are the plugin's too. One tensor is held at a time.
+    Elements of iterators are not looked at.
     """
-    if isinstance(came, str | bytes) or not isinstance(came, Iterable):
-        raise wrong(entry, hook, "an iterator over pairs (name, tensor)", came)
-    return _weights(entry, hook, iter(came))
+    if expected in _PLAIN:
+        fits = isinstance(value, _PLAIN[expected]) and (expected is bool or not isinstance(value, bool))
+        return None if fits else Mismatch(path, value, expected.__name__)
+    origin = typing.get_origin(expected)
+    if origin is None:
+        return _of_class(value, expected, path)
+    found = _of_generic(value, origin, typing.get_args(expected), path)
+    return found._replace(expected=_shown(expected)) if found is not None and found.path == path else found
 
 
-def _weights(entry: PluginEntry, hook: str, stream: Iterator[Any]) -> Iterator[tuple[str, Any]]:
+def _of_class(value: object, expected: Any, path: str) -> Mismatch | None:
+    if expected is None or expected is type(None):
+        return None if value is None else Mismatch(path, value, "None")
+    if not isinstance(expected, type) or expected in (object, Any):
+        return None
+    if getattr(expected, "_is_protocol", False):
+        return _of_members(value, expected, path)
+    if expected is Tensor:
+        return None if is_tensor(value) else Mismatch(path, value, "a tensor")
+    if issubclass(expected, Enum):
+        return None if value in list(expected) else Mismatch(path, value, expected.__name__)
+    if not isinstance(value, expected):
+        return Mismatch(path, value, expected.__name__)
+    if not is_dataclass(expected) or not expected.__module__.startswith(contracts.__name__):
+        return None
+    return check_attributes(value, expected, path)
+
+
+def _of_members(value: object, expected: type, path: str) -> Mismatch | None:
+    """Compare a value with a protocol: its methods are there, and its attributes have their types."""
+    return check_methods(value, expected, path=path) or check_attributes(value, expected, path)
+
+
+def check_methods(value: object, contract: type, optional: Collection[str] = (), *, path: str = "") -> Mismatch | None:
+    """Return the first method of a contract that a value lacks."""
+    lacking = (
+        name for name in methods_of(contract) if name not in optional and not callable(getattr(value, name, None))
+    )
+    return next((Mismatch(f"{path}.{name}", ABSENT, f"a method of {contract.__name__}") for name in lacking), None)
+
+
+def methods_of(contract: type) -> list[str]:
+    """Return the public methods that a contract declares, hooks apart."""
+    return [
+        name
+        for name, member in vars(contract).items()
+        if inspect.isfunction(member) and not name.startswith(("_", "swift_"))
+    ]
+
+
+def check_attributes(
+    value: object, contract: type, path: str = "", *, only: Collection[str] | None = None
+) -> Mismatch | None:
+    """Return the first attribute of a contract that a value lacks, or has with another type than declared."""
+    for name, kind in declared(contract).items():
+        if only is not None and name not in only:
+            continue
+        part = getattr(value, name, ABSENT)
+        if type(part) is kind and kind in _PLAIN:
+            continue
+        if part is ABSENT:
+            if hasattr(contract, name):
+                continue
+            return Mismatch(f"{path}.{name}", ABSENT, f"an attribute of the type {_shown(kind)}")
+        if found := mismatch(part, kind, f"{path}.{name}"):
+            return found
+    return None
+
+
+def _of_generic(value: Any, origin: Any, arguments: tuple[Any, ...], path: str) -> Mismatch | None:
+    whole = Mismatch(path, value, "")
+    if origin in (typing.Union, types.UnionType):
+        tried = [mismatch(value, each, path) for each in arguments]
+        if None in tried:
+            return None
+        return next((each for each in tried if each is not None and each.path != path), whole)
+    if origin is typing.Literal:
+        return None if value in arguments else whole
+    if origin is type:
+        return None if isinstance(value, type) and issubclass(value, arguments[0]) else whole
+    if not isinstance(value, _loose(origin)) or isinstance(value, str | bytes):
+        return whole
+    if origin is tuple and arguments[-1] is not Ellipsis and len(value) != len(arguments):
+        return whole
+    return _first(_elements(value, origin, arguments, path))
+
+
+def _elements(value: Any, origin: Any, arguments: tuple[Any, ...], path: str) -> Iterator[tuple[Any, Any, str]]:
+    """Yield the elements of a container, each with its type and path."""
+    if issubclass(origin, Mapping):
+        for key, each in value.items():
+            yield key, arguments[0], f"{path} key"
+            yield each, arguments[1], f"{path}[{key!r}]"
+    elif issubclass(origin, Collection):
+        fixed = origin is tuple and arguments[-1] is not Ellipsis
+        if not fixed and arguments[0] in _PLAIN and set(map(type, value)) <= {arguments[0]}:
+            return  # thousands of numbers, which need not be looked at one by one
+        for at, each in enumerate(value):
+            yield each, arguments[at if fixed else 0], f"{path}[{at}]"
+
+
+def _first(parts: Iterable[tuple[Any, Any, str]]) -> Mismatch | None:
+    return next((found for value, kind, path in parts if (found := mismatch(value, kind, path)) is not None), None)
+
+
+def _loose(origin: type) -> Any:
+    """Return the classes that are as good as one: a list serves as a tuple, any set as a frozenset."""
+    loose: dict[type, Any] = {
+        tuple: (tuple, list),
+        list: collections.abc.Sequence,
+        dict: Mapping,
+        frozenset: collections.abc.Set,
+        collections.abc.Iterator: Iterable,
+    }
+    return loose.get(origin, origin)
+
+
+def _shown(expected: Any) -> str:
+    """Return a type as its author wrote it, without the modules."""
+    if expected is type(None):
+        return "None"
+    if (arguments := typing.get_args(expected)) == ():
+        return "tensor" if expected is Tensor else getattr(expected, "__name__", str(expected))
+    if typing.get_origin(expected) in (typing.Union, types.UnionType):
+        return " | ".join(map(_shown, arguments))
+    if typing.get_origin(expected) is typing.Literal:
+        return " or ".join(map(repr, arguments))
+    inner = ", ".join("..." if each is Ellipsis else _shown(each) for each in arguments)
+    return f"{typing.get_origin(expected).__name__}[{inner}]"
+
+
+class Tensor:
+    """`torch.Tensor` in annotations, which are read where torch was not imported."""
+
+
+@cache
+def declared(owner: type) -> dict[str, Any]:
+    """Return the attributes that a class declares, its bases' included: name → type."""
+    names = [field.name for field in fields(owner)] if is_dataclass(owner) else _annotated(owner)
+    return {name: _resolved(_annotation(owner, name), _home(owner, name)) for name in names}
+
+
+@cache
+def returns(owner: type, method: str) -> Any:
+    """Return the declared type of what a method returns."""
+    function = getattr(owner, method)
+    return _resolved(function.__annotations__.get("return", "Any"), inspect.unwrap(function).__module__)
+
+
+def _annotated(owner: type) -> list[str]:
+    return list(
+        dict.fromkeys(name for each in reversed(owner.__mro__) for name in vars(each).get("__annotations__", ()))
+    )
+
+
+def _home(owner: type, name: str) -> str:
+    return next(each.__module__ for each in owner.__mro__ if name in vars(each).get("__annotations__", ()))
+
+
+def _annotation(owner: type, name: str) -> Any:
+    return next(found[name] for each in owner.__mro__ if name in (found := vars(each).get("__annotations__", {})))
+
+
+def _resolved(annotation: Any, module: str) -> Any:
+    """Return the type that an annotation names; `Any` for types that are imported only for type checking."""
+    if not isinstance(annotation, str):
+        return annotation
+    names = {
+        **vars(typing), **vars(collections.abc), **vars(contracts), "Path": Path, "BaseModel": BaseModel,
+        "torch": types.SimpleNamespace(Tensor=Tensor), "np": types.SimpleNamespace(ndarray=Any),
+    }  # fmt: skip
+    try:
+        found = eval(annotation, {**vars(sys.modules[module]), **names})
+        return typing.get_args(found)[0] if typing.get_origin(found) is typing.ClassVar else found
+    except (NameError, AttributeError):
+        return Any
+
+
+def streamed(entry: PluginEntry, hook: str, stream: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the pairs of a weight stream. Its errors are the plugin's too, and one tensor is held at a time."""
+    pairs = iter(stream)
     try:
         while True:
             with blaming(entry, hook):
-                item = next(stream, _END)
+                item = next(pairs, _END)
             if item is _END:
                 return
             if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and is_tensor(item[1])):
@@ -144,83 +276,17 @@ def _weights(entry: PluginEntry, hook: str, stream: Iterator[Any]) -> Iterator[t
             yield item
             del item  # before the next one is made
     finally:
-        close = getattr(stream, "close", None)
-        if close is not None:
+        if callable(close := getattr(pairs, "close", None)):
             close()
 
 
-@looking
-def exported_folder(entry: PluginEntry, hook: str, came: object, request: ExportRequest) -> Path:
-    """Check that `swift_export` returned the folder that it was given."""
-    if not isinstance(came, str | os.PathLike):
-        raise wrong(entry, hook, "the folder that it wrote", came)
-    if Path(came).absolute() != request.destination.absolute():
-        raise wrong(entry, hook, f"the folder that it was given ({request.destination})", os.fspath(came))
-    return Path(came)
-
-
-@looking
-def quantized(entry: PluginEntry, hook: str, came: object, request: QuantizeRequest) -> Quantized:
-    """Check that `swift_quantize` returned log-probabilities of the quantised weights for each prompt."""
-    if not isinstance(came, Quantized):
-        raise wrong(entry, hook, "a swift.contracts.Quantized", came)
-    logps: object = came.logps
-    prompts = len(request.prompts)
-    if not (isinstance(logps, Sequence) and len(logps) == prompts and all(isinstance(e, Sequence) for e in logps)):
-        raise wrong(entry, hook, f"log-probabilities of {prompts} prompts", logps)
-    if not all(_is_number(value) for each in logps for value in each):
-        raise wrong(entry, hook, "log-probabilities that are floats", logps)
-    if not is_finite(came.tolerance):
-        raise wrong(entry, hook, "a finite number for its tolerance", came.tolerance)
-    return came
-
-
-@looking
 def size(entry: PluginEntry, function: str, came: Any) -> float:
     """Check that a count of bytes or values is one."""
-    number = float(came)
-    if not math.isfinite(number) or number < 0:
-        raise wrong(entry, function, "a finite number that is not negative", came)
-    return number
-
-
-@looking
-def layout(entry: PluginEntry, hook: str, came: object) -> ProcessLayout:
-    """Check that `swift_layout` returned sizes of dimensions."""
-    if not isinstance(came, ProcessLayout):
-        raise wrong(entry, hook, "a swift.contracts.ProcessLayout", came)
-    return came
-
-
-@looking
-def memory(entry: PluginEntry, hook: str, came: object) -> Mapping[str, float] | None:
-    """Check that `swift_estimate_memory` returned bytes by name, or nothing."""
-    if came is None:
-        return None
-    if not isinstance(came, Mapping) or not all(isinstance(name, str) for name in came):
-        raise wrong(entry, hook, "a mapping of names to bytes, or None", came)
-    for name, count in came.items():
-        if not is_finite(count) or count < 0:
-            raise wrong(entry, hook, f"a finite number of bytes for {name!r}", count)
-    return came
-
-
-@looking
-def traffic(entry: PluginEntry, hook: str, came: object) -> Sequence[Traffic]:
-    """Check that `swift_estimate_traffic` returned messages, or nothing."""
-    if came is None:
-        return ()
-    if not isinstance(came, Sequence) or not all(isinstance(each, Traffic) for each in came):
-        raise wrong(entry, hook, "a sequence of swift.contracts.Traffic, or None", came)
-    return came
-
-
-@looking
-def activations(entry: PluginEntry, hook: str, came: Any) -> float | None:
-    """Check that `swift_estimate_activations` returned a number of bytes, or nothing."""
-    if came is not None and not (is_finite(came) and came >= 0):
-        raise wrong(entry, hook, "a finite number of bytes, or None", came)
-    return cast("float | None", came)
+    with failing(entry, function):
+        number = float(came)
+        if not is_finite(number) or number < 0:
+            raise wrong(entry, function, "a finite number that is not negative", came)
+        return number
 
 
 def is_tensor(value: object) -> bool:
@@ -229,20 +295,33 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _mapping(entry: PluginEntry, hook: str, owner: str, value: object) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise wrong(entry, hook, f"a {owner} whose metrics are a mapping", value)
-    return value
-
-
 def is_finite(value: object) -> bool:
-    """Return whether this is a number that can be counted with."""
-    return _is_number(value) and math.isfinite(cast(float, value))
+    """Return whether this is a number that can be calculated with."""
+    return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool)
+class Checked:
+    """A plugin's object behind its contract: its errors name the plugin, and its return values have declared types."""
 
+    kept: frozenset[str] = frozenset()
+    """Methods whose errors keep their type, which the run handles: out of memory, a full disk, the loss of a peer."""
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    def __init__(self, entry: PluginEntry, inner: Any, contract: type, *, of: str = "") -> None:
+        self._entry = entry
+        self._inner = inner
+        self._contract = contract
+        self._of = of
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        value = getattr(self._inner, name)
+        if not inspect.isroutine(value):
+            return value
+        return lambda *arguments, **named: self._call(name, value, *arguments, **named)
+
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        title = f"{name}{self._of}"
+        with (blaming if name in self.kept else failing)(self._entry, title):
+            expected = returns(self._contract, name) if hasattr(self._contract, name) else Any
+            return returned(self._entry, title, function(*arguments, **named), expected)

@@ -1,4 +1,4 @@
-"""The schemes of quantising (`--quant NAME`) that installed exporters offer."""
+"""The quantization schemes (`--quant NAME`) that installed exporters offer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_scheme(name: str, to: str) -> OfferedScheme:
         raise PluginError(f"No exporter is installed that offers --quant {name}.", hint=_install())
     names = list(dict.fromkeys(scheme.name for scheme in offered))
     described = "\n".join(f"  {scheme.name}: {scheme.facts.described} (exporter {scheme.writer})" for scheme in offered)
-    unread = "".join(f"\nAnother exporter could not be asked: {error.message}" for error in broken)
+    unread = "".join(f"\nAn exporter could not be loaded: {error.message}" for error in broken)
     raise UsageError(
         f"--quant must be one of {', '.join(map(repr, names))}, not {name!r}.{did_you_mean(name, names)}",
         hint=f"Installed exporters offer:\n{described}{unread}",

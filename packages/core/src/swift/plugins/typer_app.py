@@ -1,4 +1,4 @@
-"""Typer apps as commands: an entry point in `swift.commands` may name one, as it stands."""
+"""Typer apps as commands: an entry point in `swift.commands` may name one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 def as_command(entry: PluginEntry, plugin: Any) -> Any:
-    """Return the command that a plugin is: itself, or what runs the Typer app that it names."""
-    typer = sys.modules.get("typer")  # who names a Typer app has imported it
+    """Return the command of a plugin: the plugin itself, or an object that runs the Typer app that it names."""
+    typer = sys.modules.get("typer")  # a module with a Typer app has imported it
     return TyperCommand(entry, plugin) if typer is not None and isinstance(plugin, typer.Typer) else plugin
 
 
@@ -28,7 +28,7 @@ class TyperCommand:
         self.summary = (self._command.help or f"from {entry.distribution} {entry.version}").strip().splitlines()[0]
 
     def run(self, words: list[str]) -> int:
-        """Run the app with the words after the command and return its exit code."""
+        """Run the app with the words after the command's name and return its exit code."""
         try:
             self._command.main(words, prog_name=f"swift {self._name}")
         except SystemExit as ended:  # how an app ends, well or not

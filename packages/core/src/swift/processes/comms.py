@@ -54,10 +54,10 @@ class Comms:
             return [value]
         written = pickle.dumps(value)
         head = len(written).to_bytes(_LENGTH, "big") + written[:_SHORT]
-        told = self._gather_bytes(head, _LENGTH + _SHORT)
-        lengths = [int.from_bytes(each[:_LENGTH], "big") for each in told]
+        heads = self._gather_bytes(head, _LENGTH + _SHORT)
+        lengths = [int.from_bytes(each[:_LENGTH], "big") for each in heads]
         longest = max(lengths)
-        values = [each[_LENGTH:] for each in told] if longest <= _SHORT else self._gather_bytes(written, longest)
+        values = [each[_LENGTH:] for each in heads] if longest <= _SHORT else self._gather_bytes(written, longest)
         # What unpickling runs is what this run's own processes have written.
         return [pickle.loads(each[:length]) for each, length in zip(values, lengths, strict=True)]
 

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from swift.config.incompatibilities import no_cuda
 from swift.contracts import World
 from swift.errors import ConfigError, UnsupportedLayout
-from swift.processes.group import processes_here, threads_told
+from swift.processes.group import processes_here, threads_set
 from swift.processes.meeting import meet
 
 _joined = False
@@ -80,4 +80,4 @@ def leave_group() -> None:
 
 def share_of_cores() -> int:
     """Return the cores of this machine divided by the processes of the run on it."""
-    return threads_told() or max(1, len(os.sched_getaffinity(0)) // processes_here())
+    return threads_set() or max(1, len(os.sched_getaffinity(0)) // processes_here())

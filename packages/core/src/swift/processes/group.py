@@ -53,15 +53,15 @@ def current_world(environment: Mapping[str, str] = os.environ) -> World:
     rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE", 1, least=1)
     if size > 1 and not environment.get("MASTER_ADDR"):
         raise ConfigError(
-            f"RANK and WORLD_SIZE ({size}) are set, but MASTER_ADDR, which says where the processes meet, is not.",
-            hint="Set it, or take the two away to train in one process: unset RANK WORLD_SIZE",
+            f"RANK and WORLD_SIZE ({size}) are set, but MASTER_ADDR, the address of the first process, is not.",
+            hint="Set it, or train in one process: unset RANK WORLD_SIZE",
         )
-    _check_place(rank, size)
+    _check_rank(rank, size)
     return World(rank=rank, local_rank=_number(environment, "LOCAL_RANK", 0), size=size)
 
 
-def told_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the number of this process for messages; 0 where the variables tell none."""
+def rank_or_zero(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the rank of this process for messages; 0 where the variable is missing or invalid."""
     try:
         return _number(environment, "RANK", 0)
     except ConfigError:
@@ -73,7 +73,7 @@ def processes_here(environment: Mapping[str, str] = os.environ, default: int = 1
     return _number(environment, "LOCAL_WORLD_SIZE", default, least=1, most=MOST_PROCESSES)
 
 
-def threads_told(environment: Mapping[str, str] = os.environ) -> int | None:
+def threads_set(environment: Mapping[str, str] = os.environ) -> int | None:
     """Return how many threads `OMP_NUM_THREADS` gives each process; None where it is not set."""
     first = environment.get("OMP_NUM_THREADS", "").partition(",")[0]  # the next ones are for threads within threads
     return _number({"OMP_NUM_THREADS": first}, "OMP_NUM_THREADS") or 1 if first.strip() else None
@@ -82,7 +82,7 @@ def threads_told(environment: Mapping[str, str] = os.environ) -> int | None:
 def find_group(environment: Mapping[str, str], nproc: int | None = None) -> Group:
     """Return the group of places that this process is one of. `nproc` is what the user asked for, if anything."""
     processes_here(environment)
-    threads_told(environment)
+    threads_set(environment)
     if {"RANK", "LOCAL_RANK"} <= environment.keys():
         current_world(environment)
         _check_member(environment, nproc)
@@ -91,7 +91,7 @@ def find_group(environment: Mapping[str, str], nproc: int | None = None) -> Grou
     for scheduler in (_numbered, _operator, _by_machine, _slurm):
         group = scheduler(environment, nproc)
         if group is not None:
-            _check_place(group.rank, group.size)
+            _check_rank(group.rank, group.size)
             return group
     return Group(processes=nproc or 1)
 
@@ -192,8 +192,8 @@ def _check_member(environment: Mapping[str, str], nproc: int | None) -> None:
     _port(environment, "MASTER_PORT")
     if nproc is not None and started not in (None, str(nproc)):
         raise ConfigError(
-            f"--nproc {nproc} is asked for, but a launcher started {started} processes on this machine already.",
-            hint="Leave --nproc out; the launcher says how many (torchrun --nproc-per-node).",
+            f"--nproc is {nproc}, but a launcher already started {started} processes on this machine.",
+            hint="Leave --nproc out and set the number in the launcher (torchrun --nproc-per-node).",
         )
 
 
@@ -301,12 +301,11 @@ def _slurm_port(environment: Mapping[str, str]) -> int:
     return 15000 + (job + 7919 * step) % 15000
 
 
-def _check_place(rank: int, size: int) -> None:
+def _check_rank(rank: int, size: int) -> None:
     if rank >= size:
         raise ConfigError(
-            f"This process is number {rank} of {size}, and they are numbered from 0 to {size - 1}: the variables of "
-            "its launcher (RANK, WORLD_SIZE) contradict each other.",
-            hint="Set them as torchrun does, or take them away to train in one process: unset RANK WORLD_SIZE",
+            f"RANK is {rank}, but WORLD_SIZE is {size}: ranks go from 0 to {size - 1}.",
+            hint="Set them as torchrun does, or train in one process: unset RANK WORLD_SIZE",
         )
 
 
@@ -324,9 +323,9 @@ def _number(
     number = int(digits[:_DIGITS]) if digits.isascii() and digits.isdecimal() else -1
     if not least <= number <= most:
         bounds = "" if number < 0 else f" from {least} to {most}"
-        told = repr(value) if value is None or len(value) <= _SHOWN else f"{value[:_SHOWN]!r}..."
+        shown = repr(value) if value is None or len(value) <= _SHOWN else f"{value[:_SHOWN]!r}..."
         raise ConfigError(
-            f"The environment variable {name} should be a whole number{bounds}, and is {told}.",
-            hint=f"Set it, or take it away to train in one process: unset {name}",
+            f"The environment variable {name} must be a whole number{bounds}, but is {shown}.",
+            hint=f"Correct it, or train in one process: unset {name}",
         )
     return number

@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 BACKEND = "swift"
 """What torch's launcher knows it by."""
-LAST_WORDS = 5.0
+FAREWELL = 5.0
 """Seconds that the keeper waits in the end for the others."""
 
 
@@ -36,7 +36,7 @@ class Machines(StaticTCPRendezvous):
         return True
 
     def _await_others(self, store: Store) -> None:
-        end = time.monotonic() + LAST_WORDS
+        end = time.monotonic() + FAREWELL
         others = [_left(rank) for rank in range(1, self.world_size)]
         while not store.check(others) and time.monotonic() < end:
             time.sleep(0.005)

@@ -53,18 +53,18 @@ def _arrive(store: Store, rank: int, timeout: timedelta) -> Store:
 def _welcome(store: Store, name: str, size: int, timeout: timedelta) -> None:
     """Tell each process the name. A token may be one of a process that is gone: then the next is waited for."""
     store.set_timeout(timeout)
-    answered = dict.fromkeys(range(1, size), b"")
+    met = dict.fromkeys(range(1, size), b"")
     end = time.monotonic() + timeout.total_seconds()
-    while answered:
-        for rank in list(answered):
+    while met:
+        for rank in list(met):
             if store.check([f"{name}/here/{rank}"]):
-                del answered[rank]
+                del met[rank]
             elif store.check([f"swift/here/{rank}"]):
                 token = store.get(f"swift/here/{rank}")
-                if token != answered[rank]:
+                if token != met[rank]:
                     store.set(f"swift/welcome/{token.decode()}", name)
-                    answered[rank] = token
-        if answered and time.monotonic() > end:
-            missing = ", ".join(map(str, answered))
+                    met[rank] = token
+        if met and time.monotonic() > end:
+            missing = ", ".join(map(str, met))
             raise DistStoreError(f"Of the {size} processes, {missing} did not come within {timeout}.")
-        time.sleep(_LOOKS if answered else 0)
+        time.sleep(_LOOKS if met else 0)

@@ -17,7 +17,7 @@ from typing import NoReturn
 from swift.errors import SHOW_TRACEBACK, SwiftError
 from swift.files import replace_file
 from swift.plugins.blame import keep_traceback
-from swift.processes.group import told_rank
+from swift.processes.group import rank_or_zero
 from swift.processes.signals import is_worker
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -43,13 +43,13 @@ def reported_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        rank = told_rank()
+        rank = rank_or_zero()
         worker = is_worker()
         if not worker and os.environ.get("WORLD_SIZE", "1") == "1":
             raise
         echo = _is_echo(error)
         code = error.exit_code if isinstance(error, SwiftError) and not echo else 1
-        message = _words(error, rank, echo=echo)
+        message = _message(error, rank, echo=echo)
         _write(message, code, echo=echo)
         if not worker:
             time.sleep(2 * _HOLD_BACK if echo else _HOLD_BACK if rank else 0)
@@ -75,16 +75,16 @@ def _is_echo(error: BaseException | None) -> bool:
     """Return whether this is the loss of a peer, which failed or was killed, rather than an error of this process."""
     while error is not None:
         # An OSError is about a file or a terminal of this process.
-        if not isinstance(error, OSError) and any(words in str(error) for words in _LOST_PEER):
+        if not isinstance(error, OSError) and any(sign in str(error) for sign in _LOST_PEER):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
-def _words(error: Exception, rank: int, *, echo: bool) -> str:
+def _message(error: Exception, rank: int, *, echo: bool) -> str:
     if SHOW_TRACEBACK not in os.environ:
         if echo:
-            return f"Process {rank} lost the connection to another one, which failed or was killed and should say why."
+            return f"Process {rank} lost the connection to another process, which failed or was killed. See its error."
         if isinstance(error, SwiftError):
             keep_traceback(error)
             return str(error)

@@ -38,8 +38,8 @@ FOLDER = "hang"
 
 _READ_OR_WRITTEN = 2**20
 """Bytes that count as progress: a checkpoint is being written, or weights are being read."""
-_STORE_ANSWERS = timedelta(seconds=20)
-_LAST_WORDS = 5.0
+_STORE_TIMEOUT = timedelta(seconds=20)
+_FAREWELL = 5.0
 """Seconds that the main process waits in the end for what the others say last."""
 _LISTED = 16
 
@@ -108,7 +108,7 @@ class Watchdog:
         now = time.monotonic()
         self._seen = {rank: _Seen(now, now) for rank in range(world.size)}
         self._own = self._pulse(now)
-        for name, work in (("watchdog", self._watch), ("watchdog's messenger", self._talk)):
+        for name, work in (("watchdog", self._watch), ("watchdog's messenger", self._exchange)):
             self._threads.append(threading.Thread(target=work, name=name, daemon=True))
             self._threads[-1].start()
 
@@ -126,7 +126,7 @@ class Watchdog:
         """Report that the run is over on this process; where it ended in order, others are about to say so too."""
         self._over.set()
         for thread in self._threads:
-            thread.join(_STORE_ANSWERS.total_seconds())
+            thread.join(_STORE_TIMEOUT.total_seconds())
         if self._threads:
             if in_order and self._world.rank == 0 and not any(thread.is_alive() for thread in self._threads):
                 self._await_others()
@@ -135,10 +135,10 @@ class Watchdog:
 
     def _await_others(self) -> None:
         """Stay while others talk: the store may end with this process, and torch would complain on their terminals."""
-        end = time.monotonic() + _LAST_WORDS
+        end = time.monotonic() + _FAREWELL
         with suppress(RuntimeError):
             for rank in self._seen.keys() - {self._world.rank}:
-                while not ((told := self._ask(rank)) and told.over) and time.monotonic() < end:
+                while not ((pulse := self._ask(rank)) and pulse.over) and time.monotonic() < end:
                     time.sleep(0.005)
 
     @property
@@ -160,15 +160,15 @@ class Watchdog:
                 self._end(now)
             before = time.monotonic()
 
-    def _talk(self) -> None:
+    def _exchange(self) -> None:
         """Tell the others and ask them. Where the store's keeper is stopped this waits, perhaps for ever."""
         with suppress(RuntimeError):
             while not self._over.wait(self._interval):
                 self._tell(self._own)
                 for rank in self._seen.keys() - {self._world.rank}:
-                    told = self._ask(rank)
-                    if told is not None:
-                        self._note(rank, told, time.monotonic())
+                    pulse = self._ask(rank)
+                    if pulse is not None:
+                        self._note(rank, pulse, time.monotonic())
         with suppress(RuntimeError):
             self._tell(replace(self._own, count=self._own.count + 1, over=True))
 
@@ -216,7 +216,7 @@ class Watchdog:
     def _waits(self) -> str:
         """Return the collective that this process is in, and the place in the code."""
         frame = sys._current_frames().get(self._main)
-        parts = [f"for {collective}" if (collective := _collective()) else "", _place(frame)]
+        parts = [f"for {collective}" if (collective := _collective()) else "", _innermost_line(frame)]
         return " ".join(filter(None, parts))
 
     def _end(self, now: float) -> None:
@@ -282,7 +282,7 @@ def _own_store() -> TCPStore | None:
             int(os.environ["MASTER_PORT"]),
             is_master=False,
             wait_for_workers=False,
-            timeout=_STORE_ANSWERS,
+            timeout=_STORE_TIMEOUT,
         )
     except (KeyError, ValueError, RuntimeError):
         return None
@@ -303,10 +303,10 @@ def _collective() -> str:
     # NCCL's may be many, of which the first is stuck; gloo leaves some of long ago open that nobody waits for.
     last_complete = max((each["record_id"] for each in entries if each.get("retired")), default=-1)
     entry = next((each for each in open_ones if each["record_id"] > last_complete), open_ones[-1])
-    return _words(entry)
+    return _described(entry)
 
 
-def _words(entry: Mapping[str, Any]) -> str:
+def _described(entry: Mapping[str, Any]) -> str:
     operation = str(entry.get("profiling_name", "a collective")).partition(":")[2] or "a collective"
     shapes = ["x".join(map(str, shape)) for shape in entry.get("input_sizes", [])]
     kinds = entry.get("input_dtypes", [])
@@ -329,7 +329,7 @@ def _collectives() -> list[dict[str, Any]]:
     return entries
 
 
-def _place(frame: FrameType | None) -> str:
+def _innermost_line(frame: FrameType | None) -> str:
     """Return the innermost line that is not torch's or Python's own."""
     own = Path(torch.__file__).parent
     standard = Path(threading.__file__).parent

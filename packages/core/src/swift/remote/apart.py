@@ -25,21 +25,21 @@ def apart(work: Callable[..., str], url: str, *arguments: Any, error: type[Swift
         return work(url, *arguments)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, work, url, *arguments))
+    process = context.Process(target=_run, args=(theirs, work, url, *arguments))
     process.start()
     theirs.close()
     try:
-        kind, *said = ours.recv()
+        kind, *details = ours.recv()
     except EOFError:
-        raise error(f"Copying '{shown(url)}' was ended by something else.") from None
+        raise error(f"Copying '{shown(url)}' was killed.") from None
     finally:
         process.join()
     if kind == "refused":
-        raise error(said[0], hint=said[1])
-    return str(said[0])
+        raise error(details[0], hint=details[1])
+    return str(details[0])
 
 
-def _answer(connection: Connection, work: Callable[..., str], url: str, *arguments: Any) -> None:
+def _run(connection: Connection, work: Callable[..., str], url: str, *arguments: Any) -> None:
     gc.freeze()  # garbage of the parent may have threads, which this process has not: taking it down would be an abort
     try:
         connection.send(("done", work(url, *arguments)))

@@ -49,7 +49,7 @@ def _copied(url: str, cache: Path, *, error: type[SwiftError], last: str, hint: 
             if not made.exists():
                 _copy(system, files, made)
     except OSError as problem:
-        raise error(f"'{shown(url)}' cannot be copied to {folder}: {_said(problem)}.", hint=hint) from None
+        raise error(f"'{shown(url)}' cannot be copied to {folder}: {_reason(problem)}.", hint=hint) from None
     except Exception as problem:  # every file system raises what it likes
         raise unreachable(url, problem, error=error) from None
     return str(made)
@@ -62,7 +62,7 @@ def _copied_into(url: str, folder: Path, *, error: type[SwiftError], last: str) 
             if not folder.exists():
                 _copy(system, files, folder)
     except OSError as problem:
-        raise error(f"'{shown(url)}' cannot be copied to {folder}: {_said(problem)}.") from None
+        raise error(f"'{shown(url)}' cannot be copied to {folder}: {_reason(problem)}.") from None
     except Exception as problem:
         raise unreachable(url, problem, error=error) from None
     return str(folder)
@@ -81,9 +81,9 @@ def _found(url: str, *, error: type[SwiftError], last: str) -> tuple[Any, str, l
         raise unreachable(url, problem, error=error) from None
 
 
-def _said(problem: OSError) -> str:
-    said = str(problem).strip()
-    return problem.strerror or (said.splitlines()[0] if said else "")
+def _reason(problem: OSError) -> str:
+    message = str(problem).strip()
+    return problem.strerror or (message.splitlines()[0] if message else "")
 
 
 def _files(system: Any, path: str, url: str, *, error: type[SwiftError], last: str) -> list[tuple[str, dict[str, Any]]]:

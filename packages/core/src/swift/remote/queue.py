@@ -35,7 +35,7 @@ class _Running:
     what: Waiting
     gone: set[str]
     process: subprocess.Popen[str]
-    said: IO[str]
+    errors: IO[str]
 
 
 class CopyQueue:
@@ -104,17 +104,17 @@ class CopyQueue:
             "beside": self.url,
             "gone": [f"{self.url}/{each}" for each in sorted(gone)],
         }
-        said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when the process has ended
+        errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when the process has ended
         # In a session of its own: Ctrl-C of the terminal is the run's, which has a last checkpoint copied after it.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "swift.remote.put"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=errors,
             text=True,
             start_new_session=True,
         )
-        self._running = _Running(what, gone, process, said)
+        self._running = _Running(what, gone, process, errors)
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(task) + "\n")
@@ -128,9 +128,9 @@ class CopyQueue:
         code = running.process.wait()
         if running.process.stdin is not None:
             running.process.stdin.close()
-        with running.said as said:
-            said.seek(0)
-            lines = said.read().strip().splitlines()
+        with running.errors as errors:
+            errors.seek(0)
+            lines = errors.read().strip().splitlines()
         name = running.what.name
         if code == 0:
             self._there = (self._there | ({name} if name else set())) - running.gone

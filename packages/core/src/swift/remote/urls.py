@@ -54,8 +54,8 @@ def open_url(url: str, *, error: type[SwiftError]) -> tuple[Any, str]:
 
 def unreachable(url: str, problem: Exception, *, error: type[SwiftError], command: str = "read") -> SwiftError:
     """Return the error about a URL whose file system raised something."""
-    said = str(problem).strip()
+    message = str(problem).strip()
     return error(
-        f"'{shown(url)}' cannot be {command}: {type(problem).__name__}: {said.splitlines()[0] if said else ''}",
-        hint="Keys, regions and addresses are told to fsspec, by its configuration or by the environment.",
+        f"'{shown(url)}' cannot be {command}: {type(problem).__name__}: {message.splitlines()[0] if message else ''}",
+        hint="Set keys, regions and endpoints in the configuration of fsspec or in the environment.",
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import Capabilities, Need, Reads, Trains
 from swift.testing import third_party
 from swift.testing.layouts import Layout
-from swift.testing.subjects import Row, about_images, conversations, marked_steps, pairs
+from swift.testing.subjects import Row, conversations, marked_steps, pairs, with_images
 
 if TYPE_CHECKING:
     from swift.testing.reference import Expected, Recipe
@@ -20,7 +20,7 @@ FEWEST_STEPS = 7
 
 
 def steps_of(setting: str) -> int:
-    """Return how many steps a trial has, by what `SWIFT_TESTING_STEPS` says."""
+    """Return how many steps a trial has, as `SWIFT_TESTING_STEPS` sets it."""
     if not setting.isdecimal() or int(setting) < FEWEST_STEPS:
         raise ValueError(f"SWIFT_TESTING_STEPS={setting}: type a number of at least {FEWEST_STEPS}, or leave it out.")
     return int(setting)
@@ -35,18 +35,18 @@ REDUCED = {"bfloat16": (1e-2, 0.1), "float16": (3e-3, 0.05)}
 """The same of loss and gradient norm in lower precisions. With the 8 bits of bfloat16 single products are 0.4 % off."""
 
 LENGTHS = (1, 14, 27, 40)
-"""Letters in an answer: far apart and few, since DTensor plans each operation anew for every shape that it meets."""
+"""Letters in a response: far apart and few, since DTensor plans each operation anew for every shape that it meets."""
 CHATS = tuple(conversations(21, lengths=LENGTHS))
 """Not a multiple of the rows of a step: the last batch of an epoch is short, and dealt out unevenly."""
 PAIRS = tuple(pairs(13, lengths=LENGTHS))
 MARKED_STEPS = tuple(marked_steps(13))
 _ONE, _VIDEO = "<image>", "<video>"
-IMAGES = tuple(about_images([*(_ONE, 2 * _ONE, _ONE) * 4, _ONE], lengths=LENGTHS))
+IMAGES = tuple(with_images([*(_ONE, 2 * _ONE, _ONE) * 4, _ONE], lengths=LENGTHS))
 FEW_IMAGES = tuple(
-    about_images([2 * _ONE if row == 0 else _ONE if row in (1, 13) else "" for row in range(21)], lengths=LENGTHS)
+    with_images([2 * _ONE if row == 0 else _ONE if row in (1, 13) else "" for row in range(21)], lengths=LENGTHS)
 )
 """In their order, 8 a step: of the first step the second half has none, of the second the first, and the third none."""
-VIDEOS = tuple(about_images([*(_ONE, _VIDEO, _ONE + _VIDEO, "") * 3, _VIDEO], lengths=LENGTHS))
+VIDEOS = tuple(with_images([*(_ONE, _VIDEO, _ONE + _VIDEO, "") * 3, _VIDEO], lengths=LENGTHS))
 HELD_OUT = 5
 """So many of the first rows are also evaluated on."""
 
@@ -56,7 +56,7 @@ COMMON: dict[str, Any] = {
     "tuner.kind": "full",
     "optim.lr": 1e-3,
     "optim.warmup_steps": 2,
-    # Adam divides by the root of a gradient's square: where that is next to nothing, so is what the quotient says.
+    # Adam divides by the root of a gradient's square: where that is next to nothing, so is the quotient.
     "optim.eps": 1e-6,
     # So much that leaving it out, or putting it where it does not belong, shows within a few steps.
     "optim.weight_decay": 2.0,
@@ -84,11 +84,11 @@ class Case:
     accumulation: int = 1
     tied: bool = False
     tuner: str | None = None
-    """Capabilities that a backend must claim for this case to be asked for."""
+    """Capabilities that a backend must claim for this case to be tried."""
     precision: str | None = None
     feature: str | None = None
     modality: str | None = None
-    """What its rows hold besides text. Whoever does not claim it must refuse them."""
+    """What its rows hold besides text. A backend that does not claim it must refuse them."""
     needs: frozenset[Need] = frozenset({Need.TOKEN_LOGPS})
     tokens: bool = False
     """Whether it trains on the kit's own objective, over values of tokens: see `swift.testing.token_trial`."""
@@ -176,7 +176,7 @@ CASES = (
     ),
     Case("value", {"objective.name": "kit-values", "model.task": "value"}, needs=frozenset({Need.VALUES})),
     Case(
-        "steps of answers",
+        "steps of responses",
         {"objective.name": "prm", "model.task": "value"},
         MARKED_STEPS,
         needs=frozenset({Need.VALUES}),
@@ -211,7 +211,7 @@ CASES = (
     Case("images, lora", {**_LORA, **_ALL_PARTS}, IMAGES, tuner="lora", modality="image"),
     Case(
         "vit trained",
-        # The gradient of the tower is a small part of the whole: alone, its norm shows what is wrong with it.
+        # The gradient of the vision encoder is a small part of the whole: alone, its norm shows what is wrong with it.
         {**_PACKED, "tuner.freeze_vit": False, "tuner.freeze_llm": True, "optim.max_grad_norm": 0.05},
         IMAGES,
         global_batch=4,

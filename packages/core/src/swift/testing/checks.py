@@ -255,14 +255,14 @@ class Checks:
         case = BY_NAME["clipped"]
         roles = [replace(role_of(self.trials.critic()), name=f"r{n}") for n in range(self.trials.capabilities.roles)]
         trial, key = self.trials.trial(case, layout, "too many roles"), (layout, "too many roles")
-        answers = self.trials.answers(layout, {key: partial(trial.refused, roles)})[key]
-        _all_refused(answers, f"one model more than it holds, under {layout}")
+        results = self.trials.results(layout, {key: partial(trial.refused, roles)})[key]
+        _all_refused(results, f"one model more than it holds, under {layout}")
 
     def all_processes_end_alike(self, layout: Layout) -> None:
         """Check that a loss that is not a number on one process stops all of them, before any weight has moved."""
         key = (layout, "poisoned")
-        answers = self.trials.answers(layout, {key: self._poisoned(layout)})[key]
-        for rank, (error, moved) in enumerate(succeeded(answers)):
+        results = self.trials.results(layout, {key: self._poisoned(layout)})[key]
+        for rank, (error, moved) in enumerate(succeeded(results)):
             where = f"one sample's loss is not a number, under {layout}: process {rank}"
             assert error.startswith("TrainingError"), f"{where} ended with {error}"
             assert moved == 0.0, f"{where} has weights that moved by {moved}"
@@ -273,10 +273,10 @@ class Checks:
         return partial(self.trials.trial(case, layout, "poisoned").poisoned, POISONED_STEP, sample)
 
     def shares(self) -> None:
-        """Check that what a step's time goes into is told: a slow part of it is the one that grows."""
+        """Check that what a step's time goes into is measured: a slow part of it is the one that grows."""
         layout = self._shared_layout
         key = (layout, "measured")
-        everyone = succeeded(self.trials.answers(layout, {key: self._measured()})[key])
+        everyone = succeeded(self.trials.results(layout, {key: self._measured()})[key])
         for rank, records in enumerate(everyone):
             for record in records:
                 at = f"shares under {layout}, process {rank}, step {record.step}"
@@ -329,7 +329,7 @@ class Checks:
     def _refused(self, case: Case, layout: Layout) -> None:
         trial = self.trials.trial(case, layout, "refused")
         key = (layout, case.name, "refused")
-        _all_refused(self.trials.answers(layout, {key: trial.refused})[key], f"{case.name} under {layout}")
+        _all_refused(self.trials.results(layout, {key: trial.refused})[key], f"{case.name} under {layout}")
 
     def refuses_what_it_does_not_claim(self) -> None:
         """Dimensions, precisions, tuners and switches beyond its capabilities are refused."""
@@ -376,15 +376,15 @@ class Checks:
                 raise AssertionError(str(error)) from error
 
 
-def _all_refused(answers: Sequence[Any], what: str) -> None:
+def _all_refused(results: Sequence[Any], what: str) -> None:
     """Check that every process raised `UnsupportedLayout`, with a reason and a hint, before anything was read."""
-    for rank, answer in enumerate(answers):
+    for rank, result in enumerate(results):
         where = f"{what}, process {rank}"
-        assert isinstance(answer, BaseException), f"{where}: {answer}"
-        assert isinstance(answer, UnsupportedLayout), f"{where}: {type(answer).__name__}: {answer}"
-        assert answer.message, f"{where}: refused without a reason"
-        assert answer.hint, f"{where}: refused without a hint at what to type: {answer.message}"
-        read = answer.__dict__.get("read_before", [])
+        assert isinstance(result, BaseException), f"{where}: {result}"
+        assert isinstance(result, UnsupportedLayout), f"{where}: {type(result).__name__}: {result}"
+        assert result.message, f"{where}: refused without a reason"
+        assert result.hint, f"{where}: refused without a hint at what to type: {result.message}"
+        read = result.__dict__.get("read_before", [])
         assert not read, f"{where}: refused only after reading {_some(read)}"
 
 

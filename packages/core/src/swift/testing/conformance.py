@@ -9,7 +9,7 @@ class TestMine(BackendConformance):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -19,13 +19,20 @@ from swift.contracts import Capabilities
 from swift.plugins.load import load_backend
 from swift.testing.cases import BY_NAME, CASES, DROPOUT, LORA_DROPOUT, RESUMED, Case
 from swift.testing.checks import Checks
+from swift.testing.images import SEEING
 from swift.testing.layouts import Layout
-from swift.testing.seeing import SEEING
 from swift.testing.subjects import Subject
 from swift.testing.trials import Trials
 
-CASES_OF_TESTS = ("case", "resumed", "about_tokens", "dropout", "evaluated", "changing")
-"""Parameters of tests that are cases."""
+CASES_OF_TESTS: Mapping[str, Callable[[Sequence[Case]], Iterable[Case]]] = {
+    "case": lambda cases: cases,
+    "resumed": lambda cases: (case for case in cases if case.name in RESUMED),
+    "about_tokens": lambda cases: (case for case in cases if case.tokens),
+    "dropout": lambda _: [DROPOUT],
+    "evaluated": lambda _: [LORA_DROPOUT],
+    "changing": lambda cases: (case for case in cases if case.notes_changes),
+}
+"""Parameter of a test → the cases that it is made for."""
 
 
 class BackendConformance:
@@ -50,7 +57,7 @@ class BackendConformance:
     shape: ClassVar[Mapping[str, Any]] = {}
     """Other keys of its configuration."""
     seeing: ClassVar[str] = SEEING
-    """Of the model that is trained on images: 'Qwen2_5_VL', or 'Qwen3VL', which hands more to its first layers."""
+    """Of the model that is trained on images: 'Qwen2_5_VL', or 'Qwen3VL', which passes more to its first layers."""
     cases: ClassVar[Sequence[Case]] = CASES
     """The trainings that it is tried with. Plugins have more: `cases = (*CASES, *swift_rl.testing.CASES)`."""
     deviations: ClassVar[Mapping[str, str]] = {}
@@ -142,28 +149,14 @@ class BackendConformance:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Which layouts and cases each test is made for."""
-        values = {name for name in ("layout", "reads", *CASES_OF_TESTS) if name in metafunc.fixturenames}
-        if values == {"layout"}:
-            metafunc.parametrize("layout", [pytest.param(layout, id=str(layout)) for layout in self.layouts])
-        elif values == {"layout", "case"}:
-            metafunc.parametrize(("layout", "case"), self._claimed(self.cases))
-        elif values == {"layout", "about_tokens"}:
-            metafunc.parametrize(("layout", "about_tokens"), self._claimed(case for case in self.cases if case.tokens))
-        elif values == {"layout", "changing"}:
-            metafunc.parametrize(
-                ("layout", "changing"), self._claimed(case for case in self.cases if case.notes_changes)
-            )
-        elif values == {"layout", "dropout"}:
-            metafunc.parametrize(("layout", "dropout"), self._claimed([DROPOUT]))
-        elif values == {"layout", "evaluated"}:
-            metafunc.parametrize(("layout", "evaluated"), self._claimed([LORA_DROPOUT]))
-        elif values == {"layout", "resumed"}:
-            metafunc.parametrize(
-                ("layout", "resumed"), self._claimed(case for case in self.cases if case.name in RESUMED)
-            )
-        elif values == {"layout", "reads"}:
+        cases = next((name for name in CASES_OF_TESTS if name in metafunc.fixturenames), None)
+        if cases is not None:
+            metafunc.parametrize(("layout", cases), self._claimed(CASES_OF_TESTS[cases](self.cases)))
+        elif "reads" in metafunc.fixturenames:
             pairs = [pytest.param(one, other, id=f"{one}-to-{other}") for one, other in self._resumes()]
             metafunc.parametrize(("layout", "reads"), pairs or [_NONE])
+        elif "layout" in metafunc.fixturenames:
+            metafunc.parametrize("layout", [pytest.param(layout, id=str(layout)) for layout in self.layouts])
 
     def _resumes(self) -> list[tuple[Layout, Layout]]:
         """Return pairs of layouts: the one that saves, and the one that resumes.
@@ -230,7 +223,7 @@ def _left_out(case: Case, capabilities: Capabilities) -> Sequence[pytest.MarkDec
 
 
 def _selected(kit: type, items: Iterable[pytest.Item]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the tests of one class that pytest was asked to run, each with its parameters."""
+    """Yield the tests of one class that pytest is going to run, each with its parameters."""
     for item in items:
         if isinstance(item, pytest.Function) and item.cls is kit and not item.get_closest_marker("skip"):
             yield item.originalname, item.callspec.params if hasattr(item, "callspec") else {}

@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,13 @@ import torch
 
 import swift.testing.forks  # noqa: F401 - only for its effect
 from swift.processes.signals import follow_parent
-from swift.testing.gloo import share_device
 
 # Threads do not survive a fork.
 torch.set_num_threads(1)
 
 PATIENCE = 420.0
 """Seconds that a job may take."""
-ASKED = signal.SIGUSR2
+DUMP = signal.SIGUSR2
 """A process that gets it writes down where it is."""
 GRACE = 30.0
 """Seconds that the others have to come to their end when one process has failed."""
@@ -70,22 +70,22 @@ def run_jobs(
 
     Every process finds the environment that `torchrun` would give it. With `fresh` each job has processes of its own.
     """
-    answers: list[list[Any]] = []
+    results: list[list[Any]] = []
     with tempfile.TemporaryDirectory(prefix="swift-crew-") as folder:
-        while len(answers) < len(jobs):
-            left = jobs[len(answers) :]
-            answers += _one_crew(Path(folder), size, left[:1] if fresh else left, environment or {})
-    return answers
+        while len(results) < len(jobs):
+            left = jobs[len(results) :]
+            results += _one_crew(Path(folder), size, left[:1] if fresh else left, environment or {})
+    return results
 
 
-def succeeded(answers: list[Any]) -> list[Any]:
+def succeeded(results: list[Any]) -> list[Any]:
     """Return the results, where every process has one."""
-    for rank, answer in enumerate(answers):
-        if isinstance(answer, Lost):
-            raise AssertionError(f"process {rank} of {len(answers)} {answer.reason}")
-        if isinstance(answer, BaseException):
-            raise AssertionError(f"process {rank} of {len(answers)} failed: {answer.__notes__[-1]}")
-    return answers
+    for rank, result in enumerate(results):
+        if isinstance(result, Lost):
+            raise AssertionError(f"process {rank} of {len(results)} {result.reason}")
+        if isinstance(result, BaseException):
+            raise AssertionError(f"process {rank} of {len(results)} failed: {result.__notes__[-1]}")
+    return results
 
 
 def _one_crew(folder: Path, size: int, jobs: Sequence[Job], environment: dict[str, str]) -> list[list[Any]]:
@@ -105,9 +105,9 @@ def _one_crew(folder: Path, size: int, jobs: Sequence[Job], environment: dict[st
     done: list[list[Any]] = []
     try:
         for _ in jobs:
-            answers = _answers(pipes, partial(_where, folder, workers))
-            done.append([each.value if isinstance(each, FinalResult) else each for each in answers])
-            if any(isinstance(each, Lost | FinalResult | BaseException) for each in answers):
+            results = _results(pipes, partial(_where, folder, workers))
+            done.append([each.value if isinstance(each, FinalResult) else each for each in results])
+            if any(isinstance(each, Lost | FinalResult | BaseException) for each in results):
                 break
     finally:
         came_to_its_end = len(done) == len(jobs) and not any(isinstance(each, Lost) for each in done[-1])
@@ -118,9 +118,9 @@ def _one_crew(folder: Path, size: int, jobs: Sequence[Job], environment: dict[st
     return done
 
 
-def _answers(pipes: Sequence[Any], where: Callable[[int], str]) -> list[Any]:
+def _results(pipes: Sequence[Any], where: Callable[[int], str]) -> list[Any]:
     """Receive one result from each process; once one has failed, the others are waited for only a little longer."""
-    answers: list[Any] = [None] * len(pipes)
+    results: list[Any] = [None] * len(pipes)
     waiting = set(range(len(pipes)))
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
@@ -128,25 +128,25 @@ def _answers(pipes: Sequence[Any], where: Callable[[int], str]) -> list[Any]:
         for rank in [rank for rank in waiting if pipes[rank] in ready]:
             waiting.remove(rank)
             try:
-                answers[rank] = pipes[rank].recv()
+                results[rank] = pipes[rank].recv()
             except (EOFError, OSError):
-                answers[rank] = Lost("died without a word")
-            if isinstance(answers[rank], Lost | BaseException):
+                results[rank] = Lost("died without a result")
+            if isinstance(results[rank], Lost | BaseException):
                 deadline = min(deadline, time.monotonic() + GRACE)
     for rank in waiting:
-        answers[rank] = Lost(f"did not come to an end{where(rank)}")
-    return answers
+        results[rank] = Lost(f"did not come to an end{where(rank)}")
+    return results
 
 
 def _where(folder: Path, workers: Sequence[Any], rank: int) -> str:
-    """Return what the threads of a process are doing, which it writes down when it is asked."""
+    """Return what the threads of a process are doing, which it writes to a file on a signal."""
     with suppress(ProcessLookupError):
-        os.kill(workers[rank].pid, ASKED)
+        os.kill(workers[rank].pid, DUMP)
     time.sleep(1)
     written = folder / str(rank)
     threads = written.read_text(errors="replace").strip().split("\n\n") if written.is_file() else []
-    told = "\n".join(_SINCE_THE_FORK.split(thread)[0] for thread in threads)
-    return f". Where it was:\n{told}" if told else ""
+    stacks = "\n".join(_SINCE_THE_FORK.split(thread)[0] for thread in threads)
+    return f". Where it was:\n{stacks}" if stacks else ""
 
 
 def _work(
@@ -160,24 +160,24 @@ def _work(
 ) -> None:
     os.setpgrp()
     follow_parent(signal.SIGKILL)
-    told = (folder / str(rank)).open("w")
-    faulthandler.register(ASKED, file=told)
+    stacks = (folder / str(rank)).open("w")
+    faulthandler.register(DUMP, file=stacks)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo", **environment)
     _forget_threads_of_the_parent()
-    share_device()
+    _share_device()
     for port, job in zip(ports, jobs, strict=True):
         os.environ["MASTER_PORT"] = str(port)
         try:
-            answer = job()
+            result = job()
         except BaseException as error:
             error.add_note(traceback.format_exc())
-            answer = error.with_traceback(None)
+            result = error.with_traceback(None)
         try:
-            pipe.send(answer)
+            pipe.send(result)
         except Exception as unsendable:
-            pipe.send(RuntimeError(f"{answer!r} could not be sent: {unsendable}"))
-        if isinstance(answer, FinalResult):
+            pipe.send(RuntimeError(f"{result!r} could not be sent: {unsendable}"))
+        if isinstance(result, FinalResult):
             os._exit(1)
     # What the parent registered (pytest's own hooks among it) is not the child's to run.
     os._exit(0)
@@ -188,6 +188,28 @@ def _forget_threads_of_the_parent() -> None:
     compiler: Any = sys.modules.get("torch._inductor.async_compile")
     if compiler is not None:
         compiler.AsyncCompile.pool.cache_clear()
+
+
+def _share_device() -> None:
+    """Let all groups of this process share one device, whose one thread serves all connections.
+
+    gloo would start a thread for each group, which wakes up a hundred times a second; engines make dozens of groups.
+    The thread does not survive a fork: call this after one.
+    """
+    from torch.distributed import distributed_c10d
+
+    plain: Any = getattr(distributed_c10d, "ProcessGroupGloo", None)
+    if plain is None:  # a torch without gloo
+        return
+    device = plain.create_device(interface="lo")
+
+    class ProcessGroupGloo(plain):  # type: ignore[misc]  # what it inherits from is C++
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+            options = plain._Options()
+            options._timeout, options._devices = timeout, [device]
+            super().__init__(store, rank, size, options)
+
+    distributed_c10d.ProcessGroupGloo = ProcessGroupGloo  # type: ignore[misc]  # torch has no setting for it
 
 
 def _end(worker: Any) -> None:
@@ -208,7 +230,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on, and that the system assigns to nobody else."""
+    """Return a port of the loopback interface that is free, and outside those that the system assigns."""
     # Among workers of pytest-xdist each has ports of its own: one that was found free here is not found free there.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw") or 0) % workers

@@ -16,17 +16,17 @@ from swift.errors import SwiftError
 
 LENGTHS = (3, 29, 11, 40, 2, 17)
 """Of the prompts, so that batches are padded."""
-ANSWER = 20
-"""Tokens of an answer at most."""
-DRAWS = 384
-"""First tokens that are drawn to compare how often each comes with how probable it is."""
+LENGTH = 20
+"""Tokens of a completion at most."""
+SAMPLES = 384
+"""First tokens that are sampled to compare how often each comes with how probable it is."""
 
 TOP = 3
-"""Tokens that are asked for instead of each."""
+"""Likeliest tokens that are compared at each position."""
 
 
 class TransformersReference:
-    """The model of a folder in transformers, in fp32, and prompts that it is asked."""
+    """The model of a folder in transformers, in fp32, and prompts for it."""
 
     def __init__(self, folder: Path, *, tolerance: float = 1e-4) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -41,22 +41,22 @@ class TransformersReference:
             torch.randint(vocabulary, (length,), generator=generator).tolist() for length in LENGTHS
         ]
 
-        # The tokenizer's, which servers know by themselves, and one that some answer comes to.
+        # The tokenizer's, which servers know by themselves, and one that some completion reaches.
         self.end_tokens = (
             int(AutoTokenizer.from_pretrained(folder).eos_token_id),
-            self._continued(self.prompts[0], ANSWER)[ANSWER // 2],
+            self._continued(self.prompts[0], LENGTH)[LENGTH // 2],
         )
         """What the engine is to be opened with."""
 
-    def answer(self, prompt: Sequence[int]) -> tuple[list[int], str]:
-        """Return the most likely tokens up to one that ends the answer, and why it ended."""
-        tokens = self._continued(prompt, ANSWER)
-        ends = [place for place, token in enumerate(tokens) if token in self._ends]
+    def complete(self, prompt: Sequence[int]) -> tuple[list[int], str]:
+        """Return the most likely tokens up to one that ends the completion, and why it ended."""
+        tokens = self._continued(prompt, LENGTH)
+        ends = [index for index, token in enumerate(tokens) if token in self._ends]
         return (tokens[: ends[0] + 1], "stop") if ends else (tokens, "length")
 
     @torch.no_grad()
     def penalised(self, prompt: Sequence[int], penalty: float) -> list[int]:
-        """Return an answer in which tokens of the prompt and of the answer are less likely, as `generate` has it."""
+        """Return a completion in which tokens of prompt and completion are less likely, as `generate` has it."""
         ids = torch.tensor([list(prompt)])
         made = self._model.generate(
             ids,
@@ -66,8 +66,8 @@ class TransformersReference:
             repetition_penalty=penalty,
             pad_token_id=self.end_tokens[0],
         )
-        answer: list[int] = made[0, len(prompt) :].tolist()
-        return answer
+        completion: list[int] = made[0, len(prompt) :].tolist()
+        return completion
 
     @torch.no_grad()
     def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -76,8 +76,8 @@ class TransformersReference:
         return logits.float().log_softmax(-1)
 
     @torch.no_grad()
-    def drawn_logprobs(self, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling) -> list[float]:
-        """Return the log-probabilities of an answer in the distributions that transformers would draw it from."""
+    def sampled_logprobs(self, prompt: Sequence[int], completion: Sequence[int], sampling: Sampling) -> list[float]:
+        """Return the log-probabilities of a completion in the distributions that transformers samples from."""
         from transformers import (
             LogitsProcessorList,
             RepetitionPenaltyLogitsProcessor,
@@ -94,12 +94,12 @@ class TransformersReference:
                 TopPLogitsWarper(sampling.top_p),
             ]
         )
-        tokens = torch.tensor([[*prompt, *answer]])
+        tokens = torch.tensor([[*prompt, *completion]])
         logits = self._model(input_ids=tokens, use_cache=False).logits.float()
         found = []
-        for place in range(len(prompt), tokens.shape[1]):
-            left = processors(tokens[:, :place], logits[:, place - 1].clone())
-            found.append(float(left.log_softmax(-1)[0, tokens[0, place]]))
+        for index in range(len(prompt), tokens.shape[1]):
+            left = processors(tokens[:, :index], logits[:, index - 1].clone())
+            found.append(float(left.log_softmax(-1)[0, tokens[0, index]]))
         return found
 
     @torch.no_grad()
@@ -135,47 +135,47 @@ class TransformersReference:
         return tokens[len(prompt) :]
 
 
-GREEDY = Sampling(max_new_tokens=ANSWER)
-DRAWN = Sampling(max_new_tokens=ANSWER, temperature=1.3, top_p=0.9, seed=7)
-NARROW = replace(DRAWN, temperature=0.8, top_k=30, repetition_penalty=1.2, logprobs="sampled")
+GREEDY = Sampling(max_new_tokens=LENGTH)
+SAMPLED = Sampling(max_new_tokens=LENGTH, temperature=1.3, top_p=0.9, seed=7)
+NARROW = replace(SAMPLED, temperature=0.8, top_k=30, repetition_penalty=1.2, logprobs="sampled")
 
 
-def answers_are_those_of_transformers(engine: InferenceEngine, reference: TransformersReference) -> None:
-    """Check answers token by token, with the token that ends an answer, and that every prompt is answered once."""
-    answers = list(engine.generate(reference.prompts, GREEDY))
-    assert sorted(place for place, _ in answers) == list(range(len(reference.prompts)))
-    for place, completion in answers:
-        expected = reference.answer(reference.prompts[place])
-        assert (completion.token_ids, completion.finish_reason) == expected, f"prompt {place}"
-    assert "stop" in {completion.finish_reason for _, completion in answers}
-    assert "length" in {completion.finish_reason for _, completion in answers}
+def completions_are_those_of_transformers(engine: InferenceEngine, reference: TransformersReference) -> None:
+    """Check completions token by token, the token that ends them included: each prompt is completed once."""
+    completions = list(engine.generate(reference.prompts, GREEDY))
+    assert sorted(index for index, _ in completions) == list(range(len(reference.prompts)))
+    for index, completion in completions:
+        expected = reference.complete(reference.prompts[index])
+        assert (completion.token_ids, completion.finish_reason) == expected, f"prompt {index}"
+    assert "stop" in {completion.finish_reason for _, completion in completions}
+    assert "length" in {completion.finish_reason for _, completion in completions}
 
 
 def log_probabilities_are_the_model_s_own(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Before temperature and `top_p` change them."""
-    for sampling in (GREEDY, DRAWN):
-        for place, completion in engine.generate(reference.prompts, sampling):
-            prompt = reference.prompts[place]
+    for sampling in (GREEDY, SAMPLED):
+        for index, completion in engine.generate(reference.prompts, sampling):
+            prompt = reference.prompts[index]
             expected = _of(reference, [*prompt, *completion.token_ids])[len(prompt) - 1 :]
             _close(completion.logprobs, expected, reference.tolerance)
 
 
-def drawn_log_probabilities_are_of_what_was_drawn_from(
+def sampled_log_probabilities_are_those_of_transformers(
     engine: InferenceEngine, reference: TransformersReference
 ) -> None:
     """After penalty, temperature, `top_k` and `top_p`. An engine that cannot tell them refuses."""
     try:
-        answers = list(engine.generate(reference.prompts, NARROW))
+        completions = list(engine.generate(reference.prompts, NARROW))
     except SwiftError:
         return
-    for place, completion in answers:
-        expected = reference.drawn_logprobs(reference.prompts[place], completion.token_ids, NARROW)
+    for index, completion in completions:
+        expected = reference.sampled_logprobs(reference.prompts[index], completion.token_ids, NARROW)
         _close(completion.logprobs, expected, reference.tolerance)
 
 
 def a_stream_brings_the_same_tokens(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Check that streams equal `generate`, and that one that is left early leaves the engine unchanged."""
-    for sampling in (GREEDY, DRAWN):
+    for sampling in (GREEDY, SAMPLED):
         whole = dict(engine.generate(reference.prompts[:1], sampling))[0].token_ids
         left: Any = engine.stream(reference.prompts[1], sampling)
         next(left)
@@ -187,23 +187,23 @@ def scores_are_those_of_transformers(engine: InferenceEngine, reference: Transfo
     """Check the scores of every token after the first, and whether it was the likeliest."""
     scores = dict(engine.score(reference.prompts))
     assert sorted(scores) == list(range(len(reference.prompts)))
-    # An answer is made of the likeliest tokens, a random prompt is not.
-    ids = [*reference.prompts[0], *reference.answer(reference.prompts[0])[0]]
-    ((_, of_answer),) = engine.score([ids])
+    # A completion is made of the likeliest tokens, a random prompt is not.
+    ids = [*reference.prompts[0], *reference.complete(reference.prompts[0])[0]]
+    ((_, of_completion),) = engine.score([ids])
     count = len(ids) - len(reference.prompts[0])
-    assert all(of_answer.likeliest[-count:])
-    for place, prompt in enumerate(reference.prompts):
-        _close(scores[place].logprobs, _of(reference, prompt), reference.tolerance)
+    assert all(of_completion.likeliest[-count:])
+    for index, prompt in enumerate(reference.prompts):
+        _close(scores[index].logprobs, _of(reference, prompt), reference.tolerance)
         likeliest = reference.logprobs(prompt).argmax(-1).tolist()
-        assert scores[place].likeliest == [a == b for a, b in zip(prompt[1:], likeliest, strict=True)]
+        assert scores[index].likeliest == [a == b for a, b in zip(prompt[1:], likeliest, strict=True)]
 
 
 def likeliest_tokens_are_those_of_transformers(engine: InferenceEngine, reference: TransformersReference) -> None:
-    """Check the tokens that are likeliest instead of each. An engine that does not tell them has nothing to check."""
+    """Check the likeliest tokens of each position; an engine that returns none has nothing to check."""
     if "top" not in inspect.signature(getattr(engine, "engine", engine).score).parameters:
         return
-    for place, score in engine.score(reference.prompts, top=TOP):
-        every = reference.logprobs(reference.prompts[place])
+    for index, score in engine.score(reference.prompts, top=TOP):
+        every = reference.logprobs(reference.prompts[index])
         assert score.top_ids is not None
         assert score.top_logprobs is not None
         ids = torch.from_numpy(score.top_ids).long()
@@ -215,18 +215,18 @@ def likeliest_tokens_are_those_of_transformers(engine: InferenceEngine, referenc
         _close(
             logprobs.sort(descending=True).values.flatten().tolist(), likeliest.flatten().tolist(), reference.tolerance
         )
-        _close(score.logprobs, _of(reference, reference.prompts[place]), reference.tolerance)
+        _close(score.logprobs, _of(reference, reference.prompts[index]), reference.tolerance)
 
 
-def draws_depend_on_seed_and_number_alone(engine: InferenceEngine, reference: TransformersReference) -> None:
-    """Check that draws depend on neither other prompts nor earlier ones."""
+def samples_depend_on_seed_and_number_alone(engine: InferenceEngine, reference: TransformersReference) -> None:
+    """Check that samples depend on neither other prompts nor earlier ones."""
     prompts = [reference.prompts[1]] * 4 + reference.prompts
-    whole = {place: completion.token_ids for place, completion in engine.generate(prompts, DRAWN)}
-    assert len({tuple(whole[place]) for place in range(4)}) > 1, "the same prompt drew the same four times"
+    whole = {index: completion.token_ids for index, completion in engine.generate(prompts, SAMPLED)}
+    assert len({tuple(whole[index]) for index in range(4)}) > 1, "the same prompt gave the same completion four times"
     chosen = (5, 2)
-    part = dict(engine.generate([prompts[place] for place in chosen], replace(DRAWN, numbers=chosen)))
-    assert [part[at].token_ids for at in range(2)] == [whole[place] for place in chosen]
-    other = {place: completion.token_ids for place, completion in engine.generate(prompts, replace(DRAWN, seed=8))}
+    part = dict(engine.generate([prompts[index] for index in chosen], replace(SAMPLED, numbers=chosen)))
+    assert [part[at].token_ids for at in range(2)] == [whole[index] for index in chosen]
+    other = {index: completion.token_ids for index, completion in engine.generate(prompts, replace(SAMPLED, seed=8))}
     assert other != whole
 
 
@@ -236,16 +236,16 @@ def tokens_come_as_often_as_they_are_probable(engine: InferenceEngine, reference
     logprobs = reference.logprobs([*prompt, 0])[-1]
     warm = (logprobs / 0.7).softmax(-1)
     sampling = Sampling(max_new_tokens=1, temperature=0.7, seed=3)
-    drawn = [completion.token_ids[0] for _, completion in engine.generate([prompt] * DRAWS, sampling)]
+    sampled = [completion.token_ids[0] for _, completion in engine.generate([prompt] * SAMPLES, sampling)]
     surprise = -warm.log()
     mean = float((warm * surprise).sum())
     spread = float((warm * (surprise - mean) ** 2).sum().sqrt())
-    found = float(surprise[torch.tensor(drawn)].mean())
-    assert abs(found - mean) < 4 * spread / DRAWS**0.5, f"mean surprise {found:.3f} instead of {mean:.3f}"
+    found = float(surprise[torch.tensor(sampled)].mean())
+    assert abs(found - mean) < 4 * spread / SAMPLES**0.5, f"mean surprise {found:.3f} instead of {mean:.3f}"
 
     ordered, tokens = warm.sort(descending=True)
     count = int((ordered.cumsum(0) < 0.3).sum()) + 1
-    nucleus = [c.token_ids[0] for _, c in engine.generate([prompt] * DRAWS, replace(sampling, top_p=0.3))]
+    nucleus = [c.token_ids[0] for _, c in engine.generate([prompt] * SAMPLES, replace(sampling, top_p=0.3))]
     assert set(nucleus) == set(tokens[:count].tolist())
 
 
@@ -254,18 +254,18 @@ def penalties_candidates_and_stops_are_those_of_transformers(
 ) -> None:
     """Check `repetition_penalty`, `top_k` and `is_over`."""
     penalised = dict(engine.generate(reference.prompts, Sampling(max_new_tokens=6, repetition_penalty=1.5)))
-    for place, prompt in enumerate(reference.prompts):
-        given = penalised[place].token_ids
-        assert given == reference.penalised(prompt, 1.5)[: len(given)], f"prompt {place}"
+    for index, prompt in enumerate(reference.prompts):
+        given = penalised[index].token_ids
+        assert given == reference.penalised(prompt, 1.5)[: len(given)], f"prompt {index}"
 
     prompt = reference.prompts[2]
     likeliest = reference.logprobs([*prompt, 0])[-1].topk(3).indices.tolist()
     among = Sampling(max_new_tokens=1, temperature=2.0, top_k=3, seed=3)
-    drawn = {completion.token_ids[0] for _, completion in engine.generate([prompt] * 64, among)}
-    assert drawn == set(likeliest)
+    sampled = {completion.token_ids[0] for _, completion in engine.generate([prompt] * 64, among)}
+    assert sampled == set(likeliest)
 
     last = reference.prompts[1]
-    whole, _ = reference.answer(last)
+    whole, _ = reference.complete(last)
     stopped = replace(GREEDY, is_over=lambda tokens: len(tokens) >= 3)
     ((_, completion),) = engine.generate([last], stopped)
     assert (completion.token_ids, completion.finish_reason) == (whole[:3], "stop")
@@ -273,10 +273,10 @@ def penalties_candidates_and_stops_are_those_of_transformers(
 
 
 def weights_can_be_replaced(engine: InferenceEngine, reference: TransformersReference) -> None:
-    """Check that answers follow transformers with new weights, and with the old ones after them."""
+    """Check that completions follow transformers with new weights, and with the old ones after them."""
     for state in (reference.changed(), reference):
         engine.update_weights(state.weights())
-        answers_are_those_of_transformers_with(engine, state)
+        completions_are_those_of_transformers_with(engine, state)
 
 
 def half_an_update_is_refused(engine: InferenceEngine, reference: TransformersReference) -> None:
@@ -293,7 +293,7 @@ def half_an_update_is_refused(engine: InferenceEngine, reference: TransformersRe
         refused = True
     assert refused, "an update without three of the weights was taken for a whole one"
     engine.update_weights(reference.weights())
-    answers_are_those_of_transformers_with(engine, reference)
+    completions_are_those_of_transformers_with(engine, reference)
 
 
 def an_empty_prompt_is_refused(engine: InferenceEngine, reference: TransformersReference) -> None:
@@ -302,7 +302,7 @@ def an_empty_prompt_is_refused(engine: InferenceEngine, reference: TransformersR
         list(engine.generate([[]], GREEDY))
     except SwiftError:
         return
-    raise AssertionError("a prompt without tokens was answered")
+    raise AssertionError("a prompt without tokens was accepted")
 
 
 def closing_twice_does_no_harm(engine: InferenceEngine, reference: TransformersReference) -> None:
@@ -315,13 +315,13 @@ def closing_twice_does_no_harm(engine: InferenceEngine, reference: TransformersR
 Check = Callable[[InferenceEngine, TransformersReference], None]
 
 CHECKS: tuple[Check, ...] = (
-    answers_are_those_of_transformers,
+    completions_are_those_of_transformers,
     log_probabilities_are_the_model_s_own,
-    drawn_log_probabilities_are_of_what_was_drawn_from,
+    sampled_log_probabilities_are_those_of_transformers,
     a_stream_brings_the_same_tokens,
     scores_are_those_of_transformers,
     likeliest_tokens_are_those_of_transformers,
-    draws_depend_on_seed_and_number_alone,
+    samples_depend_on_seed_and_number_alone,
     tokens_come_as_often_as_they_are_probable,
     penalties_candidates_and_stops_are_those_of_transformers,
     an_empty_prompt_is_refused,
@@ -332,11 +332,11 @@ CHECKS: tuple[Check, ...] = (
 """In the order in which they are to be made on one engine."""
 
 
-def answers_are_those_of_transformers_with(engine: InferenceEngine, reference: TransformersReference) -> None:
-    """Check answers for weights of which it is not known that some answer ends by itself."""
-    for place, completion in engine.generate(reference.prompts, GREEDY):
-        expected = reference.answer(reference.prompts[place])
-        assert (completion.token_ids, completion.finish_reason) == expected, f"prompt {place}"
+def completions_are_those_of_transformers_with(engine: InferenceEngine, reference: TransformersReference) -> None:
+    """Check completions for weights of which it is not known that some completion ends by itself."""
+    for index, completion in engine.generate(reference.prompts, GREEDY):
+        expected = reference.complete(reference.prompts[index])
+        assert (completion.token_ids, completion.finish_reason) == expected, f"prompt {index}"
 
 
 def _of(reference: TransformersReference, tokens: Sequence[int]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Forks that wait for threads on their way out: what a thread holds at a fork, nobody gives back in the new process.
+"""Forks that wait for ending threads: a lock that one holds at a fork is never released in the new process.
 
 A thread that ends gives MKL's memory back under all locks of its allocator, after Python has let go of it. A process
 that is forked in that moment waits in its first product of matrices, without end.

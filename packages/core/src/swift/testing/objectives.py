@@ -38,7 +38,7 @@ TEMPERATURE = 0.2
 
 class _LeastSquares(PerSampleObjective[Section]):
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
-        """Return the summed squares of what is wrong; segments that carry no weight do not count."""
+        """Return the summed squares of what is wrong; segments without weight do not count."""
         counts = (batch.segment_sum((batch.weights > 0).float()) > 0).float()
         lengths = batch.segment_sum((batch.segment_ids >= 0).float())
         return LossSums(loss=self.wrong(view, batch, lengths / SCALE, counts).square().sum())
@@ -85,7 +85,7 @@ class FitVectors(_LeastSquares):
 
 
 class Negatives(AcrossRows[Section]):
-    """The first text of a pair ought to be nearer to the second than to the second texts of all other pairs."""
+    """The first sequence of a pair should be nearer to its second than to the second ones of all other pairs."""
 
     name = "kit-negatives"
     encoding = "preference"

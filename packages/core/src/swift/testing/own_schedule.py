@@ -1,6 +1,6 @@
 """The kit's objective with a schedule of its own, which asks the model in training about the rows of each step.
 
-What a step learns depends on the answers to a pass over the weights that it is about to change, as in online learning
+What a step learns depends on the results of a pass over the weights that it is about to change, as in online learning
 with rounds of one step.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swift.config.sections import Section
-from swift.contracts import LossSums, Need, ScheduleContext
+from swift.contracts import BatchSchedule, LossSums, Need, ScheduleContext
 from swift.objectives.base import BaseObjective, viewed
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class LearnSurprises(BaseObjective[Section]):
         return RecordingSchedule(context)
 
 
-class RecordingSchedule:
+class RecordingSchedule(BatchSchedule):
     """The rows of the data set, epoch after epoch, with the log-probabilities that the model gives their tokens."""
 
     def __init__(self, context: ScheduleContext) -> None:
@@ -60,12 +60,12 @@ class RecordingSchedule:
         return self._rows.epoch_at(step)
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
-        """Return this process's slice, once every process has asked about its own."""
+        """Return this process's slice, once every process has evaluated its own."""
         batch = self._rows.batch(step, data_rank, data_size)
-        answers = iter(self._context.forward(batch, self._context.objective).tokens or ())
-        return replace(batch, rows=[tuple(_answered(sample, answers) for sample in row) for row in batch.rows])
+        results = iter(self._context.forward(batch, self._context.objective).tokens or ())
+        return replace(batch, rows=[tuple(_valued(sample, results) for sample in row) for row in batch.rows])
 
 
-def _answered(sample: Encoded, answers: Iterator[Mapping[str, np.ndarray]]) -> Encoded:
-    segments = (replace(segment, token_values=dict(next(answers))) for segment in sample.segments)
+def _valued(sample: Encoded, results: Iterator[Mapping[str, np.ndarray]]) -> Encoded:
+    segments = (replace(segment, token_values=dict(next(results))) for segment in sample.segments)
     return replace(sample, segments=tuple(segments))

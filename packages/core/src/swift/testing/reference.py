@@ -30,7 +30,7 @@ from transformers import (
 
 from swift.testing.objectives import SCALE
 from swift.testing.objectives import TEMPERATURE as OF_SIMILARITIES
-from swift.testing.token_inputs import ENTROPY, LEFT, RATIO, TEACHER, TEMPERATURE, candidates_of, values_of
+from swift.testing.token_trial import ENTROPY, LEFT, RATIO, TEACHER, TEMPERATURE, candidates_of, values_of
 
 Tokens = tuple[list[int], list[int]]
 """The prompt, and what is learned."""
@@ -47,7 +47,7 @@ class Recipe:
     batches: Sequence[Sequence[int]]
     """Indices of the samples that each step takes."""
     seen: Sequence[Mapping[str, torch.Tensor]] = ()
-    """Of a model that reads images, what it is given of each sample beside its tokens."""
+    """Of a model that reads images, what it gets of each sample besides its tokens."""
     held_out: Sequence[int] = ()
     evaluated_every: int = 0
     """Steps from one evaluation to the next; a run that is evaluated at all is once more at its end."""
@@ -57,7 +57,7 @@ class Recipe:
     labels: int = 1
     pooling: str = "last"
     ending: Sequence[int] = ()
-    """What the chat template puts behind an answer, which is not learned."""
+    """What the chat template puts behind a response, which is not learned."""
     head_start: Callable[[tuple[int, ...]], torch.Tensor] | None = None
     """Where a head of this shape starts."""
     lr: float = 1e-3
@@ -77,7 +77,7 @@ class Recipe:
     freeze: Sequence[str] = ()
     """Patterns of names of weights that are not trained."""
     in_turn: Callable[[Sequence[str], int], Sequence[str]] | None = None
-    """`in_turn(names, step)`: those that are trained at a step, counted from 0, of weights that take turns."""
+    """`in_turn(names, step)`: those that are trained at a step, counted from 0, of weights in a layer rotation."""
     notes_changes: bool = False
     """Whether to say which weights each step has changed."""
     adapter: dict[str, Any] | None = None
@@ -111,51 +111,51 @@ class Expected:
     """Step, counted from 1 → the names on disk of weights that it has changed."""
 
 
-def tokens_of(tokenizer: Any, question: str, answer: str) -> Tokens:
-    """Return a conversation as ids, laid out by hand: the answer and the token that ends it are learned."""
+def tokens_of(tokenizer: Any, question: str, response: str) -> Tokens:
+    """Return a conversation as ids, laid out by hand: the response and the token that ends it are learned."""
     prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-    return tokenizer(prompt).input_ids, tokenizer(f"{answer}<|im_end|>").input_ids
+    return tokenizer(prompt).input_ids, tokenizer(f"{response}<|im_end|>").input_ids
 
 
 def samples_of(model: Path, rows: Sequence[dict[str, Any]]) -> list[Sample]:
-    """Rows of messages, of a query with a chosen and a rejected answer, or of steps with labels."""
+    """Rows of messages, of a query with a chosen and a rejected response, or of steps with labels."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     samples: list[Sample] = []
     for row in rows:
         if "messages" in row:
-            question, answer = (message["content"] for message in row["messages"])
-            samples.append((tokens_of(tokenizer, question, answer),))
+            question, response = (message["content"] for message in row["messages"])
+            samples.append((tokens_of(tokenizer, question, response),))
         elif "completions" in row:
-            asked = tokens_of(tokenizer, row["prompt"], "")[0]
+            prompt = tokens_of(tokenizer, row["prompt"], "")[0]
             steps = [
                 (tokenizer(f"{step}\n").input_ids, [int(label)])
                 for step, label in zip(row["completions"], row["labels"], strict=True)
             ]
-            samples.append(((asked, []), *steps))
+            samples.append(((prompt, []), *steps))
         else:
-            answers = (row["response"], row["rejected_response"])
-            samples.append(tuple(tokens_of(tokenizer, row["query"], answer) for answer in answers))
+            responses = (row["response"], row["rejected_response"])
+            samples.append(tuple(tokens_of(tokenizer, row["query"], response) for response in responses))
     return samples
 
 
 def ending_of(model: Path) -> list[int]:
-    """Return the tokens that the chat template puts behind an answer."""
+    """Return the tokens that the chat template puts behind a response."""
     ids: list[int] = AutoTokenizer.from_pretrained(model)("\n").input_ids
     return ids
 
 
 def answer_logp(model: torch.nn.Module, tokens: Tokens, seen: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
-    """log p of the answer given the prompt, and what the model sees besides, summed over its tokens."""
+    """log p of the response given the prompt, and what the model sees besides, summed over its tokens."""
     return _answer_logps(model, tokens, seen).sum()
 
 
 def _answer_logps(
     model: torch.nn.Module, tokens: Tokens, seen: Mapping[str, torch.Tensor] | None = None
 ) -> torch.Tensor:
-    prompt, answer = tokens
-    logits = model(input_ids=torch.tensor([prompt + answer]), **(seen or {})).logits[0].float()
+    prompt, response = tokens
+    logits = model(input_ids=torch.tensor([prompt + response]), **(seen or {})).logits[0].float()
     predictions = logits[len(prompt) - 1 : -1]
-    return -F.cross_entropy(predictions, torch.tensor(answer), reduction="none")
+    return -F.cross_entropy(predictions, torch.tensor(response), reduction="none")
 
 
 def run_reference(recipe: Recipe) -> Expected:
@@ -218,7 +218,7 @@ def evaluate_adapter(recipe: Recipe, adapter: Mapping[str, np.ndarray]) -> float
 
 
 def _fill(trained: Sequence[torch.nn.Parameter]) -> None:
-    """Give weights that nothing has reached a gradient of zero: a tower decays in steps without images too."""
+    """Give weights that nothing has reached a gradient of zero: a vision encoder decays in steps without images too."""
     for each in trained:
         if each.grad is None:
             each.grad = torch.zeros_like(each)
@@ -282,7 +282,7 @@ def _loss(recipe: Recipe, model: Any, past: Any, batch: Sequence[int]) -> torch.
         return _negatives(recipe, model, samples)
     if recipe.task != "causal_lm":
         return torch.stack([_least_squares(recipe, model, tokens) for (tokens,) in samples]).sum() / len(samples)
-    weight = sum(len(answer) for ((_, answer),) in samples)
+    weight = sum(len(response) for ((_, response),) in samples)
     if recipe.objective == "tokens":
         return torch.stack([_of_tokens(model, index, *recipe.samples[index])[0] for index in batch]).sum() / weight
     if recipe.objective == "kit-plan":
@@ -318,14 +318,14 @@ def _base(recipe: Recipe) -> Any:
 
 def _least_squares(recipe: Recipe, model: Any, tokens: Tokens) -> torch.Tensor:
     """Return the kit's objectives (`swift.testing.objectives`) of one sample, as transformers' own models return it."""
-    prompt, answer = tokens
-    whole = [*prompt, *answer, *recipe.ending]
+    prompt, response = tokens
+    whole = [*prompt, *response, *recipe.ending]
     length = len(whole)
     inputs = {"input_ids": torch.tensor([whole]), "use_cache": False}
     if recipe.task == "value":
         base = model.get_base_model() if hasattr(model, "peft_config") else model
         values = base.score(base.model(**inputs).last_hidden_state)[0, :, 0]
-        learned = slice(len(prompt) - 1, len(prompt) + len(answer) - 1)
+        learned = slice(len(prompt) - 1, len(prompt) + len(response) - 1)
         return _squares((values - torch.arange(length) / SCALE)[learned])
     if recipe.task == "embedding":
         hidden = model(**inputs).last_hidden_state[0]
@@ -336,21 +336,21 @@ def _least_squares(recipe: Recipe, model: Any, tokens: Tokens) -> torch.Tensor:
 
 
 def _of_steps(model: Any, sample: Sample) -> torch.Tensor:
-    """Return the cross entropy of each step's label, by what the head says at the last token of the step."""
+    """Return the cross entropy of each step's label, by the head's score at the last token of the step."""
     ids = [token for tokens, _ in sample for token in tokens]
     base = model.get_base_model() if hasattr(model, "peft_config") else model
-    said = base.score(base.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state)[0, :, 0]
+    scores = base.score(base.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state)[0, :, 0]
     losses, end = [], 0
     for tokens, labels in sample:
         end += len(tokens)
-        losses += [F.logsigmoid(said[end - 1] if label else -said[end - 1]).neg() for label in labels]
+        losses += [F.logsigmoid(scores[end - 1] if label else -scores[end - 1]).neg() for label in labels]
     return torch.stack(losses)
 
 
 def _negatives(recipe: Recipe, model: Any, samples: Sequence[Sample]) -> torch.Tensor:
     """Return the kit's objective that compares all pairs of a batch, from the last hidden state of each text."""
-    texts = [[*prompt, *answer, *recipe.ending] for sample in samples for prompt, answer in sample]
-    hidden = [model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0, -1] for text in texts]
+    sequences = [[*prompt, *response, *recipe.ending] for sample in samples for prompt, response in sample]
+    hidden = [model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0, -1] for text in sequences]
     vectors = F.normalize(torch.stack(hidden), dim=-1)
     similarities = vectors[0::2] @ vectors[1::2].T / OF_SIMILARITIES
     return F.cross_entropy(similarities, torch.arange(len(samples)))
@@ -376,29 +376,29 @@ def _surprise(model: Any, tokens: Tokens) -> torch.Tensor:
 
 
 def _of_tokens(model: Any, index: int, tokens: Tokens) -> tuple[torch.Tensor, dict[str, list[float]]]:
-    """Return the loss of the kit's objective over tokens, summed over an answer, and the values of all tokens."""
-    prompt, answer = tokens
-    ids = prompt + answer
+    """Return the loss of the kit's objective over tokens, summed over a response, and the values of all tokens."""
+    prompt, response = tokens
+    ids = prompt + response
     logits = model(input_ids=torch.tensor([ids])).logits[0].float() / TEMPERATURE
     everything = logits.log_softmax(-1)[len(prompt) - 1 : -1]
     values = {name: torch.from_numpy(value)[len(prompt) :] for name, value in values_of(index, len(ids)).items()}
     candidates = torch.from_numpy(candidates_of(ids))[len(prompt) :]
-    logps = everything.gather(-1, torch.tensor(answer)[:, None])[:, 0]
+    logps = everything.gather(-1, torch.tensor(response)[:, None])[:, 0]
     entropy = -(everything.exp() * everything).sum(-1)
     rest = everything.scatter(-1, candidates, -torch.inf).logsumexp(-1)
     distilled = (everything.gather(-1, candidates) * torch.tensor(TEACHER)).sum(-1) + LEFT * rest
     ratio = torch.exp(RATIO * (logps - values["old"]))
     loss = -(values["advantage"] * ratio + ENTROPY * entropy + distilled).sum()
     seen = {"logps": logps, "entropy": entropy, "rest": rest}
-    told = {name: [0.0] * len(prompt) + value.tolist() for name, value in seen.items()}
-    told["advantage"] = [0.0, *values_of(index, len(ids))["advantage"][1:].tolist()]
-    return loss, told
+    per_token = {name: [0.0] * len(prompt) + value.tolist() for name, value in seen.items()}
+    per_token["advantage"] = [0.0, *values_of(index, len(ids))["advantage"][1:].tolist()]
+    return loss, per_token
 
 
 def _with_adapter(base: Any, recipe: Recipe) -> Any:
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
-    # 'all-linear' of PEFT would put adapters on the stacked experts of a mixture too, and on a frozen tower.
+    # 'all-linear' of PEFT would put adapters on the stacked experts of a mixture too, and on a frozen vision encoder.
     head = base.get_output_embeddings() or getattr(base, "score", None)
     linear = {
         name
@@ -413,8 +413,8 @@ def _with_adapter(base: Any, recipe: Recipe) -> Any:
     assert recipe.adapter_start is not None
     start = {}
     for name, value in get_peft_model_state_dict(model, save_embedding_layers=False).items():
-        drawn = ".lora_A" in name or ".lora_B" in name
-        start[name] = recipe.adapter_start(name, tuple(value.shape)) if drawn else value
+        initial = ".lora_A" in name or ".lora_B" in name
+        start[name] = recipe.adapter_start(name, tuple(value.shape)) if initial else value
     assert not set_peft_model_state_dict(model, start).unexpected_keys
     return model
 

@@ -1,7 +1,7 @@
 """References that several processes share: the workers of one test session compute each of them once between them.
 
-Computing a reference takes seconds, and every kit of a session asks for the same ones. Where `SWIFT_TESTING_REFERENCES`
-names a folder, results are written there and read by whoever comes next; without it each process computes its own.
+Computing a reference takes seconds, and every kit of a session needs the same ones. Where `SWIFT_TESTING_REFERENCES`
+names a folder, results are written there and read by later processes; without it each process computes its own.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from swift.demo.tokenizer import byte_tokenizer
-from swift.testing.seeing import build_seeing, drawings, processor_of, reads_images
+from swift.testing.images import build_seeing, processor_of, random_images, reads_images
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 264,
@@ -32,9 +32,9 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 258,
 }
 """Of a Qwen3; the keys that other architectures share mean the same there. The padding token is the one that ends
-texts, as in most fine-tuned models, so that inputs and targets hold the row without a gradient (`padding_idx`)."""
+sequences, as in most fine-tuned models, so that inputs and targets hold the row without a gradient (`padding_idx`)."""
 _SHOWN = 2
-"""Images of a video."""
+"""Frames of a video."""
 
 Row = dict[str, Any]
 
@@ -96,43 +96,43 @@ def shared_model(subject: Subject, *, tied: bool) -> Path:
 
 
 def conversations(count: int, seed: int = 0, *, lengths: Sequence[int] = range(1, 41)) -> list[Row]:
-    """Return questions and answers of very different lengths: a number behind so many letters, drawn from `lengths`."""
-    draw = random.Random(seed)
+    """Return questions and responses: a number behind as many letters as one of `lengths`."""
+    generator = random.Random(seed)
     rows = []
     for _ in range(count):
-        number = draw.randint(100, 999)
-        answer = "".join(draw.choices("abcdefgh", k=draw.choice(lengths))) + str(number)
-        rows.append({"messages": [_message("user", f"Write {number}"), _message("assistant", answer)]})
+        number = generator.randint(100, 999)
+        response = "".join(generator.choices("abcdefgh", k=generator.choice(lengths))) + str(number)
+        rows.append({"messages": [_message("user", f"Write {number}"), _message("assistant", response)]})
     return rows
 
 
-def about_images(beginnings: Sequence[str], seed: int = 0, *, lengths: Sequence[int] = range(1, 41)) -> list[Row]:
-    """Return questions and answers: before each question the tags of `beginnings`, and images and videos for them."""
-    drawn = drawings(seed)
+def with_images(beginnings: Sequence[str], seed: int = 0, *, lengths: Sequence[int] = range(1, 41)) -> list[Row]:
+    """Return questions and responses: before each question the tags of `beginnings`, and images and videos for them."""
+    images = random_images(seed)
     rows = []
     for row, tags in zip(conversations(len(beginnings), seed, lengths=lengths), beginnings, strict=True):
-        question, answer = row["messages"]
+        question, response = row["messages"]
         rows.append(
             {
-                "messages": [_message("user", tags + question["content"]), answer],
-                "images": [next(drawn) for _ in range(tags.count("<image>"))],
-                "videos": [[next(drawn) for _ in range(_SHOWN)] for _ in range(tags.count("<video>"))],
+                "messages": [_message("user", tags + question["content"]), response],
+                "images": [next(images) for _ in range(tags.count("<image>"))],
+                "videos": [[next(images) for _ in range(_SHOWN)] for _ in range(tags.count("<video>"))],
             }
         )
     return rows
 
 
 def pairs(count: int, seed: int = 0, *, lengths: Sequence[int] = range(1, 41)) -> list[Row]:
-    """Return a chosen and a rejected answer to each question."""
+    """Return a chosen and a rejected response to each question."""
     rows = []
     for row in conversations(count, seed, lengths=lengths):
-        question, answer = (message["content"] for message in row["messages"])
-        rows.append({"query": question, "response": answer[::-1], "rejected_response": answer.upper() + "!"})
+        question, response = (message["content"] for message in row["messages"])
+        rows.append({"query": question, "response": response[::-1], "rejected_response": response.upper() + "!"})
     return rows
 
 
 def verdicts(count: int, seed: int = 0) -> list[Row]:
-    """Return answers marked good and bad in turn."""
+    """Return responses marked good and bad in turn."""
     return [
         {"query": row["query"], "response": row["response"], "label": index % 3 != 0}
         for index, row in enumerate(pairs(count, seed))
@@ -140,11 +140,11 @@ def verdicts(count: int, seed: int = 0) -> list[Row]:
 
 
 def marked_steps(count: int, seed: int = 0) -> list[Row]:
-    """Return questions with answers in one to four steps, each of which is marked right or wrong."""
-    draw = random.Random(seed)
+    """Return questions with responses in one to four steps, each of which is marked right or wrong."""
+    generator = random.Random(seed)
     rows = []
     for index in range(count):
-        steps = ["".join(draw.choices("abcdefgh", k=draw.randint(1, 20))) for _ in range(1 + index % 4)]
+        steps = ["".join(generator.choices("abcdefgh", k=generator.randint(1, 20))) for _ in range(1 + index % 4)]
         rows.append({"prompt": f"Write {index}", "completions": steps, "labels": [len(step) < 10 for step in steps]})
     return rows
 

@@ -68,7 +68,7 @@ class EverySecond:
     learning_rate = 1e-3
 
     def needs(self, options: TurnsOptions) -> frozenset[str]:
-        """Return that weights take turns."""
+        """Return that weights are trained in rotation."""
         return frozenset({Trains.TURNS})
 
     def attach(self, model: torch.nn.Module, options: TurnsOptions, context: TunerContext) -> torch.nn.Module:

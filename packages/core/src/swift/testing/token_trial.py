@@ -16,13 +16,33 @@ import torch
 from swift.config.sections import Section
 from swift.contracts import LossSums, Need
 from swift.objectives.base import BaseObjective, viewed
-from swift.testing.token_inputs import ENTROPY, LEFT, RATIO, TEACHER, TEMPERATURE, candidates_of, values_of
 from swift.train.job import Job
 
 if TYPE_CHECKING:
     from swift.contracts import ModelView, Objective
     from swift.data.batch import Batch, MicroBatch, Row
     from swift.data.samples import Encoded, SampleFacts
+
+
+TEMPERATURE = 0.7
+RATIO, ENTROPY = 0.2, 0.1
+"""Of the loss: how strongly a probability ratio counts, and the bonus for entropy."""
+TEACHER = (0.05, 0.1, 0.15, 0.2, 0.25)
+"""Probabilities of the candidates that the loss pulls towards; the others share what is left."""
+LEFT = 1.0 - sum(TEACHER)
+
+
+def values_of(sample: int, length: int) -> dict[str, np.ndarray]:
+    """Return an advantage and an old log-probability for each token of a sample."""
+    angles = sample + 0.7 * np.arange(length)
+    return {"advantage": np.sin(angles).astype(np.float32), "old": (np.cos(angles) - 3).astype(np.float32)}
+
+
+def candidates_of(ids: Any) -> np.ndarray:
+    """Return as many different tokens of the byte vocabulary for each token as `TEACHER` has."""
+    first = np.asarray(ids, dtype=np.int64) + np.arange(len(ids)) % 3
+    spread: np.ndarray = (first[:, None] + 13 * np.arange(len(TEACHER))) % 200
+    return spread
 
 
 class TokenObjective(BaseObjective[Section]):
@@ -86,7 +106,7 @@ class TokenJob(Job):
         return replace(batch, rows=rows, spare_row=spare, temperature=TEMPERATURE), self.objective
 
     def results(self) -> TokenResults:
-        """Return what a pass without gradient says of the tokens of the first batch and of the held-out samples."""
+        """Return the results of a pass without gradient over the first batch and the held-out samples."""
         found = TokenResults()
         first = self.batch_schedule.batch(0, self.topology.data_rank, self.topology.data_size)
         for batch in (first, *(self.validation_batches() or ())):

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import psutil
@@ -83,10 +83,10 @@ class Trial:
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return the configuration of the run, by dotted keys."""
-        place = {"model.path": str(self.model), "logging.output": str(self.output), "logging.run_name": "run"}
-        place["data.cache"] = str(self.cache)
+        paths = {"model.path": str(self.model), "logging.output": str(self.output), "logging.run_name": "run"}
+        paths["data.cache"] = str(self.cache)
         unmeasured = {"logging.shares": 0}
-        return {"backend.name": self.backend, **self.case.settings(self.layout), **place, **unmeasured, **more}
+        return {"backend.name": self.backend, **self.case.settings(self.layout), **paths, **unmeasured, **more}
 
     def whole(self) -> Outcome:
         """From the first step to the last, with a checkpoint on the way in some cases; then the weights."""
@@ -114,7 +114,7 @@ class Trial:
             return FinalResult(outcome)
 
     def resumed(self, checkpoint: Path, steps: int) -> Outcome:
-        """On from a checkpoint, as many steps as are asked for."""
+        """On from a checkpoint, for so many steps."""
         with self.opened({"checkpoint.resume": str(checkpoint)}) as job:
             return _watched(job, steps=steps)
 
@@ -123,7 +123,7 @@ class Trial:
         with self.opened() as job, closing(Loop(job).steps()) as records:
             deque(islice(records, step - 1), maxlen=0)
             before = _weights(job)
-            job.objective = _Poisoned(job.objective, sample)
+            job.objective = cast(Any, _Poisoned(job.objective, sample))
             try:
                 next(records)
             except Exception as error:
@@ -223,7 +223,9 @@ def _stream(job: Job, *, weighed: bool) -> Streamed:
                 streamed.weights[name] = copy.numpy()  # tensors do not outlive the process that sends them
                 kept.add(copy.untyped_storage().data_ptr())
             if scale is not None:
-                streamed.held = max(streamed.held, sum(size for place, size in scale().items() if place not in kept))
+                streamed.held = max(
+                    streamed.held, sum(size for address, size in scale().items() if address not in kept)
+                )
     return streamed
 
 
@@ -240,9 +242,9 @@ def _new_tensors() -> Iterator[Callable[[], dict[int, int]]]:
     gc.disable()
     try:
         yield lambda: {
-            place: size
-            for place, size in _memory_of_tensors(gc.get_objects(generation=0)).items()
-            if place not in known
+            address: size
+            for address, size in _memory_of_tensors(gc.get_objects(generation=0)).items()
+            if address not in known
         }
     finally:
         if was_enabled:

@@ -27,12 +27,11 @@ from swift.terminal import say_nothing
 from swift.testing import third_party
 from swift.testing.cases import CASES, HELD_OUT, STEPS, Case
 from swift.testing.crew import Job, run_jobs, succeeded
+from swift.testing.images import PARTS, SEEING, seen_of
 from swift.testing.layouts import Layout
 from swift.testing.objectives import install_objectives
 from swift.testing.reference import Expected, Recipe, ending_of, evaluate_adapter, run_reference, samples_of
 from swift.testing.roles import train_both
-from swift.testing.seeing import PARTS, SEEING
-from swift.testing.seen import seen_of
 from swift.testing.stored import shared_reference
 from swift.testing.subjects import Subject, shared_model
 from swift.testing.trial import Trial
@@ -70,7 +69,7 @@ class Trials:
         self._environment = {"CUDA_VISIBLE_DEVICES": "", **(environment or {})}
         self._preload = ("torch._dynamo", *preload)  # what takes seconds when it is first used
         self._fresh = fresh
-        self._answers: dict[Key, list[Any]] = {}
+        self._results: dict[Key, list[Any]] = {}
         self._announced: dict[Layout, dict[Key, Callable[[], Job | None]]] = {}
 
     @property
@@ -90,22 +89,22 @@ class Trials:
         return shared_model(self._subject if case.modality is None else self._seeing, tied=case.tied)
 
     def announce(self, layout: Layout, key: Key, make: Callable[[], Job | None]) -> None:
-        """Note what will be asked for: the first launch under its layout for which it can be made takes it along."""
+        """Note what will be needed, so that the first possible launch under its layout includes it."""
         self._announced.setdefault(layout, {})[key] = make
 
     def announce_whole(self, case: Case, layout: Layout) -> None:
-        """Note that a whole run will be asked for."""
+        """Note that a whole run will be needed."""
         self.announce(layout, (layout, case.name, "whole"), lambda: self._run(case, layout))
 
     def announce_resumed(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> None:
-        """Note that a resumed run will be asked for."""
+        """Note that a resumed run will be needed."""
         key = (reads, case.name, "resumed", wrote, steps)
         self.announce(reads, key, lambda: self._resuming(case, wrote, reads, steps))
 
     def whole(self, case: Case, layout: Layout) -> list[Any]:
         """Return each process's outcome of a whole run."""
         key = (layout, case.name, "whole")
-        return self.answers(layout, {key: self._run(case, layout)})[key]
+        return self.results(layout, {key: self._run(case, layout)})[key]
 
     def _run(self, case: Case, layout: Layout) -> Job:
         self.expected(case)  # imports, in the process that is forked, what the trials will need
@@ -115,7 +114,7 @@ class Trials:
         """Return each process's outcome up to the checkpoint after which it died."""
         trial = self.trial(case, layout, "killed")
         key = (layout, case.name, "killed")
-        return self.answers(layout, {key: lambda: trial.killed(KILLED_AT)})[key]
+        return self.results(layout, {key: lambda: trial.killed(KILLED_AT)})[key]
 
     def resumed(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> list[Any]:
         """Return each process's outcome of going on under a layout from what another saved on its way."""
@@ -123,7 +122,7 @@ class Trials:
         job = self._resuming(case, wrote, reads, steps)
         assert job is not None, f"{case.name} under {wrote} has saved no checkpoint: {whole[0].checkpoint}"
         key = (reads, case.name, "resumed", wrote, steps)
-        return self.answers(reads, {key: job})[key]
+        return self.results(reads, {key: job})[key]
 
     def _resuming(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> Job | None:
         """Return the job that goes on from a checkpoint, once there is one.
@@ -137,7 +136,7 @@ class Trials:
 
     def _saved(self, key: Key) -> Path | None:
         """Return the checkpoint of a run that has been made."""
-        saved: Path | None = getattr(next(iter(self._answers.get(key, ())), None), "checkpoint", None)
+        saved: Path | None = getattr(next(iter(self._results.get(key, ())), None), "checkpoint", None)
         return saved
 
     def critic(self) -> Path:
@@ -146,7 +145,7 @@ class Trials:
         return shared_model(replace(self._subject, changes=changes, seed=1), tied=False)
 
     def announce_both(self, case: Case, layout: Layout, steps: int) -> None:
-        """Note that a run with two models will be asked for, and one that goes on from it for so many steps."""
+        """Note that a run with two models will be needed, and one that goes on from it for so many steps."""
         self.announce(layout, (layout, case.name, "two roles"), lambda: self._run_of_both(case, layout))
         key = (layout, case.name, "two roles resumed", layout, steps)
         self.announce(layout, key, lambda: self._resuming_both(case, layout, layout, steps))
@@ -154,7 +153,7 @@ class Trials:
     def both(self, case: Case, layout: Layout) -> list[Any]:
         """Return each process's outcome of a run that trains two models, and saves both on its way."""
         key = (layout, case.name, "two roles")
-        return self.answers(layout, {key: self._run_of_both(case, layout)})[key]
+        return self.results(layout, {key: self._run_of_both(case, layout)})[key]
 
     def _run_of_both(self, case: Case, layout: Layout) -> Job:
         self.expected(case), self.expected_of_critic(case)
@@ -166,7 +165,7 @@ class Trials:
         job = self._resuming_both(case, wrote, reads, steps)
         assert job is not None, f"two models under {wrote} have saved no checkpoint: {both[0].checkpoint}"
         key = (reads, case.name, "two roles resumed", wrote, steps)
-        return self.answers(reads, {key: job})[key]
+        return self.results(reads, {key: job})[key]
 
     def _resuming_both(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> Job | None:
         checkpoint = self._saved((wrote, case.name, "two roles"))
@@ -179,21 +178,21 @@ class Trials:
         """Return the reference's results for a run that trains the critic alone."""
         return _expected(case, self.critic())
 
-    def answers(self, layout: Layout, jobs: Mapping[Key, Job]) -> dict[Key, list[Any]]:
+    def results(self, layout: Layout, jobs: Mapping[Key, Job]) -> dict[Key, list[Any]]:
         """Run jobs under a layout and return their results by rank; known results are not computed again."""
-        new = {key: job for key, job in jobs.items() if key not in self._answers}
+        new = {key: job for key, job in jobs.items() if key not in self._results}
         if new:
             new = {**self._taken_along(layout), **new}
             for module in self._preload:
                 importlib.import_module(module)
             run = run_jobs(layout.world, [*new.values()], environment=self._environment, fresh=self._fresh)
-            self._answers.update(zip(new, run, strict=True))
-        return {key: self._answers[key] for key in jobs}
+            self._results.update(zip(new, run, strict=True))
+        return {key: self._results[key] for key in jobs}
 
     def _taken_along(self, layout: Layout) -> dict[Key, Job]:
         """Return what was announced and can be made by now; the rest is left for the next launch."""
         announced = self._announced.get(layout, {})
-        made = {key: make() for key, make in announced.items() if key not in self._answers}
+        made = {key: make() for key, make in announced.items() if key not in self._results}
         self._announced[layout] = {key: announced[key] for key, job in made.items() if job is None}
         return {key: job for key, job in made.items() if job is not None}
 
@@ -259,17 +258,17 @@ def _recipe(case: Case, model: Path) -> Recipe:
 
 
 def _frozen(case: Case, config: Config) -> Sequence[str]:
-    """Return patterns of the weights that stay as they are; parts of a tower do where nothing else is said."""
+    """Return patterns of the weights that stay as they are; parts of a vision encoder do by default."""
     patterns = list(config.tuner.options(FullOptions).freeze) if config.tuner.kind == "full" else []
     for flag, (default, names) in PARTS.items() if case.modality else ():
-        said = getattr(config.tuner, flag)
-        patterns += names if (default if said is None else said) else ()
+        chosen = getattr(config.tuner, flag)
+        patterns += names if (default if chosen is None else chosen) else ()
     return patterns
 
 
 def _settings(case: Case, model: Path) -> Parsed:
-    place = {"model.path": str(model), "data.cache": str(model.parent / "cache")}
-    return config_from_mapping({**case.settings(), **place})
+    paths = {"model.path": str(model), "data.cache": str(model.parent / "cache")}
+    return config_from_mapping({**case.settings(), **paths})
 
 
 def batches_of(case: Case, model: Path) -> list[list[int]]:

@@ -97,7 +97,7 @@ def starts_from_data(
 
 def _check_gradient(objective: Objective, reference: Mode) -> None:
     """Refuse losses that need more than one sample and the model."""
-    compares = objective.baseline is not None or getattr(objective, "first_pass", None) is not None
+    compares = objective.baseline is not None or objective.first_pass is not None
     if compares or reference != "none":
         raise ConfigError(
             f"tuner.init lora_ga takes gradients sample by sample before there is a run, and the loss of "
@@ -298,13 +298,13 @@ def _directions_of_gradients(
     for layer in layers:
         gradient = weights[layer.path].grad.float() / count
         weights[layer.path].grad = None
-        draw = generator_of(run.config.train.seed, layer.path)
-        found[layer.path] = _of_gradient(gradient.T if layer.transposed else gradient, layer.rank, draw)
+        generator = generator_of(run.config.train.seed, layer.path)
+        found[layer.path] = _of_gradient(gradient.T if layer.transposed else gradient, layer.rank, generator)
     return found
 
 
-def _of_gradient(gradient: torch.Tensor, rank: int, draw: torch.Generator) -> Factors:
-    left, values, right = randomised_svd(gradient, _COLUMNS * rank, _ITERATIONS, draw)
+def _of_gradient(gradient: torch.Tensor, rank: int, generator: torch.Generator) -> Factors:
+    left, values, right = randomised_svd(gradient, _COLUMNS * rank, _ITERATIONS, generator)
     # A direction has two signs, and libraries differ.
     signs = signs_of(right)
     left, right = left * signs.T, right * signs

@@ -23,8 +23,8 @@ class Due:
     def agree(self, step: int) -> None:
         """Settle with the other processes whether the run is stopped, and which observers are switched off."""
         job = self._job
-        asked = bool(self._signals) or step == self._pause_at
-        stop, *failed = job.comms.each_any([asked, *job.hooks.failed()])
+        stop_here = bool(self._signals) or step == self._pause_at
+        stop, *failed = job.comms.each_any([stop_here, *job.hooks.failed()])
         job.hooks.switch_off(failed, job.run, job.comms)
         self.stopped = stop and not self._is_last(step)
 

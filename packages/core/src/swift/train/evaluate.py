@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from swift.config.incompatibilities import NAME_A_VALIDATION_SET, never_evaluated
 from swift.terminal import waiting
-from swift.train.scheduling import evaluates, schedule_evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 def can_evaluate(job: Job) -> bool:
     """Return whether there is something to evaluate: a validation set, or a schedule that names its own numbers."""
-    names = evaluates(job.batch_schedule)
+    names = job.batch_schedule.evaluation_metrics
     return job.validation is not None if names is None else bool(names)
 
 
@@ -27,8 +26,8 @@ def evaluation_of(job: Job, when: str) -> Mapping[str, float]:
     """Evaluate the model as it is now, by the schedule where it does that; the same on every process."""
     job.watchdog.at(f"the evaluation {when}")
     with waiting(f"evaluating {when}"):
-        if evaluates(job.batch_schedule) is not None:
-            return job.comms.broadcast(schedule_evaluation(job.batch_schedule, job.state.step))
+        if job.batch_schedule.evaluation_metrics is not None:
+            return job.comms.broadcast(job.batch_schedule.evaluate(job.state.step))
         batches = job.validation_batches()
         assert batches is not None
         return evaluate(job.hooks, job.run, job.state, batches, job.ready)
@@ -61,7 +60,7 @@ def evaluate(
 
 def check_evaluation(job: Job) -> None:
     """Check now what the first evaluation would otherwise find out, or nothing would."""
-    train, names = job.run.config.train, evaluates(job.batch_schedule)
+    train, names = job.run.config.train, job.batch_schedule.evaluation_metrics
     if not can_evaluate(job) or train.eval_strategy == "no":
         _check_nothing_waits(job, no_data=not can_evaluate(job))
         return

@@ -77,14 +77,14 @@ def not_finite(job: Job, step: int, failure: NonFiniteStep, last: Path | None) -
     samples = sorted({sample for samples in job.comms.gather(failure.sample_ids) for sample in samples})
     if samples:
         data = job.data.train
-        places = [data.place(sample) if data is not None else str(sample) for sample in samples]
-        shown = ", ".join(places[:8]) + (" ..." if len(places) > 8 else "")
+        sources = [data.place(sample) if data is not None else str(sample) for sample in samples]
+        shown = ", ".join(sources[:8]) + (" ..." if len(sources) > 8 else "")
         where = f"The loss of these samples is not finite: {shown}."
     else:
-        where = "Every sample's own loss is finite: the gradient overflowed."
+        where = "The loss of every sample is finite: the gradient overflowed."
     return TrainingError(
         f"Step {step} gave loss {failure.loss} and gradient norm {failure.grad_norm}. {where} "
-        "The weights are as they were before the step.",
+        "The weights are those of before the step.",
         hint=f"Lower --learning_rate, or look at the samples. {resume_advice(job.run.config, last)}",
     )
 

@@ -71,7 +71,7 @@ class Job:
         """
         batch = replace(
             batch,
-            candidates=tuple(getattr(self.objective, "candidates", ())) or batch.candidates,
+            candidates=tuple(self.objective.candidates) or batch.candidates,
             media_reader=self._reader(training=training),
         )
         check_candidates(batch.rows, self.source.config.get_text_config().vocab_size, batch.candidates)
@@ -82,7 +82,7 @@ class Job:
             sums = self.hooks.swift_forward(self.run, self.state, batch, objective.baseline).metrics
             means = {name: value / weight for name, (value, weight) in sums.items() if weight}
             objective = objective.with_baseline(means)
-        first = getattr(objective, "first_pass", None)
+        first = objective.first_pass
         if first is not None and not first_pass.is_whole(batch, self.topology):
             seen = self.hooks.swift_forward(self.run, self.state, replace(batch, dropout=training), first)
             batch = first_pass.completed(batch, objective, seen.segments, self.topology, self.comms)
@@ -103,7 +103,7 @@ class Job:
 
     def _passes(self, batch: Batch) -> int:
         """Return how often a training step runs the model on its batch: what was decoded is kept from pass to pass."""
-        first = getattr(self.objective, "first_pass", None)
+        first = self.objective.first_pass
         compared = first is not None and not first_pass.is_whole(batch, self.topology)
         return 1 + (self.reference == "adapter") + (self.objective.baseline is not None) + compared
 
@@ -127,7 +127,7 @@ class Job:
 
 
 def _compares_rows(objective: Objective) -> bool:
-    return getattr(objective, "first_pass", None) is not None
+    return objective.first_pass is not None
 
 
 def in_order(run: Run, dataset: SampleSet, objective: Objective) -> Iterator[Batch]:

@@ -26,7 +26,6 @@ from swift.train.job import Job
 from swift.train.memory import peak_memory_gib
 from swift.train.prepare import open_job, report_data
 from swift.train.saving import CheckpointSaver
-from swift.train.scheduling import schedule_metrics, train_roles
 from swift.train.sums import NonFiniteStep
 from swift.train.time_breakdown import StepMeter
 
@@ -151,14 +150,14 @@ class Loop:
         with self._meter.measuring(begin) as sample:
             ready, objective = job.ready(batch, training=True)
             try:
-                of_roles = train_roles(job.batch_schedule, step, batch)
+                of_roles = job.batch_schedule.train_roles(step, batch)
                 result = job.hooks.swift_train_step(job.run, job.state, ready, objective)
             except NonFiniteStep as failure:
                 self.saver.wait()
                 raise not_finite(job, step + 1, failure, self.saver.last) from None
         self._tokens += batch.tokens
-        if told := {**of_roles, **schedule_metrics(job.batch_schedule, step)}:
-            result = replace(result, metrics={**result.metrics, **told})
+        if metrics := {**of_roles, **job.batch_schedule.metrics(step)}:
+            result = replace(result, metrics={**result.metrics, **metrics})
         record = StepRecord(
             step=step + 1,
             total_steps=job.run.total_steps,

@@ -42,7 +42,7 @@ from swift.plugins.blame import explained
 from swift.plugins.fingerprint import compare_fingerprints, fingerprint
 from swift.plugins.hooks import Hooks, open_hooks
 from swift.plugins.load import load_backend, load_objective, observers_of
-from swift.plugins.objective import for_training_set, make_objective, roles_of
+from swift.plugins.objective import make_objective
 from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
@@ -69,9 +69,6 @@ from swift.train.scheduling import (
     ModelInTraining,
     SampleSets,
     batch_schedule_of,
-    close_schedule,
-    evaluates,
-    learning_rates_of,
 )
 from swift.train.send_weights import send_weights
 from swift.tuners.selected import tuner_of
@@ -198,10 +195,10 @@ def _prepare(
     objective = make_objective(
         plugin, setup.parsed.objective_options, source.tokenizer, model=run.config.model, config=source.config
     )
-    asked = fitting_roles(roles_of(objective, run.config), setup.hooks.capabilities.roles)
-    roles = (*setup.roles, *asked)
+    requested = fitting_roles(objective.roles(run.config), setup.hooks.capabilities.roles)
+    roles = (*setup.roles, *requested)
     check_roles(roles, setup.hooks, run.config)
-    sources = role_sources(asked, run, setup.hooks)
+    sources = role_sources(requested, run, setup.hooks)
     check_vocabularies(sources, source)
     sources |= role_sources(setup.roles, run, setup.hooks)
     images = None if source.processor is None else MediaProcessor(source.processor, run.config.data)
@@ -211,12 +208,12 @@ def _prepare(
         setup.at_end.callback(reader.close)
     check_encoder(run, source)
     check_positions(run, source.config, data)
-    objective = for_training_set(objective, None if data.train is None else data.train.samples, run.say)
+    objective = objective.for_training_set(None if data.train is None else data.train.samples, run.say)
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
     samples = SampleSets.of(data, mode)
     model = ModelInTraining(run, setup.hooks, (role.name for role in roles))
     schedule = batch_schedule_of(objective, data, samples, source, model, setup.comms)
-    setup.at_end.callback(close_schedule, schedule)
+    setup.at_end.callback(schedule.close)
     settle_steps(schedule, run)
     if start.checkpoint is None:
         run.adapter_start = starts_from_data(
@@ -391,10 +388,10 @@ def report_data(run: Run, data: PreparedData) -> None:
 
 def settle_steps(schedule: BatchSchedule, run: Run) -> None:
     """Set the number of steps, the schedule and the metric of the best checkpoint, as the schedule has them."""
-    config = run.config = settle_best(settle_intervals(run.config, schedule), evaluates(schedule))
+    config = run.config = settle_best(settle_intervals(run.config, schedule), schedule.evaluation_metrics)
     run.total_steps = schedule.total_steps
     planned = Schedule.from_config(config.optim, config.learning_rate, schedule.total_steps)
-    run.schedule = learning_rates_of(schedule, planned)
+    run.schedule = lambda step: schedule.learning_rate(step, planned(step))
 
 
 def load_model(setup: Setup, source: ModelSource) -> TrainState:

@@ -230,7 +230,7 @@ def _claim(run: Run, start: StartPoint) -> RunClaim:
 def _own_folder(run: Run, checkpoint: Path) -> Path | None:
     """Return the folder that a resumed run continues in; None where it gets a new one."""
     own = checkpoint.parent
-    if _meant_elsewhere(run.config, own):
+    if _names_other_output(run.config, own):
         return None
     step = facts_of(checkpoint).step
     if any(saved > step for saved in whole_checkpoints(own)):
@@ -239,7 +239,7 @@ def _own_folder(run: Run, checkpoint: Path) -> Path | None:
     return own if (own / ARGS_FILE).is_file() else None
 
 
-def _meant_elsewhere(config: Config, own: Path) -> bool:
+def _names_other_output(config: Config, own: Path) -> bool:
     """Return whether the user names an output that the resumed run does not lie in.
 
     Its own may be read-only, or full.

@@ -132,13 +132,13 @@ def role_sources(roles: Sequence[ModelRole], policy: Run, hooks: Hooks) -> dict[
 
 def check_vocabularies(sources: Mapping[str, ModelSource], policy: ModelSource) -> None:
     """Refuse a model that would read the policy's tokens as other ones."""
-    words = policy.tokenizer.get_vocab()
+    vocabulary = policy.tokenizer.get_vocab()
     for name, source in sources.items():
-        own = words if source.fingerprint == policy.fingerprint else source.tokenizer.get_vocab()
-        if own != words:
+        own = vocabulary if source.fingerprint == policy.fingerprint else source.tokenizer.get_vocab()
+        if own != vocabulary:
             raise ConfigError(
-                f"The {name} has a vocabulary of its own, of {len(own)} tokens, and the policy one of {len(words)}: "
-                "it would read the policy's tokens as other ones.",
+                f"The {name} has another vocabulary ({len(own)} tokens) than the policy ({len(vocabulary)}), so it "
+                "would misread the policy's tokens.",
                 hint="Name a model with the policy's tokenizer.",
             )
 

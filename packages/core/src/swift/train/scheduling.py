@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import ResumableSchedule, ScheduleContext
-from swift.data.schedules import BatchLayout, EpochSchedule, default_schedule, no_such_schedule, rows_in_memory
+from swift.contracts import ScheduleContext
+from swift.data.schedules import BatchLayout, EpochSchedule, default_schedule, rows_in_memory
 from swift.models.adapter_file import kind_of
 from swift.train.reference import Mode, to_be_scored
 
@@ -100,9 +100,6 @@ def batch_schedule_of(
     def batch(step: int, rows: Sequence[Row], data_rank: int, data_size: int) -> Batch:
         return in_memory.batch(step, rows, [sample for row in rows for sample in row], data_rank, data_size)
 
-    own = getattr(objective, "batch_schedule", None)
-    if own is None:
-        return default()
     context = ScheduleContext(
         config=run.config,
         folder=run.folder,
@@ -125,60 +122,20 @@ def batch_schedule_of(
         role=model.role,
         adapter=model.adapter,
     )
-    schedule: BatchSchedule = own(context)
-    return schedule
-
-
-def schedule_metrics(schedule: BatchSchedule, step: int) -> Mapping[str, float]:
-    """Return what a schedule has to say of a step, counted from 0; mostly nothing."""
-    own = getattr(schedule, "metrics", None)
-    return {} if own is None else own(step)
-
-
-def learning_rates_of(schedule: BatchSchedule, planned: Callable[[int], float]) -> Callable[[int], float]:
-    """Return the policy's learning rate by step: the planned one, unless the schedule replaces it."""
-    own = getattr(schedule, "learning_rate", None)
-    return planned if own is None else lambda step: own(step, planned(step))
-
-
-def train_roles(schedule: BatchSchedule, step: int, batch: Batch) -> Mapping[str, float]:
-    """Let a schedule make the steps of other models than the policy, and return what it has to say of them."""
-    own = getattr(schedule, "train_roles", None)
-    return {} if own is None else own(step, batch)
-
-
-def evaluates(schedule: BatchSchedule) -> Sequence[str] | None:
-    """Return the names of the numbers by which a schedule evaluates; None for one that leaves it to the objective."""
-    return getattr(schedule, "evaluation_metrics", None)
-
-
-def schedule_evaluation(schedule: BatchSchedule, step: int) -> Mapping[str, float]:
-    """Return the evaluation of a schedule that names its own numbers, after so many steps."""
-    own: Mapping[str, float] = schedule.evaluate(step)  # type: ignore[attr-defined]  # optional
-    return own
-
-
-def close_schedule(schedule: BatchSchedule) -> None:
-    """Let a schedule give back what it holds."""
-    own = getattr(schedule, "close", None)
-    if own is not None:
-        own()
+    return objective.batch_schedule(context)
 
 
 def schedule_state(schedule: BatchSchedule) -> dict[str, Any]:
     """Return what a schedule keeps in a checkpoint, under the key that `restore_schedule` reads; mostly nothing."""
-    state = dict(schedule.state()) if isinstance(schedule, ResumableSchedule) else {}
+    state = dict(schedule.state())
     return {"batch_schedule": state} if state else {}
 
 
 def restore_schedule(schedule: BatchSchedule, progress: Mapping[str, Any]) -> None:
     """Let a schedule resume from what it kept in a checkpoint."""
     state = progress.get("batch_schedule") or {}
-    if not state and not isinstance(schedule, EpochSchedule):
-        return
-    if not isinstance(schedule, ResumableSchedule):
-        raise no_such_schedule()
-    schedule.restore(state)
+    if state or isinstance(schedule, EpochSchedule):
+        schedule.restore(state)
 
 
 def _too_early(what: str) -> RuntimeError:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.checkpoint import before_update
-from swift.contracts import TakesGradientsElsewhere
+from swift.contracts import UsesGradientView
 from swift.models.precision import resolve_dtype
 from swift.models.tuners import adapters_off
 from swift.optim.build import set_learning_rate
@@ -109,7 +109,7 @@ def _passes(batch: Batch, least: int) -> Iterator[tuple[MicroBatch, bool]]:
 @contextlib.contextmanager
 def gradient_view(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Inside, weights are those at which the optimizer takes gradients; its update makes them those that are saved."""
-    if not isinstance(optimizer, TakesGradientsElsewhere):
+    if not isinstance(optimizer, UsesGradientView):
         yield
         return
     before_update()

@@ -155,7 +155,7 @@ class StepMeter:
         self._adapt(rows)
         return replace(
             record,
-            shares=_shares(rows),
+            shares=_mean_times(rows),
             ranks=sorted(facts, key=_longest)[:MOST_ROWS] if len(facts) > MOST_ROWS else facts,
             slowest=slowest,
         )
@@ -238,7 +238,7 @@ def _add_times(sample: SampledStep, trace: CollectiveTrace | None, times: Update
         sample.optimizer += (end - begin - communicated) * 1e-9
 
 
-def _shares(rows: Sequence[_Row]) -> StepTimes | None:
+def _mean_times(rows: Sequence[_Row]) -> StepTimes | None:
     """Return the means over processes and measured steps."""
     count = sum(row.samples for row in rows)
     if not count:

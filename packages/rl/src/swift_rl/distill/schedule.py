@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import ResumableSchedule
+from swift.contracts import BatchSchedule
 from swift_rl.distill.rounds import CompletionRounds
 from swift_rl.distill.teacher import Teacher
 
 if TYPE_CHECKING:
-    from swift.contracts import BatchSchedule, ScheduleContext
+    from swift.contracts import ScheduleContext
     from swift.data.batch import Batch, Row
     from swift_rl.distill.options import GkdOptions
 
@@ -26,8 +26,8 @@ def schedule_of(context: ScheduleContext, options: GkdOptions) -> BatchSchedule:
     return TaughtData(context, options)
 
 
-class _Taught:
-    """The teacher and the evaluation, which both schedules share."""
+class _Taught(BatchSchedule):
+    """The teacher and the evaluation, which both plans share."""
 
     def __init__(self, context: ScheduleContext, options: GkdOptions) -> None:
         self._context = context
@@ -77,12 +77,11 @@ class TaughtData(_Taught):
 
     def state(self) -> Mapping[str, Any]:
         """Return the state of the data's schedule."""
-        return self._default.state() if isinstance(self._default, ResumableSchedule) else {}
+        return self._default.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
-        if isinstance(self._default, ResumableSchedule):
-            self._default.restore(state)
+        self._default.restore(state)
 
 
 class TaughtRounds(_Taught):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from swift.contracts import Reward, RewardItem
 from swift.errors import ModelError
@@ -28,8 +28,8 @@ _OF_STEPS: Mapping[str, Callable[[Sequence[float]], float]] = {
 def open_reward_model(address: str, options: RewardOptions) -> Reward:
     """Return the reward of a folder, or of a server's address; raise where a folder holds no such model."""
     if options.step_reward is not None:
-        return StepReward(address, options.step_reward, options.step_separator)
-    return ServerReward(address) if is_address(address) else ModelReward(address)
+        return cast(Reward, StepReward(address, options.step_reward, options.step_separator))
+    return cast(Reward, ServerReward(address) if is_address(address) else ModelReward(address))
 
 
 class ModelReward:

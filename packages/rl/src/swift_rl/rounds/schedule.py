@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift.contracts import BatchSchedule
 from swift.errors import CheckpointError, ConfigError
 from swift_rl.audit import write_page
 from swift_rl.health import Health
@@ -43,8 +44,8 @@ _SHAPE = ("completion_length", "truncated")
 """Figures of completions besides their rewards."""
 
 
-class RolloutSchedule:
-    """Implements `swift.contracts.ResumableSchedule`: rounds of completions, each of which serves some steps.
+class RolloutSchedule(BatchSchedule):
+    """Rounds of completions, each of which serves some steps.
 
     The objective's `valuer` gives tokens the values that the loss reads.
     """
@@ -128,7 +129,7 @@ class RolloutSchedule:
         self._valuer.score(prompts, completions)
         self._valuer.value(completions)
         found = figures(completions, self._valuer.names)
-        return {name: found.get(name, 0.0) for name in self.evaluation_metrics}
+        return {name: found.get(name, 0.0) for name in self.evaluation_metrics or ()}
 
     def state(self) -> Mapping[str, Any]:
         """Return the run's position in its prompts, once all completions that were begun are in the rollout log."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from swift.contracts import BatchSchedule
 from swift_rl.critic import CRITIC, ValueLoss
 from swift_rl.distill.objective import Gkd
 from swift_rl.distill.options import GkdOptions
@@ -14,7 +15,7 @@ from swift_rl.ppo import Ppo
 from swift_rl.testing.numbers import TEMPERATURE, taught, values_of
 
 if TYPE_CHECKING:
-    from swift.contracts import BatchSchedule, ScheduleContext
+    from swift.contracts import ScheduleContext
     from swift.data.batch import Batch, Row
     from swift.data.samples import Segment
     from swift_rl.ppo_options import PpoOptions
@@ -61,7 +62,7 @@ class StoredGkd(Gkd):
         return StoredRounds(context, _taught, self.options.divergence_temperature)
 
 
-class StoredRounds:
+class StoredRounds(BatchSchedule):
     """The batches of the data, epoch after epoch, with what a round would give to their tokens."""
 
     def __init__(self, context: ScheduleContext, given: Given, temperature: float) -> None:

@@ -129,7 +129,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         keys, values = torch.split(key, list(rooms)), torch.split(value, list(rooms))
         outs = []
         ranges = _query_ranges(lengths, rooms, size, rank)
-        with self._drawing():
+        with self._dropout_context():
             for span, own in zip(ranges, torch.split(query, [span.size for span in ranges]), strict=True):
                 length = lengths[span.sequence]
                 k, v = keys[span.sequence][:length], values[span.sequence][:length]
@@ -162,7 +162,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         )
         return out[..., :channels].permute(2, 0, 1, 3)
 
-    def _drawing(self) -> AbstractContextManager[Any]:
+    def _dropout_context(self) -> AbstractContextManager[Any]:
         if self._tracker is None or not self.training or not self.attention_dropout:
             return nullcontext()
         return self._tracker().fork()  # type: ignore[no-any-return]

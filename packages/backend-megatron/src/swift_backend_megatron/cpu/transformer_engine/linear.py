@@ -53,10 +53,10 @@ class _Projection(TransformerEngineBaseModule):
         self.in_features = in_features // tp_size if parallel_mode == "row" else in_features
         self.out_features = out_features // tp_size if parallel_mode == "column" else out_features
         self._new: dict[str, Any] = {"dtype": params_dtype, "device": device}
-        self._draw = (init_method or partial(nn.init.normal_, std=0.02), get_rng_state_tracker, rng_tracker_name)
+        self._init = (init_method or partial(nn.init.normal_, std=0.02), get_rng_state_tracker, rng_tracker_name)
 
     def _add_weights(self, suffix: str = "") -> None:
-        init_method, tracker, name = self._draw
+        init_method, tracker, name = self._init
         weight = nn.Parameter(torch.empty(self.out_features, self.in_features, **self._new))
         fork = nullcontext() if tracker is None else tracker().fork(*([name] if name else []))
         with torch.no_grad(), fork:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from swift.contracts.objective import Objective
 from swift.contracts.schedule import BatchSchedule
-from swift.data.schedules.epochs import EpochSchedule, no_such_schedule, shuffler
-from swift.data.schedules.layout import BatchLayout, rows_in_memory
+from swift.data.schedules.epochs import EpochSchedule, shuffler
+from swift.data.schedules.layout import BatchLayout, WeighsRows, rows_in_memory
 from swift.data.schedules.packing import pack
 from swift.data.schedules.streams import StreamingSchedule
 from swift.data.store import SampleSet
@@ -16,14 +15,13 @@ __all__ = [
     "EpochSchedule",
     "StreamingSchedule",
     "default_schedule",
-    "no_such_schedule",
     "pack",
     "rows_in_memory",
     "shuffler",
 ]
 
 
-def default_schedule(objective: Objective, data: SampleSet | SampleStream, layout: BatchLayout) -> BatchSchedule:
+def default_schedule(objective: WeighsRows, data: SampleSet | SampleStream, layout: BatchLayout) -> BatchSchedule:
     """Return the schedule of a data set, epoch after epoch, or of a stream, which is read as far as its first row."""
     if isinstance(data, SampleSet):
         return EpochSchedule(data, objective, layout)

@@ -15,9 +15,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from swift.contracts.objective import Objective
+from swift.contracts.schedule import BatchSchedule
 from swift.data.batch import Batch, Row
-from swift.data.schedules.layout import BatchLayout, BatchMaker
+from swift.data.schedules.layout import BatchLayout, BatchMaker, WeighsRows
 from swift.data.schedules.packing import pack
 from swift.data.schedules.permutation import KeyedPermutation
 from swift.data.store import Facts, SampleSet
@@ -31,10 +31,10 @@ _KEYED = "keyed-1"
 """How a checkpoint names that order. One that names none goes on with the list that it began with."""
 
 
-class EpochSchedule:
+class EpochSchedule(BatchSchedule):
     """The batches of a run over a data set with random access."""
 
-    def __init__(self, dataset: SampleSet, objective: Objective, layout: BatchLayout) -> None:
+    def __init__(self, dataset: SampleSet, objective: WeighsRows, layout: BatchLayout) -> None:
         self._dataset = dataset
         self._global_rows = layout.global_rows
         self._batches = BatchMaker(layout, objective, _reader(dataset))
@@ -72,7 +72,7 @@ class EpochSchedule:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on in the order in which the run began, whichever this version would choose."""
         if state.keys() - {"order"}:
-            raise no_such_schedule()
+            super().restore(state)
         kind = state.get("order")
         if kind not in (None, _KEYED):
             raise CheckpointError(
@@ -191,16 +191,8 @@ def shuffler(seed: int, epoch: int) -> np.random.RandomState:
     return np.random.RandomState([seed % 2**32, epoch])
 
 
-def no_such_schedule() -> CheckpointError:
-    """Return the error for a checkpoint of another schedule than the run has."""
-    return CheckpointError(
-        "The checkpoint holds the state of an objective's own schedule, and this run's schedule cannot resume from it.",
-        hint="Resume with the objective, and the version of its plugin, that wrote the checkpoint.",
-    )
-
-
 def evaluation_batches(
-    dataset: SampleSet, objective: Objective, layout: BatchLayout, data_rank: int, data_size: int
+    dataset: SampleSet, objective: WeighsRows, layout: BatchLayout, data_rank: int, data_size: int
 ) -> Iterator[Batch]:
     """Yield all samples once, in order, `layout.global_rows` rows at a time; as many batches on every process.
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from swift.data.batch import Batch, Row
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
-    from swift.contracts.objective import Objective
     from swift.data.samples import SampleFacts
 
 RowT = TypeVar("RowT")
+
+
+class WeighsRows(Protocol):
+    """What batches need of an objective."""
+
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
+        """Return how much these samples weigh."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class BatchMaker(Generic[RowT]):
     """Makes batches of chosen rows. `read` makes a row of what stands for one in a schedule."""
 
     layout: BatchLayout
-    objective: Objective
+    objective: WeighsRows
     read: Callable[[RowT], Row]
 
     def batch(
@@ -127,7 +133,7 @@ class BatchMaker(Generic[RowT]):
         )
 
 
-def rows_in_memory(layout: BatchLayout, objective: Objective) -> BatchMaker[Row]:
+def rows_in_memory(layout: BatchLayout, objective: WeighsRows) -> BatchMaker[Row]:
     """Return what makes batches of rows that are in memory already."""
     return BatchMaker(layout, objective, lambda row: row)
 

@@ -12,11 +12,11 @@ from itertools import chain, count, islice
 import numpy as np
 
 from swift.config.incompatibilities import endless_stream
-from swift.contracts.objective import Objective
+from swift.contracts.schedule import BatchSchedule
 from swift.data.batch import Batch, Row
 from swift.data.samples import Encoded
 from swift.data.schedules.epochs import shuffler
-from swift.data.schedules.layout import BatchLayout, rows_in_memory
+from swift.data.schedules.layout import BatchLayout, WeighsRows, rows_in_memory
 from swift.data.schedules.packing import pack
 from swift.data.streaming import SampleStream
 
@@ -26,12 +26,12 @@ PACKING_WINDOW = 1024
 """Samples that are packed together."""
 
 
-class StreamingSchedule:
+class StreamingSchedule(BatchSchedule):
     """The batches of a run over a stream. Steps are asked for in rising order; the first one may be any."""
 
     steps_per_epoch: int | None = None
 
-    def __init__(self, stream: SampleStream, objective: Objective, layout: BatchLayout) -> None:
+    def __init__(self, stream: SampleStream, objective: WeighsRows, layout: BatchLayout) -> None:
         if layout.max_steps is None:
             raise endless_stream()
         self.total_steps = layout.max_steps

@@ -69,14 +69,13 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _compared(backend: str, rounds: int) -> dict[str, dict[str, float]]:
-    """Return what the layouts of a backend gave, by name."""
     from transformers.models.qwen3 import modeling_qwen3  # noqa: F401  # once, for the processes that are forked
 
     from swift.testing.crew import run_jobs, succeeded
     from swift.train import loop  # noqa: F401  # the same
 
     layouts = LAYOUTS[backend]
-    jobs = [partial(_take_turns, {"backend.name": backend, **settings}, rounds) for settings in layouts.values()]
+    jobs = [partial(_alternate, {"backend.name": backend, **settings}, rounds) for settings in layouts.values()]
     results = run_jobs(PROCESSES, jobs)
     found = {}
     for name, each in zip(layouts, results, strict=True):
@@ -86,7 +85,6 @@ def _compared(backend: str, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def _summed(each: list[Turns]) -> dict[str, float]:
-    """Return medians over steps, of what the processes measured."""
     swift = median(each[0].parts["measured"])  # a mean over processes already
     profiler = median(sum(parts) / PROCESSES for parts in zip(*(one.parts["profiled"] for one in each), strict=True))
     processor = {name: median(map(sum, zip(*(one.processor[name] for one in each), strict=True))) for name in TURNS}
@@ -101,7 +99,7 @@ def _summed(each: list[Turns]) -> dict[str, float]:
     }
 
 
-def _take_turns(settings: Mapping[str, Any], rounds: int) -> Turns:
+def _alternate(settings: Mapping[str, Any], rounds: int) -> Turns:
     import torch
 
     from swift.config.parse import config_from_mapping

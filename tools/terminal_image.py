@@ -1,6 +1,6 @@
-"""Draws the image of a run that the README shows: what a terminal holds after a real `swift sft`.
+"""Draw the image of a run that the README shows: what a terminal holds after a real `swift sft`.
 
-    python tools/image.py
+    python tools/terminal_image.py
 
 It trains a tiny model of random weights for a minute on the CPU, on a pseudo-terminal, and writes
 docs/images/run.svg.

@@ -1,4 +1,4 @@
-"""Takes the images of the dashboard that README and docs show: `make images`.
+"""Take the images of the dashboard that README and docs show: `make dashboard-images`.
 
 Trains the demo's tiny model on the CPU for two minutes, twice, in a browser's hands, and writes PNG files into
 docs/images. Nothing in them is drawn by hand.

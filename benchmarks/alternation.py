@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
 from benchmarks.commands import swift_run
+from benchmarks.facts import Figure, read_lines
 
 WARM_UP = 5
 BLOCK = 10
@@ -20,7 +20,7 @@ Turn = dict[str, Any]
 def turns(name: str, steps: int, *arguments: str, observer: str = "loop-in-turn", **inputs: Any) -> list[Turn]:
     """Return the steps of swift and of the other loop; `inputs` are those of `swift_run`."""
     folder = swift_run(name, *arguments, "--max_steps", str(steps), observers=[observer], **inputs)
-    return [json.loads(line) for line in (folder / "turns.jsonl").read_text().splitlines()]
+    return read_lines(folder / "turns.jsonl")
 
 
 def ratios(turns: list[Turn], clock: str = "seconds", of: str = "tokens") -> list[float]:
@@ -36,12 +36,18 @@ def speed(turns: list[Turn], who: str, clock: str = "seconds", of: str = "tokens
 
 
 def loss_difference(turns: list[Turn]) -> float:
-    """Return the largest, relative."""
     return max(abs(turn["swift"]["loss"] / turn["other"]["loss"] - 1) for turn in turns)
 
 
+def figures_in_turn(title: str, other: str, turns: list[Turn], at_least: float) -> list[Figure]:
+    """Return the speed over the other loop's, and that both computed the same."""
+    return [
+        Figure(f"{title}: tokens/s over {other}", median(ratios(turns)), at_least=at_least),
+        Figure(f"{title}: largest relative difference of the loss", loss_difference(turns), "", at_most=1e-5),
+    ]
+
+
 def summary(turns: list[Turn]) -> dict[str, Any]:
-    """Return what the ratios were made of."""
     warm = turns[WARM_UP:]
     return {
         "tokens_per_second": {who: speed(warm, who) for who in ("swift", "other")},
@@ -65,7 +71,6 @@ class Rounds:
         return median(_value(each[name], value) for each in self.taken)
 
     def medians(self, value: Value) -> dict[str, float]:
-        """Return that of each variant."""
         return {name: self.median(name, value) for name in self.taken[0]}
 
     def odd(self, value: str) -> float:
