@@ -21,8 +21,8 @@ PHASES: dict[str, tuple[object, str, int, bool]] = {
     "after the file": (plan_module, "write_round", 1, False),
     "between steps": (plan_module.RolloutSchedule, "batch", 3, True),
 }
-"""Where the second of two rounds of 16 completions is interrupted: what is called, how often that goes well, and whether
-the next call is the last thing that does not happen (True) or that does (False)."""
+"""Where the second of two rounds of 16 completions is interrupted: the call, how many calls succeed, and whether the
+next one is prevented (True) or still happens (False)."""
 
 
 def assert_killed(phase: str, run: Callable[[], object], *, lag: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Online learning on weights of few bits: completions are sampled by the model in training, not by the published one."""
+"""Online learning on quantized weights: the model in training samples the completions, not the published one."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ def made_up(rewards: Sequence[float | None], number: int = 0, **changes: Any) ->
     for index, reward in enumerate(rewards):
         given: dict[str, Any] = {
             "prompt": index // GROUP, "index": index % GROUP, "token_ids": np.arange(5), "logps": np.full(5, -1.0),
-            "finish_reason": "stop", "text": f"completion {index}", "rewards": {"right": reward}, "reward": reward or 0.0,
+            "finish_reason": "stop", "text": f"completion {index}",
+            "rewards": {"right": reward}, "reward": reward or 0.0,
         }  # fmt: skip
         completions.append(RolloutCompletion(**{**given, **changes}))
     table = np.array([[np.nan if reward is None else reward] for reward in rewards])

@@ -1,4 +1,4 @@
-"""Advantages: each estimator against its formula, written completion by completion, and what must hold for any rewards."""
+"""Advantages: each estimator compared with its formula, and properties that hold for any rewards."""
 
 from __future__ import annotations
 

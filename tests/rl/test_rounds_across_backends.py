@@ -59,7 +59,7 @@ def alone(tied: Path, rewards: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def interrupted(tied: Path, rewards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run on one process of torch that was killed while the completions of its second round were scored."""
+    """Return the folder of a torch run that was killed while the completions of its second round were scored."""
     folder = tmp_path_factory.mktemp("interrupted")
     assert_killed("scoring", lambda: trained(tied, folder, rewards, {"checkpoint.save_steps": 1}))
     return folder / tied.name / "run"

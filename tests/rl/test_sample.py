@@ -25,7 +25,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def sample(model: Path, folder: Path, *more: str, reward: str = "length") -> int:
-    """Four completions to each of six prompts, of at most eight tokens; letters end them, and short ones are the best."""
+    """Sample four completions of at most eight tokens for each of six prompts; the reward prefers short ones."""
     data = folder / "prompts.jsonl"
     write_jsonl(data, ROWS)
     words = ["sample", str(model), "--dataset", str(data), "--num_return_sequences", "4", "--max_new_tokens", "8"]

@@ -78,7 +78,9 @@ class SeededDraws:
             rows.setdefault((top_k, 1.0 if p is None else float(p[row])), []).append(row)
         for (top_k, top_p), alike in rows.items():
             chance = torch.tensor([self._chance(row, generators[row]) for row in alike], dtype=torch.float64)
-            chosen, _ = sample_tokens(before[alike], chance.to(before.device), temperature=1.0, top_k=top_k, top_p=top_p)
+            chosen, _ = sample_tokens(
+                before[alike], chance.to(before.device), temperature=1.0, top_k=top_k, top_p=top_p
+            )
             tokens[alike] = chosen.to(tokens.dtype)
         return tokens, returned
 

@@ -22,10 +22,10 @@ class Estimated:
     tokens: list[np.ndarray]
     """float64, one value per token of each completion."""
     scored: np.ndarray
-    """bool [N]: False where no reward function had a value. Such completions have advantage 0 and count nowhere."""
+    """bool [N]: False if no reward function had a value. Such completions have advantage 0 and are not counted."""
     spread: np.ndarray
-    """float64 [groups], in the order of their numbers: standard deviation of the reward, exactly 0 where all completions
-    have the same or fewer than two have one."""
+    """float64 [groups], in the order of their numbers: standard deviation of the reward, exactly 0 if all completions
+    have the same reward, or fewer than two have one."""
     total: np.ndarray
     """float64 [N]: the weighted sum of the rewards, nan where there is none."""
 
@@ -41,8 +41,8 @@ def estimate(
 ) -> Estimated:
     """Return the advantages of completions.
 
-    `rewards` is [completions, functions] with nan where a function had no value, `groups` says which completions are to the
-    same prompt, `lengths` how many tokens each has. `kl` is the divergence of each token from the reference, which
+    `rewards` is [completions, functions], with nan where a function had no value. `groups` numbers the prompt of each
+    completion, `lengths` has the number of its tokens. `kl` is the divergence of each token from the reference, which
     `kl_in_reward` subtracts `beta` times. `weights` are those of the functions.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
@@ -106,7 +106,7 @@ class GroupStatistics:
         return np.where((low == high)[self._group], 0.0, values - self.mean(values, weights))
 
     def std(self, values: np.ndarray) -> np.ndarray:
-        """Return the standard deviation of its group (divided by n − 1) for each completion; 0 for a lone completion."""
+        """Return the standard deviation (n − 1) of its group for each completion; 0 for a lone one."""
         squares = self._sums(np.where(self._scored, self.centred(values) ** 2, 0.0))[self._group]
         stds: np.ndarray = np.sqrt(squares / np.maximum(self.size - 1, 1))
         return stds
@@ -205,7 +205,7 @@ def _penalties(
         return None
     for index, (each, length) in enumerate(zip(kl, lengths, strict=True)):
         if len(each) != length:
-            raise ValueError(f"completion {index} has {length} tokens, but divergences of {len(each)}")
+            raise ValueError(f"completion {index} has {length} tokens, but {len(each)} divergences")
     return [options.beta * np.asarray(each, dtype=np.float64) for each in kl]
 
 

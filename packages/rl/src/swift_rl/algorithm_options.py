@@ -31,10 +31,10 @@ class AlgorithmOptions(KlOptions, CorrectionOptions):
     )
     importance_sampling_level: Level | None = Field(
         None,
-        description="One importance ratio per token, or one per completion (sequence; sequence_token with a gradient per "
+        description="Importance ratios per token, or per completion (sequence; sequence_token with a gradient per "
         "token); default: sequence for gspo, else token",
     )
-    num_iterations: Annotated[int, Field(ge=1)] = Field(1, description="How often each completion is learned from")
+    num_iterations: Annotated[int, Field(ge=1)] = Field(1, description="How many steps learn from each completion")
     steps_per_generation: Annotated[int, Field(ge=1)] = Field(
         1, description="Optimizer steps that one round of completions serves"
     )
@@ -64,7 +64,7 @@ class AlgorithmOptions(KlOptions, CorrectionOptions):
         False, description="The mean and standard deviation of grpo are those of the group's other completions"
     )
     lone_completion: Literal["zero", "reward"] = Field(
-        "zero", description="Advantage of a completion that has no other to be compared with"
+        "zero", description="Advantage of a completion that is alone in its group"
     )
     whiten_variance: Literal["unbiased", "biased"] = Field(
         "unbiased", description="Variance by which reinforce_plus_plus whitens over tokens: divided by n - 1, or by n"
@@ -78,7 +78,7 @@ class AlgorithmOptions(KlOptions, CorrectionOptions):
     )
     off_policy_sequence_mask_delta: PositiveFloat | None = Field(
         None,
-        description="Leave out completions with a negative advantage that have become unlikelier by more than this, in "
+        description="Leave out completions with a negative advantage that became less likely by more than this, in "
         "nats per token",
     )
     top_entropy_quantile: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
@@ -127,7 +127,7 @@ class AlgorithmOptions(KlOptions, CorrectionOptions):
 
     @property
     def mean_over(self) -> Literal["tokens", "completions", "length"]:
-        """Whether the loss is a mean over tokens, completions, or completions times the length that they may have."""
+        """Whether the loss is a mean over tokens, completions, or completions times their maximum length."""
         if self.loss_type == "dr_grpo":
             return "length"
         return "tokens" if self.loss_type in ("dapo", "cispo", "bnpo") else "completions"

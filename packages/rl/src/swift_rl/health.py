@@ -1,7 +1,7 @@
 """Detect runs that learn nothing, say why, and end them.
 
-A round teaches something if the completions of a group have different advantages. Idle rounds in a row end a run, unless
-its reward has risen since its first round: it may have learned all that its prompts can teach.
+A round teaches something if the completions of a group have different advantages. Idle rounds in a row end a run,
+unless its reward has risen since its first round: it may have learned all that its prompts can teach.
 """
 
 from __future__ import annotations

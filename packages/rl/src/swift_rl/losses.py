@@ -40,8 +40,8 @@ def log_ratios(
 ) -> torch.Tensor:
     """Return the logarithm of the importance ratio at every position: its token's, or that of its completion.
 
-    The ratio of a completion is the geometric mean over its tokens. `sequence_token` has the value of `sequence`, and at
-    each token the gradient of this token alone (GSPO-token, arXiv 2507.18071).
+    The ratio of a completion is the geometric mean over its tokens. `sequence_token` has the value of `sequence`, and
+    at each token the gradient of this token alone (GSPO-token, arXiv 2507.18071).
     """
     log_ratio = torch.where(batch.weights > 0, logps - old_logps, 0.0)
     if options.log_ratio_clamp is not None:

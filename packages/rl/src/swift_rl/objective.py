@@ -1,4 +1,4 @@
-"""The objective `grpo`: a loss over completions of the model in training, and the schedule that makes them."""
+"""The objective `grpo`: a loss over completions that the model in training samples."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Grpo(BaseObjective[GrpoOptions]):
         return RolloutSchedule(context, self.options, GroupValuer)
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """Return what the loss is a mean over: tokens, completions, or completions times the length that they may have."""
+        """Return the loss's divisor: tokens, completions, or completions times their maximum length."""
         learned = [sample.loss_weight for sample in samples if sample.loss_weight > 0]
         if self.options.mean_over == "tokens":
             return float(sum(learned))

@@ -1,4 +1,4 @@
-"""`swift rollout MODEL`: vLLM's server for the completions of a run on other processes, which takes new weights."""
+"""`swift rollout MODEL`: a vLLM server for the rollouts of a run, which accepts new weights."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _HELP = """swift rollout MODEL [flags]
 Serve a model for the rollouts of a run: as `swift serve` does, with vLLM, and with the settings that rollouts need.
 
   VLLM_SERVER_DEV_MODE=1                 in its environment: requests may replace the weights
-  --logprobs-mode processed_logprobs     log-probabilities are those of the samples
-  --worker-extension-cls ...             samples are those of the engine in the run's own processes, and missing weights
+  --logprobs-mode processed_logprobs     log-probabilities are those of the sampling distribution
+  --worker-extension-cls ...             samples equal those of the engine in the run's processes, and missing weights
                                          are named (not with --python, whose environment may lack swift-export-vllm)
 
-A run asks it by its address:
+Pass its address to a run:
 
   swift rollout qwen3-0.6b --port 8000
   swift rlhf --rlhf_type grpo --model qwen3-0.6b --rollout_engine http://127.0.0.1:8000 ...
 
-With --runtime-adapters a run that trains adapters sends them alone, otherwise whole weights.
+With --runtime-adapters, a run that trains adapters sends only these, otherwise whole weights.
 
-Whoever reaches the server can change its weights, so it listens on this machine alone (--host is a loopback address).
+Anyone who reaches the server can change its weights, so it listens on this machine only (--host must be a loopback
+address).
 All other flags are those of swift serve, and vLLM's: swift serve --help
 """
 

@@ -161,7 +161,7 @@ class Probe:
     """A few fixed sequences that engine and trainer score after every update."""
 
     def __init__(self, sequences: Sequence[Sequence[int]], *, tolerance: float) -> None:
-        self.sequences = [list(text) for text in sequences if len(text) > 1]
+        self.sequences = [list(each) for each in sequences if len(each) > 1]
         self.tolerance = tolerance
         """Largest mean difference, in nats per token."""
 
@@ -189,15 +189,15 @@ class Probe:
         return result
 
     def _failure(self, engine: VerifiedEngine, result: ProbeResult, differences: Sequence[np.ndarray]) -> SyncError:
-        text = max(
+        worst = max(
             range(len(differences)),
             key=lambda index: float(np.nan_to_num(differences[index], nan=np.inf).max(initial=0.0)),
         )
-        token = int(np.nan_to_num(differences[text], nan=np.inf).argmax()) + 1
+        token = int(np.nan_to_num(differences[worst], nan=np.inf).argmax()) + 1
         differs = (
-            f"After the update at step {engine.version} the engine's scores of known sequences differ from the trainer's "
-            f"by {result.mean:.2g} nats per token; at most {self.tolerance:.2g} are allowed. The largest difference "
-            f"({result.largest:.2g}) is at token {token} of sequence {text}."
+            f"After the update at step {engine.version} the engine's scores of known sequences differ from the "
+            f"trainer's by {result.mean:.2g} nats per token; at most {self.tolerance:.2g} are allowed. The largest "
+            f"difference ({result.largest:.2g}) is at token {token} of sequence {worst}."
         )
         if engine.verified:
             return SyncError(

@@ -39,7 +39,7 @@ class TeacherEngine:
         self.kept = min(top, shared)
         """Number of likeliest tokens that are compared."""
         self.requested = min(self.kept + self.teachers_tokens - shared, self.teachers_tokens) if self.kept else 0
-        """Number of tokens to request: more than kept if the teacher's vocabulary has more padding than the student's."""
+        """Number of tokens to request: more than `kept` if the teacher's vocabulary has more padding."""
         self._engine: InferenceEngine | None = None
         self._slices = context.comms.gather(context.topology.data_rank)
         """Data rank of each process."""
@@ -74,7 +74,7 @@ class TeacherEngine:
         comms = self._context.comms
         by_slice = dict(zip(self._slices, comms.gather(sequences), strict=True))
         mine = {each: score(by_slice[each]) for each in self._mine}
-        everyone = {each: completions for part in comms.gather(mine) for each, completions in part.items()}
+        everyone = {each: scores for part in comms.gather(mine) for each, scores in part.items()}
         return everyone[self._context.topology.data_rank]
 
     def divided(self, count: int, work: Callable[[Sequence[int]], dict[int, Found]]) -> list[Found]:
@@ -145,8 +145,8 @@ def check_vocabularies(teacher: ModelSource, student: ModelSource, name: str) ->
     if differing:
         first = differing[0]
         raise ConfigError(
-            f"The vocabulary of the teacher {name} ({len(theirs)} tokens) differs from the student's ({len(ours)} tokens) "
-            f"in {len(differing)} ids: {first} is {theirs[first]!r} and {ours[first]!r}.",
+            f"The vocabularies of the teacher {name} ({len(theirs)} tokens) and the student ({len(ours)} tokens) "
+            f"differ in {len(differing)} ids: {first} is {theirs[first]!r} and {ours[first]!r}.",
             hint="Choose a teacher with the student's tokenizer, or train on its completions: swift infer TEACHER "
             "--dataset FILE --result_path completions.jsonl, then swift sft",
         )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Gkd(BaseObjective[GkdOptions]):
     """Generalized knowledge distillation (arXiv 2306.13649).
 
-    The schedule gives each token `candidates` and the teacher's log-probabilities of them: `teacher_logps`, [tokens, K].
+    The schedule gives each token `candidates` and the teacher's log-probabilities of them, `teacher_logps` [tokens, K].
     With `sft_alpha` it also gives `is_taught`, 1 if the completion is not the student's own.
     """
 

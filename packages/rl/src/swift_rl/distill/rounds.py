@@ -1,4 +1,4 @@
-"""Rounds of distillation: the completions that some steps learn from, by the student, by the teacher, or of the data."""
+"""Rounds of distillation: completions of the student, the teacher or the data, which some steps learn from."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def schedule_of(context: ScheduleContext, options: GkdOptions) -> BatchSchedule:
 
 
 class _Taught(BatchSchedule):
-    """The teacher and the evaluation, which both plans share."""
+    """The teacher and the evaluation, which both schedules share."""
 
     def __init__(self, context: ScheduleContext, options: GkdOptions) -> None:
         self._context = context

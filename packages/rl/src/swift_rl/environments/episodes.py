@@ -1,4 +1,4 @@
-"""Episodes: the model completions, the environment says what follows, and all of it becomes one sample of tokens."""
+"""Episodes: turns of the model and the environment alternate and become one sample of tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swift_rl.rounds.data import Episode, Prompt
 from swift_rl.rounds.files import Generated
 
 _TURN_BITS = 96
-"""Bits of the number of a sample, below those that tell the turn."""
+"""Bits of the number of a sample, below the bits of the turn."""
 
 
 @dataclass
@@ -87,14 +87,14 @@ class Episodes:
     def play(
         self, engine: InferenceEngine, samples: Sequence[tuple[int, Prompt]], sampling: Sampling
     ) -> Iterator[tuple[int, Generated]]:
-        """Yield (number of the sample, what was drawn) of episodes as they are over."""
+        """Yield (number of the sample, generated episode) as episodes end."""
         played = [_begun(number, prompt, sampling.seed) for number, prompt in samples]
         self._pool.advance([each.call for each in played])
         for each in played:
             self._first(each)
         while played:
             live = [each for each in played if not each.call.over and self._budget(each) > 0]
-            self._completion(engine, live, sampling)
+            self._sample_turns(engine, live, sampling)
             self._pool.advance([each.call for each in live])
             going_on = [each for each in live if self._goes_on(each)]
             over = [each for each in played if not any(each is other for other in going_on)]
@@ -132,7 +132,7 @@ class Episodes:
             most = min(most, self._positions - len(each.prompt_ids) - len(each.token_ids))
         return max(most, 0)
 
-    def _completion(self, engine: InferenceEngine, live: Sequence[_Played], sampling: Sampling) -> None:
+    def _sample_turns(self, engine: InferenceEngine, live: Sequence[_Played], sampling: Sampling) -> None:
         """Sample the next turn of each episode, as a function of seed, prompt, index and turn."""
         if not live:
             return
@@ -141,7 +141,7 @@ class Episodes:
         asked = replace(sampling, numbers=numbers, max_new_tokens=max(budgets))
         for index, came in engine.generate([each.context for each in live], asked):
             heartbeat()
-            # Draws do not depend on how long they may go on: a shorter limit gives the beginning of the same completion.
+            # A shorter limit gives the beginning of the same completion: samples do not depend on max_new_tokens.
             cut = len(came.token_ids) > budgets[index]
             ids, logps = list(came.token_ids)[: budgets[index]], list(came.logprobs)[: budgets[index]]
             self._take(live[index], ids, logps, "length" if cut else came.finish_reason)
@@ -177,7 +177,7 @@ class Episodes:
             self._observe(each, seen, continued)
         if self._budget(each) > 0:
             return True
-        # Nobody completions to this any more.
+        # The model does not see this any more.
         while each.written and not each.written[-1]:
             del each.token_ids[-1], each.written[-1]
         each.messages = ended
@@ -207,7 +207,7 @@ class Episodes:
         self._append(each, rendering.token_ids)
 
     def _continue_completion(self, each: _Played, seen: Observation, continued: bool) -> None:
-        """Take back what does not stay of the completion, and go on with the environment's text within it."""
+        """Remove what the environment does not keep of the completion, and append its text to the rest."""
         turn = each.call.turns[-1]
         ids = list(turn.token_ids)
         kept = turn.text if seen.keep is None else turn.text[: seen.keep]
@@ -225,13 +225,13 @@ class Episodes:
         each.written += [False] * len(ids)
 
     def _tool_calls(self, text: str) -> list[dict[str, Any]]:
-        """Return the calls of tools in a completion: by the tokenizer where it can read them, else by their notation."""
+        """Return the tool calls in a completion: parsed by the tokenizer if it can, else by their notation."""
         parse: Callable[[str], Any] | None = getattr(self._tokenizer, "parse_response", None)
         if parse is not None and getattr(self._tokenizer, "response_schema", None):
             try:
                 found = parse(text).get("tool_calls") or []
                 return [dict(each.get("function", each)) for each in found]
-            except Exception:  # it is no completion that the tokenizer can read
+            except Exception:  # the tokenizer cannot parse the completion
                 return []
         return [{"name": name, "arguments": arguments} for name, arguments in calls_in(text) or ()]
 

@@ -33,7 +33,7 @@ class _Held:
 
 
 class HostedEpisodes:
-    """Begins episodes, gives them completions, and closes them, as the run asks."""
+    """Starts episodes, passes them completions and closes them, as the run requests."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
@@ -57,17 +57,17 @@ class HostedEpisodes:
         except BaseException as problem:
             return {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
 
-    def completion(self, task: Mapping[str, Any], begun: Callable[[], None]) -> dict[str, Any]:
+    def reply(self, task: Mapping[str, Any], begun: Callable[[], None]) -> dict[str, Any]:
         """Return what follows the last of an episode's turns, or its first messages where it has none yet.
 
-        An episode that is not held here, because another process was ended, is begun again and given the same completions;
-        `replayed` has what it said to them this time, and `closing` why episodes before it did not close.
+        An episode that is not held here, because its process ended, starts again with the same completions;
+        `replayed` has its observations of this time, and `closing` the reasons why earlier episodes did not close.
         """
-        completion = self._completion(task, begun)
+        reply = self._reply(task, begun)
         told, self._not_closed = self._not_closed, []
-        return {**completion, "closing": told} if told else completion
+        return {**reply, "closing": told} if told else reply
 
-    def _completion(self, task: Mapping[str, Any], begun: Callable[[], None]) -> dict[str, Any]:
+    def _reply(self, task: Mapping[str, Any], begun: Callable[[], None]) -> dict[str, Any]:
         key, turns = task["key"], task["turns"]
         try:
             held = self._held.get(key)

@@ -181,7 +181,7 @@ def _difference(
     """Return what was added to a conversation, or to its last completion."""
     same = len(before) - 1
     if list(after[:same]) != list(before[:same]) or len(after) <= same or after[same].get("role") != "assistant":
-        raise ValueError("step changes earlier messages, and later turns must begin with what was drawn")
+        raise ValueError("step changes earlier messages, and later turns must begin with what was sampled")
     then, now = str(before[same]["content"]), str(after[same]["content"])
     added = [dict(message) for message in after[same + 1 :] if message.get("content")]
     if now == then:
@@ -192,7 +192,7 @@ def _difference(
     kept = min(kept, len(now))
     own = len(then) - len(turn.text)
     if kept < own:
-        raise ValueError("step changes an earlier completion, and later turns must begin with what was drawn")
+        raise ValueError("step changes an earlier completion, and later turns must begin with what was sampled")
     keep = None if kept == len(then) else kept - own
     return Observation((), reward, info=info, text=now[kept:], keep=keep)
 

@@ -15,7 +15,7 @@ from swift_rl.rewards.ms_swift import MathAccuracy
 
 
 class MathTipsScheduler(TurnScheduler):
-    """`math_tip_trick`: a wrong completion goes on with a doubt instead of its conclusion, once."""
+    """`math_tip_trick`: continues a wrong completion once, with a doubt instead of its conclusion."""
 
     wants = ("solution",)
     tips_prompt = "But wait... It seems I made a mistake,"
@@ -41,7 +41,7 @@ class MathTipsScheduler(TurnScheduler):
 
 
 class GymScheduler(TurnScheduler):
-    """`gym_scheduler`: what follows a completion is what a gym environment observes."""
+    """`gym_scheduler`: continues after a completion with the observation of a gym environment."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -126,7 +126,7 @@ class OpenEnvScheduler(GymScheduler):
             self._begin(request, env, self.format_observation(seen), config.get("system_message"))
 
     async def on_turn_end(self, infer_request: Any, response_choice: Any, current_turn: int) -> Mapping[str, Any]:
-        """Act as the completion says."""
+        """Take the action in the completion."""
         env = self._envs.get(infer_request.uuid)
         if env is None:
             return {"done": True, "rollout_infos": {}}
@@ -134,7 +134,7 @@ class OpenEnvScheduler(GymScheduler):
         return await self._end_turn(infer_request.uuid, None if done else self.format_observation(seen), reward, done)
 
     def parse_action(self, text: str) -> Any:
-        """Return the JSON object that a completion is, in a fence or not, or else the completion as a message."""
+        """Return the JSON object of a completion, fenced or not, or else the completion as a message."""
         fenced = re.fullmatch(r"```[^\n]*\n(.*)\n\s*```", text.strip(), re.DOTALL)
         told = (fenced[1] if fenced else text).strip()
         try:
@@ -188,7 +188,7 @@ class OpenEnvClient:
 
 
 class MathEnv(GymEnv):
-    """`math_env`: a problem that is asked until the completion is right."""
+    """`math_env`: repeats a problem until the answer is right."""
 
     wants = ("problem", "solution")
     tips_prompt = "The answer is not correct, It seems You made a mistake, you need to recheck very carefully."
@@ -196,9 +196,9 @@ class MathEnv(GymEnv):
         "A conversation between User and Assistant.\n"
         "The user asks a question, and the Assistant solves it.\n"
         "The assistant first thinks about the reasoning process in the mind and then provides the user with the "
-        "completion.\n"
+        "answer.\n"
         "The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags,\n"
-        "respectively, i.e., <think> reasoning process here </think><answer> completion here </answer>\n"
+        "respectively, i.e., <think> reasoning process here </think><answer> answer here </answer>\n"
     )
 
     def __init__(self, env_config: Any) -> None:
@@ -212,7 +212,7 @@ class MathEnv(GymEnv):
         return config.data_dict["problem"], {}, self.system_prompt
 
     async def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
-        """Return 1 for a right completion, which ends the episode."""
+        """Return 1 for a right answer, which ends the episode."""
         right = self.acc_func([action[-1]["content"]], [self.solution])[0] == 1
         return self.tips_prompt, float(right), right, {"math_reward": float(right)}
 

@@ -20,7 +20,9 @@ def plain(seen: object) -> dict[str, Any]:
     if not isinstance(text, str):
         raise TypeError("step returned an Observation whose text is none")
     if keep is not None and (not isinstance(keep, int) or keep < 0):
-        raise ValueError(f"step returned an Observation that keeps {keep!r} letters of the completion")
+        raise ValueError(
+            f"step returned an Observation with keep={keep!r}. Expected: a whole number of characters, from 0"
+        )
     if isinstance(told["done"], str):
         raise TypeError(f"step returned an Observation whose done is {told['done']!r}, and not true or false")
     if not isinstance(info, Mapping) or not all(isinstance(name, str) for name in info):

@@ -78,12 +78,12 @@ class EnvironmentPool:
             busy = [worker for worker in self._workers if worker.task is not None]
             for worker in with_news(busy):
                 call = worker.task
-                completion = worker.completion()
-                if completion is None:
+                reply = worker.reply()
+                if reply is None:
                     self._lost(worker, f"the process of the environment {worker.bury()}")
-                elif completion and call is not None:
+                elif reply and call is not None:
                     worker.task = None
-                    self._answered(call, worker.began, completion, worker.output())
+                    self._answered(call, worker.began, reply, worker.output())
             for worker in busy:
                 if worker.task is None:
                     continue
@@ -150,29 +150,29 @@ class EnvironmentPool:
         self._workers.append(WorkerProcess(folder, self._options.reward_memory))
         return self._workers[-1]
 
-    def _answered(self, call: EpisodeCall, began: float, completion: Mapping[str, Any], output: str) -> None:
+    def _answered(self, call: EpisodeCall, began: float, reply: Mapping[str, Any], output: str) -> None:
         self._heartbeat()
         call.seconds += time.monotonic() - began
-        if (closing := completion.get("closing")) and not self._said_closing:
+        if (closing := reply.get("closing")) and not self._said_closing:
             self._said_closing = True
             self._say(f"The environment {self._options.environment} failed in close: {closing[0]}. This is said once.")
-        if "failure" in completion:
-            call.failure = completion["failure"]
-            call.output = "\n".join(filter(None, (output.rstrip(), completion.get("traceback", ""))))
+        if "failure" in reply:
+            call.failure = reply["failure"]
+            call.output = "\n".join(filter(None, (output.rstrip(), reply.get("traceback", ""))))
         elif call.turns:
-            self._observed(call, completion)
+            self._observed(call, reply)
         else:
-            call.first = completion["first"]
+            call.first = reply["first"]
 
-    def _observed(self, call: EpisodeCall, completion: Mapping[str, Any]) -> None:
-        again = [_told(Observation(**each)) for each in completion["replayed"] or ()]
-        if completion["replayed"] is not None and again != [_told(each) for each in call.seen]:
+    def _observed(self, call: EpisodeCall, reply: Mapping[str, Any]) -> None:
+        again = [_told(Observation(**each)) for each in reply["replayed"] or ()]
+        if reply["replayed"] is not None and again != [_told(each) for each in call.seen]:
             call.failure = (
-                "it was begun again, because its process was ended, and did not say the same: an environment is to "
-                "be a function of its seed and of the completions"
+                "it was started again after its process ended, and its observations differ: an environment must be a "
+                "function of its seed and the completions"
             )
             return
-        call.seen.append(Observation(**completion["observation"]))
+        call.seen.append(Observation(**reply["observation"]))
 
     def _lost(self, worker: WorkerProcess[EpisodeCall], failure: str) -> None:
         call, worker.task = worker.task, None

@@ -18,11 +18,11 @@ GROUP = "swift.environments"
 OF_MS_SWIFT = ("gym_scheduler", "math_env", "math_tip_trick", "openenv_scheduler")
 """Schedulers and gym environments that ms-swift brings with it (`swift_rl.environments.ms_swift_own`)."""
 _OTHERS_OF_MS_SWIFT = {
-    "base_scheduler": "leave it out: without an environment the model completions once",
-    "math_tip_trick_multi_turn": "type --gym_env math_env, which says the same after a wrong completion",
+    "base_scheduler": "leave it out: without an environment the model completes each prompt once",
+    "math_tip_trick_multi_turn": "type --gym_env math_env, which does the same after a wrong answer",
     "thinking_scheduler": "type --template_drift keep, and your own environment or scheduler instead",
     "thinking_tips_scheduler": "type --multi_turn_scheduler math_tip_trick --template_drift keep, which doubts a wrong "
-    "completion too",
+    "answer too",
 }
 """Names of ms-swift, or of earlier versions of it, that are refused, with what to do instead."""
 
@@ -117,7 +117,7 @@ def _asked(described: Mapping[str, Any]) -> dict[str, Any]:
                 worker.drain()
                 if worker.late:
                     return {"failure": f"it takes longer than {LOADING:g} s"}
-            completion = worker.completion()
-            return {"failure": f"the process that ran it {worker.bury()}"} if completion is None else completion
+            reply = worker.reply()
+            return {"failure": f"the process that ran it {worker.bury()}"} if reply is None else reply
         finally:
             worker.kill()

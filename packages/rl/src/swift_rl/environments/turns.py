@@ -1,4 +1,4 @@
-"""The tokens of a conversation that goes on: completions stay as they were sampled, and only what follows is rendered."""
+"""The tokens of a conversation of several turns: completions stay as sampled, and only what follows is rendered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 60
 
 
 class TemplateDrift(DataError):
-    """A chat template that writes earlier completions otherwise than they were sampled."""
+    """A chat template that changes earlier completions."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ def _drift(whole: str, expected: str, source: str) -> TemplateDrift:
         min(len(whole), len(expected)),
     )
     return TemplateDrift(
-        f"{source}: the chat template writes an earlier completion otherwise than the model did: "
-        f"{whole[apart : apart + _SHOWN]!r} instead of {expected[apart : apart + _SHOWN]!r}. What a later turn "
-        "begins with would not be what was drawn.",
-        hint="Give a template that leaves earlier completions as they are (--model.chat_template FILE), or go on with the "
-        "tokens that were sampled: --template_drift keep",
+        f"{source}: the chat template changes an earlier completion: "
+        f"{whole[apart : apart + _SHOWN]!r} instead of {expected[apart : apart + _SHOWN]!r}. Later turns "
+        "would not begin with the sampled tokens.",
+        hint="Pass a template that keeps earlier completions unchanged (--model.chat_template FILE), or keep the "
+        "sampled tokens with --template_drift keep.",
     )

@@ -24,7 +24,7 @@ _SHOWN = 40
 
 
 class RewardsOptions(RewardOptions):
-    """Computes rewards as a run does, for completions in a file: a round of a run, or rows with messages and a completion.
+    """Computes rewards as a run does, for completions in a file: a round of a run, or rows with messages.
 
     Exit 1 if a reward fails.
     """

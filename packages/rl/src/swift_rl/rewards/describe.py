@@ -31,22 +31,22 @@ def describe_files(files: Sequence[str], asked: Sequence[Mapping[str, Any]]) -> 
         worker: WorkerProcess[str] = WorkerProcess(Path(home, "describe"), memory=0)
         try:
             worker.give("describe", {"do": "describe", "files": list(files), "rewards": list(asked)}, LOADING)
-            completion = _completion(worker)
+            reply = _reply(worker)
         finally:
             worker.kill()
     named = " or ".join(dict.fromkeys([*files, *(each["file"] for each in asked if each["kind"] == "function")]))
-    if "failure" in completion:
-        told = "\n".join(filter(None, (completion["output"], completion["traceback"])))
-        raise ConfigError(f"{named} could not be used: {completion['failure']}\n{told}".rstrip())
-    return Described(tuple(completion["names"]), tuple(completion["rewards"]))
+    if "failure" in reply:
+        told = "\n".join(filter(None, (reply["output"], reply["traceback"])))
+        raise ConfigError(f"{named} could not be used: {reply['failure']}\n{told}".rstrip())
+    return Described(tuple(reply["names"]), tuple(reply["rewards"]))
 
 
-def _completion(worker: WorkerProcess[str]) -> dict[str, Any]:
+def _reply(worker: WorkerProcess[str]) -> dict[str, Any]:
     while not worker.readable(0.25):
         worker.drain()
         if time.monotonic() > worker.deadline:
             return {"failure": f"it takes longer than {LOADING:g} s", "output": worker.output(), "traceback": ""}
-    completion = worker.completion()
-    if completion is None:
+    reply = worker.reply()
+    if reply is None:
         return {"failure": f"the process that ran it {worker.bury()}", "output": worker.kept(), "traceback": ""}
-    return {**completion, "output": worker.output()}
+    return {**reply, "output": worker.output()}

@@ -10,7 +10,7 @@ _BOXED = "\\boxed{"
 
 
 def final_answer(text: str) -> str:
-    """Return the last tagged completion, else the last boxed one, else all that comes after the thinking."""
+    """Return the last tagged answer, else the last boxed one, else everything after the thinking."""
     rest = text.rpartition("</think>")[2]
     tagged = _TAGGED.findall(rest)
     if tagged:

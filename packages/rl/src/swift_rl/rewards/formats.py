@@ -1,4 +1,4 @@
-"""Rewards for the form of a completion, whatever it says."""
+"""Rewards for the form of a completion, whatever its content."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class JsonSchemaReward:
         schema = self._schema if self._schema is not None else item.columns.get("schema")
         if schema is None:
             return None
-        completion = final_answer(item.completion)
-        fenced = _FENCED.findall(completion)
+        answer = final_answer(item.completion)
+        fenced = _FENCED.findall(answer)
         try:
             jsonschema.validate(
-                json.loads(fenced[-1] if fenced else completion),
+                json.loads(fenced[-1] if fenced else answer),
                 json.loads(schema) if isinstance(schema, str) else schema,
             )
         except (json.JSONDecodeError, RecursionError, jsonschema.ValidationError):

@@ -1,4 +1,4 @@
-"""The reward `judge`: a model behind an OpenAI address gives a completion points."""
+"""The reward `judge`: a model behind an OpenAI-compatible address scores a completion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swift.infer import found
 from swift_rl.rewards.http import posted
 
 _PROMPT = (
-    "Rate the completion to the question from 0 (useless) to {most} (perfect).\n\n"
+    "Rate the answer to the question from 0 (useless) to {most} (perfect).\n\n"
     "Question:\n{question}\n\nReference solution:\n{solution}\n\nAnswer:\n{completion}\n\n"
     "Explain briefly, and end with a line of the form: Score: N"
 )
@@ -40,7 +40,7 @@ class JudgeOptions(Section):
 
 
 class JudgeReward:
-    """The score that a model gives, divided by the best one. Equal completions are shown to it once, at temperature 0."""
+    """The score that a model gives, divided by the best one. It scores equal completions once, at temperature 0."""
 
     options_model = JudgeOptions
     isolation = "inline"
@@ -88,8 +88,8 @@ class JudgeReward:
             body["model"] = options.judge_model
         try:
             key = os.environ.get(options.key_variable)
-            completion = posted(self._address, body, key=key, seconds=options.seconds)
-            return self._read(found(self._address, completion, "choices", 0, "message", "content", kind=str))
+            response = posted(self._address, body, key=key, seconds=options.seconds)
+            return self._read(found(self._address, response, "choices", 0, "message", "content", kind=str))
         except (OSError, ModelError) as problem:
             return problem
 

@@ -13,10 +13,10 @@ from swift_rl.rewards.final_answers import solutions_of, tagged_answer
 
 
 class AccuracyReward:
-    """1 where math-verify finds the completion equal to the solution, 0 otherwise; None where it cannot read the solution.
+    """1 if math-verify finds the answer equal to the solution, else 0; None if it cannot read the solution.
 
-    The completion is what stands between `<answer>` tags, or else the LaTeX in a box or after words such as "the final
-    completion is". The limits of math-verify on time are off: they are signals, and a process that can be ended needs none.
+    The answer is what stands between `<answer>` tags, or else the LaTeX in a box or after words such as "the final
+    answer is". The time limits of math-verify are off: they use signals, and the reward's process can be ended.
     """
 
     wants = ("solution",)
@@ -40,8 +40,8 @@ class AccuracyReward:
         if not golds:
             return None
         tagged = tagged_answer(item.completion)
-        completion = _parsed(tagged) if tagged is not None else _parsed(item.completion, latex=True)
-        return float(any(verify(gold, completion, timeout_seconds=None) for gold in golds))
+        answer = _parsed(tagged) if tagged is not None else _parsed(item.completion, latex=True)
+        return float(any(verify(gold, answer, timeout_seconds=None) for gold in golds))
 
 
 def _parsed(text: str, *, latex: bool = False) -> list[Any]:

@@ -49,7 +49,7 @@ class MathAccuracy(ORM):
 
 
 def remove_response(messages: list[dict[str, Any]]) -> Any:
-    """Take the completion that ends a conversation away, and return it; None where none does."""
+    """Remove the response that ends a conversation and return it; None if there is none."""
     return messages.pop()["content"] if messages and messages[-1]["role"] == "assistant" else None
 
 

@@ -18,7 +18,7 @@ _KNOWN = ("messages", "completion_ids", "finish_reason")
 
 
 _LARGEST = 1 << 30
-"""Bytes that a file of completions may have: a round of a thousand completions of ten thousand tokens takes a twentieth."""
+"""Bytes that a file of completions may have: a round of 1,000 completions of 10,000 tokens takes a twentieth."""
 
 
 def read_completions(file: Path) -> list[RewardItem]:
@@ -39,14 +39,14 @@ def _row(line: str, source: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as problem:
-        raise DataError(f"{source}: this is no JSON ({problem}).", hint="Each line is one JSON object.") from None
+        raise DataError(f"{source}: invalid JSON ({problem}).", hint="Each line is one JSON object.") from None
     if is_deeper(row, DEPTH):
         raise DataError(f"{source}: the JSON is nested more than {DEPTH} levels deep.")
     if not isinstance(row, dict):
         raise DataError(
-            f"{source}: this is no JSON object, but {json_kind(row)}.", hint="Each line is one JSON object."
+            f"{source}: expected a JSON object, not {json_kind(row)}.", hint="Each line is one JSON object."
         )
-    if "\\u" in line:  # how JSON writes half of a surrogate pair
+    if "\\u" in line:  # how JSON writes an unpaired surrogate
         check_unicode(json.dumps(row, ensure_ascii=False), source, DataError)
     return row
 
@@ -64,7 +64,7 @@ def _item(row: Mapping[str, Any], source: str) -> RewardItem:
         completion, messages, used = messages[-1]["content"], messages[:-1], {*_KNOWN, *_PROMPTS}
     else:
         raise DataError(
-            f"{source}: there is no completion.",
+            f"{source}: the row has no completion.",
             hint=f"A row has messages that end with the assistant's, or one of {', '.join(_ANSWERS)}.",
         )
     return RewardItem(
@@ -79,15 +79,15 @@ def _item(row: Mapping[str, Any], source: str) -> RewardItem:
 
 def _check_messages(messages: object, source: str) -> None:
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
-        raise DataError(f"{source}: messages are a list of objects.", hint=_MESSAGE)
+        raise DataError(f"{source}: messages must be a list of objects.", hint=_MESSAGE)
     for each in messages:
         if not isinstance(each.get("role"), str) or "content" not in each:
-            raise DataError(f"{source}: a message has a role and a content.", hint=_MESSAGE)
+            raise DataError(f"{source}: each message needs a role and content.", hint=_MESSAGE)
 
 
 def _ids(ids: object, source: str) -> list[int]:
     if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < 1 << 31 for each in ids):
-        raise DataError(f"{source}: completion_ids are a list of tokens, each a whole number from 0.")
+        raise DataError(f"{source}: completion_ids must be a list of token ids (whole numbers from 0).")
     return ids
 
 
@@ -109,7 +109,7 @@ def _of_a_round(file: Path, head: Mapping[str, Any], completions: list[tuple[str
         except (LookupError, TypeError, ValueError, AttributeError) as problem:
             raise _no_round(source, repr(problem)) from None
         if not isinstance(text, str) or not isinstance(reason, str):
-            raise _no_round(source, "text and finish_reason are texts")
+            raise _no_round(source, "text and finish_reason must be strings")
         _check_messages(messages, source)
         items.append(RewardItem(messages, text, ids, reason, columns, f"completion {number}"))
     return items
@@ -117,13 +117,13 @@ def _of_a_round(file: Path, head: Mapping[str, Any], completions: list[tuple[str
 
 def _no_round(source: str, why: str) -> DataError:
     return DataError(
-        f"{source}: this is no completion of a round as a run writes it ({why}).",
-        hint="Name rollouts/round-NNNNNN.jsonl of a run; rows of your own begin without 'round' and 'prompts'.",
+        f"{source}: invalid completion of a round ({why}).",
+        hint="Pass rollouts/round-NNNNNN.jsonl of a run. Rows of your own must not begin with 'round' and 'prompts'.",
     )
 
 
 def _tokens(file: Path, count: int) -> list[list[int]]:
-    """Return the tokens of a round's completions, which stand in the safetensors file of the same name; none without it."""
+    """Return the tokens of a round's completions from the safetensors file of the same name; empty without it."""
     import numpy as np
     from safetensors import SafetensorError, safe_open
 

@@ -15,7 +15,7 @@ from swift.errors import ConfigError
 from swift_rl.rewards.final_answers import final_answer, solutions_of
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
-_SAID_CHOICE = re.compile(r"completion(?:\s+is)?\s*:?\s*\(?([A-J])\b(?!')", re.IGNORECASE)
+_SAID_CHOICE = re.compile(r"answer(?:\s+is)?\s*:?\s*\(?([A-J])\b(?!')", re.IGNORECASE)
 _CHOICE = re.compile(r"(?<![\w'])([A-J])(?![\w'])")
 
 
@@ -52,11 +52,11 @@ class RegexOptions(Section):
     """Options of `regex`."""
 
     pattern: Pattern | None = Field(None, description="Regular expression; without it, the column `pattern`")
-    whole: bool = Field(False, description="Whether the whole completion is to match, and not a part of it")
+    whole: bool = Field(False, description="Match the whole completion instead of a part")
 
 
 class RegexReward:
-    """1 where a regular expression is found in the completion (`.` matches line breaks too); 0 otherwise."""
+    """1 if a regular expression matches in the completion (`.` matches line breaks too); 0 otherwise."""
 
     options_model = RegexOptions
 
@@ -83,7 +83,7 @@ class RegexReward:
 class ChoiceReward:
     """1 where the letter that the completion chooses, A to J, is the solution's; 0 otherwise.
 
-    That is the one after the last "completion is", or else the last that stands alone.
+    That is the one after the last "answer is", or else the last that stands alone.
     """
 
     wants = ("solution",)
@@ -100,10 +100,10 @@ class ChoiceReward:
 
 def chosen_letter(text: str) -> str | None:
     """Return the letter that a text chooses; None where it chooses none."""
-    completion = final_answer(text)
-    if len(completion.strip("().: ")) == 1:
-        return completion.strip("().: ").upper()
-    letters = _SAID_CHOICE.findall(completion) or _CHOICE.findall(completion)
+    answer = final_answer(text)
+    if len(answer.strip("().: ")) == 1:
+        return answer.strip("().: ").upper()
+    letters = _SAID_CHOICE.findall(answer) or _CHOICE.findall(answer)
     return letters[-1].upper() if letters else None
 
 

@@ -28,7 +28,7 @@ class ToolCallsOptions(Section):
 
 
 class ToolCallsReward:
-    """1 where the completion makes the solution's calls, in any order; 0 otherwise. None where the solution is none.
+    """1 if the completion makes the solution's calls, in any order, else 0; None without a valid solution.
 
     Calls are `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or `Action:` with `Action Input:`; the column
     `solution` may also be JSON: a call or a list of them.

@@ -37,8 +37,8 @@ class RunReference:
         self._engine: InferenceEngine | None = None
         if self._is_apart and REFERENCE not in context.roles and temperature != 1.0:
             raise ConfigError(
-                f"The {context.config.backend.name} backend scores the reference at temperature 1 only, but --temperature "
-                f"is {temperature}.",
+                f"The {context.config.backend.name} backend scores the reference at temperature 1 only, but "
+                f"--temperature is {temperature}.",
                 hint="Pass --temperature 1, train adapters (--train_type lora), or leave the KL divergence out.",
             )
 

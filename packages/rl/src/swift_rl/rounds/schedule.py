@@ -177,7 +177,8 @@ class RolloutSchedule(BatchSchedule):
             return known
         if within:
             raise CheckpointError(
-                f"The files of round {number + 1}, which step {step + 1} learns from, are missing under {self._folder}.",
+                f"The files of round {number + 1}, which step {step + 1} learns from, are missing under "
+                f"{self._folder}.",
                 hint="Resume from a checkpoint at the end of a round, or restore the run's rollouts folder.",
             )
         begun = time.monotonic()
@@ -193,7 +194,7 @@ class RolloutSchedule(BatchSchedule):
     def _written(self, number: int, version: int, within: int) -> Round | None:
         """Return a round that this run, or the run that it resumes, has written.
 
-        Rounds of the other run count only if they were sampled before this one began: it may have continued differently.
+        Rounds of the other run count only if sampled before this one began: it may have continued differently.
         """
         sampled_by = self._version_of(number, version)
         before = self._rollouts.resumed_from

@@ -51,8 +51,8 @@ def check_room(context: ScheduleContext, options: GenerationOptions, lengths: Se
     longest = max(int(each.max()) for each in lengths)
     if positions is not None and longest + options.max_completion_length > positions:
         raise ConfigError(
-            f"The longest prompt ({longest} tokens) plus max_completion_length ({options.max_completion_length}) exceeds "
-            f"the model's {positions} positions.",
-            hint=f"Pass --max_completion_length {max(1, positions - longest)}, or a smaller --max_length to drop longer "
-            "prompts.",
+            f"The longest prompt ({longest} tokens) plus max_completion_length ({options.max_completion_length}) "
+            f"exceeds the model's {positions} positions.",
+            hint=f"Pass --max_completion_length {max(1, positions - longest)}, or a smaller --max_length to "
+            "drop longer prompts.",
         )

@@ -149,7 +149,7 @@ class Valuer(ABC, Generic[Options]):
     # For subclasses
 
     def evaluate(self, kept: KeptCompletions, objective: Objective) -> list[Mapping[str, np.ndarray]]:
-        """Return an objective's token values of the samples under the model in training, at the sampling temperature."""
+        """Return an objective's token values of the samples, by the model in training at the sampling temperature."""
         temperature, batches = self.options.temperature, kept.batches
         return values_of_completions(self.context, kept.samples, objective, temperature=temperature, batches=batches)
 

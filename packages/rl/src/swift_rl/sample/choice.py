@@ -38,10 +38,8 @@ class Choice:
 
     def rows(self, prompt: SampledPrompt) -> list[dict[str, Any]]:
         """Return the rows of a prompt."""
-        tally, scored = (
-            self.tally,
-            [completion for completion in prompt.completions if self.reward(completion) is not None],
-        )
+        tally = self.tally
+        scored = [completion for completion in prompt.completions if self.reward(completion) is not None]
         passing = [completion for completion in scored if self.passes(completion)]
         tally.prompts += 1
         tally.completions += len(prompt.completions)
@@ -85,7 +83,7 @@ class Choice:
     def _best(
         self, scored: Sequence[SampledCompletion], passing: Sequence[SampledCompletion]
     ) -> list[SampledCompletion]:
-        """Return the completions to keep, the best first; of texts that are alike the first one."""
+        """Return the completions to keep, the best first; of equal ones the first."""
         eligible = passing if self._filters else scored
         chosen = [
             completion for completion in eligible if completion.finish_reason != "length" or self.options.keep_truncated
@@ -125,6 +123,6 @@ class Choice:
             yield {**self._row(prompt, completion), "label": any(completion is each for each in passing)}
 
     def _row(self, prompt: SampledPrompt, completion: SampledCompletion) -> dict[str, Any]:
-        told = {"reward": self.reward(completion), "rewards": dict(completion.rewards)} if self.weights else {}
+        scores = {"reward": self.reward(completion), "rewards": dict(completion.rewards)} if self.weights else {}
         messages = [*map(dict, prompt.messages), {"role": "assistant", "content": completion.text}]
-        return {**prompt.columns, "messages": messages, **told}
+        return {**prompt.columns, "messages": messages, **scores}

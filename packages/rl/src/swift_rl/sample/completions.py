@@ -18,14 +18,12 @@ from swift_rl.sample.options import NO_ENGINE, SampleOptions
 if TYPE_CHECKING:
     from swift.infer.answers import Answer
 
-    pass
-
 IDS = "completion_ids"
 
 
 @dataclass
 class SampledCompletion:
-    """One completion to a prompt, and what rewards said of it."""
+    """A completion of a prompt, with its rewards."""
 
     text: str
     token_ids: Sequence[int] = ()
@@ -45,11 +43,11 @@ class SampledPrompt:
     source: str
     completions: list[SampledCompletion]
     expected: str | None = None
-    """The data set's own completion, where it has one."""
+    """The data set's own response, if it has one."""
 
     @property
     def seen_by_rewards(self) -> Mapping[str, Any]:
-        """The columns, with the expected completion as `solution` where the row has none."""
+        """The columns, with the expected response as `solution` if the row has none."""
         if self.expected is None or "solution" in self.columns:
             return self.columns
         return {**self.columns, "solution": self.expected}
@@ -89,7 +87,7 @@ class QuestionsPart(Sequence[Question]):
 
 
 def sampled_prompts(options: SampleOptions, kept_in: Path) -> list[SampledPrompt]:
-    """Return the prompts with their completions; what is sampled is kept in a file, from which an interrupted run goes on."""
+    """Return the prompts with their completions, which are kept in a file from which an interrupted run continues."""
     questions: Sequence[Question] = ()
     if options.dataset:
         questions = QuestionsPart(
@@ -128,7 +126,7 @@ def _prompt(question: Question, completions: list[SampledCompletion]) -> Sampled
 
 
 def _cached(options: SampleOptions, questions: Sequence[Question]) -> list[SampledPrompt]:
-    """Return stored completions, grouped by their prompts; with a data set, those of its prompts, with its columns."""
+    """Return stored completions by prompt; with a data set, only those of its prompts, with its columns."""
     found: dict[str, SampledPrompt] = {}
     for file in options.cache_files:
         for item in read_completions(file):
@@ -141,8 +139,8 @@ def _cached(options: SampleOptions, questions: Sequence[Question]) -> list[Sampl
     prompts = [_prompt(question, prompt.completions) for question, prompt in known if prompt is not None]
     if not prompts:
         raise DataError(
-            "No completion in --cache_files is to a prompt of --dataset.",
-            hint="Messages are compared as they are: name the same data set and --system as before, or leave it out.",
+            "No completion in --cache_files belongs to a prompt of --dataset.",
+            hint="Messages must be equal: pass the same data set and --system as before, or leave --dataset out.",
         )
     if missing := len(known) - len(prompts):
         print_note(f"{missing} of {len(known)} prompts have no completion in --cache_files and are left out")

@@ -18,10 +18,10 @@ NO_ENGINE = "no"
 
 
 class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
-    """Draws several completions to each prompt, scores them, and writes the best as rows to train on.
+    """Samples several completions per prompt, scores them, and writes the best as training data.
 
-    Without rewards every completion is written. After an interruption the same command continues, and one with other
-    rewards or thresholds takes the completions that are there already.
+    Without rewards every completion is written. After an interruption, the same command continues. With other rewards
+    or thresholds it reuses the completions.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -30,42 +30,42 @@ class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
     )
     engine: Annotated[Name, Aliases("infer_backend", "sampler_engine")] = Field(
         "transformers",
-        description="An installed inference engine, the address of a server (http://HOST:PORT), or no: the completions are "
-        "in cache_files",
+        description="An installed inference engine, the address of a server (http://HOST:PORT), or no: "
+        "read completions from cache_files",
     )
     num_return_sequences: Annotated[Rows, Aliases("num_generations", "n")] = Field(
-        8, description="Completions to each prompt"
+        8, description="Completions per prompt"
     )
-    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = Field(1.0, description="Temperature of the samples")
+    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = Field(1.0, description="Sampling temperature")
     rows: Literal["sft", "dpo", "kto"] = Field(
         "sft",
-        description="What is written: sft, the best completions; dpo, each of these with the worst as rejected_response; "
-        "kto, every completion with the label whether it passes",
+        description="Format of the rows. sft: the best completions; dpo: the best, each with the worst as "
+        "rejected_response; kto: all completions, with a label that is true if they pass",
     )
-    n_best_to_keep: Rows = Field(
-        1, description="Most completions to a prompt that are kept; texts that are alike count once"
-    )
+    n_best_to_keep: Rows = Field(1, description="Number of completions to keep per prompt; equal ones count once")
     reward_funcs: Annotated[tuple[Name, ...], RunsCode(), Aliases("orm_model")] = Field(
         (), description="Rewards: names (swift plugins), FILE.py:FUNCTION, or what external_plugins registers"
     )
     reward_model: Annotated[tuple[Name, ...], Aliases("prm_model")] = Field(
         (), description="Models that score completions: runs, checkpoints, exports, or http:// addresses of servers"
     )
-    reward_threshold: float | None = Field(None, description="Keep only completions whose weighted sum is above this")
+    reward_threshold: float | None = Field(
+        None, description="Keep only completions with a weighted sum of rewards above this"
+    )
     thresholds: Annotated[dict[Name, float], Parts(prm_threshold="reward_model")] = Field(
         default_factory=dict, description='Keep only completions whose rewards are above these: {"accuracy": 0}'
     )
     easy_query_threshold: Fraction | None = Field(
-        None, description="Leave out prompts of whose completions more than this part pass"
+        None, description="Leave out prompts if more than this fraction of their completions pass"
     )
-    keep_truncated: bool = Field(False, description="Keep completions that were cut off at max_new_tokens, too")
-    data_range: tuple[int, ...] = Field((), description="Only this part of the prompts: 0 4 is the first of four")
+    keep_truncated: bool = Field(False, description="Also keep completions that were cut off at max_new_tokens")
+    data_range: tuple[int, ...] = Field((), description="Use only this part of the prompts: 0 4 is the first of four")
     cache_files: tuple[FilePath, ...] = Field(
         (),
-        description="Completions that are stored, a row each, for --engine no: of an earlier run, or another program",
+        description="Files of stored completions, one per row, for --engine no",
     )
     result_path: Annotated[FilePath | None, Aliases("result_jsonl", "output_file")] = Field(
-        None, description="File of the rows; completions and their scores are kept beside it"
+        None, description="Output file; completions and scores are kept next to it"
     )
     output_dir: FilePath | None = Field(None, description="Folder of result_path")
     overwrite: Annotated[bool, Aliases("override_exist_file")] = Field(
@@ -81,15 +81,15 @@ class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
 
     @property
     def max_completion_length(self) -> int:
-        """The longest completion, under the name by which rewards ask for it."""
+        """The most tokens of a completion, under the name that rewards use."""
         return self.max_new_tokens
 
     def check(self) -> None:
         """Raise where the options contradict each other."""
         if self.do_sample is False and self.num_return_sequences > 1:
             raise UsageError(
-                f"--do_sample false writes {self.num_return_sequences} times the same completion to a prompt.",
-                hint="Leave it out, or type --num_return_sequences 1",
+                f"--do_sample false would write the same completion {self.num_return_sequences} times per prompt.",
+                hint="Leave it out, or pass --num_return_sequences 1.",
             )
         self._check_source()
         rewards = self.reward_funcs or self.reward_model
@@ -110,10 +110,10 @@ class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
 
     def _check_source(self) -> None:
         if self.engine == NO_ENGINE and not self.cache_files:
-            raise UsageError("--engine no asks nobody.", hint="Type --cache_files FILE: completions that are stored.")
+            raise UsageError("--engine no needs stored completions.", hint="Pass --cache_files FILE.")
         if self.engine != NO_ENGINE and self.cache_files:
             raise UsageError(
-                "--cache_files brings the completions, and no model is asked.", hint="Type --engine no too."
+                "--cache_files cannot be combined with an engine.", hint="Pass --engine no, or leave --cache_files out."
             )
         if not self.dataset and not self.cache_files:
             raise UsageError("There are no prompts.", hint="Type --dataset FILE")

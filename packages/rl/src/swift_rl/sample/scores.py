@@ -1,4 +1,4 @@
-"""Scores of sampled completions, kept in a file from which an interrupted run goes on."""
+"""Scores of sampled completions, kept in a file from which an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from swift_rl.sample.completions import SampledCompletion, SampledPrompt
 from swift_rl.sample.options import SampleOptions
 
 _AT_ONCE = 256
-"""Completions that are scored, and kept, together."""
+"""Number of completions scored and kept together."""
 
 
 def score(
     prompts: Sequence[SampledPrompt], selected: Sequence[SelectedReward], options: SampleOptions, kept_in: Path
 ) -> None:
-    """Fill in the rewards of all completions. Those that the file has, by the same rewards, are not computed again."""
+    """Fill in the rewards of all completions. Rewards that the file has are not computed again."""
     completions = [(prompt, completion) for prompt in prompts for completion in prompt.completions]
     settings = _settings(selected, options, completions)
     stale = options.overwrite or not _made_so(kept_in, settings)
@@ -65,7 +65,7 @@ def _item(prompt: SampledPrompt, completion: SampledCompletion) -> RewardItem:
 
 
 def _marked(prompt: SampledPrompt, completion: SampledCompletion) -> Question:
-    """Return what the journal tells rows apart by."""
+    """Return what identifies a row in the resume file."""
     return Question(list(map(dict, prompt.messages)), completion.text, extras=prompt.seen_by_rewards)
 
 
@@ -74,7 +74,7 @@ def _settings(
     options: SampleOptions,
     completions: Sequence[tuple[SampledPrompt, SampledCompletion]],
 ) -> dict[str, Any]:
-    """Return what decides the scores: the rewards, the files that they are in, and the completions."""
+    """Return what determines the scores: the rewards, their files and the completions."""
     files = {str(file): _digest(file) for reward in selected for file in _files_of(reward)}
     seen = hashlib.sha256()
     for prompt, completion in completions:

@@ -1,6 +1,6 @@
-"""The losses of online learning written down plainly: what backends are compared with.
+"""Plain reference losses of online learning, which backends are compared with.
 
-One completion at a time, from all logits, by the formulas of the papers; nothing is shared with the losses of this package.
+One completion at a time, from all logits, by the formulas of the papers, without code of the tested losses.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def gkd(recipe: Recipe) -> Expected:
 def _grpo(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
     total = torch.zeros(())
     for index in batch:
-        logps, values = _answer_of(model, recipe, index)
+        logps, values = _logps_of(model, recipe, index)
         logps = logps.gather(-1, _completion(recipe, index)[:, None])[:, 0]
         advantage, old = values["advantages"], values["old_logps"]
         ratio = (logps - old).exp()
@@ -63,7 +63,7 @@ def _grpo(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
 def _ppo(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
     total = torch.zeros(())
     for index in batch:
-        logps, values = _answer_of(model, recipe, index)
+        logps, values = _logps_of(model, recipe, index)
         logps = logps.gather(-1, _completion(recipe, index)[:, None])[:, 0]
         ratio, advantage = (logps - values["old_logps"]).exp(), values["advantages"]
         surrogate = torch.min(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
@@ -121,8 +121,8 @@ def _gkd(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
     return total / _tokens(recipe, batch)
 
 
-def _answer_of(model: Any, recipe: Recipe, index: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return log-probabilities of all tokens at each place of a completion, and what its tokens are given."""
+def _logps_of(model: Any, recipe: Recipe, index: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return log-probabilities of all tokens at each position of a completion, and the values of its tokens."""
     ((prompt, completion),) = recipe.samples[index]
     logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float()
     return (logits / TEMPERATURE).log_softmax(-1), _numbers(recipe, index)
