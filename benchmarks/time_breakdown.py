@@ -25,7 +25,7 @@ from benchmarks.inputs import CHATS, MODEL, ensure
 
 PROCESSES = 2
 EVERY = 50
-"""Steps between measurements, as `--logging.shares` is by default."""
+"""Steps between measurements, as `--logging.time_breakdown` is by default."""
 TURNS = ("measured", "profiled", "alone")
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "torch": {"replicas": {}},
@@ -117,7 +117,7 @@ def _alternate(settings: Mapping[str, Any], rounds: int) -> Turns:
             "model.path": str(MODEL), "data.train": str(CHATS), "tuner.kind": "full", "train.micro_batch": 8,
             "train.max_steps": first + len(TURNS) * rounds, "train.eval_strategy": "no", "checkpoint.save_last": False,
             "checkpoint.save_strategy": "no", "logging.output": folder, "logging.report_to": "jsonl",
-            "logging.steps": 1, "logging.shares": len(TURNS),
+            "logging.steps": 1, "logging.time_breakdown": len(TURNS),
         }  # fmt: skip
         turns = Turns()
         with open_job(config_from_mapping({**run, **settings})) as job:

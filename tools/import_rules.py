@@ -125,7 +125,7 @@ FLOORS = (
     "backends",
     "script",
     "api",
-    "elsewhere",
+    "ms_swift_names",
     "llm",
     "",
     "cli",

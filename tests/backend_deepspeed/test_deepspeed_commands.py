@@ -102,8 +102,8 @@ def zero3(**keys: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "more shards than processes": ({"parallel.dp_shard": 4}, "takes 4 processes, but 2 were started"),
-    "ulysses beyond the processes": ({"parallel.ulysses": 4}, "takes 4 processes, but 2 were started"),
+    "more shards than processes": ({"parallel.dp_shard": 4}, "needs 4 processes, but 2 were started"),
+    "ulysses beyond the processes": ({"parallel.ulysses": 4}, "needs 4 processes, but 2 were started"),
     "dora of quantised weights under zero 3": (
         {**QLORA, "tuner.dora": True, "backend.config": "zero3"},
         "ZeRO 3 gathers those of bnb-nf4 for their layers alone",
@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**LORA, "tuner.quantize": "bnb-nf4", "parallel.tp": 2},
         "bnb-nf4 cannot be used with it",
     ),
-    "adafactor": ({"optim.name": "adafactor"}, "whole rows of weights, which the optimizer 'adafactor' must see"),
+    "adafactor": ({"optim.name": "adafactor"}, "the optimizer 'adafactor' (it needs whole rows of weights)"),
     "nvme below zero 3": (nvme(stage=2), "only stage 3 swaps it to nvme"),
     "nvme without a folder": (nvme(nvme_path=None), "needs a folder"),
     "nvme that is not there": (nvme(nvme_path="/no/such/disk"), "/no/such/disk is not a folder"),

@@ -18,11 +18,11 @@ LORA = {"tuner.kind": "lora", "tuner.dropout": 0.0}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "more shards than processes": ({"parallel.dp_shard": 4}, "takes 4 processes, but 2 were started"),
-    "cp and ulysses": ({"parallel.cp": 2, "parallel.ulysses": 2, "parallel.dp_shard": 1}, "takes 4 processes"),
+    "more shards than processes": ({"parallel.dp_shard": 4}, "needs 4 processes, but 2 were started"),
+    "cp and ulysses": ({"parallel.cp": 2, "parallel.ulysses": 2, "parallel.dp_shard": 1}, "needs 4 processes"),
     "quantised and tp": ({**LORA, "tuner.quantize": "bnb-nf4", "parallel.tp": 2}, "stored as bnb-nf4"),
     "dora and tp": ({**LORA, "tuner.dora": True, "parallel.tp": 2}, "DoRA needs norms of whole matrices"),
-    "adafactor": ({"optim.name": "adafactor"}, "whole rows of weights, which the optimizer 'adafactor' must see"),
+    "adafactor": ({"optim.name": "adafactor"}, "the optimizer 'adafactor' (it needs whole rows of weights)"),
 }
 
 

@@ -27,7 +27,7 @@ ROWS = conversations(9)
 MEGATRON = {"backend.name": "megatron"}
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "too few processes": ({"parallel.tp": 2, "parallel.pp": 2}, "The plan tp 2 × pp 2 takes 4 processes, but 2"),
+    "too few processes": ({"parallel.tp": 2, "parallel.pp": 2}, "The layout tp 2 × pp 2 needs 4 processes, but 2"),
     "too few for the experts": ({"parallel.ep": 4}, "The experts' plan ep 4 × etp 1 takes 4 processes"),
     "sequence parallel alone": ({"parallel.sequence_parallel": True}, "parallel.tp is 1"),
     "virtual stages alone": ({"parallel.vpp": 2}, "parallel.pp is 1"),
@@ -45,12 +45,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"parallel.pp": 2, "backend.first_stage": 2},
         "leave 0 for 1 stages",
     ),
-    "biases next to adapters": ({**LORA, "tuner.bias": "all"}, "does not have tuner.bias"),
+    "biases next to adapters": ({**LORA, "tuner.bias": "all"}, "does not support tuner.bias"),
     "padding without capacity": ({"backend.moe_pad_to_capacity": True}, "none is given"),
     "fp8 without a gpu": ({"backend.fp8": "hybrid"}, "this machine has no GPU"),
-    "adafactor": ({"optim.name": "adafactor"}, "does not have whole rows of weights"),
+    "adafactor": ({"optim.name": "adafactor"}, "does not support the optimizer"),
     "modules to save": ({**LORA, "tuner.modules_to_save": ["lm_head"]}, "makes copies of modules"),
-    "dora": ({**LORA, "tuner.dora": True}, "does not have"),
+    "dora": ({**LORA, "tuner.dora": True}, "does not support"),
     "flash attention": ({"model.attention": "flash_attention_2"}, "needs an NVIDIA GPU"),
     "stages that do not add up": (
         {"parallel.pp": 2, "backend.stages": [2, 1]},
@@ -140,7 +140,7 @@ def test_what_was_read_is_streamed_bit_for_bit(tmp_path: Path, name: str) -> Non
 def test_zero_with_pipeline_suggests_another_backend(model: Path, tmp_path: Path) -> None:
     """ZeRO with a pipeline suggests the backend that has pipelines."""
     settings = {"backend.name": "deepspeed", "backend.config": "zero2", "parallel.pp": 2}
-    with pytest.raises(UnsupportedLayout, match="deepspeed backend does not have") as caught:
+    with pytest.raises(UnsupportedLayout, match="deepspeed backend does not support") as caught:
         run_training(model, tmp_path, ROWS, settings)
     assert "--backend megatron" in (caught.value.hint or "")
 

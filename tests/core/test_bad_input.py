@@ -67,7 +67,7 @@ FLAGS: list[tuple[str, list[str], int, tuple[str, ...]]] = [
     ("sft", ["--report_to", "consol"], 3, ("consol", "Did you mean 'console'?")),
     ("train", ["--objective", "dqo"], 3, ("dqo", "Did you mean")),
     ("sft", ["--learning_rate", "fast"], 2, ("--learning_rate", "must be a number, not 'fast'")),
-    ("sft", ["--parallel.tp", "2"], 2, ("torch backend does not have parallel.tp 2",)),
+    ("sft", ["--parallel.tp", "2"], 2, ("torch backend does not support parallel.tp 2",)),
     ("sft", ["--parallel.dp_replicate", "3"], 2, ("parallel.dp_replicate is 3, but 1 process",)),
     ("sft", ["--tuner.targets", "q_prog"], 2, ("no module 'q_prog'", "Did you mean 'q_proj'?")),
     ("sft", ["--train_type", "full", "--tuner.freeze", "encoder.*"], 2, ("no weight of this model matches",)),
@@ -78,7 +78,7 @@ FLAGS: list[tuple[str, list[str], int, tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("command", "flags", "code", "sentences"), FLAGS, ids=lambda value: str(value)[:40])
-def test_flags_that_cannot_be_meant(
+def test_invalid_flags_exit_with_message(
     here: Path,
     capsys: pytest.CaptureFixture[str],
     command: str,
@@ -137,7 +137,7 @@ DATA: dict[str, tuple[Callable[[Path], None], list[str], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("case", DATA)
 @pytest.mark.parametrize("streaming", [False, True], ids=["read", "streamed"])
-def test_data_that_cannot_be_learned_from(
+def test_unusable_data_exits_with_message(
     here: Path, capsys: pytest.CaptureFixture[str], case: str, streaming: bool
 ) -> None:
     make, flags, sentences = DATA[case]
@@ -147,9 +147,7 @@ def test_data_that_cannot_be_learned_from(
 
 
 @pytest.mark.parametrize("flags", [[], ["--streaming"]], ids=["read", "streamed"])
-def test_samples_that_cannot_be_used_are_counted_and_shown(
-    here: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
-) -> None:
+def test_unusable_samples_are_counted(here: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     too_long = talk(QUESTION, {"role": "assistant", "content": "a" * 500})
     write_jsonl(here / "data.jsonl", [*GOOD, talk(ANSWER, QUESTION), too_long])
     assert swift("sft", "--max_length", "200", *flags) == 0
@@ -196,13 +194,13 @@ MODELS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_models_that_cannot_be_trained(here: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+def test_invalid_models_exit_with_message(here: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
     spoil, sentences = MODELS[case]
     spoil(here / "model")
     check_refused(swift("sft"), sentences, capsys, here)
 
 
-def test_an_output_folder_that_cannot_be_written_to(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_output_folder_fails(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "file").write_text("")
     code = swift("sft", "--output_dir", "file")
     check_refused(code, ("Cannot make a run's folder in", "--output_dir"), capsys, here)
@@ -247,7 +245,7 @@ def forget_manifest(checkpoint: Path) -> None:
     ],
     ids=["truncated", "altered", "manifest", "seed", "model", "data", "rank", "steps"],
 )
-def test_checkpoints_that_cannot_be_resumed_from(
+def test_invalid_checkpoints_exit_with_message(
     saved: Path,
     here: Path,
     capsys: pytest.CaptureFixture[str],
@@ -269,7 +267,7 @@ def test_checkpoints_that_cannot_be_resumed_from(
     assert sorted(path.name for path in saved.rglob("*")) == before
 
 
-def test_a_disk_that_is_full_while_saving(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_while_saving_fails(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def on_a_full_disk() -> int:
         import resource
 

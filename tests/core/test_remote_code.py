@@ -1,4 +1,4 @@
-"""Python code that comes with a model or a checkpoint runs where the user's own flag says so, and nowhere else."""
+"""Python code of a model or a checkpoint runs only with the user's flag."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OwnTokenizer(PreTrainedTokenizerFast):
 
 @dataclass(frozen=True)
 class Trap:
-    """A checkpoint of somebody else, and the file that appears when code of theirs has run."""
+    """An untrusted checkpoint, and the file that appears when its code has run."""
 
     checkpoint: Path
     canary: Path
@@ -69,7 +69,7 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["full", "lora"])
 def trap(request: pytest.FixtureRequest, trained: dict[str, Trained], tiny: Path, tmp_path: Path) -> Trap:
-    """Code beside the checkpoint (beside its base model, where it holds adapters), and a manifest that trusts it."""
+    """Add code to the checkpoint, or to the base model of an adapter, and a manifest that trusts it."""
     checkpoint = tmp_path / "run" / "checkpoint-1"
     shutil.copytree(trained[request.param].folder / "checkpoint-1", checkpoint)
     model = tmp_path / "model"
@@ -124,7 +124,7 @@ QUICK = ("infer", "export")
     "command",
     [pytest.param(each, id=name, marks=() if name in QUICK else pytest.mark.full) for name, each in COMMANDS.items()],
 )
-def test_a_checkpoint_cannot_decide_that_its_code_runs(
+def test_checkpoint_cannot_enable_its_code(
     command: list[str], trap: Trap, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_jsonl(Path("data.jsonl"), conversations(2))
@@ -143,7 +143,7 @@ def _no_input(_: str = "") -> str:
     raise EOFError
 
 
-def test_serving_asks_for_the_flag_too(trap: Trap, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serving_needs_trust_flag(trap: Trap, capsys: pytest.CaptureFixture[str]) -> None:
     from swift.serve.options import ServeOptions
     from swift.serve.request import serve_request
 
@@ -165,9 +165,7 @@ def test_remote_code_is_ignored_by_default(trap: Trap) -> None:
 
 
 @pytest.mark.parametrize("trap", ["full"], indirect=True)
-def test_the_configuration_of_a_run_cannot_decide_that_code_runs(
-    trap: Trap, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_config_file_cannot_enable_remote_code(trap: Trap, capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(Path("data.jsonl"), conversations(4))
     model = trap.checkpoint.parent.parent / "model"
     settings = {"model": {"path": str(model), "trust_remote_code": True}, "data": {"train": ["data.jsonl"]}}

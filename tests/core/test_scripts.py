@@ -1,4 +1,4 @@
-"""What a script is told: keywords and torchrun instead of flags, one message instead of a traceback."""
+"""Errors for scripts: keywords and torchrun instead of flags, one message instead of a traceback."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_script_error_is_one_message_about_keywords(tmp_path: Path) -> None:
     ended = _run(tmp_path)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
-    assert ended.stderr.startswith("Error: The torch backend does not have parallel.tp 2.")
-    assert "backend='deepspeed', or do without: tp=1" in ended.stderr
+    assert ended.stderr.startswith("Error: The torch backend does not support parallel.tp 2.")
+    assert "backend='deepspeed', or tp=1" in ended.stderr
     assert "--" not in ended.stderr
 
 
@@ -73,12 +73,12 @@ def test_multi_process_layout_names_torchrun(tmp_path: Path, monkeypatch: pytest
         ("Type --flag_of_nobody 1", "Type --flag_of_nobody 1"),
     ],
 )
-def test_flags_become_keywords_outside_of_whole_commands(text: str, expected: str) -> None:
+def test_flags_become_keywords_outside_commands(text: str, expected: str) -> None:
     assert reworded(text) == expected
 
 
 @pytest.mark.parametrize("name", ["TrainingArguments", "Seq2SeqTrainer", "sft_main", "PtEngine", "get_model_tokenizer"])
-def test_names_of_other_programs_say_what_to_write(name: str) -> None:
+def test_third_party_names_have_replacements(name: str) -> None:
     with pytest.raises(ImportError, match=rf"swift has no {name}\. .*(Trainer|swift infer)"):
         exec(f"from swift import {name}")
 

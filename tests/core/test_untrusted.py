@@ -1,4 +1,4 @@
-"""Files that somebody else made are opened, read and parsed only within limits."""
+"""Untrusted files are opened, read and parsed only within limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from swift.untrusted import (
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "missing", "unprintable"])
-def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+def test_non_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     path = {"device": Path("/dev/zero"), "unprintable": Path("a\0b")}.get(kind, tmp_path / "thing")
     if kind == "pipe":
         os.mkfifo(path)
@@ -37,7 +37,7 @@ def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path: Path, kind: str
         check_regular(path, ModelError)
 
 
-def test_a_file_larger_than_its_kind_is_refused_and_not_read(tmp_path: Path) -> None:
+def test_oversized_file_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(1 << 40)
@@ -45,7 +45,7 @@ def test_a_file_larger_than_its_kind_is_refused_and_not_read(tmp_path: Path) -> 
         read_text(path, ModelError, limit=1000)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+def test_byte_order_mark_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}')
     assert read_json_object(path, ModelError) == {"a": 1}
@@ -62,12 +62,12 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
         (b'{"a": "\xff"}', "not UTF-8"),
     ],
 )
-def test_json_that_no_parser_should_meet_is_named(text: str | bytes, reason: str) -> None:
+def test_malformed_json_is_named(text: str | bytes, reason: str) -> None:
     with pytest.raises(ModelError, match=re.escape(reason)):
         parse_json(text, "f.json", ModelError)
 
 
-def test_the_depth_of_json_is_counted_in_lists_and_objects() -> None:
+def test_json_depth_counts_lists_and_objects() -> None:
     assert not is_deeper([[[1]]], 3)
     assert is_deeper([[[1]]], 2)
     assert is_deeper({"a": [{}]}, 2)
@@ -75,7 +75,7 @@ def test_the_depth_of_json_is_counted_in_lists_and_objects() -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "", 7, None, "a\0b", "..\\x", "x" * 10_000])
-def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: object) -> None:
+def test_name_outside_folder_is_refused(tmp_path: Path, name: object) -> None:
     with pytest.raises(ModelError, match=r"index\.json"):
         inside(tmp_path, name, ModelError, source="index.json")
 
@@ -114,7 +114,7 @@ def test_catastrophic_regex_is_interrupted() -> None:
 
 @pytest.mark.usefixtures("no_alarm")
 @pytest.mark.parametrize("others", [0.001, 1000.0])
-def test_other_peoples_alarms_still_come(others: float) -> None:
+def test_existing_alarms_are_kept(others: float) -> None:
     came = []
     before = signal.signal(signal.SIGALRM, lambda *_: came.append(1))
     signal.setitimer(signal.ITIMER_REAL, others)
@@ -126,7 +126,7 @@ def test_other_peoples_alarms_still_come(others: float) -> None:
     assert came or 900 < left <= 1000
 
 
-def test_a_time_limit_in_another_thread_changes_no_alarm() -> None:
+def test_time_limit_in_thread_sets_no_alarm() -> None:
     done = []
 
     def body() -> None:
@@ -141,12 +141,12 @@ def test_a_time_limit_in_another_thread_changes_no_alarm() -> None:
 
 @pytest.mark.parametrize("text", ["\ud800", "a \udfff b", "caf\udce9"])
 def test_unpaired_surrogate_is_refused(text: str) -> None:
-    with pytest.raises(ModelError, match=r"--system is not Unicode text: .*\\ud"):
+    with pytest.raises(ModelError, match=r"--system is not valid Unicode: .*\\ud"):
         check_unicode(text, "--system", ModelError)
     check_unicode("café \U0001f600", "--system", ModelError)
 
 
-def test_what_is_shown_can_be_printed_and_is_short() -> None:
+def test_shown_string_is_printable_and_short() -> None:
     assert shown("a\nb\x1b[2J\udce9é") == "a\\nb\\x1b[2J\\udce9é"
     assert len(shown("x" * 10_000)) <= 200
     assert shown("x" * 10_000 + ".jsonl").endswith("x.jsonl")

@@ -58,7 +58,7 @@ def test_launcher_command_is_refused_for_pipelines(place: Path, capsys: pytest.C
         words = line.removeprefix(LAUNCHER).split()
         codes.append(run(["config", "show", "train", *words, "--nproc", "8", "--dataset", "your_data"]))
     assert codes == [2, 0, 0]
-    assert "does not have parallel.pp 2" in capsys.readouterr().err
+    assert "does not support parallel.pp 2" in capsys.readouterr().err
 
 
 def test_the_megatron_script_describes_its_layout(place: Path) -> None:

@@ -8,11 +8,11 @@ import pytest
 from pages import DOCS, ROOT, Command, blocks, commands, missing
 
 from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING
-from swift.cli.choose import without_auto
 from swift.cli.config import ConfigOptions, presets_of_backends
 from swift.cli.config_import import import_options
 from swift.cli.data import read_command as read_data_command
 from swift.cli.options import options_of, read_options
+from swift.cli.planner_choice import without_auto
 from swift.cli.serve import ServeCommandOptions
 from swift.config.parse import parse
 from swift.errors import SwiftError
@@ -104,7 +104,7 @@ def _read(words: list[str]) -> None:
         passes_on = getattr(command, "passes_on", False)
         typed = read_options(command_name, rest, command.options_model, passes_on=passes_on)
         if passes_on:  # to a command that trains
-            parse([*typed.words, *typed.passed_on], getattr(typed.options, "kind", "sft"), complete=False)
+            parse([*typed.positional, *typed.passed_on], getattr(typed.options, "kind", "sft"), complete=False)
         return
     rest = [word for word in _without_redirection(rest) if not _own_file(word)]
     if command_name == "config":
@@ -118,7 +118,7 @@ def _read(words: list[str]) -> None:
         assert action in ("show", "validate", "schema")
         command_name = rest.pop(0) if rest and rest[0] in TRAINING else "train"
         typed = read_options("config", rest, ConfigOptions, passes_on=True)
-        parse(without_auto([*typed.words, *typed.passed_on]), command_name, complete=False)
+        parse(without_auto([*typed.positional, *typed.passed_on]), command_name, complete=False)
     elif command_name == "data":
         read_data_command(rest, complete=False)
     elif "--help" in rest:

@@ -254,10 +254,10 @@ def test_runtime_adapters_on_public_host_need_key(small: Path, capsys: pytest.Ca
 def test_flags_that_are_swifts_business(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = refused(capsys, str(small), "--lora_modules", "a=b")
     assert "Use --adapters NAME=PATH instead" in told
-    assert "needs a model, before other flags" in refused(capsys, "--max-num-seqs", "4", str(small))
-    assert "Requests say how answers are drawn" in refused(capsys, str(small), "--temperature", "0.7")
+    assert "needs a model before the flags" in refused(capsys, "--max-num-seqs", "4", str(small))
+    assert "Sampling settings belong to requests" in refused(capsys, str(small), "--temperature", "0.7")
     told = refused(capsys, str(small), "--use_hf", "false")
-    assert "--use_hf false is not possible" in told
+    assert "--use_hf false is not supported" in told
 
 
 def test_unknown_flag_is_refused_before_vllm_starts(

@@ -44,7 +44,7 @@ BASE: dict[str, Any] = {
     "logging.steps": 1,
     "logging.report_to": ["jsonl"],
     # What measures a step takes longer than the step.
-    "logging.shares": 0,
+    "logging.time_breakdown": 0,
     "logging.run_name": "run",
 }
 """What most runs of these tests share; a test states what it changes."""

@@ -85,7 +85,7 @@ def undisturbed() -> Iterator[Case]:
         dedent(silent) + plugin("backend", "\nconfig_model = Options\n"),
         expected="works",
         argv=["train", "--help", "--backend", "hostile"],
-        prints=("--backend.speed", "Not described by its plugin"),
+        prints=("--backend.speed", "(no description)"),
     )
     for how, source in {
         "import": "raise KeyboardInterrupt",

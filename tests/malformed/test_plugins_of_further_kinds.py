@@ -125,7 +125,7 @@ def answered() -> Iterator[Case]:
         for signature, (kind, _) in drawn(how, RUNS.items(), 3):
             source = _method(kind, signature, f"return {value}")
             if kind == "command":
-                yield case(f"{signature} answers {how}", kind, source, "" if "object" in how else "no exit code")
+                yield case(f"{signature} answers {how}", kind, source, "" if "object" in how else "not an exit code")
                 continue
             yield case(f"{signature} answers {how}", kind, source, _name(signature), said)
         source = _method("optimizer", "bytes_per_parameter(self, shape)", f"return {value}")

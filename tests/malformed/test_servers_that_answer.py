@@ -154,7 +154,7 @@ def completion(**changes: Any) -> bytes:
     ("said", "complaint"),
     [
         (b"{}", "without choices"),
-        (completion(token_ids=["a", "b"]), r"a text as token_ids\[0\] instead of a whole number"),
+        (completion(token_ids=["a", "b"]), r"a string as token_ids\[0\] instead of a whole number"),
         (completion(token_ids=[-1, 5]), "the number -1 as token_ids"),
         (completion(token_ids=[10**30, 5]), "a huge number as token_ids"),
         (completion(token_ids=[65]), "2 log-probabilities for 1 tokens"),

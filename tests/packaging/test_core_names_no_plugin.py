@@ -13,10 +13,10 @@ CORE = import_rules.ROOT / "packages" / "core" / "src" / "swift"
 NAMES = re.compile(r"vllm|megatron|deepspeed|(?<![a-z])fsdp|w4a16|w8a8|gptq|(?<![a-z])awq", re.IGNORECASE)
 EXCEPTIONS = {
     "plugins/known.py": "what this project publishes, for advice where it is not installed",
-    "config/aliases.py": "flags of other programs, which name these libraries",
-    "config/compat/": "the same: what each of their flags means here",
-    "imports/": "configurations of other programs, which name these libraries",
-    "elsewhere.py": "names that ms-swift exports",
+    "config/aliases.py": "third-party flags, which name these libraries",
+    "config/compat/": "the same: the meaning of each flag",
+    "imports/": "third-party configurations, which name these libraries",
+    "ms_swift_names.py": "names that ms-swift exports",
     "models/quiet.py": "a message of a library that transformers imports by itself",
     "config/requests.py": "ms-swift's --sequence_parallel_size means another thing with Megatron",
     "api.py": "ms-swift's class MegatronArguments",

@@ -60,7 +60,7 @@ def test_nothing_fitting_shows_nearest_plans(inputs: Path, monkeypatch: pytest.M
 def test_a_run_that_will_lack_memory_is_warned_of(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 
-    from swift.cli.choose import foreseen
+    from swift.cli.planner_choice import foreseen
     from swift.config.parse import parse
 
     words = [*RUN, "--max_length", "60000", "--train_type", "full", "--per_device_train_batch_size", "8"]

@@ -169,7 +169,7 @@ def test_what_was_typed_is_kept(tmp_path: Path) -> None:
         (["qwen3-8b", "--gpus", "0xH100"], "never joined"),
         (["qwen3-8b"], "needs --gpus"),
         (["qwen3-9b", "--gpus", "8xH100"], "Did you mean 'qwen3-8b'"),
-        (["qwen3-8b", "--gpus", "8xH100", "--backend", "torch", "--tp", "2"], "does not have parallel.tp"),
+        (["qwen3-8b", "--gpus", "8xH100", "--backend", "torch", "--tp", "2"], "does not support parallel.tp"),
         (["qwen3-8b", "--gpus", "8xH100", "--backend", "torch", "--global_batch_size", "4"], "no row of their own"),
         (["qwen3-8b", "--gpus", "8xH100", "--max_lenght", "4"], "Did you mean"),
         (["qwen3-8b", "--gpus", "8xA100", "--backend", "fsdp", *FP8], "A100 does not multiply in FP8"),

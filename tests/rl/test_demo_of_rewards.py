@@ -22,5 +22,5 @@ def test_the_demo_shows_how_a_reward_is_learned(tmp_path: Path, monkeypatch: pyt
     (said,) = re.findall(r"Reward on held-out prompts: ([\d.]+) before, ([\d.]+) after", ended.output)
     assert 0.2 < float(said[0]) < 0.4
     assert float(said[1]) >= 0.65
-    page = re.findall(r"Every completion with its reward: (\S+)", ended.output)[0]
+    page = re.findall(r"All completions with their rewards: (\S+)", ended.output)[0]
     assert "aloud" in Path(page).read_text(encoding="utf-8")

@@ -39,7 +39,7 @@ def test_ppo_as_people_type_it_is_typed_by_the_options() -> None:
 
 def test_option_of_another_rl_objective_names_its_owner() -> None:
     """An option of another objective of online learning is refused with where it belongs."""
-    with pytest.raises(ConfigError, match="multi_turn_scheduler is no option of the objective gkd") as refused:
+    with pytest.raises(ConfigError, match="multi_turn_scheduler is not an option of the objective gkd") as refused:
         parse(["--rlhf_type", "gkd", "--multi_turn_scheduler", "math_tip_trick"], "rlhf", complete=False)
     assert "--rlhf_type grpo" in (refused.value.hint or "")
 

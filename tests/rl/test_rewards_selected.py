@@ -263,7 +263,7 @@ def test_config_file_cannot_enable_python_files(named: str, tmp_path: Path, monk
     with pytest.raises(ConfigError) as caught:
         parse(["run.yaml"], "train")
     file = "plugin.py" if "plugin" in named else "mine.py:reward"
-    assert f"names Python files to be run: {file}" in caught.value.message
+    assert f"which would run {file}" in caught.value.message
     assert "run.yaml:" in caught.value.message
     assert f" {file}" in str(caught.value.hint)
     parse(["run.yaml", *typed_too], "train")

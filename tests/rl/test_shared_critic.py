@@ -143,7 +143,7 @@ def test_shared_critic_resumes_mid_round_elsewhere(tied: Path, rewards: Path, tm
         ({"objective.critic_warmup": 2}, "critic_warmup is about a critic"),
         ({"objective.critic_model": "some/model"}, "critic_model is about a critic"),
         ({"model.task": "value"}, "needs token_logps"),
-        ({"objective.critic": "separate", "model.value_head": True}, "does not train one"),
+        ({"objective.critic": "separate", "model.value_head": True}, "does not train a value head"),
     ],
 )
 def test_unsupported_shared_critic_is_refused_early(

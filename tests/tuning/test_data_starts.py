@@ -196,8 +196,8 @@ def test_factors_survive_deepspeed_exact_masters(tmp_path: Path, stage: str) -> 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tuner.init": "pissa"}, "tuner.init_batches is about"),
-        ({"tuner.quantize": "bnb-nf4"}, "stores them in few bits"),
+        ({"tuner.init": "pissa"}, "tuner.init_batches needs"),
+        ({"tuner.quantize": "bnb-nf4"}, "stores them quantized"),
         ({"objective.name": "dpo"}, "compares with other samples or a reference"),
         ({"tuner.targets": ["embed_tokens"], "tuner.init": "eva"}, "embed_tokens"),
     ],

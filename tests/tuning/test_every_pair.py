@@ -205,7 +205,9 @@ def test_backends_that_a_refusal_names_have_what_was_refused(tmp_path: Path) -> 
     model, named = write_model(tmp_path / "tiny"), 0
     for kind, name in NAMES:
         for layout, (_, plan) in LAYOUTS.items():
-            advice = re.search(r"Installed backends that have it: ([\w, ]+)\.", refusal(kind, name, plan, model) or "")
+            advice = re.search(
+                r"Installed backends that support it: ([\w, ]+)\.", refusal(kind, name, plan, model) or ""
+            )
             asked = {key: value for key, value in plan.items() if key.startswith("parallel.")}
             for backend in advice[1].split(", ") if advice else ():
                 there = [

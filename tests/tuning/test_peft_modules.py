@@ -131,10 +131,10 @@ def test_other_adapters_have_the_numbers_of_one_process(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"backend.name": "megatron"}, "megatron backend does not have what the tuner 'miss' needs"),
+        ({"backend.name": "megatron"}, "megatron backend does not support the tuner 'miss'"),
         ({"tuner.quantize": "bnb-nf4"}, "is for LoRA"),
-        ({"tuner.kind": "boft", "backend.name": "fsdp", "parallel.tp": 2}, "nobody has said how to cut"),
-        ({"tuner.kind": "hira", "tuner.dropout": 0.1, "backend.name": "fsdp", "parallel.tp": 2}, "said how to cut"),
+        ({"tuner.kind": "boft", "backend.name": "fsdp", "parallel.tp": 2}, "the tuner declares no cut"),
+        ({"tuner.kind": "hira", "tuner.dropout": 0.1, "backend.name": "fsdp", "parallel.tp": 2}, "declares no cut"),
         # Without a GPU there is no kernel, and PEFT would train one factor.
         ({"tuner.kind": "boft", "tuner.factors": 2}, "PEFT makes 1"),
     ],

@@ -157,5 +157,5 @@ def test_layouts_and_lower_precision_follow_and_resume(tmp_path: Path) -> None:
 
 def test_backends_that_keep_copies_of_weights_refuse_it(tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny")
-    with pytest.raises(SwiftError, match="two views of weights"):
+    with pytest.raises(SwiftError, match="two views of the weights"):
         trained(model, tmp_path, **{"backend.name": "deepspeed"})

@@ -163,7 +163,7 @@ def test_a_randomised_decomposition_finds_the_largest_directions(tmp_path: Path)
     ("changes", "reason"),
     [
         ({"tuner.dora": True}, "tuner.dora"),
-        ({"tuner.quantize": "bnb-nf4"}, "stores them in few bits"),
+        ({"tuner.quantize": "bnb-nf4"}, "stores them quantized"),
         ({"tuner.init": "loftq"}, "tuner.quantize is none"),
         ({"tuner.targets": ["embed_tokens", "q_proj"]}, "embed_tokens"),
         ({"tuner.init_iterations": 3, "tuner.init": "olora"}, "init_iterations"),

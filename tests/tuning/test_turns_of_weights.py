@@ -197,8 +197,8 @@ def test_rank_dependent_layer_sampling_is_detected(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"backend.name": "deepspeed", "backend.config": "zero2"}, "deepspeed backend does not have what"),
-        ({"backend.name": "megatron"}, "megatron backend does not have what"),
+        ({"backend.name": "deepspeed", "backend.config": "zero2"}, "deepspeed backend does not support"),
+        ({"backend.name": "megatron"}, "megatron backend does not support"),
         ({"tuner.quantize": "bnb-nf4"}, "cannot be trained"),
     ],
 )

@@ -23,7 +23,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Parsed, dict[str, Any
     return calls
 
 
-def test_importing_swift_is_light_and_still_offers_everything() -> None:
+def test_import_swift_is_light_and_complete() -> None:
     script = (
         "import sys, swift; heavy = {'torch', 'pydantic', 'pluggy'} & set(sys.modules); assert not heavy, heavy; "
         "from swift import *; assert Capabilities and hookimpl and Trainer and Need and UnsupportedLayout; "
@@ -34,7 +34,7 @@ def test_importing_swift_is_light_and_still_offers_everything() -> None:
         exec("from swift import Trainr")
 
 
-def test_keywords_and_flags_give_the_same_configuration(trained: list[Any]) -> None:
+def test_keywords_match_flags(trained: list[Any]) -> None:
     config = TrainerConfig(
         model_id="local-model",
         train_type="sft",
@@ -62,7 +62,7 @@ def _with_megatron() -> TrainerConfig:
     return TrainerConfig(model_id="qwen/Qwen-7B", train_type="sft", dataset="alpaca-en", megatron_args=arguments)
 
 
-def test_megatron_arguments_choose_megatron(trained: list[Any]) -> None:
+def test_megatron_arguments_select_megatron(trained: list[Any]) -> None:
     Swift.from_config(_with_megatron()).train()
     ((parsed, _),) = trained
     assert parsed.config.backend.name == "megatron"
@@ -78,7 +78,7 @@ def test_megatron_arguments_without_megatron_name_install(without_megatron: None
     assert 'pip install "swift-core[megatron]"' in str(caught.value)
 
 
-def test_a_trainer_takes_rows_that_are_in_memory(trained: list[Any]) -> None:
+def test_trainer_accepts_rows_in_memory(trained: list[Any]) -> None:
     rows = [{"query": "2+2?", "response": "4"}]
     trainer = Trainer(
         model=SwiftModel.from_pretrained("local-model", torch_dtype="float32"),
@@ -105,7 +105,7 @@ def test_trainer_names_missing_file() -> None:
         Trainer(model=SwiftModel.from_pretrained("qwen-7b"), args=args, train_dataset=[])
 
 
-def test_a_data_set_may_be_named_instead(trained: list[Any]) -> None:
+def test_trainer_accepts_data_set_name(trained: list[Any]) -> None:
     Trainer(model="m", train_dataset="a.jsonl", eval_dataset="b.jsonl").train()
     ((parsed, rest),) = trained
     assert parsed.config.data.train == ("a.jsonl",)
@@ -116,13 +116,13 @@ def test_a_data_set_may_be_named_instead(trained: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"model": "m", "dataset": "d", "learning_rat": 1}, "there is no key 'learning_rat'. Did you mean"),
+        ({"model": "m", "dataset": "d", "learning_rat": 1}, "unknown key 'learning_rat'. Did you mean"),
         ({"model": "m", "dataset": "d", "learning_rate": "fast"}, "must be a number, not 'fast'"),
         ({"model": "m", "dataset": "d", "bf16": True, "fp16": True}, "contradict each other"),
         ({"model": "m", "dataset": "d", "optim": {"lrr": 1}}, "Did you mean 'optim.lr'?"),
     ],
 )
-def test_a_wrong_keyword_is_named(options: dict[str, Any], sentence: str) -> None:
+def test_invalid_keyword_is_named(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Swift.from_config(TrainerConfig(**options))
     assert sentence in str(caught.value)
@@ -130,9 +130,9 @@ def test_a_wrong_keyword_is_named(options: dict[str, Any], sentence: str) -> Non
 
 
 def test_required_arguments_are_named(trained: list[Any]) -> None:
-    with pytest.raises(UsageError, match="nothing to learn from"):
+    with pytest.raises(UsageError, match="No training data"):
         Swift.from_config(TrainerConfig(model="m")).train()
-    with pytest.raises(UsageError, match="no model"):
+    with pytest.raises(UsageError, match="No model"):
         Swift.from_config(TrainerConfig(dataset="d")).train()
     with pytest.raises(UsageError, match="torchrun"):
         Swift.from_config(TrainerConfig(model="m", dataset="d", nproc=2)).train()

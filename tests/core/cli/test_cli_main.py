@@ -52,7 +52,7 @@ def test_overview_lists_all_commands_and_imports_little() -> None:
         ["config", "schema"],
     ],
 )
-def test_looking_around_does_not_import_torch(command: list[str]) -> None:
+def test_overview_imports_no_torch(command: list[str]) -> None:
     assert not {"torch", "transformers"} & imported_by(*command)
 
 
@@ -68,14 +68,14 @@ def test_train_help_groups_fields_with_defaults_and_aliases() -> None:
     assert "--backend.device" in text  # the torch backend's own
 
 
-def test_help_with_a_backend_shows_the_options_of_that_backend() -> None:
+def test_help_with_backend_shows_its_options() -> None:
     text = swift("sft", "--parallel_method", "megatron", "--help", COLUMNS="200").stdout
     assert "--backend.use_distributed_optimizer" in text
     assert "--backend.bucket_mb" not in text  # the torch backend's
 
 
 def test_help_for_missing_backend_names_install(without_megatron: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """Help for a backend that is not installed says how to install it."""
+    """Help for a missing backend shows how to install it."""
     assert cli.run(["sft", "--parallel_method", "megatron", "--help"]) == 0
     assert 'pip install "swift-core[megatron]"' in capsys.readouterr().out
 
@@ -99,7 +99,7 @@ def test_help_for_missing_backend_names_install(without_megatron: None, capsys: 
         (["sft"], 2, "swift sft needs --model"),
         (["sft", "--modle", "m"], 2, "Did you mean '--model'?"),
         (["sft", "--model", "m", "--dataset", "d", "--backend", "megatron"], 3, 'pip install "swift-core[megatron]"'),
-        (["export"], 2, "swift export needs RUN_OR_CHECKPOINT (Folder of a run"),
+        (["export"], 2, "swift export needs RUN_OR_CHECKPOINT, the folder of a run"),
         (["export", "x", "--dtype", "fp8"], 2, "--dtype must be one of"),
         (["export", "x", "--to", "vllm"], 3, 'pip install "swift-core[vllm]"'),
         (["plugins", "--chek"], 2, "Did you mean '--check'?"),
@@ -124,14 +124,14 @@ def test_command_exits_with_code_without_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_traceback_is_shown_on_demand() -> None:
+def test_traceback_variable_shows_traceback() -> None:
     done = swift("sft", SWIFT_TRACEBACK="1")
     assert done.returncode != 0
     assert "Traceback" in done.stderr
     assert "swift sft needs --model" in done.stderr
 
 
-def test_the_version_is_printed() -> None:
+def test_version_is_printed() -> None:
     assert swift("--version").stdout.startswith("swift ")
 
 

@@ -35,7 +35,7 @@ def test_form_lists_every_key_once_with_selected_plugins() -> None:
     assert set(names["optim.name"]) == {entry.name for entry in list_plugins("swift.optimizers")}
 
 
-def test_flags_of_a_form_are_those_that_people_type() -> None:
+def test_form_uses_common_flags() -> None:
     shown = fields("sft")
     assert shown["model.path"] == "model"
     assert shown["tuner.rank"] == "lora_rank"
@@ -62,14 +62,14 @@ def test_broken_plugin_form_section_shows_reason() -> None:
         "serve m --port high",
     ],
 )
-def test_a_form_is_refused_with_the_sentence_of_the_command_line(words: str, tmp_path: Path) -> None:
+def test_form_error_matches_command_line(words: str, tmp_path: Path) -> None:
     with pytest.raises(SwiftError) as refused:
         check_command(words.split())
     assert typed(words.split(), tmp_path).output == f"Error: {refused.value}\n"
 
 
 def test_form_check_shows_command_and_remote_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check says what the command would write and whose code it would run."""
+    """A check returns what the command writes and which third-party code it runs."""
     monkeypatch.chdir(tmp_path)
     Path("d.jsonl").write_text(json.dumps({"text": "a"}))
     common = ["--model", "far/away", "--dataset", "d.jsonl"]

@@ -42,7 +42,7 @@ print(json.dumps(found))
 """
 HEAVY = {"torch", "transformers", "datasets", "peft", "numpy", "safetensors", "huggingface_hub", "jinja2", "psutil"}
 SLOW = {"rich", "typer", "yaml", "packaging", "pyarrow", "ssl"}
-"""Light enough for a verb's work, and too slow for its help."""
+"""Modules that a command may import, and its help may not."""
 OWN_COMMANDS = sorted(set(BUILTIN_COMMANDS) - set(TRAINING))
 
 
@@ -68,12 +68,12 @@ def work_of(commands: Sequence[Sequence[str]]) -> list[Work]:
 
 @pytest.fixture(scope="module")
 def work() -> dict[str, Work]:
-    """Verb → work that its help makes."""
+    """Command → imports of its help."""
     return dict(zip(BUILTIN_COMMANDS, work_of([[command_name] for command_name in BUILTIN_COMMANDS]), strict=True))
 
 
 @pytest.mark.parametrize("command_name", BUILTIN_COMMANDS)
-def test_help_imports_nothing_that_takes_long(work: dict[str, Work], command_name: str) -> None:
+def test_help_imports_nothing_slow(work: dict[str, Work], command_name: str) -> None:
     assert not (HEAVY | SLOW) & work[command_name].modules
 
 
@@ -82,7 +82,7 @@ def test_help_builds_no_validators(work: dict[str, Work], command_name: str) -> 
     assert work[command_name].built == []
 
 
-def test_help_with_an_installed_backend_imports_nothing_heavy() -> None:
+def test_help_with_backend_imports_nothing_heavy() -> None:
     backends = [entry.name for entry in list_plugins("swift.backends")]
     found = work_of([["sft", "--backend", name] for name in backends])
     assert {name: HEAVY & each.modules for name, each in zip(backends, found, strict=True)} == {
@@ -118,9 +118,7 @@ def test_command_help_shows_flags_with_meaning_and_default(
         assert field.description in printed
 
 
-def test_lines_of_help_are_no_longer_than_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_lines_fit_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "90")
     for command_name in ("infer", "export", "serve", "sft"):
         assert run([command_name, "--help"]) == 0
@@ -128,7 +126,7 @@ def test_lines_of_help_are_no_longer_than_the_terminal(
         assert max(map(len, (line for line in lines if not line.startswith("  swift ")))) <= 92
 
 
-def test_help_of_training_shows_first_the_flags_that_people_type(
+def test_training_help_lists_common_flags_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "250")

@@ -23,7 +23,7 @@ from swift.errors import UsageError
 
 
 def read(options: type[Section], line: str) -> dict[str, Any]:
-    return dict(read_options("verb", line.split(), options).options)
+    return dict(read_options("command", line.split(), options).options)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def read(options: type[Section], line: str) -> dict[str, Any]:
         (ConfigOptions, "--sample 3", {"sample": 3}),
     ],
 )
-def test_flags_and_arguments_set_what_they_say(options: type[Section], line: str, meaning: dict[str, Any]) -> None:
+def test_flags_and_arguments_set_options(options: type[Section], line: str, meaning: dict[str, Any]) -> None:
     found = read(options, line)
     assert {key: found[key] for key in meaning} == meaning
 
@@ -84,21 +84,21 @@ def test_flags_and_arguments_set_what_they_say(options: type[Section], line: str
         (InferOptions, "m --max_new_token 5", "Unknown flag --max_new_token. Did you mean '--max_new_tokens'?"),
         (InferOptions, "m --temperature hot", "--temperature must be a number, not 'hot'"),
         (InferOptions, "m --top-p 2", "--top-p must be at most 1"),
-        (InferOptions, "m other", "'other' belongs to no flag"),
+        (InferOptions, "m other", "Unexpected argument 'other'"),
         (InferOptions, "m --model other", "--model and MODEL contradict each other"),
         (InferOptions, "m --model a --ckpt_dir b", "--model and --ckpt_dir contradict each other"),
-        (InferOptions, "m --seed", "--seed takes a value, and has none"),
-        (InferOptions, "m --overwrite=perhaps", "--overwrite is a switch"),
+        (InferOptions, "m --seed", "--seed needs a value"),
+        (InferOptions, "m --overwrite=perhaps", "--overwrite must be true or false"),
         (InferOptions, "m -t 5", "Unknown flag -t"),
         (EvalOptions, "m --metric f1", "--metric must be one of 'accuracy', 'cer', 'iou' or 'loss', not 'f1'"),
         (ExportCommandOptions, "run --no-verify --verify all", "--no-verify and --verify contradict each other"),
         (MergeLoraOptions, "run --to adapter", "--to must be one of 'hf', not 'adapter'"),
         (ConvertOptions, "c", "swift verb needs --out"),
         (ServeCommandOptions, "m --port 70000", "--port must be at most 65535"),
-        (PluginsOptions, "fsdp", "'fsdp' belongs to no flag"),
+        (PluginsOptions, "fsdp", "Unexpected argument 'fsdp'"),
     ],
 )
-def test_a_mistake_names_the_flag_as_it_was_typed(options: type[Section], line: str, sentence: str) -> None:
+def test_option_error_names_flag_as_typed(options: type[Section], line: str, sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(options, line)
     assert sentence in str(caught.value)
@@ -107,9 +107,9 @@ def test_a_mistake_names_the_flag_as_it_was_typed(options: type[Section], line: 
 @pytest.mark.parametrize(
     ("command", "line", "sentence"),
     [
-        ("infer", "m --num_beams 4", "--num_beams 4 is not possible: Beam search is not there."),
+        ("infer", "m --num_beams 4", "--num_beams 4 is not supported: Beam search is not supported."),
         ("infer", "m --n 2", "swift sample MODEL --dataset FILE --num_return_sequences 8"),
-        ("infer", "m --logprobs true", "A server takes it in its requests"),
+        ("infer", "m --logprobs true", "Pass it in requests to a server"),
         ("infer", "m --device_map balanced", "--tensor_parallel_size 2"),
         ("chat", "m --load_in_4bit true", "--quant w4a16"),
         ("eval", "m --eval_dataset gsm8k", "Type --tasks gsm8k,arc_easy"),
@@ -153,7 +153,7 @@ def test_repeated_flag_uses_last_value_with_note(
     found = read(InferOptions, "m --max_new_tokens 5 --seed 1 --max-new-tokens 6 --seed 1")
     assert (found["max_new_tokens"], found["seed"]) == (6, 1)
     printed = capsys.readouterr().err
-    assert printed == "Note: --max-new-tokens is given twice, as '5' and as '6': the last one counts.\n"
+    assert printed == "Note: --max-new-tokens is given twice, as '5' and '6'; the last one counts.\n"
 
 
 def test_json_like_prompt_is_string() -> None:
@@ -166,7 +166,7 @@ def test_json_like_prompt_is_string() -> None:
     assert caught.value.hint == """For example: '{"max_num_seqs": 64}'"""
 
 
-def test_a_text_that_looks_like_a_flag_is_a_value() -> None:
+def test_value_like_a_flag_is_accepted() -> None:
     found = read_options("infer", ["m", "--prompt", "--help me", "--system=-x"], InferOptions).options
     assert found.prompt == ("--help me",)
     assert found.system == "-x"
@@ -179,11 +179,11 @@ def test_serve_passes_unknown_flags_unchanged() -> None:
     typed = read_options("serve", words, ServeCommandOptions, passes_on=True)
     assert typed.passed_on == tuple(others)
     assert (typed.options.model, typed.options.port, typed.options.max_length) == ("m", 1, 8)
-    assert typed.words == ()
+    assert typed.positional == ()
 
 
 @pytest.mark.parametrize("command", sorted(set(BUILTIN_COMMANDS) - set(TRAINING)))
-def test_every_flag_is_declared_once_and_taken_in_both_spellings(command: str) -> None:
+def test_flags_are_unique_and_accept_both_spellings(command: str) -> None:
     options = options_of(command)
     assert options is not None
     table = flag_table(command, options)
@@ -199,7 +199,10 @@ def test_every_flag_is_declared_once_and_taken_in_both_spellings(command: str) -
     [
         (["export", "nowhere"], "There is no checkpoint at nowhere"),
         (["convert", "nowhere", "--out", "new"], "nowhere is not a folder"),
-        (["convert", "nowhere", "--out", "new", "--to", "trainer"], "nowhere is no checkpoint of swift"),
+        (
+            ["convert", "nowhere", "--out", "new", "--to", "trainer"],
+            "--to needs a checkpoint of swift, and nowhere is not one",
+        ),
     ],
 )
 def test_missing_input_fails_without_importing_torch(args: list[str], message: str) -> None:

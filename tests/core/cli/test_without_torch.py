@@ -1,4 +1,4 @@
-"""Verbs that neither train nor load a model answer without torch and transformers, which take seconds to import."""
+"""Commands that neither train nor load a model import neither torch nor transformers, which take seconds."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def value_of(flags: str, key: str) -> Any:
         ("--full_determinism", "train.deterministic", True),
     ],
 )
-def test_a_flag_of_the_trainer_sets_its_key(flags: str, key: str, value: object) -> None:
+def test_trainer_flag_sets_its_key(flags: str, key: str, value: object) -> None:
     assert value_of(flags, key) == value
 
 
@@ -64,8 +64,8 @@ def test_a_flag_of_the_trainer_sets_its_key(flags: str, key: str, value: object)
         ("--save_strategy epoch --save_steps 100", "--save_steps 100 has no effect: --save_strategy is epoch."),
         ("--eval_strategy no --eval_steps 100", "--eval_steps 100 has no effect: --eval_strategy is no."),
         ("--save_strategy steps", "checkpoint.save_steps is 500"),
-        ("--eval_strategy steps --save_steps 20", "train.eval_steps is 20, as often as it saves"),
-        ("--load_best_model_at_end true", "RUN/best-checkpoint points at it"),
+        ("--eval_strategy steps --save_steps 20", "train.eval_steps is 20, the same as checkpoint.save_steps"),
+        ("--load_best_model_at_end true", "the best checkpoint is RUN/best-checkpoint"),
         ("--logging_first_step true", "--logging_first_step true is not needed"),
         ("--average_tokens_across_devices true", "is not needed"),
         ("--include_num_input_tokens_seen true", "is not needed"),
@@ -74,7 +74,7 @@ def test_a_flag_of_the_trainer_sets_its_key(flags: str, key: str, value: object)
         ("--eval_accumulation_steps 4", "is not needed"),
     ],
 )
-def test_what_has_no_effect_is_one_line_of_note(flags: str, note: str) -> None:
+def test_setting_without_effect_is_noted(flags: str, note: str) -> None:
     assert [line for line in parsed(flags).notes if note in line]
 
 
@@ -85,7 +85,7 @@ def test_what_has_no_effect_is_one_line_of_note(flags: str, note: str) -> None:
         ("--save_steps -1", "--save_strategy no"),
         ("--eval_steps 0", "--eval_strategy no"),
         ("--logging_steps 0", "--logging_strategy no"),
-        ("--save_steps 2.5", "a part of all steps such as 0.1"),
+        ("--save_steps 2.5", "a fraction of all steps, such as 0.1"),
         ("--save_strategy never", "one of 'steps', 'epoch', 'best' or 'no'"),
         ("--ddp_timeout soon", "--ddp_timeout 1800"),
         ("--resume_only_model true", "--resume_from_checkpoint output/MODEL/RUN/checkpoint-100"),
@@ -99,7 +99,7 @@ def test_what_has_no_effect_is_one_line_of_note(flags: str, note: str) -> None:
         ("--dataloader_drop_last true", "Leave it out"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_thing_to_type(flags: str, advice: str) -> None:
+def test_invalid_cadence_error_has_hint(flags: str, advice: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(flags)
     assert advice in f"{caught.value.message} {caught.value.hint}"
@@ -116,5 +116,5 @@ def test_weights_only_resume_starts_new_run(tmp_path: Path) -> None:
     assert (config.model.path, config.tuner.adapter) == ("base", tmp_path / "run" / "last-checkpoint")
     assert config.checkpoint.resume is None
     assert parsed(f"--resume_from_checkpoint {whole} --resume_only_model").config.model.path == str(whole)
-    with pytest.raises(ConfigError, match="no weights that are ready to load"):
+    with pytest.raises(ConfigError, match="no model weights to load"):
         parsed(f"--resume_from_checkpoint {tmp_path} --resume_only_model")

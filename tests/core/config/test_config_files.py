@@ -47,14 +47,14 @@ def test_config_file_accepts_sections_and_flag_names(file: Path) -> None:
     assert config.backend.model_dump()["device"] == "cpu"
 
 
-def test_flags_outrank_the_file(file: Path) -> None:
+def test_flags_override_file(file: Path) -> None:
     config = parse(["--config", str(file), "--lr", "3e-5", "--dataset", "c.jsonl", "--lora_rank", "4"], "sft").config
     assert config.optim.lr == 3e-5
     assert config.data.train == ("c.jsonl",)
     assert config.model.path == "m"
 
 
-def test_a_scalar_stands_for_a_list_of_one(tmp_path: Path) -> None:
+def test_scalar_is_list_of_one(tmp_path: Path) -> None:
     path = tmp_path / "run.yml"
     path.write_text("dataset: a.jsonl\nmodel: m\n")
     assert parse([str(path), "--packing"], "sft").config.data.train == ("a.jsonl",)
@@ -64,20 +64,20 @@ def test_a_scalar_stands_for_a_list_of_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("optim:\n  lr: 1\n  lr: 2\n", ":3: optim.lr is there already, in line 2"),
-        ("optim:\n  lr: [1\n", ":3: this is not YAML"),
-        ("- a\n", ":1: a configuration is a mapping"),
+        ("optim:\n  lr: 1\n  lr: 2\n", ":3: duplicate key optim.lr, first set in line 2"),
+        ("optim:\n  lr: [1\n", ":3: invalid YAML"),
+        ("- a\n", ":1: expected a mapping"),
         ("optim:\n  lr: fast\n", ":2: optim.lr must be a number, not 'fast'"),
-        ("train:\n  epochs: 1\n\n  seeed: 1\n", ":4: there is no key 'train.seeed'. Did you mean 'train.seed'?"),
-        ("optimizers: {lr: 1}\n", ":1: there is no key 'optimizers'. Did you mean"),
-        ("backend:\n  devise: cpu\n", ":2: there is no key 'backend.devise' for the backend 'torch'"),
-        ("optim: fast\n", ":1 does not know 'fast'"),
-        ("data: train.jsonl\n", ":1: data is a section"),
-        ("train:\n  compile: perhaps\n", ":2 is a switch"),
+        ("train:\n  epochs: 1\n\n  seeed: 1\n", ":4: unknown key 'train.seeed'. Did you mean 'train.seed'?"),
+        ("optimizers: {lr: 1}\n", ":1: unknown key 'optimizers'. Did you mean"),
+        ("backend:\n  devise: cpu\n", ":2: unknown key 'backend.devise' for the backend 'torch'"),
+        ("optim: fast\n", ":1. (The key is optim.)"),
+        ("data: train.jsonl\n", ":1: the section data must be a mapping"),
+        ("train:\n  compile: perhaps\n", ":2 must be true or false"),
         ("bf16: true\nfp16: true\n", ":1 and "),
     ],
 )
-def test_a_mistake_in_a_file_is_shown_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
+def test_file_error_names_line(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -85,7 +85,7 @@ def test_a_mistake_in_a_file_is_shown_with_its_line(tmp_path: Path, text: str, s
     assert f"{path}{sentence}" in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_config_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no configuration file .*gone\.yaml"):
         parse(["--config", str(tmp_path / "gone.yaml")], "sft")
 
@@ -99,9 +99,7 @@ def test_warmup_below_one_step_is_ratio_in_files(tmp_path: Path, key: str) -> No
     assert (optim.warmup_ratio, optim.warmup_steps) == (0.1, None)
 
 
-def test_what_show_prints_is_a_file_that_gives_the_same_run(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_config_show_output_reproduces_run(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [str(file), "--lr", "2e-5", "--objective.label_smoothing", "0.1", "--output_dir", "elsewhere"]
     assert run(["config", "show", "sft", *flags]) == 0
     shown = tmp_path / "shown.yaml"
@@ -109,7 +107,7 @@ def test_what_show_prints_is_a_file_that_gives_the_same_run(
     assert parse([str(shown)], "sft").config == parse(flags, "sft").config
 
 
-def test_show_tells_the_layout(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_prints_layout(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "show", str(file), "--nproc", "2", "--per_device_train_batch_size", "3"]) == 0
     printed = capsys.readouterr().out
     assert "2 = dp 2 × tp 1 × pp 1 × cp 1" in printed
@@ -122,7 +120,7 @@ def test_validate_prints_ok_or_errors(file: Path, capsys: pytest.CaptureFixture[
     assert "parallel.pp 2" in capsys.readouterr().err
 
 
-def test_the_schema_holds_the_sections_of_plugins() -> None:
+def test_schema_includes_plugin_sections() -> None:
     schema: dict[str, Any] = json.loads(schema_json())
     branches = {
         branch["if"]["properties"]["name"]["const"]: branch["then"]["properties"]
@@ -134,7 +132,7 @@ def test_the_schema_holds_the_sections_of_plugins() -> None:
     assert schema["$defs"]["OptimSection"]["properties"]["lr"]["description"].startswith("Peak learning rate")
 
 
-def test_the_resolved_configuration_is_plain_yaml(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resolved_configuration_is_plain_yaml(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(["config", "show", "sft", str(file)])
     shown = yaml.safe_load(capsys.readouterr().out)
     assert shown["optim"]["lr"] == 1e-5

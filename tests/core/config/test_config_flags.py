@@ -120,18 +120,18 @@ MEANINGS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("line", "meaning"), MEANINGS, ids=[line for line, _ in MEANINGS])
-def test_a_flag_sets_what_its_users_mean_by_it(line: str, meaning: dict[str, Any]) -> None:
+def test_flag_sets_its_keys(line: str, meaning: dict[str, Any]) -> None:
     config = parsed(line).config
     assert {key: value(config, key) for key in meaning} == meaning
 
 
-def test_dashes_and_underscores_mean_the_same() -> None:
+def test_dashes_and_underscores_are_equal() -> None:
     dashes = parsed("--per-device-train-batch-size 4 --optim.weight-decay 0.2 --lora-rank=3").config
     underscores = parsed("--per_device_train_batch_size=4 --optim.weight_decay=0.2 --lora_rank 3").config
     assert dashes == underscores
 
 
-def test_rlhf_names_its_objective_and_takes_its_options() -> None:
+def test_rlhf_selects_objective_and_options() -> None:
     kto = parsed("--rlhf_type kto --beta 0.3", command="rlhf")
     assert kto.config.objective.name == "kto"
     assert kto.objective_options.model_dump()["beta"] == 0.3
@@ -145,7 +145,7 @@ def test_repeated_flag_uses_last_value_with_note() -> None:
     twice = parsed("--learning_rate 1e-5 --seed 7 --learning-rate 2e-5 --seed 7")
     assert twice.config.optim.lr == 2e-5
     (note,) = [note for note in twice.notes if "twice" in note]
-    assert note == "--learning-rate is given twice, as '1e-5' and as '2e-5': the last one counts."
+    assert note == "--learning-rate is given twice, as '1e-5' and '2e-5'; the last one counts."
     assert parsed("--val_dataset v --val-dataset w").config.data.validation == ("v", "w")
     assert not any("twice" in note for note in parsed("--val_dataset v --val-dataset w").notes)
 
@@ -158,47 +158,47 @@ def test_flags_without_effect_are_reported() -> None:
 MISTAKES = [
     ("--learning_rat 1", "Unknown flag --learning_rat. Did you mean '--learning_rate'?"),
     ("--optim.lrr 1", "Did you mean '--optim.lr'?"),
-    ("--tuner.freeze lm_head*", "--tuner.freeze belongs to the tuner 'full', and tuner.kind is lora"),
+    ("--tuner.freeze lm_head*", "--tuner.freeze is an option of the tuner 'full', but tuner.kind is lora"),
     ("--rank 4", "Did you mean '--tuner.rank'?"),
     ("-tp 2", "Unknown flag -tp. Did you mean '--tp'?"),
     ("--lr abc", "--lr must be a number, not 'abc'"),
     ("--lr -1", "--lr must be greater than 0"),
     ("--optim.beta1 2", "--optim.beta1 must be at most 1"),
     ("--max_length 1.5", "--max_length must be a whole number"),
-    ("--packing perhaps", "--packing is a switch"),
-    ("--lr", "--lr takes a value"),
-    ("--val_dataset", "--val_dataset takes one or more values"),
+    ("--packing perhaps", "--packing must be true or false"),
+    ("--lr", "--lr needs a value"),
+    ("--val_dataset", "--val_dataset needs at least one value"),
     ("--lr 1 2", "--lr takes one value"),
     ("--bf16 --fp16", "--bf16 and --fp16 contradict each other"),
     ("--lr 1 --learning_rate 2", "--lr and --learning_rate contradict each other"),
-    ("--torch_dtype fp8", "--torch_dtype does not know 'fp8'"),
+    ("--torch_dtype fp8", "Unknown value 'fp8' for --torch_dtype"),
     ("--train_type lorra", "Did you mean 'lora'?"),
     ("--attn_impl flash_attenion_2", "Did you mean 'flash_attention_2'?"),
-    ("--columns {a:b}", "--columns takes a JSON object"),
-    ("--columns [1]", "--columns takes a JSON object"),
+    ("--columns {a:b}", "--columns must be a JSON object"),
+    ("--columns [1]", "--columns must be a JSON object"),
     ("--data.truncation cut", "--data.truncation must be one of 'delete', 'right', 'left' or 'split'"),
-    ("--beta 0.1", "there is no key 'objective.beta' for the objective 'sft'"),
+    ("--beta 0.1", "unknown key 'objective.beta' for the objective 'sft'"),
     ("--backend.devise cpu", "for the backend 'torch'. Did you mean '--backend.device'?"),
-    ("--backend megatron --backend.bucket_mb 3", "belongs to the backend 'torch', and backend.name is megatron"),
+    ("--backend megatron --backend.bucket_mb 3", "is an option of the backend 'torch', but backend.name is megatron"),
     ("--backend.device tpu", "--backend.device must be one of 'auto', 'cpu' or 'cuda'"),
-    ("--nproc zero", "--nproc takes a number of processes"),
-    ("--train_type cpt", "swift sft minimises the objective 'sft', but --train_type asks for 'pt'"),
+    ("--nproc zero", "--nproc must be a number of processes"),
+    ("--train_type cpt", "swift sft does not train the objective 'pt' (--train_type)"),
     ("--rlhf_type dpo", "Type: swift train --objective dpo"),
     ("--sequence_parallel_size 2", "--ulysses 2"),
     ("--parallel_method megatron --sequence_parallel_size 2", "--cp 2"),
-    ("--parallel_method megatron --sequence_parallel_size two", "takes a whole number"),
+    ("--parallel_method megatron --sequence_parallel_size two", "must be a whole number"),
 ]
 
 
 @pytest.mark.parametrize(("line", "sentence"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_gets_one_clear_sentence(line: str, sentence: str) -> None:
+def test_invalid_flag_error_is_one_sentence(line: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=re.escape(sentence)) as caught:
         parsed(line)
     assert caught.value.exit_code == 2
     assert "pydantic" not in str(caught.value)
 
 
-def test_a_plugin_that_is_needed_later_must_be_there_now(without_vllm: None) -> None:
+def test_missing_observer_or_exporter_fails_early(without_vllm: None) -> None:
     with pytest.raises(PluginError, match="Did you mean 'megatron'"):
         parsed("--backend megatorn")
     with pytest.raises(PluginError, match="no observer 'wandbb'"):
@@ -208,7 +208,7 @@ def test_a_plugin_that_is_needed_later_must_be_there_now(without_vllm: None) -> 
 
 
 @pytest.mark.parametrize("command", ["pt", "sft", "rlhf", "train"])
-def test_a_command_without_data_or_model_shows_a_line_that_works(command: str) -> None:
+def test_missing_model_or_data_error_has_example(command: str) -> None:
     with pytest.raises(UsageError, match=f"swift {command} needs --dataset") as caught:
         parse(["--model", "m"], command)
     shown = re.search(rf"swift {command} (.*)", caught.value.hint or "")
@@ -221,42 +221,42 @@ def test_a_command_without_data_or_model_shows_a_line_that_works(command: str) -
 @pytest.mark.parametrize(
     ("line", "sentence", "hint"),
     [
-        ("--init_lora_weights pissa --use_dora true", "tuner.dora would scale again", "Leave one"),
+        ("--init_lora_weights pissa --use_dora true", "cannot be used with tuner.dora", "Leave one"),
         ("--init_lora_weights corda", "is not implemented", ""),
-        ("--tuner.init pissa --tuner.init_batches 4", "is about tuner.init eva and lora_ga", "Leave it out"),
-        ("--tuner.init orthogonal --lora_rank 3", "takes even ranks", "--lora_rank 8"),
+        ("--tuner.init pissa --tuner.init_batches 4", "needs tuner.init eva or lora_ga", "Leave it out"),
+        ("--tuner.init orthogonal --lora_rank 3", "needs even ranks", "--lora_rank 8"),
         ("--target_modules all-router", "routers of mixtures", ""),
         ("--target_modules all q_proj", "either all-linear or names", ""),
         ("--target_regex '(q'", "must be a regular expression", ""),
-        ("--target_regex .*q --target_modules k_proj", "both name the modules", "Keep one"),
+        ("--target_regex .*q --target_modules k_proj", "cannot be used together", "Keep one"),
         ("--train_type full --tuner.unfreeze lm_head", "nothing is frozen", "--tuner.freeze_ratio 1"),
-        ("--quant_method awq", "adapters are trained on weights of bitsandbytes", "--quant w4a16"),
-        ("--quant_method hqq --quant_bits 4", "is not offered", "--quant_method bnb"),
-        ("--quant_method bnb", "how many bits", "--quant_bits 4"),
-        ("--quant_bits 3", "is 4 or 8", ""),
+        ("--quant_method awq", "is not supported for training; QLoRA needs bitsandbytes", "--quant w4a16"),
+        ("--quant_method hqq --quant_bits 4", "Unknown value 'hqq'", "--quant_method bnb"),
+        ("--quant_method bnb", "needs a number of bits", "--quant_bits 4"),
+        ("--quant_bits 3", "must be 4 or 8", ""),
         ("--quant_bits 8 --load_in_4bit", "contradict each other", ""),
         ("--quant_bits 8 --train_type qlora", "contradict each other", ""),
-        ("--quant_bits 8 --quant_method torchao", "in 4 bits here", "bnb"),
-        ("--quant_bits 4 --fp16 --bnb_4bit_compute_dtype bfloat16", "the model's precision, float16", "Keep one"),
+        ("--quant_bits 8 --quant_method torchao", "supports 4 bits, not 8", "bnb"),
+        ("--quant_bits 4 --fp16 --bnb_4bit_compute_dtype bfloat16", "in the model's precision", "Keep one"),
     ],
 )
-def test_what_a_tuner_cannot_do_is_refused_with_the_reason(line: str, sentence: str, hint: str) -> None:
+def test_invalid_tuner_options_name_reason(line: str, sentence: str, hint: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         parsed(line)
     assert sentence in refusal.value.message
     assert hint in (refusal.value.hint or "")
 
 
-def test_settings_of_four_bits_say_where_they_have_no_effect() -> None:
+def test_four_bit_flags_without_effect_are_noted() -> None:
     assert parsed("--bnb_4bit_quant_type nf4").notes == [
-        "--bnb_4bit_quant_type has no effect: it is about weights of four bits (--quant_bits 4)."
+        "--bnb_4bit_quant_type has no effect without 4-bit weights (--quant_bits 4)."
     ]
     stored = parsed("--quant_bits 4 --bnb_4bit_quant_storage uint8")
     assert any("--bnb_4bit_quant_storage is not needed" in note for note in stored.notes)
 
 
 def test_positional_arguments_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"'data\.jsonl' belongs to no flag"):
+    with pytest.raises(UsageError, match=r"Unexpected argument 'data\.jsonl'\.\nDid you mean --dataset data\.jsonl\?"):
         parse(["data.jsonl", "--model", "m"], "sft")
 
 
@@ -278,7 +278,7 @@ def test_every_flag_accepts_both_spellings(name: str) -> None:
     for spelled in (name, name.replace("_", "-")):
         line = read_flags([f"--{spelled}", "1"], training_flags())
         assert list(line.flags) == [name]
-        assert not line.words
+        assert not line.positional
         assert name in aliases()
 
 

@@ -1,4 +1,4 @@
-"""The commands of the articles: the right configuration, or the one sentence that says what to type instead."""
+"""Commands of the articles give the right configuration, or one error with a hint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_missing_backend_names_install_command(without_megatron: None) -> None:
     assert 'Run: pip install "swift-core[megatron]"' in str(caught.value)
 
 
-def test_deepspeed_gets_its_file(stand_ins: Path) -> None:
+def test_deepspeed_flag_sets_config_file(stand_ins: Path) -> None:
     parsed = said(ZERO3)
     assert parsed.config.model.path == "qwen-7b"
     assert parsed.config.data.train == ("your_data",)
@@ -48,17 +48,17 @@ def test_megatron_gets_layout_and_sequence_parallel_switch(stand_ins: Path) -> N
     assert (plan.tp, plan.pp, plan.sequence_parallel, plan.ulysses, plan.cp) == (4, 2, True, 1, 1)
     assert parsed.config.model.attention == "flash_attention_2"
     assert len(parsed.notes) == 1
-    assert "--sequence_parallel_size 2: with Megatron this is a switch" in parsed.notes[0]
+    assert "--sequence_parallel_size 2 turns on Megatron's sequence parallelism" in parsed.notes[0]
 
 
 @pytest.mark.parametrize("command", [NO_DATA, FSDP])
-def test_commands_without_a_data_set_say_so(stand_ins: Path, command: str) -> None:
+def test_command_without_data_set_fails(stand_ins: Path, command: str) -> None:
     with pytest.raises(UsageError, match="swift train needs --dataset") as caught:
         said(command)
     assert caught.value.exit_code == 2
 
 
-def test_fsdp_trains_adapters_in_half_precision(stand_ins: Path) -> None:
+def test_fsdp_accepts_half_precision_adapters(stand_ins: Path) -> None:
     config = said(f"{FSDP} --dataset d").config
     assert (config.backend.name, config.tuner.kind, config.tuner.rank, config.model.dtype) == (
         "fsdp",
@@ -68,10 +68,10 @@ def test_fsdp_trains_adapters_in_half_precision(stand_ins: Path) -> None:
     )
 
 
-def test_pipelines_under_zero_3_are_refused_with_who_has_them(stand_ins: Path) -> None:
-    with pytest.raises(UnsupportedLayout, match=r"deepspeed backend does not have parallel\.pp 2") as caught:
+def test_pipeline_under_zero3_names_other_backends(stand_ins: Path) -> None:
+    with pytest.raises(UnsupportedLayout, match=r"deepspeed backend does not support parallel\.pp 2") as caught:
         said(f"{MIXED} --dataset d")
-    assert "Installed backends that have it: megatron" in str(caught.value)
+    assert "Installed backends that support it: megatron" in str(caught.value)
     mended = said(f"{MIXED.replace(' --pp=2', '')} --dataset d --local_rank=1")
     assert mended.config.parallel.tp == 4
     assert mended.config.objective.name == "pt"

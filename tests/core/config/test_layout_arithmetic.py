@@ -12,7 +12,7 @@ from swift.errors import UnsupportedLayout
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_config_show_counts_processes_that_share_a_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_counts_sequence_parallel_processes(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--backend", "fsdp", "--ulysses", "2", "--tp", "2", "--per_device_train_batch_size", "3", "--nproc", "8"]
     assert run(["config", "show", *flags]) == 0
     printed = capsys.readouterr().out
@@ -46,9 +46,9 @@ def test_sharding_takes_remaining_dimension(plan: dict[str, int], world: int, ex
 @pytest.mark.parametrize(
     ("plan", "world", "said"),
     [
-        ({"ulysses": 3}, 4, "The plan ulysses 3 takes 3 processes, but 4 were started."),
-        ({"dp_shard": 4}, 2, "The plan dp_shard 4 takes 4 processes, but 2 were started."),
-        ({"dp_replicate": 2, "tp": 2}, 3, "The plan tp 2 × dp_replicate 2 takes 4 processes, but 3 were started."),
+        ({"ulysses": 3}, 4, "The layout ulysses 3 needs 3 processes, but 4 were started."),
+        ({"dp_shard": 4}, 2, "The layout dp_shard 4 needs 4 processes, but 2 were started."),
+        ({"dp_replicate": 2, "tp": 2}, 3, "The layout tp 2 × dp_replicate 2 needs 4 processes, but 3 were started."),
     ],
 )
 def test_layout_for_other_world_size_is_refused(plan: dict[str, int], world: int, said: str) -> None:
@@ -59,7 +59,7 @@ def test_layout_for_other_world_size_is_refused(plan: dict[str, int], world: int
 
 
 @pytest.mark.parametrize("backend", ["fsdp", "deepspeed", "megatron"])
-def test_sharding_backends_refuse_replicas_that_were_not_started(backend: str, tmp_path: Path) -> None:
+def test_missing_replicas_are_refused(backend: str, tmp_path: Path) -> None:
     from swift.config.parse import config_from_mapping
     from swift.contracts import Run, World
     from swift.plugins.hooks import open_hooks
@@ -68,5 +68,5 @@ def test_sharding_backends_refuse_replicas_that_were_not_started(backend: str, t
     pytest.importorskip(f"swift_backend_{backend}")
     parsed = config_from_mapping({"backend.name": backend, "tuner.kind": "full", "parallel.dp_replicate": 4})
     asked = Run(parsed.config, parsed.backend_options, tmp_path, World(0, 0, 2), say=lambda _: None)
-    with pytest.raises(UnsupportedLayout, match="dp_replicate 4 takes 4 processes, but 2 were started"):
+    with pytest.raises(UnsupportedLayout, match="dp_replicate 4 needs 4 processes, but 2 were started"):
         open_hooks(load_backend(backend)).swift_check_layout(asked)

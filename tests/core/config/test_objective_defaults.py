@@ -58,13 +58,13 @@ def test_objective_default_applies_with_reason_if_unset() -> None:
     assert parsed.config.model_dump()["tuner"]["dropout"] == 0.0
     assert parsed.config.optim.schedule == "constant"
     assert _about(parsed, "tuner.dropout") == [
-        "careful sets tuner.dropout 0.0, unless you set it: dropout would change the ratio."
+        "The objective careful sets tuner.dropout to 0.0: dropout would change the ratio."
     ]
     assert config_from_mapping({}).config.model_dump()["tuner"]["dropout"] == 0.05
 
 
 @pytest.mark.usefixtures("site")
-def test_what_the_user_sets_outranks_an_objectives_default(tmp_path: Path) -> None:
+def test_user_setting_overrides_objective_default(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("objective: careful\noptim: {schedule: linear}\n")
     parsed = parse([str(file), "--lora_dropout", "0.1"], "train", complete=False)
@@ -91,7 +91,7 @@ def test_default_for_option_missing_in_tuner_is_skipped() -> None:
     ],
 )
 def test_invalid_objective_default_names_plugin(site: Path, defaults: Any, message: str) -> None:
-    """Defaults that are none are refused by the name of the plugin."""
+    """The error for invalid defaults names the plugin."""
     (site / "careful_objective.py").write_text(SOURCE.replace("DEFAULTS", repr(defaults)))
     with pytest.raises(PluginError, match="careful") as error:
         _careful()

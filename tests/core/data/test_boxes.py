@@ -69,8 +69,8 @@ def test_qwen2_5_vl_bounding_boxes_use_resized_pixels(folder: Path) -> None:
     assert (width, height) != (WIDTH, HEIGHT)
     expected = [round(width * 0.1), round(height * 0.1), round(width * 0.5), round(height * 0.5)]
     assert learned("qwen2_5_vl", row(), folder)[1] == str(expected)
-    assert learned("qwen3_vl", row(), folder, boxes="none")[1] == str(expected)
-    assert learned("qwen2_5_vl", row(), folder, boxes="norm1000")[1] == "[100, 100, 500, 500]"
+    assert learned("qwen3_vl", row(), folder, bounding_boxes="none")[1] == str(expected)
+    assert learned("qwen2_5_vl", row(), folder, bounding_boxes="norm1000")[1] == "[100, 100, 500, 500]"
     height, width = smart_resize(HEIGHT, WIDTH, 28, 28 * 28, 28 * 28)
     smaller = [round(width * 0.1), round(height * 0.1), round(width * 0.5), round(height * 0.5)]
     assert learned("qwen2_5_vl", row(), folder, max_pixels=28 * 28)[1] == str(smaller)

@@ -172,7 +172,7 @@ def test_video_of_images_is_inserted_at_its_position(folder: Path) -> None:
         (asked("<video>what?", videos=["a.mp4"]), "missing video"),
         (asked("<video>what?", videos=[[]]), "without any image"),
         (asked("<video> and <video>", videos=[["0.png"]]), "videos do not match"),
-        (asked("<audio>what?", audios=["a.wav"]), "holds sounds"),
+        (asked("<audio>what?", audios=["a.wav"]), "holds audio clips"),
     ],
 )
 def test_unusable_images_report_reason(row: dict[str, Any], reason: str, folder: Path) -> None:

@@ -224,7 +224,7 @@ def test_a_pickle_that_does_things_is_refused_and_not_run(places: dict[str, Plac
 def test_what_does_not_fit_is_named(places: dict[str, Place], tmp_path: Path) -> None:
     place = places["untied"]
     other = write_model(tmp_path / "other", intermediate_size=80)
-    with pytest.raises(CheckpointError, match=r"layers.0.mlp.gate_proj.weight in the shape \(96, 64\).*\(80, 64\)"):
+    with pytest.raises(CheckpointError, match=r"layers.0.mlp.gate_proj.weight with shape \(96, 64\).*\(80, 64\)"):
         converted(place.checkpoint, tmp_path / "out", other)
     mixed = shutil.copytree(place.checkpoint, tmp_path / "mixed")
     shutil.copy(train(other, tmp_path / "trained")[0] / "optimizer.pt", mixed)
@@ -246,11 +246,11 @@ def test_folders_that_say_too_little_are_refused(
     bare = tmp_path / "inside" / "bare"
     bare.mkdir(parents=True)
     shutil.copy(place.checkpoint / "adapter_model.safetensors", bare)
-    with pytest.raises(CheckpointError, match=r"no adapter_config.json"):
+    with pytest.raises(CheckpointError, match=r"its adapter_config.json is missing"):
         converted(bare, tmp_path / "out", place.model)
     config = json.loads((place.checkpoint / "adapter_config.json").read_text())
     (bare / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": None}))
-    with pytest.raises(CheckpointError, match=r"does not say from which model its training started.\nName it with"):
+    with pytest.raises(CheckpointError, match=r"does not name the model that training started from.\nType --model"):
         converted(bare, tmp_path / "out", None)
     short = load_file(bare / "adapter_model.safetensors")
     name = sorted(short)[0]
@@ -262,5 +262,5 @@ def test_folders_that_say_too_little_are_refused(
     monkeypatch.setattr("swift.convert.run.list_plugins", lambda _: [])
     zero = shutil.copytree(places["untied"].checkpoint, tmp_path / "zero")
     (zero / "global_step3").mkdir()
-    with pytest.raises(CheckpointError, match=r'saved under deepspeed.*\n.*swift-core\[deepspeed\]".*--weights-only'):
+    with pytest.raises(CheckpointError, match=r'saved by deepspeed.*\n.*swift-core\[deepspeed\]".*--weights-only'):
         converted(zero, tmp_path / "out", place.model)

@@ -1,4 +1,4 @@
-"""Configurations of other programs: small inputs with the keys of their published recipes, and what becomes of each."""
+"""Third-party configurations: small recipes with the keys of published ones, and their imports."""
 
 from __future__ import annotations
 
@@ -277,15 +277,15 @@ def made(folder: Path, source: str, *flags: str) -> tuple[int, str, dict[str, An
 
 @pytest.mark.parametrize("program", CASES)
 def test_recipe_keeps_settings_and_program_defaults(program: str, tmp_path: Path) -> None:
-    """A recipe keeps what it says and what its program would do by default."""
+    """An import keeps the settings of a recipe and the defaults of its program."""
     name, content, expected, lost, command = CASES[program]
     (tmp_path / name).write_text(content)
     code, said, configuration = made(tmp_path, name)
     for section, keys in expected.items():
         assert {key: configuration[section].get(key) for key in keys} == keys, section
     for key in lost:
-        assert f"Not carried over: {key}:" in said
-    assert said.count("Not carried over:") == len(lost), said
+        assert f"Not imported: {key}:" in said
+    assert said.count("Not imported:") == len(lost), said
     assert code == (1 if lost else 0)
     assert f"Next: {command}\n" in said
     assert f"# {program}: {name}" in (tmp_path / "made.yaml").read_text()
@@ -306,7 +306,7 @@ def test_every_recipe_key_is_mapped_or_named(program: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("program", CASES)
-def test_what_is_written_is_what_training_reads(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imported_file_is_valid_training_config(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, content, expected, _, command = CASES[program]
     (tmp_path / name).write_text(content)
     made(tmp_path, name)
@@ -327,11 +327,11 @@ def test_script_with_several_commands_gives_each_training(tmp_path: Path) -> Non
         "someone/some-model",
     )
     assert configuration["train"]["accumulation"] == 16
-    assert "this is command 2 of 2" in said
+    assert "this is training command 2 of 2" in said
     assert "Next: swift rlhf made.yaml" in said
     assert str(configuration["tuner"]["freeze_vit"]).lower() == "true"
     refused = typed(["config", "import", "run.sh", "--number", "3"], tmp_path)
-    assert (refused.code, "2 commands that train" in refused.output) == (2, True)
+    assert (refused.code, "only 2 training commands" in refused.output) == (2, True)
 
 
 COMMANDS = {
@@ -375,7 +375,7 @@ def test_embedding_and_reranker_recipes_keep_objective_and_env(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_in_quotes_is_read_as_the_program_would(command: str, tmp_path: Path) -> None:
+def test_quoted_command_is_imported(command: str, tmp_path: Path) -> None:
     command_name, objective, optim = COMMANDS[command]
     code, said, configuration = made(tmp_path, command)
     assert code == 0, said
@@ -387,7 +387,7 @@ def test_a_command_in_quotes_is_read_as_the_program_would(command: str, tmp_path
         assert configuration["train"]["gradient_checkpointing"] is False
 
 
-def test_a_command_may_be_typed_without_quotes(tmp_path: Path) -> None:
+def test_unquoted_command_is_imported(tmp_path: Path) -> None:
     words = ["trl", "sft", "--model_name_or_path", "m", "--dataset_name", "d", "--learning_rate", "3e-4"]
     ended = typed(["config", "import", *words], tmp_path)
     assert ended.code == 0
@@ -401,7 +401,7 @@ SCORING = {
         "objective:\n  name: rm", "center_rewards_coefficient: 0.01", "truncation: delete", "lr: 0.0001",
     ),
     "llamafactory-cli train --stage rm --model_name_or_path m --dataset d": (
-        "objective:\n  name: rm", "has no bias here",
+        "objective:\n  name: rm", "has no bias",
     ),
     "swift rlhf --rlhf_type rm --model m --dataset d --center_rewards_coefficient 0.1": (
         "objective:\n  name: rm", "center_rewards_coefficient: 0.1",
@@ -410,7 +410,7 @@ SCORING = {
         "objective:\n  name: seq_cls", "num_labels: 3", "problem_type: single_label_classification",
     ),
 }  # fmt: skip
-"""Recipe of a model that scores → what the file says."""
+"""Recipe of a model that scores → expected settings."""
 
 
 @pytest.mark.parametrize("command", SCORING)
@@ -429,15 +429,15 @@ def test_scoring_recipes_are_imported_and_read_back(command: str, tmp_path: Path
 NOT_TRAINED = {
     "trl rloo --model_name_or_path m": "RLOO",
     "llamafactory-cli train --stage ppo --model_name_or_path m": "PPO",
-    "llamafactory-cli export merge.yaml": "trains nothing",
-    "swift infer --model m": "trains nothing",
-    "megatron rlhf --use_ray true --config there/no.yaml": "which is not there",
-    "ls -l": "no command that is known",
+    "llamafactory-cli export merge.yaml": "has no training command",
+    "swift infer --model m": "has no training command",
+    "megatron rlhf --use_ray true --config there/no.yaml": "which does not exist",
+    "ls -l": "no known command",
 }
 
 
 @pytest.mark.parametrize("command", NOT_TRAINED)
-def test_what_swift_does_not_train_is_refused_with_its_name(command: str, tmp_path: Path) -> None:
+def test_unsupported_recipe_is_refused_by_name(command: str, tmp_path: Path) -> None:
     ended = typed(["config", "import", command, "--out", "made.yaml"], tmp_path)
     assert ended.code == 2
     assert NOT_TRAINED[command] in ended.output
@@ -453,7 +453,7 @@ def test_dataset_info_next_to_recipe_is_found(tmp_path: Path) -> None:
     assert configuration["data"]["train"] == ["recipes/chats#100", "recipes/more#100"]
 
 
-def test_ms_swifts_args_json_is_a_recipe_too(tmp_path: Path) -> None:
+def test_ms_swift_args_json_is_imported(tmp_path: Path) -> None:
     (tmp_path / "args.json").write_text(json.dumps({
         "model": "someone/some-model", "model_type": "qwen3", "dataset": ["a.jsonl"], "train_type": "lora",
         "num_train_epochs": 2.0, "lora_rank": 8, "max_length": 100, "learning_rate": 1e-4, "adapters": [], "rank": -1,
@@ -480,31 +480,31 @@ def test_row_order_is_kept_only_if_both_shuffles_are_off(shuffles: str, remarked
     """Ms-swift's rows stay in order only where both of its shuffles are off."""
     _, _, configuration = made(tmp_path, f"swift sft --model m --dataset d.jsonl {shuffles}")
     assert configuration["data"].get("shuffle", True) is bool(remarked)
-    assert (tmp_path / "made.yaml").read_text().count("rows come in another order in each epoch") == remarked
+    assert (tmp_path / "made.yaml").read_text().count("rows are shuffled in each epoch") == remarked
 
 
-def test_a_pickled_file_is_refused_and_not_opened(tmp_path: Path) -> None:
+def test_pickle_is_refused_unopened(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.write_text, (tmp_path / "sprung", "x"))
 
     (tmp_path / "training_args.bin").write_bytes(pickle.dumps(Trap()))
     ended = typed(["config", "import", "training_args.bin"], tmp_path)
-    assert (ended.code, "nothing is unpickled" in ended.output) == (2, True)
+    assert (ended.code, "is a pickle" in ended.output) == (2, True)
     assert not (tmp_path / "sprung").exists()
 
 
-def test_training_offers_the_import_of_another_programs_file(tmp_path: Path) -> None:
+def test_training_with_third_party_file_suggests_import(tmp_path: Path) -> None:
     for program in ("LLaMA-Factory", "axolotl", "TRL", "torchtune", "NeMo Automodel"):
         (tmp_path / "theirs.yaml").write_text(CASES[program][1])
         for words in (["sft", "theirs.yaml"], ["config", "show", "sft", "theirs.yaml"]):
             ended = typed(words, tmp_path)
             assert ended.code == 2
-            assert f"looks like a configuration of {program}'s" in ended.output
+            assert f"is a configuration of {program}, not of swift" in ended.output
             assert "swift config import theirs.yaml --out run.yaml" in ended.output
 
 
-def test_a_folder_gives_one_line_for_each_recipe(tmp_path: Path) -> None:
+def test_folder_import_prints_line_per_recipe(tmp_path: Path) -> None:
     for number, (name, content, *_) in enumerate(CASES.values()):
         (tmp_path / f"{number}-{name}").write_text(content)
     (tmp_path / "broken.yaml").write_text("a: [")
@@ -514,8 +514,8 @@ def test_a_folder_gives_one_line_for_each_recipe(tmp_path: Path) -> None:
     assert ended.code == 0
     assert len(lines) == len(CASES) + 1 + 2  # the script trains twice
     assert sum("keys set" in line for line in lines) == len(CASES) + 1
-    assert any("this is not YAML" in line for line in lines)
-    assert any("a configuration of DeepSpeed" in line for line in lines)
+    assert any("invalid YAML" in line for line in lines)
+    assert any("a DeepSpeed configuration" in line for line in lines)
 
 
 HOSTILE = {

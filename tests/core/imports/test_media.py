@@ -24,11 +24,11 @@ TEXT = (
 
 
 @pytest.mark.parametrize("name", [*MEDIA, *TEXT])
-def test_models_that_read_more_than_text_are_known_by_name(name: str) -> None:
+def test_multimodal_model_is_detected_by_name(name: str) -> None:
     assert reads_media(name) == (name in MEDIA)
 
 
-def test_a_model_that_is_here_is_known_by_its_configuration(tmp_path: Path) -> None:
+def test_multimodal_model_is_detected_by_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "vision_config": {}}))
     assert reads_media(str(tmp_path))
     (tmp_path / "my-vl").mkdir()
@@ -41,7 +41,7 @@ def test_import_reports_image_and_video_handling(tmp_path: Path) -> None:
     ended = typed(["config", "import", script, "--out", "run.yaml"], tmp_path)
     assert ended.code == 0
     text = (tmp_path / "run.yaml").read_text()
-    assert "this model reads more than text" in text
+    assert "the model reads more than text" in text
     settings = yaml.safe_load(text)
     assert settings["data"]["max_pixels"] == 1003520
     assert str(settings["tuner"]["freeze_vit"]).lower() == "true"

@@ -177,7 +177,7 @@ def test_infer_prints_completion_about_audio(tmp_path: Path, capsys: pytest.Capt
     assert swift([*words, "--max_new_tokens", str(NEW), "--torch_dtype", "float32"]) == 0
     assert capsys.readouterr().out.strip() == answer.strip()
     assert swift(["infer", str(model_folder), "--audio", name]) == 2
-    assert "--audio is a sound for --prompt" in capsys.readouterr().err
+    assert "--audio needs --prompt" in capsys.readouterr().err
 
 
 def test_results_name_images(folder: Path, tmp_path: Path) -> None:

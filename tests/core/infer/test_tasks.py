@@ -134,7 +134,7 @@ def test_scores_are_those_of_the_harness_s_own_model(
     [
         (["--tasks", "tiny_choise", "--tasks_dir", "TASKS"], "Did you mean 'tiny_choice'?"),
         (["--tasks", "tiny_choice", "--tasks_dir", "nowhere"], "There is no folder nowhere"),
-        (["--tasks", "tiny_choice", "--dataset", "x.jsonl"], "two sources of questions"),
+        (["--tasks", "tiny_choice", "--dataset", "x.jsonl"], "cannot be used together"),
     ],
 )
 def test_mistakes_with_tasks_are_one_sentence(

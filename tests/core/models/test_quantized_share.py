@@ -82,7 +82,7 @@ def test_strict_refuses_experts_that_stay_whole(
     run.topology = Topology(run.world, 0, 1)
     if strict == "true" and architecture == "qwen3-moe":
         monkeypatch.setattr(source, "read", None)
-        with pytest.raises(ConfigError, match=r"data\.strict is true: .*the experts, .* MiB, stay in float32"):
+        with pytest.raises(ConfigError, match=r"data\.strict true refuses: .*the experts, .* MiB, stay in float32"):
             build_view(run, source)
         return
     build_view(run, source)

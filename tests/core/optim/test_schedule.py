@@ -76,15 +76,18 @@ def test_lr_schedules_match_transformers_at_every_step(name, kwargs, warmup: int
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"power": 2}}, "power means nothing to the schedule"),
-        ({"lr_scheduler_type": "cosine_with_min_lr"}, "needs the floor"),
-        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "a function of the step alone"),
+        (
+            {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"power": 2}},
+            "The schedule 'linear' has no option power",
+        ),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "needs a minimum learning rate"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "depend on the step only"),
         ({"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 1.5}}, "whole number"),
-        ({"lr_scheduler_type": "polynomial", "learning_rate": 1e-8}, "not below its peak"),
-        ({"learning_rate": 1e-4, "min_lr": 1e-3}, "not below its peak"),
+        ({"lr_scheduler_type": "polynomial", "learning_rate": 1e-8}, "not below the peak"),
+        ({"learning_rate": 1e-4, "min_lr": 1e-3}, "not below the peak"),
         ({"min_lr": 1e-6, "min_lr_ratio": 0.1}, "Keep one"),
         ({"lr_scheduler_kwargs": {"num_waves": 2}}, "num_waves"),
-        ({"lr_scheduler_kwargs": "cosine"}, "takes a JSON object"),
+        ({"lr_scheduler_kwargs": "cosine"}, "must be a JSON object"),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused_with_its_reason(settings: dict[str, object], said: str) -> None:

@@ -52,15 +52,15 @@ ABLE = Capabilities(tuners=frozenset({"full", "lora"}))
 )
 def test_what_is_lacking_is_named(sections: dict[str, Any], lacking: str) -> None:
     message = refusal(ABLE, sections)
-    assert f"The torch backend does not have {lacking}." in message
-    assert "do without" in message
+    assert f"The torch backend does not support {lacking}." in message
+    assert "Type " in message
 
 
 @pytest.mark.parametrize(
     ("optimizer", "lacking"),
     [
-        ("adafactor", "whole rows of weights, which the optimizer 'adafactor' must see"),
-        (third_party.NAME, "the optimizer 'kit-momentum' (it declares none that read elements)"),
+        ("adafactor", "the optimizer 'adafactor' (it needs whole rows of weights)"),
+        (third_party.NAME, "the optimizer 'kit-momentum' (the backend declares no optimizers that read elements)"),
     ],
 )
 def test_undeclared_optimizer_is_refused(optimizer: str, lacking: str) -> None:
@@ -84,7 +84,7 @@ def test_objective_need_missing_in_backend_is_named() -> None:
     class Rewarding(Thoughtful):
         needs = frozenset({Need.SCORES})
 
-    assert "'thoughtful' needs (scores)" in refusal(ABLE, {}, Rewarding(Section()))
+    assert "'thoughtful' (it needs scores)" in refusal(ABLE, {}, Rewarding(Section()))
 
 
 def test_unsupported_modality_is_named_before_weights_load() -> None:
@@ -96,7 +96,7 @@ def test_unsupported_modality_is_named_before_weights_load() -> None:
     class Seeing(Thoughtful):
         encoding = Pictured()
 
-    assert "does not have samples with image, as the objective 'thoughtful' reads them." in refusal(
+    assert "does not support samples with image (the objective 'thoughtful' reads them)." in refusal(
         ABLE, {}, Seeing(Section())
     )
     able = replace(ABLE, modalities=frozenset({"text", "image"}))
@@ -105,7 +105,7 @@ def test_unsupported_modality_is_named_before_weights_load() -> None:
 
 def test_an_installed_backend_that_has_it_is_recommended(installed: Path) -> None:
     message = refusal(ABLE, {"parallel": {"tp": 2}})
-    assert "acme" in message.partition("Installed backends that have it: ")[2].partition(".")[0]
+    assert "acme" in message.partition("Installed backends that support it: ")[2].partition(".")[0]
     assert "--backend acme" in message
 
 
@@ -125,5 +125,5 @@ def test_the_command_line_refuses_before_anything_is_loaded() -> None:
 def test_whole_image_backend_does_not_split_images(cut: str) -> None:
     config = Config.model_validate({"parallel": {cut: 2}})
     able = Capabilities(modalities=frozenset({"text", "image"}))
-    assert f"parallel.{cut} 2 shares the tokens" in str(lacking_media(able, config, "image"))
+    assert f"parallel.{cut} 2 divides the tokens" in str(lacking_media(able, config, "image"))
     assert lacking_media(replace(able, cuts_media=True), config, "image") is None

@@ -78,7 +78,7 @@ def test_doctor_names_install_of_engine_library(
     acme_alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (missing,) = examine_engines()
-    assert missing.what == "ask is not installed: swift serve (--python takes another environment's)"
+    assert missing.what == "ask is not installed, which swift serve needs (--python selects another environment)"
     assert missing.fix == 'pip install "acme-ask[answers]"'
     install([Distribution("acme-answers", "", {})], tmp_path / "site", tmp_path / "wheels")
     monkeypatch.syspath_prepend(tmp_path / "site")

@@ -22,7 +22,7 @@ def test_exporter_gets_only_its_declared_tasks(installed: Path, monkeypatch: pyt
     monkeypatch.setenv("SWIFT_PLUGINS", "acme-exporters")
     check_export(ends_with("small", "embedding"))
     check_export(ends_with("hf", "reward"))
-    with pytest.raises(UnsupportedLayout, match=r"'small' does not write models of model\.task reward") as caught:
+    with pytest.raises(UnsupportedLayout, match=r"'small' does not write models with model\.task reward") as caught:
         check_export(ends_with("small", "reward"))
     assert "--export.to hf" in caught.value.hint
     with pytest.raises(PluginError, match=r"'spelled' .* declares tasks as the str 'causal_lm'"):
@@ -34,5 +34,5 @@ def test_value_model_for_vllm_is_refused_in_config() -> None:
     settings = {"objective.name": "kit-values", "tuner.kind": "full", "model.path": "nowhere"}
     value = {**settings, "model.task": "value"}
     config_from_mapping({**value, "export.to": "hf"})
-    with pytest.raises(UnsupportedLayout, match=r"'vllm' does not write models of model\.task value"):
+    with pytest.raises(UnsupportedLayout, match=r"'vllm' does not write models with model\.task value"):
         config_from_mapping({**value, "export.to": "vllm"})

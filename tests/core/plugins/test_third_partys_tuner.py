@@ -94,7 +94,8 @@ def test_tuner_that_trains_nothing_is_named(site: Path) -> None:
 
 
 def test_backend_without_tuner_refuses_before_loading(site: Path) -> None:
-    with pytest.raises(UnsupportedLayout, match=r"what the tuner 'bitfit' needs \(weights\)") as caught:
+    """A backend that does not serve it refuses before anything is loaded."""
+    with pytest.raises(UnsupportedLayout, match=r"the tuner 'bitfit' \(it needs weights\)") as caught:
         config_from_mapping({"backend.name": "megatron", "tuner.kind": "bitfit"})
     assert "--backend" in str(caught.value)
 

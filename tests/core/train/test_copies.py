@@ -87,7 +87,7 @@ def test_failed_copy_warns_and_training_continues(
     [
         ({"checkpoint.copy_to": "ftp://host/runs"}, "ftp:// is not among s3://"),
         ({"checkpoint.copy_to": "/mnt/runs"}, "'/mnt/runs' is no URL"),
-        ({"logging.report_to": ["copies"]}, "copies is not a report"),
+        ({"logging.report_to": ["copies"]}, "logging.report_to cannot name 'copies'"),
     ],
 )
 def test_where_to_copy_is_refused_before_a_model_is_loaded(

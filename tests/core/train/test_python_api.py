@@ -69,5 +69,5 @@ def test_python_api_iterates_steps_and_may_stop_early(tiny: Path, tmp_path: Path
         if record.step == 2:
             break
     assert seen == [(1, "checkpoint-1"), (2, "checkpoint-2")]
-    with pytest.raises(UsageError, match="no model to train"):
+    with pytest.raises(UsageError, match="No model is given"):
         next(Swift(config_from_mapping({})).steps())

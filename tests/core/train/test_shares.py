@@ -112,7 +112,7 @@ def test_a_part_that_sleeps_has_that_time_in_the_log(tmp_path: Path, monkeypatch
     monkeypatch.setattr(EpochSchedule, "batch", slow_batch)
     hook = register_optimizer_step_pre_hook(slow_update)
     try:
-        settings = {"logging.shares": 1, "train.max_steps": 3, "logging.report_to": ["jsonl", "report"]}
+        settings = {"logging.time_breakdown": 1, "train.max_steps": 3, "logging.report_to": ["jsonl", "report"]}
         lines = run_training(_model(), tmp_path, _rows(), settings).lines
     finally:
         hook.remove()
@@ -125,7 +125,7 @@ def test_a_part_that_sleeps_has_that_time_in_the_log(tmp_path: Path, monkeypatch
 
 
 def test_steps_between_measurements(tmp_path: Path) -> None:
-    settings = {"logging.shares": 4, "train.max_steps": 8}
+    settings = {"logging.time_breakdown": 4, "train.max_steps": 8}
     lines = run_training(_model(), tmp_path, _rows(), settings).lines
     assert [step for step, line in lines.items() if "compute_fraction" in line] == [3, 7]
 
@@ -137,7 +137,7 @@ def test_switched_off_it_listens_to_nothing(tmp_path: Path, monkeypatch: pytest.
     for name in ("UpdateTimes", "CollectiveTrace", "listening"):
         monkeypatch.setattr(time_breakdown, name, fail)
     monkeypatch.setattr("swift.processes.comms.Comms.gather_numbers", fail)
-    lines = run_training(_model(), tmp_path, _rows(), {"logging.shares": 0, "train.max_steps": 4}).lines
+    lines = run_training(_model(), tmp_path, _rows(), {"logging.time_breakdown": 0, "train.max_steps": 4}).lines
     assert not any("compute_fraction" in line for line in lines.values())
 
 

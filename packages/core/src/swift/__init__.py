@@ -48,7 +48,7 @@ __all__ = [*_HOME_OF, "__version__"]
 def __getattr__(name: str) -> Any:
     module = _HOME_OF.get(name)
     if module is None:
-        from swift.elsewhere import advice
+        from swift.ms_swift_names import advice
 
         if instead := advice(name):
             raise ImportError(instead)  # `from swift import ...` would replace the message of an AttributeError

@@ -1,9 +1,9 @@
-"""The Python API: the words of the command line as keywords.
+"""The Python API: the flags of the command line as keywords.
 
     Swift.from_config(TrainerConfig(model="qwen3-0.6b", dataset="data.jsonl", learning_rate=1e-5)).train()
     Trainer(model=SwiftModel.from_pretrained("qwen3-0.6b"), args={"max_steps": 20}, train_dataset=rows).train()
 
-Keywords go through the same table of aliases as flags, so both give the same configuration.
+Keywords use the same table of aliases as flags, so both give the same configuration.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.parse import Parsed, config_from_mapping
 from swift.errors import UsageError
-from swift.script import speaking_to_a_script
+from swift.script import script_errors
 
 if TYPE_CHECKING:
     from swift.contracts import RunSummary, StepRecord
@@ -25,14 +25,14 @@ Rows = Sequence[Any]
 
 
 class MegatronArguments:
-    """Options of the Megatron backend, by Megatron's names: `tensor_model_parallel_size=4`."""
+    """Options of the Megatron backend, under Megatron's names: `tensor_model_parallel_size=4`."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
 
 
 class TrainerConfig:
-    """A training run, by any names of the command line; `megatron_args` chooses and configures Megatron."""
+    """A training run, with any flag of the command line as a keyword; `megatron_args` selects the Megatron backend."""
 
     def __init__(self, *, megatron_args: MegatronArguments | None = None, **options: Any) -> None:
         self.options = {key: value for key, value in options.items() if value is not None}
@@ -41,7 +41,7 @@ class TrainerConfig:
 
     def parse(self) -> Parsed:
         """Return the validated configuration."""
-        with speaking_to_a_script():
+        with script_errors():
             return config_from_mapping(self.options, "train", source="TrainerConfig")
 
 
@@ -55,14 +55,14 @@ class Swift:
 
     @classmethod
     def from_config(cls, config: TrainerConfig | Mapping[str, Any]) -> Swift:
-        """From keywords, or from a mapping of sections as in a YAML file."""
-        with speaking_to_a_script():
+        """Return a run from keywords, or from a mapping of sections as in a YAML file."""
+        with script_errors():
             parsed = config.parse() if isinstance(config, TrainerConfig) else config_from_mapping(config)
         return cls(parsed)
 
     def train(self) -> RunSummary:
-        """Train in this process, or as the member of the group that a launcher started."""
-        with speaking_to_a_script():
+        """Train in this process, or as a member of the group that a launcher started."""
+        with script_errors():
             self._check()
             _quiet_libraries()
             from swift.train.loop import train
@@ -70,8 +70,8 @@ class Swift:
             return train(self.parsed, rows=self._rows, validation_rows=self._validation_rows)
 
     def steps(self) -> Iterator[StepRecord]:
-        """Train as `train` does, and yield a record after each step, when all that was due after it is done."""
-        with speaking_to_a_script():
+        """Train as `train` does, and yield a record after each step, once logging, evaluation and saving are done."""
+        with script_errors():
             self._check()
             _quiet_libraries()
             from swift.train.loop import steps
@@ -79,34 +79,34 @@ class Swift:
             yield from steps(self.parsed, rows=self._rows, validation_rows=self._validation_rows)
 
     def _check(self) -> None:
-        """Raise `UsageError` where something to train, or to train on, is missing."""
+        """Raise `UsageError` where the model or the data is missing."""
         config = self.parsed.config
         if config.model.path is None:
-            raise UsageError("There is no model to train.", hint="Pass model='qwen3-0.6b', or a folder.")
+            raise UsageError("No model is given.", hint="Pass model='qwen3-0.6b', or a folder.")
         if not config.data.train and self._rows is None:
-            raise UsageError("There is nothing to learn from.", hint="Pass dataset='data.jsonl' or train_dataset.")
+            raise UsageError("No training data is given.", hint="Pass dataset='data.jsonl' or train_dataset.")
         if (self.parsed.nproc or 1) > 1:
             raise UsageError(
-                "The Python API trains in its own process, so nproc cannot be above 1.",
+                "The Python API trains in the current process, so nproc cannot be greater than 1.",
                 hint=f"Start the script with: torchrun --nproc-per-node {self.parsed.nproc} SCRIPT",
             )
 
 
 @dataclass(frozen=True)
 class SwiftModel:
-    """A model by name. Its weights are read when training starts, by the backend that trains it."""
+    """A model by name; the backend reads its weights when training starts."""
 
     path: str
     options: Mapping[str, Any]
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> SwiftModel:
-        """Return a folder, a hub id or a short name; `options` are fields of the `model` section or their aliases."""
+        """Return the model for a folder, hub id or short name; `options` are keys of the `model` section or aliases."""
         return cls(os.fspath(name), options)
 
 
 class Trainer:
-    """A run described by keywords of the Hugging Face trainer, and rows that are in memory already."""
+    """A run with the interface of the Hugging Face Trainer, and rows in memory."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Trainer:
         options: dict[str, Any] = {"model": chosen.path, **chosen.options, **(args or {})}
         rows = _rows(train_dataset, options, "dataset")
         validation_rows = _rows(eval_dataset, options, "val_dataset")
-        with speaking_to_a_script():
+        with script_errors():
             parsed = config_from_mapping(options, "train", source="Trainer")
         self._swift = Swift(parsed, rows=rows, validation_rows=validation_rows)
 
@@ -141,7 +141,7 @@ def _quiet_libraries() -> None:
 
 
 def _rows(dataset: str | os.PathLike[str] | Rows | None, options: dict[str, Any], name: str) -> Rows | None:
-    """Rows in memory as they are; a name goes where the command line would put it."""
+    """Return rows in memory unchanged; put a name into the options."""
     if isinstance(dataset, str | os.PathLike):
         options[name] = os.fspath(dataset)
         return None

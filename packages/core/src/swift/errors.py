@@ -1,6 +1,6 @@
-"""Errors that a user sees: one clear sentence, what to type next, and the exit code of the command.
+"""Errors for users: a message, a hint what to type, and the exit code of the command.
 
-Anything that a person can fix by typing something else is a `SwiftError`; it is printed without a traceback.
+Every error that a user can fix is a `SwiftError`, which is printed without a traceback.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import difflib
 from collections.abc import Iterable
 
 SHOW_TRACEBACK = "SWIFT_TRACEBACK"
-"""Environment variable: show where an error was raised."""
+"""Environment variable that prints tracebacks."""
 
 
 class SwiftError(Exception):
-    """Base of all errors that are meant for the user's eyes."""
+    """Base class of errors for users."""
 
     exit_code = 1
 
@@ -22,14 +22,14 @@ class SwiftError(Exception):
         self.message = message
         self.hint = hint
         self.traceback_of: BaseException | None = None
-        """What a plugin raised, whose traceback is kept in a file when this is shown."""
+        """The exception of a plugin, whose traceback is written to a file when this error is printed."""
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
 
 class UsageError(SwiftError):
-    """A command line that cannot be meant: unknown command, missing flag, wrong combination."""
+    """An invalid command line: unknown command, missing flag, wrong combination."""
 
     exit_code = 2
 
@@ -39,11 +39,11 @@ class ConfigError(UsageError):
 
 
 class DataError(UsageError):
-    """A data set that is missing, malformed or holds nothing to learn from."""
+    """A data set that is missing, malformed or has no usable rows."""
 
 
 class ModelError(UsageError):
-    """A model that cannot be found, read or trained as asked."""
+    """A model that cannot be found, read or trained as configured."""
 
 
 class CheckpointError(UsageError):
@@ -55,24 +55,24 @@ class ExportError(SwiftError):
 
 
 class ServeError(SwiftError):
-    """A server that did not come up, or that ended by itself."""
+    """A server that did not start, or that exited unexpectedly."""
 
 
 class UnsupportedLayout(UsageError):
-    """A backend was asked for something that it does not do. Raised before any weights load."""
+    """A configuration that the backend does not support; raised before any weights are loaded."""
 
 
 class PluginError(SwiftError):
-    """A plugin that is missing, broken, or speaks another hook API."""
+    """A plugin that is missing, broken, or for another hook API."""
 
     exit_code = 3
 
 
 class TrainingError(SwiftError):
-    """A run that failed while training: says the rank, the step and the checkpoint to resume from."""
+    """A run that failed during training; names the rank, the step and the checkpoint to resume from."""
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` for the nearest of `options`, or an empty string."""
+    """Return `" Did you mean 'x'?"` for the nearest of `options`, or an empty string."""
     nearest = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""

@@ -1,4 +1,4 @@
-"""Writing a file so that a reader sees the old or the new one, never half of it, whatever ends this process."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: str | bytes, *, synced: bool = False) -> None:
-    """Write next to `path`, then rename onto it; `synced`: it is to outlast a loss of power too."""
+    """Write a temporary file and rename it to `path`; `synced` survives a power failure too.
+
+    A reader sees the old or the new file, never a part of it, however this process ends.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with draft.open("wb") as file:

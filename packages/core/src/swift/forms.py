@@ -1,7 +1,7 @@
-"""Questions of a program before it starts a command: which options there are, and what would refuse it.
+"""Options of commands for forms, and checks of a command before it is started.
 
-A page that starts runs is made on it, and refuses what the command line refuses, with the same sentences. Nothing here
-imports torch, reads weights or starts a process.
+The dashboard's page for new runs uses it, with the errors of the command line. Nothing here imports torch, reads
+weights or starts a process.
 """
 
 from __future__ import annotations
@@ -44,67 +44,67 @@ class FormField:
     key: str
     """`section.name` for a run; the name alone for other commands."""
     flag: str
-    """What is typed for it; empty for a word that stands without a flag."""
+    """What is typed for it; empty for a positional argument."""
     kind: str
     """'switch', 'list', 'mapping' or 'value'."""
     type: str
-    """For people: 'integer', 'number', 'text'."""
+    """For people: 'integer', 'number', 'string'."""
     choices: tuple[str, ...]
-    """The values that it takes, where they can be listed; names of installed plugins among them."""
+    """The valid values, where they can be listed, such as names of installed plugins."""
     default: Any
     required: bool
     description: str
     bounds: str = ""
     selects: bool = False
-    """Whether its value decides which other options there are: it names a plugin."""
+    """Whether it selects a plugin, which has other options."""
     often: bool = False
-    """Whether it is among those that are typed most."""
+    """Whether it is among the most used."""
 
 
 @dataclass(frozen=True)
 class FormSection:
-    """Options that belong together."""
+    """A group of options."""
 
     name: str
     title: str
     fields: tuple[FormField, ...]
     problem: str = ""
-    """Why a plugin's own options are missing: the sentence that names the plugin and its fault."""
+    """Why a plugin's own options are missing: the error of the plugin."""
 
 
 @dataclass(frozen=True)
 class CheckedCommand:
-    """A command that nothing refuses before it is started."""
+    """A valid command, and its effects."""
 
     command: str
     notes: tuple[str, ...] = ()
-    """What the user should hear."""
+    """Notes for the user."""
     processes: int = 1
     writes: tuple[Path, ...] = ()
-    """Folders that it is told to write into."""
+    """Folders that it writes into."""
     run_folder: Path | None = None
-    """Where the run will lie, if it has a name."""
+    """The run's folder, if the run has a name."""
     trusts: tuple[str, ...] = ()
-    """Code that it would run which comes from elsewhere: of a model, or Python files that options name."""
+    """Third-party code that it would run: of a model, or Python files that options name."""
     hosts: tuple[str, ...] = ()
     """Addresses that it listens on."""
     sends: tuple[str, ...] = ()
     """URLs that it copies checkpoints or exports to."""
     expected: ExpectedMemory | None = None
-    """By an installed planner, where it was asked for."""
+    """Estimate of an installed planner, if requested."""
 
 
 def command_of(objective: str) -> str:
-    """Return the command that an objective is trained with."""
+    """Return the command that trains an objective."""
     if all(objective not in names for names in COMMAND_OBJECTIVES.values()):
         return "rlhf"
     return next((command for command, names in COMMAND_OBJECTIVES.items() if names[0] == objective), "train")
 
 
 def form_of(command: str, selected: Mapping[str, str] | None = None) -> list[FormSection]:
-    """Return the options of a command. For a run, `selected` names plugins by key: `{"backend.name": "fsdp"}`.
+    """Return the options of a command. For a run, `selected` selects plugins by key: `{"backend.name": "fsdp"}`.
 
-    Options of plugins stand in their sections, whoever published them.
+    Options of plugins are in their sections.
     """
     if command in TRAINING:
         from swift.config.sections import Config
@@ -139,8 +139,8 @@ def _section_of_run(name: str, selected: Mapping[str, str]) -> FormSection:
             fields |= {each.key: each for each in model_fields(chosen.config_model, name)}
         except SwiftError as error:
             problem = str(error)
-    place = {key: number for number, key in enumerate(MOST_USED)}
-    ordered = sorted(fields.values(), key=lambda each: (each.key != selects, place.get(each.key, len(place))))
+    position = {key: number for number, key in enumerate(MOST_USED)}
+    ordered = sorted(fields.values(), key=lambda each: (each.key != selects, position.get(each.key, len(position))))
     made = [_field(each, flag_named(each.key)) for each in ordered]
     if group is not None:
         names = tuple(dict.fromkeys(entry.name for entry in list_plugins(group) if entry.allowed))
@@ -153,7 +153,7 @@ def _section_of_run(name: str, selected: Mapping[str, str]) -> FormSection:
 
 def _processes() -> FormSection:
     count = Field("nproc", "value", True, None, "Processes on this machine, one for each GPU", "integer", "≥ 1")
-    return FormSection("processes", "How many processes are started.", (replace(_field(count, "nproc"), often=True),))
+    return FormSection("processes", "Number of processes.", (replace(_field(count, "nproc"), often=True),))
 
 
 def _field(each: Field, flag: str) -> FormField:
@@ -175,9 +175,9 @@ def _field(each: Field, flag: str) -> FormField:
 
 
 def _listed(each: Field) -> bool:
-    """Return whether the type names all values: a union of types is none of these."""
+    """Return whether the type lists all values, unlike a union of types."""
     names = each.type_name.split(" | ")
-    types = {"text", "path", "number", "integer", "switch", "JSON", "list"}
+    types = {"string", "path", "number", "integer", "switch", "JSON", "list"}
     return each.kind == "value" and len(names) > 1 and not types & set(names)
 
 
@@ -189,35 +189,32 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else str(value)
 
 
-def check_command(words: Sequence[str], *, expect: bool = False) -> CheckedCommand:
-    """Return what `swift WORDS` would do, or raise the error with which it would be refused; nothing is begun.
+def check_command(argv: Sequence[str], *, expect: bool = False) -> CheckedCommand:
+    """Return the effects of `swift ARGV`, or raise its error, without starting it.
 
-    `expect` asks an installed planner how much memory a run will take.
+    `expect` estimates the memory of a run with an installed planner.
     """
-    said = StringIO()
-    with redirect_stdout(said), redirect_stderr(said):
-        checked = _check_run(*_split(words), expect) if words[0] in TRAINING else _check_other(*_split(words))
-    notes = [line.removeprefix("Note: ") for line in said.getvalue().splitlines()]
+    command, args = argv[0], list(argv[1:])
+    printed = StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        checked = _check_run(command, args, expect) if command in TRAINING else _check_other(command, args)
+    notes = [line.removeprefix("Note: ") for line in printed.getvalue().splitlines()]
     return replace(checked, notes=(*notes, *checked.notes))
 
 
-def _split(words: Sequence[str]) -> tuple[str, list[str]]:
-    return words[0], list(words[1:])
-
-
-def _check_run(command: str, words: list[str], expect: bool) -> CheckedCommand:
-    from swift.cli.beforehand import check_here, check_plan
-    from swift.cli.choose import chosen
+def _check_run(command: str, args: list[str], expect: bool) -> CheckedCommand:
+    from swift.cli.planner_choice import chosen
+    from swift.cli.preflight import check_here, check_run
     from swift.config.parse import parse
     from swift.imports.sources import check_is_own
     from swift.processes.group import processes_in_all
 
-    check_is_own(words)
-    words = chosen(words, command, say_nothing)
-    parsed = parse(words, command)
+    check_is_own(args)
+    args = chosen(args, command, say_nothing)
+    parsed = parse(args, command)
     check_here(parsed.config)
     processes = processes_in_all({**os.environ, **parsed.machines}, parsed.nproc)
-    check_plan(parsed, processes)
+    check_run(parsed, processes)
     config = parsed.config
     writes = [config.logging.output] + [each for each in (config.export.out,) if each is not None]
     return CheckedCommand(
@@ -228,7 +225,7 @@ def _check_run(command: str, words: list[str], expect: bool) -> CheckedCommand:
         _run_folder(parsed),
         _code_of(parsed),
         sends=tuple(filter(None, [config.checkpoint.copy_to])),
-        expected=_expected(parsed, processes, words, command) if expect else None,
+        expected=_expected(parsed, processes, args, command) if expect else None,
     )
 
 
@@ -240,7 +237,7 @@ def _run_folder(parsed: Parsed) -> Path | None:
 
 
 def _code_of(parsed: Parsed) -> tuple[str, ...]:
-    """Return which code from elsewhere the run would execute."""
+    """Return the third-party code that the run would execute."""
     found = ["model.trust_remote_code"] if parsed.config.model.trust_remote_code else []
     return (*found, *_files_of(parsed.objective_options))
 
@@ -254,20 +251,20 @@ def _files_of(options: BaseModel) -> list[str]:
     return [file for name in marked for file in RunsCode.files(getattr(options, name)) if getattr(options, name)]
 
 
-def _expected(parsed: Parsed, processes: int, words: Sequence[str], command: str) -> ExpectedMemory | None:
-    """Return what a planner expects; None where there is none, or it cannot count this run."""
+def _expected(parsed: Parsed, processes: int, args: Sequence[str], command: str) -> ExpectedMemory | None:
+    """Return a planner's estimate; None without a planner, or where it cannot estimate the run."""
     from swift.plugins import planners
 
     config = parsed.config
     run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
-    return planners.expected(run, words, command, say=print_note)
+    return planners.expected(run, args, command, say=print_note)
 
 
-def _check_other(command: str, words: list[str]) -> CheckedCommand:
+def _check_other(command: str, args: list[str]) -> CheckedCommand:
     options_model = options_of(command)
     assert options_model is not None
     passes_on = command in ("serve", "deploy")
-    typed = read_options(command, words, options_model, passes_on=passes_on)
+    typed = read_options(command, args, options_model, passes_on=passes_on)
     options: Any = typed.options
     if command in ("export", "merge-lora"):
         from swift.cli.export import check_export

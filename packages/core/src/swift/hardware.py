@@ -1,4 +1,4 @@
-"""Devices that models are trained on, as their makers' data sheets describe them. Importable without torch."""
+"""Accelerators with the figures of their data sheets. Importable without torch."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ class DeviceFacts:
     """One kind of accelerator."""
 
     name: str
-    """As people type it: 'H100'."""
+    """As users type it: 'H100'."""
     gigabytes: float
-    """Of memory, in units of 10⁹ bytes, as they are sold."""
+    """Memory in units of 10⁹ bytes."""
     tflops: float
     """Dense bfloat16 with float32 accumulation."""
     memory_bandwidth: float
-    """GB/s of its own memory."""
+    """Bandwidth of its memory in GB/s."""
     link: float
-    """GB/s that it sends to another one of its machine, in one direction."""
+    """Bandwidth to another device of the machine, in GB/s and one direction."""
     network: float
-    """GB/s that it sends to another machine where each device has a port of its own, as is usual for it."""
+    """Bandwidth to another machine in GB/s, where each device has its own port, as is usual for it."""
     known_as: tuple[str, ...] = ()
-    """Parts of the name that its driver tells; none where that is `name` itself."""
+    """Parts of the driver's name for it; empty where that is `name`."""
     per_machine: int = 8
     fp8: bool = False
-    """Whether it multiplies in 8 bits at twice the speed."""
+    """Whether it multiplies in FP8 at twice the speed."""
 
-    def likeness(self, told: str) -> int:
-        """Return how many letters of a driver's name say that it is this device; 0 where it is another one."""
+    def match_length(self, driver_name: str) -> int:
+        """Return how many letters of a driver's name match this device; 0 for another device."""
         parts = self.known_as or (self.name,)
-        return max(len(part) if re.search(rf"\b{re.escape(part)}\b", told) else 0 for part in parts)
+        return max(len(part) if re.search(rf"\b{re.escape(part)}\b", driver_name) else 0 for part in parts)
 
 
 DEVICES = (
@@ -54,7 +54,7 @@ DEVICES = (
 """From the data sheets of NVIDIA. Where a device has no links of its own, `link` is that of its PCI Express slot."""
 
 
-def device_called(told: str) -> DeviceFacts | None:
-    """Return the device whose driver tells this name; None for an unknown one."""
-    most = max(DEVICES, key=lambda device: device.likeness(told))
-    return most if most.likeness(told) else None
+def device_called(driver_name: str) -> DeviceFacts | None:
+    """Return the device with this driver's name; None for an unknown one."""
+    best = max(DEVICES, key=lambda device: device.match_length(driver_name))
+    return best if best.match_length(driver_name) else None

@@ -1,7 +1,7 @@
-"""The place where ms-swift keeps its names; importing it says where they are here."""
+"""Module of ms-swift; importing it raises an error that names the replacements."""
 
 raise ImportError(
-    "swift.llm is a module of ms-swift; this swift has Swift, Trainer, TrainerConfig and SwiftModel in `swift` itself. "
+    "swift.llm is a module of ms-swift. Import Swift, Trainer, TrainerConfig and SwiftModel from `swift`. "
     'For example: from swift import Swift, TrainerConfig; Swift.from_config(TrainerConfig(model="...", dataset="...", '
-    "learning_rate=1e-5)).train(). Other commands are on the command line: swift --help"
+    "learning_rate=1e-5)).train(). For other commands use the command line: swift --help"
 )

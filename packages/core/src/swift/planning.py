@@ -1,7 +1,7 @@
-"""Questions of a planner to installed backends: which layouts are legal, what they keep, and what they send.
+"""What planners need from installed backends: valid layouts, memory and traffic.
 
-Nothing here imports torch, opens a model or starts a process. `swift plan` is made on it, and may be replaced by
-anything else that is.
+Nothing here imports torch, opens a model or starts a process. `swift plan` uses only this module, and so can other
+planners.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ if TYPE_CHECKING:
 
 
 _DEFAULT = "torch"
-_Answer = Callable[[Mapping[str, Any]], Any]
+_Hook = Callable[[Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedBackend:
-    """One backend, set up in one way, for the run that is planned."""
+    """A backend in one of its variants, for the run that is planned."""
 
     plugin: LoadedPlugin
     variant: str
-    """Its name, as `swift_variants` gives it; empty where there is one way only."""
+    """Its name in `swift_variants`; empty where there is only one."""
     flags: tuple[str, ...]
-    """What is typed for it, besides `--backend`."""
+    """The flags that select it, besides `--backend`."""
     parsed: Parsed
 
     @classmethod
     def of_run(cls, run: Run) -> PlannedBackend:
-        """Return the backend of a run that has begun, as it is set up there."""
+        """Return the backend of a started run, as configured."""
         options = run.backend_options
         return cls(load_backend(run.config.backend.name), "", (), Parsed(run.config, options, options))
 
     @property
     def name(self) -> str:
-        """Return the backend's name, as `--backend` takes it."""
+        """Return the backend's name for `--backend`."""
         return self.plugin.entry.name
 
     @property
@@ -86,7 +86,7 @@ class PlannedBackend:
 
     @property
     def dimensions(self) -> frozenset[str]:
-        """Return the fields of the parallel plan that it can set."""
+        """Return the fields of the layout that it can set."""
         capabilities = self.plugin.capabilities
         return capabilities.parallel if capabilities is not None else frozenset()
 
@@ -98,28 +98,28 @@ class PlannedBackend:
         return manager.hook
 
     @cached_property
-    def _answers(self) -> dict[str, _Answer]:
+    def _direct_hooks(self) -> dict[str, _Hook]:
         return {}
 
-    def _ask(self, name: str, **arguments: Any) -> Any:
+    def _call(self, name: str, **arguments: Any) -> Any:
         """Call a hook of the backend.
 
-        Searches ask tens of thousands of times, and there is one plugin to ask: where it has the hook once, it is
-        called without going through pluggy's list of plugins.
+        A search makes tens of thousands of calls to one plugin, so a single implementation is called directly, without
+        pluggy's loop over plugins.
         """
-        answer = self._answers.get(name)
-        if answer is None:
-            answer = self._answers[name] = _answer(getattr(self._hooks, name))
-        return returned(self.plugin.entry, name, answer(arguments), returns(BackendHooks, name))
+        hook = self._direct_hooks.get(name)
+        if hook is None:
+            hook = self._direct_hooks[name] = _direct(getattr(self._hooks, name))
+        return returned(self.plugin.entry, name, hook(arguments), returns(BackendHooks, name))
 
     @property
     def names_stages(self) -> bool:
-        """Return whether the pipeline may have stages of different sizes, named by its option `stages`."""
+        """Return whether the pipeline may have stages of different sizes, set by its option `stages`."""
         capabilities = self.plugin.capabilities
         return capabilities is not None and "backend.stages" in capabilities.features
 
     def run(self, parallel: Mapping[str, Any], processes: int, *, stages: Sequence[int] = (), **train: Any) -> Run:
-        """Return the run on so many processes, with other values in the sections `parallel` and `train`."""
+        """Return the run on `processes`, with other values in the sections `parallel` and `train`."""
         config, options = self.config, self.parsed.backend_options
         update: dict[str, Any] = {"parallel": ParallelSection.model_construct(**{**dict(config.parallel), **parallel})}
         if train:
@@ -132,11 +132,11 @@ class PlannedBackend:
 
     def layout(self, run: Run) -> ProcessLayout:
         """Return the sizes of all parallel dimensions; `UnsupportedLayout` where they do not fit the processes."""
-        came: ProcessLayout | None = self._ask("swift_layout", config=run.config, processes=run.world.size)
+        came: ProcessLayout | None = self._call("swift_layout", config=run.config, processes=run.world.size)
         return came or ProcessLayout.of(run.config.parallel, run.world.size)
 
     def refusal(self, run: Run) -> SwiftError | None:
-        """Return the error with which core or the backend would refuse this plan, whatever the model."""
+        """Return the error of core or the backend for this layout with any model; None where it is valid."""
         try:
             if self.plugin.capabilities is not None:
                 check_capabilities(self.plugin.capabilities, run.config)
@@ -146,35 +146,35 @@ class PlannedBackend:
         return None
 
     def refusal_of_model(self, run: Run, config: Mapping[str, Any]) -> SwiftError | None:
-        """Return the error with which the backend would refuse a model, given as its config.json, under this plan."""
+        """Return the backend's error for a model, given as its config.json, in this layout; None where it is valid."""
         try:
             self._hooks.swift_check_model(run=run, model_config=StoredConfig(config))
         except SwiftError as refused:
             return refused
         except AttributeError:
-            return None  # a key that is left out, for which transformers knows a default
+            return None  # a missing key, for which transformers has a default
         return None
 
     def memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float] | None:
-        """Return what the fullest process keeps, in bytes by name; None where the backend has no answer."""
+        """Return the memory of the fullest process, in bytes by name; None where the backend has no estimate."""
         hook = "swift_estimate_memory"
-        came: Mapping[str, float] | None = self._ask(hook, run=run, weights=weights)
+        came: Mapping[str, float] | None = self._call(hook, run=run, weights=weights)
         return came and {name: size(self.plugin.entry, hook, count) for name, count in came.items()}
 
     @property
     def own_layers(self) -> bool:
-        """Return whether its layers are others than those of transformers, so that it says what they keep."""
+        """Return whether it has its own layers instead of transformers', and estimates their activations."""
         return bool(self._hooks.swift_estimate_activations.get_hookimpls())
 
     def activations(self, run: Run, layer: LayerSizes) -> float | None:
-        """Return what a layer keeps for its backward pass, in bytes a token; None where the backend has no answer."""
+        """Return the activations of a layer in bytes per token; None where the backend has no estimate."""
         hook = "swift_estimate_activations"
-        came: float | None = self._ask(hook, run=run, layer=layer)
+        came: float | None = self._call(hook, run=run, layer=layer)
         return came if came is None else size(self.plugin.entry, hook, came)
 
     def traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
-        """Return what keeps weights and gradients together; nothing where the backend has no answer."""
-        return self._ask("swift_estimate_traffic", run=run, weights=weights, micro_batches=micro_batches) or ()
+        """Return the communication of weights and gradients; empty where the backend has no estimate."""
+        return self._call("swift_estimate_traffic", run=run, weights=weights, micro_batches=micro_batches) or ()
 
     @cached_property
     def _objective(self) -> Objective:
@@ -184,18 +184,18 @@ class PlannedBackend:
 
     @cached_property
     def roles(self) -> Sequence[ModelRole]:
-        """Return the models that the run holds besides its policy, on this backend."""
+        """Return the models that the run has besides its policy, on this backend."""
         capabilities = self.plugin.capabilities
         most = capabilities.roles if capabilities is not None else 1
         return fitting_roles(self._objective.roles(self.config), most)
 
     def of_role(self, role: ModelRole) -> PlannedBackend:
-        """Return the backend as it holds a role."""
+        """Return the backend with the configuration of a role."""
         return replace(self, parsed=replace(self.parsed, config=role.config(self.config)))
 
     @cached_property
     def rounds(self) -> RoundWork:
-        """Return what the run holds and does besides the steps of its models."""
+        """Return the work and memory of rounds, besides the steps of the models."""
         return self._objective.rounds(self.config)
 
     @cached_property
@@ -207,12 +207,12 @@ class PlannedBackend:
         return load_tuner(self.config.tuner.kind)
 
     def slot_bytes(self, shape: Sequence[int]) -> float:
-        """Return what the run's optimizer keeps for each value of a weight of this shape, with the run's options."""
+        """Return the optimizer state per value of a weight of this shape, in bytes, with the run's options."""
         optimizer = self._optimizer
-        ask = getattr(optimizer.object, "bytes_with_options", None)
-        if ask is not None:
+        with_options = getattr(optimizer.object, "bytes_with_options", None)
+        if with_options is not None:
             with failing(optimizer.entry, "bytes_with_options"):
-                came = ask(shape, self.config.optim.options(optimizer.object.options_model))
+                came = with_options(shape, self.config.optim.options(optimizer.object.options_model))
             return size(optimizer.entry, "bytes_with_options", came)
         with failing(optimizer.entry, "bytes_per_parameter"):
             came = optimizer.object.bytes_per_parameter(shape)
@@ -224,7 +224,7 @@ class PlannedBackend:
         return self.config.tuner.options(self._tuner.object.options_model)
 
     def trained_values(self, rows: int, columns: int) -> float | None:
-        """Return how many values the run's tuner trains beside a matrix; None where it trains the matrix itself."""
+        """Return how many values the run's tuner trains for a matrix; None where it trains the matrix itself."""
         tuner = self._tuner
         if not tuner.object.adapter:
             return None
@@ -235,8 +235,8 @@ class PlannedBackend:
         return size(tuner.entry, "values_beside", came)
 
 
-def _answer(hook: pluggy.HookCaller) -> _Answer:
-    """Return what calls a hook with its arguments by name."""
+def _direct(hook: pluggy.HookCaller) -> _Hook:
+    """Return a function that calls a hook with its arguments by name."""
     found = hook.get_hookimpls()
     if len(found) != 1 or found[0].wrapper or found[0].hookwrapper:
         return lambda arguments: hook(**arguments)
@@ -245,19 +245,19 @@ def _answer(hook: pluggy.HookCaller) -> _Answer:
 
 
 def _low_rank(rows: int, columns: int, options: Any) -> float:
-    """Return the values of two matrices of the rank that a tuner's options name."""
+    """Return the number of values of two matrices with the rank in a tuner's options."""
     rank = next((getattr(options, name) for name in ("rank", "r") if isinstance(getattr(options, name, None), int)), 8)
     return float(rank * (rows + columns))
 
 
-def planned_backends(words: Sequence[str], command: str) -> tuple[list[PlannedBackend], dict[str, SwiftError]]:
-    """Return every way in which installed backends would take a run, and why the others would not, by name.
+def planned_backends(args: Sequence[str], command: str) -> tuple[list[PlannedBackend], dict[str, SwiftError]]:
+    """Return all variants of installed backends that accept a run, and the errors of the others by name.
 
-    `words` are the flags of the run. With `--backend` among them, or a flag that names one (`--deepspeed`), it is that
-    backend alone; with a flag of a variant, its other ways are left out.
+    `args` are the flags of the run. If they select a backend (`--backend`, `--deepspeed`), it is the only one; if they
+    have a flag of a variant, the backend's other variants are left out.
     """
-    typed = {word.partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    named = _named_backend(words, command, typed)
+    typed = {arg.partition("=")[0].replace("-", "_") for arg in args if arg.startswith("--")}
+    named = _named_backend(args, command, typed)
     taken: list[PlannedBackend] = []
     refused: dict[str, SwiftError] = {}
     for name in [named] if named else [entry.name for entry in list_plugins("swift.backends") if entry.allowed]:
@@ -272,7 +272,7 @@ def planned_backends(words: Sequence[str], command: str) -> tuple[list[PlannedBa
         own = [] if named else ["--backend", name]
         for way, flags in ways.items():
             try:
-                parsed = parse([*words, *own, *flags], command, complete=False)
+                parsed = parse([*args, *own, *flags], command, complete=False)
             except SwiftError as error:
                 refused[way or name] = error
                 continue
@@ -280,38 +280,39 @@ def planned_backends(words: Sequence[str], command: str) -> tuple[list[PlannedBa
     return taken, refused
 
 
-def _named_backend(words: Sequence[str], command: str, typed: Collection[str]) -> str | None:
-    """Return the backend that the flags name; None where they leave it open."""
+def _named_backend(args: Sequence[str], command: str, typed: Collection[str]) -> str | None:
+    """Return the backend that the flags select; None where they select none."""
     try:
-        name = parse(words, command, complete=False).config.backend.name
+        name = parse(args, command, complete=False).config.backend.name
     except UnsupportedLayout:
-        # What was typed is more than the backend has that nobody chose; whoever named one hears it.
+        # The default backend does not support the run; this is an error only where the user selected it.
         if "__backend" in typed:
             raise
         return None
     return name if name != _DEFAULT or "__backend" in typed else None
 
 
-def counted_processes(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return how many processes a machine is to start, and how many machines there are, as flags and variables say."""
-    line = read_flags(words, training_flags())
+def counted_processes(args: Sequence[str], environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return the processes per machine and the number of machines, from flags and environment variables."""
+    line = read_flags(args, training_flags())
     machines = {name.upper(): str(line.flags[name].value) for name in MACHINES if name in line.flags}
-    told = [line.flags[name].value for name in ("nproc", "nproc_per_node") if name in line.flags]
+    requested = [line.flags[name].value for name in ("nproc", "nproc_per_node") if name in line.flags]
     if "RANK" in environment:
         size = current_world(environment).size
         here = processes_here(environment, size)
         return here, max(1, size // here)
-    return wanted_group({**environment, **machines}, int(told[0]) if told and str(told[0]).isdecimal() else None)
+    count = int(requested[0]) if requested and str(requested[0]).isdecimal() else None
+    return wanted_group({**environment, **machines}, count)
 
 
 def model_config(name: str) -> dict[str, Any]:
-    """Return config.json of a model: of a folder, of the file itself, or of a name whose files are on this machine."""
+    """Return the config.json of a model: a folder, the file itself, or a name whose files are on this machine."""
     path = Path(name)
     folder = path.parent if path.name == "config.json" and path.is_file() else folder_of(name)
     if folder is None:
         raise ModelError(
-            f"{name} is no folder of a model, and its files are not on this machine.",
-            hint="Give a folder, or a config.json: nothing else of a model is read.",
+            f"{name} is not a model folder, and no model of that name is on this machine.",
+            hint="Pass a model folder or a config.json; weights are not needed.",
         )
     content = read_config(folder)
     check_no_encoder(name, content)

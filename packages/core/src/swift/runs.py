@@ -1,6 +1,6 @@
-"""Runs as their folders show them, for programs that look at runs which they did not start.
+"""State of runs from their folders, for programs that did not start them.
 
-Importing this module imports no torch. Nothing here writes into a run's folder or takes its lock.
+Importing this module does not import torch. Nothing here writes into a run's folder or takes its lock.
 """
 
 from __future__ import annotations
@@ -45,28 +45,27 @@ __all__ = [
 
 _HOLDER = re.compile(r"process (?P<process>\d+) on (?P<host>\S+)")
 _LINE = 400
-"""Bytes of a lock that are read: it holds one short line."""
+"""Bytes to read of a lock file, which has one short line."""
 _CLOCKS_DIFFER = 2.0
-"""Seconds by which the clock of a file system may be behind that of the processes."""
+"""Maximum difference in seconds between the clocks of the file system and of processes."""
 
 
 @dataclass(frozen=True)
 class RunHolder:
-    """The process that wrote its name into the lock of a run's folder."""
+    """The process named in the lock file of a run's folder."""
 
     process: int
     host: str
     since: float
-    """When it took the folder, in seconds since 1970."""
+    """When it took the lock, in seconds since 1970."""
     alive: bool | None
-    """Whether it still holds the folder; None on another machine, where this cannot be seen."""
+    """Whether it still holds the lock; None for another machine, where this cannot be checked."""
 
 
 def holder_of(folder: Path) -> RunHolder | None:
-    """Return who holds a run's folder, or held it last; None where no lock can be read.
+    """Return the process that holds a run's lock, or held it last; None where the lock file cannot be read.
 
-    The lock itself is left alone: taking it for a moment, only to see whether it is free, would refuse a run that
-    starts at that moment.
+    The lock itself is never taken: a run that starts at that moment would be refused.
     """
     path = folder / LOCK_FILE
     try:
@@ -83,12 +82,12 @@ def holder_of(folder: Path) -> RunHolder | None:
 
 
 def chart_script() -> str:
-    """Return the script that draws charts, in `report.html` and elsewhere: it defines `swiftCharts`."""
+    """Return the script of the charts in `report.html` and the dashboard, which defines `swiftCharts`."""
     return files("swift.observers").joinpath("assets", "charts.js").read_text(encoding="utf-8")
 
 
 def _holds(process: int, path: Path, since: float) -> bool:
-    """Return whether the process lives, is the one that took the lock, and has it open."""
+    """Return whether the process is alive, took the lock, and has it open."""
     import psutil
 
     try:
@@ -103,7 +102,7 @@ def _holds(process: int, path: Path, since: float) -> bool:
     try:
         mine = path.stat()
         return any(_is_same(each.path, mine) for each in os.scandir(opened))
-    except OSError:  # another user's process, or no such folder on this system: it lives, and more cannot be known
+    except OSError:  # another user's process, or no /proc on this system: it is alive, and more cannot be checked
         return True
 
 

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read and checked without torch: a file may say anything about what is in it."""
+"""Reader and validator of safetensors headers, without torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, BinaryIO
 from swift.untrusted import Failure, json_kind, open_regular, parse_json, shown
 
 LONGEST = 100_000_000
-"""Bytes of a header, as the format limits them."""
+"""Maximum size of a header in bytes, by the format."""
 _DIMENSIONS = 16
 _LARGEST = 1 << 60
-# Bits of an element, by the names of the format.
+# Bits of an element, by dtype name of the format.
 _BITS = {
     "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "BF16": 16, "F16": 16, "I16": 16,
     "U16": 16, "I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -27,26 +27,26 @@ class Entry:
     """One tensor, as the header describes it."""
 
     dtype: str
-    """As the format calls it: 'BF16'."""
+    """By the format's name: 'BF16'."""
     shape: tuple[int, ...]
     start: int
-    """Where its bytes begin, counted from the beginning of the data."""
+    """Offset of its bytes in the data."""
     end: int
 
 
 @dataclass(frozen=True)
 class Header:
-    """Header of a file: its tensors, and where their data begins."""
+    """Header of a file: its tensors, and the offset of their data."""
 
     data: int
-    """Where in the file the data begins."""
+    """Offset of the data in the file."""
     entries: dict[str, Entry]
     content: dict[str, Any]
-    """The header itself, with what it says besides of where the file is from."""
+    """The header itself, with its metadata."""
 
 
 def read_header(path: Path, error: Failure) -> Header:
-    """Return the header of a file whose tensors fill it without gaps; raises `error` for any other."""
+    """Return the header of a file whose tensors fill it without unused bytes; raise `error` for any other."""
     with open_regular(path, error) as file:
         size = file.seek(0, 2)
         file.seek(0)
@@ -55,12 +55,12 @@ def read_header(path: Path, error: Failure) -> Header:
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
         if entry.start != end:
-            state = "overlaps another tensor" if entry.start < end else "leaves a gap before it"
+            state = "overlaps another tensor" if entry.start < end else "has unused bytes before it"
             raise _damaged(path, f"{name} {state}", error)
         end = entry.end
     if 8 + length + end != size:
         raise error(
-            f"{shown(path)} should have {8 + length + end:,} bytes and has {size:,}: it is truncated or altered.",
+            f"{shown(path)} should have {8 + length + end:,} bytes but has {size:,}: it is truncated or altered.",
             hint="Copy or download it again.",
         )
     return Header(8 + length, entries, content)
@@ -70,7 +70,7 @@ def _content(file: BinaryIO, size: int, path: Path, error: Failure) -> tuple[dic
     lead = file.read(8)
     length = int.from_bytes(lead, "little")
     if len(lead) < 8 or length > min(size - 8, LONGEST):
-        raise _damaged(path, "it does not begin with the length of a header", error)
+        raise _damaged(path, "it does not start with the length of a header", error)
     try:
         content = parse_json(file.read(length), f"the header of {shown(path)}", error, depth=4)
     except error as problem:
@@ -87,15 +87,15 @@ def _entry(name: str, value: Any, path: Path, error: Failure) -> Entry:
     shape: Any = value.get("shape")
     offsets: Any = value.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _BITS:
-        raise _damaged(path, f"{name} has no known type of elements ({dtype!r:.60})", error)
+        raise _damaged(path, f"{name} has the unknown dtype {dtype!r:.60}", error)
     if not _are_sizes(shape) or len(shape) > _DIMENSIONS:
-        raise _damaged(path, f"{name} has no shape", error)
+        raise _damaged(path, f"{name} has no valid shape", error)
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise _damaged(path, f"{name} has no place in the file", error)
+        raise _damaged(path, f"{name} has no valid data_offsets", error)
     start, end = offsets
     bits = math.prod(shape) * _BITS[dtype]
     if bits % 8 or end - start != bits // 8:
-        raise _damaged(path, f"{name} has {end - start} bytes, which its shape {shape} of {dtype} is not", error)
+        raise _damaged(path, f"{name} has {end - start} bytes, which do not match its shape {shape} of {dtype}", error)
     return Entry(dtype, tuple(shape), start, end)
 
 

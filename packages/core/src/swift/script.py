@@ -1,4 +1,4 @@
-"""Errors as a script sees them: keywords and torchrun instead of flags, one message without a traceback."""
+"""Errors for scripts: keywords and torchrun instead of flags, one message without a traceback."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from swift.errors import SHOW_TRACEBACK, SwiftError
 _NPROC = re.compile(r"--nproc(?:[_-]per[_-]node)? (\d+)")
 _FLAG = re.compile(r"--([a-z][\w.-]*)(?:[ =](?=[\w./'\"])('[^']*'|[^\s,;:)]*[^\s,;:).]))?")
 _COMMAND = re.compile(r"\b(?:swift|pip|python|torchrun) [a-z]")
-"""The beginning of a whole command to type, whose flags stay what they are."""
+"""The start of a command to type, whose flags are not reworded."""
 
 
 @contextmanager
-def speaking_to_a_script() -> Iterator[None]:
-    """Reword the errors that are raised inside, and show one that nobody catches without its traceback."""
+def script_errors() -> Iterator[None]:
+    """Reword errors for scripts, and print an uncaught one without its traceback."""
     _show_errors_only()
     try:
         yield
@@ -33,10 +33,10 @@ def speaking_to_a_script() -> Iterator[None]:
 
 
 def reworded(text: str, *, values: bool = True) -> str:
-    """Return an error's text with keywords instead of flags: `tp=2` for `--tp 2`, or `tp 2` without `values`."""
+    """Return an error message with keywords instead of flags: `tp=2` for `--tp 2`, or `tp 2` without `values`."""
     command = _COMMAND.search(text)
-    words, commands = (text, "") if command is None else (text[: command.start()], text[command.start() :])
-    plain = _FLAG.sub(lambda found: _keyword(found, values), _NPROC.sub(r"\0\1", words))
+    prose, commands = (text, "") if command is None else (text[: command.start()], text[command.start() :])
+    plain = _FLAG.sub(lambda found: _keyword(found, values), _NPROC.sub(r"\0\1", prose))
     return re.sub(r"\0(\d+)", rf"torchrun --nproc-per-node \1 {_script()}", plain) + commands
 
 
@@ -52,7 +52,7 @@ def _keyword(found: re.Match[str], values: bool) -> str:
 
 
 def _literal(value: str) -> str:
-    """Return a word of the command line as Python would have it."""
+    """Return a value of the command line as a Python literal."""
     if value in ("true", "false"):
         return value.capitalize()
     try:
@@ -67,7 +67,7 @@ def _script() -> str:
 
 
 def _show_errors_only() -> None:
-    """Print a `SwiftError` that ends a script as one message; an interactive session keeps its tracebacks."""
+    """Print an uncaught `SwiftError` of a script as one message; interactive sessions keep tracebacks."""
     is_script = hasattr(sys.modules.get("__main__"), "__file__") and not sys.flags.interactive
     if not is_script or os.environ.get(SHOW_TRACEBACK) or sys.excepthook is not sys.__excepthook__:
         return
@@ -78,4 +78,4 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if not isinstance(error, SwiftError):
         sys.__excepthook__(kind, error, trace)
         return
-    sys.stderr.write(f"Error: {error}\n(Set {SHOW_TRACEBACK}=1 to see where it was raised.)\n")
+    sys.stderr.write(f"Error: {error}\n(Set {SHOW_TRACEBACK}=1 to see the traceback.)\n")

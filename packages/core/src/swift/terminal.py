@@ -1,4 +1,4 @@
-"""Terminal output: lines for the user, a progress bar over an iterable, and what is being waited for."""
+"""Terminal output: lines for the user, progress bars, and a status line for what is being waited for."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ IMPORTS = "Importing torch and transformers"
 """For `waiting`: these take seconds."""
 
 Say = Callable[[str], None]
-"""Tells the user one line: `print_line`, `print_note` or `say_nothing`."""
+"""Prints one line for the user: `print_line`, `print_note` or `say_nothing`."""
 
 
 def print_line(line: str) -> None:
-    """Print a line of a command's own output, at once."""
+    """Print a line to standard output, and flush."""
     _status.clear()
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def print_note(line: str) -> None:
-    """Print a line about the work to standard error, so that it does not mix with output that somebody reads on."""
+    """Print a note to standard error, so that it does not mix with the output."""
     _status.clear()
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 def say_nothing(_: str) -> None:
-    """Print nothing: for processes other than the first, and for callers that do not want to hear."""
+    """Print nothing, for processes other than the first and for callers without notes."""
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """Return whether what stands on the stream's last line can be replaced: it is a terminal, and not CI's."""
+    """Return whether the stream's last line can be replaced: it is a terminal, and not in CI."""
     return stream.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
 
 def progress(items: Iterable[T], description: str, *, on: bool = True, total: int | None = None) -> Iterator[T]:
-    """Yield the items; while they are consumed, a bar moves on standard error if that is a terminal."""
+    """Yield the items, and show a progress bar on standard error if that is a terminal."""
     if not on or not sys.stderr.isatty():
         yield from items
         return
@@ -56,9 +56,9 @@ def progress(items: Iterable[T], description: str, *, on: bool = True, total: in
 
 @contextmanager
 def waiting(what: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Show on a terminal what is being waited for, and how long already; the line is gone when it is over.
+    """Show on a terminal what is being waited for, with the elapsed time, until the block ends.
 
-    Only the first process of a run shows anything. Where a bar is on the screen, it shows the text of `work_at_hand`.
+    Only the first process of a run shows it. While a progress bar is shown, the bar shows `work_at_hand` instead.
     """
     stream = stream or sys.stderr
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0" or not can_redraw(stream):
@@ -69,13 +69,13 @@ def waiting(what: str, stream: TextIO | None = None) -> Iterator[None]:
 
 
 def work_at_hand() -> str | None:
-    """Return what is being waited for, with the time so far, or None."""
+    """Return what is being waited for, with the elapsed time, or None."""
     return _status.text()
 
 
 @contextmanager
 def shows_work() -> Iterator[None]:
-    """Leave it to the caller's own display to show what is being waited for."""
+    """Let the caller's own display show what is being waited for."""
     _status.displays += 1
     _status.clear()
     try:
@@ -85,16 +85,16 @@ def shows_work() -> Iterator[None]:
 
 
 class _Status:
-    """The line at the bottom of a terminal that says what is being waited for."""
+    """The status line at the bottom of a terminal."""
 
     def __init__(self) -> None:
         self.displays = 0
-        """How many bars are on the screen, which show the work themselves."""
+        """Number of progress bars, which show the work themselves."""
         self._works: list[tuple[str, float, TextIO]] = []
-        """What is done, since when, and where that is said; the innermost comes last."""
+        """(what, start time, stream) of each nested wait, the innermost last."""
         self._lock = threading.RLock()
         self._on: TextIO | None = None
-        """Where the line stands, if it does."""
+        """The stream that shows the line, if any."""
 
     @contextmanager
     def waiting(self, what: str, stream: TextIO) -> Iterator[None]:
@@ -103,7 +103,7 @@ class _Status:
         with self._lock:
             is_outermost = not self._works
             self._works.append(work)
-            self._draw()
+            self._show()
         ticker = threading.Thread(target=self._tick, args=(over,), daemon=True) if is_outermost else None
         if ticker is not None:
             ticker.start()
@@ -133,9 +133,9 @@ class _Status:
 
     def _tick(self, over: threading.Event) -> None:
         while not over.wait(1.0):
-            self._draw()
+            self._show()
 
-    def _draw(self) -> None:
+    def _show(self) -> None:
         with self._lock:
             text = self.text()
             if text is not None and not self.displays:
@@ -148,7 +148,7 @@ _status = _Status()
 
 
 def summary_of(trained: int, total: int) -> str:
-    """Describe how many weights are trained: `1.2 M of 5.2 M weights (23 %)`."""
+    """Return how many weights are trained: `1.2 M of 5.2 M weights (23 %)`."""
     percent = 100 * trained / max(1, total)
     return f"{_short(trained)} of {_short(total)} weights ({percent:.{0 if percent >= 10 else 2}f} %)"
 

@@ -1,9 +1,8 @@
 """Building blocks of backends. The names listed here are stable; their modules may change.
 
-A backend that trains a transformers model on torch's own autograd needs few lines of its own: `build_view` makes the
-model, `accumulate` and `update` make a step of it, `canonical_parameters` says what its weights are called. One with
-an engine of its own takes the parts that fit. This module imports torch: import it inside of hooks, not at the top of
-a plugin's module.
+A backend that trains a transformers model with torch autograd needs little code: `build_view` builds the model,
+`accumulate` and `update` make a step, `canonical_parameters` names its weights. A backend with its own engine uses the
+parts that fit. This module imports torch: import it inside hooks, not at the top of a plugin's module.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Reading what somebody else made: files that are not what they claim, that never end, or that keep a parser busy.
+"""Safe reading of untrusted files: wrong types, endless files, and input that keeps a parser busy.
 
-A folder from elsewhere may hold anything under the names that swift looks for. Whoever opens such a file does it
-through this module: only regular files are opened, only up to a size that is plausible for their kind, JSON only as
-deep as people nest it, and names that a file gives to other files never lead out of its folder. Every function raises
-the `error` of its caller (`ModelError`, `DataError`, ...), with the file and the place in it.
+A downloaded folder may have anything under the names that swift reads. All such files are opened with this module:
+only regular files, up to a plausible size, JSON up to a plausible depth, and file names inside files never lead out of
+the folder. Every function raises the `error` of its caller (`ModelError`, `DataError`, ...), with file and position.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from typing import Any, BinaryIO
 from swift.errors import SwiftError
 
 SMALL = 64 << 20
-"""Bytes that a file of settings may have: the largest known tokenizer.json has half of it."""
+"""Maximum size of a settings file in bytes, twice that of the largest known tokenizer.json."""
 DEPTH = 100
-"""Levels that JSON from a file may nest: a tokenizer or a JSON schema of a tool takes about 20."""
+"""Maximum nesting of JSON from a file: tokenizers and JSON schemas of tools have about 20 levels."""
 _NAME_BYTES = 255
 
 Failure = type[SwiftError]
 
 
 def open_regular(path: Path, error: Failure) -> BinaryIO:
-    """Open a regular file for reading; raises `error` for pipes, devices, folders and what cannot be read.
+    """Open a regular file for reading; raise `error` for pipes, devices, folders and unreadable files.
 
-    Opening a pipe would wait for somebody to write to it, and a device such as /dev/zero never ends.
+    Opening a pipe would wait for a writer, and a device such as /dev/zero never ends.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -52,12 +51,12 @@ def open_regular(path: Path, error: Failure) -> BinaryIO:
 
 
 def typed_path(name: str, what: str, error: Failure) -> Path:
-    """Return the path that a user typed; raises `error` for what cannot be one. `what` says what it was typed for."""
-    # Manifests and other JSON of swift could not hold a name that is not Unicode.
+    """Return a typed path; raise `error` for an invalid one. `what` is the subject of the message."""
+    # Manifests and other JSON files cannot contain a name that is not Unicode.
     check_unicode(name, what, error)
     parts = name.encode().split(b"/")
     if "\0" in name or sum(map(len, parts)) + len(parts) > 16 * _NAME_BYTES or max(map(len, parts)) > _NAME_BYTES:
-        raise error(f"{what} {shown(name)!r} is not the name of a file or folder.")
+        raise error(f"{what} {shown(name)!r} is not a valid path.")
     try:
         return Path(name).expanduser()
     except RuntimeError:
@@ -65,19 +64,19 @@ def typed_path(name: str, what: str, error: Failure) -> Path:
 
 
 def check_regular(path: Path, error: Failure) -> None:
-    """Raise `error` unless this is a regular file that can be read: for readers that open files themselves."""
+    """Raise `error` unless the path is a readable regular file, for readers that open files themselves."""
     open_regular(path, error).close()
 
 
 def read_bytes(path: Path, error: Failure, *, limit: int = SMALL) -> bytes:
-    """Return the whole of a small file."""
+    """Return the content of a small file."""
     with open_regular(path, error) as file:
         try:
             content = file.read(limit + 1)
         except OSError as cause:
             raise error(f"{shown(path)} cannot be read: {_reason(cause)}.") from None
     if len(content) > limit:
-        raise error(f"{shown(path)} has more than {limit:,} bytes, which no file of its kind needs.")
+        raise error(f"{shown(path)} is too large: more than {limit:,} bytes.")
     return content
 
 
@@ -91,20 +90,20 @@ def read_text(path: Path, error: Failure, *, limit: int = SMALL) -> str:
 
 
 def read_json(path: Path, error: Failure, *, limit: int = SMALL) -> Any:
-    """Return what a small JSON file holds."""
+    """Return the value in a small JSON file."""
     return parse_json(read_text(path, error, limit=limit), str(path), error)
 
 
 def read_json_object(path: Path, error: Failure, *, limit: int = SMALL) -> dict[str, Any]:
-    """Return the object that a small JSON file holds; raises `error` where it holds anything else."""
+    """Return the object in a small JSON file; raise `error` for any other value."""
     content = read_json(path, error, limit=limit)
     if not isinstance(content, dict):
-        raise error(f"{shown(path)} should hold a JSON object, and holds {json_kind(content)}.")
+        raise error(f"{shown(path)} must contain a JSON object, not {json_kind(content)}.")
     return content
 
 
 def parse_json(text: str | bytes, source: str, error: Failure, *, depth: int = DEPTH) -> Any:
-    """Return the value of a JSON text; `source` names the text in messages, as `file` or `file:line`."""
+    """Return the value of a JSON string; `source` names it in messages, as `file` or `file:line`."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as cause:
@@ -115,7 +114,7 @@ def parse_json(text: str | bytes, source: str, error: Failure, *, depth: int = D
     except RecursionError:
         raise error(f"{source}: the JSON is nested more than {depth} levels deep.") from None
     except ValueError:  # the interpreter's own limit on digits
-        raise error(f"{source}: the JSON holds a number of thousands of digits.") from None
+        raise error(f"{source}: the JSON has a number with thousands of digits.") from None
     if is_deeper(value, depth):
         raise error(f"{source}: the JSON is nested more than {depth} levels deep.")
     return value
@@ -135,14 +134,14 @@ def is_deeper(value: object, depth: int) -> bool:
 
 
 def json_kind(value: object) -> str:
-    """Return what a JSON value is, in words for people: 'a list', 'null'."""
+    """Return the kind of a JSON value for messages: 'a list', 'null'."""
     if value is None:
         return "null"
     names = {
         bool: "true or false",
         int: "a number",
         float: "a number",
-        str: "a text",
+        str: "a string",
         list: "a list",
         dict: "an object",
     }
@@ -152,17 +151,16 @@ def json_kind(value: object) -> str:
 def inside(folder: Path, name: object, error: Failure, *, source: str) -> Path:
     """Return the path of a file that `source` names, which must be a plain name inside `folder`.
 
-    A name that leads elsewhere ('../x', '/etc/passwd', a symbolic link that leaves the folder) would let a file from
-    somebody else choose what is opened on this machine. In a hub's cache every file is a link into the store of the
-    same model: that is allowed.
+    A name that leaves the folder ('../x', '/etc/passwd', a symbolic link) would let an untrusted file choose what is
+    opened on this machine. In a hub's cache every file is a link into the store of the same model, which is allowed.
     """
     if not isinstance(name, str) or not name or "\0" in name or not is_unicode(name) or len(name) > 16 * _NAME_BYTES:
-        raise error(f"{source} should name a file of its folder, and holds {_clipped(repr(name))}.")
+        raise error(f"{source} must name a file in its folder, not {_clipped(repr(name))}.")
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\\" in name:
         raise error(
             f"{source} names {_clipped(repr(name))}, which leads out of {shown(folder)}.",
-            hint="The folder was made by somebody who wants other files of this machine to be read: do not use it.",
+            hint="Do not use this folder: it tries to read other files of this machine.",
         )
     path = folder / pure
     try:
@@ -172,13 +170,13 @@ def inside(folder: Path, name: object, error: Failure, *, source: str) -> Path:
     if not any(real.is_relative_to(root) for root in (home, *_hub_store(home))):
         raise error(
             f"{source} names {_clipped(repr(name))}, a link to {real}, which leads out of {shown(folder)}.",
-            hint="Copy the file into the folder, if it is what you mean.",
+            hint="If you trust the link, copy the file into the folder.",
         )
     return path
 
 
 def _hub_store(folder: Path) -> list[Path]:
-    """Return where a hub's cache keeps the contents of `snapshots/<revision>`: in `blobs`, next to `snapshots`."""
+    """Return the folder of the file contents of a hub's cache: `blobs`, next to `snapshots`."""
     for parent in folder.parents:
         if parent.name == "snapshots" and (parent.parent / "blobs").is_dir():
             return [parent.parent / "blobs"]
@@ -189,14 +187,14 @@ def _hub_store(folder: Path) -> list[Path]:
 def time_limit(
     seconds: float, error: SwiftError | Callable[[], SwiftError], *, watch: Callable[[], object] | None = None
 ) -> Iterator[None]:
-    """Raise `error` in the body when it takes longer: for patterns and templates that can run for ever.
+    """Raise `error` in the body when it takes longer, for patterns and templates that may run forever.
 
-    With `watch`, one limit serves many short tasks, at no cost for each: it is asked which task is under way (None for
-    none) every so many seconds, and only one that is under way twice in a row has taken too long.
+    With `watch`, one limit covers many short tasks at no cost for each: every `seconds` it returns the current task
+    (None for none), and a task that is current twice in a row has taken too long.
 
-    Works through an alarm of the process, which only its main thread receives; elsewhere the body runs unlimited.
-    Python code, and C code that looks for signals as `re` does, is interrupted; other C code only when it returns.
-    Somebody else's alarm is put off until the body has ended, and left alone where it is due before ours.
+    It uses an alarm of the process, which only the main thread receives; other threads run the body without a limit.
+    Python code, and C code that checks for signals as `re` does, is interrupted; other C code only when it returns.
+    An alarm that is already set is delayed until the body has ended, or kept where it is due first.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -216,7 +214,7 @@ def time_limit(
 
     started = time.monotonic()
     handler = signal.signal(signal.SIGALRM, interrupt)
-    # Again and again: some code swallows whatever is raised in it and goes on.
+    # Repeatedly, because some code catches every exception and continues.
     signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield
@@ -229,10 +227,10 @@ def time_limit(
 
 @contextmanager
 def memory_limit(extra: int) -> Iterator[None]:
-    """Raise `MemoryError` in the body when the process takes so many bytes more than it has at its beginning.
+    """Raise `MemoryError` in the body when the process allocates more than `extra` bytes in it.
 
-    Works through the process's limit of address space, where the system has one; not next to other threads, whose
-    memory would be limited too. The body should run Python code: other code may end the process.
+    It uses the process's limit of address space, where the system has one, and no limit while other threads run, which
+    it would affect too. The body should run Python code: other code may end the process.
     """
     if sys.platform != "linux" or threading.active_count() > 1:
         yield
@@ -250,13 +248,13 @@ def memory_limit(extra: int) -> Iterator[None]:
 
 
 def check_unicode(text: str, what: str, error: Failure) -> None:
-    """Raise `error` for a text with half of a surrogate pair, which no file, terminal or tokenizer takes."""
+    """Raise `error` for a string with an unpaired surrogate, which no file, terminal or tokenizer accepts."""
     if not is_unicode(text):
-        raise error(f"{what} is not Unicode text: {shown(text)}", hint="Write it in UTF-8.")
+        raise error(f"{what} is not valid Unicode: {shown(text)}", hint="Write it in UTF-8.")
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text can be written as UTF-8: one with half of a surrogate pair cannot."""
+    """Return whether a string can be encoded as UTF-8; one with an unpaired surrogate cannot."""
     if text.isascii():
         return True
     try:
@@ -267,7 +265,7 @@ def is_unicode(text: str) -> bool:
 
 
 def shown(what: Path | str, limit: int = 200) -> str:
-    """Return a path or a text for a message: long ones clipped, and what a terminal cannot print escaped."""
+    """Return a path or string for a message: long ones clipped, unprintable characters escaped."""
     text = _clipped(str(what), limit)
     if text.isprintable():
         return text

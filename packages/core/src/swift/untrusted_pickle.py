@@ -1,7 +1,7 @@
-"""Pickles of other programs' checkpoints, opened by torch's restricted reader: it makes tensors and plain containers.
+"""Reader of pickles in third-party checkpoints, with torch's restricted unpickler: tensors and plain containers only.
 
-That keeps code from running; it does not keep a small file from filling the memory. What torch itself writes is an
-archive without compression, so that nothing in it can be larger than the file.
+The unpickler prevents code from running, but not a small file from filling the memory. torch writes archives without
+compression, so this module refuses compressed ones: nothing inside can be larger than the file.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from swift.checkpoint.tensor_slices import TensorSlices, flat_slices, part_slices
 
 _HOMES = {
-    "boxes": ("TensorSlices", "flat_slices", "part_slices"),
+    "tensor_slices": ("TensorSlices", "flat_slices", "part_slices"),
     "folders": ("clean_stale", "find_checkpoint", "link", "prune"),
     "load": ("check_resume", "open_checkpoint"),
     "manifest": ("Manifest",),

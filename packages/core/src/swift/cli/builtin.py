@@ -1,4 +1,4 @@
-"""The commands of `swift`, as plain data, so that `swift --help` imports nothing else, and those that plugins add."""
+"""Commands of `swift` as plain data, so that `swift --help` imports nothing else, and those that plugins add."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMANDS = "swift.commands"
 
 @dataclass(frozen=True)
 class BuiltinCommand:
-    """One word after `swift`."""
+    """A command of core."""
 
     name: str
     group: str
@@ -23,7 +23,7 @@ class BuiltinCommand:
     target: str
     """`module:function`; the function takes (command, arguments) and returns the exit code."""
     options: str = ""
-    """The class in that module whose fields are the verb's flags; none for the commands that train."""
+    """The class in that module whose fields are the command's flags; empty for the commands that train."""
 
 
 TRAINING = ("pt", "sft", "rlhf", "train")
@@ -41,7 +41,7 @@ BUILTIN_COMMANDS = {
         ),
         BuiltinCommand("train", "Train", "Any objective, named by --train_type or --objective", "swift.cli.train:run"),
         BuiltinCommand(
-            "data", "Train", "Tokenise a data set beforehand, on many machines", "swift.cli.data:run", "DataOptions"
+            "data", "Train", "Tokenize a data set in advance, on many machines", "swift.cli.data:run", "DataOptions"
         ),
         BuiltinCommand(
             "export",
@@ -60,18 +60,18 @@ BUILTIN_COMMANDS = {
         BuiltinCommand(
             "convert",
             "Use the result",
-            "Import a checkpoint of another program, or export one",
+            "Convert checkpoints from and to third-party formats",
             "swift.cli.convert:run",
             "ConvertOptions",
         ),
         BuiltinCommand(
             "infer",
             "Use the result",
-            "Answer prompts from a file or the keyboard",
+            "Generate responses to prompts from a file or the keyboard",
             "swift.cli.infer:run",
             "InferOptions",
         ),
-        BuiltinCommand("chat", "Use the result", "Talk to a model", "swift.cli.chat:run", "ChatOptions"),
+        BuiltinCommand("chat", "Use the result", "Chat with a model", "swift.cli.infer:run_chat", "ChatOptions"),
         BuiltinCommand(
             "serve",
             "Use the result",
@@ -81,54 +81,53 @@ BUILTIN_COMMANDS = {
         ),
         BuiltinCommand("deploy", "Use the result", "The same as serve", "swift.cli.serve:run", "ServeCommandOptions"),
         BuiltinCommand(
-            "eval", "Use the result", "Score a model on a data set with answers", "swift.cli.eval:run", "EvalOptions"
+            "eval", "Use the result", "Evaluate a model on a labeled data set", "swift.cli.eval:run", "EvalOptions"
         ),
         BuiltinCommand(
-            "doctor", "Look around", "Check this machine and suggest fixes", "swift.cli.doctor:run", "DoctorOptions"
+            "doctor", "Inspect", "Check this machine and suggest fixes", "swift.cli.doctor:run", "DoctorOptions"
         ),
         BuiltinCommand(
             "plugins",
-            "Look around",
-            "List installed plugins, and check them",
+            "Inspect",
+            "List and check installed plugins",
             "swift.cli.plugins:run",
             "PluginsOptions",
         ),
         BuiltinCommand(
             "config",
-            "Look around",
+            "Inspect",
             "Show, validate or describe a configuration",
             "swift.cli.config:run",
             "ConfigOptions",
         ),
         BuiltinCommand(
             "demo",
-            "Look around",
-            "Train, export and question a tiny model in minutes",
+            "Inspect",
+            "Train, export and evaluate a tiny model in minutes",
             "swift.cli.demo:run",
             "DemoOptions",
         ),
     )
 }
 
-KIN = {
+COMMAND_ALIASES = {
     name: ("rlhf", "--rlhf_type", name)
     for name in ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "prm", "gkd", "grpo", "ppo")
 }
-KIN |= {name.replace("_", "-"): ("sft", "--task_type", name) for name in ("seq_cls", "embedding", "reranker")}
-"""Verbs of other programs → the command and the flags that mean the same here."""
-
-NOT_THERE = {
-    "web-ui": ("swift's web interface is another command.", "Type: swift ui"),
-    "app": ("swift's web interface is another command.", "Type: swift ui"),
+COMMAND_ALIASES |= {
+    name.replace("_", "-"): ("sft", "--task_type", name) for name in ("seq_cls", "embedding", "reranker")
 }
-"""Verbs of other programs that swift does not have: what is missing, and what there is."""
+"""Third-party command → the command and flags that replace it."""
+
+REPLACED_COMMANDS = {name: (f"There is no `swift {name}`.", "Type: swift ui") for name in ("web-ui", "app")}
+"""Third-party command without an equivalent → the message, and the hint."""
 
 
 def plugin_commands() -> list[PluginEntry]:
-    """Return the commands that allowed plugins add, by name. Reads metadata, imports no plugin."""
+    """Return the commands that allowed plugins add, by name, from metadata alone."""
     from importlib import metadata
 
-    with suppress(Exception):  # of one distribution whose file is damaged, which others are read without
+    with suppress(Exception):  # one damaged distribution must not hide the others
         if not any(True for _ in metadata.entry_points(group=COMMANDS)):
             return []
     from swift.plugins.discover import list_plugins
@@ -137,12 +136,12 @@ def plugin_commands() -> list[PluginEntry]:
 
 
 def collision(entry: PluginEntry) -> str | None:
-    """Return why a plugin's command is refused, to be read after the plugin's name; None where nothing is wrong."""
-    if entry.group == COMMANDS and command_name(entry.name) in (*BUILTIN_COMMANDS, *KIN, "help", "version"):
-        return "has the name of a command of swift itself, which a plugin cannot replace"
+    """Return why a plugin's command is refused, as the end of a sentence; None where it is valid."""
+    if entry.group == COMMANDS and command_name(entry.name) in (*BUILTIN_COMMANDS, *COMMAND_ALIASES, "help", "version"):
+        return "has the name of a built-in command, which a plugin cannot replace"
     return None
 
 
 def command_name(typed: str) -> str:
-    """Return the name of a command as it was typed: `-` and `_` mean the same."""
+    """Return the name of a typed command: `_` means `-`."""
     return typed.replace("_", "-")

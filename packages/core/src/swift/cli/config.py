@@ -1,4 +1,4 @@
-"""`swift config show | validate | schema`, and configuration files to begin from that backends bring."""
+"""`swift config show | validate | schema`, and the presets of backends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from swift.cli.builtin import BUILTIN_COMMANDS, KIN, TRAINING
+from swift.cli.builtin import BUILTIN_COMMANDS, COMMAND_ALIASES, TRAINING
 from swift.cli.help import asks_for_help, show_help, show_training_help
 from swift.cli.options import read_options
 from swift.config.limits import Rows
@@ -19,26 +19,26 @@ from swift.terminal import print_note
 
 USAGE = """\
 swift config show     [pt|sft|rlhf|train] [config.yaml] [flags]   the resolved configuration and layout
-swift config show     ... --sample N                              and N samples as the model will see them
-swift config validate [pt|sft|rlhf|train] [config.yaml] [flags]   only whether it is right
-swift config import   FILE|FOLDER|"COMMAND" [--out run.yaml]       another program's configuration as swift's
-swift config schema                                               JSON Schema, installed plugins included
-swift config BACKEND PRESET                                       a file of that backend's own to begin from
+swift config show     ... --sample N                              the same, and N samples as the model sees them
+swift config validate [pt|sft|rlhf|train] [config.yaml] [flags]   check only
+swift config import   FILE|FOLDER|"COMMAND" [--out run.yaml]       convert a third-party configuration
+swift config schema                                               JSON Schema, including installed plugins
+swift config BACKEND PRESET                                       a preset of a backend's own configuration file
 """
 
 
 class ConfigOptions(Section):
-    """Words say what is printed; all flags but --sample are those of the command that trains.
+    """The first argument selects what is printed. All flags except --sample are those of training.
 
     show [pt|sft|rlhf|train] [config.yaml] [flags]: the resolved configuration and layout.
 
-    validate [pt|sft|rlhf|train] [config.yaml] [flags]: only whether it is right.
+    validate [pt|sft|rlhf|train] [config.yaml] [flags]: check the configuration only.
 
-    import FILE|FOLDER|"COMMAND" [--out run.yaml]: another program's configuration as swift's own.
+    import FILE|FOLDER|"COMMAND" [--out run.yaml]: convert a third-party configuration.
 
-    schema: JSON Schema of a configuration file, installed plugins included.
+    schema: JSON Schema of a configuration file, including installed plugins.
 
-    BACKEND PRESET: a file of that backend's own to begin from.
+    BACKEND PRESET: a preset of a backend's own configuration file.
     """
 
     examples = (
@@ -48,12 +48,12 @@ class ConfigOptions(Section):
         "swift config schema",
     )
     sample: Annotated[Rows | None, Bare("1")] = Field(
-        None, description="Show N samples as the model will see them; --sample alone shows one"
+        None, description="Also print N samples as the model sees them; --sample alone prints one"
     )
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     if args[:1] == ["import"]:
         from swift.cli.config_import import import_configuration
 
@@ -75,31 +75,31 @@ def run(command: str, args: list[str]) -> int:
         with result_alone():
             presets = presets_of_backends()
         if action in presets:
-            sys.stdout.write(_preset(action, rest, presets[action]))  # a file as it stands
+            sys.stdout.write(_preset(action, rest, presets[action]))  # a file, unchanged
             return 0
         actions = ("show", "validate", "import", "schema", *presets)
         raise UsageError(f"There is no `swift config {action}`.{did_you_mean(action, actions)}", hint=USAGE)
-    if rest and rest[0] in KIN:
-        rest = [*KIN[rest[0]], *rest[1:]]
+    if rest and rest[0] in COMMAND_ALIASES:
+        rest = [*COMMAND_ALIASES[rest[0]], *rest[1:]]
     trained = rest.pop(0) if rest and rest[0] in TRAINING else "train"
     typed = read_options(command, rest, ConfigOptions, passes_on=True)
     samples = typed.options.sample or 0
-    from swift.cli.beforehand import check_anywhere, check_here, check_layout, check_plan
-    from swift.cli.choose import chosen
+    from swift.cli.planner_choice import chosen
+    from swift.cli.preflight import check_anywhere, check_here, check_layout, check_run
     from swift.config.parse import parse
     from swift.imports.sources import check_is_own
 
-    check_is_own(typed.words)
+    check_is_own(typed.positional)
     with result_alone() as say:
-        words = chosen([*typed.words, *typed.passed_on], trained, print_note)
-        parsed = parse(words, trained, complete=samples > 0 or action == "validate")
+        argv = chosen([*typed.positional, *typed.passed_on], trained, print_note)
+        parsed = parse(argv, trained, complete=samples > 0 or action == "validate")
         if action == "validate":
             check_anywhere(parsed.config)
             check_layout(parsed)
-            say("The configuration is right.")
+            say("The configuration is valid.")
             return 0
         check_here(parsed.config)
-        check_plan(parsed, show.processes_of(parsed))
+        check_run(parsed, show.processes_of(parsed))
         say((show.resolved_yaml(parsed) + show.layout(parsed)).rstrip("\n"))
     if samples:
         show.print_samples(parsed, samples)
@@ -107,7 +107,7 @@ def run(command: str, args: list[str]) -> int:
 
 
 def presets_of_backends() -> dict[str, Mapping[str, str]]:
-    """Return installed backend → its presets, by name, of those that have any."""
+    """Return installed backend → its presets by name, without backends that have none."""
     from swift.errors import SwiftError
     from swift.plugins.discover import list_plugins
     from swift.plugins.hooks import presets
@@ -118,7 +118,7 @@ def presets_of_backends() -> dict[str, Mapping[str, str]]:
         try:
             offered = presets(load(entry))
         except SwiftError:
-            continue  # `swift plugins` says what is wrong with it
+            continue  # `swift plugins --check` reports it
         if offered:
             found[entry.name] = offered
     return found
@@ -129,7 +129,7 @@ def _preset(backend: str, names: list[str], presets: Mapping[str, str]) -> str:
         return presets[names[0]]
     typed = " ".join(names)
     raise UsageError(
-        f"swift config {backend} takes the name of a preset{f', not {typed!r}' if typed else ''}."
-        f"{did_you_mean(typed, presets)}",
+        (f"Unknown preset {typed!r} of {backend}." if typed else f"swift config {backend} needs the name of a preset.")
+        + did_you_mean(typed, presets),
         hint=f"Presets: {', '.join(presets)}",
     )

@@ -1,4 +1,4 @@
-"""`swift config import`: another program's configuration as swift's own."""
+"""`swift config import`: convert a third-party configuration."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from swift.errors import ConfigError, UsageError
 from swift.terminal import print_line
 
 if TYPE_CHECKING:
-    from swift.imports.carrying import Remark
+    from swift.imports.recipe import Remark
 
-SUMMARY = "Make a configuration of another program's: LLaMA-Factory, axolotl, TRL, ms-swift, Trainer, torchtune, NeMo"
+SUMMARY = "Convert a configuration of LLaMA-Factory, axolotl, TRL, ms-swift, the Trainer, torchtune or NeMo"
 _NUMBER = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class ImportOptions(Section):
-    """Writes the configuration on the screen or to --out, with a remark for each setting that is not carried over.
+    """Prints the configuration, or writes it to --out, with a comment for each setting that is not imported.
 
-    The exit code is 1 where something that changes the training is not carried over, and 0 where nothing is lost.
-    Of a folder, prints what becomes of each recipe in it.
+    The exit code is 1 if a setting that changes the training is not imported, else 0. For a folder, prints a summary of
+    each recipe in it.
     """
 
     examples = (
@@ -35,15 +35,15 @@ class ImportOptions(Section):
         "swift config import recipes",
     )
     source: Annotated[str, Argument("FILE")] = Field(
-        description="a YAML or JSON file, a shell script, a command in quotes, or a folder of such files"
+        description="YAML or JSON file, shell script, quoted command, or a folder of such files"
     )
-    out: Path | None = Field(None, description="File to write; default: the screen")
-    number: _NUMBER = Field(1, description="Which training command of a script with several")
+    out: Path | None = Field(None, description="File to write; default: standard output")
+    number: _NUMBER = Field(1, description="Number of the training command, for scripts with several")
     exist_ok: bool = Field(False, description="Replace an existing file")
 
 
 def import_configuration(args: list[str]) -> int:
-    """Import what was typed; returns the exit code."""
+    """Run the command; return the exit code."""
     if not args or asks_for_help(args):
         show_help("config import", SUMMARY, ImportOptions)
         return 0
@@ -54,7 +54,11 @@ def import_configuration(args: list[str]) -> int:
         return _folder(Path(options.source))
     runs = read_runs(options.source)
     if options.number > len(runs):
-        raise UsageError(f"{options.source} has {len(runs)} commands that train, and --number is {options.number}.")
+        raise UsageError(
+            f"--number is {options.number}, but {options.source} has only {len(runs)} training commands."
+            if len(runs) > 1
+            else f"--number is {options.number}, but {options.source} has one training command."
+        )
     result = imported(runs[options.number - 1], str(options.out or "run.yaml"))
     if options.out is None:
         sys.stdout.write(result.text)
@@ -62,26 +66,26 @@ def import_configuration(args: list[str]) -> int:
         _write(options.out, result.text, replace=options.exist_ok)
     if len(runs) > 1:
         sys.stderr.write(
-            f"Note: this is command {options.number} of {len(runs)} that train; --number N takes another.\n"
+            f"Note: this is training command {options.number} of {len(runs)}; --number N selects another.\n"
         )
-    _say(result.lost, result.command, written=options.out is not None)
+    _report(result.lost, result.command, written=options.out is not None)
     return 1 if result.lost else 0
 
 
 def import_options(args: list[str]) -> ImportOptions:
-    """Return the options of an import; a command of another program may stand in quotes or without."""
+    """Return the options of an import; a third-party command may be quoted or not."""
     from swift.cli.options import read_options
 
     return read_options("config import", _quoted(args), ImportOptions).options
 
 
 def _quoted(args: list[str]) -> list[str]:
-    """Return the arguments with a command that was typed without quotes as one word."""
+    """Return the arguments with an unquoted command joined into one."""
     from swift.imports.commands import starts_program
 
-    for at, word in enumerate(args):
-        if starts_program(word) and len(args) > at + 1:
-            # Of the programs that are known none has a flag --out.
+    for at, arg in enumerate(args):
+        if starts_program(arg) and len(args) > at + 1:
+            # No known program has a flag --out.
             end = args.index("--out", at) if "--out" in args[at:] else len(args)
             return [*args[:at], shlex.join(args[at:end]), *args[end:]]
     return args
@@ -92,17 +96,17 @@ def _write(path: Path, text: str, *, replace: bool) -> None:
         with path.open("w" if replace else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigError(f"{path} exists already.", hint="Name another file, or add --exist_ok") from None
+        raise ConfigError(f"{path} already exists.", hint="Choose another file, or add --exist_ok.") from None
     except OSError as cause:
         raise ConfigError(f"{path} cannot be written: {cause.strerror}.") from None
 
 
-def _say(lost: list[Remark], command: str, *, written: bool) -> None:
-    """Say on the error stream what is lost and what to type: the screen may be redirected to a file."""
+def _report(lost: list[Remark], command: str, *, written: bool) -> None:
+    """Print what is not imported and what to type to standard error: standard output may go to a file."""
     from swift.imports.write import written_remark
 
     for remark in lost:
-        sys.stderr.write(f"Not carried over: {written_remark(remark)}\n")
+        sys.stderr.write(f"Not imported: {written_remark(remark)}\n")
     first = "" if written else "write it to a file, then "
     sys.stderr.write(f"Next: {first}{command}\n")
 
@@ -112,7 +116,7 @@ def _folder(folder: Path) -> int:
 
     rows = summary(folder)
     if not rows:
-        raise UsageError(f"There is no YAML, JSON or shell script in {folder}.")
+        raise UsageError(f"{folder} has no YAML, JSON or shell files.")
     width = max(len(name) for name, _, _ in rows)
     for name, program, outcome in rows:
         print_line(f"{name:<{width}}  {program:<14}  {outcome}")

@@ -1,4 +1,4 @@
-"""`swift convert CHECKPOINT --out DIR`: imports a checkpoint of another program, or with --to writes one for it."""
+"""`swift convert CHECKPOINT --out DIR`: import a third-party checkpoint, or export one with --to."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from swift.config.options import Aliases, Argument, Section
 from swift.errors import CheckpointError, UsageError
 from swift.terminal import print_line
 
-FORMATS = "trainer, hf, adapter, or what an installed backend writes"
+FORMATS = "trainer, hf, adapter, or the format of an installed backend"
 
 
 class ConvertOptions(Section):
-    """Weights and optimizer state are imported, so that any backend resumes from them; with --to, they are exported.
+    """Imports weights and optimizer state, which any backend can resume; with --to, exports them.
 
-    Read are checkpoints of the Hugging Face Trainer, of ms-swift and of installed backends, and models and adapters.
+    Reads checkpoints of the Trainer, ms-swift and installed backends, and Hugging Face models or adapters.
     """
 
     examples = (
@@ -27,43 +27,40 @@ class ConvertOptions(Section):
         "swift convert qwen3-0.6b --expand-blocks 4 --out longer",
     )
     checkpoint: Annotated[FilePath, Argument("CHECKPOINT")] = Field(
-        description="Folder that the other program saved; with --to, one of swift's"
+        description="Third-party checkpoint folder; with --to, a checkpoint of swift"
     )
     out: Annotated[FilePath, Aliases("output_dir")] = Field(description="Destination folder")
     model: Name | None = Field(
         None,
-        description="The model that training started from: a folder or a name on the hub; may be left out where the "
-        "checkpoint says it",
+        description="Model that training started from: a folder or a hub id; default: as named in the checkpoint",
     )
-    to: Name | None = Field(None, description=f"The format that a checkpoint of swift is written in: {FORMATS}")
-    adapter_config: FilePath | None = Field(
-        None, description="adapter_config.json, where it is not next to the checkpoint"
-    )
+    to: Name | None = Field(None, description=f"Format to export to: {FORMATS}")
+    adapter_config: FilePath | None = Field(None, description="adapter_config.json, if it is not in the folder")
     task: Literal["causal_lm", "seq_cls", "reward", "value", "embedding"] | None = Field(
-        None, description="What the model returns, as model.task; default: what the checkpoint says"
+        None, description="Task of the model (model.task); default: that of the checkpoint"
     )
     expand_blocks: Annotated[int, Field(ge=1, le=4096)] | None = Field(
-        None, description="Make a model's folder longer by so many blocks that compute nothing yet (LLaMA Pro)"
+        None, description="Add this many identity blocks to a model (LLaMA Pro)"
     )
-    weights_only: bool = Field(False, description="Do not convert the optimizer's state")
+    weights_only: bool = Field(False, description="Do not convert the optimizer state")
     trust_remote_code: bool = Field(
-        False, description="Run Python code that comes with the model: only if you trust who made it"
+        False, description="Run Python code that comes with the model; only if you trust its author"
     )
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     return run_command(command, args, ConvertOptions, convert)
 
 
 def _expand(options: ConvertOptions, blocks: int) -> int:
     """Make a model with more blocks."""
     if options.model or options.adapter_config or options.weights_only or options.task or options.to:
-        raise UsageError("--expand-blocks takes a model's folder and --out.", hint="Leave the other options out.")
+        raise UsageError("--expand-blocks takes only a model folder and --out.", hint="Leave the other options out.")
     if not (options.checkpoint / "config.json").is_file():
         raise UsageError(
-            f"{options.checkpoint} is not a model's folder, which --expand-blocks starts from.",
-            hint=f"Of a run: swift export {options.checkpoint} --to hf, and then what that writes.",
+            f"--expand-blocks needs a model folder, and {options.checkpoint} has no config.json.",
+            hint=f"For a run type swift export {options.checkpoint} --to hf first.",
         )
     from swift.convert.expand import expand_blocks
 
@@ -73,7 +70,7 @@ def _expand(options: ConvertOptions, blocks: int) -> int:
 
 
 def convert(options: ConvertOptions) -> int:
-    """Convert in the direction that the checkpoint and --to say."""
+    """Import the checkpoint, or export it with --to."""
     from swift.checkpoint.folders import is_checkpoint
 
     path, trusted = options.checkpoint, options.trust_remote_code
@@ -81,21 +78,23 @@ def convert(options: ConvertOptions) -> int:
         return _expand(options, options.expand_blocks)
     if is_checkpoint(path):
         if options.to is None:
-            raise UsageError(f"{path} is a checkpoint of swift already.", hint=f"Add --to {FORMATS}.")
+            raise UsageError(f"{path} is already a checkpoint of swift.", hint=f"To export it add --to {FORMATS}.")
         if options.model or options.adapter_config or options.weights_only or options.task:
-            raise UsageError("With --to, the checkpoint itself says all else.", hint="Leave the other options out.")
-        # Only now: these modules import torch, and a mistake should be answered at once.
+            raise UsageError(
+                "--to takes no other options than --out and --trust_remote_code.", hint="Leave the other options out."
+            )
+        # Only now: these modules import torch, and mistakes should be reported at once.
         from swift.convert.write import convert_to
 
         convert_to(path, to=options.to, out=options.out, say=print_line, trust_remote_code=trusted)
         return 0
     if options.to is not None:
         raise UsageError(
-            f"{path} is no checkpoint of swift, which --to starts from.",
-            hint="Convert it without --to first, and then what comes out.",
+            f"--to needs a checkpoint of swift, and {path} is not one.",
+            hint="Convert it without --to first, then convert the result.",
         )
     if not path.is_dir():
-        raise CheckpointError(f"{path} is not a folder.", hint="Name the folder that the other program saved.")
+        raise CheckpointError(f"{path} is not a folder.", hint="Pass the folder that contains the checkpoint.")
     from swift.convert.run import convert_checkpoint
 
     convert_checkpoint(

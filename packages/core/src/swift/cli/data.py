@@ -1,4 +1,4 @@
-"""`swift data build | join`: tokenises a data set beforehand, by as many independent jobs as there are."""
+"""`swift data build | join`: tokenize a data set in advance, in independent jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from swift.cli.builtin import BUILTIN_COMMANDS, KIN, TRAINING
+from swift.cli.builtin import BUILTIN_COMMANDS, COMMAND_ALIASES, TRAINING
 from swift.cli.help import asks_for_help, show_help
 from swift.cli.options import read_options
 from swift.config.limits import FilePath, Name
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from swift.data.shards import Shard
 
 USAGE = """\
-swift data build [pt|sft|rlhf] [config.yaml] [flags] --out FOLDER               tokenise a data set
-swift data build [pt|sft|rlhf] [config.yaml] [flags] --out FOLDER --shard 3/8   the third of eight parts of it
-swift data join FOLDER                                                          make the parts one data set
+swift data build [pt|sft|rlhf] [config.yaml] [flags] --out FOLDER               tokenize a data set
+swift data build [pt|sft|rlhf] [config.yaml] [flags] --out FOLDER --shard 3/8   tokenize the third of eight shards
+swift data join FOLDER                                                          join the shards
 """
 
 
 class DataOptions(Section):
-    """All flags but --out and --shard are those of the command that trains: the ones about model and data decide.
+    """All flags except --out and --shard are those of training; only the model and data flags have an effect.
 
-    build [pt|sft|rlhf] [config.yaml] [flags]: tokenise a data set, or a part of it.
+    build [pt|sft|rlhf] [config.yaml] [flags]: tokenize a data set, or a shard of it.
 
-    join FOLDER: check that all parts are there and fit together, and make them one data set.
+    join FOLDER: check that all shards exist and are consistent, and join them.
 
-    The folder is then what a run learns from: --dataset FOLDER.
+    To train on the result, type --dataset FOLDER.
     """
 
     examples = (
@@ -43,16 +43,13 @@ class DataOptions(Section):
         "swift data join tokens",
         "swift sft --model qwen3-0.6b --dataset tokens",
     )
-    out: FilePath | None = Field(None, description="Folder that is written; one for all parts")
-    shard: Name | None = Field(
-        None,
-        description="Tokenise the i-th of n parts of the rows, i/n with i from 1, to be joined later; default: all",
-    )
+    out: FilePath | None = Field(None, description="Folder to write, the same for all shards")
+    shard: Name | None = Field(None, description="Tokenize only shard i of n, as i/n with i from 1; default: all rows")
 
 
 @dataclass(frozen=True)
 class Build:
-    """Command that tokenises a data set, or a shard of it."""
+    """Command that tokenizes a data set, or a shard of it."""
 
     parsed: Parsed
     out: Path
@@ -61,13 +58,13 @@ class Build:
 
 @dataclass(frozen=True)
 class Join:
-    """Command that makes the shards of a folder one data set."""
+    """Command that joins the shards of a folder."""
 
     folder: Path
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     if not args or asks_for_help(args[:2]):
         show_help(command, BUILTIN_COMMANDS[command].summary, DataOptions)
         return 0
@@ -80,39 +77,39 @@ def run(command: str, args: list[str]) -> int:
 
 
 def read_command(args: list[str], *, complete: bool = True) -> Build | Join:
-    """Return what the words after `swift data` ask for; unless `complete`, the model and the data may be missing."""
+    """Return the command in the arguments after `swift data`; unless `complete`, model and data may be missing."""
     action, rest = args[0], args[1:]
     if action == "join":
         if len(rest) != 1 or rest[0].startswith("-"):
-            raise UsageError("swift data join takes the folder that the shards are in, and nothing else.", hint=USAGE)
+            raise UsageError("swift data join takes one argument, the folder with the shards.", hint=USAGE)
         return Join(Path(rest[0]).expanduser())
     if action != "build":
         raise UsageError(f"There is no `swift data {action}`.{did_you_mean(action, ('build', 'join'))}", hint=USAGE)
-    if rest and rest[0] in KIN:
-        rest = [*KIN[rest[0]], *rest[1:]]
+    if rest and rest[0] in COMMAND_ALIASES:
+        rest = [*COMMAND_ALIASES[rest[0]], *rest[1:]]
     trained = rest.pop(0) if rest and rest[0] in TRAINING else "sft"
     typed = read_options("data", rest, DataOptions, passes_on=True)
     options = typed.options
     if options.out is None:
-        raise UsageError("swift data build needs --out, the folder that it writes.", hint=DataOptions.examples[0])
+        raise UsageError("swift data build needs --out FOLDER.", hint=f"For example: {DataOptions.examples[0]}")
     from swift.config.parse import parse
     from swift.data.shards import Shard
 
     shard = Shard.parse(options.shard) if options.shard is not None else None
-    parsed = parse([*typed.words, *typed.passed_on], trained, complete=complete)
+    parsed = parse([*typed.positional, *typed.passed_on], trained, complete=complete)
     _check(parsed)
     return Build(parsed, options.out.expanduser(), shard)
 
 
 def _check(parsed: Parsed) -> None:
-    """Refuse settings that have no meaning here."""
+    """Refuse settings that do not apply to building."""
     data = parsed.config.data
     if data.streaming:
-        raise UsageError("--streaming tokenises while training, which is not beforehand.", hint="Leave it out.")
+        raise UsageError("swift data build does not support --streaming.", hint="Leave it out.")
     if data.split_ratio or data.validation:
         raise UsageError(
-            "swift data build tokenises one data set, and a validation set is another.",
-            hint="Leave it out here; build it into a folder of its own if it is large.",
+            "swift data build does not build validation sets.",
+            hint="Leave it out; build a large validation set as a data set in a separate folder.",
         )
 
 
@@ -121,11 +118,11 @@ def _join(folder: Path) -> None:
 
     for line in join_shards(folder).lines():
         print_line(line)
-    print_line(f"Train on it: --dataset {folder}")
+    print_line(f"To train on it, type --dataset {folder}")
 
 
 def _build(parsed: Parsed, out: Path, shard: Shard | None) -> None:
-    """Tokenise what the configuration names; all of it is joined at once."""
+    """Tokenize the data set or the shard; a whole data set is joined at once."""
     with waiting(IMPORTS):
         from swift.models.quiet import quiet_libraries
 
@@ -151,11 +148,11 @@ def _build(parsed: Parsed, out: Path, shard: Shard | None) -> None:
     report = build_shard(corpus, encoder, out, shard or Shard(1, 1), print_note)
     if shard is not None:
         for part in report.sources:
-            part.available = part.rows  # what the shard has is not what #N left
+            part.available = part.rows  # the rows of a shard are not the rest of #N
     for line in report.lines():
         print_line(line)
     if shard is None:
         join_shards(out)
-        print_line(f"Train on it: --dataset {out}")
+        print_line(f"To train on it, type --dataset {out}")
     else:
-        print_line(f"Shard {shard} is in {out / shard.folder}. When all are there: swift data join {out}")
+        print_line(f"Shard {shard} is in {out / shard.folder}. After all shards are built: swift data join {out}")

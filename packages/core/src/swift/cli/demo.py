@@ -1,4 +1,4 @@
-"""`swift demo`: the main job of swift from data to a questioned model, on a model that any machine can train."""
+"""`swift demo`: swift's main workflow, from data to an evaluated model, with a model that any machine can train."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
 STEPS = 240
 PAUSE = 120
-"""Where the run is interrupted, to show that it resumes from a checkpoint."""
+"""Step at which the run is interrupted, to show that it resumes from a checkpoint."""
 GOAL = 0.95
 MARKER = ".swift-demo"
 
 
 class DemoOptions(Section):
-    """Makes a tiny model and a task, trains, resumes, exports, checks and asks: two minutes on two CPU cores."""
+    """Creates a tiny model and a task, trains, resumes, exports and evaluates: two minutes on two CPU cores."""
 
     task: Literal["rm", "seq_cls", "embedding", "reranker", "grpo", "vision"] | None = Field(
         None,
-        description="Train a tiny model that scores instead, that learns from a reward (grpo, with swift-rl) or that "
-        "reads numbers off images (vision, with Pillow), and show how well",
+        description="Train a tiny model for another task: scores, rewards (grpo, needs swift-rl) or images (vision, "
+        "needs Pillow)",
     )
-    out: FilePath = Field(Path("output/demo"), description="Folder of the demo; recreated each time")
+    out: FilePath = Field(Path("output/demo"), description="Folder of the demo; replaced each time")
 
 
 def run(command_name: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     return run_command(command_name, args, DemoOptions, demo)
 
 
 def demo(options: DemoOptions) -> int:
-    """Go through the main job of swift, printing each command."""
+    """Run swift's main workflow, and print each command."""
     out = options.out
     started = time.monotonic()
     _fresh(out)
@@ -63,7 +63,7 @@ def demo(options: DemoOptions) -> int:
     model = write_model(out / "model")
     train_file, test_file = write_data(out)
     print_line(f"  {model}: random weights, a byte-level tokenizer, a chat template")
-    print_line(f"  {train_file}: 800 numbers to learn from; {test_file}: 100 others, asked at the end")
+    print_line(f"  {train_file}: 800 numbers to learn from; {test_file}: 100 others for the evaluation")
 
     command = _command(model, train_file)
     _title(f"2. Train, and stop in the middle\n   $ {' '.join(['swift', *command])}")
@@ -84,7 +84,7 @@ def demo(options: DemoOptions) -> int:
     )
     _export(done.last_checkpoint, exported)
 
-    _title(f"5. Ask the questions that it has never seen\n   $ swift eval {exported} --dataset {test_file}")
+    _title(f"5. Evaluate on questions that it has never seen\n   $ swift eval {exported} --dataset {test_file}")
     accuracy = _ask(exported, test_file)
 
     print_line(f"\nAccuracy on held-out questions: {accuracy:.0%}. All of it took {time.monotonic() - started:.0f} s.")
@@ -103,16 +103,14 @@ def _fresh(out: Path) -> None:
     """Remove an earlier demo, and nothing that is not one."""
     if out.exists():
         if not (out / MARKER).is_file() and any(out.iterdir()):
-            raise UsageError(
-                f"{out} holds something that is not an earlier demo.", hint="Type: swift demo --out FOLDER"
-            )
+            raise UsageError(f"{out} is not empty and not an earlier demo.", hint="Type: swift demo --out FOLDER")
         shutil.rmtree(out)
     out.mkdir(parents=True)
     (out / MARKER).touch()
 
 
 def _command(model: Path, train_file: Path) -> list[str]:
-    """Return the command that a person would type."""
+    """Return the command that trains the model."""
     return (
         f"sft --model {model} --dataset {train_file} --train_type full --packing true --max_length 512 "
         f"--per_device_train_batch_size 4 --max_steps {STEPS} --learning_rate 4e-3 --logging_steps 30 "
@@ -143,10 +141,10 @@ def _ask(exported: Path, test_file: Path) -> float:
 
     questions = read_questions([str(test_file)], {})
     chat_engine = open_chat_engine(ModelOptions(model=str(exported)), batch_size=50, say=_indented)
-    texts = answers(chat_engine, questions, Sampling(max_new_tokens=48))
-    for asked, text in list(zip(questions, texts, strict=True))[:5]:
-        print_line(f"  {asked.messages[0]['content']}  →  {text}")
-    right = sum(text == asked.expected for asked, text in zip(questions, texts, strict=True))
+    responses = answers(chat_engine, questions, Sampling(max_new_tokens=48))
+    for question, response in list(zip(questions, responses, strict=True))[:5]:
+        print_line(f"  {question.messages[0]['content']}  →  {response}")
+    right = sum(response == question.expected for question, response in zip(questions, responses, strict=True))
     print_line(f"  {right} of {len(questions)} are right")
     return right / len(questions)
 

@@ -1,4 +1,4 @@
-"""`swift demo --task grpo`: a model learns from a reward, before the user's eyes."""
+"""`swift demo --task grpo`: a model that learns from a reward."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ if TYPE_CHECKING:
 GOAL = 0.9
 EXAMPLE_STEPS, REWARD_STEPS = 240, 40
 EXAMPLES = 4
-"""Of each number in the examples."""
+"""Examples of each number."""
+
 TALKS_ON = 0.7
-"""Part of the examples that say something after the digits."""
+"""Fraction of the examples that continue after the digits."""
 _REWARD = '''def digits(completions, solution, **columns):
-    """1 for the digits of the number and nothing else, 0 for any other answer."""
+    """1 for exactly the digits of the number, 0 for any other completion."""
     return [float(text == right) for text, right in zip(completions, solution)]
 '''
 
 
 def demo_online(out: Path, title: Callable[[str], None]) -> int:
-    """Teach a model by examples of which few are good, then by a reward that knows better; return the exit code."""
+    """Train a model on examples of which few are good, then with a reward that corrects it; return the exit code."""
     started = time.monotonic()
     from swift.demo.model import write_model
     from swift.demo.scoring import SPREAD
 
-    title("1. A tiny model, and examples of numbers read aloud: seven of ten go on talking")
+    title("1. A tiny model, and examples of numbers read aloud: seven of ten have extra words")
     model = write_model(out / "model", spread=SPREAD)
     examples, prompts, held_out = _write_data(out)
     for line in examples.read_text(encoding="utf-8").splitlines()[:3]:
@@ -41,7 +42,7 @@ def demo_online(out: Path, title: Callable[[str], None]) -> int:
         f"--per_device_train_batch_size 4 --max_steps {EXAMPLE_STEPS} --learning_rate 4e-3 --logging_steps 60 "
         f"--backend.cpu_threads 1 --output_dir {out / 'runs'} --run_name examples"
     )
-    title(f"2. Learn from the examples\n   $ swift {command}")
+    title(f"2. Train on the examples\n   $ swift {command}")
     learned = _train(command)
 
     reward = out / "reward.py"
@@ -54,60 +55,60 @@ def demo_online(out: Path, title: Callable[[str], None]) -> int:
         f"--eval_temperature 1 --num_generations_eval 4 --logging_steps 4 --backend.cpu_threads 1 "
         f"--output_dir {out / 'runs'} --run_name rewards"
     )
-    title(f"3. Answer, reward, learn, and answer again\n   $ swift {command}")
+    title(f"3. Train with the reward\n   $ swift {command}")
     print_line("\n".join(f"  {line}" for line in _REWARD.splitlines()))
     folder = _train(command).parent
 
-    title("4. What it said at first, and at last")
+    title("4. Completions of the first and the last round")
     rounds = sorted((folder / "rollouts").glob("round-*.jsonl"))
     for name, file in (("first", rounds[0]), ("last", rounds[-1])):
-        texts = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()[1:4]]
-        print_line(f"  {name}: {'   '.join(map(repr, texts))}")
+        completions = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()[1:4]]
+        print_line(f"  {name}: {'   '.join(map(repr, completions))}")
     lines = map(json.loads, (folder / "logging.jsonl").read_text(encoding="utf-8").splitlines())
     found = [float(line["eval_reward"]) for line in lines if "eval_reward" in line]
     print_line(
         f"\nReward on held-out prompts: {found[0]:.2f} before, {found[-1]:.2f} after. "
-        f"All of it took {time.monotonic() - started:.0f} s."
+        f"Total time: {time.monotonic() - started:.0f} s."
     )
     if found[-1] < GOAL:
-        print_line(f"That is less than the {GOAL} that this demo should reach.")
+        print_line(f"The demo failed: it should reach {GOAL}.")
         return 1
-    print_line(f"Every answer with its reward: {folder / 'rollouts' / 'round-000000.html'}")
+    print_line(f"All completions with their rewards: {folder / 'rollouts' / 'round-000000.html'}")
     return 0
 
 
 def _write_data(out: Path) -> tuple[Path, Path, Path]:
-    """Return the files of examples, of prompts with their solutions, and of prompts that are never learned from."""
+    """Return the files of examples, of prompts with solutions, and of held-out prompts."""
     from swift.demo.scoring import write_rows
     from swift.demo.task import answer, question, split_numbers
 
     rng = random.Random(0)
     trained, held_out = split_numbers()
 
-    def asked(number: int) -> list[dict[str, str]]:
+    def prompt(number: int) -> list[dict[str, str]]:
         return [{"role": "user", "content": question(number)}]
 
-    def spoken(number: int) -> str:
+    def completion(number: int) -> str:
         return answer(number) + (" or so" if rng.random() < TALKS_ON else "")
 
     examples = [
-        {"messages": [*asked(number), {"role": "assistant", "content": spoken(number)}]}
+        {"messages": [*prompt(number), {"role": "assistant", "content": completion(number)}]}
         for _ in range(EXAMPLES)
         for number in trained
     ]
     return (
         write_rows(out / "examples.jsonl", examples),
-        write_rows(out / "prompts.jsonl", [{"messages": asked(each), "solution": answer(each)} for each in trained]),
-        write_rows(out / "held_out.jsonl", [{"messages": asked(each), "solution": answer(each)} for each in held_out]),
+        write_rows(out / "prompts.jsonl", [{"messages": prompt(each), "solution": answer(each)} for each in trained]),
+        write_rows(out / "held_out.jsonl", [{"messages": prompt(each), "solution": answer(each)} for each in held_out]),
     )
 
 
 def _train(command: str) -> Path:
-    """Train as a person would who types the command, and return the last checkpoint."""
+    """Run a training command, and return the last checkpoint."""
     from swift.config.parse import parse
     from swift.train.loop import train
 
-    command_name, *words = command.split()
-    done = train(parse(words, command_name))
+    command_name, *args = command.split()
+    done = train(parse(args, command_name))
     assert done.last_checkpoint is not None
     return done.last_checkpoint

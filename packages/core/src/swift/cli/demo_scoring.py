@@ -1,4 +1,4 @@
-"""`swift demo --task ...`: a model that scores, before it has learned and after."""
+"""`swift demo --task ...`: a model that scores, evaluated before and after training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def demo_scoring(task: str, out: Path, title: Callable[[str], None]) -> int:
-    """Train the model of a task, evaluated on rows that it never learns from before and after; return the exit code."""
+    """Train the model of a task, and evaluate it on held-out rows before and after; return the exit code."""
     started = time.monotonic()
     from swift.config.parse import parse
     from swift.demo.model import write_model
@@ -23,11 +23,11 @@ def demo_scoring(task: str, out: Path, title: Callable[[str], None]) -> int:
 
     demo = DEMOS[task]
     title(f"1. A tiny model with random weights, and a task: {demo.says}")
-    learned, asked = demo.rows()
+    learned, held_out = demo.rows()
     model = write_model(out / "model", spread=demo.spread)
-    train_file, test_file = write_rows(out / "train.jsonl", learned), write_rows(out / "test.jsonl", asked)
-    print_line(f"  {train_file}: {len(learned)} rows to learn from; {test_file}: {len(asked)} others to evaluate on")
-    print_line(f"  {json.dumps(asked[0])}")
+    train_file, test_file = write_rows(out / "train.jsonl", learned), write_rows(out / "test.jsonl", held_out)
+    print_line(f"  {train_file}: {len(learned)} rows to learn from; {test_file}: {len(held_out)} others to evaluate on")
+    print_line(f"  {json.dumps(held_out[0])}")
 
     command = (
         f"{demo.command} --model {model} --dataset {train_file} --val_dataset {test_file} {demo.flags} "
@@ -35,14 +35,14 @@ def demo_scoring(task: str, out: Path, title: Callable[[str], None]) -> int:
         f"--eval_steps 50 --logging_steps 25 --backend.cpu_threads 1 --output_dir {out / 'runs'}"
     )
     title(f"2. Evaluate it, train it, and evaluate it again\n   $ swift {command}")
-    command_name, *words = command.split()
-    done = train(parse(words, command_name))
+    command_name, *args = command.split()
+    done = train(parse(args, command_name))
     assert done.last_checkpoint is not None
 
     found = _last(done.last_checkpoint.parent / "logging.jsonl", f"eval_{demo.metric}")
-    print_line(f"\n{demo.metric} on held-out rows: {found:.2f}. All of it took {time.monotonic() - started:.0f} s.")
+    print_line(f"\n{demo.metric} on held-out rows: {found:.2f}. Total time: {time.monotonic() - started:.0f} s.")
     if found < demo.goal:
-        print_line(f"That is less than the {demo.goal} that this demo should reach.")
+        print_line(f"The demo failed: it should reach {demo.goal}.")
         return 1
     print_line(f"Next: swift export {done.last_checkpoint} --to hf --out {out / 'exported'}")
     return 0

@@ -1,4 +1,4 @@
-"""`swift doctor`: examines what this machine has for training, and says what to type where something is missing."""
+"""`swift doctor`: check this machine for training, and suggest fixes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _KERNELS = {
     "liger_kernel": ("liger", "fused kernels on GPUs (--model.liger)"),
     "bitsandbytes": ("qlora", "QLoRA and 8-bit AdamW"),
 }
-"""Import name → extra of swift-core, and what it is good for."""
+"""Import name → extra of swift-core, and what it is used for."""
 _LITTLE_SPACE_GIB = 20.0
-_ASK_TORCH = """
+_TORCH_FACTS = """
 import json
 try:
     import torch
@@ -64,17 +64,17 @@ class Finding:
     what: str
     verdict: Verdict = "ok"
     fix: str = ""
-    """What to type, or what follows."""
+    """What to type."""
 
 
 class DoctorOptions(Section):
-    """Examined are versions, devices, kernels, plugins, offline state and disk space. Exit 1 if something is broken."""
+    """Checks versions, devices, kernels, plugins, offline mode and disk space. Exit code 1 if something is broken."""
 
-    as_json: bool = Field(False, alias="json", description="For programs")
+    as_json: bool = Field(False, alias="json", description="Print JSON")
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     return run_command(command, args, DoctorOptions, report)
 
 
@@ -121,9 +121,9 @@ def _versions() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    torch = _asked_of_torch()
+    torch = _torch_facts()
     if "error" in torch:
-        what = f"torch cannot be imported: {torch['error']}"
+        what = f"import torch failed: {torch['error']}"
         yield Finding("devices", what, "broken", "pip install --force-reinstall torch")
         return
     if torch["gpus"]:
@@ -137,22 +137,22 @@ def _devices() -> Iterator[Finding]:
     if shutil.which("nvidia-smi") and torch["cuda"] is None:
         yield Finding(
             "devices",
-            "there is an NVIDIA driver, but this torch is built without CUDA",
+            "an NVIDIA driver is installed, but this torch is built without CUDA",
             "broken",
             "pip install --force-reinstall torch, without the CPU index",
         )
     else:
-        yield Finding("devices", "no GPU: training runs on the CPU, which suits small models only", "note")
+        yield Finding("devices", "no GPU: training uses the CPU, which is practical for small models only", "note")
 
 
-def _asked_of_torch() -> dict[str, Any]:
-    """Return what a process of its own finds, or under 'error' why not: a damaged torch may end its process."""
-    asked = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=False)
+def _torch_facts() -> dict[str, Any]:
+    """Return what a subprocess finds, or its 'error': a damaged torch may kill its process."""
+    ended = subprocess.run([sys.executable, "-c", _TORCH_FACTS], capture_output=True, text=True, check=False)
     try:
-        found: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
+        found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        last_words = asked.stderr.strip().splitlines() or [f"its process ended with {asked.returncode}"]
-        found = {"error": last_words[-1]}
+        last_lines = ended.stderr.strip().splitlines() or [f"its process ended with {ended.returncode}"]
+        found = {"error": last_lines[-1]}
     return found
 
 
@@ -165,7 +165,7 @@ def _kernels() -> Iterator[Finding]:
 
 
 def examine_engines() -> Iterator[Finding]:
-    """Examine the libraries that engines run by their metadata, since importing them takes many seconds."""
+    """Examine the libraries of engines by their metadata, since importing them takes many seconds."""
     from swift.plugins.discover import list_plugins
     from swift.plugins.known import ENGINE, ENGINE_EXTRAS
     from swift.plugins.load import load_engine
@@ -173,7 +173,7 @@ def examine_engines() -> Iterator[Finding]:
     libraries: dict[str, EngineLibrary] = {}
     names = sorted({entry.name for entry in list_plugins("swift.engines") if entry.allowed})
     for name in names:
-        with suppress(SwiftError):  # told among the plugins
+        with suppress(SwiftError):  # reported with the plugins
             library = getattr(load_engine(name).object, "library", None)
             if library is not None:
                 libraries[name] = library
@@ -184,7 +184,7 @@ def examine_engines() -> Iterator[Finding]:
 
 
 def _no_engine(name: str, requirements: Iterable[str]) -> Finding:
-    what = f"{name} is not installed: swift serve (--python takes another environment's)"
+    what = f"{name} is not installed, which swift serve needs (--python selects another environment)"
     return Finding("serving", what, "note", " or ".join(f'pip install "{each}"' for each in requirements))
 
 
@@ -197,11 +197,11 @@ def _library(name: str, library: EngineLibrary) -> Iterator[Finding]:
         device = "the CPU" if build.endswith("-cpu") or "cpu" in str(_version_of(build)) else "GPUs"
         yield Finding("serving", f"{build} {_version_of(build)}, built for {device}")
         if find_spec(library.module) is None:
-            lost = f"{library.module} cannot be imported: its files are gone"
-            yield Finding("serving", lost, "broken", f"pip install -I {build}")
+            missing = f"{library.module} cannot be imported: its files are missing"
+            yield Finding("serving", missing, "broken", f"pip install -I {build}")
         yield from _other_torch(build)
     if len(found) > 1:
-        both = f"both builds of {name} share one folder"
+        both = f"both builds of {name} are installed, in the same folder"
         yield Finding("serving", both, "broken", f"pip uninstall {found[1]}")
 
 
@@ -214,8 +214,10 @@ def _other_torch(build: str) -> Iterator[Finding]:
         if requirement.name != "torch" or not applies or torch is None:
             continue
         if not requirement.specifier.contains(torch, prereleases=True):
-            mismatch = f"{build} was built for torch {requirement.specifier}, and torch is {torch}"
-            yield Finding("serving", mismatch, "broken", "give it an environment of its own: swift serve --python PATH")
+            mismatch = f"{build} was built for torch {requirement.specifier}, but torch is {torch}"
+            yield Finding(
+                "serving", mismatch, "broken", "install it in a separate environment: swift serve --python PATH"
+            )
 
 
 def _version_of(distribution: str) -> str | None:
@@ -233,7 +235,7 @@ def _plugins() -> Iterator[Finding]:
     usable: dict[str, list[str]] = {}
     for entry in list_plugins():
         if not entry.allowed:
-            yield Finding("plugins", f"{entry} is left out", "note", "SWIFT_PLUGINS decides which plugins are allowed")
+            yield Finding("plugins", f"{entry} is not allowed", "note", "SWIFT_PLUGINS lists the allowed plugins")
             continue
         if problem := collision(entry):
             yield Finding("plugins", f"{entry} {problem}", "broken", f"pip uninstall {entry.distribution}")
@@ -264,9 +266,9 @@ def _disk() -> Iterator[Finding]:
         there = next(parent for parent in (folder, *folder.parents) if parent.exists())
         free = shutil.disk_usage(there).free / 2**30
         if not os.access(there, os.W_OK):
-            yield Finding("disk", f"{use}: {there} cannot be written", "broken", "choose another with --output_dir")
+            yield Finding("disk", f"{use}: {there} is not writable", "broken", "choose another with --output_dir")
         elif free < _LITTLE_SPACE_GIB:
-            yield Finding("disk", f"{use}: {free:.1f} GiB free", "note", "--save_total_limit keeps checkpoints few")
+            yield Finding("disk", f"{use}: {free:.1f} GiB free", "note", "--save_total_limit N keeps fewer checkpoints")
         else:
             yield Finding("disk", f"{use}: {free:.0f} GiB free")
 

@@ -1,4 +1,4 @@
-"""`swift eval MODEL`: scores a model on a data set with answers, or on tasks of lm-evaluation-harness."""
+"""`swift eval MODEL`: evaluate a model on a labeled data set, or on tasks of lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class EvalOptions(SamplingOptions, AskingOptions):
-    """Give a data set whose rows end with the assistant's message, or tasks of lm-evaluation-harness."""
+    """Evaluates on a data set whose rows end with an assistant message, or on tasks of lm-evaluation-harness."""
 
     examples = (
         "swift eval output/my-model/v0-20260101-120000 --dataset test.jsonl",
@@ -37,25 +37,25 @@ class EvalOptions(SamplingOptions, AskingOptions):
     )
     metric: Literal["accuracy", "cer", "iou", "loss"] = Field(
         "accuracy",
-        description="accuracy counts answers that match exactly; cer, wrong characters for each expected one; iou, how "
-        "far boxes [left, top, right, bottom] overlap; loss needs log-probabilities",
+        description="accuracy: exact matches; cer: character error rate; iou: overlap of bounding boxes [left, top, "
+        "right, bottom]; loss: needs log-probabilities",
     )
     tasks: Name | None = Field(None, description="Tasks of lm-evaluation-harness instead of --dataset: arc_easy,gsm8k")
-    tasks_dir: FilePath | None = Field(None, description="A folder with task files of your own")
-    num_fewshot: Annotated[int, Field(ge=0)] | None = Field(None, description="Examples in front, for --tasks")
+    tasks_dir: FilePath | None = Field(None, description="Folder with your own task files, for --tasks")
+    num_fewshot: Annotated[int, Field(ge=0)] | None = Field(None, description="Few-shot examples, for --tasks")
     limit: Annotated[Rows | None, Aliases("eval_limit")] = Field(
-        None, description="Questions of each task, for --tasks; of a data set: --dataset FILE#200"
+        None, description="Questions of each task, for --tasks; for a data set type --dataset FILE#200"
     )
-    chat_template: bool = Field(False, description="Ask --tasks through the chat template")
+    chat_template: bool = Field(False, description="Apply the chat template, for --tasks")
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     return run_command(command, args, EvalOptions, evaluate)
 
 
 def evaluate(options: EvalOptions) -> int:
-    """Score a model, and print the scores as one line of JSON."""
+    """Evaluate a model, and print the scores as one line of JSON."""
     _check(options)
     scoring = returns_scores(options)
     if scoring:
@@ -91,35 +91,37 @@ def _check(options: EvalOptions) -> None:
     check_model("eval", options)
     if not options.dataset and not options.tasks:
         raise UsageError(
-            "swift eval needs questions with answers.",
+            "swift eval needs --dataset or --tasks.",
             hint=f"Type: swift eval {options.model or f'--engine {options.engine}'} --dataset test.jsonl",
         )
     if options.dataset and options.tasks:
-        raise UsageError("--dataset and --tasks are two sources of questions.", hint="Give one of them.")
+        raise UsageError("--dataset and --tasks cannot be used together.", hint="Keep one of them.")
     _check_sampling(options)
     check_result(options.result_path)
     if options.metric == "loss" and options.result_path is not None and not options.tasks:
-        raise UsageError("--result_path takes answers, and --metric loss generates none.", hint="Leave it out.")
+        raise UsageError(
+            "--result_path cannot be used with --metric loss, which generates no text.", hint="Leave it out."
+        )
     if is_address(options.engine) and (options.metric == "loss" or options.tasks):
         raise UsageError(
-            f"{'--tasks' if options.tasks else '--metric loss'} needs log-probabilities of tokens, which a server is "
-            "not asked for: its template and its tokenizer are its own.",
-            hint="Load the model instead, and name it: --engine transformers MODEL.",
+            f"{'--tasks' if options.tasks else '--metric loss'} needs log-probabilities of tokens, which servers do "
+            "not provide.",
+            hint="Load the model instead: --engine transformers MODEL",
         )
 
 
 def _check_sampling(options: EvalOptions) -> None:
-    """Raise `UsageError` for options that nothing would follow."""
-    asked = options.model_fields_set
-    drawn = [name for name in SamplingOptions.model_fields if name in asked]
-    if options.tasks and drawn:
+    """Raise `UsageError` for options without effect."""
+    given = options.model_fields_set
+    sampling = [name for name in SamplingOptions.model_fields if name in given]
+    if options.tasks and sampling:
         raise UsageError(
-            f"--{drawn[0]} does not apply to --tasks: a task itself says how its answers are drawn.",
+            f"--{sampling[0]} does not apply to --tasks: each task has its own sampling settings.",
             hint="Leave it out.",
         )
-    for_tasks = [name for name in ("tasks_dir", "num_fewshot", "limit", "chat_template") if name in asked]
+    for_tasks = [name for name in ("tasks_dir", "num_fewshot", "limit", "chat_template") if name in given]
     if options.dataset and for_tasks:
-        some = " For the first 200 rows: --dataset FILE#200" if for_tasks[0] == "limit" else ""
+        some = " For the first 200 rows type --dataset FILE#200" if for_tasks[0] == "limit" else ""
         raise UsageError(f"--{for_tasks[0]} applies to --tasks, not to --dataset.", hint=f"Leave it out.{some}")
 
 
@@ -144,7 +146,8 @@ def _scores(options: EvalOptions, sampling: Sampling) -> dict[str, float]:
         if metric is not None:
             compared = with_answers(questions, say=print_note)
             lines = (
-                judged(question, answer, metric) for _, question, answer in answered(chat_engine, compared, sampling)
+                judged(question, response, metric)
+                for _, question, response in answered(chat_engine, compared, sampling)
             )
             return metric.of_lines(lines)
         assert isinstance(chat_engine, LocalChatEngine)

@@ -1,4 +1,4 @@
-"""`swift export CHECKPOINT --to NAME --out DIR`; `swift merge-lora` is the same with `--to hf`."""
+"""`swift export CHECKPOINT --to NAME --out DIR`, and `swift merge-lora`, which is `--to hf`."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ from swift.untrusted import shown, typed_path
 
 
 class ExportCommandOptions(ExportOptions):
-    """Every export is checked against the training state before it is complete."""
+    """Verifies every export against the training state before it is complete."""
 
     examples = ("swift export output/my-model/v1-20260101-120000 --to hf --out exported",)
     checkpoint: Annotated[Name | None, Argument("RUN_OR_CHECKPOINT"), Aliases("adapters", "ckpt_dir")] = Field(
-        None, description="Folder or URL of a run (its last checkpoint), of a checkpoint or of a model"
+        None, description="Folder or URL of a run (its last checkpoint), a checkpoint or a model"
     )
     model: Name | None = Field(
-        None, description="Model folder to export; beside a checkpoint, where the model is now that it was trained on"
+        None, description="Model folder to export; with a checkpoint, the current folder of its base model"
     )
     to: Name = Field("hf", description="hf (merged), adapter, or an installed exporter")
     out: Annotated[FilePath | None, Aliases("output_dir")] = Field(
-        None, description="Destination folder; default: one next to the checkpoint"
+        None, description="Destination folder; default: next to the checkpoint"
     )
     dtype: Annotated[Dtype, Aliases("torch_dtype")] = Field(
         "auto", description="Precision of the exported weights; auto is the model's own"
     )
     trust_remote_code: bool = Field(
-        False, description="Run Python code that comes with the model: only if you trust who made it"
+        False, description="Run Python code that comes with the model; only if you trust its author"
     )
-    quant_bits: int | None = Field(None, description="Bits per weight, to be checked against --quant")
-    push_to_hub: bool | None = Field(None, description="Upload to --push; off leaves it out")
+    quant_bits: int | None = Field(None, description="Bits per weight, checked against --quant")
+    push_to_hub: bool | None = Field(None, description="Upload to --push; false skips the upload")
 
 
 class MergeLoraOptions(ExportCommandOptions):
-    """Short for swift export --to hf."""
+    """Same as swift export --to hf."""
 
     examples = ("swift merge-lora output/my-model/v1-20260101-120000 --out merged",)
-    to: Literal["hf"] = Field("hf", description="Merged weights are in the format of Hugging Face")
+    to: Literal["hf"] = Field("hf", description="Format of the merged weights")
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the commands; returns the exit code."""
+    """Run the command; return the exit code."""
     return run_command(command, args, MergeLoraOptions if command == "merge-lora" else ExportCommandOptions, export)
 
 
 def export(options: ExportCommandOptions) -> int:
-    """Write a checkpoint, or a model folder, for others to load, and check it."""
+    """Export a checkpoint or a model folder, and verify it."""
     options = _pushed(options)
     checkpoint, _ = check_export(options)
-    # Only now: the module imports torch, and a mistake should be answered at once.
+    # Only now: the module imports torch, and mistakes should be reported at once.
     with waiting(IMPORTS):
         from swift.models.quiet import quiet_libraries
 
@@ -77,7 +77,7 @@ def export(options: ExportCommandOptions) -> int:
 
 
 def check_export(options: ExportCommandOptions) -> tuple[Path, Path]:
-    """Return what is to be exported, and where to; raise what can be said against it before anything is loaded."""
+    """Return the source and the destination; raise errors that can be found before anything is loaded."""
     from swift.plugins.load import find
     from swift.plugins.schemes import find_scheme
 
@@ -92,36 +92,36 @@ def check_export(options: ExportCommandOptions) -> tuple[Path, Path]:
 
 
 def _check_source(options: ExportCommandOptions) -> Path:
-    """Return what is to be exported; `UsageError` where nothing is named."""
+    """Return the source; raise `UsageError` where none is given."""
     if options.checkpoint is not None:
         return _on_this_machine(options.checkpoint, options)
     if options.model is not None:
         return Path(options.model)
     raise UsageError(
-        "swift export needs RUN_OR_CHECKPOINT (Folder of a run, of a checkpoint or of a model).",
+        "swift export needs RUN_OR_CHECKPOINT, the folder of a run, a checkpoint or a model.",
         hint=f"For example: {options.examples[0]}",
     )
 
 
 def _on_this_machine(name: str, options: ExportCommandOptions) -> Path:
-    """Return the folder that is meant; what lies behind a URL is copied, and has no folder next to it to export to."""
+    """Return the local folder; a URL is downloaded, and needs --out."""
     from swift.checkpoint.copies import on_this_machine
     from swift.remote.urls import is_remote
 
     if is_remote(name) and options.out is None:
-        raise UsageError(f"Where '{shown(name)}' is to be exported to is not said.", hint="Name a folder: --out FOLDER")
+        raise UsageError(f"Exporting from the URL '{shown(name)}' needs --out.", hint="Type: --out FOLDER")
     return typed_path(on_this_machine(name), "The checkpoint", CheckpointError)
 
 
 def _pushed(options: ExportCommandOptions) -> ExportCommandOptions:
-    """Return the options with `push` as `push_to_hub` has it."""
+    """Return the options with `push` adapted to `push_to_hub`."""
     if options.push_to_hub and options.push is None:
-        raise UsageError("--push_to_hub needs the name of a repository.", hint="Type: --push OWNER/NAME")
+        raise UsageError("--push_to_hub needs a repository.", hint="Type: --push OWNER/NAME")
     return options.model_copy(update={"push": None}) if options.push_to_hub is False else options
 
 
 def _destination(source: Path, options: ExportCommandOptions) -> Path:
-    """Return where the export goes; `CheckpointError` where there is neither a model nor a checkpoint."""
+    """Return the destination; raise `CheckpointError` where the source is neither a model nor a checkpoint."""
     from swift.checkpoint.folders import find_checkpoint, is_checkpoint
 
     path = typed_path(str(source), "The checkpoint", CheckpointError)

@@ -1,6 +1,6 @@
-"""Help of a command: every option in groups, with its type, its default and the flags that set it.
+"""Help of a command: every option in groups, with its type, its default and its flags.
 
-Written with the standard library alone: a library for terminals would take longer to import than help takes to print.
+It uses the standard library only: importing a terminal library would take longer than printing the help.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ MOST_USED = (
     *("checkpoint.save_steps", "checkpoint.keep", "checkpoint.resume", "logging.output", "logging.run_name"),
 )
 """Keys that help shows first in their section, in this order."""
+
 _NARROWER = {"data.loss_on", "data.template_kwargs", "backend.device", "export.to"}
-"""Keys whose other flags set them to one of their values each: help shows the key itself first."""
-_CODES = {"bold": "1", "dim": "2", "green": "32", "yellow": "33", "cyan": "36"}
+"""Keys whose other flags each set one of their values: help shows the key itself first."""
+
+_ANSI = {"bold": "1", "dim": "2", "green": "32", "yellow": "33", "cyan": "36"}
 _DIM, _PLAIN, _BOLD = "\x01", "\x02", "\x03"
-"""Stand for the codes of a terminal while text is wrapped, where codes would count as letters."""
+"""Placeholders for escape sequences while text is wrapped, which would count as letters."""
 
 
 @dataclass(frozen=True)
@@ -60,27 +62,27 @@ class FlagGroup:
     flags: Sequence[Sequence[str]]
     """For each field, the further flags that set it."""
     names: Sequence[str] = ()
-    """What each field is called; without it, by its argument or its key."""
+    """The name of each field; default: its argument or its key."""
 
 
 def asks_for_help(args: Iterable[str]) -> bool:
-    """Whether help is asked for instead of the verb's work."""
-    return any(word in HELP for word in args)
+    """Return whether the arguments request help."""
+    return any(arg in HELP for arg in args)
 
 
 def show_help(command: str, summary: str, options: type[BaseModel]) -> None:
-    """Print the help of a command whose options are a section."""
+    """Print the help of a command with its class of options."""
     fields = list(model_fields(options))
     arguments = [field for field in fields if field.argument]
-    words = "".join(f" {each.argument}" if each.required else f" [{each.argument}]" for each in arguments)
+    positional = "".join(f" {each.argument}" if each.required else f" [{each.argument}]" for each in arguments)
     _line(f"{_styled(f'swift {command}', 'bold')}: {summary}")
-    _line(f"\n{_styled('Usage', 'bold')}  swift {command}{words} [flags]\n")
+    _line(f"\n{_styled('Usage', 'bold')}  swift {command}{positional} [flags]\n")
     _paragraphs(inspect.cleandoc(options.__doc__ or ""))
     if examples := examples_of(options):
         _line("\n" + "\n".join(f"  {each}" for each in examples))
     notes = ["In flags, - and _ mean the same."]
     if any(field.kind == "list" for field in fields):
-        notes.append("A flag that takes a list may be repeated; of any other flag the last one counts.")
+        notes.append("Flags that take a list may be repeated; for all others the last value counts.")
     _line()
     _paragraphs(" ".join(notes))
     for group in groups_of(options):
@@ -88,34 +90,34 @@ def show_help(command: str, summary: str, options: type[BaseModel]) -> None:
 
 
 def groups_of(options: type[BaseModel]) -> list[FlagGroup]:
-    """Return the options of a command, by the classes that declare them; its own come first."""
+    """Return the options of a command, grouped by the class that declares them; the command's own come first."""
     fields = {field.key: field for field in model_fields(options)}
     names = {info.alias or name: name for name, info in options.model_fields.items()}
-    owners: dict[type, list[Field]] = {options: []}
+    by_class: dict[type, list[Field]] = {options: []}
     for key, field in sorted(fields.items(), key=lambda each: each[1].argument is None):
         owner = next(each for each in options.__mro__ if names[key] in vars(each).get("__annotations__", {}))
-        owners.setdefault(owner, []).append(field)
+        by_class.setdefault(owner, []).append(field)
     return [
         FlagGroup("" if owner is options else _first_line(owner), "", own, [field.flags for field in own])
-        for owner, own in sorted(owners.items(), key=lambda each: -_rank(each[0], options))
+        for owner, own in sorted(by_class.items(), key=lambda each: -_rank(each[0], options))
         if own
     ]
 
 
 def _rank(owner: type, options: type[BaseModel]) -> int:
-    """Return how far back a base stands: those that are inherited first come right after a verb's own."""
+    """Return the position of a base class in the order of groups."""
     return len(options.__mro__) if owner is options else options.__mro__.index(owner)
 
 
 def show_training_help(command: str, args: Sequence[str]) -> None:
-    """Print the help of one training command, with the fields of the plugins that `args` name."""
+    """Print the help of a training command, with the options of the plugins that `args` select."""
     from swift.config.sections import Config
 
     _line(f"{_styled(f'swift {command}', 'bold')}: {BUILTIN_COMMANDS[command].summary}")
     _line(f"\n  {_TRAINING_EXAMPLES[command]}\n  swift {command} config.yaml --optim.lr 2e-5\n")
     _paragraphs(
         "Flags take precedence over a configuration file. In flags, - and _ mean the same. --nproc N starts N "
-        "processes on this machine. A flag that takes a list may be repeated; of any other flag the last one counts."
+        "processes on this machine. Flags that take a list may be repeated; for all others the last value counts."
     )
     for name, info in Config.model_fields.items():
         fields = [field for field in core_fields().values() if field.section == name]
@@ -127,11 +129,11 @@ def show_training_help(command: str, args: Sequence[str]) -> None:
 
 
 def _friendly(title: str, summary: str, fields: Iterable[Field]) -> FlagGroup:
-    """Return options of training with the flag first that people type, and with the options first that they use."""
+    """Return options of training, the most used first, each under its usual flag."""
     from swift.config.aliases import flags_of
 
-    place = {key: number for number, key in enumerate(MOST_USED)}
-    ordered = sorted(fields, key=lambda field: place.get(field.key, len(place)))
+    position = {key: number for number, key in enumerate(MOST_USED)}
+    ordered = sorted(fields, key=lambda field: position.get(field.key, len(position)))
     names, others = [], []
     for field in ordered:
         flags = flags_of(field.key)
@@ -142,7 +144,7 @@ def _friendly(title: str, summary: str, fields: Iterable[Field]) -> FlagGroup:
 
 
 def flag_named(key: str) -> str:
-    """Return the flag that people type for a key of a run: its usual name, where that takes the same values."""
+    """Return the usual flag for a key of a run: an alias that takes the same values, or the key."""
     from swift.config.aliases import aliases, flags_of
 
     usual = [flag for flag in flags_of(key) if aliases()[flag].renames]
@@ -150,7 +152,7 @@ def flag_named(key: str) -> str:
 
 
 def _chosen(section: str, command: str, args: Sequence[str]) -> str:
-    """Return the plugin that the words beside `--help` name, or the default."""
+    """Return the plugin that the arguments besides `--help` select, or the default."""
     from swift.config.aliases import COMMAND_OBJECTIVES, training_flags
     from swift.config.draft import Draft
     from swift.config.flags import read_flags
@@ -158,26 +160,26 @@ def _chosen(section: str, command: str, args: Sequence[str]) -> str:
     from swift.plugins.kinds import KINDS
 
     table = training_flags()
-    words = Draft(table)
-    with suppress(ConfigError):  # whoever asks for help may have typed something wrong
-        for name, flag in read_flags([word for word in args if word not in HELP], table).flags.items():
+    draft = Draft(table)
+    with suppress(ConfigError):  # help must work in spite of invalid flags
+        for name, flag in read_flags([arg for arg in args if arg not in HELP], table).flags.items():
             if name not in table.about_command:
-                words.add_flag(flag)
+                draft.add_flag(flag)
     group = _group_of(section)
     assert group is not None
     selected = f"{section}.{KINDS[group].selected_by}"
-    asked = words.assignments.get(selected)
-    if asked is not None:
-        return str(asked.value)
+    requested = draft.assignments.get(selected)
+    if requested is not None:
+        return str(requested.value)
     if section == "objective":
-        task = words.assignments.get("model.task")
+        task = draft.assignments.get("model.task")
         default = COMMAND_OBJECTIVES.get(command, ("dpo" if command == "rlhf" else "sft",))[0]
         return default if task is None else TRAINED_BY.get(task.value, default)
     return str(core_fields()[selected].default)
 
 
 def _group_of(section: str) -> str | None:
-    """Return the group of the plugins that a section selects from."""
+    """Return the entry-point group that a section selects from."""
     from swift.plugins.kinds import KINDS
 
     return next((group for group, kind in KINDS.items() if kind.section == section), None)
@@ -209,7 +211,7 @@ def _show_group(group: FlagGroup) -> None:
     for name, field, flags in zip(names, group.fields, group.flags, strict=True):
         default = "required" if field.required else shown_default(field.default)
         kind = f"{field.type_name} {field.bounds}".rstrip() + f"; {default}"
-        text = f"{field.description or 'Not described by its plugin'} {_DIM}[{kind}]{_PLAIN}"
+        text = f"{field.description or '(no description)'} {_DIM}[{kind}]{_PLAIN}"
         lines = textwrap.wrap(text, right, break_on_hyphens=False)
         others = [f"--{flag}" for flag in ((field.key, *flags) if field.argument else flags)]
         lines += [_styled(each, "cyan") for each in textwrap.wrap(" ".join(others), right, break_on_hyphens=False)]
@@ -247,7 +249,7 @@ def _on_terminal() -> bool:
 
 
 def _styled(text: str, style: str) -> str:
-    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if text and _on_terminal() else text
+    return f"\x1b[{_ANSI[style]}m{text}\x1b[0m" if text and _on_terminal() else text
 
 
 def _coded(text: str) -> str:

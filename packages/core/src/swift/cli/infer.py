@@ -1,4 +1,4 @@
-"""`swift infer MODEL`: answers prompts, the questions of a data set, or what is typed at the keyboard."""
+"""`swift infer MODEL` and `swift chat MODEL`: generate responses to prompts, to a data set, or in a conversation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from swift.infer.asking import (
     returns_scores,
     talk,
 )
-from swift.infer.options import SamplingOptions
+from swift.infer.options import ModelOptions, SamplingOptions
 from swift.terminal import print_note
 
 if TYPE_CHECKING:
@@ -29,51 +29,68 @@ if TYPE_CHECKING:
 
 
 class InferOptions(SamplingOptions, AskingOptions):
-    """Give prompts or a data set; without either, questions are read from the keyboard.
+    """Responds to --prompt or --dataset; without either, starts a conversation.
 
-    Answers are in --result_path as soon as they are made: after an interruption the same command continues.
+    Responses are written to --result_path as soon as they are complete; after an interruption the same command
+    continues.
     """
 
     examples = (
         "swift infer output/my-model/v0-20260101-120000 --prompt 'Hello!'",
-        "swift infer qwen3-0.6b --dataset questions.jsonl --result_path answers.jsonl",
+        "swift infer qwen3-0.6b --dataset questions.jsonl --result_path responses.jsonl",
     )
-    prompt: Annotated[tuple[str, ...], Aliases("query"), Verbatim()] = Field(
-        (), description="A question; may be repeated"
-    )
+    prompt: Annotated[tuple[str, ...], Aliases("query"), Verbatim()] = Field((), description="Prompt; may be repeated")
     image: Annotated[tuple[FilePath, ...], Aliases("images")] = Field(
-        (), description="An image for --prompt, at its tag <image> or before it; may be repeated"
+        (), description="Image for --prompt, at its tag <image> or before it; may be repeated"
     )
     video: Annotated[tuple[FilePath, ...], Aliases("videos")] = Field(
-        (), description="A video for --prompt, at its tag <video> or before it; may be repeated"
+        (), description="Video for --prompt, at its tag <video> or before it; may be repeated"
     )
     audio: Annotated[tuple[FilePath, ...], Aliases("audios")] = Field(
-        (), description="A sound for --prompt, at its tag <audio> or before it; may be repeated"
+        (), description="Audio file for --prompt, at its tag <audio> or before it; may be repeated"
     )
     stream: bool | None = Field(
-        None, description="Print the answers to --prompt while they are generated; a conversation always does"
+        None, description="Print responses to --prompt while they are generated; conversations always do"
     )
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     return run_command(command, args, InferOptions, infer)
 
 
+class ChatOptions(SamplingOptions, ModelOptions):
+    """The model sees the whole conversation. /help lists the commands; /exit or Ctrl-D quits."""
+
+    examples = ("swift chat output/my-model/v0-20260101-120000", "swift chat --engine http://127.0.0.1:8000")
+
+
+def run_chat(command: str, args: list[str]) -> int:
+    """Run the command; return the exit code."""
+    return run_command(command, args, ChatOptions, chat)
+
+
+def chat(options: ChatOptions) -> int:
+    """Chat with a model until the user quits."""
+    check_model("chat", options)
+    quiet_libraries(options)
+    return talk(options, options.sampling)
+
+
 def infer(options: InferOptions) -> int:
-    """Answer prompts, or the questions of a data set; without either, hold a conversation."""
+    """Respond to prompts or a data set; without either, start a conversation."""
     check_model("infer", options)
     scoring = returns_scores(options)
     for kind in NAMES:
         if getattr(options, kind) and not options.prompt:
             raise UsageError(
-                f"--{kind} is a {NAMES[kind]} for --prompt.",
-                hint="Add --prompt TEXT. Rows of a data set name theirs, and in a conversation type /image FILE.",
+                f"--{kind} needs --prompt.",
+                hint="Add --prompt TEXT. Rows of a data set contain their own; in a conversation type /image FILE.",
             )
     if scoring:
         return _score(options)
     if options.prompt and options.dataset:
-        raise UsageError("--prompt and --dataset are two sources of questions.", hint="Give one of them.")
+        raise UsageError("--prompt and --dataset cannot be used together.", hint="Keep one of them.")
     _check_stream(options)
     check_result(options.result_path)
     quiet_libraries(options)
@@ -105,12 +122,12 @@ def infer(options: InferOptions) -> int:
 
 
 def _score(options: InferOptions) -> int:
-    """Write the scores or vectors of texts."""
+    """Write scores or vectors."""
     check_scoring(options, "stream")
     if bool(options.prompt) == bool(options.dataset):
         raise UsageError(
-            f"{options.model} returns scores or vectors of texts.",
-            hint="Give it some: --dataset FILE (or --prompt TEXT)" if not options.prompt else "Give one of them.",
+            f"{options.model} returns scores or vectors, and needs either --dataset or --prompt.",
+            hint="Keep one of them." if options.prompt else "Type --dataset FILE, or --prompt TEXT.",
         )
     check_result(options.result_path)
     quiet_libraries(options)
@@ -126,8 +143,8 @@ def _score(options: InferOptions) -> int:
         check_scoring(options, *NAMES, *LIMITS)
     if options.prompt and is_asked(found.location.objective, options.task_type):
         raise UsageError(
-            f"{options.model} scores documents, each for a query, and --prompt is one text.",
-            hint="Give it --dataset FILE with the columns query and document. To talk to it: swift chat MODEL",
+            f"{options.model} scores pairs of query and document, and cannot score a --prompt.",
+            hint="Type --dataset FILE with the columns query and document. To chat with it type swift chat MODEL",
         )
     held = {kind: getattr(options, kind) for kind in NAMES}
     rows: Asked = [Question([{**question_of(text, held), "role": TEXT}]) for text in options.prompt]
@@ -141,14 +158,14 @@ def _score(options: InferOptions) -> int:
 
 
 def _check_stream(options: InferOptions) -> None:
-    """Raise `UsageError` where answers cannot be printed as it is asked."""
+    """Raise `UsageError` where --stream does not apply."""
     if options.stream and (options.dataset or options.result_path is not None):
         raise UsageError(
-            "--stream prints one answer after the other; those to a data set are generated together, and each is "
-            "written when it is complete.",
+            "--stream cannot be used with --dataset or --result_path: their prompts are generated in batches.",
             hint="Leave --stream out.",
         )
     if options.stream is False and not options.prompt and not options.dataset:
         raise UsageError(
-            "A conversation prints its answers while they are generated.", hint="Leave --stream out, or give --prompt."
+            "--stream false needs --prompt: conversations always stream.",
+            hint="Leave --stream out, or add --prompt TEXT.",
         )

@@ -1,7 +1,7 @@
-"""From a command to processes: joins the group that a launcher made, or starts torch's elastic launcher in process.
+"""From a command to processes: join the group of a launcher, or start torch's elastic launcher in this process.
 
-No launcher of our own. `group` reads from the environment where this process stands, `workers` starts processes,
-`reports` brings an error of one of them to the user.
+`swift.processes.group` reads this process's rank from the environment, `workers` starts processes, and `reports` shows
+the error of one of them to the user.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = ["STARTED_BY_SWIFT", "current_world", "elastic_launcher", "exit_code",
 
 
 def launch(parsed: Parsed, argv: list[str]) -> int:
-    """Run the training that `parsed` describes; returns the exit code of the command."""
+    """Run a training; return the exit code of the command."""
     try:
         with reported_errors(), prompt_stop():
             return _launch(parsed, argv)
     except Stopped as stopped:
         say_stopped(stopped.number)
         if current_world().size > 1:
-            # Not by returning: threads of a process group that lost its peers would keep the interpreter alive.
+            # Threads of a process group that lost its peers would keep the interpreter alive after a return.
             sys.stdout.flush()
             os._exit(128 + stopped.number)
         return 128 + stopped.number
@@ -65,7 +65,7 @@ def _launch(parsed: Parsed, argv: list[str]) -> int:
     with waiting(IMPORTS):
         from swift.models.quiet import quiet_libraries
 
-        quiet_libraries()  # first: libraries print while they are imported
+        quiet_libraries()  # first: the libraries print while they are imported
         from swift.train.loop import train
     _resume_garbage_collection()
     return exit_code(train(parsed))
@@ -79,10 +79,10 @@ def _resume_garbage_collection() -> None:
 
 
 def exit_code(summary: RunSummary) -> int:
-    """Return 0 when the run was completed; 128 + signal number when a signal ended it early, so that `&&` stops.
+    """Return 0 for a completed run, or 128 + signal number for one that a signal stopped, so that `&&` stops.
 
-    The signal may have struck another process of the group. A worker returns 0 all the same, since its launcher would
-    take anything else for a crash, and leaves a note.
+    Another process of the group may have received the signal. A worker always returns 0, because its launcher would
+    report a crash otherwise, and leaves a note.
     """
     if summary.status != "stopped":
         return 0

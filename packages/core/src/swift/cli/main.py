@@ -1,6 +1,6 @@
-"""The entry point: finds the command, runs it, and turns errors into one message and an exit code.
+"""Entry point: find the command, run it, and turn errors into one message and an exit code.
 
-Nothing but the standard library is imported before a command is known: `swift --help` answers at once.
+Only the standard library is imported before the command is known, so that `swift --help` is fast.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from swift.cli.builtin import BUILTIN_COMMANDS, COMMANDS, KIN, NOT_THERE, TRAINING, command_name, plugin_commands
+from swift.cli.builtin import (
+    BUILTIN_COMMANDS,
+    COMMAND_ALIASES,
+    COMMANDS,
+    REPLACED_COMMANDS,
+    TRAINING,
+    command_name,
+    plugin_commands,
+)
 from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
 from swift.version import __version__
 
@@ -19,13 +27,13 @@ from swift.version import __version__
 def main() -> None:
     """Run the `swift` command."""
     command = next(iter(sys.argv[1:]), "")
-    if command in (*TRAINING, *KIN) or (command in BUILTIN_COMMANDS and {"-h", "--help"} & set(sys.argv)):
-        gc.disable()  # collecting garbage takes a tenth of the time of imports; `launch` resumes it after them
+    if command in (*TRAINING, *COMMAND_ALIASES) or (command in BUILTIN_COMMANDS and {"-h", "--help"} & set(sys.argv)):
+        gc.disable()  # garbage collection takes a tenth of the time of imports; `launch` resumes it after them
     sys.exit(run(sys.argv[1:]))
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command and return its exit code; every error that a user can fix is printed without a traceback."""
+    """Run a command and return its exit code; errors that a user can fix are printed without a traceback."""
     try:
         return _dispatch(list(argv))
     except SwiftError as error:
@@ -41,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
         _complain("Interrupted.")
         return 130
     except BrokenPipeError:
-        # The reader (a pager, `head`) went away: that is its right. Nothing may be flushed into the closed pipe.
+        # The reader (a pager, `head`) closed the pipe; flushing into it at exit would fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -56,8 +64,8 @@ def _dispatch(argv: list[str]) -> int:
         sys.stdout.write(f"swift {__version__}\n")
         return 0
     name = command_name(argv[0])
-    if name in KIN:
-        name, *flags = KIN[name]
+    if name in COMMAND_ALIASES:
+        name, *flags = COMMAND_ALIASES[name]
         argv = [name, *flags, *argv[1:]]
     command = BUILTIN_COMMANDS.get(name)
     if command is None:
@@ -79,7 +87,7 @@ def _run_plugin_command(name: str, args: list[str]) -> int:
 
 
 def overview(*, styled: bool) -> str:
-    """Return what `swift --help` prints."""
+    """Return the output of `swift --help`."""
     bold, dim, plain = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if styled else ("", "", "")
     lines = [
         f"{bold}swift{plain} {__version__}: train large language models on any parallel backend",
@@ -112,15 +120,15 @@ def _unknown_command(name: str) -> UsageError:
     command = install_command(COMMANDS, name)
     if command:
         return UsageError(f"`swift {name}` is not installed.", hint=f"Run: {command}")
-    if name in NOT_THERE:
-        reason, instead = NOT_THERE[name]
+    if name in REPLACED_COMMANDS:
+        reason, instead = REPLACED_COMMANDS[name]
         return UsageError(reason, hint=instead)
-    known = [*BUILTIN_COMMANDS, *KIN, *(each.name for each in plugin_commands())]
+    known = [*BUILTIN_COMMANDS, *COMMAND_ALIASES, *(each.name for each in plugin_commands())]
     return UsageError(f"There is no `swift {name}`.{did_you_mean(name, known)}", hint="All commands: swift --help")
 
 
 def _complain(message: str) -> None:
     colour, plain = ("\x1b[31m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
-    # What plugins and files put into a message is not for the terminal to act on.
+    # Messages may contain escape sequences from plugins and files.
     shown = "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in message)
     sys.stderr.write(f"{colour}Error:{plain} {shown}\n")

@@ -1,4 +1,4 @@
-"""From the words after a command to its options: a section whose fields are the flags."""
+"""From the arguments of a command to its options, a model whose fields are the flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from swift.cli.builtin import BUILTIN_COMMANDS
 from swift.cli.help import asks_for_help, show_help
-from swift.config.compat.commands import elsewhere
+from swift.config.compat.commands import flags_of_command
 from swift.config.fields import model_fields
 from swift.config.flags import Alias, CommandLine, Flag, FlagTable, Translation, read_flags
 from swift.config.options import Shorthand, examples_of
@@ -27,17 +27,17 @@ S = TypeVar("S", bound="BaseModel")
 
 @dataclass(frozen=True)
 class Typed(Generic[S]):
-    """Flags and values typed after a command."""
+    """Arguments typed after a command."""
 
     options: S
     passed_on: tuple[str, ...]
-    """Flags of another program, where the command hands them on."""
-    words: tuple[str, ...]
-    """Words without a flag that are no argument, where the command hands them on."""
+    """Unknown flags, for a command that passes them on."""
+    positional: tuple[str, ...]
+    """Other positional arguments, for a command that passes them on."""
 
 
 def run_command(command: str, args: Sequence[str], options: type[S], work: Callable[[S], int]) -> int:
-    """Print the help of a command, or do its work with the options that were typed; returns the exit code."""
+    """Print the help of a command, or run it with the typed options; return the exit code."""
     if asks_for_help(args):
         show_help(command, BUILTIN_COMMANDS[command].summary, options)
         return 0
@@ -45,7 +45,7 @@ def run_command(command: str, args: Sequence[str], options: type[S], work: Calla
 
 
 def read_options(command: str, args: Sequence[str], options: type[S], *, passes_on: bool = False) -> Typed[S]:
-    """Return the options of a command, validated; what is wrong names the flag as it was typed."""
+    """Return the validated options of a command; errors name the flag as typed."""
     table = flag_table(command, options, passes_on)
     line = read_flags(args, table)
     layer = _assigned(line, table)
@@ -53,11 +53,16 @@ def read_options(command: str, args: Sequence[str], options: type[S], *, passes_
     if missing:
         needs = " and ".join(f"{field.argument or f'--{field.key}'} ({field.description})" for field in missing)
         raise UsageError(f"swift {command} needs {needs}.", hint=_example(command, options))
-    if line.words and not passes_on:
-        raise UsageError(f"{line.words[0]!r} belongs to no flag.", hint=f"All flags: {table.help_command}")
+    if line.positional and not passes_on:
+        raise unexpected_argument(line.positional[0], command)
     for note in (*line.notes, *layer.notes):
         sys.stderr.write(f"Note: {note}\n")
-    return Typed(_validated(options, layer, table), tuple(line.passed_on), tuple(line.words))
+    return Typed(_validated(options, layer, table), tuple(line.passed_on), tuple(line.positional))
+
+
+def unexpected_argument(argument: str, command: str) -> UsageError:
+    """Return the error for a positional argument that the command does not take."""
+    return UsageError(f"Unexpected argument {argument!r}.", hint=f"All flags: swift {command} --help")
 
 
 def options_of(command: str) -> type[BaseModel] | None:
@@ -82,7 +87,7 @@ def _validated(options: type[S], layer: Draft, table: FlagTable) -> S:
 
 @cache
 def flag_table(command: str, options: type[BaseModel], passes_on: bool = False) -> FlagTable:
-    """Return the flags of a command, as its options declare them."""
+    """Return the flags that the options of a command declare."""
     fields = {field.key: field for field in model_fields(options)}
     aliases = {}
     for key, field in fields.items():
@@ -94,42 +99,42 @@ def flag_table(command: str, options: type[BaseModel], passes_on: bool = False) 
             aliases[short.flag] = Alias(short.flag, key, "switch", _shortened(key, short))
         for flag, part in field.parts:
             aliases[flag] = Alias(flag, f"{key}.{part}", "optional", _renamed(f"{key}.{part}"))
-    takes_words = passes_on or any(field.argument for field in fields.values())
-    others = elsewhere(command, but={*fields, *aliases})
+    takes_positional = passes_on or any(field.argument for field in fields.values())
+    others = flags_of_command(command, but={*fields, *aliases})
     return FlagTable(
         fields,
         aliases,
         f"swift {command} --help",
-        elsewhere=others.meanings,
-        elsewhere_arity=others.arities,
-        takes_word=lambda _: takes_words,
+        third_party=others.meanings,
+        third_party_arity=others.arities,
+        takes_positional=lambda _: takes_positional,
         passes_on=passes_on,
     )
 
 
 def _assigned(line: CommandLine, table: FlagTable) -> Draft:
-    """Return the keys that flags and arguments set; words that are no argument stay in `line`."""
+    """Return the keys that flags and arguments set; other positional arguments stay in `line`."""
     from swift.config.draft import Draft
 
     given = {table.aliases[name].key if name in table.aliases else name for name in line.flags}
     free = [field for field in table.fields.values() if field.argument and field.key not in given]
-    if free and not line.words and line.extra is not None:
-        _free_last_word(line, *line.extra)
+    if free and not line.positional and line.extra is not None:
+        _free_last_value(line, *line.extra)
     layer = Draft(table)
     for flag in line.flags.values():
         layer.add_flag(flag)
     for field in [each for each in table.fields.values() if each.argument]:
-        if line.words:
-            taken = tuple(line.words) if field.kind == "list" else line.words[0]
+        if line.positional:
+            taken = tuple(line.positional) if field.kind == "list" else line.positional[0]
             layer.set(field.key, taken, str(field.argument))
-            del line.words[: len(taken) if isinstance(taken, tuple) else 1]
+            del line.positional[: len(taken) if isinstance(taken, tuple) else 1]
     return layer
 
 
-def _free_last_word(line: CommandLine, name: str, index: int) -> None:
-    """Take the word after the values of a list for the argument: `swift infer --dataset a.jsonl MODEL`."""
+def _free_last_value(line: CommandLine, name: str, index: int) -> None:
+    """Read the last value of a list as the positional argument: `swift infer --dataset a.jsonl MODEL`."""
     flag = line.flags[name]
-    line.words.append(flag.value[index])
+    line.positional.append(flag.value[index])
     line.flags[name] = Flag(flag.typed, name, "list", (*flag.value[:index], *flag.value[index + 1 :]))
 
 

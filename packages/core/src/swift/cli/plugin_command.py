@@ -14,9 +14,9 @@ from swift.plugins.return_values import wrong
 
 
 def run(name: str, args: Sequence[str]) -> int:
-    """Run the command of the plugin whose entry point is called `name`; returns the exit code.
+    """Run the command of the plugin with the entry point `name`; return the exit code.
 
-    A plugin without `options_model` reads its words, `--help` among them, itself.
+    A plugin without `options_model` parses its arguments itself, including `--help`.
     """
     plugin = load_command(name)
     command = plugin.object
@@ -33,12 +33,12 @@ def run(name: str, args: Sequence[str]) -> int:
         given = typed.options
         if not isinstance(given, options):
             raise wrong(plugin.entry, f"{options.__name__}.model_validate", f"a {options.__name__}", given)
-        passed_on = [[*typed.words, *typed.passed_on]] if passes_on else []
+        passed_on = [[*typed.positional, *typed.passed_on]] if passes_on else []
     with failing(plugin.entry, f"swift {name}"):
         code: object = command.run(given, *passed_on)
         if not isinstance(code, int):
             raise PluginError(
-                f"{plugin.entry} returns {code!r} from run, which is no exit code.",
-                hint="Return 0 where the command did its work.",
+                f"{plugin.entry} returned {code!r} from run, which is not an exit code.",
+                hint="Return an int, 0 for success.",
             )
         return int(code)

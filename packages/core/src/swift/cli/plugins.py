@@ -1,4 +1,4 @@
-"""`swift plugins [--check] [--json]`: what is installed, and whether it can be used."""
+"""`swift plugins [--check] [--json]`: list and check installed plugins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def broken(self) -> bool:
-        """Whether it is known to be unusable."""
+        """Return whether it is known to be unusable."""
         return self.entry.allowed and self.status not in (OK, FOUND)
 
 
@@ -45,18 +45,18 @@ class PluginsOptions(Section):
     check: bool = Field(False, description="Import each plugin and check it as a run would")
     as_json: bool = Field(False, alias="json", description="Print JSON")
     tried: Name | None = Field(
-        None, alias="try", description="Train a tiny model with this backend, and compare the numbers"
+        None, alias="try", description="Train a tiny model with this backend, and compare it with plain torch"
     )
     nproc: Annotated[int, Field(ge=1, le=1024)] = Field(2, description="Processes for --try")
 
 
 def run(command: str, args: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     return run_command(command, args, PluginsOptions, show)
 
 
 def show(options: PluginsOptions) -> int:
-    """List what is installed, or try one backend."""
+    """List installed plugins, or try one backend."""
     if options.tried is not None:
         return _try(options.tried, options.nproc)
     with result_alone() as say:
@@ -71,13 +71,13 @@ def show(options: PluginsOptions) -> int:
 def _try(backend: str, processes: int) -> int:
     from swift.plugins.load import find, load
 
-    load(find("swift.backends", backend))  # a wrong name is reported before anything heavy is imported
+    load(find("swift.backends", backend))  # report an unknown name before heavy imports
     from swift.models.quiet import quiet_libraries
 
     quiet_libraries()
     from swift.testing.short import short_form
 
-    print_line(f"{backend} on {processes} processes, against plain torch on one:")
+    print_line(f"{backend} on {processes} processes, compared with plain torch on one:")
     problems = 0
     for finding in short_form(backend, processes):
         problems += bool(finding.problem)
@@ -88,7 +88,7 @@ def _try(backend: str, processes: int) -> int:
 
 
 def plugin_rows(*, check: bool) -> list[Row]:
-    """Return one row for each plugin installed; only with `check` is any of them imported."""
+    """Return a row for each installed plugin; only `check` imports them."""
     from swift.plugins.discover import duplicates, list_plugins
 
     entries = list_plugins()

@@ -1,4 +1,4 @@
-"""Output of `swift config`: the resolved configuration, its layout, its schema, and samples."""
+"""Output of `swift config`: the resolved configuration, its layout, the schema, and samples."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ from swift.terminal import IMPORTS, print_note, waiting
 
 
 def resolved_yaml(parsed: Parsed) -> str:
-    """Return the whole configuration, as a file that gives the same run."""
+    """Return the whole configuration as a file that reproduces the run."""
     return yaml.safe_dump(parsed.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def processes_of(parsed: Parsed) -> int:
-    """Return how many processes the run is to have on all its machines."""
+    """Return the number of processes of the run on all machines."""
     here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
     return here * machines
 
 
 def layout(parsed: Parsed) -> str:
-    """Return how the processes are laid out, as comment lines below the YAML."""
-    plan = parsed.config.parallel
+    """Return the layout of processes as comment lines below the YAML."""
+    parallel = parsed.config.parallel
     here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
     processes = here * machines
     where = "on this machine" if machines == 1 else f"on {machines} machines"
-    replicas, rest = divmod(processes, plan.sharing)
-    shared = {"tp": plan.tp, "pp": plan.pp, "cp": plan.cp, **({"ulysses": plan.ulysses} if plan.ulysses > 1 else {})}
+    replicas, rest = divmod(processes, parallel.sharing)
+    shared = {"tp": parallel.tp, "pp": parallel.pp, "cp": parallel.cp}
+    if parallel.ulysses > 1:
+        shared["ulysses"] = parallel.ulysses
     lines = [f"# backend: {parsed.config.backend.name}, objective: {parsed.config.objective.name}"]
     if rest:
         product = " × ".join(shared)
         counted = "1 process" if processes == 1 else f"{processes} processes"
-        lines.append(f"# {counted} {where}: not a multiple of {product} = {plan.sharing}")
+        lines.append(f"# {counted} {where}: not a multiple of {product} = {parallel.sharing}")
     else:
         sizes = " × ".join(f"{name} {size}" for name, size in {"dp": replicas, **shared}.items())
         lines.append(f"# processes {where}: {processes} = {sizes}")
@@ -60,7 +62,7 @@ def layout(parsed: Parsed) -> str:
 
 
 def _length_note(config: Config) -> str | None:
-    """Return what to say of a typed limit for samples above the positions of a model in a folder on this machine."""
+    """Return a note where the typed limit of samples exceeds the positions of a model in a local folder."""
     from swift.models.config_file import StoredConfig, read_config
     from swift.models.locate import folder_of
     from swift.models.positions import limit_note
@@ -74,9 +76,9 @@ def _length_note(config: Config) -> str | None:
 
 
 def print_samples(parsed: Parsed, count: int) -> None:
-    """Print the first `count` usable samples with the learned text marked, and why the rows between were skipped.
+    """Print the first `count` usable samples with the trained tokens marked, and why rows between were skipped.
 
-    The data set is streamed, so that no more of it is read than is shown.
+    The data set is streamed, so that only the printed part is read.
     """
     with waiting(IMPORTS):
         from rich.console import Console
@@ -114,7 +116,7 @@ def print_samples(parsed: Parsed, count: int) -> None:
 
 
 def schema_json() -> str:
-    """JSON Schema of a configuration file; the sections of plugins by the name that selects them."""
+    """Return the JSON Schema of a configuration file, with the sections of plugins by the name that selects them."""
     schema = Config.model_json_schema()
     definitions = schema["$defs"]
     for group, kind in KINDS.items():
@@ -128,12 +130,12 @@ def schema_json() -> str:
             try:
                 model = load(entry).config_model
             except SwiftError:
-                continue  # `swift plugins --check` says what is wrong with it
+                continue  # `swift plugins --check` reports it
             assert model is not None
             try:
                 own = model.model_json_schema(ref_template=f"#/$defs/{section}.{entry.name}.{{model}}")
             except Exception as error:  # a type that JSON Schema does not know, or a plugin's own code
-                print_note(f"Note: {entry} is left out, whose options have no schema. {words_of(error)}")
+                print_note(f"Note: the schema omits {entry}, whose options have no JSON Schema: {words_of(error)}")
                 continue
             definitions.update({f"{section}.{entry.name}.{name}": part for name, part in own.pop("$defs", {}).items()})
             properties = {key: {"const": entry.name}, **own.get("properties", {})}

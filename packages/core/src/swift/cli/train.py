@@ -9,13 +9,13 @@ from swift.cli.help import asks_for_help, show_training_help
 
 
 def run(command: str, args: list[str]) -> int:
-    """Parse, say what the user should know, and train."""
+    """Parse the arguments, print notes, and train."""
     if asks_for_help(args):
         show_training_help(command, args)
         return 0
-    from swift.cli.beforehand import check_here, check_plan
-    from swift.cli.choose import chosen, foreseen
     from swift.cli.launch import STARTED_BY_SWIFT, launch, reported_errors
+    from swift.cli.planner_choice import chosen, foreseen
+    from swift.cli.preflight import check_here, check_run
     from swift.config.parse import parse
     from swift.imports.sources import check_is_own
     from swift.processes.group import processes_in_all
@@ -28,9 +28,9 @@ def run(command: str, args: list[str]) -> int:
         parsed = parse(args, command)
         if not is_worker():
             check_here(parsed.config)
-        if "RANK" not in os.environ:  # else a launcher has started it, perhaps once more
+        if "RANK" not in os.environ:  # with RANK a launcher has started it, perhaps again
             processes = processes_in_all({**os.environ, **parsed.machines}, parsed.nproc)
-            check_plan(parsed, processes)
+            check_run(parsed, processes)
             if (warning := foreseen(parsed, processes, args, command)) is not None:
                 parsed.notes.append(warning)
     first_of_its_launcher = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"

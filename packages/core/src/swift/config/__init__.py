@@ -1,1 +1,1 @@
-"""The configuration of a run: its sections, and how a command line, a file or keywords become one."""
+"""Configuration of a run: its sections, and how a command line, a file or keywords become one."""

@@ -1,9 +1,9 @@
-"""The one table of flags that users of ms-swift and the Hugging Face trainer know, and what each sets here.
+"""Flags that users of ms-swift and the Hugging Face Trainer know, and the keys that they set.
 
-Flags are spelled with `_`; `-` means the same. Most rename one key. The others translate their value: `--bf16` sets
-`model.dtype`, `--deepspeed zero3` chooses a backend and configures it. A setting whose name begins with `@` is not a
-key but a request, which `swift.config.requests` turns into keys once the whole configuration is known; one that begins
-with `?` is set unless the same command or file sets it otherwise.
+Flags are spelled with `_`; `-` means the same. Most flags rename one key. The others translate their value: `--bf16`
+sets `model.dtype`, `--deepspeed zero3` chooses a backend and configures it. A setting that begins with `@` is not a key
+but a request, which `swift.config.requests` turns into keys once the whole configuration is known. A setting that
+begins with `?` is a default: it applies unless the same command or file sets the key.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from functools import cache
 
 from swift.config.compat import fsdp, megatron, online, quantisation
 from swift.config.compat import translations as to
-from swift.config.compat.table import other_programs
-from swift.config.compat.values import (
-    ATTENTION_ELSEWHERE,
-    DEVICES_ELSEWHERE,
-    LOSS_SCALES_ELSEWHERE,
+from swift.config.compat.table import third_party_flags
+from swift.config.compat.unsupported import (
+    UNSUPPORTED_ATTENTION,
+    UNSUPPORTED_DEVICES,
+    UNSUPPORTED_LOSS_SCALES,
 )
 from swift.config.fields import core_fields
 from swift.config.flags import Alias, Arity, FlagTable, Translation
@@ -42,7 +42,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "data.shuffle": ("dataset_shuffle", "train_dataloader_shuffle"),
     "data.streaming": ("streaming",),
     "data.strict": ("strict",),
-    "data.boxes": ("norm_bbox",),
+    "data.bounding_boxes": ("norm_bbox",),
     "data.max_pixels": ("max_pixels", "image_max_pixels"),
     "data.min_pixels": ("min_pixels", "image_min_pixels"),
     "data.video_fps": ("fps", "video_fps"),
@@ -145,7 +145,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "backend.use_distributed_optimizer": ("use_distributed_optimizer",),
     "export.exist_ok": ("exist_ok",),
 }
-"""Key → flags that set it to their value, as it is."""
+"""Key → flags that set it to their value unchanged."""
 
 
 _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
@@ -158,11 +158,11 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
         ("attn_impl", "attn_implementation"),
         "model.attention",
         "value",
-        to.choice(to.ATTENTION, ATTENTION_ELSEWHERE),
+        to.choice(to.ATTENTION, UNSUPPORTED_ATTENTION),
     ),
-    (("use_flash_attn", "flash_attn"), "model.attention", "optional", to.choice(to.FLASH, ATTENTION_ELSEWHERE)),
+    (("use_flash_attn", "flash_attn"), "model.attention", "optional", to.choice(to.FLASH, UNSUPPORTED_ATTENTION)),
     (("use_cpu", "no_cuda"), "backend.device", "switch", to.when_on({"backend.device": "cpu"})),
-    (("device",), "backend.device", "value", to.choice(to.DEVICES, DEVICES_ELSEWHERE)),
+    (("device",), "backend.device", "value", to.choice(to.DEVICES, UNSUPPORTED_DEVICES)),
     (("cutoff_len",), "data.max_length", "value", to.cutoff),
     (("truncation_strategy",), "data.truncation", "value", to.truncation),
     (("packing_length",), "data.max_length", "value", to.request("packing_length")),
@@ -178,7 +178,7 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("trainable_parameters",), "tuner.train_only", "list", to.patterns("@trainable_parameters")),
     (("use_peft",), "tuner.kind", "switch", to.when_on({"tuner.kind": "lora"}, {"tuner.kind": "full"})),
     (("loss_type",), "objective.loss", "value", to.loss_type),
-    (("loss_scale",), "data.loss_on", "value", to.choice(to.LOSS_SCALES, LOSS_SCALES_ELSEWHERE)),
+    (("loss_scale",), "data.loss_on", "value", to.choice(to.LOSS_SCALES, UNSUPPORTED_LOSS_SCALES)),
     (
         ("train_type", "tuner_type", "sft_type", "finetuning_type"),
         "tuner.kind",
@@ -237,15 +237,18 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
 )
 
 _IGNORED = ("local_rank",)
-"""Flags that launchers add to a command; the environment says the same."""
+"""Flags that launchers add to a command; they repeat environment variables."""
 OPEN_SECTIONS = ("backend", "objective", "optim", "tuner")
 """Sections whose other keys belong to a plugin."""
+
 COMMAND_OBJECTIVES = {"pt": ("pt",), "sft": ("sft", "seq_cls", "embedding", "reranker", "generative_reranker")}
-"""Verbs → the objectives that they minimise, the default first. `rlhf` takes any other one, `train` takes any."""
+"""Command → the objectives that it trains, the default first. `rlhf` takes all others, `train` takes any."""
+
 MACHINES = ("nnodes", "node_rank", "master_addr", "master_port")
-"""Flags of torchrun that say what environment variables of these names say."""
+"""Flags of torchrun that stand for the environment variables of the same names."""
+
 ABOUT_COMMAND: dict[str, Arity] = dict.fromkeys(("config", "nproc", "nproc_per_node", *MACHINES), "value")
-"""Flags that are about the command, not about the configuration."""
+"""Flags that configure the command instead of the run."""
 
 
 @cache
@@ -259,8 +262,8 @@ def training_flags() -> FlagTable:
         about_command=ABOUT_COMMAND,
         open_sections=OPEN_SECTIONS,
         ignored=_IGNORED,
-        elsewhere=other_programs(),
-        takes_word=lambda word: word.endswith((".yaml", ".yml")),
+        third_party=third_party_flags(),
+        takes_positional=lambda argument: argument.endswith((".yaml", ".yml")),
     )
 
 

@@ -1,4 +1,4 @@
-"""Compares what a configuration asks for with what a backend says it can do, before anything is loaded."""
+"""Check of a configuration against the capabilities that a backend declares, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swift.config.media import NAMES
+from swift.config.media import PLURALS
 from swift.config.tasks import view_of
 from swift.contracts import Acts, Capabilities, Need, Reads, Trains
 from swift.errors import SwiftError, UnsupportedLayout
@@ -27,34 +27,34 @@ SWITCHES: Mapping[str, tuple[Any, str]] = {
     "train.pad_token": (True, "false"),
     "model.liger": (True, "false"),
 }
-"""Switches that a backend must declare among its features before they may be on: a value that turns them on, and what
-is typed to turn them off."""
+"""Switches that a backend must declare among its features: the values for on and for off."""
+
 MODULES_UNDER_TP = "parallel.tp with modules"
 """Feature of a backend that calls `swift.toolkit.cut_modules` when it has cut the matrices of a model."""
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """One thing that a configuration asks of a backend."""
+    """One capability that a configuration needs."""
 
     name: str
-    """As a person would type it."""
+    """As users type it."""
     capability: str
     """Which field of `Capabilities` decides."""
     item: str
     without: str
-    """Flags that do without it."""
+    """Flags that remove the requirement."""
 
     def met_by(self, capabilities: Capabilities) -> bool:
-        """Return whether a backend with these capabilities has it."""
+        """Return whether these capabilities meet the requirement."""
         offered = getattr(capabilities, self.capability)
         return offered if isinstance(offered, bool) else self.item in offered
 
 
 def check_capabilities(capabilities: Capabilities, config: Config, objective: Objective | None = None) -> None:
-    """Raise `UnsupportedLayout` naming all that is lacking, which installed backends have it, and what to type.
+    """Raise `UnsupportedLayout` naming what the backend lacks, which installed backends have it, and what to type.
 
-    Without an objective, the task of the model says what it must return: a role is handed its objectives later.
+    Without an objective (a role gets its objectives later), the task of the model decides what it must return.
     """
     requested = list(_requirements(config, objective))
     lacking = [requirement for requirement in requested if not requirement.met_by(capabilities)]
@@ -68,47 +68,47 @@ def check_capabilities(capabilities: Capabilities, config: Config, objective: Ob
     advice = _advice(lacking, others)
     offers = {offer for requirement in lacking for offer in PARALLEL_OFFERS.get(requirement.item, ())}
     advice = "\n".join([advice, *(REMARKS[name, offer] for offer in sorted(offers) if (name, offer) in REMARKS)])
-    raise UnsupportedLayout(f"The {name} backend does not have {missing}.", hint=advice)
+    raise UnsupportedLayout(f"The {name} backend does not support {missing}.", hint=advice)
 
 
 def lacking_media(capabilities: Capabilities, config: Config, kind: str) -> UnsupportedLayout | None:
-    """Return the error for samples that hold images or sounds where the backend has none; None where it has them."""
+    """Return the error for samples with images or audio that the backend cannot train on; None where it can."""
     name = config.backend.name
     if kind in capabilities.modalities:
         cut = next((each for each in ("cp", "ulysses") if getattr(config.parallel, each) > 1), None)
         if cut is None or capabilities.cuts_media:
             return None
         return UnsupportedLayout(
-            f"parallel.{cut} {getattr(config.parallel, cut)} shares the tokens of a sample between processes, and rows "
-            f"have {NAMES[kind]}s, which the {name} backend keeps whole.",
-            hint=f"Type --parallel.{cut} 1. For long samples: --gradient_checkpointing true, or fewer tokens of each "
-            "image by --max_pixels N.",
+            f"parallel.{cut} {getattr(config.parallel, cut)} divides the tokens of a sample over processes, and the "
+            f"{name} backend cannot divide {PLURALS[kind]}.",
+            hint=f"Type --parallel.{cut} 1. For long samples add --gradient_checkpointing true, or reduce the tokens "
+            "of each image with --max_pixels N.",
         )
     others = [other for other, offer in _other_backends(name) if kind in offer.modalities]
-    requirement = Requirement(f"samples with {kind}", "modalities", kind, "rows of text alone")
-    advice = f"Type: --backend {others[0]}, or learn from rows of text alone" if others else _advice([requirement], [])
+    requirement = Requirement(f"samples with {kind}", "modalities", kind, "rows with text only")
+    advice = f"Type --backend {others[0]}, or use rows with text only." if others else _advice([requirement], [])
     return UnsupportedLayout(
-        f"The {name} backend does not train on {NAMES[kind]}s yet, and rows have some.", hint=advice
+        f"The data set has {PLURALS[kind]}, which the {name} backend does not train on.", hint=advice
     )
 
 
 def check_export(config: Config) -> None:
-    """Raise `UnsupportedLayout` where the exporter that the run is to end with does not write what it trains."""
+    """Raise `UnsupportedLayout` where the exporter of the run's end does not write what the run trains."""
     if config.export.to is None:
         return
     exporter = load_exporter(config.export.to).object
     if getattr(exporter, "needs_adapter", False) and not load_tuner(config.tuner.kind).object.adapter:
         raise UnsupportedLayout(
-            f"The exporter {config.export.to!r} writes adapters, and tuner.kind {config.tuner.kind} trains none.",
-            hint="Type --export.to hf, or train an adapter: --tuner.kind lora",
+            f"The exporter {config.export.to!r} writes adapters, but tuner.kind {config.tuner.kind} trains none.",
+            hint="Type --export.to hf, or train an adapter with --tuner.kind lora.",
         )
     tasks = getattr(exporter, "tasks", None)
     if tasks is None or config.model.task in tasks:
         return
     raise UnsupportedLayout(
-        f"The exporter {config.export.to!r} does not write models of model.task {config.model.task}: it writes "
-        f"{', '.join(sorted(tasks))}.",
-        hint="Type --export.to hf. What that writes is loaded by transformers.",
+        f"The exporter {config.export.to!r} does not write models with model.task {config.model.task}. Supported "
+        f"tasks: {', '.join(sorted(tasks))}.",
+        hint="Type --export.to hf, which transformers loads.",
     )
 
 
@@ -126,7 +126,7 @@ def _requirements(config: Config, objective: Objective | None) -> Iterator[Requi
         yield from _of_objective(objective)
     elif (view := view_of(config.model.task)) is not None:
         task = config.model.task
-        yield Requirement(f"what a model of model.task {task} returns ({view.value})", "provides", view, "another task")
+        yield Requirement(f"model.task {task} (it needs {view.value})", "provides", view, "another task")
     if config.checkpoint.asynchronous:
         item = "checkpoint.asynchronous"
         yield Requirement(item, "async_checkpoint", item, f"--{item} false")
@@ -143,13 +143,13 @@ def _of_tuner_needs(config: Config) -> Iterator[Requirement]:
     if Trains.MODULES in needs and config.parallel.tp > 1:
         what = f"parallel.tp with the modules of tuner.kind {config.tuner.kind}"
         if _acts_of(config) is None:
-            yield Requirement(f"{what}, which nobody has said how to cut", "features", f"{what}", "--parallel.tp 1")
+            yield Requirement(f"{what} (the tuner declares no cut)", "features", what, "--parallel.tp 1")
         else:
             yield Requirement(what, "features", MODULES_UNDER_TP, "--parallel.tp 1")
 
 
 def _acts_of(config: Config) -> Acts | None:
-    """Return where the modules of the tuner act on the layers that tensor parallel cuts; None where it says nothing."""
+    """Return where the tuner's modules act on layers that tensor parallel divides; None where it declares nothing."""
     tuner = load_tuner(config.tuner.kind)
     assert tuner.config_model is not None
     if not hasattr(tuner.object, "cut"):
@@ -172,11 +172,11 @@ def _of_objective(objective: Objective) -> Iterator[Requirement]:
     first = objective.first_pass
     for need in sorted(objective.needs | (frozenset() if first is None else first.needs)):
         yield Requirement(
-            f"what the objective {objective.name!r} needs ({Need(need).value})", "provides", need, "another objective"
+            f"the objective {objective.name!r} (it needs {Need(need).value})", "provides", need, "another objective"
         )
-    # An encoding that is named is one of core's, which hold text alone.
+    # An encoding given by name is one of core's, which hold text only.
     for modality in sorted(getattr(objective.encoding, "modalities", ())):
-        name = f"samples with {modality}, as the objective {objective.name!r} reads them"
+        name = f"samples with {modality} (the objective {objective.name!r} reads them)"
         yield Requirement(name, "modalities", modality, "another objective")
 
 
@@ -191,34 +191,34 @@ def _needs_of_tuner(config: Config) -> frozenset[str]:
 
 
 def _of_tuner(kind: str, need: str) -> Requirement:
-    """Return one thing that a tuner asks; core's own are named as they are typed."""
+    """Return one requirement of a tuner, named by the flag for core's own tuners."""
     if need == Trains.DORA:
         return Requirement("tuner.dora", "tuners", need, "--tuner.dora false")
     if need == Trains.START:
-        return Requirement("a tuner.init that weights or data decide", "tuners", need, "--tuner.init default")
+        return Requirement("a tuner.init computed from weights or data", "tuners", need, "--tuner.init default")
     if (kind, need) == ("lora", Trains.WEIGHTS):
-        return Requirement("tuner.bias, biases that are trained next to adapters", "tuners", need, "--tuner.bias none")
-    name = f"tuner.kind {kind}" if need == kind else f"what the tuner {kind!r} needs ({need})"
+        return Requirement("tuner.bias (biases trained with adapters)", "tuners", need, "--tuner.bias none")
+    name = f"tuner.kind {kind}" if need == kind else f"the tuner {kind!r} (it needs {need})"
     return Requirement(name, "tuners", need, "--train_type full")
 
 
 def _of_optimizer(name: str) -> Iterator[Requirement]:
-    """Yield what an optimizer asks of a backend: of AdamW, every backend has it."""
+    """Yield the requirements of an optimizer; every backend supports AdamW."""
     if name == "adamw":
         return
     optimizer = load_optimizer(name)
     reads = optimizer.object.reads
-    label = f"whole {reads} of weights, which the optimizer {name!r} must see"
+    label = f"the optimizer {name!r} (it needs whole {reads} of weights)"
     if reads == Reads.PARTS:
-        label = f"the optimizer {name!r}, which must know where the parts of weights lie"
+        label = f"the optimizer {name!r} (it needs the position of each shard in its weight)"
     elif reads == Reads.ELEMENTS:
-        label = f"the optimizer {name!r} (it declares none that read {reads})"
+        label = f"the optimizer {name!r} (the backend declares no optimizers that read {reads})"
     yield Requirement(label, "optimizers", reads, "--optim.name adamw")
     if any(slot.shape == "matrix" for slot in optimizer.object.slots):
-        what = f"what the optimizer {name!r} keeps for each matrix"
+        what = f"the optimizer {name!r} (it keeps a state for each matrix)"
         yield Requirement(what, "features", "optim.matrix_slots", "--optim.name adamw")
     if getattr(optimizer.object, "gradient_view", False):
-        what = f"the two views of weights that the optimizer {name!r} takes turns with"
+        what = f"the optimizer {name!r} (it alternates between two views of the weights)"
         yield Requirement(what, "features", "optim.gradient_view", "--optim.name adamw")
 
 
@@ -230,21 +230,21 @@ def _other_backends(name: str) -> Iterator[tuple[str, Capabilities]]:
             try:
                 capabilities = load(entry).capabilities
             except SwiftError:
-                continue  # a broken plugin is no advice
+                continue  # a broken plugin is not a suggestion
             if capabilities is not None:
                 yield entry.name, capabilities
 
 
 def _advice(lacking: list[Requirement], others: list[str]) -> str:
-    without = f"or do without: {' '.join(dict.fromkeys(requirement.without for requirement in lacking))}"
+    without = " ".join(dict.fromkeys(requirement.without for requirement in lacking))
     if others:
-        return f"Installed backends that have it: {', '.join(others)}. Type: --backend {others[0]}, {without}"
+        return f"Installed backends that support it: {', '.join(others)}. Type --backend {others[0]}, or {without}"
     offers = [set(PARALLEL_OFFERS.get(requirement.item, ())) for requirement in lacking]
-    made_for_it = sorted(set.intersection(*offers))
-    if made_for_it:
-        command = install_command("swift.backends", made_for_it[0])
+    supporting = sorted(set.intersection(*offers))
+    if supporting:
+        command = install_command("swift.backends", supporting[0])
         return (
-            f"No installed backend has it (made for it: {', '.join(made_for_it)}). "
-            f"Run: {command} and type --backend {made_for_it[0]}, {without}"
+            f"No installed backend supports it. Run: {command} and type --backend {supporting[0]} "
+            f"(supported by: {', '.join(supporting)}), or type {without}"
         )
-    return f"No installed backend has it. Use instead: {without.removeprefix('or do without: ')}"
+    return f"No installed backend supports it. Type {without}"

@@ -1,8 +1,8 @@
-"""A configuration while it is being put together: who set which key to what, before anything is validated."""
+"""A configuration before validation: each key, its value, and the flag or line of a file that set it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,16 +12,45 @@ from swift.errors import ConfigError
 from swift.plugins.known import MIXES
 
 NOTE = "@note"
-"""In settings: not a key, but what to tell the user about the flag, as the end of a sentence."""
+"""In settings: not a key but a note for the user about the flag, as the end of a sentence."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """One key, its value, and the words that set it."""
+    """A value, and what set it."""
 
     value: Any
     source: str
-    """The flag as it was typed, the line of a file, the call."""
+    """The flag as typed, the line of a file, or the call."""
+
+
+def contradiction(key: str, earlier: Assignment, later: Assignment) -> ConfigError:
+    """Return the error for two assignments of a key that disagree."""
+    both = frozenset((str(earlier.value), str(later.value)))
+    return ConfigError(
+        f"{earlier.source} and {later.source} contradict each other: {key.lstrip('@')} cannot be both "
+        f"{quoted(earlier.value)} and {quoted(later.value)}.",
+        hint=MIXES.get((key, both), "Keep one of them."),
+    )
+
+
+def set_consistently(merged: MutableMapping[str, Assignment], key: str, value: Any, source: str) -> None:
+    """Set a key; raise `ConfigError` where it has another value."""
+    earlier, later = merged.get(key), Assignment(value, source)
+    if earlier is not None and str(earlier.value).lower() != str(value).lower():
+        raise contradiction(key, earlier, later)
+    merged[key] = later
+
+
+def whole_number(assignment: Assignment) -> int:
+    """Return the value as a number of at least 1; raise `ConfigError` for any other."""
+    digits = quoted(assignment.value).strip("'")
+    if not digits.isdecimal() or len(digits) > 9 or int(digits) < 1:
+        raise ConfigError(
+            f"{assignment.source} must be a whole number of at least 1, not {quoted(assignment.value)}.",
+            hint=f"For example: {assignment.source} 8",
+        )
+    return int(digits)
 
 
 class Draft:
@@ -30,29 +59,24 @@ class Draft:
     def __init__(self, table: FlagTable) -> None:
         self.assignments: dict[str, Assignment] = {}
         self.notes: list[str] = []
-        """What the user should hear about flags that set nothing."""
+        """Notes for the user about flags that set nothing."""
         self._unless_set: dict[str, Assignment] = {}
         self._table = table
 
     def set(self, key: str, value: Any, source: str) -> None:
-        """Set one key; two settings of one layer that disagree are an error."""
+        """Set one key; raise `ConfigError` where the layer has set it to another value."""
         field = self._table.fields.get(key)
         if field is not None:
             value = coerce(field, field.bare if field.bare is not None and value is True else value, source)
         elif self._table.mapping_of(key):
             value = literal(value)
         earlier = self.assignments.get(key)
-        if earlier is not None and _text(earlier.value) != _text(value):
-            both = frozenset((str(earlier.value), str(value)))
-            raise ConfigError(
-                f"{earlier.source} and {source} contradict each other: {key.lstrip('@')} cannot be both "
-                f"{quoted(earlier.value)} and {quoted(value)}.",
-                hint=MIXES.get((key, both), "Keep one of them."),
-            )
+        if earlier is not None and _comparable(earlier.value) != _comparable(value):
+            raise contradiction(key, earlier, Assignment(value, source))
         self.assignments.setdefault(key, Assignment(value, source))
 
     def apply(self, settings: Settings, source: str) -> None:
-        """Set several keys that one flag stands for."""
+        """Apply the settings of one flag: keys, defaults (`?`) and notes."""
         for key, value in settings.items():
             if key == NOTE:
                 self.notes.append(f"{source} {value}")
@@ -62,7 +86,7 @@ class Draft:
                 self.set(key, value, source)
 
     def finish(self) -> None:
-        """Set what flags imply where this layer does not set it otherwise."""
+        """Apply the defaults that flags imply for keys that this layer does not set."""
         for key, implied in self._unless_set.items():
             if key not in self.assignments:
                 self.set(key, implied.value, implied.source)
@@ -70,9 +94,9 @@ class Draft:
         self._unless_set.clear()
 
     def add_flag(self, flag: Flag) -> None:
-        """Add one flag of the command line: an alias, or a key. Lists of several names are joined."""
-        if flag.arity == "words" or flag.name in self._table.elsewhere_arity:
-            self.notes.append(self._table.elsewhere[flag.name].answer(flag.typed, flag.value))
+        """Add one flag of the command line, an alias or a key; lists from several flags of one key are joined."""
+        if flag.arity == "rest" or flag.name in self._table.third_party_arity:
+            self.notes.append(self._table.third_party[flag.name].check(flag.typed, flag.value))
             return
         if flag.arity == "switch" and self._left_open(flag.name, flag.value):
             self.notes.append(f"{flag.typed} {flag.value} sets nothing.")
@@ -88,11 +112,11 @@ class Draft:
             self.set(flag.name, flag.value, flag.typed)
 
     def add_mapping(self, content: Mapping[str, Any], sources: Mapping[str, str], source: str) -> None:
-        """Add a nested mapping: sections by name, and aliases at the top. `sources` has that of a key, where known."""
+        """Add a nested mapping of sections, with aliases at the top level; `sources` has the source of known keys."""
         sections = self._table.sections
         for name, value in content.items():
             if not isinstance(name, str):
-                raise ConfigError(f"{source}: {quoted(name)} is not the name of a section.")
+                raise ConfigError(f"{source}: the section name {quoted(name)} is not a string.")
             own = sources.get(name, f"{source} ({name})")
             if name in sections and isinstance(value, Mapping):
                 for key, inner in value.items():
@@ -100,7 +124,7 @@ class Draft:
             elif name in sections and value is None:
                 continue  # an empty section
             elif name in sections and name not in self._table.aliases:
-                raise ConfigError(f"{own}: {name} is a section with keys of its own, not {quoted(value)}.")
+                raise ConfigError(f"{own}: the section {name} must be a mapping, not {quoted(value)}.")
             else:
                 self._add_key(name, value, own)
 
@@ -108,7 +132,7 @@ class Draft:
         try:
             self._add(name, value, source)
         except ConfigError as error:
-            if name.rpartition(".")[2] not in error.message:  # a flag says what it sets, a line of a file does not
+            if name.rpartition(".")[2] not in error.message:  # a flag names what it sets, a line of a file does not
                 error.message += f" (The key is {name}.)"
             raise
 
@@ -120,26 +144,26 @@ class Draft:
             return
         if alias is not None:
             self.apply(alias.translate(source, value), source)
-        elif key in table.elsewhere:
+        elif key in table.third_party:
             if value is not None:
                 named = source if name in source else f"{source}: {name}"
-                self.notes.append(table.elsewhere[key].answer(named, value))
+                self.notes.append(table.third_party[key].check(named, value))
         elif key in table.fields or key.partition(".")[0] in table.open_sections or table.mapping_of(key):
             self.set(key, value, source)
         else:
             meant = nearest_flag(key, [*table.sections, *table.fields, *table.aliases])
             suggestion = f" Did you mean {meant!r}?" if meant else ""
-            raise ConfigError(f"{source}: there is no key {quoted(name)}.{suggestion}")
+            raise ConfigError(f"{source}: unknown key {quoted(name)}.{suggestion}")
 
     def _left_open(self, name: str, value: Any) -> bool:
-        """Return whether a switch that cannot be left open is given as `None`, as arguments saved by a program are."""
+        """Return whether a switch without an unset state has the value None, as in arguments that a program saved."""
         alias = self._table.aliases.get(name)
         field = self._table.fields.get(alias.key if alias else name)
         return str(value).lower() in ("none", "null") and not (field is not None and field.optional)
 
 
 def source_of(assignments: Mapping[str, Assignment], key: str) -> str:
-    """Return where a key, something in it, or the nearest mapping around it, was set."""
+    """Return where a key, a key inside it, or the nearest mapping around it was set."""
     inside = next((other for other in assignments if other.startswith(f"{key}.")), None)
     if key not in assignments and inside is not None:
         return assignments[inside].source
@@ -149,7 +173,7 @@ def source_of(assignments: Mapping[str, Assignment], key: str) -> str:
 
 
 def merge(layers: list[Draft]) -> dict[str, Assignment]:
-    """Return the assignments of all layers; later layers outrank earlier ones."""
+    """Return the assignments of all layers; later layers take precedence."""
     merged: dict[str, Assignment] = {}
     for layer in layers:
         for key, assignment in layer.assignments.items():
@@ -170,17 +194,15 @@ def nest(assignments: Mapping[str, Assignment]) -> dict[str, Any]:
             inner = inside.setdefault(parent, {})
             if not isinstance(inner, dict):
                 source = assignments[key].source
-                raise ConfigError(
-                    f"{source} sets a part of {quoted(parent)}, which is set to {quoted(inner)} elsewhere."
-                )
+                raise ConfigError(f"{source} sets a key inside {quoted(parent)}, which is also set to {quoted(inner)}.")
             inside = inner
         value = assignments[key].value
         inside[leaf] = dict(value) if isinstance(value, Mapping) else value
     return nested
 
 
-def _text(value: Any) -> str:
-    """Return a value as text for comparing flags with files: '1e-5' and 1e-05 are the same."""
+def _comparable(value: Any) -> str:
+    """Return a value in a form for comparing flags with files: '1e-5' and 1e-05 are equal."""
     try:
         return repr(float(value))
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The fields of sections as flat facts, from which flags, help, reference and errors are made."""
+"""Fields of sections, flattened: flags, help, reference and errors are made from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swift.config.options import Aliases, Argument, Bare, Parts, Shorthand, Verb
 from swift.config.own_options import AdamOptions, FullOptions, LoraOptions
 
 _TYPE_NAMES = {
-    "str": "text",
+    "str": "string",
     "Path": "path",
     "float": "number",
     "int": "integer",
@@ -35,23 +35,23 @@ class Field:
     """`section.name`, or the name alone where there are no sections."""
     kind: Kind
     optional: bool
-    """True when the value may be left open (`null`)."""
+    """Whether the value may be unset (`null`)."""
     default: Any
     description: str
     type_name: str
     """For people: 'integer', 'switch', 'a | b | c'."""
     bounds: str = ""
-    """The smallest and largest value, where help should name them."""
+    """The bounds that help shows."""
     required: bool = False
     aliases: tuple[str, ...] = ()
     """Further flags that set it."""
     shorthands: tuple[Shorthand, ...] = ()
     argument: str | None = None
-    """What help calls the word that sets it without a flag."""
+    """Its name in help as a positional argument."""
     verbatim: bool = False
-    """Whether its values are texts that are never read as JSON."""
+    """Whether its values are strings that are never parsed as JSON."""
     bare: str | None = None
-    """What its flag means without a value."""
+    """The value of its flag when none is given."""
     parts: tuple[tuple[str, str], ...] = ()
     """Of a mapping: (flag, the key in it that the flag sets)."""
 
@@ -61,7 +61,7 @@ class Field:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Every further flag that sets it, or sets it to something."""
+        """Return every further flag that sets it, or a part of it."""
         return (*self.aliases, *(each.flag for each in self.shorthands), *(flag for flag, _ in self.parts))
 
 
@@ -69,8 +69,8 @@ _OPTIONS: dict[str, dict[str, type[BaseModel]]] = {
     "tuner": {"lora": LoraOptions, "full": FullOptions},
     "optim": {"adamw": AdamOptions},
 }
-"""Section → core's own plugins in it, the default one first, and their options. Their flags are known whichever plugin
-is selected: commands of other programs carry them along."""
+"""Section → core's own plugins, the default first, and their options. Their flags are known whichever plugin is
+selected, because third-party commands set them in any case."""
 
 
 @cache
@@ -86,19 +86,19 @@ def core_fields() -> dict[str, Field]:
 
 
 def core_keys(section: str) -> frozenset[str]:
-    """Return the keys of a section that are core's own; of one that core does not have, none."""
+    """Return core's own keys of a section; none for an unknown section."""
     from swift.config.sections import Config
 
     return frozenset(_section_model(section).model_fields) if section in Config.model_fields else frozenset()
 
 
 def default_options(section: str) -> frozenset[str]:
-    """Return the keys that belong to the plugin which a section selects by default."""
+    """Return the keys of the plugin that a section selects by default."""
     return frozenset(next(iter(_OPTIONS[section].values())).model_fields) if section in _OPTIONS else frozenset()
 
 
 def plugins_with(section: str, option: str) -> list[str]:
-    """Return which of core's own plugins in a section have an option."""
+    """Return core's own plugins in a section that have an option."""
     return [name for name, model in _OPTIONS.get(section, {}).items() if option in model.model_fields]
 
 
@@ -141,11 +141,11 @@ def _field(key: str, info: FieldInfo) -> Field:
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _LARGEST_SHOWN = 2**16
-"""A bound beyond it is there for slips of the keyboard, and of no interest to a reader."""
+"""Larger bounds only catch typos, so help does not show them."""
 
 
 def _bounds(parts: Iterable[Any]) -> Iterator[str]:
-    """Yield the bounds of a type in signs, from the metadata of a field or inside of its annotation."""
+    """Yield the bounds of a type as signs, from a field's metadata or its annotation."""
     for part in parts:
         if isinstance(part, FieldInfo):
             yield from _bounds(part.metadata)

@@ -1,7 +1,7 @@
-"""Reading a YAML configuration, with the line of every key, so that an error can point at it.
+"""Reader of YAML configurations that keeps the line of every key for error messages.
 
-YAML can do more than a configuration needs: make Python objects, refer to itself, or grow from a line to gigabytes
-through aliases. Only texts, numbers, switches, lists and mappings are read, within limits that no configuration meets.
+YAML can create Python objects, refer to itself, and grow from a line to gigabytes through aliases. Only strings,
+numbers, switches, lists and mappings are read, within limits that real configurations never reach.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from swift.errors import ConfigError
 from swift.untrusted import read_text, shown
 
 LIMIT = 1 << 20
-"""Bytes of a configuration file."""
+"""Maximum size of a configuration file, in bytes."""
 DEPTH = 30
 NODES = 20_000
-"""Values in a configuration, counted as often as aliases repeat them."""
+"""Maximum number of values, counting each repetition by an alias."""
 _PREFIX = "tag:yaml.org,2002:"
 _SCALARS = {_PREFIX + name for name in ("str", "int", "float", "bool", "null")}
 _MERGE = _PREFIX + "merge"
@@ -33,13 +33,13 @@ _OCTAL = re.compile(r"[-+]?0[0-7_]+")
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the mapping in a file, and dotted key → line.
 
-    A repeated key is an error: YAML would keep the last silently.
+    A repeated key is an error: YAML would silently keep the last.
     """
     name = shown(path)
     try:
         missing = not path.exists()
     except (OSError, ValueError):
-        missing = False  # reading it says what is wrong
+        missing = False  # reading it raises the error
     if missing:
         raise ConfigError(f"There is no configuration file {name}.", hint="Write one with: swift config show")
     text = read_text(path, ConfigError, limit=LIMIT)
@@ -50,7 +50,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         if node is None:
             return {}, {}
         if not isinstance(node, MappingNode):
-            raise ConfigError(f"{name}:1: a configuration is a mapping such as `train: {{epochs: 1}}`.")
+            raise ConfigError(f"{name}:1: expected a mapping of sections, such as `train: {{epochs: 1}}`.")
         lines: dict[str, int] = {}
         _Check(loader, name, lines).mapping(node, "")
         content: dict[str, Any] = loader.construct_document(node)
@@ -58,12 +58,12 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         mark = problem.problem_mark or problem.context_mark
         line = mark.line + 1 if mark else 1
         reason = clipped(problem.problem or problem.context or "")
-        raise ConfigError(f"{name}:{line}: this is not YAML: {reason}.") from None
+        raise ConfigError(f"{name}:{line}: invalid YAML: {reason}.") from None
     except yaml.reader.ReaderError as problem:
         line = text.count("\n", 0, problem.position) + 1
-        raise ConfigError(f"{name}:{line}: this is not YAML: it holds the character {problem.character!a}.") from None
+        raise ConfigError(f"{name}:{line}: invalid YAML: the character {problem.character!a} is not allowed.") from None
     except yaml.YAMLError as problem:
-        raise ConfigError(f"{name}: this is not YAML: {clipped(str(problem))}.") from None
+        raise ConfigError(f"{name}: invalid YAML: {clipped(str(problem))}.") from None
     except _Refused as problem:
         raise ConfigError(f"{name}:{problem.line}: {problem.reason}") from None
     finally:
@@ -86,7 +86,7 @@ class _Refused(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Makes texts of dates, and stops at what is nested too deeply or too long before it is in memory."""
+    """Reads dates as strings, and refuses deep or long documents before they are in memory."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -97,9 +97,9 @@ class _Loader(yaml.SafeLoader):
         self._depth += 1
         self._nodes += 1
         if self._depth > DEPTH:
-            raise _Refused(self._next(), f"this is nested more than {DEPTH} levels deep.")
+            raise _Refused(self._next(), f"nested more than {DEPTH} levels deep.")
         if self._nodes > NODES:
-            raise _Refused(self._next(), f"a configuration has fewer than {NODES:,} values.")
+            raise _Refused(self._next(), f"more than {NODES:,} values.")
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
@@ -110,7 +110,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Check:
-    """Walks through the values as they would be in memory, and notes the lines of keys."""
+    """Checks the values as they would be in memory, and records the line of each key."""
 
     def __init__(self, loader: _Loader, name: str, lines: dict[str, int]) -> None:
         self._loader = loader
@@ -127,12 +127,12 @@ class _Check:
                 continue
             if not isinstance(key_node, ScalarNode) or key_node.tag != _PREFIX + "str":
                 what = f"the key {clipped(key_node.value)}" if isinstance(key_node, ScalarNode) else "this key"
-                raise _Refused(key_node, f"{what} is not a text for YAML: write it in quotes.")
+                raise _Refused(key_node, f"{what} is not a string. Write it in quotes.")
             key = f"{prefix}{key_node.value}"
             line = key_node.start_mark.line + 1
             if key in self._lines:
                 raise ConfigError(
-                    f"{self._name}:{line}: {clipped(key)} is there already, in line {self._lines[key]}.",
+                    f"{self._name}:{line}: duplicate key {clipped(key)}, first set in line {self._lines[key]}.",
                     hint="Keep one of them.",
                 )
             self._lines[key] = line
@@ -140,7 +140,7 @@ class _Check:
         self._around.pop()
 
     def _value(self, node: Node, prefix: str | None) -> None:
-        """Return one value; None for a prefix where keys are not recorded: in lists, and in merged mappings."""
+        """Check one value; `prefix` is None where keys are not recorded, in lists and merged mappings."""
         if isinstance(node, MappingNode) and prefix is not None:
             self.mapping(node, prefix)
         elif isinstance(node, MappingNode | SequenceNode):
@@ -154,28 +154,28 @@ class _Check:
 
     def _enter(self, node: Node, kind: str) -> None:
         if node.tag != _PREFIX + kind:
-            raise _Refused(node, f"the tag {clipped(node.tag)} is not read: a configuration holds plain values.")
+            raise _Refused(node, f"the YAML tag {clipped(node.tag)} is not allowed. Write a plain value.")
         if any(node is outer for outer in self._around):
-            raise _Refused(node, "this refers to itself.")
+            raise _Refused(node, "the value refers to itself.")
         self._around.append(node)
         self._count(node)
 
     def _count(self, node: Node) -> None:
         self._nodes += 1
         if self._nodes > NODES:
-            raise _Refused(node, f"aliases make more than {NODES:,} values of this.")
+            raise _Refused(node, f"aliases expand to more than {NODES:,} values.")
 
     def _scalar(self, node: ScalarNode) -> None:
         self._count(node)
         if node.tag not in _SCALARS:
-            raise _Refused(node, f"the tag {clipped(node.tag)} is not read: a configuration holds plain values.")
+            raise _Refused(node, f"the YAML tag {clipped(node.tag)} is not allowed. Write a plain value.")
         if node.tag in _NUMBERS:
             if ":" in node.value or _OCTAL.fullmatch(node.value):
-                raise _Refused(node, f"YAML reads {node.value} as another number: write it in quotes, or in full.")
+                raise _Refused(node, f"{node.value} is ambiguous in YAML. Write a decimal number, or quote a string.")
             if len(node.value) > _DIGITS:
-                raise _Refused(node, f"a number of {len(node.value)} digits is more than any key takes.")
+                raise _Refused(node, f"the number has {len(node.value)} digits, more than any key takes.")
         try:
             self._loader.construct_object(node)
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
             kind = node.tag.removeprefix(_PREFIX)
-            raise _Refused(node, f"{clipped(node.value)!r} is not of the type !!{kind}.") from None
+            raise _Refused(node, f"{clipped(node.value)!r} is not a valid !!{kind}.") from None

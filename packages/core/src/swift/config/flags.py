@@ -1,7 +1,7 @@
-"""The words of a command line, grouped: which flag was typed with which values.
+"""Command lines, split into flags with their values.
 
 A `FlagTable` lists the flags of one command, made from the sections that declare them. `-` and `_` mean the same in
-every flag; a flag that is given twice takes the last value, unless it takes a list.
+every flag. A flag that is given twice takes the last value, unless it takes a list.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 Settings = dict[str, Any]
 Translation = Callable[[str, Any], Settings]
-Arity = Literal["switch", "list", "mapping", "value", "optional", "any", "words"]
-"""How many values a flag takes; 'optional' is none or one, 'any' leaves it to the plugin whose key it is, and 'words'
-are as many as follow, of another program's flag."""
+Arity = Literal["switch", "list", "mapping", "value", "optional", "any", "rest"]
+"""How many values a flag takes: 'optional' is none or one, 'any' leaves it to the plugin that owns the key, and 'rest'
+takes all that follow, for a third-party flag."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Alias:
 
     flag: str
     key: str
-    """The key that help lists it under."""
+    """The key under which help lists it."""
     arity: Arity
     translate: Translation
     """(flag as typed, value) → settings."""
     renames: bool = False
-    """Whether it sets its key to its value, as it is."""
+    """Whether it sets its key to its value unchanged."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +47,30 @@ class FlagTable:
     fields: Mapping[str, Field]
     aliases: Mapping[str, Alias]
     help_command: str
-    """What to type to see them all."""
+    """The command that lists all flags."""
     depth: int = 1
-    """Parts of a key: `optim.lr` has two. What lies deeper is a user's own word, such as the name of a column."""
+    """Parts of a key: `optim.lr` has two. Deeper parts are the user's own names, such as columns."""
     about_command: Mapping[str, Arity] = field(default_factory=dict)
     """Flags that set no key."""
     open_sections: tuple[str, ...] = ()
     """Sections whose other keys belong to a plugin."""
     ignored: tuple[str, ...] = ()
-    elsewhere: Mapping[str, Meaning] = field(default_factory=dict)
-    """Flags of other programs, and what each means here."""
-    elsewhere_arity: Mapping[str, Arity] = field(default_factory=dict)
-    """How many values they take, where a word behind them may also be an argument of the command."""
-    takes_word: Callable[[str], bool] = lambda _: False
-    """Whether a word may stand without a flag: a configuration file, an argument."""
+    third_party: Mapping[str, Meaning] = field(default_factory=dict)
+    """Third-party flags, and what each means here."""
+    third_party_arity: Mapping[str, Arity] = field(default_factory=dict)
+    """How many values they take, where a positional argument may follow them."""
+    takes_positional: Callable[[str], bool] = lambda _: False
+    """Whether an argument may be positional: a configuration file, a model."""
     passes_on: bool = False
-    """Whether unknown flags belong to another program, and are left as they stand."""
+    """Whether unknown flags are passed on to another command."""
 
     @property
     def sections(self) -> set[str]:
-        """First parts of keys of several parts."""
+        """Return the section names: the first parts of dotted keys."""
         return {key.partition(".")[0] for key in self.fields if "." in key}
 
     def name(self, typed: str) -> str:
-        """Return the name of a flag as it was typed: without dashes in front, with `_` for `-`."""
+        """Return the name of a typed flag: without leading dashes, with `_` for `-`."""
         parts = typed.lstrip("-").split(".")
         return ".".join([*(part.replace("-", "_") for part in parts[: self.depth]), *parts[self.depth :]])
 
@@ -83,8 +83,8 @@ class FlagTable:
         if name in self.fields:
             found = self.fields[name]
             return "optional" if found.bare is not None else found.kind
-        if name in self.elsewhere:
-            return self.elsewhere_arity.get(name, "words")
+        if name in self.third_party:
+            return self.third_party_arity.get(name, "rest")
         section, dot, _key = name.partition(".")
         if dot and section in self.open_sections:
             return "any"
@@ -98,7 +98,7 @@ class FlagTable:
         return key if len(parts) > self.depth and found is not None and found.kind == "mapping" else None
 
     def unknown(self, typed: str) -> ConfigError:
-        """Return the error for a flag that nobody knows, with the nearest one."""
+        """Return the error for an unknown flag, with the nearest known one."""
         name = self.name(typed)
         names = (*self.aliases, *self.fields)
         leaves = [key for key in names if key == name or key.endswith(f".{name}")]
@@ -110,7 +110,7 @@ class FlagTable:
         return ConfigError(f"Unknown flag {typed}.{suggestion}", hint=f"All flags: {self.help_command}")
 
     def _of_objective(self, alias: str) -> bool:
-        """Return whether an alias is for the options of one objective, which few runs have."""
+        """Return whether an alias sets an option of an objective."""
         return self.aliases[alias].key.startswith("objective.")
 
     def negated(self, name: str) -> str | None:
@@ -120,31 +120,31 @@ class FlagTable:
 
 
 _SHORT = {"m": "model", "d": "dataset", "o": "output_dir", "c": "config", "n": "nproc"}
-"""Letter → flag that other programs shorten to it."""
+"""Letter → the flag for which it is the usual short form."""
 
 
 def nearest_flag(name: str, flags: Iterable[str]) -> str | None:
-    """Return the flag that `name` is a slip of: spelled nearly the same, or made of mostly the same words.
+    """Return the flag that `name` misspells: nearly the same spelling, or mostly the same parts.
 
-    A guess that shares no more than a common word, such as `type` or `steps`, would lead astray.
+    A suggestion that shares only a common part, such as `type` or `steps`, would mislead.
     """
     known = list(flags)
     for flag in difflib.get_close_matches(name, known, n=3, cutoff=0.6):
         alike = difflib.SequenceMatcher(None, name, flag).ratio()
-        if alike >= _SLIP or _shared_words(name, flag) >= _MOST_WORDS:
+        if alike >= _TYPO_RATIO or _shared_parts(name, flag) >= _MOST_PARTS:
             return flag
     return None
 
 
-_SLIP = 0.85
-_MOST_WORDS = 2 / 3
+_TYPO_RATIO = 0.85
+_MOST_PARTS = 2 / 3
 
 
-def _shared_words(one: str, other: str) -> float:
-    """Return how much of the words of two flags is shared; words that differ by a letter or two are the same."""
-    words, others = re.split(r"[._]", one), re.split(r"[._]", other)
-    shared = sum(bool(difflib.get_close_matches(word, others, n=1, cutoff=0.75)) for word in words)
-    return shared / max(len(words), len(others))
+def _shared_parts(one: str, other: str) -> float:
+    """Return the fraction of parts that two flags share; parts that differ by a letter or two are the same."""
+    parts, others = re.split(r"[._]", one), re.split(r"[._]", other)
+    shared = sum(bool(difflib.get_close_matches(part, others, n=1, cutoff=0.75)) for part in parts)
+    return shared / max(len(parts), len(others))
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Flag:
     """One flag with its values, repeated ones joined."""
 
     typed: str
-    """As it was typed, for messages."""
+    """The flag as typed, for messages."""
     name: str
     arity: Arity
     value: Any
@@ -164,20 +164,20 @@ class CommandLine:
 
     flags: dict[str, Flag] = field(default_factory=dict)
     """By name, in the order in which they were typed first."""
-    words: list[str] = field(default_factory=list)
-    """Words that belong to no flag."""
+    positional: list[str] = field(default_factory=list)
+    """Arguments that belong to no flag."""
     passed_on: list[str] = field(default_factory=list)
-    """Unknown flags with what follows each, where another program takes them."""
+    """Unknown flags and their values, where the command passes them on."""
     notes: list[str] = field(default_factory=list)
-    """What the user should be told."""
+    """Notes for the user."""
     extra: tuple[str, int] | None = None
-    """(flag, index) of the last word of a list of several, which may be an argument instead."""
+    """(flag, index) of the last value of a list, which may be a positional argument instead."""
 
 
 def read_flags(argv: Sequence[str], table: FlagTable) -> CommandLine:
-    """Return the flags of a command line, and the words that belong to none."""
+    """Return the flags and the positional arguments of a command line."""
     line = CommandLine()
-    for group in _groups(argv, table, line.words):
+    for group in _groups(argv, table, line.positional):
         typed, joined, value = group[0].partition("=")
         name = table.name(typed)
         arity = table.arity(name)
@@ -186,7 +186,7 @@ def read_flags(argv: Sequence[str], table: FlagTable) -> CommandLine:
         switch = table.negated(name) if arity is None else None
         if switch is not None:
             given = [value] if joined else group[1:2]
-            line.words.extend(_strays(typed, given, group[1:] if joined else group[2:], table))
+            line.positional.extend(_strays(typed, given, group[1:] if joined else group[2:], table))
             _add(line, Flag(typed, switch, "switch", not as_switch(given[0], typed) if given else False))
             continue
         if arity is None:
@@ -195,11 +195,11 @@ def read_flags(argv: Sequence[str], table: FlagTable) -> CommandLine:
             line.passed_on.extend(group)
             continue
         if joined and arity == "switch":
-            line.words.extend(_strays(typed, [value], group[1:], table))
+            line.positional.extend(_strays(typed, [value], group[1:], table))
             _add(line, Flag(typed, name, arity, value))
             continue
         values = [value, *group[1:]] if joined else group[1:]
-        _add(line, Flag(typed, name, arity, _value(typed, arity, values, table, line.words)))
+        _add(line, Flag(typed, name, arity, _value(typed, arity, values, table, line.positional)))
     return line
 
 
@@ -213,65 +213,65 @@ def _add(line: CommandLine, flag: Flag) -> None:
             line.extra = flag.name, len(flag.value) - 1
     elif earlier is not None and earlier.value != flag.value:
         line.notes.append(
-            f"{flag.typed} is given twice, as {quoted(earlier.value)} and as {quoted(flag.value)}: the last one counts."
+            f"{flag.typed} is given twice, as {quoted(earlier.value)} and {quoted(flag.value)}; the last one counts."
         )
     line.flags[flag.name] = flag
 
 
-def _groups(argv: Sequence[str], table: FlagTable, words: list[str]) -> Iterator[list[str]]:
-    """Yield each flag with the words that follow it."""
+def _groups(argv: Sequence[str], table: FlagTable, positional: list[str]) -> Iterator[list[str]]:
+    """Yield each flag with the arguments that follow it."""
     group: list[str] = []
-    for word in argv:
-        if _is_flag(word) or (table.passes_on and _is_short_flag(word)):
+    for arg in argv:
+        if _is_flag(arg) or (table.passes_on and _is_short_flag(arg)):
             if group:
                 yield group
-            group = [word]
-        elif _is_short_flag(word):
-            raise table.unknown(word)
+            group = [arg]
+        elif _is_short_flag(arg):
+            raise table.unknown(arg)
         elif group:
-            group.append(word)
+            group.append(arg)
         else:
-            words.append(word)
+            positional.append(arg)
     if group:
         yield group
 
 
-def _is_flag(word: str) -> bool:
-    """Whether a word is a flag; a text with spaces is one only where it names a key, such as a column."""
-    name = word.partition("=")[0]
-    return word.startswith("--") and len(word) > 2 and (" " not in name or "." in name)
+def _is_flag(arg: str) -> bool:
+    """Return whether an argument is a flag; one with spaces is only where it names a dotted key, such as a column."""
+    name = arg.partition("=")[0]
+    return arg.startswith("--") and len(arg) > 2 and (" " not in name or "." in name)
 
 
-def _is_short_flag(word: str) -> bool:
-    letter = word.startswith("-") and len(word) > 1 and word[1].isalpha() and " " not in word
-    return letter and word.lower() not in ("-inf", "-infinity", "-nan")
+def _is_short_flag(arg: str) -> bool:
+    letter = arg.startswith("-") and len(arg) > 1 and arg[1].isalpha() and " " not in arg
+    return letter and arg.lower() not in ("-inf", "-infinity", "-nan")
 
 
-def _value(typed: str, arity: Arity, values: list[str], table: FlagTable, words: list[str]) -> Any:
-    if arity == "words":
-        words.extend(word for word in values if table.takes_word(word))
-        values = [word for word in values if not table.takes_word(word)]
-    if arity in ("any", "words"):
+def _value(typed: str, arity: Arity, values: list[str], table: FlagTable, positional: list[str]) -> Any:
+    if arity == "rest":
+        positional.extend(arg for arg in values if table.takes_positional(arg))
+        values = [arg for arg in values if not table.takes_positional(arg)]
+    if arity in ("any", "rest"):
         return (values[0] if len(values) == 1 else tuple(values)) if values else True
     if arity == "list":
         if not values:
-            raise ConfigError(f"{typed} takes one or more values, and has none.")
+            raise ConfigError(f"{typed} needs at least one value.")
         return tuple(values)
     if arity == "switch":
-        taken = values[:1] if values and (looks_like_switch(values[0]) or not table.takes_word(values[0])) else []
+        taken = values[:1] if values and (looks_like_switch(values[0]) or not table.takes_positional(values[0])) else []
     else:
         taken = values[:1]
-    words.extend(_strays(typed, taken, values[len(taken) :], table))
+    positional.extend(_strays(typed, taken, values[len(taken) :], table))
     if not taken and arity in ("value", "mapping"):
-        raise ConfigError(f"{typed} takes a value, and has none.")
+        raise ConfigError(f"{typed} needs a value.")
     return taken[0] if taken else True
 
 
 def _strays(typed: str, taken: list[str], strays: list[str], table: FlagTable) -> list[str]:
-    """Return the words after the value of a flag, where the command takes words without one."""
-    if all(table.takes_word(word) for word in strays):
+    """Return the arguments after the value of a flag, where the command takes positional arguments."""
+    if all(table.takes_positional(arg) for arg in strays):
         return strays
     values = [*taken, *strays]
     raise ConfigError(
-        f"{typed} takes one value, and {' '.join(values)!r} are {len(values)}.", hint="Quote a value with spaces."
+        f"{typed} takes one value, not {len(values)}: {' '.join(values)!r}.", hint="Quote a value that has spaces."
     )

@@ -1,7 +1,7 @@
 """Types of configuration fields with bounds, and a check of every value.
 
-A bound is far beyond what anybody trains with. It is there so that a slip (`1e30` steps, a name of megabytes) is
-reported where it was typed, and does not end in an overflow, or in a million processes, somewhere else.
+Bounds are far beyond practical values. They report a typo (`1e30` steps, a name of megabytes) where it was typed,
+before it causes an overflow or a million processes.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _FOLDERS = 200
 
 
 def _named(text: str) -> str:
-    """Refuse what cannot be the name of a file, a folder or anything else, before a system call does."""
+    """Refuse an invalid name of a file or folder before a system call does."""
     if not text.strip():
-        raise ValueError("must not be empty; to leave it open, leave it out")
+        raise ValueError("must not be empty (leave it out to use the default)")
     if text.count("/") > _FOLDERS:
-        raise ValueError(f"has more than {_FOLDERS} folders in it")
+        raise ValueError(f"must not have more than {_FOLDERS} folders")
     if len(text) > _TEXT or any(len(part.encode("utf-8", "replace")) > _FILE_NAME for part in text.split("/")):
-        raise ValueError(f"is longer than a name can be ({_FILE_NAME} bytes, {_TEXT} with its folders)")
+        raise ValueError(f"must not be longer than {_FILE_NAME} bytes ({_TEXT} characters with its folders)")
     return text
 
 
 def _not_empty(value: object) -> object:
-    """Before it is a path: an empty one would be the working folder."""
+    """Refuse an empty string before it becomes the path of the working folder."""
     return _named("") if value == "" else value
 
 
@@ -48,7 +48,7 @@ def _file_path(path: Path) -> Path:
 def _folder_name(text: str) -> str:
     path = Path(text)
     if path.is_absolute() or ".." in path.parts or path == Path():
-        raise ValueError("must be the name of a folder, without a way out of its parent")
+        raise ValueError("must be a relative folder name without '..'")
     return text
 
 
@@ -67,37 +67,37 @@ def _interval(value: Any) -> int | float:
         return number
     if number.is_integer() and 1 <= number <= LARGEST:
         return int(number)
-    raise ValueError("must be a whole number of steps from 1, or a part of all steps such as 0.1")
+    raise ValueError("must be a whole number of steps (at least 1) or a fraction of all steps, such as 0.1")
 
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[Fraction, AfterValidator(_below_one)]
 Steps = Annotated[int, Field(ge=1, le=LARGEST)]
-"""Steps, evaluations, checkpoints: anything that is counted from one."""
+"""A count of steps, evaluations or checkpoints, at least 1."""
 Interval = Annotated[int | float, BeforeValidator(_interval)]
-"""Every how many steps, or after which part of all steps, as the Trainer takes it: 0.1 ten times, 1.0 after each."""
+"""Every N steps, or a fraction of all steps, as in the Trainer: 0.1 is ten times a run, 1.0 is after each step."""
 Rows = Annotated[int, Field(ge=1, le=2**24)]
 Tokens = Annotated[int, Field(ge=1, le=2**27)]
 Ways = Annotated[int, Field(ge=1, le=2**20)]
-"""Into how many parts work is dealt out."""
+"""A parallel size."""
 Threads = Annotated[int, Field(ge=1, le=MOST_PROCESSES)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
-"""What all generators take: numpy's are the narrowest."""
+"""A seed that all generators accept: numpy's range is the smallest."""
 Name = Annotated[str, AfterValidator(_named)]
 Pattern = Annotated[str, Field(min_length=1, max_length=_TEXT)]
-"""Of names of modules or weights."""
+"""A pattern for names of modules or weights."""
 FolderName = Annotated[Name, AfterValidator(_folder_name)]
 FilePath = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(_file_path)]
 
 
 def fault_of(value: object, depth: int = 0) -> str | None:
-    """Return what no configuration can hold, wherever it stands inside of `value`; None for what is well-formed."""
+    """Return why a value, or one inside it, is invalid in any configuration; None where it is well-formed."""
     if isinstance(value, str):
         return _fault_of_text(value)
     if isinstance(value, float):
-        return None if math.isfinite(value) and abs(value) <= _NUMBER else "must be a number of usual size"
+        return None if math.isfinite(value) and abs(value) <= _NUMBER else f"must be finite and at most {_NUMBER:g}"
     if isinstance(value, int):
-        return None if -(2**63) <= value < 2**63 else "must be a number of usual size"
+        return None if -(2**63) <= value < 2**63 else "must be a 64-bit integer"
     if isinstance(value, Mapping):
         members = [*value.keys(), *value.values()]
     elif isinstance(value, list | tuple | set | frozenset):
@@ -105,12 +105,12 @@ def fault_of(value: object, depth: int = 0) -> str | None:
     else:
         return None
     if depth >= _DEPTH:
-        return f"is nested more than {_DEPTH} levels deep"
+        return f"must not be nested more than {_DEPTH} levels deep"
     return next(filter(None, (fault_of(member, depth + 1) for member in members)), None)
 
 
 def takes_numbers_only(annotation: Any) -> bool:
-    """Return whether a field of this type takes numbers and no switch: `true` must not become 1 there."""
+    """Return whether a field takes numbers and no switch, so that `true` is not read as 1."""
     members = typing.get_args(annotation)
     if typing.get_origin(annotation) is Annotated:
         return takes_numbers_only(members[0])
@@ -123,9 +123,9 @@ def takes_numbers_only(annotation: Any) -> bool:
 
 def _fault_of_text(text: str) -> str | None:
     if "\0" in text:
-        return "holds a NUL character"
+        return "must not contain a NUL character"
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "is not text: it holds half a character (a lone surrogate, or bytes that are not UTF-8)"
+        return "must be valid Unicode (it has an unpaired surrogate, or bytes that are not UTF-8)"
     return None

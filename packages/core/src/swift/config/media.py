@@ -1,10 +1,11 @@
-"""Kinds of media, and what people call them."""
+"""Kinds of media, and their names in messages."""
 
 from __future__ import annotations
 
 KINDS = {"image": 1, "video": 2, "audio": 3}
-"""The numbers that models know the kinds by; 0 is text."""
-NAMES = {"image": "image", "video": "video", "audio": "sound"}
-"""What people call one of a kind."""
+"""Kind → its number in `mm_token_type_ids`; 0 is text."""
+NAMES = {"image": "image", "video": "video", "audio": "audio clip"}
+"""Kind → the name of one item in messages."""
+PLURALS = {"image": "images", "video": "videos", "audio": "audio"}
 LIMITS = ("max_pixels", "min_pixels", "video_fps", "video_max_frames")
-"""The keys of a data section that say how much of images and videos a model is shown."""
+"""Keys of the data section that limit images and videos."""

@@ -1,4 +1,4 @@
-"""Defaults of other sections that an objective brings (`Objective.defaults`), where the user sets none."""
+"""Defaults that an objective sets in other sections (`Objective.defaults`) where the user sets none."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def set_defaults(
     merged: dict[str, Assignment], objective: LoadedPlugin, selected: Mapping[str, LoadedPlugin]
 ) -> list[str]:
-    """Set what an objective wants where nothing else does, and return a line for each key that it sets.
+    """Set an objective's defaults for keys that are not set, and return a note for each.
 
-    `selected` are the plugins of open sections by section: an option that the selected one lacks is left out.
+    `selected` maps open sections to their plugins: options that the selected plugin lacks are skipped.
     """
     defaults: Mapping[str, tuple[Any, str]] = objective.object.defaults
     notes = []
@@ -25,12 +25,12 @@ def set_defaults(
         if _is_set(merged, key) or not _exists(key, selected):
             continue
         merged[key] = Assignment(value, f"the {objective.entry.kind} {objective.entry.name!r}")
-        notes.append(f"{objective.entry.name} sets {key} {value}, unless you set it: {reason}.")
+        notes.append(f"The objective {objective.entry.name} sets {key} to {value}: {reason}.")
     return notes
 
 
 def _is_set(merged: Mapping[str, Assignment], key: str) -> bool:
-    """Return whether a key, a mapping around it, or something in it is set."""
+    """Return whether a key, a mapping around it, or a key inside it is set."""
     return any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in merged)
 
 

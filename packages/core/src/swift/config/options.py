@@ -1,6 +1,6 @@
-"""Section, the base of every set of options, and what a field adds to its flag: an argument, aliases, shorthands.
+"""Base class of all options, and annotations that add to a field's flag: an argument, aliases, shorthands.
 
-A field is declared once: its name is the flag, its type says which values it takes, its description is the help.
+A field is declared once: its name is the flag, its type gives the valid values, its description is the help.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from swift.config.limits import fault_of, takes_numbers_only
 
 @dataclass(frozen=True)
 class Argument:
-    """Marks a field that is also set by a word without a flag: `model: Annotated[Name | None, Argument("MODEL")]`."""
+    """Marks a field that a positional argument also sets: `model: Annotated[Name | None, Argument("MODEL")]`."""
 
     name: str
-    """As help shows it."""
+    """Its name in help."""
 
 
 class Aliases:
-    """Lists further flags that set a field, as `out: Annotated[FilePath, Aliases("output_dir")]`."""
+    """Lists further flags that set a field: `out: Annotated[FilePath, Aliases("output_dir")]`."""
 
     def __init__(self, *flags: str) -> None:
         self.flags = flags
@@ -45,37 +45,37 @@ class Parts:
 
 @dataclass(frozen=True)
 class Bare:
-    """Lets the flag stand without a value, which means `value`."""
+    """Allows the flag without a value, which then is `value`."""
 
     value: str
 
 
 class Verbatim:
-    """Marks a list of texts that are taken as they stand: a prompt may look like JSON."""
+    """Marks a list of strings that are never parsed: a prompt may look like JSON."""
 
 
 class RunsCode:
-    """Marks a field that may name Python files to run (`FILE.py`, `FILE.py:NAME`): no configuration file can."""
+    """Marks a field that may name Python files to run (`FILE.py`, `FILE.py:NAME`), which no configuration file may."""
 
     @staticmethod
     def files(value: Any) -> list[str]:
-        """Return the Python files in a value, as they are written there."""
-        texts = value if isinstance(value, list | tuple) else [value]
-        return [str(text) for text in texts if str(text).partition(":")[0].endswith(".py")]
+        """Return the Python files in a value, unchanged."""
+        names = value if isinstance(value, list | tuple) else [value]
+        return [str(name) for name in names if str(name).partition(":")[0].endswith(".py")]
 
 
 class Section(BaseModel):
-    """Base of all options: sections of the configuration, options of commands and of plugins."""
+    """Base class of all options: sections of the configuration, options of commands and of plugins."""
 
     # Schemas are built when the first value is validated: help and flags are made from the fields alone.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, defer_build=True)
     examples: ClassVar[tuple[str, ...]] = ()
-    """Command lines that the help of a command shows; the first is also the hint where something is missing."""
+    """Command lines in the help of a command; the first is also the hint where a required option is missing."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _well_formed(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse what no field takes, and a switch where a number is meant, which pydantic would take for 0 or 1."""
+        """Refuse malformed values, and a bool for a number, which pydantic would read as 0 or 1."""
         field = cls.model_fields[info.field_name or ""]
         if isinstance(value, bool) and takes_numbers_only(field.annotation):
             raise ValueError("must be a number")
@@ -88,7 +88,7 @@ class Section(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _of_usual_size(cls, value: Any) -> Any:
-        """Refuse a number that was text before, and is of no usual size."""
+        """Refuse a number out of range that was parsed from a string."""
         if isinstance(value, int | float) and (fault := fault_of(value)):
             raise ValueError(fault)
         return value
@@ -99,5 +99,5 @@ def _is_section(annotation: Any) -> bool:
 
 
 def examples_of(options: type[BaseModel]) -> tuple[str, ...]:
-    """Return the command lines that the help of a command shows; a plugin's model need not have any."""
+    """Return the command lines in the help of a command; a plugin's model may have none."""
     return tuple(getattr(options, "examples", ()))

@@ -1,4 +1,4 @@
-"""The options of core's own optimizers and tuners. Their flags are known whichever plugin is selected."""
+"""Options of core's own optimizers and tuners. Their flags are known whichever plugin is selected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swift.errors import ConfigError
 
 
 def _expression(text: str) -> str:
-    """Refuse what is no regular expression."""
+    """Refuse an invalid regular expression."""
     if not text.strip():
         raise ValueError("must not be empty")
     try:
@@ -52,52 +52,54 @@ class AdafactorOptions(Section):
 class FullOptions(Section):
     """Options of training the model's own weights."""
 
-    freeze: tuple[Pattern, ...] = Field((), description="Patterns of weight names that stay as they are (full only)")
+    freeze: tuple[Pattern, ...] = Field((), description="Patterns of weight names to freeze (full only)")
     freeze_regex: Expression | None = Field(
-        None, description="Regular expression that is searched for in weight names; those stay as they are (full only)"
+        None, description="Regular expression to search for in weight names; matching weights are frozen (full only)"
     )
     freeze_ratio: Fraction = Field(
-        0.0, description="Part of the weights, from the embedding upwards, that stays as it is (full only)"
+        0.0, description="Fraction of the weights to freeze, from the embedding upwards (full only)"
     )
     train_only: tuple[Pattern, ...] = Field((), description="Patterns of the only weight names to train (full only)")
     unfreeze: tuple[Pattern, ...] = Field(
-        (), description="Patterns of weight names to train although they are frozen otherwise (full only)"
+        (), description="Patterns of weight names to exempt from freezing (full only)"
     )
     unfreeze_regex: Expression | None = Field(
-        None, description="Regular expression for weight names to train although they are frozen otherwise (full only)"
+        None, description="Regular expression for weight names to exempt from freezing (full only)"
     )
 
     @property
     def selects(self) -> bool:
-        """Whether anything is frozen."""
+        """Return whether anything is frozen."""
         return bool(self.freeze or self.freeze_regex or self.freeze_ratio or self.train_only)
 
     @model_validator(mode="after")
     def _something_to_unfreeze(self) -> FullOptions:
-        """Refuse exceptions from nothing: whoever names weights to train means them alone."""
+        """Refuse exemptions where nothing is frozen."""
         if (self.unfreeze or self.unfreeze_regex) and not self.selects:
             raise ConfigError(
-                "tuner.unfreeze names weights to train although they are frozen otherwise, and nothing is frozen.",
-                hint="To train these alone, add --tuner.freeze_ratio 1; to train everything, leave it out.",
+                "tuner.unfreeze exempts weights from freezing, but nothing is frozen.",
+                hint="To train only these weights add --tuner.freeze_ratio 1; to train all weights leave it out.",
             )
         return self
 
 
 ALL_LINEAR = "all-linear"
 _OTHER_TARGETS = {
-    "all-router": "routers of mixtures of experts get no adapters: they are no linear layers here",
-    "all-embedding": "name the embedding's module instead, embed_tokens in most models",
-    "all-norm": "norms get no adapters; --tuner.modules_to_save trains modules in full",
+    "all-router": "routers of mixtures of experts get no adapters",
+    "all-embedding": "for the embedding, use its module's name, embed_tokens in most models",
+    "all-norm": "norms get no adapters; --tuner.modules_to_save trains whole modules",
 }
 FACTORED = ("pissa", "olora", "lora_ga")
-"""Ways to begin with factors that are taken out of each weight, so that the model stays what it is."""
+"""Initializations that subtract the adapter's factors from each weight, so that the model's output is unchanged."""
+
 STARTED = (*FACTORED, "loftq")
-"""Ways to begin that keep frozen factors next to those in training. The last takes factors of what few bits lose."""
+"""Initializations that keep a frozen copy of the initial factors. LoftQ factorizes the quantization error."""
+
 FROM_DATA = ("eva", "lora_ga")
-"""Ways to begin that the first batches of the training data decide."""
+"""Initializations computed from the first batches of the training data."""
 _OTHER_STARTS = {
-    "corda": "is not implemented: it decomposes weights by what data they see, as lora_ga does by gradients",
-    "false": "starts from an adapter that changes the model",
+    "corda": "is not implemented; lora_ga also uses the training data",
+    "false": "would change the model's output at the start",
 }
 _PISSA_ITERATIONS = re.compile(r"pissa_niter_(\d+)", re.IGNORECASE)
 _STARTS = {"true": "default", "kaiming": "default", "random": "default", "lora-ga": "lora_ga"}
@@ -108,14 +110,15 @@ class TargetOptions(Section):
 
     targets: tuple[Pattern, ...] = Field((ALL_LINEAR,), description="Modules that get an adapter")
     target_regex: Expression | None = Field(
-        None, description="Regular expression that the whole names of modules with an adapter match, instead of targets"
+        None,
+        description="Regular expression that full names of modules must match to get an adapter, instead of targets",
     )
     modules_to_save: tuple[Pattern, ...] = Field((), description="Modules trained in full next to the adapters")
 
     @model_validator(mode="before")
     @classmethod
     def _expression_as_target(cls, values: Any) -> Any:
-        """Take one target that can be no name of a module for an expression, as PEFT does."""
+        """Read a single target with special characters as a regular expression, as PEFT does."""
         targets = values.get("targets") if isinstance(values, dict) else None
         one = targets[0] if isinstance(targets, list | tuple) and len(targets) == 1 else targets
         if isinstance(one, str) and set("*+?|()[]^$\\") & set(one) and values.get("target_regex") is None:
@@ -124,25 +127,23 @@ class TargetOptions(Section):
 
     @field_validator("targets", mode="before")
     @classmethod
-    def _usual_words(cls, value: Any) -> Any:
-        """Take `all`, and names that are joined by commas: no module has one in its name."""
+    def _common_spellings(cls, value: Any) -> Any:
+        """Accept `all`, and names joined by commas."""
         if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
             return value
         names = [name.strip() for each in value for name in each.split(",") if name.strip() or not each.strip()]
         for name in names:
             if reason := _OTHER_TARGETS.get(name.lower().replace("_", "-")):
-                raise ValueError(f"takes names of modules or {ALL_LINEAR} ({reason})")
+                raise ValueError(f"must be names of modules or {ALL_LINEAR} ({reason})")
         every = any(name.lower().replace("_", "-") in (ALL_LINEAR, "all") for name in names)
         if every and len(names) > 1:
-            raise ValueError(f"is either {ALL_LINEAR} or names of modules")
+            raise ValueError(f"must be either {ALL_LINEAR} or names of modules")
         return (ALL_LINEAR,) if every else tuple(names)
 
     @model_validator(mode="after")
     def _one_way_of_naming(self) -> TargetOptions:
         if self.target_regex is not None and self.targets != (ALL_LINEAR,):
-            raise ConfigError(
-                "tuner.target_regex and tuner.targets both name the modules with an adapter.", hint="Keep one."
-            )
+            raise ConfigError("tuner.target_regex and tuner.targets cannot be used together.", hint="Keep one of them.")
         return self
 
 
@@ -152,34 +153,34 @@ class LoraOptions(TargetOptions):
     rank: Rank = Field(8, description="Rank of the adapters")
     alpha: PositiveFloat = Field(32.0, description="Scale of the adapters (divided by the rank)")
     rank_pattern: dict[Pattern, Rank] = Field(
-        default_factory=dict, description='Ranks of single modules: {"q_proj": 16}'
+        default_factory=dict, description='Ranks for individual modules: {"q_proj": 16}'
     )
     alpha_pattern: dict[Pattern, PositiveFloat] = Field(
-        default_factory=dict, description='Scales of single modules: {"q_proj": 64}'
+        default_factory=dict, description='Scales for individual modules: {"q_proj": 64}'
     )
     dropout: BelowOne = Field(0.05, description="Dropout on the adapters' input")
     bias: Literal["none", "all", "lora_only"] = Field(
-        "none", description="Biases of the model to train as well: all, or those of modules with an adapter"
+        "none", description="Biases of the model to train as well: all, or only those of modules with an adapter"
     )
-    dora: bool = Field(False, description="DoRA: train direction and magnitude apart")
-    rslora: bool = Field(False, description="Rank-stabilised scale: alpha / sqrt(rank)")
+    dora: bool = Field(False, description="DoRA: train direction and magnitude separately")
+    rslora: bool = Field(False, description="Rank-stabilized scale: alpha / sqrt(rank)")
     lora_plus_ratio: PositiveFloat | None = Field(None, description="LoRA+: learning rate of B over that of A")
     init: Literal["default", "gaussian", "orthogonal", "pissa", "olora", "loftq", "eva", "lora_ga"] = Field(
         "default",
-        description="How adapters start: pissa, olora and loftq by the weights, eva and lora_ga by the first batches; "
-        "all of these but eva without dropout",
+        description="Adapter initialization: pissa, olora and loftq use the weights, eva and lora_ga the first "
+        "batches; all of these but eva set dropout to 0",
     )
     init_iterations: Annotated[int, Field(ge=1, le=100)] | None = Field(
-        None, description="Iterations of a randomised decomposition, which is faster than the whole one (pissa)"
+        None, description="Iterations of a randomized decomposition, which is faster than the exact one (pissa)"
     )
     init_batches: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
-        None, description="Batches that are looked at before training; default: 8 (eva, lora_ga)"
+        None, description="Batches used for the initialization; default: 8 (eva, lora_ga)"
     )
 
     @model_validator(mode="before")
     @classmethod
     def _start_in_weights(cls, values: Any) -> Any:
-        """Take PEFT's pissa_niter_N apart; dropout would fall on what the weights have lost to the adapter."""
+        """Split PEFT's pissa_niter_N, and default dropout to 0 where the adapter holds a part of the weights."""
         if not isinstance(values, dict) or not isinstance(values.get("init"), str):
             return values
         if randomised := _PISSA_ITERATIONS.fullmatch(values["init"]):
@@ -188,36 +189,35 @@ class LoraOptions(TargetOptions):
 
     @field_validator("init", mode="before")
     @classmethod
-    def _usual_starts(cls, value: Any) -> Any:
-        """Take PEFT's words, and say of the ways to start that are not here why."""
-        word = str(value).lower()
-        name = word.replace("_", "-")
+    def _names_of_peft(cls, value: Any) -> Any:
+        """Accept PEFT's names, and refuse unsupported initializations with the reason."""
+        given = str(value).lower()
+        name = given.replace("_", "-")
         if reason := _OTHER_STARTS.get(name):
-            raise ValueError(f"is default, gaussian, orthogonal, pissa, olora, loftq, eva or lora_ga ({name} {reason})")
-        return _STARTS.get(word, word)
+            known = "default, gaussian, orthogonal, pissa, olora, loftq, eva or lora_ga"
+            raise ValueError(f"must be {known} ({name} {reason})")
+        return _STARTS.get(given, given)
 
     @model_validator(mode="after")
     def _even_ranks(self) -> LoraOptions:
         if self.init == "orthogonal" and any(rank % 2 for rank in (self.rank, *self.rank_pattern.values())):
             raise ConfigError(
-                "tuner.init orthogonal takes even ranks.", hint="Type --lora_rank 8, or --tuner.init default"
+                "tuner.init orthogonal needs even ranks.", hint="Type --lora_rank 8, or --tuner.init default."
             )
         return self
 
     @model_validator(mode="after")
-    def _what_goes_with_a_start(self) -> LoraOptions:
+    def _check_initialization(self) -> LoraOptions:
         if self.init_iterations is not None and self.init != "pissa":
-            raise ConfigError(
-                f"tuner.init_iterations is about tuner.init pissa, and tuner.init is {self.init}.", hint="Leave it out."
-            )
+            raise ConfigError(f"tuner.init_iterations needs tuner.init pissa, not {self.init}.", hint="Leave it out.")
         if self.init_batches is not None and self.init not in FROM_DATA:
             raise ConfigError(
-                f"tuner.init_batches is about tuner.init eva and lora_ga, and tuner.init is {self.init}.",
+                f"tuner.init_batches needs tuner.init eva or lora_ga, not {self.init}.",
                 hint="Leave it out.",
             )
         if self.init in STARTED and self.dora:
             raise ConfigError(
-                f"tuner.init {self.init} begins with directions of the weights, which tuner.dora would scale again.",
-                hint="Leave one of the two out.",
+                f"tuner.init {self.init} cannot be used with tuner.dora.",
+                hint="Leave one of them out.",
             )
         return self

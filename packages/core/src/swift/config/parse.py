@@ -1,7 +1,7 @@
 """From a command line, or the keywords of a call, to a validated configuration.
 
-Two phases. Core's own sections first; then the backend and the objective that they name are loaded, and each validates
-the keys that are its own. Flags take precedence over a YAML file.
+There are two phases: core validates its own sections, then the selected plugins are loaded and validate their own keys.
+Flags take precedence over a YAML file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swift.config.aliases import COMMAND_OBJECTIVES, MACHINES, training_flags
 from swift.config.capabilities import check_capabilities, check_export
 from swift.config.compat.environment import set_by_environment
 from swift.config.compat.online import OWN_OPTIONS
-from swift.config.draft import Assignment, Draft, merge, nest, source_of
+from swift.config.draft import Assignment, Draft, contradiction, merge, nest, source_of
 from swift.config.fields import core_fields, core_keys, default_options, model_fields, plugins_with
 from swift.config.files import read_yaml
 from swift.config.flags import Flag, read_flags
@@ -32,7 +32,7 @@ from swift.config.requests import settle, settle_layer
 from swift.config.schedules import check_schedule
 from swift.config.sections import COPIES, Config, OpenSection
 from swift.config.tasks import TRAINED_BY, check_task, for_objective
-from swift.config.values import coerce, quoted
+from swift.config.values import clipped, coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import failing
 from swift.plugins.discover import list_plugins
@@ -44,34 +44,34 @@ from swift.plugins.return_values import wrong
 from swift.remote.urls import check_protocol
 
 TRUST = "model.trust_remote_code"
-"""Decided on the command line or by a caller's argument, never by a file."""
+"""A key that flags and callers may set, and files may not."""
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """A run as it was asked for."""
+    """A validated run."""
 
     config: Config
-    """With the backend's and the objective's own options filled in."""
+    """With the own options of the selected plugins filled in."""
     backend_options: BaseModel
     objective_options: BaseModel
     notes: list[str] = field(default_factory=list)
-    """What the user should hear before the run."""
+    """Notes for the user before the run."""
     nproc: int | None = None
-    """Processes to start on this machine; None when no flag says it."""
+    """Processes to start on this machine; None when no flag sets it."""
     machines: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that flags set about the other machines of the run, such as NNODES."""
+    """Environment variables about the other machines of the run that flags set, such as NNODES."""
 
 
 def parse(argv: Sequence[str], command: str, *, complete: bool = True) -> Parsed:
-    """Return the run that `swift COMMAND ARGV` asks for. `complete` asks for a model and a data set."""
+    """Return the run of `swift COMMAND ARGV`; `complete` requires a model and a data set."""
     table = training_flags()
     line = read_flags(argv, table)
     layer = Draft(table)
     for name, flag in line.flags.items():
         if name not in table.about_command:
             layer.add_flag(flag)
-    file = _file_layer(_config_file(line.flags.get("config"), line.words))
+    file = _file_layer(_config_file(line.flags.get("config"), line.positional))
     _check_trust(file, layer)
     nproc = line.flags.get("nproc") or line.flags.get("nproc_per_node")
     parsed = _resolve([file, layer], command, _count(nproc.value, nproc.typed) if nproc else None, line.notes)
@@ -81,29 +81,31 @@ def parse(argv: Sequence[str], command: str, *, complete: bool = True) -> Parsed
     machines = {name.upper(): str(line.flags[name].value) for name in MACHINES if name in line.flags}
     if machines and "NNODES" not in machines and not os.environ.get("NNODES"):
         typed = " and ".join(f"--{name.lower()}" for name in machines)
-        parsed.notes.append(f"{typed} only counts with --nnodes: processes of one machine meet on a port of their own.")
+        parsed.notes.append(f"{typed} has no effect without --nnodes.")
     return replace(parsed, machines=machines)
 
 
 def config_from_mapping(mapping: Mapping[str, Any], command: str = "train", *, source: str = "arguments") -> Parsed:
-    """Return the run that keywords ask for: sections by name, dotted keys, or any alias of the command line."""
+    """Return the run of a mapping: sections by name, dotted keys, or any alias of the command line."""
     layer = Draft(training_flags())
     layer.add_mapping({key: value for key, value in mapping.items() if key != "nproc"}, {}, source)
     nproc = mapping.get("nproc")
     return _resolve([layer], command, None if nproc is None else _count(nproc, f"{source} (nproc)"), [])
 
 
-def _config_file(flag: Flag | None, words: list[str]) -> Path | None:
-    files = [word for word in words if word.endswith((".yaml", ".yml"))]
-    stray = [word for word in words if word not in files]
-    if stray:
-        raise UsageError(
-            f"{quoted(stray[0])} belongs to no flag.", hint="Flags begin with --; a configuration file ends in .yaml."
-        )
+def _config_file(flag: Flag | None, positional: list[str]) -> Path | None:
+    files = [name for name in positional if name.endswith((".yaml", ".yml"))]
+    unexpected = [name for name in positional if name not in files]
+    if unexpected:
+        name = unexpected[0]
+        hint = "Flags begin with --, and a configuration file ends in .yaml."
+        if name.endswith((".jsonl", ".json", ".csv", ".parquet", ".txt")):
+            hint = f"Did you mean --dataset {clipped(name)}?"
+        raise UsageError(f"Unexpected argument {quoted(name)}.", hint=hint)
     if flag is not None:
         files.append(str(flag.value))
     if len(files) > 1:
-        raise UsageError(f"There are {len(files)} configuration files: {', '.join(files)}.", hint="Give one.")
+        raise UsageError(f"More than one configuration file: {', '.join(files)}.", hint="Pass one of them.")
     return Path(files[0]) if files else None
 
 
@@ -116,16 +118,15 @@ def _file_layer(path: Path | None) -> Draft:
 
 
 def _check_trust(file: Draft, flags: Draft) -> None:
-    """Refuses a file that lets Python code run which comes with a model, unless a flag says so too.
+    """Refuse a file that allows a model's Python code to run, unless a flag allows it too.
 
-    The configuration of a run may have been written by anybody, and is handed on with its folder.
+    A configuration is passed on with its run's folder, so its author may be unknown.
     """
-    asked = file.assignments.get(TRUST)
-    if asked is not None and asked.value not in (False, None) and TRUST not in flags.assignments:
+    requested = file.assignments.get(TRUST)
+    if requested is not None and requested.value not in (False, None) and TRUST not in flags.assignments:
         raise ConfigError(
-            f"{asked.source} asks for Python code to be run that comes with the model ({TRUST}). A file cannot decide "
-            "that.",
-            hint=f"If you trust whoever made the model, add --{TRUST} true",
+            f"{requested.source} sets {TRUST}, which would run Python code of the model. A file cannot allow that.",
+            hint=f"If you trust the model's author, add --{TRUST} true",
         )
 
 
@@ -133,15 +134,15 @@ def _check_code(file: Draft, flags: Draft, options: type[BaseModel]) -> None:
     """Refuse a file that names Python files for the objective to run, unless a flag names them too."""
     for name, field_info in options.model_fields.items():
         key = f"objective.{name}"
-        asked = file.assignments.get(key)
+        requested = file.assignments.get(key)
         marked = any(isinstance(each, RunsCode) for each in field_info.metadata)
-        if asked is None or key in flags.assignments or not marked or not RunsCode.files(asked.value):
+        if requested is None or key in flags.assignments or not marked or not RunsCode.files(requested.value):
             continue
-        named = asked.value if isinstance(asked.value, list | tuple) else [asked.value]
+        named = requested.value if isinstance(requested.value, list | tuple) else [requested.value]
         raise ConfigError(
-            f"{asked.source} names Python files to be run: {', '.join(RunsCode.files(asked.value))}. A file cannot "
-            "decide that.",
-            hint=f"If you trust whoever wrote them, add --{name} {' '.join(map(str, named))}",
+            f"{requested.source} sets {key}, which would run {', '.join(RunsCode.files(requested.value))}. A file "
+            "cannot allow that.",
+            hint=f"If you trust the author of the code, add --{name} {' '.join(map(str, named))}",
         )
 
 
@@ -149,7 +150,7 @@ def _count(value: Any, source: str) -> int:
     text = quoted(value).strip("'")
     if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MOST_PROCESSES:
         raise ConfigError(
-            f"{source} takes a number of processes from 1 to {MOST_PROCESSES}, not {quoted(value)}.",
+            f"{source} must be a number of processes from 1 to {MOST_PROCESSES}, not {quoted(value)}.",
             hint="For example: --nproc 2",
         )
     return int(text)
@@ -201,20 +202,21 @@ def _resolve(layers: list[Draft], command: str, nproc: int | None, notes: list[s
 
 
 def _with_options(section: OpenSection, options: BaseModel) -> OpenSection:
-    """Return a section with its plugin's validated options instead of what was typed."""
+    """Return a section with its plugin's validated options."""
     core = {name: getattr(section, name) for name in type(section).model_fields}
     return type(section).model_construct(_fields_set=section.model_fields_set, **core, **dict(options))
 
 
 def _leave_out(merged: dict[str, Assignment], plugin: LoadedPlugin, section: str) -> list[str]:
-    """Remove keys of the section's default plugin where another one is selected that lacks them, and say so.
+    """Remove keys of the section's default plugin that the selected plugin lacks, and return a note for each.
 
-    Commands of other programs carry them along: `--lora_rank` with all weights trained, `--adam_beta1` with Adafactor.
+    Third-party commands set them in any case: `--lora_rank` for full training, `--adam_beta1` for Adafactor.
     """
     assert plugin.config_model is not None
-    third_party = default_options(section) - plugin.config_model.model_fields.keys()
-    taken = [merged.pop(key) for key in [f"{section}.{name}" for name in sorted(third_party)] if key in merged]
-    return [f"{each.source} has no effect: the {plugin.entry.kind} {plugin.entry.name!r} has none." for each in taken]
+    inapplicable = default_options(section) - plugin.config_model.model_fields.keys()
+    taken = [merged.pop(key) for key in [f"{section}.{name}" for name in sorted(inapplicable)] if key in merged]
+    name = f"{plugin.entry.kind} {plugin.entry.name!r}"
+    return [f"{each.source} has no effect: the {name} has no such option." for each in taken]
 
 
 def _validated(merged: dict[str, Assignment], source: Callable[[str], str]) -> Config:
@@ -225,9 +227,9 @@ def _validated(merged: dict[str, Assignment], source: Callable[[str], str]) -> C
 
 
 def _imply(merged: dict[str, Assignment], settings: Mapping[str, tuple[Any, str]]) -> bool:
-    """Take over what a backend's own options say of core's keys; True if that changed any.
+    """Set the core keys that a backend's own options imply; return whether any changed.
 
-    A user who typed something else is shown both.
+    Raise `ConfigError` where the user set another value.
     """
     changed = False
     for key, (value, source) in settings.items():
@@ -236,11 +238,7 @@ def _imply(merged: dict[str, Assignment], settings: Mapping[str, tuple[Any, str]
             merged[key] = Assignment(value, source)
             changed = True
         elif not _same(typed.value, value):
-            raise ConfigError(
-                f"{typed.source} and {source} contradict each other: {key} cannot be both {quoted(typed.value)} and "
-                f"{quoted(value)}.",
-                hint="Keep one of them.",
-            )
+            raise contradiction(key, typed, Assignment(value, source))
     return changed
 
 
@@ -252,10 +250,10 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _check_names(config: Config) -> None:
-    """Plugins that are needed later must be there now: a run should not train for hours and then fail to export."""
+    """Check that plugins which are needed later exist: a run should not train for hours and then fail to export."""
     if COPIES in config.logging.report_to:
         raise ConfigError(
-            f"{COPIES} is not a report: it copies checkpoints to a URL, which it needs to know.",
+            f"logging.report_to cannot name {COPIES!r}: it copies checkpoints, and needs a URL.",
             hint="Type: --checkpoint.copy_to s3://bucket/runs",
         )
     for name in config.observers:
@@ -269,7 +267,7 @@ def _check_names(config: Config) -> None:
 
 
 def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, source: Callable[[str], str]) -> BaseModel:
-    """Second phase: a plugin's model validates the keys of its section that core does not know."""
+    """Validate the keys of a section that core does not know with the plugin's model: the second phase."""
     model = plugin.config_model
     assert model is not None
     own = {field.key: field for field in model_fields(model, section)}
@@ -292,25 +290,29 @@ def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, source: 
 
 
 def _check_third_party(plugin: LoadedPlugin, section: str, values: BaseModel, source: Callable[[str], str]) -> None:
-    """Refuse keys of another of core's plugins, such as `tuner.freeze` for adapters: they mean something there."""
+    """Refuse keys of another plugin, such as `tuner.freeze` for adapters, and name that plugin."""
     assert plugin.config_model is not None
     for name in (values.model_extra or {}).keys() - plugin.config_model.model_fields.keys():
         key = f"{section}.{name}"
         if section == "objective" and name in OWN_OPTIONS and not _takes_any(plugin):
             raise _of_online_learning(subject(source(key), key), plugin)
-        owners = plugins_with(section, name) if key in core_fields() else _backends_with(section, name)
-        if owners:
+        available_in = plugins_with(section, name) if key in core_fields() else _backends_with(section, name)
+        if available_in:
             chosen = f"{section}.name" if "name" in core_keys(section) else f"{section}.kind"
             flag, own = subject(source(key), key), plugin.entry
-            others = f" (and to {', '.join(map(repr, owners[1:]))})" if section == "backend" and owners[1:] else ""
+            others = (
+                f" (also of {', '.join(map(repr, available_in[1:]))})"
+                if section == "backend" and available_in[1:]
+                else ""
+            )
             raise ConfigError(
-                f"{flag} belongs to the {own.kind} {owners[0]!r}{others}, and {chosen} is {own.name}.",
-                hint=f"Type --{chosen} {owners[0]}, or leave it out.",
+                f"{flag} is an option of the {own.kind} {available_in[0]!r}{others}, but {chosen} is {own.name}.",
+                hint=f"Type --{chosen} {available_in[0]}, or leave it out.",
             )
 
 
 def _backends_with(section: str, option: str) -> list[str]:
-    """Return which of the installed backends have an option of this name."""
+    """Return the installed backends that have an option of this name."""
     found = []
     for entry in list_plugins("swift.backends") if section == "backend" else ():
         with suppress(SwiftError):  # one that cannot be loaded has no options
@@ -329,44 +331,43 @@ def _of_online_learning(flag: str, plugin: LoadedPlugin) -> ConfigError:
     name = plugin.entry.name
     if plugin.entry.distribution == CORE:
         return ConfigError(
-            f"{flag} is about answers that are generated and rewarded, or taught, and the objective is {name}.",
-            hint="To learn from rewards: swift rlhf --rlhf_type grpo, or ppo; from a teacher: --rlhf_type gkd; "
-            "else leave it out.",
+            f"{flag} is an option of online learning (grpo, ppo or gkd), but the objective is {name}.",
+            hint="Type swift rlhf --rlhf_type grpo or ppo to learn from rewards, --rlhf_type gkd to learn from a "
+            "teacher, or leave it out.",
         )
     return ConfigError(
-        f"{flag} is no option of the objective {name}: grpo, ppo and gkd have different ones.",
-        hint="To learn from rewards or in several turns, also with a teacher: --rlhf_type grpo; else leave it out.",
+        f"{flag} is not an option of the objective {name}.",
+        hint="Type --rlhf_type grpo for rewards, environments of several turns and teachers, or leave it out.",
     )
 
 
 def _name_objective(merged: dict[str, Assignment], command: str, notes: list[str]) -> None:
-    """Set the objective that the command and the model's task imply; refuse one that the command does not take."""
-    asked = merged.get("objective.name")
+    """Set the objective that the command or the model's task implies; refuse one that the command does not train."""
+    requested = merged.get("objective.name")
     task = merged.get("model.task")
-    if asked is None and task is not None and isinstance(task.value, str) and task.value in TRAINED_BY:
-        asked = merged["objective.name"] = Assignment(TRAINED_BY[task.value], task.source)
-    meant = COMMAND_OBJECTIVES.get(command)
-    if meant is not None:
-        if asked is not None and asked.value not in meant:
+    if requested is None and task is not None and isinstance(task.value, str) and task.value in TRAINED_BY:
+        requested = merged["objective.name"] = Assignment(TRAINED_BY[task.value], task.source)
+    trained = COMMAND_OBJECTIVES.get(command)
+    if trained is not None:
+        if requested is not None and requested.value not in trained:
             raise ConfigError(
-                f"swift {command} minimises the objective {meant[0]!r}, but {asked.source} asks for "
-                f"{quoted(asked.value)}.",
-                hint=f"Type: swift {_command_of(asked.value) or f'train --objective {asked.value}'}",
+                f"swift {command} does not train the objective {quoted(requested.value)} ({requested.source}).",
+                hint=f"Type: swift {_command_of(requested.value) or f'train --objective {requested.value}'}",
             )
-        merged.setdefault("objective.name", Assignment(meant[0], f"swift {command}"))
+        merged.setdefault("objective.name", Assignment(trained[0], f"swift {command}"))
     elif command == "rlhf":
-        if asked is None:
+        if requested is None:
             merged["objective.name"] = Assignment("dpo", "swift rlhf")
-            notes.append("The objective is dpo; --rlhf_type names another.")
-        elif _command_of(asked.value):
+            notes.append("The objective is dpo, the default; --rlhf_type selects another.")
+        elif _command_of(requested.value):
             raise ConfigError(
-                f"{asked.source} asks for {quoted(asked.value)}, which does not learn from preferences.",
-                hint=f"Type: swift {_command_of(asked.value)}",
+                f"swift rlhf does not train the objective {quoted(requested.value)} ({requested.source}).",
+                hint=f"Type: swift {_command_of(requested.value)}",
             )
 
 
 def _command_of(objective: Any) -> str | None:
-    """Return what to type after `swift` for an objective that has a command; None for one that has none."""
+    """Return the arguments after `swift` that train an objective; None where it has no command of its own."""
     command = next((command for command, objectives in COMMAND_OBJECTIVES.items() if objective in objectives), None)
     if command is None or objective == COMMAND_OBJECTIVES[command][0]:
         return command

@@ -1,4 +1,4 @@
-"""Pydantic's validation errors as one sentence per problem: the source, the value and the rule."""
+"""Messages for pydantic's validation errors, one sentence each: the source, the value and the rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _MOST = 20
-"""Problems that one answer lists."""
+"""Maximum number of problems in one message."""
 _RULES: dict[str, str] = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
@@ -23,7 +23,7 @@ _RULES: dict[str, str] = {
     "finite_number": "a finite number",
     "bool_parsing": "true or false",
     "bool_type": "true or false",
-    "string_type": "text",
+    "string_type": "a string",
     "path_type": "a path",
     "tuple_type": "a list",
     "list_type": "a list",
@@ -40,9 +40,9 @@ _RULES: dict[str, str] = {
 def config_error(
     problem: ValidationError, source: Callable[[str], str], known: Iterable[str], *, section: str = "", owner: str = ""
 ) -> ConfigError:
-    """Return the error to show for `problem`; `source` tells where a key was set.
+    """Return the error for `problem`; `source` returns where a key was set.
 
-    A plugin's model knows its keys without their `section`; `owner` names the plugin.
+    A plugin's model has keys without their `section`; `owner` names the plugin.
     """
     sentences = [_sentence(detail, source, list(known), section, owner) for detail in problem.errors(include_url=False)]
     different = list(dict.fromkeys(sentences))
@@ -62,9 +62,9 @@ def _sentence(detail: ErrorDetails, source: Callable[[str], str], known: list[st
             meant = did_you_mean(f"--{key}", [f"--{parent}.{sibling}" for sibling in siblings])
         elif key in where:
             meant = did_you_mean(key, [f"{parent}.{sibling}" for sibling in siblings])
-        return f"{where}: there is no key {key!r}{of_whom}.{meant}"
+        return f"{where}: unknown key {key!r}{of_whom}.{meant}"
     if detail["type"] == "missing":
-        return f"{key} is missing."
+        return f"{key} is required."
     rule = _RULES.get(detail["type"])
     if rule is None:
         return f"{subject(source(key), key)} {_message(detail)}, not {quoted(detail['input'])}."
@@ -73,12 +73,12 @@ def _sentence(detail: ErrorDetails, source: Callable[[str], str], known: list[st
 
 
 def _message(detail: ErrorDetails) -> str:
-    """Return the message of one of swift's or pydantic's validators, as the end of a sentence."""
+    """Return the message of a validator of swift or pydantic as the end of a sentence."""
     complaint = detail["msg"]
     own = complaint.removeprefix("Value error, ")
-    return own.rstrip(".") if own != complaint else f"is wrong: {clipped(complaint)}"
+    return own.rstrip(".") if own != complaint else f"is invalid: {clipped(complaint)}"
 
 
 def subject(source: str, key: str) -> str:
-    """Return what a message begins with: a flag says by itself what it sets, a line of a file does not."""
+    """Return the subject of a message: the flag, or the line of a file with the key."""
     return source if source.startswith("--") else f"{source}: {key}"

@@ -1,4 +1,4 @@
-"""Flags whose meaning depends on the rest of the configuration, settled once all of it is known."""
+"""Flags whose meaning depends on the rest of the configuration, resolved once all of it is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swift.config.compat.fsdp import settle_fsdp
 from swift.config.compat.megatron import settle_megatron
 from swift.config.compat.online_requests import settle_online
 from swift.config.compat.quantisation import settle_quantisation
-from swift.config.draft import Assignment, Draft
+from swift.config.draft import Assignment, Draft, whole_number
 from swift.config.values import as_number, as_switch, quoted
 from swift.errors import ConfigError
 from swift.untrusted import parse_json
@@ -22,7 +22,7 @@ _LIMITED = re.compile(r"#\d+$")
 
 
 def settle(merged: Merged) -> list[str]:
-    """Replace requests (`@...`) by keys, in place; returns notes for the user."""
+    """Replace requests (`@...`) by keys, in place; return notes for the user."""
     notes: list[str] = []
     _model_type(merged, notes)
     _sequence_parallel_size(merged, notes)
@@ -51,8 +51,7 @@ def settle_layer(layer: Draft) -> None:
     refused = off.get(str(typed.value)) if typed else None
     if typed and refused:
         raise ConfigError(
-            f"{refused.source} false and {typed.source} contradict each other: one refuses {typed.value} and the other "
-            "asks for it.",
+            f"{refused.source} false and {typed.source} contradict each other: {typed.value} is both off and on.",
             hint="Keep one of them.",
         )
     if typed or not any(off.values()):
@@ -60,22 +59,22 @@ def settle_layer(layer: Draft) -> None:
     bf16, fp16 = off["bfloat16"], off["float16"]
     if bf16 is None:
         assert fp16 is not None
-        layer.notes.append(f"{fp16.source} false is the default: float16 is only taken when it is asked for.")
+        layer.notes.append(f"{fp16.source} false is not needed: float16 is off by default.")
         return
     layer.set("model.dtype", "float32", bf16.source)
-    both = f"{bf16.source} false and {fp16.source} false mean" if fp16 else f"{bf16.source} false means"
-    layer.notes.append(f"{both} float32 (model.dtype); for float16 type --fp16 true.")
+    both = f"{bf16.source} false and {fp16.source} false set" if fp16 else f"{bf16.source} false sets"
+    layer.notes.append(f"{both} model.dtype to float32; for float16 type --fp16 true.")
 
 
 def _trainable_parameters(merged: Merged, notes: list[str]) -> None:
-    """Let the flag name exceptions from what is frozen, as in ms-swift; where nothing is, all that is trained."""
+    """Read the flag as exemptions from freezing, as ms-swift does, or as the only trained weights if none is frozen."""
     request = merged.pop("@trainable_parameters", None)
     if request is None:
         return
     frozen = any(_value(merged, f"tuner.{key}", None) for key in ("freeze", "freeze_regex", "freeze_ratio"))
     merged["tuner.unfreeze" if frozen else "tuner.train_only"] = request
     if not frozen:
-        notes.append(f"{request.source}: nothing else is frozen by another flag, so these weights alone are trained.")
+        notes.append(f"{request.source}: only these weights are trained, because no other flag freezes any.")
 
 
 def _value(merged: Merged, key: str, default: Any) -> Any:
@@ -84,60 +83,61 @@ def _value(merged: Merged, key: str, default: Any) -> Any:
 
 
 def _model_type(merged: Merged, notes: list[str]) -> None:
-    """Let `--model_type` alone name the model; next to `--model` it is ms-swift's name of the architecture."""
+    """Read `--model_type` without `--model` as the model; with it, it is ms-swift's name of the architecture."""
     request = merged.pop("@model_type", None)
     if request is None:
         return
     if "model.path" in merged:
-        notes.append(f"{request.source} {request.value} is not needed: the model's own config.json says what it is.")
+        notes.append(f"{request.source} {request.value} is not needed: the model's config.json has its type.")
     else:
         merged["model.path"] = request
 
 
 def _sequence_parallel_size(merged: Merged, notes: list[str]) -> None:
-    """Translate the size: Megatron ties it to tensor parallelism as a switch, other backends do not."""
+    """Translate the size to Megatron's switch; refuse it for other backends, where it is ambiguous."""
     request = merged.pop("@sequence_parallel_size", None)
     if request is None:
         return
-    size, tp = _whole(request), _whole(merged.get("parallel.tp", Assignment(1, "--tp")))
+    size, tp = whole_number(request), whole_number(merged.get("parallel.tp", Assignment(1, "--tp")))
     if size == 1:
         return
     backend = _value(merged, "backend.name", "torch")
     if backend != "megatron":
         raise ConfigError(
-            f"{request.source} {size} has no single meaning on the {backend} backend.",
-            hint=f"Type --ulysses {size} to cut sequences over attention heads, or --cp {size} to cut their context.",
+            f"{request.source} {size} is ambiguous with the {backend} backend.",
+            hint=f"Type --ulysses {size} (all-to-all over attention heads) or --cp {size} (context parallel).",
         )
     if tp == 1:
         raise ConfigError(
-            f"{request.source} {size}: Megatron's sequence parallelism shards activations over the tensor parallel "
-            "processes, and --tp is 1.",
-            hint=f"Type --cp {size} to cut sequences without tensor parallelism (--ulysses is not Megatron's).",
+            f"{request.source} {size}: Megatron's sequence parallelism needs tensor parallelism, and --tp is 1.",
+            hint=f"Type --cp {size} to divide sequences without tensor parallelism.",
         )
     merged["parallel.sequence_parallel"] = Assignment(True, request.source)
-    other = f" (not over {size}; to cut sequences further: --cp {size})" if size != tp else ""
+    other = f", not {size} (to divide sequences further type --cp {size})" if size != tp else ""
     notes.append(
-        f"{request.source} {size}: with Megatron this is a switch; it is on, over the {tp} tensor parallel processes"
+        f"{request.source} {size} turns on Megatron's sequence parallelism, over the {tp} tensor parallel processes"
         f"{other}."
     )
 
 
 def _min_lr(merged: Merged) -> None:
-    """Refuse `cosine_with_min_lr` without a floor, as transformers does: it would be plain cosine."""
+    """Refuse `cosine_with_min_lr` without a floor, as transformers does."""
     request = merged.pop("@min_lr", None)
     if request is not None and not {"optim.min_lr", "optim.min_lr_ratio"} & merged.keys():
-        raise ConfigError(f"{request.source} {request.value} needs the floor.", hint="For example: --min_lr 1e-6")
+        raise ConfigError(
+            f"{request.source} {request.value} needs a minimum learning rate.", hint="For example: --min_lr 1e-6"
+        )
 
 
 def _weights_of_checkpoint(merged: Merged, notes: list[str]) -> None:
-    """Turn `--resume_only_model` into a new run from the weights of the checkpoint that was to be resumed."""
+    """Turn `--resume_only_model` into a new run from the weights of the checkpoint to resume from."""
     request = merged.pop("@resume_only_model", None)
     if request is None or not as_switch(request.value, request.source):
         return
     named = merged.pop("checkpoint.resume", None)
     if named is None or named.value in (None, "last", "auto"):
         raise ConfigError(
-            f"{request.source} needs the folder of a checkpoint.",
+            f"{request.source} needs the folder of a checkpoint in --resume_from_checkpoint.",
             hint="For example: --resume_from_checkpoint output/MODEL/RUN/checkpoint-100 --resume_only_model true",
         )
     folder = Path(str(named.value))
@@ -147,33 +147,33 @@ def _weights_of_checkpoint(merged: Merged, notes: list[str]) -> None:
     key = "tuner.adapter" if (folder / "adapter_config.json").is_file() else "model.path"
     if key == "model.path" and not any(folder.glob("*.safetensors*")):
         raise ConfigError(
-            f"{named.source}: {folder} holds no weights that are ready to load.",
-            hint=f"Type: swift export {folder} --to hf --out WEIGHTS, and start from them: --model WEIGHTS",
+            f"{named.source}: {folder} has no model weights to load.",
+            hint=f"Type: swift export {folder} --to hf --out WEIGHTS, then start with --model WEIGHTS",
         )
     merged[key] = Assignment(str(folder), named.source)
     notes.append(
-        f"{request.source}: a new run from the weights in {folder} ({key}), with a fresh optimizer and from step 0."
+        f"{request.source}: a new run starts at step 0 from the weights in {folder} ({key}), with a new optimizer."
     )
 
 
 def _best_at_the_end(merged: Merged, notes: list[str]) -> None:
-    """Say where the best checkpoint is; refuse an export that would write the last weights instead."""
+    """Note where the best checkpoint is; refuse an export, which would write the last weights instead."""
     request = merged.pop("@load_best_model_at_end", None)
     if request is None or not as_switch(request.value, request.source):
         return
     if _value(merged, "export.to", None) is not None:
         raise ConfigError(
-            f"{request.source}: the export at the end of a run writes the weights of its last step, not the best.",
-            hint="Leave out the export, and after the run type: swift export RUN/best-checkpoint",
+            f"{request.source} cannot be used with export.to, which exports the weights of the last step.",
+            hint="Leave --export.to out, and after the run type: swift export RUN/best-checkpoint",
         )
     notes.append(
-        f"{request.source}: the best checkpoint is kept, and RUN/best-checkpoint points at it; infer and export take "
-        "that name, and RUN alone means the last one."
+        f"{request.source}: the best checkpoint is RUN/best-checkpoint; swift infer and swift export accept it. "
+        "RUN alone is the last checkpoint."
     )
 
 
 def _recomputation(merged: Merged, notes: list[str]) -> None:
-    """Take the Trainer's options of gradient checkpointing: either value of `use_reentrant` gives the same numbers."""
+    """Accept the Trainer's `use_reentrant`, which does not change the results of gradient checkpointing."""
     request = merged.pop("@gradient_checkpointing_kwargs", None)
     if request is None or request.value is None:
         return
@@ -182,24 +182,14 @@ def _recomputation(merged: Merged, notes: list[str]) -> None:
         options = parse_json(options, request.source, ConfigError)
     if not isinstance(options, Mapping) or set(options) - {"use_reentrant"}:
         raise ConfigError(
-            f"{request.source} takes only use_reentrant, not {quoted(request.value)}.",
+            f"{request.source} accepts only use_reentrant, not {quoted(request.value)}.",
             hint="Leave it out: --gradient_checkpointing true",
         )
-    notes.append(f"{request.source} is not needed: recomputation is never re-entrant here, with the same numbers.")
-
-
-def _whole(assignment: Assignment) -> int:
-    text = quoted(assignment.value).strip("'")
-    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
-        raise ConfigError(
-            f"{assignment.source} takes a whole number from 1, not {quoted(assignment.value)}.",
-            hint=f"For example: {assignment.source} 8",
-        )
-    return int(text)
+    notes.append(f"{request.source} is not needed: checkpointing is never re-entrant, with the same results.")
 
 
 def _part_of_warmup(merged: Merged) -> None:
-    """Take a number of warm-up steps below 1 for a part of all steps, as the Trainer does."""
+    """Read a number of warm-up steps below 1 as a fraction of all steps, as the Trainer does."""
     steps = merged.get("optim.warmup_steps")
     part = None if steps is None else as_number(steps.value)
     if part is not None and 0 < part < 1:
@@ -207,25 +197,25 @@ def _part_of_warmup(merged: Merged) -> None:
 
 
 def _packing_length(merged: Merged) -> None:
-    """Take the size of a pack for `data.max_length`, which is that of a sample too."""
+    """Read the size of a pack as `data.max_length`, which is also the limit of a sample."""
     request = merged.pop("@packing_length", None)
     if request is None:
         return
     longest = merged.setdefault("data.max_length", request)
     if str(longest.value) != str(request.value):
         raise ConfigError(
-            f"{request.source} {request.value} and {longest.source} {longest.value} differ, and a pack is as long as "
-            "the longest sample may be.",
+            f"{request.source} {request.value} and {longest.source} {longest.value} differ, but packs and samples have "
+            "the same limit (data.max_length).",
             hint=f"Type only --max_length {request.value}",
         )
 
 
 def _max_samples(merged: Merged) -> None:
-    """Take the first N rows of each data set, except where `#N` is typed."""
+    """Limit each data set to the first N rows, except where `#N` is typed."""
     request = merged.pop("@max_samples", None)
     if request is None or str(request.value).lower() in ("-1", "none", "null"):
         return
-    rows = _whole(request)
+    rows = whole_number(request)
     for key in ("data.train", "data.validation"):
         names = merged.get(key)
         if names is not None:

@@ -1,4 +1,4 @@
-"""Options of a schedule of the learning rate, and the floor where it ends."""
+"""Checks of the learning-rate schedule: its options and its final value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from swift.config.sections import OptimSection, ScheduleOptions, Shape
 from swift.errors import ConfigError
 
 POLYNOMIAL_END = 1e-7
-"""Where `polynomial` ends unless told otherwise, as in transformers."""
+"""Default final learning rate of `polynomial`, as in transformers."""
 _WSD = ("num_decay_steps", "num_stable_steps", "decay_type", "warmup_type", "num_cycles")
 _OPTIONS: Mapping[Shape, tuple[str, ...]] = {
     "cosine": ("num_cycles",),
@@ -22,33 +22,33 @@ _OPTIONS: Mapping[Shape, tuple[str, ...]] = {
 
 
 def check_schedule(optim: OptimSection, peak: float) -> None:
-    """Refuse options that the schedule does not take, and a floor that is not below the peak."""
+    """Raise `ConfigError` for options that the schedule does not take, or a floor that is not below the peak."""
     shape, options = optim.schedule, optim.schedule_options or ScheduleOptions()
     taken = _OPTIONS.get(shape, ())
     for name, info in ScheduleOptions.model_fields.items():
         if name not in taken and getattr(options, name) != info.default:
             others = ", ".join(taken) if taken else "none"
             raise ConfigError(
-                f"optim.schedule_options.{name} means nothing to the schedule {shape!r}.",
-                hint=f"The options of {shape}: {others}. "
-                f"{name} belongs to: {', '.join(each for each in _OPTIONS if name in _OPTIONS[each])}.",
+                f"The schedule {shape!r} has no option {name} (optim.schedule_options.{name}).",
+                hint=f"Options of {shape}: {others}. "
+                f"Schedules with {name}: {', '.join(each for each in _OPTIONS if name in _OPTIONS[each])}.",
             )
     if shape == "cosine_with_restarts" and not float(options.num_cycles or 1).is_integer():
-        raise ConfigError(f"cosine_with_restarts restarts a whole number of times, not {options.num_cycles:g}.")
+        raise ConfigError(f"cosine_with_restarts needs a whole number of num_cycles, not {options.num_cycles:g}.")
     if optim.min_lr is not None and optim.min_lr_ratio:
         raise ConfigError(
-            "optim.min_lr and optim.min_lr_ratio both say where the learning rate ends.", hint="Keep one of them."
+            "optim.min_lr and optim.min_lr_ratio both set the final learning rate.", hint="Keep one of them."
         )
     floor = floor_of(optim, peak)
     if floor > peak or (shape == "polynomial" and floor == peak):
         raise ConfigError(
-            f"The learning rate would end at {floor:g}, which is not below its peak {peak:g}.",
+            f"The final learning rate {floor:g} is not below the peak {peak:g}.",
             hint="Type a smaller --min_lr, or a larger --learning_rate.",
         )
 
 
 def floor_of(optim: OptimSection, peak: float) -> float:
-    """Return the learning rate at the end."""
+    """Return the final learning rate."""
     if optim.min_lr is not None:
         return optim.min_lr
     if optim.min_lr_ratio is not None:

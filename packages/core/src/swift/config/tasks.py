@@ -1,4 +1,4 @@
-"""Tasks of models (`model.task`), and the views of them that an objective may ask for."""
+"""Tasks of models (`model.task`), and the views that an objective may request of each."""
 
 from __future__ import annotations
 
@@ -14,62 +14,62 @@ if TYPE_CHECKING:
 
 CAUSAL_LM, EMBEDDING = "causal_lm", "embedding"
 HEADED = ("seq_cls", "reward", "value")
-"""Tasks of a model with a head of its own instead of the unembedding."""
+"""Tasks of a model with a head instead of the unembedding."""
 
 TRAINED_BY = {"seq_cls": "seq_cls", EMBEDDING: "embedding", "reward": "rm"}
-"""Task → the objective that trains it where the user names none."""
+"""Task → its default objective."""
 
 _OF_LOGITS = frozenset(
     {Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS}
 )
 _OF_HEAD = frozenset({Need.SCORES, Need.VALUES})
 _VIEWS_OF = {CAUSAL_LM: _OF_LOGITS, EMBEDDING: frozenset({Need.POOLED}), **dict.fromkeys(HEADED, _OF_HEAD)}
-"""Task → views of which an objective must ask for at least one: the others leave a part of the model untrained."""
+"""Task → views of which an objective must request at least one: the others leave a part of the model untrained."""
 
 
 def task_of(source: ModelSource) -> str:
-    """Return what a model is for; one that does not say is a causal language model."""
+    """Return the task of a model; a causal language model where it declares none."""
     return str(getattr(source, "task", CAUSAL_LM))
 
 
 def task_of_config(config: Mapping[str, Any]) -> str:
-    """Return the task of a model by its config.json, as far as the name of its class tells."""
+    """Return the task of a model by the class named in its config.json."""
     listed = config.get("architectures")
     name = str(listed[0]) if isinstance(listed, list) and listed else ""
     if name.endswith("ForSequenceClassification"):
         return "seq_cls"
-    # Code that comes with a model gives its classes any name.
+    # Remote code may give its classes any name.
     bare = name.endswith("Model") and not name.endswith(("LMHeadModel", "LMModel", "HeadsModel"))
     return EMBEDDING if bare and "auto_map" not in config else CAUSAL_LM
 
 
 def returns(task: str) -> str:
-    """Return the word for what a model of a task returns."""
+    """Return the name of what a model of a task returns."""
     return {CAUSAL_LM: "text", EMBEDDING: "vectors"}.get(task, "scores")
 
 
 def check_generates(name: str, task: str) -> None:
-    """Raise `ModelError` where text is asked of a model for another task."""
+    """Raise `ModelError` for a model that generates no text."""
     if task == CAUSAL_LM:
         return
     raise ModelError(
-        f"{name} returns {returns(task)} ({task}) and generates no text: there is nothing to talk to.",
-        hint=f"For its {returns(task)}, type: swift infer MODEL --dataset FILE. For other programs: swift export MODEL "
-        "--to hf",
+        f"{name} generates no text: its task is {task}, which returns {returns(task)}.",
+        hint=f"For {returns(task)} type: swift infer MODEL --dataset FILE. To load it with transformers type: "
+        "swift export MODEL --to hf",
     )
 
 
 def view_of(task: str) -> Need | None:
-    """Return the view that a backend must have for models of a task; None for one that every backend trains."""
+    """Return the view that a backend must support for a task; None for a task that every backend supports."""
     if task in HEADED:
         return Need.VALUES if task == "value" else Need.SCORES
     return Need.POOLED if task == EMBEDDING else None
 
 
 def for_objective(section: ModelSection, objective: Objective) -> ModelSection:
-    """Return the section with the objective's task and number of labels where the user named none.
+    """Return the section with the objective's task and number of labels where the user set none.
 
-    Raise `ConfigError` where the user asks for another number of labels than the objective's.
+    Raise `ConfigError` where the user set another number of labels than the objective's.
     """
     settings: dict[str, Any] = {}
     if "task" not in section.model_fields_set:
@@ -80,7 +80,7 @@ def for_objective(section: ModelSection, objective: Objective) -> ModelSection:
     if labels is not None and settings.get("task", section.task) in HEADED:
         if section.num_labels not in (None, labels):
             raise ConfigError(
-                f"model.num_labels is {section.num_labels}, and the objective {objective.name!r} trains {labels}.",
+                f"model.num_labels is {section.num_labels}, but the objective {objective.name!r} needs {labels}.",
                 hint="Leave model.num_labels out.",
             )
         settings["num_labels"] = labels
@@ -91,40 +91,40 @@ def for_objective(section: ModelSection, objective: Objective) -> ModelSection:
 
 
 def problem_type_of(section: ModelSection, labels: int) -> str:
-    """Return what the scores of a head with so many labels are, by transformers' names and its default."""
+    """Return transformers' problem type, with its default for this number of labels."""
     return section.problem_type or ("regression" if labels == 1 else "single_label_classification")
 
 
 def check_labels(section: ModelSection) -> None:
-    """Raise `ConfigError` where the model of this task has no head, or one with fewer labels than named."""
+    """Raise `ConfigError` for settings of labels that do not fit the task or each other."""
     task = section.task
     if section.num_labels not in (None, 1) and task in ("reward", "value"):
         raise ConfigError(
-            f"model.num_labels is {section.num_labels}, and a {task} model returns one number.",
-            hint="Leave it out, or type --model.task seq_cls",
+            f"model.num_labels is {section.num_labels}, but a {task} model returns one number.",
+            hint="Leave it out, or type --model.task seq_cls.",
         )
     if section.num_labels is not None and task not in HEADED:
         raise ConfigError(
-            f"model.num_labels is {section.num_labels}, and model.task {task} has no head that would return labels.",
+            f"model.num_labels needs a model with labels, and model.task is {task}.",
             hint="Type --model.task seq_cls, or leave model.num_labels out.",
         )
     for key in ("labels", "problem_type"):
         if getattr(section, key) and task != "seq_cls":
             raise ConfigError(
-                f"model.{key} is about the labels of a model of model.task seq_cls, and this one is {task}.",
+                f"model.{key} needs model.task seq_cls, not {task}.",
                 hint=f"Type --model.task seq_cls, or leave model.{key} out.",
             )
     if len(set(section.labels)) != len(section.labels):
-        raise ConfigError("Two of model.labels are the same.", hint="Give every label a name of its own.")
+        raise ConfigError("model.labels has a duplicate.", hint="Give every label a different name.")
     if section.labels and section.num_labels not in (None, len(section.labels)):
         raise ConfigError(
-            f"model.num_labels is {section.num_labels}, and model.labels has {len(section.labels)} names.",
+            f"model.num_labels is {section.num_labels}, but model.labels has {len(section.labels)} names.",
             hint="Leave model.num_labels out.",
         )
 
 
 def check_task(section: ModelSection, objective: Objective) -> None:
-    """Raise `ConfigError` where the model of this task has no view that the objective needs, or too many labels."""
+    """Raise `ConfigError` where the objective needs a view that a model of this task does not have."""
     check_labels(section)
     task = section.task
     needs = frozenset(objective.needs) - {Need.REFERENCE_LOGPS}
@@ -136,8 +136,7 @@ def check_task(section: ModelSection, objective: Objective) -> None:
         missing = frozenset({Need.VALUES})
     if section.value_head and not own_head & needs:
         raise ConfigError(
-            f"model.value_head puts a second head on a causal language model, and the objective {objective.name!r} "
-            f"with model.task {task} does not train one.",
+            f"The objective {objective.name!r} with model.task {task} does not train a value head (model.value_head).",
             hint="Leave model.value_head out.",
         )
     if missing:
@@ -146,7 +145,6 @@ def check_task(section: ModelSection, objective: Objective) -> None:
         if Need.VALUES in needs:
             fitting = [each for each in ("value", "reward") if each in fitting]
         raise ConfigError(
-            f"The objective {objective.name!r} needs {views}, which a model of model.task {task} is not trained to "
-            "return.",
-            hint=f"Type --model.task {' or '.join(fitting)}" if fitting else "Choose another objective.",
+            f"The objective {objective.name!r} needs {views}, which model.task {task} does not provide.",
+            hint=f"Type --model.task {' or '.join(fitting)}." if fitting else "Choose another objective.",
         )

@@ -1,4 +1,4 @@
-"""From what was typed to what a field takes: switches, lists, JSON, and 'none'. Numbers are left to pydantic."""
+"""Conversion of typed values to the type of a field: switches, lists, JSON and 'none'. pydantic parses numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _ON = ("true", "yes", "on", "1")
 _OFF = ("false", "no", "off", "0")
 _MAY_BE_EMPTY = ("data.system",)
-"""Optional keys for which a script may have nothing to say: `--system "$SYSTEM"`."""
+"""Optional keys that a script may set to an empty string: `--system "$SYSTEM"`."""
 
 
 _COMMAS = re.compile(r"[^,()\[\]{}]+(,[^,()\[\]{}]+)+,?|[^,()\[\]{}]+,")
@@ -25,13 +25,13 @@ _OBJECT = re.compile(r"\{.*\}")
 
 
 def clipped(text: str) -> str:
-    """Return a text for a message: long ones without their middle, and what no terminal prints escaped."""
+    """Return a string for a message: long ones without their middle, unprintable characters escaped."""
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 200 else f"{text[:150]}…{text[-45:]}"
 
 
 def quoted(value: object) -> str:
-    """Return a value as it is written in Python, for a message."""
+    """Return the repr of a value for a message, clipped."""
     try:
         return clipped(repr(value))
     except ValueError:  # the interpreter's own limit on digits
@@ -39,25 +39,25 @@ def quoted(value: object) -> str:
 
 
 def looks_like_switch(text: str) -> bool:
-    """Return whether a word after a bare flag is meant as its value."""
+    """Return whether the argument after a switch is its value."""
     return text.lower() in _ON + _OFF
 
 
 def as_switch(value: Any, source: str) -> bool:
-    """Return True or False for a bare flag or a word."""
+    """Return the value of a switch; raise `ConfigError` for an invalid one."""
     if isinstance(value, bool):
         return value
-    word = str(value).lower()
-    if word not in _ON + _OFF:
+    name = str(value).lower()
+    if name not in _ON + _OFF:
         raise ConfigError(
-            f"{source} is a switch, and {quoted(value)} is neither true nor false.",
+            f"{source} must be true or false, not {quoted(value)}.",
             hint=f"Type: {source} true" if source.startswith("--") else "Write true or false.",
         )
-    return word in _ON
+    return name in _ON
 
 
 def as_number(value: Any) -> float | None:
-    """Return the number that a value is or spells; None for what is none."""
+    """Return a value as a number; None where it is not one."""
     try:
         return None if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -65,10 +65,7 @@ def as_number(value: Any) -> float | None:
 
 
 def literal(value: Any) -> Any:
-    """Return a value inside a free mapping.
-
-    'true', 'null' and numbers mean what they mean in JSON, other text is text.
-    """
+    """Return a value inside a free mapping: 'true', 'null' and numbers as in JSON, anything else as a string."""
     if not isinstance(value, str) or value.startswith(('"', "[", "{")):
         return value
     try:
@@ -78,11 +75,11 @@ def literal(value: Any) -> Any:
 
 
 def coerce(field: Field, value: Any, source: str) -> Any:
-    """Return a value in the shape of a field. Text comes from the command line, or from YAML."""
+    """Return a value in the shape of a field; strings come from the command line or from YAML."""
     if field.verbatim:
         return value
     if field.kind == "list" and isinstance(value, list | tuple):
-        # One word of a command line may be a JSON list of several; `[ab]*` is a pattern.
+        # One argument may be a JSON list; `[ab]*` is a pattern.
         one = value[0] if len(value) == 1 else None
         value = one if isinstance(one, str) and one.startswith('["') else tuple(value)
     if field.kind == "list" and isinstance(value, tuple):
@@ -100,12 +97,12 @@ def coerce(field: Field, value: Any, source: str) -> Any:
 
 
 def _is_open(field: Field, value: str) -> bool:
-    """Return whether a word leaves a field open: none does, unless it is one of the field's own values."""
+    """Return whether a value unsets a field: none does, unless it is one of the field's own values."""
     return value.lower() in ("none", "null") and value not in field.type_name.split(" | ")
 
 
 def divided(value: Any) -> list[Any]:
-    """Return the parts of a list written with commas; a file of that very name is one part, and so is a pattern."""
+    """Return the parts of a comma-separated list; an existing file of that name is one part, and so is a pattern."""
     if not isinstance(value, str) or not _COMMAS.fullmatch(value) or _is_file(value):
         return [value]
     return [part.strip() for part in value.split(",") if part.strip()]
@@ -124,8 +121,8 @@ def _json(text: str, shape: type, source: str, example: str) -> Any:
         value = parse_json(text, quoted(text), ConfigError)
     except ConfigError as problem:
         raise ConfigError(
-            f"{source} takes a JSON {expected}, and this is none: {problem.message}", hint=f"For example: {example}"
+            f"{source} must be a JSON {expected}: {problem.message}", hint=f"For example: {example}"
         ) from None
     if not isinstance(value, shape):
-        raise ConfigError(f"{source} takes a JSON {expected}, not {quoted(text)}.", hint=f"For example: {example}")
+        raise ConfigError(f"{source} must be a JSON {expected}, not {quoted(text)}.", hint=f"For example: {example}")
     return value

@@ -1,1 +1,1 @@
-"""Checkpoints of other programs, read and written (`swift convert`)."""
+"""Third-party checkpoints, read and written (`swift convert`)."""

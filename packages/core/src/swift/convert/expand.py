@@ -1,4 +1,4 @@
-"""Block expansion (LLaMA Pro, arXiv:2401.02415): a model with more blocks, which at first change nothing."""
+"""Block expansion (LLaMA Pro, arXiv:2401.02415): add blocks to a model that are the identity at first."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from swift.terminal import Say, say_nothing, waiting
 
 _SHARD_BYTES = 5 * 10**9
 _LAST = re.compile(r"\b(?:[a-z_]*o_proj|out_proj|c_proj|dense|down_proj|dense_4h_to_h|w2|fc2|fc_out)\.(?:weight|bias)$")
-"""Tensors that attention and feed-forward end in: where they are zero, a block adds nothing to what it is given."""
+"""The last tensors of attention and feed-forward: where they are zero, a block is the identity."""
 _PROBE = 24
 _WITHIN = 1e-4
-"""Largest difference of a log-probability, in fp32: what rounding may make of sums in which zeros are added."""
+"""Maximum difference of a log-probability in fp32, for rounding of sums with added zeros."""
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """Where the blocks of a model are in the larger one."""
+    """Positions of the old and new blocks in the expanded model."""
 
     layers: int
     blocks: int
 
     @property
     def group(self) -> int:
-        """Blocks of the model between two new ones."""
+        """Return the number of old blocks between two new ones."""
         return self.layers // self.blocks
 
     def moved(self, layer: int) -> int:
@@ -48,11 +48,11 @@ class Expansion:
 
     @property
     def added(self) -> dict[int, int]:
-        """Number of each new block → the number, in the model, of the block before it, of which it is a copy."""
+        """Return the number of each new block → the old number of the block before it, which it copies."""
         return {(self.group + 1) * (index + 1) - 1: self.group * (index + 1) - 1 for index in range(self.blocks)}
 
     def settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a configuration with more layers, in which lists with an entry for each layer have more entries."""
+        """Return the configuration of the expanded model; lists with an entry per layer are expanded too."""
         changed = dict(config)
         for key, value in config.items():
             if isinstance(value, dict) and "num_hidden_layers" in value:
@@ -68,9 +68,9 @@ class Expansion:
 
 
 def expand_blocks(path: Path, *, blocks: int, out: Path, say: Say, trust_remote_code: bool = False) -> Path:
-    """Write a model with so many blocks more, one after each equal part of the old ones, that computes the same.
+    """Write a model with `blocks` more blocks, one after each equal group of the old ones, with the same output.
 
-    The new model's log-probabilities are compared with the old one's before the folder appears.
+    The new model's log-probabilities are compared with the old ones before the folder appears.
     """
     quiet_libraries()
     if out.exists():
@@ -80,8 +80,8 @@ def expand_blocks(path: Path, *, blocks: int, out: Path, say: Say, trust_remote_
     if layers % blocks:
         divisors = [str(n) for n in range(1, layers + 1) if layers % n == 0]
         raise CheckpointError(
-            f"{layers} blocks cannot be divided into {blocks} equal parts, after each of which one is added.",
-            hint=f"Type --expand-blocks with one of {', '.join(divisors)}.",
+            f"--expand-blocks must divide the number of blocks, {layers}, and {blocks} does not.",
+            hint=f"Valid values: {', '.join(divisors)}",
         )
     expansion = Expansion(layers, blocks)
     stem = _stem_of_blocks(source, layers)
@@ -97,15 +97,14 @@ def expand_blocks(path: Path, *, blocks: int, out: Path, say: Say, trust_remote_
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     trained = " ".join(f"{stem}{number}." for number in expansion.added)
-    say(f"Expanded to {out}: {layers} + {blocks} blocks, which compute what {layers} did.")
-    say(
-        f"Train the new ones: swift sft --model {out} --train_type full --trainable_parameters {trained} --dataset DATA"
-    )
+    say(f"Expanded to {out}: {layers} + {blocks} blocks, with the same output.")
+    command = f"swift sft --model {out} --train_type full --trainable_parameters {trained} --dataset DATA"
+    say(f"To train the new blocks type {command}")
     return out
 
 
 def _stem_of_blocks(source: HfSource, layers: int) -> str:
-    """Return what the names of the blocks' weights begin with, such as `model.layers.`."""
+    """Return the prefix of the blocks' weights, such as `model.layers.`."""
     found: dict[str, set[int]] = {}
     for name in source.names():
         first = re.match(r"(.*?\.)(\d+)\.", name)
@@ -113,18 +112,18 @@ def _stem_of_blocks(source: HfSource, layers: int) -> str:
             found.setdefault(first[1], set()).add(int(first[2]))
     stems = [stem for stem, numbers in found.items() if numbers == set(range(layers))]
     if len(stems) != 1:
-        raise ModelError(f"{source.folder} has no single list of {layers} blocks that could be made longer.")
+        raise ModelError(f"{source.folder} cannot be expanded: it does not have one list of {layers} blocks.")
     return stems[0]
 
 
 def _write(source: HfSource, expansion: Expansion, stem: str, folder: Path) -> None:
     dtypes = export_dtypes(source, "auto")
-    places = {new: (old, zero) for old in source.names() for new, zero in _new_names(old, expansion, stem)}
-    specs = {new: TensorSpec(dtypes[old], source.shape(old)) for new, (old, _) in places.items()}
-    if not any(zero for _, zero in places.values()):
-        raise ModelError(f"swift does not know in which weights the blocks of {source.folder} end.")
+    sources = {new: (old, zero) for old in source.names() for new, zero in _new_names(old, expansion, stem)}
+    specs = {new: TensorSpec(dtypes[old], source.shape(old)) for new, (old, _) in sources.items()}
+    if not any(zero for _, zero in sources.values()):
+        raise ModelError(f"{source.folder} cannot be expanded: the output projections of its blocks are unknown.")
     with ShardedSafetensorsWriter(folder, specs, shard_bytes=_SHARD_BYTES) as writer:
-        for new, (old, zero) in places.items():
+        for new, (old, zero) in sources.items():
             tensor = source.read(old).to(dtypes[old])
             writer.write(new, torch.zeros_like(tensor) if zero else tensor)
             del tensor
@@ -135,7 +134,7 @@ def _write(source: HfSource, expansion: Expansion, stem: str, folder: Path) -> N
 
 
 def _new_names(name: str, expansion: Expansion, stem: str) -> Iterator[tuple[str, bool]]:
-    """Yield the names of a weight and of its copy in a new block, and whether that is zero."""
+    """Yield the new names of a weight and its copies, and whether each is zero."""
     number, dot, rest = name.removeprefix(stem).partition(".")
     if not name.startswith(stem) or not dot or not number.isdecimal():
         yield name, False
@@ -148,7 +147,7 @@ def _new_names(name: str, expansion: Expansion, stem: str) -> Iterator[tuple[str
 
 @torch.no_grad()
 def _compare(source: HfSource, folder: Path, *, trust_remote_code: bool) -> None:
-    """Refuse a model whose log-probabilities are others than those of the model that it was made from."""
+    """Raise `ModelError` where the expanded model's log-probabilities differ from the original's."""
     vocabulary = source.config.get_text_config().vocab_size
     ids = torch.arange(1, _PROBE + 1).mul(7919).remainder(vocabulary)[None]
     expected = source.build(dtype=torch.float32)(input_ids=ids).logits.log_softmax(-1)
@@ -157,7 +156,7 @@ def _compare(source: HfSource, folder: Path, *, trust_remote_code: bool) -> None
     off = (expanded(input_ids=ids).logits.log_softmax(-1) - expected).abs().max().item()
     if not off <= _WITHIN:
         raise ModelError(
-            f"{type(expanded).__name__} computes something else with more blocks: its log-probabilities differ by "
+            f"{type(expanded).__name__} cannot be expanded: with the new blocks its log-probabilities differ by "
             f"{off:.1e}.",
-            hint="Its blocks do not end in weights that can be zero: train an adapter, or some of its blocks.",
+            hint="Train an adapter, or some of its blocks.",
         )

@@ -1,7 +1,7 @@
-"""Folders of the Hugging Face world, read for `swift convert`: models, adapters, checkpoints of the Trainer.
+"""Reader of Hugging Face folders for `swift convert`: models, adapters, checkpoints of the Trainer.
 
-Weights are safetensors. The Trainer's optimizer lies in a pickle, which torch's restricted reader opens: it makes
-tensors and plain containers and nothing else. Both stay on the disk until a tensor is asked for.
+Weights are safetensors. The Trainer's optimizer state is a pickle, which torch's restricted unpickler reads as tensors
+and plain containers. Tensors are loaded only when they are read.
 """
 
 from __future__ import annotations
@@ -29,47 +29,47 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 OPTIMIZER = "optimizer.pt"
 STATE = "trainer_state.json"
 PREFIX = "base_model.model."
-"""What PEFT puts before names."""
+"""PEFT's prefix of names."""
 ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
-_OTHER_MODEL = "Name with --model the model that training started from."
-_OTHER_FILE = "Copy it again, or take another checkpoint."
-_WEIGHTS_ALONE = "Take the weights without it: --weights-only"
+_OTHER_MODEL = "Type --model with the model that training started from."
+_OTHER_FILE = "Copy it again, or convert another checkpoint."
+_WEIGHTS_ALONE = "Convert the weights only: --weights-only"
 
 
 def open_hf_folder(
     folder: Path, *, adapter: Mapping[str, Any] | None, weights_only: bool
 ) -> ThirdPartyCheckpoint | None:
-    """Open a folder with safetensors; returns None where it holds none."""
+    """Open a folder with safetensors; return None where it has none."""
     if not has_weights(folder):
         return None
     if not is_adapter(folder):
         adapter = None
     elif adapter is None:
         raise CheckpointError(
-            f"{folder} holds an adapter, and there is no adapter_config.json next to it.",
-            hint="Name it with --adapter-config.",
+            f"{folder} has an adapter, but its adapter_config.json is missing.",
+            hint="Type --adapter-config FILE",
         )
     return HfFolder(folder, adapter=adapter, weights_only=weights_only)
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether there is a model or an adapter in safetensors."""
+    """Return whether the folder has a model or an adapter in safetensors."""
     return is_whole(folder) or is_adapter(folder)
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether all weights of a model are there."""
+    """Return whether the folder has all weights of a model."""
     return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return whether there is an adapter, and no whole model."""
+    """Return whether the folder has an adapter, and no whole model."""
     return (folder / ADAPTER_WEIGHTS).is_file() and not is_whole(folder)
 
 
 class HfFolder(ThirdPartyCheckpoint):
-    """A model or an adapter; with the optimizer's state where the Trainer left it."""
+    """A model or an adapter, with the Trainer's optimizer state if there is one."""
 
     def __init__(self, folder: Path, *, adapter: Mapping[str, Any] | None, weights_only: bool) -> None:
         self._folder = folder
@@ -78,9 +78,9 @@ class HfFolder(ThirdPartyCheckpoint):
         progress = _progress(folder / STATE)
         self.step = int(progress.get("global_step") or 0)
         self.total_steps = int(progress.get("max_steps") or 0)
-        self.rows_per_step = 0  # trainer_state.json tells neither how many processes there were nor the accumulation
+        self.rows_per_step = 0  # trainer_state.json has neither the number of processes nor the accumulation
         self._spellings: dict[str, str] = {}
-        self._owners: dict[str, tuple[str, Piece]] = {}
+        self._parameter_of: dict[str, tuple[str, Piece]] = {}
         self._state: dict[str, Mapping[str, torch.Tensor]] = {}
         kind = "a model" if adapter is None else "an adapter"
         self.description = f"a checkpoint of the Hugging Face Trainer ({kind})" if progress else f"{kind} of PEFT"
@@ -92,38 +92,38 @@ class HfFolder(ThirdPartyCheckpoint):
         self.param_groups = self._optimizer.get("param_groups", ())
 
     def attach(self, source: HfSource) -> None:
-        """Compare with the model by name and shape, and give the optimizer's states their names."""
+        """Compare with the model by name and shape, and assign names to the optimizer states."""
         model = skeleton_of(source, self._adapter)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         pieces = pieces_by_parameter(model)
-        self._owners = {piece.name: (name, piece) for name, parts in pieces.items() for piece in parts}
-        for disk, (_, piece) in self._owners.items():
+        self._parameter_of = {piece.name: (name, piece) for name, parts in pieces.items() for piece in parts}
+        for disk, (_, piece) in self._parameter_of.items():
             spellings = source.spellings(disk) if self._adapter is None else (disk,)
             self._spellings[disk] = self._find(spellings, piece.shape)
         if self._optimizer:
             self._state = self._assign(list(possible_groups(model)), shapes)
 
     def labels(self) -> int | None:
-        """Return how many scores per text the head returns; None where the folder has no head."""
+        """Return the number of scores of the head; None where the folder has no head."""
         heads = [name for name in (HEAD, f"{PREFIX}{HEAD}") if name in self._files]
         return next(iter(self._files.shape(heads[0])), 0) if heads else None
 
     def left_out(self) -> list[str]:
-        """Tensors in the files that no parameter is made of: tied copies, buffers, frozen layers."""
+        """Return the tensors in the files that belong to no parameter: tied copies, buffers, frozen layers."""
         taken = set(self._spellings.values())
         return [name for name in self._files.names() if name not in taken]
 
     def names(self) -> Collection[str]:
-        """On disk, as the model and PEFT write them."""
-        return self._owners
+        """Return the names on disk, as the model and PEFT write them."""
+        return self._parameter_of
 
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
-        """Return the weight from its file, and the part of the optimizer's state that belongs to it."""
-        owner, piece = self._owners[name]
+        """Return a weight from its file, with its optimizer state."""
+        owner, piece = self._parameter_of[name]
         stored = self._spellings[name]
         weight = self._files.read(stored)
         if not weight.is_floating_point():
-            raise CheckpointError(f"{stored} in {self._folder} holds whole numbers ({weight.dtype}).", hint=_OTHER_FILE)
+            raise CheckpointError(f"{stored} in {self._folder} has the integer type {weight.dtype}.", hint=_OTHER_FILE)
         check_finite(stored, weight, self._folder)
         found = {"weight": weight}
         for slot, tensor in self._state.get(owner, {}).items():
@@ -135,8 +135,8 @@ class HfFolder(ThirdPartyCheckpoint):
         for name in there:
             if self._files.shape(name) == shape:
                 return name
-        found = f"{there[0]} in the shape {self._files.shape(there[0])}" if there else f"no {spellings[0]}"
-        raise CheckpointError(f"{self._folder} has {found}; the model has it in the shape {shape}.", hint=_OTHER_MODEL)
+        found = f"{there[0]} with shape {self._files.shape(there[0])}" if there else f"no {spellings[0]}"
+        raise CheckpointError(f"{self._folder} has {found}; its shape in the model is {shape}.", hint=_OTHER_MODEL)
 
     def _open_optimizer(self) -> Mapping[str, Any]:
         file = self._folder / OPTIMIZER
@@ -151,7 +151,7 @@ class HfFolder(ThirdPartyCheckpoint):
             raise
         kept = _slots_of(content)
         if kept is None:
-            raise CheckpointError(f"{file} is not the state of an optimizer.", hint=_WEIGHTS_ALONE)
+            raise CheckpointError(f"{file} is not an optimizer state.", hint=_WEIGHTS_ALONE)
         if kept != ADAM:
             other = f"keeps {', '.join(sorted(map(str, kept)))}" if kept else "keeps nothing"
             self.description += f", whose optimizer {other}, which is not AdamW's state"
@@ -161,7 +161,7 @@ class HfFolder(ThirdPartyCheckpoint):
     def _assign(
         self, candidates: list[Groups], shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, Mapping[str, torch.Tensor]]:
-        """Name in memory → state, by the first order that fits in number and shape."""
+        """Return name in memory → state, by the first order with matching counts and shapes."""
         indices = [list(group["params"]) for group in self._optimizer["param_groups"]]
         sizes = [len(each) for each in indices]
         fitting = [names for names in candidates if [len(each) for each in names] == sizes]
@@ -169,7 +169,7 @@ class HfFolder(ThirdPartyCheckpoint):
             raise CheckpointError(
                 f"{OPTIMIZER} has groups of {_counted(sizes)} parameters; for this model the Trainer makes "
                 f"{_counted([len(each) for each in candidates[0]])}.",
-                hint=f"{_OTHER_MODEL} Where some of it was frozen: --weights-only",
+                hint=f"{_OTHER_MODEL} If some weights were frozen, add --weights-only.",
             )
         held = self._optimizer["state"]
         misfits = []
@@ -184,7 +184,7 @@ class HfFolder(ThirdPartyCheckpoint):
 
 
 def _slots_of(content: Any) -> set[Any] | None:
-    """Return the slots an optimizer keeps per parameter, or None where this is not the state of an optimizer."""
+    """Return the slots per parameter of an optimizer state; None where it is not one."""
     state, groups = (content.get(key) if isinstance(content, dict) else None for key in ("state", "param_groups"))
     if not isinstance(state, dict) or not all(isinstance(each, dict) for each in state.values()):
         return None
@@ -206,11 +206,11 @@ def _is_slot(slot: str, value: Any) -> bool:
 def _misfit(state: Mapping[str, Mapping[str, torch.Tensor]], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     for name, slots in state.items():
         if lacking := ADAM - slots.keys():
-            return f"{min(lacking)} of {name} is not in {OPTIMIZER}."
+            return f"{OPTIMIZER} lacks {min(lacking)} of {name}."
         for slot in ("exp_avg", "exp_avg_sq"):
             found = tuple(slots[slot].shape)
             if found != shapes[name]:
-                return f"{slot} of {name} has the shape {found} in {OPTIMIZER}, and {shapes[name]} here."
+                return f"{slot} of {name} has the shape {found} in {OPTIMIZER}, but {shapes[name]} in the model."
     return None
 
 
@@ -219,12 +219,12 @@ def _counted(sizes: list[int]) -> str:
 
 
 def _progress(file: Path) -> dict[str, Any]:
-    """trainer_state.json, or nothing where there is none."""
-    if not os.path.lexists(file):  # a link to nothing is a file that was not copied
+    """Return the content of trainer_state.json, empty where the file does not exist."""
+    if not os.path.lexists(file):  # a broken link is a file that was not copied
         return {}
     content = read_json_object(file, CheckpointError)
     for key in ("global_step", "max_steps"):
         value = content.get(key) or 0
         if type(value) is not int or not 0 <= value < 1 << 53:
-            raise CheckpointError(f"{file}: {key} should be a number of steps, and is {value!r:.60}.")
+            raise CheckpointError(f"{file}: {key} must be a number of steps, not {value!r:.60}.")
     return content

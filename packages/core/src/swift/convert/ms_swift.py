@@ -1,4 +1,4 @@
-"""Files that other programs write next to their checkpoints: ms-swift's args.json, PEFT's settings."""
+"""Files next to third-party checkpoints: ms-swift's args.json and PEFT's adapter_config.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TASKS = {"rm": "reward", "seq_cls": "seq_cls", "reranker": "seq_cls", "embeddin
 """Objective → task of the model that it trains."""
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 _MOST = 1 << 40
-"""Rows of an update, beyond which a number is a mistake."""
+"""Maximum plausible number of rows per step."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TrainingArgs:
 
     @property
     def task(self) -> str | None:
-        """The task of such a model."""
+        """Return the task of such a model."""
         return None if self.objective is None else _TASKS[self.objective]
 
 
@@ -72,7 +72,7 @@ def _rows(arguments: dict[str, Any]) -> int:
     for factor in factors:
         if type(factor) is not int or factor > _MOST:
             return 0
-        rows *= max(1, factor)  # ms-swift has a world of -1 processes where there is no launcher
+        rows *= max(1, factor)  # ms-swift writes a world size of -1 without a launcher
     return min(rows, _MOST)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint of another program → one of this: the same tensors under canonical names, one at a time."""
+"""Import of third-party checkpoints: the same tensors under canonical names, one at a time."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ def convert_checkpoint(
     trust_remote_code: bool = False,
     task: str | None = None,
 ) -> Path:
-    """Write `out/checkpoint-<step>`; what was trained is compared with the model by name and shape.
+    """Write `out/checkpoint-<step>`, after comparing the trained weights with the model by name and shape.
 
-    Without `model` the checkpoint has to say itself where its training started from, and without `task` for which.
+    `model` and `task` default to those that the checkpoint names.
     """
     quiet_libraries()
     adapter: Adapter | None = find_adapter_config(path, adapter_config)
     third_party = _recognised(path, adapter, weights_only=weights_only)
     _check_counts(path, third_party)
-    told = read_args(path)
-    model = model or _base(path, told, adapter, say)
+    args = read_args(path)
+    model = model or _base(path, args, adapter, say)
     if checkpoint_folder(out, third_party.step).exists():
         raise CheckpointError(
             f"{checkpoint_folder(out, third_party.step)} already exists.", hint="Choose another folder with --out."
         )
-    settings = model_settings(Found(path, third_party, adapter, told), model, task, say)
+    settings = model_settings(Found(path, third_party, adapter, args), model, task, say)
     section = ModelSection(path=model, trust_remote_code=trust_remote_code, **settings)
-    seed = Config().train.seed if told.seed is None else told.seed
+    seed = Config().train.seed if args.seed is None else args.seed
     source = open_source(section, say=say, seed=seed)
     attach = getattr(third_party, "attach", None)
     if attach is not None:
@@ -77,7 +77,7 @@ def convert_checkpoint(
     adapter = _checked(adapter) if any(name.startswith("base_model.model.") for name in names) else None
     say(f"{path} is {third_party.description}, step {third_party.step}.")
     _say_left_out(third_party, say)
-    tensors = _sound(_tensors(third_party, source, adapter, names, weights_only=weights_only), path)
+    tensors = _finite(_tensors(third_party, source, adapter, names, weights_only=weights_only), path)
 
     def fill(writer: CheckpointWriter) -> None:
         writer.stream(_counted(tensors, len(names), say))
@@ -87,11 +87,11 @@ def convert_checkpoint(
             write_model_weights(stored, source=source, adapter=adapter)
 
     try:
-        manifest = _manifest(third_party, source, section, adapter, rows_per_step=told.rows_per_step, seed=seed)
+        manifest = _manifest(third_party, source, section, adapter, rows_per_step=args.rows_per_step, seed=seed)
     except _NoSetting as error:
         raise CheckpointError(
-            f"{path}: the optimizer's state has {error}, which no training has.",
-            hint="Copy it again, or take the weights without it: --weights-only",
+            f"{path}: the optimizer state has the invalid value {error}.",
+            hint="Copy it again, or convert the weights only: --weights-only",
         ) from None
     new = not out.exists()
     try:
@@ -100,14 +100,14 @@ def convert_checkpoint(
         ).wait()
     except SwiftError:
         if new:
-            shutil.rmtree(out, ignore_errors=True)  # nothing is in it but what was begun
+            shutil.rmtree(out, ignore_errors=True)  # it has only the unfinished checkpoint
         raise
     say(f"Converted to {folder}")
     if not manifest.rows_per_step:
-        say("How many rows make an update is not known: give the batch size and accumulation that training had.")
+        say("The rows per step are unknown: pass the batch size and accumulation of the original training.")
     tuner = "--train_type full" if adapter is None else f"--adapters {folder}"
-    command = f"{resume_command(source, told)} --model {model} {tuner} --dataset DATA --resume_from_checkpoint {folder}"
-    say(f"Resume from it: {command}")
+    command = f"{resume_command(source, args)} --model {model} {tuner} --dataset DATA --resume_from_checkpoint {folder}"
+    say(f"To resume from it type {command}")
     return folder
 
 
@@ -164,7 +164,7 @@ def _hyperparameters(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _number(name: str, value: object) -> float:
-    """Return a number that the optimizer's state in the checkpoint tells."""
+    """Return a hyperparameter of the optimizer state as a number."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
@@ -173,14 +173,14 @@ def _number(name: str, value: object) -> float:
 
 
 class _NoSetting(Exception):
-    """A hyperparameter of an optimizer, and a value that it cannot have."""
+    """A hyperparameter of an optimizer with an invalid value."""
 
     def __init__(self, name: str, value: object) -> None:
         super().__init__(f"{name} {shown(repr(value), 60)}")
 
 
 def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> ThirdPartyCheckpoint:
-    """Engines first: beside weights in safetensors they keep the optimizer's state, which is theirs to read."""
+    """Return the checkpoint, by installed backends first: they also read their optimizer state next to safetensors."""
     if weights_only and has_weights(path):
         weights = open_hf_folder(path, adapter=adapter, weights_only=True)
         assert weights is not None
@@ -194,7 +194,7 @@ def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> T
             if not implements(backend, "swift_read_third_party"):
                 continue
         except SwiftError:
-            continue  # `swift plugins` says what is wrong with it
+            continue  # `swift plugins --check` reports it
         readers.append(entry.name)
         try:
             found = read_third_party(backend, path)
@@ -209,62 +209,57 @@ def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> T
     found = open_hf_folder(path, adapter=adapter, weights_only=weights_only)
     if found is not None:
         return found
-    asked = ", ".join(readers) or "none of them can"
+    tried = ", ".join(readers) or "none"
     commands = [install_command("swift.backends", name) for name in MARKS if name not in readers]
-    hint = f"To read those of others: {' or '.join(filter(None, commands))}" if commands else ""
+    hint = f"Other backends read more formats: {' or '.join(filter(None, commands))}" if commands else ""
     raise CheckpointError(
-        f"{path} holds neither safetensors nor a checkpoint that an installed backend can read (asked: {asked}).",
+        f"{path} has neither safetensors nor a checkpoint that an installed backend can read (tried: {tried}).",
         hint=hint,
     )
 
 
 def _check_counts(path: Path, third_party: ThirdPartyCheckpoint) -> None:
-    """Refuse numbers of steps and rows that no training has."""
-    for what, told in (
-        ("it was saved at step", third_party.step),
-        ("the rows of a step are", third_party.rows_per_step),
-    ):
-        if not isinstance(told, int) or isinstance(told, bool) or not 0 <= told < 1 << 53:
+    """Raise `CheckpointError` for an invalid number of steps or rows."""
+    for what, count in (("step", third_party.step), ("number of rows per step", third_party.rows_per_step)):
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 1 << 53:
             raise CheckpointError(
-                f"{path} says that {what} {shown(repr(told), 40)}.",
+                f"{path} has the invalid {what} {shown(repr(count), 40)}.",
                 hint="Copy the folder again, or convert an earlier one.",
             )
 
 
 def _refuse_without_backend(path: Path, readers: list[str]) -> None:
-    """Say which package reads the optimizer's state, where it is not installed."""
+    """Raise `CheckpointError` naming the package that reads the checkpoint, where it is not installed."""
     for name, patterns in MARKS.items():
         if name not in readers and any(True for pattern in patterns for _ in path.glob(pattern)):
-            instead = " Or take the weights alone: --weights-only" if has_weights(path) else ""
+            instead = " Or convert the weights only: --weights-only" if has_weights(path) else ""
             raise CheckpointError(
-                f"{path} was saved under {name}, whose backend reads it and is not installed.",
+                f"{path} was saved by {name}, and the backend that reads it is not installed.",
                 hint=f"Type: {install_command('swift.backends', name)}{instead}",
             )
 
 
-def _base(path: Path, told: TrainingArgs, adapter: Adapter | None, say: Say) -> str:
-    """Return the model that training started from, as the checkpoint itself tells."""
-    named = told.model or (adapter or {}).get("base_model_name_or_path")
+def _base(path: Path, args: TrainingArgs, adapter: Adapter | None, say: Say) -> str:
+    """Return the model that training started from, as named in the checkpoint."""
+    named = args.model or (adapter or {}).get("base_model_name_or_path")
     if named:
         say(f"Training started from {named}, according to the files next to the weights.")
         return str(named)
     if is_whole(path) and (path / "config.json").is_file():
         return str(path)
-    raise CheckpointError(
-        f"{path} does not say from which model its training started.", hint="Name it with --model MODEL"
-    )
+    raise CheckpointError(f"{path} does not name the model that training started from.", hint="Type --model MODEL")
 
 
 def _checked(adapter: Adapter | None) -> Adapter:
     if adapter is None:
         raise CheckpointError(
-            "The checkpoint holds adapters, and there is no adapter_config.json next to it.",
-            hint="Name it with --adapter-config.",
+            "The checkpoint has an adapter, but its adapter_config.json is missing.",
+            hint="Type --adapter-config FILE",
         )
     if adapter.get("peft_type") != "LORA":
         raise CheckpointError(
-            f"The adapter is {adapter.get('peft_type')}; swift trains LoRA with its variants.",
-            hint="Merge it into the model with PEFT, and convert that.",
+            f"The adapter is of type {adapter.get('peft_type')}; only LoRA adapters can be converted.",
+            hint="Merge it into the model with PEFT, and convert the model.",
         )
     return adapter
 
@@ -273,7 +268,7 @@ def _say_left_out(third_party: ThirdPartyCheckpoint, say: Say) -> None:
     left_out: Callable[[], list[str]] | None = getattr(third_party, "left_out", None)
     names = left_out() if left_out is not None else []
     if names:
-        say(f"{len(names)} tensors of its files are not among what is trained, the first is {names[0]}.")
+        say(f"{len(names)} tensors of its files are not trained weights, and are left out; the first is {names[0]}.")
 
 
 def _tensors(
@@ -284,7 +279,7 @@ def _tensors(
     *,
     weights_only: bool,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return what is written, by canonical name."""
+    """Return the tensors to write, by canonical name."""
     if getattr(third_party, "attach", None) is not None:
         tensors = _on_disk(third_party, names)
     else:
@@ -293,13 +288,13 @@ def _tensors(
 
 
 def _weights(third_party: ThirdPartyCheckpoint, source: HfSource) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield all weights of the model; what the checkpoint says nothing of was not trained."""
+    """Yield all weights of the model; those that the checkpoint lacks were not trained, and come from the model."""
     known = set(third_party.names())
     if not known & set(source.name_map.parameters()):
         raise CheckpointError(
-            "The checkpoint has no parameter of this model.",
-            hint="Name with --model the model that training started from, and add --task embedding if it is trained "
-            "for vectors.",
+            "The checkpoint has no parameters of this model.",
+            hint="Type --model with the model that training started from, and add --task embedding for an embedding "
+            "model.",
         )
     for name in source.name_map.parameters():
         pieces = source.name_map.pieces(name)
@@ -311,7 +306,7 @@ def _weights(third_party: ThirdPartyCheckpoint, source: HfSource) -> Iterator[tu
         if tensors["weight"].numel() != numel:
             raise CheckpointError(
                 f"{name} has {tensors['weight'].numel()} elements in the checkpoint and {numel} in the model.",
-                hint="Name with --model the model that training started from.",
+                hint="Type --model with the model that training started from.",
             )
         for piece in pieces:
             yield from _named(piece.name, {key: _part(piece, key, each) for key, each in tensors.items()})
@@ -348,13 +343,13 @@ def _named(disk: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str
             yield optim_name(disk, slot), torch.as_tensor(tensors[slot]).float()
 
 
-def _sound(tensors: Iterator[tuple[str, torch.Tensor]], path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Hand tensors on, and refuse those from which no training can go on."""
+def _finite(tensors: Iterator[tuple[str, torch.Tensor]], path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors; raise `CheckpointError` for invalid values."""
     for name, tensor in tensors:
         if unsound({name: tensor}):
             raise CheckpointError(
-                f"{path} holds {WHAT}, in {name}: its training had diverged, or it is damaged.",
-                hint="Take an earlier one.",
+                f"{path} has {WHAT} in {name}: its training diverged, or it is damaged.",
+                hint="Convert an earlier checkpoint.",
             )
         yield name, tensor
 
@@ -362,7 +357,7 @@ def _sound(tensors: Iterator[tuple[str, torch.Tensor]], path: Path) -> Iterator[
 def _counted(
     tensors: Iterator[tuple[str, torch.Tensor]], parameters: int, say: Say
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Hand them on under a bar, and say how many there were."""
+    """Yield the tensors with a progress bar, then print their number and size."""
     count = size = 0
     weights = model_name("")
     bar = progress(range(parameters), "Converting", total=parameters)

@@ -1,4 +1,4 @@
-"""A checkpoint of swift by the parameters in memory: what writers of other programs' checkpoints read."""
+"""A checkpoint of swift by parameters in memory, for writers of third-party checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WEIGHT = "weight"
 
 
 class StoredState(TrainedState):
-    """Nothing is read before it is asked for."""
+    """The trained state in a checkpoint, read on demand."""
 
     def __init__(self, checkpoint: Checkpoint, source: ModelSource) -> None:
         facts = checkpoint.facts
@@ -30,9 +30,9 @@ class StoredState(TrainedState):
         self._stored = frozenset(checkpoint.names())
         if any(map(is_start, self._stored)):
             raise CheckpointError(
-                f"{checkpoint.folder} holds an adapter that began as a part of the weights: its optimizer's state is "
-                "of a part of the plain LoRA that other programs read.",
-                hint=f"Type: swift export {checkpoint.folder} --to adapter",
+                f"{checkpoint.folder} has an adapter with frozen initial factors (tuner.init), whose optimizer state "
+                "third-party formats cannot represent.",
+                hint=f"To export the adapter only, type swift export {checkpoint.folder} --to adapter",
             )
         self.step = facts.step
         self.rows_per_step = facts.rows_per_step
@@ -57,18 +57,18 @@ class StoredState(TrainedState):
         self.groups = trainer_groups(model)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of one parameter."""
+        """Return the shape of a parameter."""
         return self._shapes[name]
 
     def slots(self) -> list[str]:
-        """AdamW's, where the checkpoint has them of everything that is trained."""
+        """Return AdamW's slots, if the checkpoint has them for all trained weights."""
         kept = {each.rpartition(".")[2] for each in self._stored if each.startswith("optim.")}
         trained = [piece.name for group in self.groups for name in group for piece in self._pieces[name]]
         whole = kept == ADAM and all(optim_name(name, slot) in self._stored for name in trained for slot in ADAM)
         return sorted(ADAM) if whole else []
 
     def read(self, name: str, slot: str) -> torch.Tensor:
-        """Put together from what it is on disk."""
+        """Return a tensor, assembled from its pieces on disk."""
         pieces = self._pieces[name]
         stored = {piece: model_name(piece.name) if slot == WEIGHT else optim_name(piece.name, slot) for piece in pieces}
         if slot == "step" or len(pieces) == 1:
@@ -79,7 +79,7 @@ class StoredState(TrainedState):
         return whole
 
     def read_stored(self, name: str, slot: str) -> torch.Tensor:
-        """From the checkpoint, and where that has nothing, from the model that training started from."""
+        """Return a tensor from the checkpoint, or else from the model that training started from."""
         stored = model_name(name) if slot == WEIGHT else optim_name(name, slot)
         if stored in self._stored:
             return self._checkpoint.read(stored).float()

@@ -1,4 +1,4 @@
-"""Which task the model of another program's checkpoint was trained for, as settings of the `model` section."""
+"""Task of the model in a third-party checkpoint, as settings of the `model` section."""
 
 from __future__ import annotations
 
@@ -22,47 +22,45 @@ if TYPE_CHECKING:
     from swift.models.source import HfSource
 
 _IN_MEMORY = (HEAD, f"{PREFIX}{HEAD_MODULE}.modules_to_save.{ADAPTER}.weight")
-"""The head's name in checkpoints of engines: of a model, and where it is trained along with adapters."""
+"""The head's name in checkpoints of engines: in a model, and in modules_to_save of an adapter."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Another program's checkpoint and what lies next to it."""
+    """A third-party checkpoint and the files next to it."""
 
     path: Path
     third_party: ThirdPartyCheckpoint
     adapter: Mapping[str, Any] | None
-    told: TrainingArgs
+    args: TrainingArgs
 
 
 def model_settings(found: Found, model: str, task: str | None, say: Say) -> dict[str, Any]:
-    """Return `task`, and the labels or the pooling that go with it; `task` is the user's word and outranks files."""
+    """Return the task with its labels or pooling; the user's `task` takes precedence over files."""
     stored = _stored(found, model)
-    chosen = task or found.told.task or str(stored["task"])
+    chosen = task or found.args.task or str(stored["task"])
     labels = _labels(found.third_party, expected=chosen in HEADED)
     if labels is None:
         if chosen in HEADED:
             raise CheckpointError(
-                f"{found.path} has no {HEAD}, the head of a model for {chosen}.", hint=f"Type --task {CAUSAL_LM}"
+                f"{found.path} has no head ({HEAD}), which task {chosen} needs.", hint=f"Type --task {CAUSAL_LM}"
             )
         return {"task": chosen} | {key: stored[key] for key in ("pooling",) if chosen == EMBEDDING and key in stored}
     if chosen not in HEADED:
         chosen = "seq_cls"
     config = _config(found.path)
-    kind = found.told.problem_type or config.get("problem_type")
-    if labels == 1 and task is None and found.told.task is None:
+    kind = found.args.problem_type or config.get("problem_type")
+    if labels == 1 and task is None and found.args.task is None:
         chosen, other = ("reward", "seq_cls") if kind is None else ("seq_cls", "reward")
-        say(
-            f"The head in {found.path} returns one score: read as a model for {chosen}. For {other}, add --task {other}"
-        )
+        say(f"The head in {found.path} returns one score, so its task is {chosen}. For {other} add --task {other}.")
     if chosen != "seq_cls":
         return {"task": chosen}
     return {"task": chosen, "num_labels": labels, "labels": _names(config, labels), "problem_type": kind}
 
 
-def resume_command(source: HfSource, told: TrainingArgs) -> str:
-    """Return the command and the flags that train a model of this task."""
-    objective = told.objective or TRAINED_BY.get(source.task)
+def resume_command(source: HfSource, args: TrainingArgs) -> str:
+    """Return the command that trains a model of this task."""
+    objective = args.objective or TRAINED_BY.get(source.task)
     if source.task == CAUSAL_LM:
         return "swift sft"
     if objective == "rm":
@@ -73,7 +71,7 @@ def resume_command(source: HfSource, told: TrainingArgs) -> str:
 
 
 def _stored(found: Found, model: str) -> Mapping[str, Any]:
-    """Return what the files say: of the checkpoint, or else of the model that training started from."""
+    """Return the settings in the files of the checkpoint, or else of the base model."""
     if found.adapter is not None:
         return settings_of_adapter(found.path, found.adapter)
     for folder in (found.path, Path(model)):
@@ -83,9 +81,10 @@ def _stored(found: Found, model: str) -> Mapping[str, Any]:
 
 
 def _labels(third_party: ThirdPartyCheckpoint, *, expected: bool) -> int | None:
-    """Return how many scores the head returns; None where there is none.
+    """Return the number of scores of the head; None without a head.
 
-    Names that only the model tells cannot be told apart from an unembedding: there, a head has to be `expected`.
+    Checkpoints that get their names from the model cannot distinguish a head from an unembedding, so the head must be
+    `expected`.
     """
     if isinstance(third_party, HfFolder):
         return third_party.labels()
@@ -101,7 +100,7 @@ def _config(path: Path) -> Mapping[str, Any]:
 
 
 def _names(config: Mapping[str, Any], labels: int) -> list[str]:
-    """Return the names of the labels where somebody has given them some."""
+    """Return the names of the labels, unless they are placeholders."""
     named = config.get("id2label")
     names = [str(named.get(str(label))) for label in range(labels)] if isinstance(named, dict) else []
     placeholders = [f"LABEL_{label}" for label in range(labels)]

@@ -1,4 +1,4 @@
-"""A checkpoint as transformers' Trainer writes it, for its `train(resume_from_checkpoint=...)`."""
+"""Writer of checkpoints of transformers' Trainer, for its `train(resume_from_checkpoint=...)`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def write_optimizer(folder: Path, state: StoredState) -> None:
-    """optimizer.pt and scheduler.pt.
+    """Write optimizer.pt and scheduler.pt.
 
-    The file is laid out first, from tensors without memory, and mapped; then one parameter after the other is read
-    into it. So no more than one is ever held.
+    The file is first written from fake tensors and mapped, then filled parameter by parameter, so that only one is in
+    memory.
     """
     optimizer, scheduler = _like_the_trainers(state)
     names = [name for group in state.groups for name in group]
@@ -47,7 +47,7 @@ def write_optimizer(folder: Path, state: StoredState) -> None:
 
 
 def write_trainer_state(folder: Path, state: StoredState, checkpoint: Checkpoint) -> None:
-    """trainer_state.json: how far training is. What was logged stays behind."""
+    """Write trainer_state.json with the progress of training, without its log."""
     from transformers import TrainerControl, TrainerState
 
     done: Any = checkpoint.manifest["facts"].get("progress", {})
@@ -63,13 +63,13 @@ def write_trainer_state(folder: Path, state: StoredState, checkpoint: Checkpoint
 
 
 def _like_the_trainers(state: StoredState) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """Its optimizer and scheduler at this step, over a dummy for every group."""
+    """Return the Trainer's optimizer and scheduler at this step, with a dummy tensor for each group."""
     adam = state.optim.options(AdamOptions)
     groups = [{"params": [torch.zeros(1)], "weight_decay": decay} for decay in _decays(state)]
     optimizer = torch.optim.AdamW(groups, lr=state.peak, betas=(adam.beta1, adam.beta2), eps=adam.eps, fused=True)
-    share = state.learning_rate / state.peak
-    # A partial, as transformers' schedules are: nothing of it is saved but that it is one.
-    scheduler = LambdaLR(optimizer, functools.partial(lambda _, value: value, value=share))
+    ratio = state.learning_rate / state.peak
+    # A partial, as in transformers' schedules, so that its state dict is the same.
+    scheduler = LambdaLR(optimizer, functools.partial(lambda _, value: value, value=ratio))
     scheduler.last_epoch = state.step
     scheduler._step_count = state.step + 1
     scheduler._last_lr = [state.learning_rate for _ in groups]
@@ -84,7 +84,7 @@ def _decays(state: StoredState) -> Iterator[float]:
 
 
 def _param_groups(optimizer: torch.optim.Optimizer, state: StoredState) -> list[dict[str, Any]]:
-    """Assign consecutive numbers to parameters over all groups, as a state dict does."""
+    """Return the groups with consecutive parameter numbers, as in a state dict."""
     found, start = [], 0
     for group, names in zip(optimizer.param_groups, state.groups, strict=True):
         found.append({**group, "params": list(range(start, start + len(names)))})

@@ -1,4 +1,4 @@
-"""Parameters that transformers' Trainer trains, in the order in which its optimizer counts them."""
+"""Parameters that transformers' Trainer trains, in the order of its optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Groups = list[list[str]]
 
 
 def skeleton_of(source: ModelSource, adapter: Mapping[str, Any] | None) -> torch.nn.Module:
-    """Return the model, or the PEFT model with the adapter on it, without memory."""
+    """Return the model, or the PEFT model with the adapter, on the meta device."""
     model: Any = source.build(dtype=torch.float32, weights=False)
     if adapter is None:
         skeleton: torch.nn.Module = model
@@ -25,14 +25,16 @@ def skeleton_of(source: ModelSource, adapter: Mapping[str, Any] | None) -> torch
     from peft import get_peft_model
 
     config = peft_config({**adapter, "inference_mode": False}, model, "the adapter's configuration")
-    fits = as_model_error("The adapter's configuration does not fit the model", hint="Name with --model its own.")
+    fits = as_model_error(
+        "The adapter's configuration does not fit the model", hint="Type --model with the adapter's base model."
+    )
     with torch.random.fork_rng(devices=[]), torch.device("meta"), fits:
         tuned: torch.nn.Module = get_peft_model(model, config, adapter_name=ADAPTER)
     return tuned
 
 
 def pieces_by_parameter(model: torch.nn.Module) -> dict[str, list[Piece]]:
-    """Name in memory → the tensors on disk that the parameter holds; of all weights, or of the adapters."""
+    """Return name in memory → the tensors on disk that make up the parameter."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {names[id(parameter)]: pieces for pieces, parameter in canonical_parameters(model)}
 
@@ -41,7 +43,7 @@ def trainer_groups(model: torch.nn.Module) -> Groups:
     """Group parameters as the installed Trainer does: with weight decay, and without."""
     from transformers import Trainer
 
-    unbound: Any = Trainer.get_decay_parameter_names  # it asks nothing of the Trainer itself
+    unbound: Any = Trainer.get_decay_parameter_names  # it does not use the Trainer instance
     return _split(model, set(unbound(None, model)))
 
 

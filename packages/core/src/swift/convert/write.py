@@ -1,4 +1,4 @@
-"""A checkpoint of this program → one of another, tensor by tensor, without a model in memory."""
+"""Export of checkpoints to third-party formats, tensor by tensor, without a model in memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WHOLE_SHARDS = 10.0**6  # the Trainer reads its own fp32 weights, in one file o
 
 
 def convert_to(path: Path, *, to: str, out: Path, say: Say, trust_remote_code: bool = False) -> Path:
-    """Write `out` from a checkpoint, or the last one of a run, in the format `to`."""
+    """Write a checkpoint, or the last one of a run, to `out` in the format `to`."""
     quiet_libraries()
     if out.exists():
         raise CheckpointError(f"{out} already exists.", hint="Choose another folder with --out.")
@@ -61,7 +61,7 @@ def convert_to(path: Path, *, to: str, out: Path, say: Say, trust_remote_code: b
         else:
             writer(state, temporary)
             if not state.slots():
-                say("The checkpoint has no state of AdamW, and what was written has none either.")
+                say("The checkpoint has no AdamW state, so none was written.")
         put_in_place(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -80,26 +80,26 @@ def _write_trainer(folder: Path, checkpoint: Checkpoint, source: HfSource, state
         copy_tokenizer(source.folder, folder, template=None)
     write_trainer_state(folder, state, checkpoint)
     if not state.slots():
-        say("The checkpoint has no state of AdamW: the Trainer resumes from its weights and step alone.")
+        say("The checkpoint has no AdamW state: the Trainer resumes from its weights and step only.")
         return
     write_optimizer(folder, state)
-    _say_what_is_lost(source, state, say)
+    _report_losses(source, state, say)
 
 
-def _say_what_is_lost(source: HfSource, state: StoredState, say: Say) -> None:
+def _report_losses(source: HfSource, state: StoredState, say: Say) -> None:
     if not state.optim_is_known:
         adam = state.optim.options(AdamOptions)
         defaults = f"{state.peak}, {state.optim.weight_decay}, {adam.beta1}, {adam.beta2}"
         say(
-            f"The checkpoint does not know its learning rate, weight decay and betas; {OPTIMIZER}, which outranks the "
-            f"Trainer's arguments, has swift's defaults: {defaults}."
+            f"The checkpoint has no learning rate, weight decay and betas; {OPTIMIZER}, which overrides the Trainer's "
+            f"arguments, has swift's defaults: {defaults}."
         )
     if state.config.tuner.options(LoraOptions).lora_plus_ratio is not None:
-        say("The Trainer gives all adapters one learning rate: that of LoRA+ for B is lost.")
+        say("The Trainer has one learning rate for all adapters: the separate rate of LoRA+ is lost.")
     if any(len(source.name_map.pieces(name)) > 1 for name in source.name_map.parameters()):
         say(
-            "The Trainer does not read fused experts when it resumes: load the model from the folder too, with "
-            "from_pretrained."
+            "The Trainer does not load fused experts when it resumes: load the model from the folder with "
+            "from_pretrained first."
         )
 
 
@@ -112,12 +112,12 @@ def _writer_of(name: str) -> Writer:
             if not implements(backend, "swift_write_third_party"):
                 continue
         except SwiftError:
-            continue  # `swift plugins` says what is wrong with it
+            continue  # `swift plugins --check` reports it
         if entry.name == name:
             return partial(write_third_party, backend)
         known.append(entry.name)
     command = install_command("swift.backends", name)
     raise UsageError(
-        f"Nothing that is installed writes {name!r}.{did_you_mean(name, known)}",
-        hint=f"Installed: {', '.join(known)}." + (f" More may come with: {command}" if command else ""),
+        f"Unknown format {name!r}.{did_you_mean(name, known)}",
+        hint=f"Installed formats: {', '.join(known)}." + (f" To install it type {command}" if command else ""),
     )

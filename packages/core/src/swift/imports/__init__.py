@@ -1,5 +1,5 @@
-"""Configurations of other programs, read into swift's own: `swift config import`.
+"""Conversion of third-party configurations to swift's: `swift config import`.
 
-Each program has a file with a table: their key, and what becomes of it here. `sources` reads files and commands and
-finds out whose they are, `carrying` gathers what a table says, and `write` makes the YAML of it.
+Each program has a module with a table: its key → a rule. `sources` reads files and commands and detects the program,
+`recipe` holds the state of an import, and `write` makes the YAML.
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from swift.imports import online, trainer
-from swift.imports.carrying import Carrying, is_off, number, share, words
+from swift.imports import grpo, trainer
+from swift.imports.recipe import RecipeImport, is_off, names_in, number, ratio
 from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, to, unneeded, when_on
 
 NAME = "axolotl"
@@ -16,10 +16,10 @@ _SIZES = (
     "expert_parallel_size",
 )  # fmt: skip
 _RL = ("dpo", "ipo", "orpo", "kto", "simpo")
-_LIBRARY = unneeded("is about how axolotl runs, not about what is learned")
-_SPEED = unneeded("changes speed or memory, not what is learned")
-_VOCABULARY = absent("the vocabulary is the model's: change its tokenizer first")
-_LOSS = absent("this loss is not available; it can be written as an objective of your own")
+_LIBRARY = unneeded("configures axolotl itself, and does not change the training")
+_SPEED = unneeded("changes only speed or memory")
+_VOCABULARY = absent("the vocabulary cannot be extended: change the model's tokenizer first")
+_LOSS = absent("this loss is not implemented; you can write it as an objective")
 
 TABLE: Table = {
     **trainer.TABLE,
@@ -33,9 +33,9 @@ TABLE: Table = {
     "val_set_size": to("data.split_ratio"),
     "dataset_processes": to("data.workers"),
     "dataset_num_proc": to("data.workers"),
-    "dataset_prepared_path": changed("tokenised data is kept in data.cache"),
-    "chat_template": changed("the model's own template is used; another one: a Jinja file as model.chat_template"),
-    "chat_template_jinja": absent("save the template in a file, and name that as model.chat_template"),
+    "dataset_prepared_path": changed("tokenized data is cached in data.cache"),
+    "chat_template": changed("the model's template is used; for another, set model.chat_template to a Jinja file"),
+    "chat_template_jinja": absent("save the template in a file, and set model.chat_template to it"),
     "optimizer": choice(trainer.OPTIMIZERS, trainer.NO_OPTIMIZER),
     "cosine_min_lr_ratio": to("optim.min_lr_ratio"),
     "loraplus_lr_ratio": to("tuner.lora_plus_ratio"),
@@ -44,16 +44,16 @@ TABLE: Table = {
     "lora_modules_to_save": to("tuner.modules_to_save"),
     "peft_use_rslora": to("tuner.rslora"),
     "peft_use_dora": to("tuner.dora"),
-    "peft_init_lora_weights": absent("adapters begin as LoRA's do here"),
-    "lora_target_parameters": absent("adapters of parameters that are no modules are not available"),
-    "lora_layers_to_transform": absent("name the layers in a pattern of tuner.targets"),
+    "peft_init_lora_weights": absent("set tuner.init"),
+    "lora_target_parameters": absent("adapters on parameters instead of modules are not implemented"),
+    "lora_layers_to_transform": absent("select the layers with a pattern in tuner.target_regex"),
     "unfrozen_parameters": to("tuner.train_only"),
     "early_stopping_patience": to("train.early_stopping"),
     "flash_attention": when_on({"model.attention": "flash_attention_2"}),
     "sdp_attention": when_on({"model.attention": "sdpa"}),
     "eager_attention": when_on({"model.attention": "eager"}),
-    "xformers_attention": changed("the fastest kernel of this machine is chosen"),
-    "flex_attention": changed("the fastest kernel of this machine is chosen"),
+    "xformers_attention": changed("the fastest kernel on the machine is used"),
+    "flex_attention": changed("the fastest kernel on the machine is used"),
     "torch_compile": to("train.compile"),
     "tensor_parallel_size": to("parallel.tp"),
     "context_parallel_size": to("parallel.cp"),
@@ -65,47 +65,49 @@ TABLE: Table = {
     "kto_desirable_weight": to("objective.desirable_weight"),
     "kto_undesirable_weight": to("objective.undesirable_weight"),
     "simpo_gamma": to("objective.gamma"),
-    "rpo_alpha": absent("swift's dpo has no part of plain likelihood; cpo and orpo have one"),
-    "group_by_length": absent("samples are not sorted by length here: their order differs"),
+    "rpo_alpha": absent("dpo has no likelihood term; cpo and orpo have one"),
+    "group_by_length": absent("samples are not sorted by length, so their order differs"),
     "curriculum_sampling": when_on({"data.shuffle": False}),
-    "shuffle_merged_datasets": changed("data.shuffle permutes the samples in each epoch"),
-    "shuffle_before_merging_datasets": changed("data.shuffle permutes the samples in each epoch"),
-    "dataset_exact_deduplication": absent("repeated samples are kept"),
+    "shuffle_merged_datasets": changed("data.shuffle shuffles the samples in each epoch"),
+    "shuffle_before_merging_datasets": changed("data.shuffle shuffles the samples in each epoch"),
+    "dataset_exact_deduplication": absent("duplicate samples are kept"),
     "min_sample_len": absent("short samples are kept"),
-    "sample_packing_sequentially": changed("packs are filled best-fit"),
+    "sample_packing_sequentially": changed("packing is best-fit"),
     "pad_to_sequence_len": _SPEED,
     "hub_model_id": trainer.UPLOADING,
-    "special_tokens": changed("the model's own; padding is never learned from or attended to"),
-    "eot_tokens": changed("what ends an answer is what the chat template writes there"),
+    "special_tokens": changed("the model's own special tokens are used; padding is masked"),
+    "eot_tokens": changed("the chat template ends a turn"),
     "tokens": _VOCABULARY,
     "added_tokens_overrides": _VOCABULARY,
-    "resize_token_embeddings_to_32x": changed("the embeddings stay as large as they are"),
+    "resize_token_embeddings_to_32x": changed("embeddings are not resized"),
     "lr_quadratic_warmup": absent("the warm-up is linear"),
     "cosine_constant_lr_ratio": absent("write optim.schedule: wsd"),
-    "lr_groups": absent("all weights have one learning rate"),
-    "embedding_lr": absent("all weights have one learning rate"),
-    "embedding_lr_scale": absent("all weights have one learning rate"),
-    "model_config": absent("the model's config.json says it: change a copy"),
-    "overrides_of_model_config": absent("the model's config.json says it: change a copy"),
-    "rope_scaling": absent("scale the rope in the model's config.json"),
-    "model_quantization_config": changed("a model that is stored quantised is read as its config.json says"),
-    "model_quantization_config_kwargs": changed("a model that is stored quantised is read as its config.json says"),
+    **each(
+        ("lr_groups", "embedding_lr", "embedding_lr_scale"),
+        absent("separate learning rates are not implemented"),
+    ),
+    **each(("model_config", "overrides_of_model_config"), absent("edit the model's config.json")),
+    "rope_scaling": absent("set rope_scaling in the model's config.json"),
+    **each(
+        ("model_quantization_config", "model_quantization_config_kwargs"),
+        changed("a quantized model is loaded by its config.json"),
+    ),
     "reinit_weights": to("model.random_weights"),
-    "noisy_embedding_alpha": absent("noise on the embeddings (NEFTune) is not available"),
-    "relora": absent("ReLoRA is not available"),
-    "lisa_n_layers": absent("LISA is not available"),
-    "gptq": absent("a model that GPTQ quantised is not trained"),
-    "qat": absent("training for quantisation is not available; swift export --quant quantises after it"),
-    "fp8": absent("FP8 is a setting of the backend: --fp8 hybrid"),
-    "peft": absent("further options of PEFT are not available"),
-    "trl": absent("is about answers that are generated, which swift does not train on"),
-    "use_onebitllms": absent("1-bit training is not available"),
+    "noisy_embedding_alpha": to("train.neftune_alpha"),
+    "relora": absent("ReLoRA is not implemented"),
+    "lisa_n_layers": absent("LISA is a tuner: --train_type lisa --tuner.layers N"),
+    "gptq": absent("models quantized by GPTQ cannot be trained"),
+    "qat": absent("quantization-aware training is not implemented; swift export --quant quantizes afterwards"),
+    "fp8": absent("FP8 is an option of the backend: --fp8 hybrid"),
+    "peft": absent("further options of PEFT are not supported"),
+    "trl": absent("applies only to online learning"),
+    "use_onebitllms": absent("1-bit training is not implemented"),
     "pretraining_dataset": to("data.train"),
     "streaming": to("data.streaming"),
-    "load_in_8bit": unneeded("adapters are trained on the weights that tuner.quantize says"),
+    "load_in_8bit": unneeded("tuner.quantize sets the format of the base weights"),
     **each(("use_eaft", "eaft_alpha", "eaft_k", "ebft"), _LOSS),
     **each(("use_wandb", "use_swanlab", "use_mlflow", "use_comet", "use_tensorboard", "use_trackio"),
-           changed("losses are in logging.jsonl, report.html and TensorBoard; trackers: --report_to")),
+           changed("losses are in logging.jsonl, report.html and TensorBoard; --report_to selects trackers")),
     **each(
         (
             "liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "liger_rope", "liger_cross_entropy",
@@ -148,8 +150,8 @@ TABLE: Table = {
 }  # fmt: skip
 
 
-def translate(run: Carrying) -> None:
-    """Translate a recipe of pre-training, fine-tuning or preference learning; raises `NotTrainable` for others."""
+def translate(run: RecipeImport) -> None:
+    """Translate a recipe of pre-training, fine-tuning or preference learning; raise `NotTrainable` for others."""
     _objective(run)
     _adapter(run)
     _data(run)
@@ -166,8 +168,8 @@ def translate(run: Carrying) -> None:
     if attention in ("flash_attention_2", "sdpa", "eager"):
         run.set("model.attention", attention, "attn_implementation")
     elif attention is not None:
-        run.changed("attn_implementation", attention, "the fastest kernel of this machine is chosen")
-    plugins = words(run.take("plugins") or [])
+        run.changed("attn_implementation", attention, "the fastest kernel on the machine is used")
+    plugins = names_in(run.take("plugins") or [])
     for plugin in plugins:
         _plugin(run, plugin)
     _parallel(run)
@@ -176,7 +178,7 @@ def translate(run: Carrying) -> None:
     trainer.trust(run)
     run.take("report_to")
     if run.get("objective.name") == "grpo":
-        online.trl(run, TABLE)
+        grpo.trl(run, TABLE)
     else:
         apply(run, TABLE)
     run.default("data.max_length", 512)
@@ -188,8 +190,8 @@ def translate(run: Carrying) -> None:
         trainer.lora_defaults(run, 8, 8, 0.0, ["q_proj", "v_proj"])
 
 
-def _parallel(run: Carrying) -> None:
-    """Choose FSDP2 for what axolotl divides with it; sizes of 1 say nothing."""
+def _parallel(run: RecipeImport) -> None:
+    """Select FSDP2 for parallel sizes above 1."""
     for key in _SIZES:
         size = number(run.values.get(key))
         if size is not None and size <= 1:
@@ -198,11 +200,11 @@ def _parallel(run: Carrying) -> None:
             run.set("backend.name", "fsdp", key)
 
 
-def _objective(run: Carrying) -> None:
+def _objective(run: RecipeImport) -> None:
     method = str(run.take("rl") or "")
     scores = not is_off(run.take("reward_model"))
     if not is_off(run.take("process_reward_model")):
-        raise trainer.refuse(run, "a model that rewards steps")
+        raise trainer.refuse(run, "a process reward model")
     if method == "grpo":
         _grpo(run)
         return
@@ -224,8 +226,8 @@ def _objective(run: Carrying) -> None:
     run.set("objective.beta", chosen, "rl_beta")
 
 
-def _grpo(run: Carrying) -> None:
-    """Take the settings of the section `trl` for those of TRL's trainer, which axolotl hands them to."""
+def _grpo(run: RecipeImport) -> None:
+    """Read the settings of the section `trl` as those of TRL's trainer, to which axolotl passes them."""
     run.command = "rlhf"
     run.set("objective.name", "grpo", "rl")
     section = run.take("trl")
@@ -233,7 +235,7 @@ def _grpo(run: Carrying) -> None:
         if value is not None:
             run.values.setdefault(key, value)
     if not is_off(run.values.get("use_vllm")):
-        run.values.setdefault("vllm_mode", "server")  # which `axolotl vllm-serve` starts
+        run.values.setdefault("vllm_mode", "server")  # the server of `axolotl vllm-serve`
     if is_off(run.values.get("sync_ref_model")):
         run.take("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps")
     else:
@@ -241,7 +243,7 @@ def _grpo(run: Carrying) -> None:
         run.values.setdefault("ref_model_sync_steps", 64)
 
 
-def _reward(run: Carrying) -> None:
+def _reward(run: RecipeImport) -> None:
     run.command = "rlhf"
     run.set("objective.name", "rm", "reward_model")
     labels, coefficient = run.take("num_labels"), run.take("center_rewards_coefficient")
@@ -251,7 +253,7 @@ def _reward(run: Carrying) -> None:
         run.set("objective.center_rewards_coefficient", coefficient, "center_rewards_coefficient")
 
 
-def _adapter(run: Carrying) -> None:
+def _adapter(run: RecipeImport) -> None:
     kind = run.take("adapter")
     four, eight = run.take("load_in_4bit"), run.take("load_in_8bit")
     linear, targets = run.take("lora_target_linear"), run.take("lora_target_modules")
@@ -261,7 +263,7 @@ def _adapter(run: Carrying) -> None:
             run.take(key)
         return
     if kind not in ("lora", "qlora"):
-        run.lose("adapter", kind, "swift has lora, in 4 or 8 bits too")
+        run.lose("adapter", kind, "only lora and qlora are imported")
     run.set("tuner.kind", "lora", "adapter")
     if four is not None and not is_off(four):
         run.set("tuner.quantize", "bnb-nf4", "load_in_4bit")
@@ -270,12 +272,12 @@ def _adapter(run: Carrying) -> None:
     if linear is not None and not is_off(linear):
         run.set("tuner.targets", ["all-linear"], "lora_target_linear")
     elif targets is not None:
-        names = words(targets) if isinstance(targets, list) else [str(targets)]
+        names = names_in(targets) if isinstance(targets, list) else [str(targets)]
         run.set("tuner.targets", ["all-linear"] if names == ["all-linear"] else names, "lora_target_modules")
 
 
-def _data(run: Carrying) -> None:
-    """Translate the data sets; how a text is made of a row (`type`) is for swift to find out."""
+def _data(run: RecipeImport) -> None:
+    """Translate the data sets; swift detects the format of rows (`type`) itself."""
     learned = run.take("train_on_inputs")
     chats = 0
     for key, ours in (
@@ -306,9 +308,7 @@ def _data(run: Carrying) -> None:
     if is_off(run.values.get("val_set_size", 0)):
         run.take("val_set_size")
     elif (held_out := number(run.values["val_set_size"])) and held_out >= 1:
-        run.lose(
-            "val_set_size", run.take("val_set_size"), "a part is kept for validation, not a number: data.split_ratio"
-        )
+        run.lose("val_set_size", run.take("val_set_size"), "set the fraction of rows to hold out: data.split_ratio")
 
 
 _HARMLESS = {
@@ -319,8 +319,8 @@ _HARMLESS = {
 }  # fmt: skip
 
 
-def _name(run: Carrying, key: str, entry: Any) -> str | None:
-    """Return one data set as swift names it, and say what of its entry is not carried over."""
+def _name(run: RecipeImport, key: str, entry: Any) -> str | None:
+    """Return the name of a data set for swift, and note settings of its entry that are not imported."""
     if not isinstance(entry, dict):
         return str(entry)
     path, subset, split = entry.get("path"), entry.get("name"), str(entry.get("split") or "train")
@@ -328,23 +328,21 @@ def _name(run: Carrying, key: str, entry: Any) -> str | None:
         return None
     kind = entry.get("type")
     if run.get("objective.name") == "grpo" and kind is not None and kind != "chat_template":
-        run.lose(
-            f"{key}.type", kind, "a function of a package makes the prompts: write its rows to a file, and name that"
-        )
+        run.lose(f"{key}.type", kind, "a Python function makes the prompts: write its rows to a file, and use that")
     elif kind not in (None, "completion", "chat_template", "alpaca", "sharegpt") or isinstance(kind, dict):
-        run.changed(f"{key}.type", kind, "swift reads columns by their names: compare with config show --sample 1")
+        run.changed(f"{key}.type", kind, "swift detects columns by name: check with config show --sample 1")
     first = re.fullmatch(r"train(?:\[:(\d+)\])?", split)
     if first is None:
-        run.lose(f"{key}.split", split, "swift reads the split train, whole or its first N rows (name#N)")
+        run.lose(f"{key}.split", split, "only the split train, or its first N rows (NAME#N), can be read")
     for name, value in entry.items():
         if name not in _HARMLESS and name != "split" and value not in (None, False, 1, "", []):
-            run.lose(f"{key}.{name}", value, "is not carried over: a data set is read whole, or its first N rows")
+            run.lose(f"{key}.{name}", value, "a data set is read completely, or its first N rows (NAME#N)")
     rows = f"#{first[1]}" if first is not None and first[1] else ""
     return f"{path}:{subset}{rows}" if subset else f"{path}{rows}"
 
 
-def _cadence(run: Carrying) -> None:
-    """Translate how often axolotl saves and evaluates: in steps, or so many times an epoch."""
+def _cadence(run: RecipeImport) -> None:
+    """Translate how often axolotl saves and evaluates: every N steps, or N times per epoch."""
     for times, steps, ours in (
         ("saves_per_epoch", "save_steps", "checkpoint.save_steps"),
         ("evals_per_epoch", "eval_steps", "train.eval_steps"),
@@ -353,11 +351,11 @@ def _cadence(run: Carrying) -> None:
         if every is not None and not is_off(every):
             run.set(ours, every, steps)
         elif (count := number(often)) is not None and count > 1:
-            run.changed(times, often, f"once an epoch; another number of steps: {ours}")
+            run.changed(times, often, f"once per epoch; set {ours} for an interval in steps")
     for key in ("save_strategy", "eval_strategy", "evaluation_strategy"):
-        asked = run.take(key)
-        if asked not in (None, "steps", "epoch"):
-            run.changed(key, asked, "once an epoch, where there is something to evaluate; the best and newest are kept")
+        strategy = run.take(key)
+        if strategy not in (None, "steps", "epoch"):
+            run.changed(key, strategy, "once per epoch; the best and the newest checkpoints are kept")
     rows, together = number(run.values.get("micro_batch_size")) or 1, number(run.take("batch_size"))
     if together is not None and "gradient_accumulation_steps" not in run.values:
         run.set("train.accumulation", max(1, int(together // rows)), "batch_size")
@@ -366,7 +364,7 @@ def _cadence(run: Carrying) -> None:
         run.take("num_epochs")
 
 
-def _precision(run: Carrying) -> None:
+def _precision(run: RecipeImport) -> None:
     half, brain = run.take("fp16", "float16"), run.take("bf16", "bfloat16")
     if str(brain).lower() == "auto":
         run.set("model.dtype", "auto", "bf16")
@@ -379,21 +377,21 @@ def _precision(run: Carrying) -> None:
     run.take("torch_dtype")
 
 
-def _schedule(run: Carrying) -> None:
+def _schedule(run: RecipeImport) -> None:
     kind, options, floor = run.take("lr_scheduler"), run.take("lr_scheduler_kwargs"), number(run.take("eta_min"))
     if floor and (peak := number(run.values.get("learning_rate"))):
-        run.set("optim.min_lr_ratio", share(floor, peak), "eta_min")
+        run.set("optim.min_lr_ratio", ratio(floor, peak), "eta_min")
     if kind is not None and not as_flag(run, "lr_scheduler_type", kind):
-        run.lose("lr_scheduler", kind, "swift has no such schedule: optim.schedule lists them")
+        run.lose("lr_scheduler", kind, "unknown schedule: see optim.schedule")
     if options and not as_flag(run, "lr_scheduler_kwargs", options):
-        run.lose("lr_scheduler_kwargs", options, "options of a schedule are optim.min_lr_ratio and optim.decay_ratio")
+        run.lose("lr_scheduler_kwargs", options, "set optim.min_lr_ratio, optim.decay_ratio or optim.schedule_options")
     trainer.schedule(run)
     if "optim.warmup_ratio" not in run.settings and "optim.warmup_steps" not in run.settings:
         run.set("optim.warmup_ratio", 0.03, f"{NAME}'s default")
 
 
-def _plugin(run: Carrying, plugin: str) -> None:
+def _plugin(run: RecipeImport, plugin: str) -> None:
     if plugin.endswith(("CutCrossEntropyPlugin", "LigerPlugin", "KernelsPlugin", "ExpertParallelPlugin")):
-        run.unneeded("plugins", plugin, "changes speed or memory, not what is learned")
+        run.unneeded("plugins", plugin, "changes only speed or memory")
     else:
-        run.lose("plugins", plugin, "a plugin of swift is a package with entry points: see swift plugins")
+        run.lose("plugins", plugin, "plugins of swift are packages with entry points: see swift plugins")

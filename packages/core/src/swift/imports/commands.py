@@ -1,4 +1,4 @@
-"""Commands of other programs: which program a command starts, with which task, flags and configuration file."""
+"""Third-party commands: the program, task, flags and configuration file of each."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swift.config.compat.environment import MEDIA, MEDIA_ELSEWHERE, OPTIONS_OF
+from swift.config.compat.environment import IGNORED_MEDIA, MEDIA, OPTIONS_OF
 from swift.errors import SwiftError
 from swift.imports import axolotl, llama_factory, ms_swift, nemo, torchtune, trainer, trl
-from swift.imports.carrying import number
+from swift.imports.recipe import number
 from swift.imports.shell import ShellCommand
 from swift.untrusted import parse_json
 
@@ -27,11 +27,11 @@ _STARTS = (
 
 @dataclass
 class ProgramCall:
-    """One command that trains, or that belongs to a program which does."""
+    """A command of a known training program."""
 
     program: str
     task: str
-    """'sft', 'megatron dpo', or empty where a file says it."""
+    """'sft', 'megatron dpo', or empty where a file determines it."""
     values: dict[str, Any] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
     processes: int = 1
@@ -39,24 +39,24 @@ class ProgramCall:
     trains: bool = True
 
 
-def starts_program(word: str) -> bool:
-    """Return whether a word begins a command: a program, a launcher, or a variable in front of one."""
-    return word in _STARTS or re.fullmatch(r"[A-Z_]+=\S*", word) is not None
+def starts_program(arg: str) -> bool:
+    """Return whether an argument starts a command: a program, a launcher, or a variable assignment."""
+    return arg in _STARTS or re.fullmatch(r"[A-Z_]+=\S*", arg) is not None
 
 
 def call_of(command: ShellCommand) -> ProgramCall | None:
-    """Return what a command starts; None for one of no program that is known."""
-    words, launcher = _without_launcher(list(command.words))
-    if not words:
+    """Return the call of a command; None for an unknown program."""
+    argv, launcher = _without_launcher(list(command.argv))
+    if not argv:
         return None
-    found = _program(words)
+    found = _program(argv)
     if found is None:
         return None
     program, task, rest, trains = found
     call = ProgramCall(program, task, trains=trains)
     _read(call, rest)
     if program == ms_swift.NAME:
-        options = [*MEDIA, *MEDIA_ELSEWHERE, *(name for each in OPTIONS_OF.values() for name in each)]
+        options = [*MEDIA, *IGNORED_MEDIA, *(name for each in OPTIONS_OF.values() for name in each)]
         call.values.update({name: command.environment[name] for name in options if name in command.environment})
     flags = {**launcher, **{key: call.values.pop(key) for key in _PROCESSES if key in call.values}}
     flags.setdefault("nproc_per_node", command.environment.get("NPROC_PER_NODE"))
@@ -66,57 +66,57 @@ def call_of(command: ShellCommand) -> ProgramCall | None:
     return call
 
 
-def _without_launcher(words: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return the words from the program or script on, and the flags of the launcher before it."""
-    name = Path(words[0]).name if words else ""
-    if words[:2] == ["uv", "run"]:
-        return _without_launcher(words[2:])
-    if name == "accelerate" and words[1:2] == ["launch"]:
-        return _after_script(words[2:])
+def _without_launcher(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return the command line from the program or script on, and the flags of its launcher."""
+    name = Path(argv[0]).name if argv else ""
+    if argv[:2] == ["uv", "run"]:
+        return _without_launcher(argv[2:])
+    if name == "accelerate" and argv[1:2] == ["launch"]:
+        return _after_script(argv[2:])
     if name in ("torchrun", "deepspeed") or (
-        name.startswith("python") and words[1:3] == ["-m", "torch.distributed.run"]
+        name.startswith("python") and argv[1:3] == ["-m", "torch.distributed.run"]
     ):
-        return _after_script(words[1:])
+        return _after_script(argv[1:])
     if name.startswith("python"):
-        rest, flags = _after_script(words[1:])
+        rest, flags = _after_script(argv[1:])
         return rest, flags
-    return words, {}
+    return argv, {}
 
 
-def _after_script(words: list[str]) -> tuple[list[str], dict[str, Any]]:
-    for at, word in enumerate(words):
-        if word in ("-m", "--module") and at + 1 < len(words):
-            return words[at + 1 :], _flags(words[:at])[0]
-        if word.endswith(".py") or word in ("$(which", "trl", "swift"):
-            return words[at:], _flags(words[:at])[0]
+def _after_script(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+    for at, arg in enumerate(argv):
+        if arg in ("-m", "--module") and at + 1 < len(argv):
+            return argv[at + 1 :], _flags(argv[:at])[0]
+        if arg.endswith(".py") or arg in ("$(which", "trl", "swift"):
+            return argv[at:], _flags(argv[:at])[0]
     return [], {}
 
 
-def _program(words: list[str]) -> tuple[str, str, list[str], bool] | None:
-    """Return program, task, what follows, and whether it trains."""
-    head, second = words[0], words[1] if len(words) > 1 else ""
+def _program(argv: list[str]) -> tuple[str, str, list[str], bool] | None:
+    """Return the program, the task, the remaining arguments, and whether it trains."""
+    head, second = argv[0], argv[1] if len(argv) > 1 else ""
     name = Path(head).name
     if head in ("swift", "megatron") or re.search(r"swift[./]cli", head):
-        return _swift(words)
+        return _swift(argv)
     if name == "trl":
-        return trl.NAME, second.replace("-", "_"), words[2:], second.replace("-", "_") in trl.TASKS
+        return trl.NAME, second.replace("-", "_"), argv[2:], second.replace("-", "_") in trl.TASKS
     if name in ("llamafactory-cli", "lmf"):
-        return llama_factory.NAME, "", words[2:], second == "train"
+        return llama_factory.NAME, "", argv[2:], second == "train"
     if name == "axolotl":
-        return axolotl.NAME, "", words[2:], second == "train"
+        return axolotl.NAME, "", argv[2:], second == "train"
     if head.startswith("axolotl.cli"):
-        return axolotl.NAME, "", words[1:], head == "axolotl.cli.train"
+        return axolotl.NAME, "", argv[1:], head == "axolotl.cli.train"
     if name == "tune":
-        return torchtune.NAME, "", words[2:], second == "run"
+        return torchtune.NAME, "", argv[2:], second == "run"
     if name in ("automodel", "nemo_automodel"):
-        return nemo.NAME, "", words[1:], True
+        return nemo.NAME, "", argv[1:], True
     if name.endswith(".py"):
-        return _script(head, words[1:])
+        return _script(head, argv[1:])
     return None
 
 
-def _swift(words: list[str]) -> tuple[str, str, list[str], bool]:
-    head, rest = words[0], words[1:]
+def _swift(argv: list[str]) -> tuple[str, str, list[str], bool]:
+    head, rest = argv[0], argv[1:]
     megatron = "megatron" in head
     if head not in ("swift", "megatron"):
         command_name = Path(head).stem.rpartition(".")[2] if head.endswith(".py") else head.rpartition(".")[2]
@@ -135,60 +135,60 @@ def _script(path: str, rest: list[str]) -> tuple[str, str, list[str], bool] | No
         return trl.NAME, stem, rest, True
     if (found := _SCRIPTS.fullmatch(stem)) is not None:
         return trl.NAME, found[1].replace("_modeling", ""), rest, True
-    if any(word.startswith("--model_name_or_path") for word in rest):
+    if any(arg.startswith("--model_name_or_path") for arg in rest):
         return trainer.NAME, "", rest, True
     return None
 
 
-def _read(call: ProgramCall, words: list[str]) -> None:
+def _read(call: ProgramCall, argv: list[str]) -> None:
     """Read flags, `key=value` overrides and configuration files."""
-    values, loose = _flags(words)
+    values, loose = _flags(argv)
     for key in ("config", "config_file", "c"):
         if isinstance(named := values.get(key), str):
             call.files.append(named)
             del values[key]
-    for word in loose:
-        key, equals, value = word.partition("=")
+    for arg in loose:
+        key, equals, value = arg.partition("=")
         if equals and re.fullmatch(r"[\w.]+", key):
             values[key] = value
-        elif word.endswith((".yaml", ".yml", ".json")):
-            call.files.append(word)
+        elif arg.endswith((".yaml", ".yml", ".json")):
+            call.files.append(arg)
         elif call.program not in (torchtune.NAME, nemo.NAME):
-            call.strays.append(word)
+            call.strays.append(arg)
     if call.program in (trl.NAME, trainer.NAME, llama_factory.NAME):
         values = dict(_without_no(key, value) for key, value in values.items())
     call.values = values
 
 
 def _without_no(key: str, value: Any) -> tuple[str, Any]:
-    """Return `--no_x` as x that is off: the parser of transformers has one for each switch that is on."""
+    """Return `--no_x` as `x` off: transformers' parser adds one for each switch that is on by default."""
     return (key.removeprefix("no_"), False) if value is True and key.startswith("no_") else (key, value)
 
 
-def _flags(words: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the flags of a command line with their values, and the words in front of the first flag."""
+def _flags(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the flags of a command line with their values, and the positional arguments."""
     values: dict[str, Any] = {}
     loose: list[str] = []
     name: str | None = None
-    for word in words:
-        if re.match(r"--?[A-Za-z_]", word) and " " not in word.partition("=")[0]:
-            typed, equals, value = word.lstrip("-").partition("=")
+    for arg in argv:
+        if re.match(r"--?[A-Za-z_]", arg) and " " not in arg.partition("=")[0]:
+            typed, equals, value = arg.lstrip("-").partition("=")
             head, dot, tail = typed.partition(".")
             name = head.replace("-", "_") + dot + tail
             values[name] = value if equals else True
             name = None if equals else name
         elif name is None:
-            loose.append(word)
+            loose.append(arg)
         elif values[name] is True:
-            values[name] = word
+            values[name] = arg
         else:
             earlier = values[name]
-            values[name] = [*earlier, word] if isinstance(earlier, list) else [earlier, word]
+            values[name] = [*earlier, arg] if isinstance(earlier, list) else [earlier, arg]
     return {key: _object(value) for key, value in values.items()}, loose
 
 
 def _object(value: Any) -> Any:
-    """Return a JSON object or list that was typed as a text."""
+    """Return a JSON object or list that was typed as a string."""
     if isinstance(value, str) and value.strip()[:1] in ("{", "["):
         try:
             return parse_json(value, "this value", SwiftError)
@@ -198,7 +198,7 @@ def _object(value: Any) -> Any:
 
 
 def _launcher_file(call: ProgramCall, launcher: dict[str, Any]) -> None:
-    """Take the backend from the configuration file of accelerate, by its name."""
+    """Guess the backend from the name of accelerate's configuration file."""
     named = str(call.values.pop("accelerate_config", launcher.get("config_file", ""))).lower()
     if "deepspeed" in launcher and isinstance(launcher["deepspeed"], str):
         call.values.setdefault("deepspeed", launcher["deepspeed"])

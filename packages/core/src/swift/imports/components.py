@@ -23,7 +23,7 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def interpolated(values: dict[str, Any]) -> dict[str, Any]:
-    """Return dotted keys with `${other.key}` replaced by that key's value; unknown names and circles stay."""
+    """Return dotted keys with `${other.key}` replaced by that key's value; unknown names and cycles are kept."""
     for _ in range(_ROUNDS):
         resolved = {key: _resolved(value, values) for key, value in values.items()}
         if resolved == values:

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's YAML, with the names of its dataset_info.json."""
+"""LLaMA-Factory's YAML, with names of its dataset_info.json."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from swift.data.sources.dataset_info import FILE
 from swift.imports import trainer
-from swift.imports.carrying import Carrying, CommandName, is_off, number, words
-from swift.imports.low_rank import LLAMA_FACTORY, low_rank
+from swift.imports.galore import LLAMA_FACTORY, low_rank
+from swift.imports.recipe import CommandName, RecipeImport, is_off, names_in, number
 from swift.imports.rules import Table, absent, apply, changed, choice, each, to, unneeded, when_on
 
 NAME = "LLaMA-Factory"
@@ -19,7 +19,7 @@ _STAGES: dict[str, tuple[CommandName, str]] = {
     "kto": ("rlhf", "kto"),
     "rm": ("rlhf", "rm"),
 }
-_MULTIMODAL = absent("images of videos are limited by data.max_pixels, and sounds heard at the rate of the model")
+_MULTIMODAL = absent("data.max_pixels limits video frames, and audio has the model's sampling rate")
 
 TABLE: Table = {
     **trainer.TABLE,
@@ -39,25 +39,25 @@ TABLE: Table = {
             "fa2": {"model.attention": "flash_attention_2"},
             "flash_attention_2": {"model.attention": "flash_attention_2"},
         },
-        "swift has the kernels auto, flash_attention_2, sdpa and eager",
+        "model.attention is auto, flash_attention_2, sdpa or eager",
     ),
     "early_stopping_steps": to("train.early_stopping"),
     "pref_beta": to("objective.beta"),
     "dpo_label_smoothing": to("objective.label_smoothing"),
     "kto_chosen_weight": to("objective.desirable_weight"),
     "kto_rejected_weight": to("objective.undesirable_weight"),
-    "pref_ftx": absent("swift's dpo has no part of plain likelihood; cpo and orpo have one"),
-    "pref_bco_weight": absent("BCO is not available"),
-    "ld_alpha": absent("LD-DPO is not available"),
-    "use_asft_loss": absent("this loss is not available; it can be written as an objective of your own"),
-    "use_eaft_loss": absent("this loss is not available; it can be written as an objective of your own"),
-    "use_llama_pro": absent("LLaMA Pro's new blocks are not available"),
-    "loraplus_lr_embedding": changed("the rate of embeddings follows optim.lr"),
-    "shift_attn": absent("S²-Attention is not available"),
-    "mixture_of_depths": absent("mixture of depths is not available"),
-    "moe_aux_loss_coef": absent("the router's auxiliary loss is the model's own here"),
-    "add_special_tokens": absent("the vocabulary is the model's"),
-    "use_kt": absent("KTransformers is not available"),
+    "pref_ftx": absent("dpo has no likelihood term; cpo and orpo have one"),
+    "pref_bco_weight": absent("BCO is not implemented"),
+    "ld_alpha": absent("LD-DPO is not implemented"),
+    "use_asft_loss": absent("this loss is not implemented; you can write it as an objective"),
+    "use_eaft_loss": absent("this loss is not implemented; you can write it as an objective"),
+    "use_llama_pro": absent("add blocks first: swift convert MODEL --expand-blocks 4 --out OUT"),
+    "loraplus_lr_embedding": changed("embeddings use optim.lr"),
+    "shift_attn": absent("S²-Attention is not implemented"),
+    "mixture_of_depths": absent("mixture of depths is not implemented"),
+    "moe_aux_loss_coef": absent("the auxiliary loss of routers needs --backend megatron: backend.moe_aux_loss"),
+    "add_special_tokens": absent("the vocabulary cannot be extended"),
+    "use_kt": absent("KTransformers is not supported"),
     **each(
         (
             "oft_block_size", "oft_target", "oft_rank", "module_dropout", "kt_cpu_activation", "kt_config",
@@ -65,10 +65,10 @@ TABLE: Table = {
             "badam_mode", "badam_switch_mode", "badam_switch_interval", "badam_verbose",
             "badam_update_ratio", "freeze_trainable_modules", "freeze_extra_modules",
         ),
-        unneeded("is an option of what is not available, see above"),
+        unneeded("is an option of a method that is not imported"),
     ),
-    **each(("use_unsloth_gc", "use_v1_kernels"), changed("swift's own; model.liger for Liger's")),
-    **each(("upcast_layernorm", "upcast_lmhead_output"), changed("weights that train are held in float32 here")),
+    **each(("use_unsloth_gc", "use_v1_kernels"), changed("swift's kernels are used; model.liger selects Liger's")),
+    **each(("upcast_layernorm", "upcast_lmhead_output"), changed("trained weights are float32")),
     **each(
         (
             "video_max_pixels", "video_min_pixels", "audio_sampling_rate",
@@ -84,13 +84,13 @@ TABLE: Table = {
             "use_kv_cache", "temperature", "top_p", "top_k", "max_new_tokens",
             "do_sample", "num_beams", "fp8_backend", "fp8_enable_fsdp_float8_all_gather", "asft_alpha", "eaft_alpha",
         ),
-        unneeded("is about how LLaMA-Factory runs, not about what is learned"),
+        unneeded("configures LLaMA-Factory itself, and does not change the training"),
     ),
 }  # fmt: skip
 
 
-def translate(run: Carrying) -> None:
-    """Translate a recipe for training; raises `NotTrainable` for others."""
+def translate(run: RecipeImport) -> None:
+    """Translate a recipe for training; raise `NotTrainable` for others."""
     stage = str(run.take("stage") or "sft")
     if stage not in _STAGES:
         raise trainer.refuse(run, "PPO" if stage == "ppo" else f"the stage {stage}")
@@ -114,14 +114,14 @@ def translate(run: Carrying) -> None:
     run.default("data.max_length", 2048)
     run.default("data.truncation", "right")
     if objective == "rm":
-        run.changed("stage", stage, "the head has no bias here, and scores the last token of the conversation")
+        run.changed("stage", stage, "the head has no bias, and scores the last token of the conversation")
     elif run.command == "rlhf":
         run.default("objective.beta", 0.1)
     elif run.command == "sft":
         run.default("data.loss_on", "assistant")
 
 
-def _preference(run: Carrying, objective: str) -> None:
+def _preference(run: RecipeImport, objective: str) -> None:
     loss = str(run.take("pref_loss") or "sigmoid")
     margin = run.take("simpo_gamma")
     if objective == "dpo" and loss in ("orpo", "simpo"):
@@ -129,65 +129,65 @@ def _preference(run: Carrying, objective: str) -> None:
     elif objective == "dpo" and loss in ("sigmoid", "hinge", "ipo"):
         run.set("objective.loss", loss, "pref_loss")
     elif objective == "dpo":
-        run.lose("pref_loss", loss, "swift's dpo has the losses sigmoid, hinge and ipo")
+        run.lose("pref_loss", loss, "dpo has the losses sigmoid, hinge and ipo")
     run.set("objective.name", objective, "stage")
     if objective == "simpo":
         run.set("objective.gamma", 0.5 if margin is None else margin, "simpo_gamma")
 
 
-def _tuner(run: Carrying) -> None:
+def _tuner(run: RecipeImport) -> None:
     kind = str(run.take("finetuning_type") or "lora")
     if kind in ("lora", "full"):
         run.set("tuner.kind", kind, "finetuning_type")
     else:
-        run.lose("finetuning_type", kind, "swift trains adapters (lora) or all weights (full, with tuner.freeze)")
+        run.lose("finetuning_type", kind, "only lora and full are imported (partial training: tuner.freeze)")
         run.set("tuner.kind", "full" if kind == "freeze" else "lora", "finetuning_type")
     targets = run.take("lora_target")
     if targets is not None:
-        names = words(targets)
+        names = names_in(targets)
         run.set("tuner.targets", ["all-linear"] if names == ["all"] else names, "lora_target")
 
 
-def _quantisation(run: Carrying) -> None:
+def _quantisation(run: RecipeImport) -> None:
     bits, method = run.take("quantization_bit"), str(run.take("quantization_method") or "bnb").lower()
     kind, double = str(run.take("quantization_type") or "nf4"), run.take("double_quantization")
     if bits is None or is_off(bits):
         return
     stored = {"4": "bnb-nf4", "8": "bnb-int8"}.get(str(bits))
     if stored is None or method not in ("bnb", "bitsandbytes") or kind != "nf4":
-        run.lose("quantization_bit", f"{bits} by {method}", "swift quantises by bitsandbytes to 4 (nf4) or 8 bits")
+        run.lose("quantization_bit", f"{bits} by {method}", "only bitsandbytes in 4 (nf4) or 8 bits is imported")
         return
     run.set("tuner.quantize", stored, "quantization_bit")
     if double is not None and is_off(double):
-        run.unneeded("double_quantization", double, "is about the storage of the scales")
+        run.unneeded("double_quantization", double, "changes only how the scales are stored")
 
 
-def _pure_precision(run: Carrying) -> None:
+def _pure_precision(run: RecipeImport) -> None:
     pure = run.take("pure_bf16")
     if pure is not None and not is_off(pure):
         run.set("model.dtype", "bfloat16", "pure_bf16")
-        run.changed("pure_bf16", pure, "weights that train are held in float32 here")
+        run.changed("pure_bf16", pure, "trained weights are float32")
 
 
-def _data(run: Carrying) -> None:
+def _data(run: RecipeImport) -> None:
     """Translate names of data sets: `folder/name` where their dataset_info.json is not in ./data."""
     folder, limit = str(run.take("dataset_dir") or "data"), number(run.take("max_samples"))
     for key, ours in (("dataset", "data.train"), ("eval_dataset", "data.validation")):
-        asked = run.take(key)
-        if asked is None:
+        listed = run.take(key)
+        if listed is None:
             continue
-        names = [_located(run, name, folder) for name in words(asked)]
+        names = [_located(run, name, folder) for name in names_in(listed)]
         run.set(ours, [f"{name}#{int(limit)}" for name in names] if limit else names, key)
     held_out = number(run.take("val_size"))
     if held_out and held_out < 1:
         run.set("data.split_ratio", held_out, "val_size")
     elif held_out:
-        run.lose("val_size", held_out, "swift keeps a part for validation, not a number: write data.split_ratio")
+        run.lose("val_size", held_out, "set the fraction of rows to hold out: data.split_ratio")
 
 
-def _located(run: Carrying, name: str, folder: str) -> str:
-    """Return the name as swift finds it: bare in ./data and here, else with the folder of dataset_info.json."""
-    for place in (Path(folder), run.recipe.folder / folder, run.recipe.folder):
-        if (place / FILE).is_file():
-            return name if place in (Path(), Path("data")) else str(place / name)
+def _located(run: RecipeImport, name: str, folder: str) -> str:
+    """Return the name of a data set for swift, with the folder of dataset_info.json unless that is ./data or here."""
+    for parent in (Path(folder), run.recipe.folder / folder, run.recipe.folder):
+        if (parent / FILE).is_file():
+            return name if parent in (Path(), Path("data")) else str(parent / name)
     return name if folder == "data" else f"{folder}/{name}"

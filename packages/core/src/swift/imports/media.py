@@ -1,4 +1,4 @@
-"""Models that read images, video or audio: recipes that train them are told what of these is trained on."""
+"""Remarks for recipes that train models with images, video or audio."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from swift.errors import SwiftError
-from swift.imports.carrying import Carrying
+from swift.imports.recipe import RecipeImport
 from swift.models.config_file import CONFIG, read_config
 
 _NAMES = re.compile(
@@ -14,20 +14,20 @@ _NAMES = re.compile(
     r"|internvl|llava|cogvlm|smolvlm|pixtral|paligemma|idefics|florence|mplug|molmo|moondream"
     r"|minicpm[-_][vo](?![a-z])|glm[-_]?4(\.\d+)?v(?![a-z])"
 )
-"""What stands in the names of such models."""
+"""A part of the names of such models."""
 _PARTS = frozenset({"vision_config", "audio_config", "thinker_config", "vision_tower", "mm_vision_tower"})
 """Keys of their config.json."""
 
 
-def note_media(run: Carrying) -> None:
-    """Say what becomes of the images, videos and sounds of a model's rows."""
+def note_media(run: RecipeImport) -> None:
+    """Note which media of the rows are trained on."""
     name = str(run.get("model.path") or "")
     if name and reads_media(name):
         run.changed(
             run.settings["model.path"].origin,
             name,
-            "this model reads more than text: images are learned from, videos as images one after the other, and "
-            "sounds where its processor hears them",
+            "the model reads more than text: images, videos (as frames) and audio of the rows are used, as far as its "
+            "processor supports them",
         )
 
 
@@ -38,5 +38,5 @@ def reads_media(name: str) -> bool:
         if (folder / CONFIG).is_file():
             return not _PARTS.isdisjoint(read_config(folder))
     except (OSError, ValueError, SwiftError):
-        pass  # no name of a folder, or a file that the run itself refuses
+        pass  # not a folder, or a file that the run itself refuses
     return _NAMES.search(name.rstrip("/").rpartition("/")[2].lower()) is not None

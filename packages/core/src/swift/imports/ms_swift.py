@@ -1,7 +1,7 @@
-"""ms-swift's commands, shell scripts, YAML files and args.json. Most of its flags are swift's own.
+"""ms-swift's commands, shell scripts, YAML files and args.json.
 
-What is left for tables: flags about models and methods that swift does not have, and what `megatron sft` calls
-differently.
+Most of its flags are swift's own. The tables have those of models and methods that swift does not support, and the
+different names of `megatron sft`.
 """
 
 from __future__ import annotations
@@ -10,38 +10,38 @@ import json
 import math
 from typing import Any
 
-from swift.config.compat.environment import MEDIA, MEDIA_ELSEWHERE, OPTIONS_OF
-from swift.imports import critics, distilling, online, trainer
-from swift.imports.carrying import Carrying, CommandName, is_off, number, share, words
-from swift.imports.low_rank import MS_SWIFT, low_rank
+from swift.config.compat.environment import IGNORED_MEDIA, MEDIA, OPTIONS_OF
+from swift.imports import gkd, grpo, ppo, trainer
+from swift.imports.galore import MS_SWIFT, low_rank
+from swift.imports.recipe import CommandName, RecipeImport, is_off, names_in, number, ratio
 from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, renamed, unneeded
 
 NAME = "ms-swift"
 
 OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo", "gkd", "ppo")
-_ONLINE = {"grpo": online, "gkd": distilling, "ppo": critics}
+_ONLINE = {"grpo": grpo, "gkd": gkd, "ppo": ppo}
 SCORING = ("seq_cls", "embedding", "reranker", "generative_reranker")
-"""Tasks of `swift sft` that are objectives here."""
+"""Tasks of ms-swift's `swift sft` that are objectives here."""
 _BETAS = {"simpo": 2.0}
-_GENERATING = unneeded("is about answers that are generated, not about this training")
-_FASTER = unneeded("changes speed or memory, not what is learned")
+_GENERATING = unneeded("applies only to generation")
+_FASTER = unneeded("changes only speed or memory")
 
 TABLE: Table = {
     **trainer.TABLE,
-    "add_non_thinking_prefix": changed("what the chat template does by default; else data.template_kwargs"),
-    "loss_weights": absent("an objective has one loss here"),
-    "callbacks": absent("an observer of swift is a package with entry points: see swift plugins"),
+    "add_non_thinking_prefix": changed("the chat template decides it; set data.template_kwargs to change it"),
+    "loss_weights": absent("an objective has one loss"),
+    "callbacks": absent("observers of swift are packages with entry points: see swift plugins"),
     "optimizer": choice(
         {**trainer.OPTIMIZERS, "lorap": {}, "adam": {"optim.name": "adamw"}},
         trainer.NO_OPTIMIZER,
     ),
-    "tuner_backend": absent("adapters are PEFT's here", "peft"),
-    "f_divergence_type": absent("swift's dpo has the reverse KL divergence", "reverse_kl"),
-    "sft_alpha": absent("a part of plain likelihood: cpo and orpo have one"),
-    "ld_alpha": absent("LD-DPO is not available"),
-    "reference_free": absent("without a reference: cpo, orpo or simpo"),
+    "tuner_backend": absent("adapters use PEFT", "peft"),
+    "f_divergence_type": absent("dpo has only the reverse KL divergence", "reverse_kl"),
+    "sft_alpha": absent("dpo has no likelihood term; cpo and orpo have one"),
+    "ld_alpha": absent("LD-DPO is not implemented"),
+    "reference_free": absent("objectives without a reference are cpo, orpo and simpo"),
     "template": changed(trainer.TEMPLATE),
-    **{variable: unneeded(f"is not read: {why}") for variable, why in MEDIA_ELSEWHERE.items()},
+    **{variable: unneeded(f"is not read: {why}") for variable, why in IGNORED_MEDIA.items()},
     **{variable: renamed(key) for variable, key in MEDIA.items()},
     **each(
         (
@@ -71,7 +71,7 @@ TABLE: Table = {
             "dataset_info", "eval_generation_config", "eval_dataset_args", "eval_limit",
             "swift_version",
         ),
-        unneeded("is about how ms-swift runs, not about what is learned"),
+        unneeded("configures ms-swift itself, and does not change the training"),
     ),
 }  # fmt: skip
 
@@ -79,10 +79,10 @@ MEGATRON: Table = {
     **TABLE,
     **each(
         ("no_save_optim", "no_save_rng", "optimizer_cpu_offload", "optimizer_offload_fraction"),
-        unneeded("is about memory and checkpoints, not about what is learned"),
+        unneeded("changes only memory or checkpoints"),
     ),
-    "mcore_model": absent("name weights in the Hugging Face format as model.path"),
-    "mcore_adapter": absent("name an adapter of PEFT as tuner.adapter"),
+    "mcore_model": absent("set model.path to a folder in Hugging Face format"),
+    "mcore_adapter": absent("set tuner.adapter to a PEFT adapter"),
     **each(
         (
             "bias_activation_fusion",
@@ -90,18 +90,18 @@ MEGATRON: Table = {
             "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype",
             "offload_model", "offload_optimizer", "microbatch_group_size_per_vp_stage",
         ),
-        unneeded("changes speed, memory or the last digits, not what is learned; see the section backend"),
+        unneeded("changes only speed, memory or rounding; see the section backend"),
     ),
     **each(
         ("use_persistent_ckpt_worker",
          "dist_ckpt_save_pre_mcore_014", ),
-        unneeded("checkpoints are swift's own"),
+        unneeded("swift has its own checkpoint format"),
     ),
 }  # fmt: skip
 
 
-def translate(run: Carrying) -> None:
-    """Translate `swift pt | sft | rlhf` and `megatron pt | sft | rlhf`; raises `NotTrainable` for other commands."""
+def translate(run: RecipeImport) -> None:
+    """Translate `swift pt | sft | rlhf` and `megatron pt | sft | rlhf`; raise `NotTrainable` for other commands."""
     command = run.recipe.command
     megatron = command.startswith("megatron")
     _environment(run)
@@ -112,14 +112,14 @@ def translate(run: Carrying) -> None:
     (_megatron if megatron else _trainer)(run)
     if "data.max_length" not in run.settings:
         run.changed(
-            "max_length", "", "ms-swift takes the model's own length; here it is data.max_length, 2048 by default"
+            "max_length", "", "the default is 2048 (data.max_length), and the model's context length in ms-swift"
         )
     run.default("data.truncation", "delete")
     if run.command == "rlhf" and run.get("objective.name") not in ("rm", *_ONLINE):
         run.default("objective.beta", _BETAS.get(str(run.get("objective.name")), 0.1))
 
 
-def _trainer(run: Carrying) -> None:
+def _trainer(run: RecipeImport) -> None:
     low_rank(run, MS_SWIFT)
     trainer.shared(run)
     if (online_program := _ONLINE.get(str(run.get("objective.name")))) is not None:
@@ -136,7 +136,7 @@ def _trainer(run: Carrying) -> None:
     trainer.lora_defaults(run, 8, 32, 0.05, ["all-linear"])
 
 
-def _megatron(run: Carrying) -> None:
+def _megatron(run: RecipeImport) -> None:
     run.set("backend.name", "megatron", "megatron")
     trainer.precision(run, "bfloat16")
     trainer.trackers(run)
@@ -152,7 +152,7 @@ def _megatron(run: Carrying) -> None:
         apply(run, MEGATRON)
     _peak(run)
     if floor:
-        run.set("optim.min_lr_ratio", share(floor, float(run.get("optim.lr"))), "min_lr")
+        run.set("optim.min_lr_ratio", ratio(floor, float(run.get("optim.lr"))), "min_lr")
     run.default("train.micro_batch", 1)
     run.default("train.global_batch", 16)
     run.default("train.gradient_checkpointing", True)
@@ -160,13 +160,13 @@ def _megatron(run: Carrying) -> None:
     run.default("optim.weight_decay", 0.1)
     run.default("optim.beta2", 0.95)
     if run.get("train.max_steps") is None and "train.epochs" not in run.settings:
-        run.lose("num_train_epochs", "", "neither epochs nor train_iters are there: write train.epochs")
+        run.lose("num_train_epochs", "", "neither epochs nor train_iters are set: set train.epochs")
     trainer.defaults(run, epochs=1.0, micro_batch=1)
     trainer.lora_defaults(run, 8, 32, 0.05, ["all-linear"])
 
 
-def _objective(run: Carrying, command_name: str) -> None:
-    """Name the objective by the command, and by --rlhf_type where it is rlhf."""
+def _objective(run: RecipeImport, command_name: str) -> None:
+    """Set the objective by the command, and by --rlhf_type for rlhf."""
     kind = str(run.take("rlhf_type") or "")
     command_name = command_name or ("rlhf" if kind else "sft")
     if command_name not in ("pt", "sft", "rlhf"):
@@ -190,18 +190,18 @@ def _objective(run: Carrying, command_name: str) -> None:
         raise trainer.refuse(run, f"the task {task}")
 
 
-def _scoring(run: Carrying, task: str) -> None:
-    """Name the objective of a task whose model returns scores or vectors, with what ms-swift does by default."""
+def _scoring(run: RecipeImport, task: str) -> None:
+    """Set the objective of a task whose model returns scores or vectors, with ms-swift's defaults."""
     run.set("objective.name", task, "task_type")
     if task == "seq_cls":
         run.changed(
-            "task_type", task, "a conversation that the user ends is scored there, without the start of an answer"
+            "task_type", task, "a conversation that ends with the user is scored without the assistant's header"
         )
     else:
         run.take("num_labels")
     loss = run.take("loss_type")
     if loss is None and task != "seq_cls":
-        run.changed("loss_type", "", "ms-swift has no default for it: it is swift's own (objective.loss)")
+        run.changed("loss_type", "", "ms-swift has no default; swift's own is used (objective.loss)")
     elif "reranker" in task:
         run.set("objective.loss", "listwise" if "listwise" in str(loss) else "pointwise", "loss_type")
     elif task == "embedding":
@@ -214,10 +214,10 @@ def _scoring(run: Carrying, task: str) -> None:
             run.set(f"objective.{option}", value, variable)
 
 
-def _names(run: Carrying) -> None:
-    """Translate what is spelled differently, and what ms-swift says of models and data sets."""
+def _names(run: RecipeImport) -> None:
+    """Translate different names, and settings of models and data sets."""
     if run.take("lora_bias", "bias") not in (None, "none"):
-        run.lose("lora_bias", "", "adapters train no biases here")
+        run.lose("lora_bias", "", "set tuner.bias")
     kind = run.take("tuner_type", "train_type", "sft_type")
     if kind is not None:
         as_flag(run, "train_type", kind)
@@ -225,13 +225,13 @@ def _names(run: Carrying) -> None:
         run.default("tuner.kind", "full" if run.recipe.command.startswith("megatron") else "lora")
     loss = run.values.get("loss_scale")
     if loss is not None and str(loss) not in ("default", "all", "last_round"):
-        run.lose("loss_scale", run.take("loss_scale"), "weights by words are not available: default, all or last_round")
-    named = any("self-cognition" in str(name) for name in words(run.values.get("dataset", ())))
+        run.lose("loss_scale", run.take("loss_scale"), "only default, all and last_round are supported")
+    named = any("self-cognition" in str(name) for name in names_in(run.values.get("dataset", ())))
     for key, mark in (("model_name", "{{NAME}}"), ("model_author", "{{AUTHOR}}")):
         if (reason := run.take(key)) is not None and named:
             run.lose(key, reason, f"replace {mark} in the data set itself")
         elif reason is not None:
-            run.unneeded(key, reason, "is for the data set swift/self-cognition alone")
+            run.unneeded(key, reason, "applies only to the data set swift/self-cognition")
     if isinstance(columns := run.values.get("columns"), str):
         run.values["columns"] = _object(columns)
     ratio = number(run.values.get("split_dataset_ratio"))
@@ -239,19 +239,19 @@ def _names(run: Carrying) -> None:
         run.take("split_dataset_ratio")
     hub = run.take("use_hf")
     if hub is None or is_off(hub):
-        run.changed("use_hf", "", "names on a hub are Hugging Face's here: ms::NAME for a data set of ModelScope")
+        run.changed("use_hf", "", "names refer to the Hugging Face hub; write ms::NAME for a data set of ModelScope")
 
 
-def _order(run: Carrying) -> None:
+def _order(run: RecipeImport) -> None:
     """Translate the two shuffles: of the file once, and of the rows in each epoch."""
     names = ("dataset_shuffle", "train_dataloader_shuffle")
-    asked = {name: run.take(name) for name in names}
-    off = [name for name in names if asked[name] is not None and is_off(asked[name])]
+    values = {name: run.take(name) for name in names}
+    off = [name for name in names if values[name] is not None and is_off(values[name])]
     if len(off) == len(names):
         run.set("data.shuffle", False, " and ".join(names))
-    for name, value in asked.items():
+    for name, value in values.items():
         if len(off) == 1 and name in off:
-            run.changed(name, value, "rows come in another order in each epoch; in the file's: data.shuffle: false")
+            run.changed(name, value, "rows are shuffled in each epoch; set data.shuffle: false for the file's order")
 
 
 def _object(text: str) -> Any:
@@ -261,8 +261,8 @@ def _object(text: str) -> Any:
         return text
 
 
-def _environment(run: Carrying) -> None:
-    """Leave the ENV of ms-swift's YAML to the shell."""
+def _environment(run: RecipeImport) -> None:
+    """Translate the ENV of ms-swift's YAML, as far as it sets options."""
     environment = run.take("ENV")
     for name, value in (environment if isinstance(environment, dict) else {}).items():
         if name == "NPROC_PER_NODE" and (count := number(value)):
@@ -270,10 +270,10 @@ def _environment(run: Carrying) -> None:
         elif any(name in options for options in OPTIONS_OF.values()):
             run.values.setdefault(name, value)
         else:
-            run.unneeded(f"ENV.{name}", value, "is a variable of the environment: set it where you type the command")
+            run.unneeded(f"ENV.{name}", value, "is an environment variable: set it before the command")
 
 
-def _quantisation(run: Carrying) -> None:
+def _quantisation(run: RecipeImport) -> None:
     bits, method = run.take("quant_bits", "quantization_bit"), str(run.take("quant_method") or "bnb")
     kind = str(run.take("bnb_4bit_quant_type") or "nf4")
     for key in ("bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant"):
@@ -282,18 +282,18 @@ def _quantisation(run: Carrying) -> None:
         return
     stored = {"4": "bnb-nf4", "8": "bnb-int8"}.get(str(bits))
     if stored is None or method != "bnb" or kind != "nf4":
-        run.lose("quant_bits", f"{bits} by {method}", "swift quantises by bitsandbytes to 4 (nf4) or 8 bits")
+        run.lose("quant_bits", f"{bits} by {method}", "only bitsandbytes in 4 (nf4) or 8 bits is imported")
         return
     run.set("tuner.quantize", stored, "quant_bits")
 
 
-def _accumulate(run: Carrying) -> None:
-    """Accumulate to 16 rows over all processes, as ms-swift does where it is not told."""
+def _accumulate(run: RecipeImport) -> None:
+    """Accumulate to 16 rows over all processes, ms-swift's default."""
     if run.values.get("gradient_accumulation_steps") is None:
         rows = number(run.values.get("per_device_train_batch_size")) or 1
         steps = max(1, math.ceil(16 / rows / max(1, run.processes)))
         run.default("train.accumulation", steps)
 
 
-def _peak(run: Carrying) -> None:
+def _peak(run: RecipeImport) -> None:
     run.default("optim.lr", 1e-5 if run.get("tuner.kind") == "full" else 1e-4)

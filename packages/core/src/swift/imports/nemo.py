@@ -6,14 +6,14 @@ import re
 from typing import Any
 
 from swift.imports import trainer
-from swift.imports.carrying import Carrying, is_off, number, share, words
 from swift.imports.components import last_name
+from swift.imports.recipe import RecipeImport, is_off, names_in, number, ratio
 from swift.imports.rules import Table, absent, apply, changed, choice, to, unneeded
 
 NAME = "NeMo Automodel"
 
 _TEXT_RECIPES = ("TrainFinetuneRecipeForNextTokenPrediction",)
-_CHAT = "prompts are written by the model's chat template: compare with config show --sample 1"
+_CHAT = "the model's chat template writes prompts: check with config show --sample 1"
 
 TABLE: Table = {
     "step_scheduler.global_batch_size": to("train.global_batch"),
@@ -30,7 +30,7 @@ TABLE: Table = {
     "optimizer.eps": to("optim.eps"),
     "lr_scheduler.lr_decay_style": choice(
         {name: {"optim.schedule": name} for name in ("cosine", "linear", "constant")},
-        "swift has no such schedule for it: optim.schedule lists them",
+        "unknown schedule: see optim.schedule",
     ),
     "lr_scheduler.lr_warmup_steps": to("optim.warmup_steps"),
     "lr_scheduler.lr_decay_steps": absent("the learning rate decays until the last step"),
@@ -41,19 +41,19 @@ TABLE: Table = {
     "peft.exclude_modules": absent("name the modules to adapt in tuner.targets"),
     "peft.moe_rank_scaling": absent("all adapters have the rank of tuner.rank"),
     "model.pretrained_model_name_or_path": to("model.path"),
-    "model.num_nextn_predict_layers": absent("multi-token prediction is not available"),
+    "model.num_nextn_predict_layers": absent("multi-token prediction is not implemented"),
     "dataset.seq_length": to("data.max_length"),
-    "dataset.column_mapping": changed("write it as data.columns, theirs to ours"),
-    "dataset.chat_template": absent("save the template in a file, and name that as model.chat_template"),
+    "dataset.column_mapping": changed("set data.columns"),
+    "dataset.chat_template": absent("save the template in a file, and set model.chat_template to it"),
     "dataset.shuffle_seed": unneeded("the seed is train.seed"),
-    "dataset.answer_only_loss_mask": unneeded("what is learned is the answer, unless data.loss_on says otherwise"),
-    "dataset.truncation": changed("longer samples are shortened at the end (data.truncation: right)"),
-    "dataset.padding": unneeded("padding is never learned from or attended to"),
-    "dataset.pad_to_max_length": unneeded("padding is never learned from or attended to"),
-    "packed_sequence.split_across_pack": absent("a pack holds whole samples"),
-    "packed_sequence.packing_strategy": unneeded("changes speed, not what is learned"),
+    "dataset.answer_only_loss_mask": unneeded("only assistant messages have loss, unless data.loss_on is set"),
+    "dataset.truncation": changed("longer samples are truncated on the right (data.truncation)"),
+    "dataset.padding": unneeded("padding is masked"),
+    "dataset.pad_to_max_length": unneeded("padding is masked"),
+    "packed_sequence.split_across_pack": absent("packs contain whole samples"),
+    "packed_sequence.packing_strategy": unneeded("changes only speed"),
     "dataloader.shuffle": to("data.shuffle"),
-    "dataloader.drop_last": absent("the last, smaller batch of an epoch is trained on here"),
+    "dataloader.drop_last": absent("the last, smaller batch of an epoch is always trained on"),
     "distributed.tp_size": to("parallel.tp"),
     "distributed.cp_size": to("parallel.cp"),
     "distributed.pp_size": to("parallel.pp"),
@@ -63,12 +63,12 @@ TABLE: Table = {
     "distributed.activation_checkpointing": to("train.gradient_checkpointing"),
     "compile.enabled": to("train.compile"),
     "clip_grad_norm.max_norm": to("optim.max_grad_norm"),
-    "fp8.enabled": absent("FP8 is a setting of the backend: --fp8 hybrid"),
+    "fp8.enabled": absent("FP8 is an option of the backend: --fp8 hybrid"),
     "neftune.noise_alpha": to("train.neftune_alpha"),
-    "loss_fn._target_": unneeded("the likelihood of the answer is what sft learns from"),
-    "dist_env.timeout_minutes": unneeded("a process that stops answering is named after train.timeout_minutes"),
-    "freeze_config.freeze_embeddings": absent("name the weights that stay as they are in tuner.freeze"),
-    "freeze_config.freeze_language_model": absent("the language model is what swift trains"),
+    "loss_fn._target_": unneeded("the loss of sft is cross entropy"),
+    "dist_env.timeout_minutes": unneeded("train.timeout_minutes stops a run without progress"),
+    "freeze_config.freeze_embeddings": absent("set tuner.freeze to patterns of weights"),
+    "freeze_config.freeze_language_model": absent("set tuner.freeze_llm"),
 }
 
 _MEANT = re.compile(
@@ -84,11 +84,11 @@ _QUIET = re.compile(
 """Sections whose other keys are about NeMo's own objects."""
 
 
-def translate(run: Carrying) -> None:
-    """Translate a recipe that trains a language model on text; raises `NotTrainable` for others."""
+def translate(run: RecipeImport) -> None:
+    """Translate a recipe that trains a language model on text; raise `NotTrainable` for others."""
     recipe = last_name(f".{run.take('recipe', 'recipe._target_') or _TEXT_RECIPES[0]}")
     if recipe not in _TEXT_RECIPES:
-        raise trainer.refuse(run, f"{recipe}, which is not the training of a language model on text")
+        raise trainer.refuse(run, recipe)
     for section in ("teacher_model", "dllm", "flow_matching", "diffusion", "qat"):
         if any(name == section or name.startswith(f"{section}.") for name in run.values):
             raise trainer.refuse(run, f"the section {section}")
@@ -100,7 +100,7 @@ def translate(run: Carrying) -> None:
     trusted = run.take("model.trust_remote_code")
     if trusted is not None and not is_off(trusted):
         run.changed(
-            "model.trust_remote_code", trusted, "a file cannot allow it: if you trust the model's code, type it"
+            "model.trust_remote_code", trusted, "a file cannot allow it; add the flag if you trust the model's code"
         )
         run.flags.append("--trust_remote_code true")
     _precision(run)
@@ -112,22 +112,22 @@ def translate(run: Carrying) -> None:
     if enabled is not None and is_off(enabled):
         run.changed("checkpoint.enabled", enabled, "a checkpoint is saved at the end")
     for name in [name for name in run.values if name not in TABLE and _QUIET.match(name) and not _MEANT.match(name)]:
-        run.unneeded(name, run.values.pop(name), "is about NeMo's own objects")
+        run.unneeded(name, run.values.pop(name), "configures NeMo's own objects")
     apply(run, TABLE, flags=False)
     _defaults(run)
 
 
-def _tuner(run: Carrying) -> None:
+def _tuner(run: RecipeImport) -> None:
     adapters = any(name.startswith("peft.") for name in run.values)
     run.set("tuner.kind", "lora" if adapters else "full", "peft" if adapters else f"{NAME}'s default")
     targets, linear = run.take("peft.target_modules"), run.take("peft.match_all_linear")
     run.take("peft._target_")
     four, eight = run.take("quantization.load_in_4bit"), run.take("quantization.load_in_8bit")
     for key in [key for key in run.values if key.startswith("quantization.")]:
-        run.unneeded(key, run.take(key), "is about the storage of the scales")
+        run.unneeded(key, run.take(key), "changes only how the scales are stored")
     if not adapters:
         return
-    names = words(targets or [])
+    names = names_in(targets or [])
     if (linear is not None and not is_off(linear)) or names in (["*"], ["*_proj"]) or not names:
         run.set("tuner.targets", ["all-linear"], "peft.target_modules")
     elif any("*" in name for name in names):
@@ -145,7 +145,7 @@ def _pattern(name: str) -> str:
     return name.rpartition(".")[2].strip("*") or name
 
 
-def _data(run: Carrying) -> None:
+def _data(run: RecipeImport) -> None:
     built = last_name(run.take("dataset._target_"))
     name = run.take(
         "dataset.path_or_dataset_id", "dataset.path_or_dataset", "dataset.dataset_name", "dataset.path", "dataset.paths"
@@ -154,42 +154,44 @@ def _data(run: Carrying) -> None:
     rows = number(run.take("dataset.num_samples_limit", "dataset.limit_dataset_samples"))
     first = re.fullmatch(r"train(?:\[:(\d+)\])?", split)
     if first is None:
-        run.lose("dataset.split", split, "swift reads the split train, whole or its first N rows (name#N)")
+        run.lose("dataset.split", split, "only the split train, or its first N rows (NAME#N), can be read")
     elif first[1]:
         rows = number(first[1])
     if name is None:
-        run.lose("dataset._target_", built, "swift does not know what it reads: write data.train")
+        run.lose("dataset._target_", built, "its data is unknown: set data.train")
     else:
         tail = f"#{int(rows)}" if rows else ""
         run.set(
-            "data.train", [f"{each}:{subset}{tail}" if subset else f"{each}{tail}" for each in words(name)], "dataset"
+            "data.train",
+            [f"{each}:{subset}{tail}" if subset else f"{each}{tail}" for each in names_in(name)],
+            "dataset",
         )
     if built in ("HellaSwag", "make_squad_dataset"):
-        run.lose("dataset._target_", built, "swift does not make prompts of these columns: convert them to messages")
+        run.lose("dataset._target_", built, "these columns are not supported: convert them to messages")
     elif built:
         run.changed("dataset._target_", built, _CHAT)
 
 
-def _optimizer(run: Carrying) -> None:
+def _optimizer(run: RecipeImport) -> None:
     built = last_name(run.take("optimizer._target_"))
     run.set("optim.name", "adamw", "optimizer._target_")
     if built not in ("Adam", "AdamW", "FusedAdam", "FlashAdamW", ""):
-        run.lose("optimizer._target_", built, "swift has adamw, adamw_8bit and adafactor")
+        run.lose("optimizer._target_", built, "not imported: set optim.name")
     elif built in ("Adam", "FusedAdam") and number(run.values.get("optimizer.weight_decay")):
-        run.changed("optimizer._target_", built, "weight decay is taken off the weights, not added to the gradient")
+        run.changed("optimizer._target_", built, "weight decay is decoupled (AdamW), not added to the gradient")
     betas = run.take("optimizer.betas")
     if isinstance(betas, list) and len(betas) == 2:
         run.set("optim.beta1", betas[0], "optimizer.betas")
         run.set("optim.beta2", betas[1], "optimizer.betas")
     floor, peak = number(run.take("lr_scheduler.min_lr")), number(run.values.get("optimizer.lr"))
     if floor and peak:
-        run.set("optim.min_lr_ratio", share(floor, peak), "lr_scheduler.min_lr")
+        run.set("optim.min_lr_ratio", ratio(floor, peak), "lr_scheduler.min_lr")
     if "lr_scheduler.lr_decay_style" not in run.values:
         scheduled = floor is not None or any(name.startswith("lr_scheduler.") for name in run.values)
         run.set("optim.schedule", "cosine" if scheduled else "constant", f"{NAME}'s default")
 
 
-def _distributed(run: Carrying) -> None:
+def _distributed(run: RecipeImport) -> None:
     strategy = run.take("distributed.strategy")
     if any(name.startswith("distributed.") for name in run.values) or strategy is not None:
         run.set("backend.name", "fsdp", "distributed.strategy")
@@ -205,23 +207,23 @@ def _distributed(run: Carrying) -> None:
     run.take("distributed.dp_size")
 
 
-def _precision(run: Carrying) -> None:
-    asked: Any = run.take("model.torch_dtype", "model.dtype")
+def _precision(run: RecipeImport) -> None:
+    dtype: Any = run.take("model.torch_dtype", "model.dtype")
     names = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "float32": "float32"}
     run.set(
         "model.dtype",
-        names.get(last_name(f".{asked}"), "bfloat16"),
-        "model.torch_dtype" if asked else f"{NAME}'s default",
+        names.get(last_name(f".{dtype}"), "bfloat16"),
+        "model.torch_dtype" if dtype else f"{NAME}'s default",
     )
     attention = run.take("model.attn_implementation")
     if attention in ("sdpa", "eager", "flash_attention_2"):
         run.set("model.attention", attention, "model.attn_implementation")
 
 
-def _defaults(run: Carrying) -> None:
+def _defaults(run: RecipeImport) -> None:
     run.default("data.truncation", "right")
     if "data.max_length" not in run.settings:
-        run.changed("dataset.seq_length", "null", "nothing is shortened there; here the limit is data.max_length, 2048")
+        run.changed("dataset.seq_length", "null", "NeMo does not truncate; the limit here is 2048 (data.max_length)")
     run.default("optim.weight_decay", 0.01)
     trainer.defaults(run, epochs=10.0, micro_batch=1)
     trainer.lora_defaults(run, 8, 32, 0.0, ["all-linear"])

@@ -1,6 +1,6 @@
-"""Rules of a table for one key: carried over as it is, translated, not needed here, or not available.
+"""Rules for third-party keys: rename, translate, not needed, or not supported.
 
-A key that a table does not list, and that is one of swift's own flags (`swift.config.aliases`), is read as that flag.
+A key without a rule that is also one of swift's flags (`swift.config.aliases`) is read as that flag.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from typing import Any
 
 from swift.config.aliases import aliases
 from swift.config.compat.meanings import NotNeeded, Refused
-from swift.config.compat.table import other_program
+from swift.config.compat.table import third_party_flag
 from swift.config.draft import NOTE
 from swift.config.fields import core_fields
 from swift.config.flags import Settings
 from swift.errors import SwiftError
-from swift.imports.carrying import Carrying, is_off, words
+from swift.imports.recipe import RecipeImport, is_off, names_in
 
-Rule = Callable[[Carrying, str, Any], None]
-"""(import under way, their key, its value)."""
+Rule = Callable[[RecipeImport, str, Any], None]
+"""(import in progress, third-party key, value)."""
 Table = Mapping[str, Rule]
 
 
 def to(key: str, remark: str = "") -> Rule:
-    """Carry the value over to a key of swift; `remark` says what is different about it."""
+    """Return a rule that sets a key of swift to the value; `remark` notes a difference."""
 
-    def rule(run: Carrying, name: str, value: Any) -> None:
+    def rule(run: RecipeImport, name: str, value: Any) -> None:
         field = core_fields().get(key)
-        run.set(key, words(value) if field is not None and field.kind == "list" else value, name)
+        run.set(key, names_in(value) if field is not None and field.kind == "list" else value, name)
         if remark:
             run.changed(name, value, remark)
 
@@ -35,9 +35,9 @@ def to(key: str, remark: str = "") -> Rule:
 
 
 def choice(choices: Mapping[str, Settings], otherwise: str) -> Rule:
-    """Translate a word; `otherwise` is said of any other."""
+    """Return a rule that translates names; other values are lost with the reason `otherwise`."""
 
-    def rule(run: Carrying, name: str, value: Any) -> None:
+    def rule(run: RecipeImport, name: str, value: Any) -> None:
         settings = choices.get(str(value).lower())
         if settings is None:
             run.lose(name, value, otherwise)
@@ -49,14 +49,14 @@ def choice(choices: Mapping[str, Settings], otherwise: str) -> Rule:
 
 
 def renamed(key: str) -> Rule:
-    """Carry a value over to a key of another name."""
+    """Return a rule that sets a key of swift to the unchanged value."""
     return lambda run, name, value: run.set(key, value, name)
 
 
 def when_on(settings: Settings, remark: str = "") -> Rule:
-    """Set keys where a switch is on."""
+    """Return a rule that sets keys where a switch is on."""
 
-    def rule(run: Carrying, name: str, value: Any) -> None:
+    def rule(run: RecipeImport, name: str, value: Any) -> None:
         if is_off(value):
             return
         for key, meant in settings.items():
@@ -68,26 +68,26 @@ def when_on(settings: Settings, remark: str = "") -> Rule:
 
 
 def unneeded(reason: str) -> Rule:
-    """Say why a setting has nothing to do here."""
+    """Return a rule that notes why a setting is not needed."""
     return lambda run, name, value: run.unneeded(name, value, reason)
 
 
 def secret(reason: str) -> Rule:
-    """Say why a setting has nothing to do here, and not what it is."""
+    """Return a rule that notes why a setting is not needed, without its value."""
     return lambda run, name, value: run.unneeded(name, "", reason)
 
 
 def changed(reason: str) -> Rule:
-    """Say what swift does instead of a setting."""
+    """Return a rule that notes what swift does instead."""
     return lambda run, name, value: None if is_off(value) else run.changed(name, value, reason)
 
 
 def absent(reason: str, *harmless: Any) -> Rule:
-    """Say that a setting is not available, unless it is switched off or has a value that changes nothing."""
+    """Return a rule for an unsupported setting, which is harmless when off or at one of these values."""
 
-    def rule(run: Carrying, name: str, value: Any) -> None:
+    def rule(run: RecipeImport, name: str, value: Any) -> None:
         if is_off(value) or str(value).lower() in [str(each).lower() for each in harmless]:
-            run.unneeded(name, value, "is what swift does")
+            run.unneeded(name, value, "matches what swift does")
         else:
             run.lose(name, value, reason)
 
@@ -95,17 +95,17 @@ def absent(reason: str, *harmless: Any) -> Rule:
 
 
 def each(names: Iterable[str], rule: Rule) -> dict[str, Rule]:
-    """Give several keys the same rule."""
+    """Return the same rule for several keys."""
     return dict.fromkeys(names, rule)
 
 
-def as_flag(run: Carrying, name: str, value: Any) -> bool:
+def as_flag(run: RecipeImport, name: str, value: Any) -> bool:
     """Read a key as the flag of the same name; False where swift has none."""
     alias = aliases().get(name.replace("-", "_"))
     if alias is None:
         return False
     if alias.arity == "list":
-        value = tuple(words(value))
+        value = tuple(names_in(value))
     elif alias.arity == "value" and isinstance(value, bool):
         value = str(value).lower()
     try:
@@ -116,18 +116,18 @@ def as_flag(run: Carrying, name: str, value: Any) -> bool:
     if (note := settings.pop(NOTE, None)) is not None:
         run.unneeded(name, value, note)
     for key, meant in settings.items():
-        # A request (`@...`) is settled once the whole configuration is known: the flag itself says it.
+        # A request (`@...`) is resolved once the whole configuration is known: keep the flag itself.
         value = list(meant) if isinstance(meant, tuple) else meant
         if not key.startswith("?"):
             run.set(name if key.startswith("@") else key, value, name)
-        elif key[1:] not in run.settings:  # what holds where nothing else says it
+        elif key[1:] not in run.settings:  # a default
             run.set(key[1:], value, name)
     return True
 
 
-def as_other_flag(run: Carrying, name: str, value: Any) -> bool:
-    """Say what the table of other programs' flags says of a key; False where it is not there."""
-    meaning = other_program(name.replace("-", "_"))
+def as_other_flag(run: RecipeImport, name: str, value: Any) -> bool:
+    """Add the remark of the table of third-party flags for a key; False where the table does not have it."""
+    meaning = third_party_flag(name.replace("-", "_"))
     if meaning is None:
         return False
     if is_off(value) and str(value).lower() != "0":
@@ -136,20 +136,20 @@ def as_other_flag(run: Carrying, name: str, value: Any) -> bool:
         run.unneeded(name, value, meaning.note)
     else:
         try:
-            meaning.answer(name, value)
+            meaning.check(name, value)
         except SwiftError:
             hidden = isinstance(meaning, Refused) and meaning.secret
             run.lose(name, "" if hidden else value, meaning.reason.rstrip("."))
         else:
-            run.unneeded(name, value, "is what swift does")
+            run.unneeded(name, value, "matches what swift does")
     return True
 
 
-def apply(run: Carrying, table: Table, *, flags: bool = True) -> None:
-    """Deal with all settings that are left: by the table, as flags that swift knows where those fit, or as unknown."""
+def apply(run: RecipeImport, table: Table, *, flags: bool = True) -> None:
+    """Handle all remaining settings: by the table, as flags of swift, or as unknown."""
     for name in list(run.values):
         if name not in run.values:
-            continue  # dealt with next to another one
+            continue  # handled together with another one
         value = run.values.pop(name)
         rule = table.get(name)
         if rule is not None:
@@ -158,8 +158,8 @@ def apply(run: Carrying, table: Table, *, flags: bool = True) -> None:
             _unknown(run, name, value)
 
 
-def _unknown(run: Carrying, name: str, value: Any) -> None:
+def _unknown(run: RecipeImport, name: str, value: Any) -> None:
     if value is False or value in ("", [], {}):
         run.empty.append(name)
     else:
-        run.lose(name, value, "swift does not know this key")
+        run.lose(name, value, "unknown key")

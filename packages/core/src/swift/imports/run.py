@@ -11,13 +11,13 @@ from pathlib import Path
 from swift.config.parse import config_from_mapping
 from swift.errors import ConfigError, SwiftError
 from swift.imports import axolotl, llama_factory, ms_swift, nemo, torchtune, trainer, trl
-from swift.imports.carrying import Carrying, NotTrainable, Remark, ThirdPartyRun
 from swift.imports.media import note_media
+from swift.imports.recipe import NotTrainable, RecipeImport, Remark, ThirdPartyRun
 from swift.imports.sources import READABLE, read_file, read_script
 from swift.imports.write import text_of
 from swift.untrusted import shown
 
-TRANSLATIONS: dict[str, Callable[[Carrying], None]] = {
+TRANSLATIONS: dict[str, Callable[[RecipeImport], None]] = {
     llama_factory.NAME: llama_factory.translate,
     axolotl.NAME: axolotl.translate,
     trl.NAME: trl.translate,
@@ -33,7 +33,7 @@ _FASTER = ("model.liger",)
 
 @dataclass(frozen=True)
 class ImportedRun:
-    """A configuration of swift that was made from another program's."""
+    """A configuration of swift made from a third-party recipe."""
 
     program: str
     text: str
@@ -41,13 +41,13 @@ class ImportedRun:
     command: str
     """What to type next."""
     lost: list[Remark]
-    """What is not carried over."""
-    carried: int
+    """Settings that are not imported."""
+    keys: int
     noted: int
 
 
 def read_runs(source: str) -> list[ThirdPartyRun]:
-    """Return the runs of a file, or of a command line where there is no such file."""
+    """Return the runs of a file, or of a command line."""
     path = Path(source)
     if is_there(path):
         return read_file(path)
@@ -60,7 +60,7 @@ def read_runs(source: str) -> list[ThirdPartyRun]:
 
 
 def is_there(path: Path, *, folder: bool = False) -> bool:
-    """Return whether a text that may be a command is the name of a file, or of a folder."""
+    """Return whether a string that may be a command is an existing file, or folder."""
     try:
         return path.is_dir() if folder else path.is_file()
     except (OSError, ValueError):  # too long for a name, or with a null byte
@@ -68,8 +68,8 @@ def is_there(path: Path, *, folder: bool = False) -> bool:
 
 
 def imported(recipe: ThirdPartyRun, out: str = "run.yaml") -> ImportedRun:
-    """Translate one run. What swift refuses of it is left out and said."""
-    run = Carrying(recipe)
+    """Translate one run; settings that swift refuses are left out, with a remark."""
+    run = RecipeImport(recipe)
     translate = TRANSLATIONS[recipe.program]
     translate(run)
     note_media(run)
@@ -82,8 +82,8 @@ def imported(recipe: ThirdPartyRun, out: str = "run.yaml") -> ImportedRun:
     )
 
 
-def _refused(run: Carrying) -> None:
-    """Leave out what the parser refuses, one key at a time, with the reason that it gives."""
+def _refused(run: RecipeImport) -> None:
+    """Remove keys that the parser refuses, one at a time, with a remark for each."""
     for _ in range(_ATTEMPTS):
         try:
             config_from_mapping({key: each.value for key, each in run.settings.items()}, run.command, source="this")
@@ -93,30 +93,30 @@ def _refused(run: Carrying) -> None:
                 continue
             key = _blamed(run, error)
             if key is None:
-                run.lose("", "", f"swift {run.command} will say: {error.message}")
+                run.lose("", "", f"swift {run.command} will fail: {error.message}")
                 return
-            carried = run.settings.pop(key)
-            say = run.unneeded if key in _FASTER else run.lose
-            say(carried.origin, carried.value, _reason(error, key))
+            refused = run.settings.pop(key)
+            add_remark = run.unneeded if key in _FASTER else run.lose
+            add_remark(refused.origin, refused.value, _reason(error, key))
 
 
-def _other_optimizer(run: Carrying, error: SwiftError) -> bool:
-    """Take Adam's state in full precision where a backend cannot hold it in 8 bits; True if that was the trouble."""
+def _other_optimizer(run: RecipeImport, error: SwiftError) -> bool:
+    """Replace 8-bit Adam by Adam where the backend does not support it; True if that was the error."""
     if run.get("optim.name") != "adamw_8bit" or "'adamw_8bit'" not in error.message:
         return False
     origin = run.settings["optim.name"].origin
-    run.changed(origin, "adamw_8bit", f"{error.message} It is adamw here, in full precision")
+    run.changed(origin, "adamw_8bit", f"{error.message} It is replaced by adamw")
     run.set("optim.name", "adamw", origin)
     return True
 
 
-def _blamed(run: Carrying, error: SwiftError) -> str | None:
-    """Return the key that an error is about: the one it names first, and not one that others depend on."""
+def _blamed(run: RecipeImport, error: SwiftError) -> str | None:
+    """Return the key that an error is about: the first that it names."""
     named = [(error.message.find(f"({key})"), key) for key in run.settings if f"({key})" in error.message]
     if named:
         return max(named)[1] if "contradict" in error.message else min(named)[1]
-    spoken = [key for key in run.settings if re.search(rf"\b{re.escape(key)}\b", error.message)]
-    return spoken[0] if spoken else None
+    mentioned = [key for key in run.settings if re.search(rf"\b{re.escape(key)}\b", error.message)]
+    return mentioned[0] if mentioned else None
 
 
 def _reason(error: SwiftError, key: str) -> str:
@@ -124,7 +124,7 @@ def _reason(error: SwiftError, key: str) -> str:
 
 
 def summary(folder: Path) -> list[tuple[str, str, str]]:
-    """Return (file, program, what becomes of it) for each recipe of a folder, in order."""
+    """Return (file, program, result) for each recipe of a folder, in order."""
     rows = []
     for path in sorted(folder.rglob("*")):
         if path.suffix not in READABLE or not path.is_file():
@@ -143,7 +143,7 @@ def _outcome(recipe: ThirdPartyRun) -> str:
     try:
         result = imported(recipe)
     except NotTrainable as error:
-        return f"not trained here: {error.message.partition(' recipe of ')[2] or error.message}"
+        return f"not supported: {error.message.partition(' recipe of ')[2] or error.message}"
     except SwiftError as error:
         return error.message
-    return f"{result.carried} keys set, {result.noted} noted, {len(result.lost)} not carried over"
+    return f"{result.keys} keys set, {result.noted} noted, {len(result.lost)} not imported"

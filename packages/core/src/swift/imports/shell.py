@@ -1,7 +1,7 @@
-"""The commands of a shell script: continued lines, quotes, comments, variables, and environment in front of a command.
+"""Parser of shell scripts: continued lines, quotes, comments, variables, and environment variables before a command.
 
-Nothing is executed. Variables are those that the script itself sets to plain texts; what it leaves to the environment
-or computes stays in the words as `${NAME}` or `$(...)`.
+Nothing is executed. Variables that the script sets to plain strings are expanded; others stay in the arguments as
+`${NAME}` or `$(...)`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _KEYWORDS = ("if", "then", "else", "elif", "do", "while", "time", "nohup", "exec
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 _DIGITS = 9
 _LONGEST = 1 << 16
-"""Letters of a word, beyond which a script is a trap for its reader."""
+"""Maximum length of a word, so that a malicious script cannot grow without limit."""
 
 
 @dataclass
 class ShellCommand:
-    """One command with the variables that were set for it."""
+    """A command with its environment variables."""
 
-    words: list[str] = field(default_factory=list)
+    argv: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     line: int = 1
 
@@ -44,14 +44,14 @@ class _Script:
         self._line = 1
         self._variables: dict[str, list[str]] = {}
         self._exported: dict[str, str] = {}
-        self._words: list[str] = []
+        self._argv: list[str] = []
         self._started = 1
         self._word: str | None = None
         self._drop = False
         """Whether the next word is the file of a redirection."""
 
     def commands(self) -> Iterator[ShellCommand]:
-        """Yield what is no assignment."""
+        """Yield the commands that are not assignments."""
         while self._at < len(self._text):
             if self._step() and (found := self._finished()):
                 yield found
@@ -60,7 +60,7 @@ class _Script:
             yield found
 
     def _step(self) -> bool:
-        """Read one letter, or one quoted text; True where a command ends."""
+        """Read one character or quoted string; return True where a command ends."""
         letter = self._text[self._at]
         self._at += 1
         if letter == "\n":
@@ -191,7 +191,7 @@ class _Script:
     def _array(self, name: str) -> None:
         """Read `NAME=(a b c)`."""
         self._word = None
-        outer, self._words = self._words, []
+        outer, self._argv = self._argv, []
         while self._at < len(self._text) and self._text[self._at] != ")":
             letter = self._text[self._at]
             self._at += 1
@@ -205,18 +205,18 @@ class _Script:
                 self._part(letter)
         self._at += 1
         self._end_word()
-        self._variables[name], self._words = self._words, outer
+        self._variables[name], self._argv = self._argv, outer
 
     def _add(self, text: str) -> None:
-        if self._word is None and not self._words:
+        if self._word is None and not self._argv:
             self._started = self._line
         self._word = (self._word or "") + text
         if len(self._word) > _LONGEST:
-            raise ConfigError(f"line {self._line}: a word of the script is longer than {_LONGEST:,} letters.")
+            raise ConfigError(f"Line {self._line}: a word of the script is longer than {_LONGEST:,} characters.")
 
     def _end_word(self) -> None:
         if self._word is not None and not self._drop:
-            self._words.append(self._word)
+            self._argv.append(self._word)
         self._drop = self._drop and self._word is None
         self._word = None
 
@@ -225,20 +225,20 @@ class _Script:
         return len(self._text) if found < 0 else found
 
     def _finished(self) -> ShellCommand | None:
-        """Return the command that the words make; of assignments alone, keep the variables."""
-        words, self._words = self._words, []
+        """Return the command that was read; where it is only assignments, keep the variables."""
+        argv, self._argv = self._argv, []
         self._drop = False
-        while words and words[0] in _KEYWORDS:
-            del words[0]
-        exports = bool(words) and words[0] in ("export", "declare", "local", "readonly")
+        while argv and argv[0] in _KEYWORDS:
+            del argv[0]
+        exports = bool(argv) and argv[0] in ("export", "declare", "local", "readonly")
         if exports:
-            del words[0]
+            del argv[0]
         environment = dict(self._exported)
-        while words and (found := _ASSIGNMENT.fullmatch(words[0])):
+        while argv and (found := _ASSIGNMENT.fullmatch(argv[0])):
             environment[found[1]] = found[2]
-            del words[0]
-        if words and not exports:
-            return ShellCommand(words, environment, self._started)
+            del argv[0]
+        if argv and not exports:
+            return ShellCommand(argv, environment, self._started)
         self._variables.update({name: [value] for name, value in environment.items()})
         if exports:
             self._exported = environment

@@ -1,4 +1,4 @@
-"""Reading what somebody brings: a file or a command of another program, and finding out which program it is."""
+"""Reader of third-party files and commands that detects their program."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from swift.config.files import read_yaml
 from swift.errors import ConfigError, UsageError
 from swift.imports import axolotl, llama_factory, ms_swift, nemo, torchtune, trainer, trl
-from swift.imports.carrying import NotTrainable, ThirdPartyRun
 from swift.imports.commands import ProgramCall, call_of
 from swift.imports.components import flat, interpolated
+from swift.imports.recipe import NotTrainable, ThirdPartyRun
 from swift.imports.shell import ShellCommand, read_commands
 from swift.untrusted import read_json_object, read_text, shown
 
@@ -26,7 +26,7 @@ _SECTIONS = {"model", "data", "tuner", "objective", "optim", "parallel", "train"
 
 
 def whose(values: Mapping[str, Any]) -> str | None:
-    """Return the program whose configuration these keys are; None for swift's own, and where nobody can tell."""
+    """Return the program of a configuration by its keys; None for swift's own and unknown ones."""
     keys = values.keys()
     inner = {key for value in values.values() if isinstance(value, Mapping) for key in value}
     if "_component_" in inner:
@@ -63,10 +63,10 @@ def whose(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def check_is_own(words: Iterable[str]) -> None:
-    """Raise `ConfigError` where the configuration file of a command is another program's, whose defaults differ."""
-    for word in words:
-        path = Path(word)
+def check_is_own(args: Iterable[str]) -> None:
+    """Raise `ConfigError` for a third-party configuration file in the arguments of a command."""
+    for arg in args:
+        path = Path(arg)
         if path.suffix not in (".yaml", ".yml") or not path.is_file():
             continue
         values = read_yaml(path)[0]
@@ -77,8 +77,8 @@ def check_is_own(words: Iterable[str]) -> None:
         )
         if not own:
             raise ConfigError(
-                f"{shown(path)} looks like a configuration of {program}'s.",
-                hint=f"Type: swift config import {shlex.quote(word)} --out run.yaml",
+                f"{shown(path)} is a configuration of {program}, not of swift.",
+                hint=f"Type: swift config import {shlex.quote(arg)} --out run.yaml",
             )
 
 
@@ -93,12 +93,12 @@ def _is_ms_swift(values: Mapping[str, Any]) -> bool:
 
 
 def read_file(path: Path) -> list[ThirdPartyRun]:
-    """Return the runs that a file describes: one, or as many as a script has commands that train."""
+    """Return the runs of a file: one, or one for each training command of a script."""
     if path.suffix in _PICKLED:
         raise ConfigError(
-            f"{shown(path)} is pickled: to read it is to run what is in it, and nothing is unpickled here.",
-            hint="Give the script or YAML that was started, or args.json; or write the arguments as text where you "
-            "trust the file: args.to_json_string()",
+            f"{shown(path)} is a pickle, which could run code when it is read.",
+            hint="Pass the script or YAML of the training, or args.json. If you trust the pickle, write the arguments "
+            "with args.to_json_string().",
         )
     if path.suffix in (".yaml", ".yml"):
         return [_of_values(read_yaml(path)[0], path)]
@@ -108,43 +108,43 @@ def read_file(path: Path) -> list[ThirdPartyRun]:
 
 
 def read_script(text: str, source: str, folder: Path) -> list[ThirdPartyRun]:
-    """Return the runs of the commands in a script, or of one command line."""
+    """Return the runs of a script, or of one command line."""
     calls = [(command, call) for command in read_commands(text) if (call := call_of(command))]
     training = [(command, call) for command, call in calls if call.trains]
     if not training:
         raise _no_training(calls, source)
     runs = []
     for command, call in training:
-        place = f"{source}:{command.line}" if "\n" in text.strip() else source
-        runs.append(_of_call(command, call, place, folder))
+        position = f"{source}:{command.line}" if "\n" in text.strip() else source
+        runs.append(_of_call(command, call, position, folder))
     return runs
 
 
 def _no_training(calls: list[tuple[ShellCommand, ProgramCall]], source: str) -> UsageError:
     if calls:
         command, call = calls[0]
-        typed = " ".join(command.words[:2])
+        typed = " ".join(command.argv[:2])
         return NotTrainable(
-            f"{shown(source)} trains nothing that swift trains: it starts {typed} of {call.program}.",
-            hint="swift infer, chat, serve, export and eval take flags of their own: see swift --help",
+            f"{shown(source)} has no training command: it runs {typed} of {call.program}.",
+            hint="For inference, serving and export see swift --help",
         )
     return NotTrainable(
-        f"{shown(source)} holds no command that is known.",
-        hint="Known are swift, megatron, trl, llamafactory-cli, axolotl, tune and automodel, and scripts of TRL.",
+        f"{shown(source)} has no known command.",
+        hint="Known commands: swift, megatron, trl, llamafactory-cli, axolotl, tune, automodel, and scripts of TRL.",
     )
 
 
 def _of_values(values: dict[str, Any], path: Path) -> ThirdPartyRun:
     other = _other_kind(values)
     if other is not None:
-        raise NotTrainable(f"{shown(path)} is {other}.", hint="Give the recipe or the command that trains.")
+        raise NotTrainable(f"{shown(path)} is {other}.", hint="Pass the training recipe or command.")
     program = whose(values)
     if program is None:
         sections = sorted(_SECTIONS & values.keys())
-        mine = " It may be swift's own already: swift config validate FILE" if sections else ""
+        mine = " It may already be swift's own: swift config validate FILE" if sections else ""
         raise NotTrainable(
-            f"{shown(path)} is no training configuration of a program that is known.{mine}",
-            hint="Known are LLaMA-Factory, axolotl, TRL, ms-swift, Hugging Face Trainer, torchtune and NeMo Automodel.",
+            f"{shown(path)} is not a training configuration of a known program.{mine}",
+            hint="Known programs: LLaMA-Factory, axolotl, TRL, ms-swift, the Trainer, torchtune, NeMo Automodel.",
         )
     return ThirdPartyRun(program, _ready(program, values), str(path), folder=path.parent)
 
@@ -155,19 +155,19 @@ def _ready(program: str, values: dict[str, Any]) -> dict[str, Any]:
 
 _OTHERS = (
     ({"compute_environment", "distributed_type"}, "a configuration of accelerate's launcher, not a training recipe"),
-    ({"zero_optimization"}, "a configuration of DeepSpeed: use it as it is, with --deepspeed FILE"),
-    ({"export_dir"}, "LLaMA-Factory's recipe of an export: swift export RUN --to hf"),
-    ({"infer_backend"}, "a recipe of inference: swift chat MODEL, swift infer MODEL"),
-    ({"model_class", "dist_config"}, "a recipe of LLaMA-Factory's new engine (v1), which is not read yet"),
-    ({"sample_backend"}, "a recipe of LLaMA-Factory's new engine (v1), which is not read yet"),
-    ({"sampler_type"}, "a recipe of sampling: swift infer MODEL --dataset FILE"),
-    ({"sampler_engine"}, "a recipe of sampling: swift infer MODEL --dataset FILE"),
-    ({"generation_config_path"}, "a recipe of inference: swift chat MODEL, swift infer MODEL"),
+    ({"zero_optimization"}, "a DeepSpeed configuration; use it unchanged with --deepspeed FILE"),
+    ({"export_dir"}, "an export recipe of LLaMA-Factory; use swift export RUN --to hf"),
+    ({"infer_backend"}, "an inference recipe; use swift chat MODEL or swift infer MODEL"),
+    ({"model_class", "dist_config"}, "a recipe of LLaMA-Factory's v1 engine, which is not supported"),
+    ({"sample_backend"}, "a recipe of LLaMA-Factory's v1 engine, which is not supported"),
+    ({"sampler_type"}, "a sampling recipe; use swift infer MODEL --dataset FILE"),
+    ({"sampler_engine"}, "a sampling recipe; use swift infer MODEL --dataset FILE"),
+    ({"generation_config_path"}, "an inference recipe; use swift chat MODEL or swift infer MODEL"),
 )
 
 
 def _other_kind(values: Mapping[str, Any]) -> str | None:
-    """Return what a file is that trains nothing, in words; None for one that may train."""
+    """Return a description of a file that is not a training recipe; None for one that may be."""
     for keys, what in _OTHERS:
         if keys <= values.keys() and not (
             values.get("do_train") or values.get("stage") in ("sft", "dpo", "kto", "pt", "rm")
@@ -176,18 +176,18 @@ def _other_kind(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _of_call(command: ShellCommand, call: ProgramCall, place: str, folder: Path) -> ThirdPartyRun:
+def _of_call(command: ShellCommand, call: ProgramCall, source: str, folder: Path) -> ThirdPartyRun:
     values: dict[str, Any] = {}
     remarks: list[tuple[str, Any, str]] = []
     for name in call.files:
         found = next((at / name for at in (Path(), folder) if (at / name).is_file()), None)
         if found is None and not any("model" in key for key in call.values):
             raise ConfigError(
-                f"{place} takes its settings from {shown(name)}, which is not there.",
-                hint="Import that file itself: swift config import FILE",
+                f"{source} reads {shown(name)}, which does not exist.",
+                hint="Import that file instead: swift config import FILE",
             )
         if found is None:
-            remarks.append(("config", name, "there is no such file here: import the file itself"))
+            remarks.append(("config", name, "the file does not exist: import the file itself"))
         elif found.suffix == ".json":
             values.update(read_json_object(found, ConfigError, limit=_SCRIPT))
         else:
@@ -195,8 +195,8 @@ def _of_call(command: ShellCommand, call: ProgramCall, place: str, folder: Path)
     values = _ready(call.program, values) | call.values
     for key, value in values.items():
         if _UNSET.search(str(value)):
-            remarks.append((key, value, "the script does not say what this is: write the value itself"))
-    remarks += [("", word, "belongs to no flag") for word in call.strays]
+            remarks.append((key, value, "the script does not set this variable: write the value"))
+    remarks += [("", arg, "unexpected argument") for arg in call.strays]
     return ThirdPartyRun(
-        call.program, values, place, command=call.task, folder=folder, processes=call.processes, remarks=tuple(remarks)
+        call.program, values, source, command=call.task, folder=folder, processes=call.processes, remarks=tuple(remarks)
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 from swift.imports import trainer
-from swift.imports.carrying import Carrying, is_off, number, words
 from swift.imports.components import last_name
+from swift.imports.recipe import RecipeImport, is_off, names_in, number
 from swift.imports.rules import Table, absent, apply, changed, choice, each, to, unneeded
 
 NAME = "torchtune"
 
-_LIBRARY = unneeded("is about how torchtune runs, not about what is learned")
+_LIBRARY = unneeded("configures torchtune itself, and does not change the training")
 _SOURCES = {
     "alpaca_dataset": "tatsu-lab/alpaca",
     "alpaca_cleaned_dataset": "yahma/alpaca-cleaned",
@@ -24,7 +24,7 @@ _SOURCES = {
     "cnn_dailymail_articles_dataset": "ccdv/cnn_dailymail",
 }
 _LEARN_ALL = ("alpaca_dataset", "alpaca_cleaned_dataset")
-_TEXTS = ("text_completion_dataset", "wikitext_dataset", "cnn_dailymail_articles_dataset")
+_PLAIN_TEXT = ("text_completion_dataset", "wikitext_dataset", "cnn_dailymail_articles_dataset")
 _OPTIMIZERS = {
     **dict.fromkeys(("AdamW", "PagedAdamW"), "adamw"),
     **dict.fromkeys(("PagedAdamW8bit", "AdamW8bit"), "adamw_8bit"),
@@ -35,7 +35,7 @@ _OTHER_METHODS = {
     "ppo_epochs": "PPO or GRPO",
     "grpo_samples": "GRPO",
     "orchestration": "GRPO",
-    "quantizer": "training for quantisation, or quantisation",
+    "quantizer": "quantization-aware training, or quantization",
 }
 
 TABLE: Table = {
@@ -56,7 +56,7 @@ TABLE: Table = {
     "dataset.packed": to("data.packing"),
     "dtype": choice(
         {"bf16": {"model.dtype": "bfloat16"}, "fp16": {"model.dtype": "float16"}, "fp32": {"model.dtype": "float32"}},
-        "swift computes in bfloat16, float16 or float32",
+        "model.dtype is bfloat16, float16 or float32",
     ),
     "optimizer.lr": to("optim.lr"),
     "optimizer.weight_decay": to("optim.weight_decay"),
@@ -67,20 +67,20 @@ TABLE: Table = {
     "tensor_parallel_dim": to("parallel.tp"),
     "context_parallel_dim": to("parallel.cp"),
     "data_parallel_replicate_dim": to("parallel.dp_replicate"),
-    "max_steps_per_epoch": absent("an epoch is the whole of the data; for a limit: train.max_steps"),
-    "dataset.column_map": changed("write it as data.columns, theirs to ours"),
+    "max_steps_per_epoch": absent("an epoch is the whole data set; set train.max_steps to limit the run"),
+    "dataset.column_map": changed("set data.columns"),
     "dataset.new_system_prompt": to("data.system"),
-    "dataset.conversation_style": unneeded("the columns say it"),
-    "dataset.conversation_column": changed("swift reads messages and conversations; another column: data.columns"),
-    "dataset.column": changed("swift reads the column text; another one: data.columns"),
-    "dataset.prompt_template": absent("prompts are written by the model's chat template"),
-    "tokenizer.prompt_template": absent("prompts are written by the model's chat template"),
-    "tensor_parallel_plan._component_": changed("swift chooses what tensor parallelism divides"),
-    "optimizer.fused": unneeded("changes speed, not what is learned"),
-    "optimizer_in_bwd": changed("the update comes after the backward pass: more memory, and gradients can be clipped"),
-    "save_adapter_weights_only": unneeded("a checkpoint holds the adapter, and the state of the optimizer next to it"),
-    "custom_sharded_layers": unneeded("the backend chooses what it shards"),
-    "model.quantize_base": changed("4 bits by bitsandbytes (nf4)"),
+    "dataset.conversation_style": unneeded("swift detects the format of the rows"),
+    "dataset.conversation_column": changed("swift reads messages and conversations; set data.columns for another name"),
+    "dataset.column": changed("swift reads the column text; set data.columns for another name"),
+    "dataset.prompt_template": absent("the model's chat template writes prompts"),
+    "tokenizer.prompt_template": absent("the model's chat template writes prompts"),
+    "tensor_parallel_plan._component_": changed("the backend selects the layers to divide"),
+    "optimizer.fused": unneeded("changes only speed"),
+    "optimizer_in_bwd": changed("updates follow the backward pass, with more memory and gradient clipping"),
+    "save_adapter_weights_only": unneeded("a checkpoint has the adapter and the optimizer state"),
+    "custom_sharded_layers": unneeded("the backend selects what it shards"),
+    "model.quantize_base": changed("quantization is 4 bits by bitsandbytes (nf4)"),
     "model.lora_dropout": to("tuner.dropout"),
     "model.lora_rank": to("tuner.rank"),
     "model.lora_alpha": to("tuner.alpha"),
@@ -90,7 +90,7 @@ TABLE: Table = {
     **each(
         ("enable_activation_offloading", "fsdp_reshard_after_forward", "ac_mode", "ac_option", "use_flex",
          "memory_efficient_fsdp_wrap", "low_cpu_ram", "data_parallel_shard_dim"),
-        unneeded("changes speed or memory, not what is learned"),
+        unneeded("changes only speed or memory"),
     ),
     **each(
         ("device", "log_peak_memory_stats", "log_level", "name", "base_model_path", "save_every_n_epochs",
@@ -109,8 +109,8 @@ _MEANT = re.compile(
 )
 
 
-def translate(run: Carrying) -> None:
-    """Translate a recipe for fine-tuning or DPO; raises `NotTrainable` for others."""
+def translate(run: RecipeImport) -> None:
+    """Translate a recipe for fine-tuning or DPO; raise `NotTrainable` for others."""
     for key, what in _OTHER_METHODS.items():
         if any(name == key or name.startswith(f"{key}.") for name in run.values):
             raise trainer.refuse(run, what)
@@ -126,19 +126,19 @@ def translate(run: Carrying) -> None:
         run.set("backend.offload", True, "fsdp_cpu_offload")
     resume = run.take("resume_from_checkpoint")
     if resume is not None and not is_off(resume):
-        run.lose("resume_from_checkpoint", resume, "torchtune's own checkpoints are not read")
+        run.lose("resume_from_checkpoint", resume, "torchtune's checkpoints cannot be read")
     _sizes(run)
     replicas = number(run.values.get("data_parallel_replicate_dim"))
     if replicas is not None and replicas <= 1:
         run.take("data_parallel_replicate_dim")
     for name in [name for name in run.values if name not in TABLE and _QUIET.match(name) and not _MEANT.match(name)]:
-        run.unneeded(name, run.values.pop(name), "is about torchtune's own objects")
+        run.unneeded(name, run.values.pop(name), "configures torchtune's own objects")
     apply(run, TABLE, flags=False)
     _defaults(run)
 
 
-def _sizes(run: Carrying) -> None:
-    """Choose a backend that has tensor parallelism, and let max_steps_per_epoch of one epoch be the run's."""
+def _sizes(run: RecipeImport) -> None:
+    """Select a backend with tensor parallelism, and read max_steps_per_epoch of a single epoch as max_steps."""
     ways, steps = number(run.values.get("tensor_parallel_dim")), number(run.values.get("max_steps_per_epoch"))
     if ways is not None and ways > 1:
         run.set("backend.name", "fsdp", "tensor_parallel_dim")
@@ -148,7 +148,7 @@ def _sizes(run: Carrying) -> None:
         run.take("epochs")
 
 
-def _objective(run: Carrying) -> None:
+def _objective(run: RecipeImport) -> None:
     loss = last_name(run.take("loss._component_"))
     losses = {"DPOLoss": "sigmoid", "RSOLoss": "hinge", "IPOLoss": "ipo"}
     if loss in losses:
@@ -161,18 +161,18 @@ def _objective(run: Carrying) -> None:
         raise trainer.refuse(run, f"the loss {loss}")
 
 
-def _model(run: Carrying) -> None:
+def _model(run: RecipeImport) -> None:
     built = last_name(run.take("model._component_"))
     folder, kind = run.take("checkpointer.checkpoint_dir"), last_name(run.take("checkpointer._component_"))
     if folder is not None:
         run.set("model.path", str(folder), "checkpointer.checkpoint_dir")
     if kind and "HF" not in kind:
-        run.lose("checkpointer._component_", kind, "weights in the Hugging Face format are read: download those")
+        run.lose("checkpointer._component_", kind, "download the weights in Hugging Face format")
     adapters = built.startswith(("lora_", "qlora_"))
     run.set("tuner.kind", "lora" if adapters else "full", f"model {built}")
     if "vision" in built or "encoder_trainable" in str(list(run.values)):
         raise trainer.refuse(run, "a model with images")
-    modules = words(run.take("model.lora_attn_modules") or [])
+    modules = names_in(run.take("model.lora_attn_modules") or [])
     mlp, output = run.take("model.apply_lora_to_mlp"), run.take("model.apply_lora_to_output")
     quantised = run.take("model.quantize_base")
     if not adapters:
@@ -185,25 +185,25 @@ def _model(run: Carrying) -> None:
         run.set("tuner.quantize", "torchao-nf4", f"model {built}")
 
 
-def _data(run: Carrying) -> None:
+def _data(run: RecipeImport) -> None:
     built, source = last_name(run.take("dataset._component_")), run.take("dataset.source")
     files, subset = run.take("dataset.data_files"), run.take("dataset.subset", "dataset.name")
     split, listed = str(run.take("dataset.split") or "train"), run.take("dataset", "datasets")
     name = source if source not in (None, "json", "csv", "parquet") else None
-    name = name or (words(files)[0] if files else None) or _SOURCES.get(built)
+    name = name or (names_in(files)[0] if files else None) or _SOURCES.get(built)
     if isinstance(listed, list):
         run.lose("dataset", [last_name(each.get("_component_")) for each in listed if isinstance(each, dict)],
-                 "write the data sets into data.train")  # fmt: skip
+                 "set data.train to the data sets")  # fmt: skip
     elif name is None:
-        run.lose("dataset._component_", built, "swift does not know what it reads: write data.train")
+        run.lose("dataset._component_", built, "its data is unknown: set data.train")
     else:
         run.set("data.train", [f"{name}:{subset}" if subset else str(name)], "dataset")
-    if built in _TEXTS:
+    if built in _PLAIN_TEXT:
         run.command = "pt"
         run.set("objective.name", "pt", f"dataset {built}")
     elif built:
-        run.changed("dataset._component_", built, "prompts are written by the model's chat template: compare with "
-                    "config show --sample 1")  # fmt: skip
+        run.changed("dataset._component_", built, "the model's chat template writes prompts: check with config show "
+                    "--sample 1")  # fmt: skip
     _part(run, split)
     everything = run.take("dataset.train_on_input")
     learned = (built in _LEARN_ALL) if everything is None else not is_off(everything)
@@ -213,21 +213,21 @@ def _data(run: Carrying) -> None:
     run.take("dataset_val._component_", "dataset_val.split")
 
 
-def _part(run: Carrying, split: str) -> None:
-    """Translate `train[:95%]`, next to which the rest is held out."""
+def _part(run: RecipeImport, split: str) -> None:
+    """Translate `train[:95%]`, which holds out the rest."""
     share = re.fullmatch(r"train\[:(\d+)%\]", split)
     if share is not None and 50 <= int(share[1]) < 100:
         run.set("data.split_ratio", round(1 - int(share[1]) / 100, 4), "dataset.split")
-        run.changed("dataset.split", split, "the rows that are not trained on are chosen at random, and evaluated on")
+        run.changed("dataset.split", split, "the other rows are the validation set, selected at random")
     elif split != "train":
-        run.lose("dataset.split", split, "swift reads the split train, whole or its first N rows (name#N)")
+        run.lose("dataset.split", split, "only the split train, or its first N rows (NAME#N), can be read")
 
 
-def _optimizer(run: Carrying) -> None:
+def _optimizer(run: RecipeImport) -> None:
     built = last_name(run.take("optimizer._component_"))
     name = _OPTIMIZERS.get(built)
     if name is None:
-        run.lose("optimizer._component_", built, "swift has adamw, adamw_8bit and adafactor")
+        run.lose("optimizer._component_", built, "not imported: set optim.name")
     run.set("optim.name", name or "adamw", "optimizer._component_")
     betas = run.take("optimizer.betas")
     if isinstance(betas, list) and len(betas) == 2:
@@ -239,10 +239,10 @@ def _optimizer(run: Carrying) -> None:
             "optim.schedule", "cosine" if schedule else "constant", "lr_scheduler" if schedule else f"{NAME}'s default"
         )
     else:
-        run.lose("lr_scheduler._component_", schedule, "swift has no such schedule: optim.schedule lists them")
+        run.lose("lr_scheduler._component_", schedule, "unknown schedule: see optim.schedule")
 
 
-def _defaults(run: Carrying) -> None:
+def _defaults(run: RecipeImport) -> None:
     run.default("train.epochs", 1)
     run.default("train.micro_batch", 1)
     run.default("optim.weight_decay", 0.01)
@@ -252,7 +252,7 @@ def _defaults(run: Carrying) -> None:
         run.default("objective.beta", 0.1)
     if "data.max_length" not in run.settings:
         run.changed(
-            "tokenizer.max_seq_len", "null", "torchtune shortens nothing; here the limit is data.max_length, 2048"
+            "tokenizer.max_seq_len", "null", "torchtune does not truncate; the limit here is 2048 (data.max_length)"
         )
     trainer.defaults(run, epochs=1.0, micro_batch=1)
     trainer.lora_defaults(run, 8, 16, 0.0, ["q_proj", "v_proj"])

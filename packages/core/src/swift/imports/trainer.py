@@ -1,6 +1,6 @@
-"""The Hugging Face Trainer's arguments: `TrainingArguments`, which most other programs extend.
+"""The Hugging Face Trainer's `TrainingArguments`, which most programs extend.
 
-The rows that are the same flag here are not repeated: `swift.config.aliases` has them.
+Arguments that are also flags of swift are not listed here, but in `swift.config.aliases`.
 """
 
 from __future__ import annotations
@@ -9,23 +9,24 @@ import re
 from pathlib import Path
 from typing import Any
 
-from swift.imports.carrying import Carrying, NotTrainable, is_off, number, share, words
+from swift.imports.recipe import NotTrainable, RecipeImport, is_off, names_in, number, ratio
 from swift.imports.rules import Table, absent, apply, as_flag, choice, each, secret, unneeded
 from swift.plugins.discover import list_plugins
 
 NAME = "Hugging Face Trainer"
 
 TEMPLATE = (
-    "the model's own chat template is used, and of ChatML the line break after <|im_end|> is not learned: "
-    "see swift config show sft run.yaml --sample 1"
+    "the model's own chat template is used, and the line break after <|im_end|> of ChatML has no loss: "
+    "check with swift config show sft run.yaml --sample 1"
 )
-"""What a program that brings templates of its own is told."""
-_LIBRARY = unneeded("is about how the other program runs, not about what is learned")
-_REPOSITORY = unneeded("is about a repository, and training uploads to none: swift export RUN --push OWNER/NAME")
-UPLOADING = absent("training uploads nothing. When it has ended: swift export RUN --push OWNER/NAME")
+"""Remark for programs with their own templates."""
+
+_LIBRARY = unneeded("configures the program itself, and does not change the training")
+_REPOSITORY = unneeded("training uploads nothing; afterwards type swift export RUN --push OWNER/NAME")
+UPLOADING = absent("training uploads nothing; afterwards type swift export RUN --push OWNER/NAME")
 _TOKENS = ("hub_token", "push_to_hub_token", "hf_hub_token", "ms_hub_token", "swanlab_token")
-_LOGGING = unneeded("changes what is shown, not what is learned")
-_SPEED = unneeded("changes speed or memory, not what is learned")
+_LOGGING = unneeded("changes only what is logged")
+_SPEED = unneeded("changes only speed or memory")
 
 OPTIMIZERS = {
     name: {"optim.name": ours}
@@ -47,8 +48,8 @@ OPTIMIZERS = {
 }  # fmt: skip
 
 NO_OPTIMIZER = (
-    "swift has no such optimizer: it has adamw, adamw_8bit, adamw_4bit, adafactor, adam_mini, galore, q_galore, "
-    "apollo, apollo_mini, muon, schedule_free, lion and sgd"
+    "unknown optimizer; set optim.name to adamw, adamw_8bit, adamw_4bit, adafactor, adam_mini, galore, q_galore, "
+    "apollo, apollo_mini, muon, schedule_free, lion or sgd"
 )
 
 TABLE: Table = {
@@ -76,7 +77,7 @@ TABLE: Table = {
         _REPOSITORY,
     ),
     "push_to_hub": UPLOADING,
-    **each(_TOKENS, secret("belongs into the environment (HF_TOKEN), and not into a file")),
+    **each(_TOKENS, secret("belongs in the environment (HF_TOKEN), not in a file")),
     **each(
         (
             "eval_do_concat_batches",
@@ -92,30 +93,28 @@ TABLE: Table = {
         ),
         _SPEED,
     ),
-    "ddp_timeout": unneeded("a process that stops answering is named after train.timeout_minutes"),
+    "ddp_timeout": unneeded("train.timeout_minutes stops a run without progress"),
     "train_sampling_strategy": choice(
         {"random": {"data.shuffle": True}, "sequential": {"data.shuffle": False}},
-        "samples come in random order here, or in the file's (data.shuffle)",
+        "the order of samples is random, or that of the file (data.shuffle)",
     ),
-    "parallelism_config": absent("write tp, cp and dp into the section parallel"),
-    "sortish_sampler": absent("samples are not sorted by length here"),
+    "parallelism_config": absent("set tp, cp and dp in the section parallel"),
+    "sortish_sampler": absent("samples are not sorted by length"),
     "optim": choice(OPTIMIZERS, NO_OPTIMIZER),
 }  # fmt: skip
 
 
-def translate(run: Carrying) -> None:
-    """Translate arguments of the Trainer that stand alone, as `training_args.json` holds them."""
+def translate(run: RecipeImport) -> None:
+    """Translate arguments of the Trainer without a model and data, as in `training_args.json`."""
     shared(run)
     apply(run, TABLE)
     run.set("tuner.kind", "full", "the Trainer trains all weights")
-    run.changed(
-        "model, data", "", "the arguments name neither: type --model and --dataset, or write them into the file"
-    )
+    run.changed("model, data", "", "the arguments have neither: add --model and --dataset, or write them into the file")
     defaults(run)
 
 
-def shared(run: Carrying) -> None:
-    """Translate what the Trainer's arguments say together, in every program that extends them."""
+def shared(run: RecipeImport) -> None:
+    """Translate the Trainer's arguments that depend on each other, for every program that extends them."""
     precision(run)
     duration(run)
     schedule(run)
@@ -127,8 +126,8 @@ def shared(run: Carrying) -> None:
     trust(run)
 
 
-def defaults(run: Carrying, *, lr: float = 5e-5, epochs: float = 3.0, micro_batch: int = 8) -> None:
-    """Make the Trainer's defaults explicit where they differ from swift's, or might one day."""
+def defaults(run: RecipeImport, *, lr: float = 5e-5, epochs: float = 3.0, micro_batch: int = 8) -> None:
+    """Make the Trainer's defaults explicit, since swift's differ or may change."""
     if run.get("train.max_steps") is None:
         run.default("train.epochs", epochs)
     run.default("train.micro_batch", micro_batch)
@@ -149,8 +148,8 @@ def defaults(run: Carrying, *, lr: float = 5e-5, epochs: float = 3.0, micro_batc
         run.default("optim.eps", 1e-8)
 
 
-def lora_defaults(run: Carrying, rank: int, alpha: float, dropout: float, targets: list[str]) -> None:
-    """Make the defaults of LoRA explicit, where it is what trains."""
+def lora_defaults(run: RecipeImport, rank: int, alpha: float, dropout: float, targets: list[str]) -> None:
+    """Make the defaults of LoRA explicit, unless all weights are trained."""
     if run.get("tuner.kind") == "full":
         return
     run.default("tuner.rank", rank)
@@ -159,28 +158,28 @@ def lora_defaults(run: Carrying, rank: int, alpha: float, dropout: float, target
     run.default("tuner.targets", targets)
 
 
-def precision(run: Carrying, default: str = "float32") -> None:
-    """Translate bf16 and fp16; without either the Trainer computes in the precision that the model has."""
+def precision(run: RecipeImport, default: str = "float32") -> None:
+    """Translate bf16 and fp16; without either, the Trainer uses the model's precision."""
     for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         value = run.take(name)
         if value is not None and not is_off(value):
             run.set("model.dtype", dtype, name)
-    asked = run.take("torch_dtype", "dtype")
-    if asked is not None and "model.dtype" not in run.settings:
-        as_flag(run, "torch_dtype", asked)
+    dtype = run.take("torch_dtype", "dtype")
+    if dtype is not None and "model.dtype" not in run.settings:
+        as_flag(run, "torch_dtype", dtype)
     run.default("model.dtype", default)
 
 
-def duration(run: Carrying) -> None:
-    """Translate max_steps, where -1 and 0 stand for no limit."""
+def duration(run: RecipeImport) -> None:
+    """Translate max_steps, where -1 and 0 mean no limit."""
     steps = number(run.take("max_steps"))
     if steps is not None and steps > 0:
         run.set("train.max_steps", int(steps), "max_steps")
         run.take("num_train_epochs")
 
 
-def schedule(run: Carrying) -> None:
-    """Translate the warm-up and the shape of the learning rate. Steps outrank a ratio."""
+def schedule(run: RecipeImport) -> None:
+    """Translate the warm-up and the schedule; steps take precedence over a ratio."""
     ratio, steps = number(run.take("warmup_ratio")), number(run.take("warmup_steps"))
     if steps and steps < 1:
         ratio, steps = steps, None
@@ -195,25 +194,25 @@ def schedule(run: Carrying) -> None:
     if kind is not None:
         as_flag(run, "lr_scheduler_type", kind)
     if options and not as_flag(run, "lr_scheduler_kwargs", options):
-        run.lose("lr_scheduler_kwargs", options, "options of a schedule are optim.min_lr_ratio and optim.decay_ratio")
+        run.lose("lr_scheduler_kwargs", options, "set optim.min_lr_ratio, optim.decay_ratio or optim.schedule_options")
 
 
-def _cosine_with_floor(run: Carrying, kind: str, options: dict[str, Any]) -> None:
+def _cosine_with_floor(run: RecipeImport, kind: str, options: dict[str, Any]) -> None:
     rate, floor, peak = number(options.get("min_lr_rate")), number(options.get("min_lr")), _peak(run)
     run.set("optim.schedule", "cosine", "lr_scheduler_type")
     if rate is None and floor is not None and peak:
-        rate = share(floor, peak)
+        rate = ratio(floor, peak)
     if rate is not None:
         run.set("optim.min_lr_ratio", rate, "lr_scheduler_kwargs")
     else:
-        run.lose("lr_scheduler_type", kind, "it has no min_lr that could be read: write optim.min_lr_ratio")
+        run.lose("lr_scheduler_type", kind, "min_lr is missing: set optim.min_lr_ratio")
 
 
-def _peak(run: Carrying) -> float | None:
+def _peak(run: RecipeImport) -> float | None:
     return number(run.values.get("learning_rate")) or 5e-5
 
 
-def saving(run: Carrying, every: int | None = 500) -> None:
+def saving(run: RecipeImport, every: int | None = 500) -> None:
     """Translate save_strategy and save_steps."""
     strategy, steps = run.take("save_strategy"), run.take("save_steps")
     strategy = "no" if strategy is False else strategy
@@ -225,7 +224,7 @@ def saving(run: Carrying, every: int | None = 500) -> None:
         run.default("checkpoint.save_steps", every)
 
 
-def evaluation(run: Carrying) -> None:
+def evaluation(run: RecipeImport) -> None:
     """Translate eval_strategy and eval_steps, which default to logging_steps."""
     strategy, steps = run.take("eval_strategy", "evaluation_strategy"), run.take("eval_steps")
     strategy = "no" if strategy is False else strategy
@@ -237,93 +236,94 @@ def evaluation(run: Carrying) -> None:
         run.set("train.eval_steps", run.values.get("logging_steps", 500), "eval_strategy")
 
 
-def trackers(run: Carrying) -> None:
+def trackers(run: RecipeImport) -> None:
     """Translate report_to as far as the trackers are installed."""
-    asked = run.take("report_to")
-    names = [name for name in words(asked or []) if name.lower() not in ("none", "all", "null")]
+    names = [name for name in names_in(run.take("report_to") or []) if name.lower() not in ("none", "all", "null")]
     installed = {entry.name for entry in list_plugins("swift.observers")}
     for name in names:
         if name not in installed:
-            run.unneeded("report_to", name, "is no installed observer; losses are in logging.jsonl and report.html")
-    there = [name for name in names if name in installed]
-    if there and there != ["tensorboard"]:
-        as_flag(run, "report_to", there)
+            run.unneeded("report_to", name, "is not installed; losses are in logging.jsonl and report.html")
+    available = [name for name in names if name in installed]
+    if available and available != ["tensorboard"]:
+        as_flag(run, "report_to", available)
 
 
-def sharding(run: Carrying) -> None:
+def sharding(run: RecipeImport) -> None:
     """Translate fsdp and deepspeed to backends."""
     fsdp, config = run.take("fsdp"), run.take("fsdp_config", "accelerate_fsdp_config")
     if fsdp is not None and not is_off(fsdp):
-        _fsdp(run, " ".join(words(fsdp)), config if isinstance(config, dict) else {})
+        _fsdp(run, " ".join(names_in(fsdp)), config if isinstance(config, dict) else {})
     elif config and not isinstance(config, dict):
-        run.lose("fsdp_config", config, "swift reads no file for it: --fsdp, and the keys of the section backend")
+        run.lose("fsdp_config", config, "the file is not read: set the keys of the section backend")
     deepspeed = run.take("deepspeed", "deepspeed_config", "deepspeed_config_file")
     if deepspeed is not None and not is_off(deepspeed):
         zero(run, deepspeed)
 
 
-def _fsdp(run: Carrying, asked: str, config: dict[str, Any]) -> None:
+def _fsdp(run: RecipeImport, modes: str, config: dict[str, Any]) -> None:
     run.set("backend.name", "fsdp", "fsdp")
-    if "offload" in asked or not is_off(config.get("offload_params", config.get("fsdp_offload_params"))):
+    if "offload" in modes or not is_off(config.get("offload_params", config.get("fsdp_offload_params"))):
         run.set("backend.offload", True, "fsdp")
-    if "hybrid" in asked:
+    if "hybrid" in modes:
         run.set("backend.hybrid", True, "fsdp")
     checkpointing = config.get("activation_checkpointing", config.get("fsdp_activation_checkpointing"))
     if not is_off(checkpointing):
         run.set("train.gradient_checkpointing", True, "fsdp_config")
     if config:
-        run.unneeded("fsdp_config", "", "FSDP2 finds the layers to wrap by itself")
+        run.unneeded("fsdp_config", "", "FSDP2 selects the layers to wrap itself")
 
 
-def zero(run: Carrying, asked: Any) -> None:
-    """Translate a file or preset of DeepSpeed: the file where it is found, else the preset that its name says."""
+def zero(run: RecipeImport, config: Any) -> None:
+    """Translate a file or preset of DeepSpeed: the file if it exists, else the preset that its name suggests."""
     run.set("backend.name", "deepspeed", "deepspeed")
-    if isinstance(asked, dict):
-        run.set("backend.config", asked, "deepspeed")
+    if isinstance(config, dict):
+        run.set("backend.config", config, "deepspeed")
         return
+    name = str(config)
     for folder in (Path(), run.recipe.folder):
-        if str(asked).endswith(".json") and (folder / str(asked)).is_file():
-            run.set("backend.config", str(folder / str(asked)), "deepspeed")
+        if name.endswith(".json") and (folder / name).is_file():
+            run.set("backend.config", str(folder / name), "deepspeed")
             return
-    stage = re.search(r"(?:z|zero|stage|zero_)-?_?([0-3])", str(asked).lower())
+    stage = re.search(r"(?:z|zero|stage|zero_)-?_?([0-3])", name.lower())
     if stage is None:
-        run.lose("deepspeed", asked, "there is no such file here: give it with --deepspeed FILE")
+        run.lose("deepspeed", config, "the file does not exist: pass it with --deepspeed FILE")
         return
-    offload = "_offload" if "offload" in str(asked).lower() and stage[1] in "23" else ""
+    offload = "_offload" if "offload" in name.lower() and stage[1] in "23" else ""
     preset = f"zero{stage[1]}{offload}"
     run.set("backend.config", preset, "deepspeed")
-    if str(asked) != preset:
-        run.changed("deepspeed", asked, f"there is no such file here: the preset {preset} by its name")
+    if name != preset:
+        run.changed("deepspeed", config, f"the file does not exist: the preset {preset} is used, by its name")
 
 
-def resuming(run: Carrying) -> None:
-    """Leave a checkpoint of the other program to `swift convert`."""
-    asked = run.take("resume_from_checkpoint")
-    if asked is not None and not is_off(asked):
-        run.lose("resume_from_checkpoint", asked, "first: swift convert CHECKPOINT --out FOLDER; then --resume FOLDER")
+def resuming(run: RecipeImport) -> None:
+    """Refer a third-party checkpoint to `swift convert`."""
+    checkpoint = run.take("resume_from_checkpoint")
+    if checkpoint is not None and not is_off(checkpoint):
+        how = "type swift convert CHECKPOINT --out FOLDER, then add --resume FOLDER"
+        run.lose("resume_from_checkpoint", checkpoint, how)
 
 
-def trust(run: Carrying) -> None:
-    """Leave the permission to run a model's Python code to the command line: a file cannot decide that."""
-    asked = run.take("trust_remote_code", "trust_remote_code_model")
-    if asked is not None and not is_off(asked):
-        run.changed("trust_remote_code", asked, "a file cannot allow it: if you trust the model's code, type it")
+def trust(run: RecipeImport) -> None:
+    """Move the permission to run a model's Python code to the command line, since a file cannot allow it."""
+    allowed = run.take("trust_remote_code", "trust_remote_code_model")
+    if allowed is not None and not is_off(allowed):
+        run.changed("trust_remote_code", allowed, "a file cannot allow it; add the flag if you trust the model's code")
         run.flags.append("--trust_remote_code true")
 
 
-def refuse(run: Carrying, what: str) -> NotTrainable:
-    """Return the error for a task that swift does not have, or whose recipes are not imported."""
+def refuse(run: RecipeImport, what: str) -> NotTrainable:
+    """Return the error for a task that is not supported, or whose recipes are not imported."""
     if what == "PPO":
         return by_hand(run, what)
     return NotTrainable(
-        f"{run.recipe.source} is {run.program}'s recipe of {what}, which swift does not have.",
-        hint="See what it trains: swift sft --help, swift rlhf --help",
+        f"{run.recipe.source} is {run.program}'s recipe of {what}, which swift does not support.",
+        hint="For supported training see swift sft --help and swift rlhf --help",
     )
 
 
-def by_hand(run: Carrying, what: str) -> NotTrainable:
-    """Return the error for a task that swift has, and whose recipes differ too much to be taken over."""
+def by_hand(run: RecipeImport, what: str) -> NotTrainable:
+    """Return the error for a supported task whose recipes differ too much to be imported."""
     return NotTrainable(
         f"{run.recipe.source} is {run.program}'s recipe of {what}, which is not imported.",
-        hint=f"Type it by hand: swift rlhf --rlhf_type {what.lower()} (docs/how-to/{what.lower()}.md)",
+        hint=f"Write the command by hand: swift rlhf --rlhf_type {what.lower()} (docs/how-to/{what.lower()}.md)",
     )

@@ -1,7 +1,4 @@
-"""TRL's trainers, as its commands, scripts and YAML files set them: `trl sft`, `trl dpo`, `trl kto`.
-
-Also the recipes of the alignment handbook, which are TRL's with a mixture of data sets.
-"""
+"""TRL's commands, scripts and YAML files: `trl sft`, `trl dpo`, `trl kto`, and recipes of the alignment handbook."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import ConfigError
-from swift.imports import critics, distilling, online, trainer
-from swift.imports.carrying import Carrying, is_off, number, words
+from swift.imports import gkd, grpo, ppo, trainer
+from swift.imports.recipe import RecipeImport, is_off, names_in, number
 from swift.imports.rules import Table, absent, apply, changed, each, to, unneeded
 from swift.untrusted import open_regular
 
@@ -34,11 +31,11 @@ TASKS = (
     "bco",
 )
 _RATES = {"sft": 2e-5, "reward": 1e-4, "prm": 1e-5, "ppo": 5e-5}
-_ONLINE = {"grpo": online, "gkd": distilling, "ppo": critics}
+_ONLINE = {"grpo": grpo, "gkd": gkd, "ppo": ppo}
 _LINE = 1 << 20
 _LINE_BREAK = (
-    "TRL counts all that a chat template writes after an answer as part of it; here an answer ends with the token that "
-    "ends its turn, without the line break that ChatML puts after it"
+    "in TRL a completion includes everything that the chat template writes after it; here it ends with the end-of-turn "
+    "token, without the line break of ChatML"
 )
 
 TABLE: Table = {
@@ -46,28 +43,28 @@ TABLE: Table = {
     "dataset_streaming": to("data.streaming"),
     "chat_template_path": to("model.chat_template"),
     "lora_modules_to_save": to("tuner.modules_to_save"),
-    "chat_template": absent("save the template in a file, and name that as model.chat_template"),
+    "chat_template": absent("save the template in a file, and set model.chat_template to it"),
     "padding_free": to("data.padding_free"),
-    "max_prompt_length": changed("swift has one limit for prompt and answer together: data.max_length"),
-    "max_completion_length": changed("swift has one limit for prompt and answer together: data.max_length"),
-    "truncation_mode": changed("samples are shortened at the end (data.truncation: right)"),
-    "shuffle_dataset": changed("data.shuffle permutes the samples in each epoch"),
-    "dataset_test_split": unneeded("names a part of the data set: to evaluate, write data.validation"),
-    "dataset_kwargs": changed("swift adds what the chat template adds, and no more"),
-    "disable_dropout": absent("dropout of a model's own is off in training only by its config.json", "true"),
+    "max_prompt_length": changed("prompt and completion have one limit together: data.max_length"),
+    "max_completion_length": changed("prompt and completion have one limit together: data.max_length"),
+    "truncation_mode": changed("samples are truncated on the right (data.truncation)"),
+    "shuffle_dataset": changed("data.shuffle shuffles the samples in each epoch"),
+    "dataset_test_split": unneeded("to evaluate, set data.validation"),
+    "dataset_kwargs": changed("swift adds only the special tokens of the chat template"),
+    "disable_dropout": absent("set the model's dropout in its config.json", "true"),
     "precompute_ref_log_probs": changed("a reference without adapters is computed once: objective.reference"),
-    "sync_ref_model": absent("the reference stays as it was"),
-    "use_weighting": absent("weighted DPO is not available"),
-    "ld_alpha": absent("LD-DPO is not available"),
-    "reference_free": absent("without a reference: cpo, orpo or simpo"),
-    "f_divergence_type": absent("swift's dpo has the reverse KL divergence", "reverse_kl"),
-    "loss_weights": absent("an objective has one loss here"),
-    "eos_token": absent("the tokenizer says it: set it in tokenizer_config.json"),
-    "pad_token": unneeded("padding is never learned from or attended to"),
-    "lora_target_parameters": absent("adapters of parameters that are no modules are not available"),
-    "ref_model_init_kwargs": changed("the reference is the model that training begins with"),
-    "generate_during_eval": changed("evaluation measures losses; for answers: swift infer"),
-    "ignore_bias_buffers": unneeded("is for a library that swift does not use"),
+    "sync_ref_model": absent("the reference does not change"),
+    "use_weighting": absent("weighted DPO is not implemented"),
+    "ld_alpha": absent("LD-DPO is not implemented"),
+    "reference_free": absent("objectives without a reference are cpo, orpo and simpo"),
+    "f_divergence_type": absent("dpo has only the reverse KL divergence", "reverse_kl"),
+    "loss_weights": absent("an objective has one loss"),
+    "eos_token": absent("set it in the model's tokenizer_config.json"),
+    "pad_token": unneeded("padding is masked"),
+    "lora_target_parameters": absent("adapters on parameters instead of modules are not implemented"),
+    "ref_model_init_kwargs": changed("the reference is the model at the start of training"),
+    "generate_during_eval": changed("evaluation measures losses; to generate text use swift infer"),
+    "ignore_bias_buffers": unneeded("applies to a library that swift does not use"),
     **each(
         (
             "dataset_batch_size", "precompute_ref_batch_size",
@@ -77,13 +74,13 @@ TABLE: Table = {
             "ref_adapter_name", "model_adapter_name", "force_use_ref_model", "wandb_entity", "wandb_project",
             "wandb_run_group", "env",
         ),
-        unneeded("is about how TRL runs, not about what is learned"),
+        unneeded("configures TRL itself, and does not change the training"),
     ),
 }  # fmt: skip
 
 
-def translate(run: Carrying) -> None:
-    """Translate what trains by a loss that swift has; raises `NotTrainable` for others."""
+def translate(run: RecipeImport) -> None:
+    """Translate a recipe whose loss swift supports; raise `NotTrainable` for others."""
     task = _task(run)
     if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "prm", "grpo", "gkd", "ppo"):
         raise trainer.refuse(run, task.upper())
@@ -104,7 +101,7 @@ def translate(run: Carrying) -> None:
     longest = run.values.get("max_length", run.values.get("max_seq_length"))
     if "max_length" in run.empty or is_off(longest or 1):
         run.take("max_length", "max_seq_length")
-        run.lose("max_length", "null", "TRL shortens nothing; swift leaves out what is longer than data.max_length")
+        run.lose("max_length", "null", "TRL does not truncate; swift drops samples longer than data.max_length")
     precision_of_weights(run)
     trainer.shared(run)
     apply(run, TABLE)
@@ -113,24 +110,24 @@ def translate(run: Carrying) -> None:
     _defaults(run, task)
 
 
-def _defaults(run: Carrying, task: str) -> None:
+def _defaults(run: RecipeImport, task: str) -> None:
     run.default("train.gradient_checkpointing", True)
     trainer.defaults(run, lr=_RATES.get(task, 1e-6))
     trainer.lora_defaults(run, 16, 32, 0.05, ["q_proj", "v_proj"])
 
 
-def precision_of_weights(run: Carrying) -> None:
-    """Compute in bfloat16 as TRL does, unless the recipe says otherwise."""
+def precision_of_weights(run: RecipeImport) -> None:
+    """Compute in bfloat16 as TRL does, unless the recipe sets the precision."""
     half, single = run.values.get("fp16"), run.values.get("bf16")
     weights = run.take("torch_dtype", "dtype")
     if weights is not None and str(weights) not in ("auto", "float32"):
-        run.changed("dtype", weights, "weights that train are held in float32 here")
+        run.changed("dtype", weights, "trained weights are float32")
     if (half is None or is_off(half)) and single is None:
         run.default("model.dtype", "bfloat16")
 
 
-def _task(run: Carrying) -> str:
-    """Return TRL's trainer: of the command, or by what the file and its keys are called."""
+def _task(run: RecipeImport) -> str:
+    """Return TRL's trainer: that of the command, or guessed from the names of the file and its keys."""
     if run.recipe.command:
         return run.recipe.command
     path = Path(run.recipe.source.split(":")[0])
@@ -140,16 +137,16 @@ def _task(run: Carrying) -> str:
             break
     else:
         task = "dpo" if {"beta", "max_prompt_length"} & run.values.keys() else "sft"
-    run.changed("task", task, "the file does not say which trainer it is for: this is by its name and keys")
+    run.changed("task", task, "the file does not name its trainer: guessed from its name and keys")
     return task
 
 
-def _preference(run: Carrying, task: str) -> None:
+def _preference(run: RecipeImport, task: str) -> None:
     if task == "sft":
         run.set("objective.name", "sft", "trl sft")
         loss = run.take("loss_type")
         if loss not in (None, "nll", "chunked_nll"):
-            run.lose("loss_type", loss, "swift learns from the likelihood of the text (nll)")
+            run.lose("loss_type", loss, "the loss of sft is cross entropy (nll)")
         return
     if task == "reward":
         run.set("objective.name", "rm", "trl reward")
@@ -160,17 +157,17 @@ def _preference(run: Carrying, task: str) -> None:
             if (value := run.take(key)) is not None:
                 run.set(f"objective.{key}", value, key)
         return
-    losses = words(run.take("loss_type") or [])
+    losses = names_in(run.take("loss_type") or [])
     run.set("objective.name", "simpo" if task == "cpo" and losses == ["simpo"] else task, f"trl {task}")
     if losses in (["hinge"], ["ipo"], ["sigmoid"]) and task in ("dpo", "cpo"):
         run.set("objective.loss", losses[0], "loss_type")
     elif losses and losses not in ([task], ["simpo"]):
-        run.lose("loss_type", losses, "swift has the losses sigmoid, hinge and ipo")
+        run.lose("loss_type", losses, "dpo has the losses sigmoid, hinge and ipo")
     beta = run.take("beta")
     run.set("objective.beta", 0.1 if beta is None else beta, "beta" if beta is not None else f"{run.program}'s default")
 
 
-def _adapters(run: Carrying) -> None:
+def _adapters(run: RecipeImport) -> None:
     peft = run.take("use_peft")
     adapters = peft is not None and not is_off(peft)
     run.set("tuner.kind", "lora" if adapters else "full", "use_peft")
@@ -182,16 +179,16 @@ def _adapters(run: Carrying) -> None:
             run.take(key)
         return
     if targets is None:
-        run.changed("lora_target_modules", "", "PEFT chooses by the architecture: mostly q_proj and v_proj")
-    elif words(targets):
-        run.set("tuner.targets", words(targets), "lora_target_modules")
+        run.changed("lora_target_modules", "", "PEFT's default depends on the architecture, mostly q_proj and v_proj")
+    elif names_in(targets):
+        run.set("tuner.targets", names_in(targets), "lora_target_modules")
     if four is not None and not is_off(four):
         run.set("tuner.quantize", "bnb-nf4", "load_in_4bit")
     elif eight is not None and not is_off(eight):
         run.set("tuner.quantize", "bnb-int8", "load_in_8bit")
 
 
-def _data(run: Carrying) -> None:
+def _data(run: RecipeImport) -> None:
     name, subset, part = run.take("dataset_name"), run.take("dataset_config"), run.take("dataset_train_split")
     if name is not None:
         run.set("data.train", [f"{name}:{subset}" if subset else str(name)], "dataset_name")
@@ -208,14 +205,14 @@ def _data(run: Carrying) -> None:
     if isinstance(older, dict):
         run.set("data.train", list(older), "dataset_mixer")
         if any(number(share) != 1 for share in older.values()):
-            run.lose("dataset_mixer", older, "a data set is read whole, or its first N rows: name#N")
+            run.lose("dataset_mixer", older, "a data set is read completely, or its first N rows (NAME#N)")
     for key, value in (("dataset_train_split", part), ("dataset_splits", run.take("dataset_splits"))):
-        if value is not None and "train" not in words(value):
-            run.lose(key, value, "swift reads the split train: download the part, and name its file")
+        if value is not None and "train" not in names_in(value):
+            run.lose(key, value, "only the split train can be read: download the other split as a file")
 
 
-def _entry(run: Carrying, entry: Any) -> str | None:
-    """Return one data set of a mixture as swift names it."""
+def _entry(run: RecipeImport, entry: Any) -> str | None:
+    """Return the name of a data set of a mixture for swift."""
     if not isinstance(entry, dict):
         return str(entry)
     name, subset = entry.get("id", entry.get("path")), entry.get("config", entry.get("name"))
@@ -224,12 +221,12 @@ def _entry(run: Carrying, entry: Any) -> str | None:
     for key, harmless in (("split", "train"), ("weight", 1.0), ("fraction", 1.0)):
         value = entry.get(key, harmless)
         if value not in (harmless, None):
-            run.lose(f"datasets.{name}.{key}", value, "swift reads the split train, whole or its first N rows (name#N)")
+            run.lose(f"datasets.{name}.{key}", value, "only the split train, or its first N rows (NAME#N), can be read")
     return f"{name}:{subset}" if subset else str(name)
 
 
-def _learned(run: Carrying) -> None:
-    """Translate which text is learned: TRL learns the whole of `text` and `messages`, unless it is told otherwise."""
+def _learned(run: RecipeImport) -> None:
+    """Translate the tokens with loss: TRL trains on all of `text` and `messages` by default."""
     assistant, completion = run.take("assistant_only_loss"), run.take("completion_only_loss")
     only = any(value is not None and not is_off(value) for value in (assistant, completion))
     columns = _columns(run)
@@ -239,13 +236,13 @@ def _learned(run: Carrying) -> None:
     run.set("data.loss_on", "all", f"{run.program}'s default")
     if not columns:
         run.changed(
-            "completion_only_loss", "", "TRL learns the whole of messages and text, as written here, but of prompt and "
-            "completion only the completion: for such data write data.loss_on: assistant",
+            "completion_only_loss", "", "TRL trains on all of messages and text, but only on the completion of rows "
+            "with prompt and completion: for such data set data.loss_on: assistant",
         )  # fmt: skip
 
 
-def _columns(run: Carrying) -> set[str]:
-    """Return the columns of the first data set where it is a file of JSON lines here; else none."""
+def _columns(run: RecipeImport) -> set[str]:
+    """Return the columns of the first data set if it is a local JSON Lines file, else none."""
     names = run.get("data.train") or [""]
     path = Path(str(names[0]))
     try:

@@ -1,4 +1,4 @@
-"""The YAML of an import: swift's keys by section, each with where it is from, and remarks about all others."""
+"""The YAML of an import: swift's keys by section, each with its origin, and remarks about all other settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from swift.config.fields import core_fields
-from swift.imports.carrying import Carrying, Remark
+from swift.imports.recipe import RecipeImport, Remark
 from swift.untrusted import shown
 
 _SECTIONS = (
@@ -25,16 +25,16 @@ _SECTIONS = (
     "export",
 )
 _TITLES = {
-    "lost": "NOT carried over; the run differs for it:",
-    "changed": "Different here:",
-    "unneeded": "Not needed here; the training is the same:",
+    "lost": "NOT imported; this changes the training:",
+    "changed": "Different in swift:",
+    "unneeded": "Not needed; the training is the same:",
 }
 _WIDE = 1 << 20
 _LISTED = 100
 
 
-def text_of(run: Carrying, command: str) -> str:
-    """Return the file: a heading with the command to type and the remarks, then the keys."""
+def text_of(run: RecipeImport, command: str) -> str:
+    """Return the YAML file: the command to type, the remarks, then the keys."""
     lines = [
         f"# {run.program}: {shown(run.recipe.source)}, by swift config import",
         f"# {command}",
@@ -45,7 +45,7 @@ def text_of(run: Carrying, command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _remarks(run: Carrying) -> Iterable[str]:
+def _remarks(run: RecipeImport) -> Iterable[str]:
     for kind, title in _TITLES.items():
         remarks = [remark for remark in run.remarks if remark.kind == kind]
         if remarks:
@@ -54,11 +54,11 @@ def _remarks(run: Carrying) -> Iterable[str]:
             yield from (f"#   {written_remark(remark)}" for remark in remarks)
     if run.empty:
         yield "#"
-        yield f"# Empty or off there: {shown(', '.join(run.empty), _LISTED * 20)}"
-    if run.beside:
+        yield f"# Empty or off: {shown(', '.join(run.empty), _LISTED * 20)}"
+    if run.read_with_others:
         yield "#"
-        beside = shown(", ".join(run.beside), _LISTED * 20)
-        yield f"# Read together with other keys, or without effect next to them: {beside}"
+        names = shown(", ".join(run.read_with_others), _LISTED * 20)
+        yield f"# Read together with other keys, or without effect: {names}"
 
 
 def written_remark(remark: Remark) -> str:
@@ -72,9 +72,9 @@ def _inline(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _keys(run: Carrying) -> Iterable[str]:
-    """Yield the keys, section by section in swift's order, in the order of its own fields within each."""
-    order = {key: place for place, key in enumerate(core_fields())}
+def _keys(run: RecipeImport) -> Iterable[str]:
+    """Yield the keys by section, in swift's order."""
+    order = {key: position for position, key in enumerate(core_fields())}
     loose = sorted(key for key in run.settings if "." not in key)
     for key in loose:
         yield f"{key}: {_value(run.settings[key].value)}  # {shown(run.settings[key].origin, _LISTED)}"
@@ -84,9 +84,9 @@ def _keys(run: Carrying) -> Iterable[str]:
             continue
         yield f"{section}:"
         for key in sorted(keys, key=lambda key: (order.get(key, len(order)), key)):
-            carried = run.settings[key]
+            setting = run.settings[key]
             name = _value(key.partition(".")[2])
-            yield f"  {name}: {_value(carried.value)}  # {shown(carried.origin, _LISTED)}"
+            yield f"  {name}: {_value(setting.value)}  # {shown(setting.origin, _LISTED)}"
 
 
 def _value(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from swift.config.compat.commands import ENGINE_KWARGS, MAX_LENGTH
-from swift.config.compat.values import ENGINE_OPTIONS
+from swift.config.compat.unsupported import ENGINE_OPTIONS
 from swift.config.limits import FilePath, Fraction, Name, Rows, Tokens
 from swift.config.media import LIMITS
 from swift.config.options import Aliases, Argument, Parts, Section, Verbatim

@@ -88,7 +88,7 @@ class MediaProcessor:
         self._counts = hasattr(processor, "_get_num_multimodal_tokens")
         self._checked = 0
         self._style = _STYLES.get(type(processor).__name__, _Style())
-        self._boxes = self._style.counts if section.boxes == "auto" else section.boxes
+        self._boxes = self._style.counts if section.bounding_boxes == "auto" else section.bounding_boxes
         self._seen_sizes: dict[tuple[int, int], tuple[int, int]] = {}
         self._frames: dict[str, tuple[str, str]] = {}
 
@@ -144,8 +144,8 @@ class MediaProcessor:
             patch = getattr(self.processor.image_processor, "patch_size", None)
             if "image_grid_thw" not in made or not isinstance(patch, int):
                 raise ModelError(
-                    "data.boxes none is for models that see images in one piece, of a size that the image decides.",
-                    hint="Type --data.boxes norm1000",
+                    "data.bounding_boxes none needs a model that reads each image as one piece, in its own size.",
+                    hint="Type --data.bounding_boxes norm1000",
                 )
             _, rows, columns = made["image_grid_thw"][0].tolist()
             self._seen_sizes[given] = columns * patch, rows * patch

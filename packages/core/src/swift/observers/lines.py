@@ -22,7 +22,7 @@ SPEED = "train_speed(s/it)"
 EVAL_PREFIX = "eval_"
 RANKS = "ranks"
 SHARES = ("compute_fraction", "communication_fraction", "data_fraction", "optimizer_fraction")
-"""Of a step, on lines since whose line before one was measured (`logging.shares`); their sum is 1."""
+"""Of a step, on lines since whose line before one was measured (`logging.time_breakdown`); their sum is 1."""
 
 
 class Meter:

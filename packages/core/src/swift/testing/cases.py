@@ -68,7 +68,7 @@ COMMON: dict[str, Any] = {
     "checkpoint.model_weights": False,
     "logging.report_to": [],
     # The plainest case has a step measured in every layout; in the others it would only take time.
-    "logging.shares": 0,
+    "logging.time_breakdown": 0,
 }
 
 
@@ -149,7 +149,7 @@ _REFERENCE = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 _OF_TOKENS = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS})
 
 CASES = (
-    Case("clipped", {"logging.shares": STEPS}, weighed=True),
+    Case("clipped", {"logging.time_breakdown": STEPS}, weighed=True),
     Case("accumulated", {"optim.max_grad_norm": 0}, global_batch=12, accumulation=3),
     Case("clipped hard, tied", {"optim.max_grad_norm": 0.05, "optim.schedule": "linear"}, tied=True),
     Case("packed", _PACKED, global_batch=4),

@@ -85,7 +85,7 @@ class Trial:
         """Return the configuration of the run, by dotted keys."""
         paths = {"model.path": str(self.model), "logging.output": str(self.output), "logging.run_name": "run"}
         paths["data.cache"] = str(self.cache)
-        unmeasured = {"logging.shares": 0}
+        unmeasured = {"logging.time_breakdown": 0}
         return {"backend.name": self.backend, **self.case.settings(self.layout), **paths, **unmeasured, **more}
 
     def whole(self) -> Outcome:
@@ -134,7 +134,7 @@ class Trial:
 
     def measured(self) -> list[StepRecord]:
         """Run with every step measured; one is slow in its data, one in its optimizer, one on process 1 alone."""
-        settings = {"logging.shares": 1, "logging.steps": 1}
+        settings = {"logging.time_breakdown": 1, "logging.steps": 1}
         with self.opened(settings) as job, slowed(job), closing(Loop(job).steps()) as records:
             return list(islice(records, max(SLOW_AT) + 1))
 

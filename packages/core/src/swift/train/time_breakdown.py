@@ -6,7 +6,7 @@
     meter.note(record, sample)
     record = meter.gathered(record)          collective, on logged steps only: with shares, and a row for each process
 
-With `logging.shares` at 0 none of this does anything.
+With `logging.time_breakdown` at 0 none of this does anything.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ class StepMeter:
     def __init__(self, job: Job) -> None:
         logging = job.run.config.logging
         self._job = job
-        self._on = logging.shares > 0
-        self._every = self._interval = logging.shares
+        self._on = logging.time_breakdown > 0
+        self._every = self._interval = logging.time_breakdown
         self._logged = LoggedSteps(logging.steps)
         self._affordable = self._every
         self._steps = 0
-        self._last = min(logging.shares, FIRST) - logging.shares
+        self._last = min(logging.time_breakdown, FIRST) - logging.time_breakdown
         self._row = _Row()
         self._hosts: list[str] = []
         self._slow = _SlowProcess()

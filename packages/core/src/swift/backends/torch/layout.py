@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from swift.contracts import Run
 
 
-def check_plan(run: Run) -> None:
+def check_run(run: Run) -> None:
     """Refuse a number of replicas that was not started, and FP8 where it cannot be."""
     check_fp8(run)
     replicas = run.config.parallel.dp_replicate

@@ -40,7 +40,7 @@ class TorchBackend:
         roles=8,
     )
 
-    swift_check_layout = lazy_hook("swift.backends.torch.layout:check_plan")
+    swift_check_layout = lazy_hook("swift.backends.torch.layout:check_run")
     swift_setup = lazy_hook("swift.backends.torch.topology:setup")
     swift_wrap_model = lazy_hook("swift.backends.torch.model:build")
     swift_shard = lazy_hook("swift.backends.torch.shard:shard")

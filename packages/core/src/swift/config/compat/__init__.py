@@ -1,1 +1,1 @@
-"""Flags of other programs: what each sets here, which one line says that it changes nothing, and why one is refused."""
+"""Third-party flags: the keys that each sets here, and the notes and errors for those without a key."""

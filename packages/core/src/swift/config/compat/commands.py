@@ -1,6 +1,6 @@
-"""Flags that the commands of other programs have where swift's infer, chat, eval, export and serve have none.
+"""Third-party flags that infer, chat, eval, sample, export and serve accept or refuse with a reason.
 
-Rows are those of `swift.config.compat.table`, which is the table for training: read there what a row may be.
+`swift.config.compat.table` has those of training, and explains the rows.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from swift.config.flags import Arity
 from swift.errors import UsageError
 
 MAX_LENGTH = ("max_model_len", "vllm_max_model_len")
-"""Flags for the longest prompt and answer together."""
+"""Flags for the maximum length of prompt and completion together."""
 ENGINE_KWARGS = "vllm_engine_kwargs"
 _SCHEMES_OF_BITS = {4: ("w4a16", "gptq", "awq", "bnb"), 8: ("w8a8", "fp8")}
-"""Bits per weight, as other programs name them → schemes of `--quant`."""
+"""Bits per weight in third-party flags → schemes of `--quant`."""
 
 _ZERO = ("0", "0.0")
 _HUB: Rows = {
@@ -25,190 +25,194 @@ _HUB: Rows = {
         ("true",),
         "models and data sets come from the Hugging Face hub",
         "Models and data sets come from the Hugging Face hub only.",
-        "Leave it out, or download the model first and name its folder.",
+        "Leave it out, or download the model first and pass its folder.",
     ),
-    ("use_modelscope",): off("The ModelScope hub is not there.", "Download the model first, and name its folder."),
+    ("use_modelscope",): off("ModelScope is not supported.", "Download the model first, and pass its folder."),
     ("hub_token", "token"): Refused(
-        "Others on this machine can read a command line.", "Type HF_TOKEN=... in front of the command."
+        "Other users of this machine can read the command line.", "Type HF_TOKEN=... before the command."
     ),
-    ("model_type",): NotNeeded("the model's own config.json says its type"),
+    ("model_type",): NotNeeded("the model's config.json has its type"),
     ("template", "template_type"): Refused(
-        "The chat template is the one in the model's tokenizer.",
-        "Leave it out; for another template put it into the model's folder as chat_template.jinja.",
+        "The chat template comes from the model's tokenizer.",
+        "Leave it out. To use another template, save it in the model's folder as chat_template.jinja.",
     ),
-    ("load_args",): NotNeeded("a run and a checkpoint know their model and system message"),
-    ("bf16", "fp16"): Refused("Precision is named here.", "Type --torch_dtype bfloat16, float16 or float32."),
+    ("load_args",): NotNeeded("runs and checkpoints contain their model and system message"),
+    ("bf16", "fp16"): Refused("Precision is set by --torch_dtype.", "Type --torch_dtype bfloat16, float16 or float32."),
 }
-_QUANTISED = "Weights are loaded as they are stored."
-_QUANTISE = "Type swift export MODEL --to vllm --quant w4a16 --out FOLDER, and use FOLDER."
+_QUANTIZED = "Weights are loaded as stored."
+_QUANTIZE = "Type swift export MODEL --to vllm --quant w4a16 --out FOLDER, then load FOLDER."
 _LOAD: Rows = {
-    ("merge_lora",): NotNeeded("an adapter is applied to its model in memory"),
+    ("merge_lora",): NotNeeded("an adapter is applied to its model when it is loaded"),
     ("quant_bits", "quantization_bit", "load_in_4bit", "load_in_8bit"): Default(
-        ("0", "none", "false"), "weights are loaded as they are stored", _QUANTISED, _QUANTISE
+        ("0", "none", "false"), "weights are loaded as stored", _QUANTIZED, _QUANTIZE
     ),
-    ("quant_method",): Refused(_QUANTISED, _QUANTISE),
+    ("quant_method",): Refused(_QUANTIZED, _QUANTIZE),
     ("device_map",): Default(
         ("auto",),
-        "the model is loaded on the GPU where there is one",
+        "the model is loaded on a GPU if there is one",
         "A model is loaded on one device.",
         "Type --device cuda:1, or for several GPUs --engine vllm --tensor_parallel_size 2",
     ),
-    ("use_flash_attn", "flash_attn"): off("The kernel is named here.", "Type --attn_impl flash_attention_2"),
+    ("use_flash_attn", "flash_attn"): off(
+        "The attention kernel is set by --attn_impl.", "Type --attn_impl flash_attention_2"
+    ),
     ("sglang_tp_size", "sglang_mem_fraction_static", "sglang_context_length"): Refused(
-        "SGLang answers as a server only.",
-        "Type: swift serve MODEL --engine sglang --sglang_tp_size 2, and ask it with --engine http://127.0.0.1:8000",
+        "SGLang is supported only as a server.",
+        "Type: swift serve MODEL --engine sglang --sglang_tp_size 2, then connect with --engine http://127.0.0.1:8000",
     ),
     ("lmdeploy_tp", "tp", "lmdeploy_session_len", "lmdeploy_cache_max_entry_count"): Refused(
-        "LMDeploy answers as a server only.",
-        "Type: swift serve MODEL --engine lmdeploy --tp 2, and ask it with --engine http://127.0.0.1:8000",
+        "LMDeploy is supported only as a server.",
+        "Type: swift serve MODEL --engine lmdeploy --tp 2, then connect with --engine http://127.0.0.1:8000",
     ),
 }
-_SERVER_SAMPLES = "A server takes it in its requests: swift serve MODEL"
+_SERVER_SAMPLES = "Pass it in requests to a server: swift serve MODEL"
 _SAMPLING: Rows = {
     ("num_beams",): Default(
-        ("1",), "answers are drawn one token at a time", "Beam search is not there.", "Leave it out."
+        ("1",), "one sequence is generated per prompt", "Beam search is not supported.", "Leave it out."
     ),
     ("n", "num_return_sequences"): Default(
         ("1",),
-        "a question gets one answer",
-        "A question gets one answer.",
-        "Several, of which the best are kept: swift sample MODEL --dataset FILE --num_return_sequences 8",
+        "a prompt gets one response",
+        "A prompt gets one response.",
+        "To keep the best of several type: swift sample MODEL --dataset FILE --num_return_sequences 8",
     ),
-    ("logprobs",): off("Answers are written as text alone.", _SERVER_SAMPLES),
-    ("top_logprobs",): Default(_ZERO, "that is off anyway", "Answers are written as text alone.", _SERVER_SAMPLES),
+    ("logprobs",): off("Responses contain text only.", _SERVER_SAMPLES),
+    ("top_logprobs",): Default(_ZERO, "it is always off", "Responses contain text only.", _SERVER_SAMPLES),
     ("min_p", "frequency_penalty", "presence_penalty", "no_repeat_ngram_size"): Default(
-        _ZERO, "that is off anyway", "Of penalties --repetition_penalty is there.", _SERVER_SAMPLES
+        _ZERO, "it is always off", "The only penalty is --repetition_penalty.", _SERVER_SAMPLES
     ),
-    ("length_penalty",): Default(("1", "1.0"), "that is off anyway", "Beam search is not there.", "Leave it out."),
-    ("response_prefix",): Refused("The chat template begins the answer.", "Put it into the question."),
+    ("length_penalty",): Default(("1", "1.0"), "it is always off", "Beam search is not supported.", "Leave it out."),
+    ("response_prefix",): Refused("The chat template starts the response.", "Put it into the prompt."),
 }
-_ASKING: Rows = {
+_PROMPTS: Rows = {
     ("load_data_args",): off(
-        "Questions are named here.", "Type --dataset RUN/val_dataset.jsonl for what the run held out."
+        "Prompts come from --dataset.", "Type --dataset RUN/val_dataset.jsonl for the rows that the run held out."
     ),
-    ("val_dataset_sample", "max_samples"): Refused("The number stands behind the name.", "Type --dataset FILE#200"),
-    ("write_batch_size",): NotNeeded("every answer is written as soon as it is made"),
+    ("val_dataset_sample", "max_samples"): Refused("The number of rows follows the name.", "Type --dataset FILE#200"),
+    ("write_batch_size",): NotNeeded("every response is written as soon as it is complete"),
 }
 _EVAL: Rows = {
     ("eval_dataset",): Refused(
-        "Benchmarks are tasks of lm-evaluation-harness here, with its names.",
-        "Type --tasks gsm8k,arc_easy, or --dataset FILE for questions of your own.",
+        "Benchmarks are tasks of lm-evaluation-harness.",
+        "Type --tasks gsm8k,arc_easy, or --dataset FILE for your own questions.",
     ),
     ("eval_backend",): Default(
         ("native",),
-        "swift asks the model itself",
-        "swift asks the model itself: --dataset for questions of your own, --tasks for lm-evaluation-harness.",
-        "Leave it out.",
+        "swift runs the evaluation itself",
+        "swift runs the evaluation itself.",
+        "Leave it out; type --dataset FILE for your own questions, or --tasks NAMES for lm-evaluation-harness.",
     ),
-    ("eval_output_dir",): Refused("Answers are written to a file.", "Type --result_path answers.jsonl"),
-    ("eval_num_proc",): Refused("One process asks in batches.", "Type --batch_size 16"),
+    ("eval_output_dir",): Refused("Responses are written to one file.", "Type --result_path responses.jsonl"),
+    ("eval_num_proc",): Refused("One process evaluates in batches.", "Type --batch_size 16"),
     ("eval_generation_config",): Refused(
-        "Each has a flag of its own.", "Type --max_new_tokens 512 --temperature 0.7 --top_p 0.9"
+        "Each setting has a flag.", "Type --max_new_tokens 512 --temperature 0.7 --top_p 0.9"
     ),
-    ("eval_url",): Refused("A server is an engine here.", "Type --engine http://HOST:PORT"),
+    ("eval_url",): Refused("A server is an engine.", "Type --engine http://HOST:PORT"),
 }
 _EXPORT: Rows = {
     ("merge_lora",): Default(
         ("true",), "--to hf, the default, merges adapters", "--to hf merges adapters.", "Type --to adapter"
     ),
-    ("to_hf",): Default(("true",), "--to hf is the default", "Name the format with --to.", "Type --to adapter"),
+    ("to_hf",): Default(("true",), "--to hf is the default", "The format is set by --to.", "Type --to adapter"),
     ("to_peft_format",): Default(
-        ("false",), "--to hf is the default", "Name the format with --to.", "Type --to adapter"
+        ("false",), "--to hf is the default", "The format is set by --to.", "Type --to adapter"
     ),
     ("to_ollama", "gguf", "ollama_output_dir"): off(
-        "GGUF, the format of Ollama and llama.cpp, is not there.",
-        "Type --to hf, and convert what it writes with llama.cpp's convert_hf_to_gguf.py.",
+        "GGUF, the format of Ollama and llama.cpp, is not supported.",
+        "Type --to hf, then convert the folder with llama.cpp's convert_hf_to_gguf.py.",
     ),
     ("to_mcore", "mcore_adapters", "mcore_model"): off(
-        "Megatron starts from Hugging Face folders here, and its checkpoints are exported as any other.",
-        "Type --to hf, and train with --backend megatron --model FOLDER",
+        "The Megatron backend reads Hugging Face folders.",
+        "Type --to hf, then train with --backend megatron --model FOLDER",
     ),
-    ("to_cached_dataset",): off("Data sets are tokenised once by training.", "Type swift sft --data.cache FOLDER"),
+    ("to_cached_dataset",): off("Training tokenizes data sets once.", "Type swift sft --data.cache FOLDER"),
     ("safe_serialization",): Default(
         ("true",),
         "weights are written as safetensors",
         "Weights are written as safetensors, never as pickles.",
         "Leave it out.",
     ),
-    ("device_map", "device"): NotNeeded("the export finds its device itself, and the result is the same on any"),
+    ("device_map", "device"): NotNeeded("the export selects its device, and the result does not depend on it"),
     ("hub_private_repo",): Default(
         ("true", "false"),
-        "an existing repository stays as it is",
-        "It is true or false.",
+        "an existing repository is not changed",
+        "It must be true or false.",
         "Create the repository on the hub first.",
     ),
     ("group_size", "quant_group_size"): Default(
         ("128",),
-        "groups are of 128 inputs where the layers can be divided so",
-        "Groups are of 128 inputs, or of 64 or 32 where the layers cannot be divided so.",
+        "the group size is 128 where it divides the layers",
+        "The group size is 128, or 64 or 32 where 128 does not divide the layers.",
         "Leave it out.",
     ),
     ("quant_batch_size",): NotNeeded("the result does not depend on it"),
 }
 _SERVE_SAMPLING = Refused(
-    "Requests say how answers are drawn.",
-    """For a server's own defaults: --override-generation-config '{"temperature": 0.7}'""",
+    "Sampling settings belong to requests.",
+    """To change the server's defaults type --override-generation-config '{"temperature": 0.7}'""",
 )
 _SERVE: Rows = {
     **{(name,): _SERVE_SAMPLING for name in ("temperature", "top_p", "top_k", "repetition_penalty", "stop_words")},
     ("max_new_tokens", "max_tokens", "num_beams", "do_sample"): _SERVE_SAMPLING,
-    ("log_interval",): NotNeeded("vLLM's own log has its figures, and --verbose shows it"),
-    ("stream",): NotNeeded("each request says whether its answer is streamed"),
-    ("max_batch_size",): Refused("vLLM has a flag of its own.", "Type --max-num-seqs 64"),
-    ("attn_impl", "attn_implementation"): Refused("vLLM has kernels of its own.", "Type --attention-backend NAME"),
+    ("log_interval",): NotNeeded("vLLM's log has these figures, and --verbose shows it"),
+    ("stream",): NotNeeded("each request selects streaming"),
+    ("max_batch_size",): Refused("vLLM has its own flag.", "Type --max-num-seqs 64"),
+    ("attn_impl", "attn_implementation"): Refused("vLLM has its own kernels.", "Type --attention-backend NAME"),
     ("device_map",): _LOAD[("device_map",)],
-    ("merge_lora",): NotNeeded("adapters are served next to their model, by name"),
-    ("system",): Refused("Requests bring their system message.", "Put it into the messages of a request."),
+    ("merge_lora",): NotNeeded("adapters are served by name, together with their model"),
+    ("system",): Refused("The system message belongs to requests.", "Put it into the messages of a request."),
 }
 _SAMPLE: Rows = {
-    ("resume",): NotNeeded("the same command always continues an interrupted one"),
-    ("num_sampling_batch_size",): NotNeeded("every answer is kept as soon as it is drawn; --batch_size has answers"),
-    ("num_sampling_batches",): Refused("The number of prompts stands behind the name.", "Type --dataset FILE#200"),
+    ("resume",): NotNeeded("repeating a command continues it"),
+    ("num_sampling_batch_size",): NotNeeded("every completion is saved at once; --batch_size sets the batch"),
+    ("num_sampling_batches",): Refused("The number of prompts follows the name.", "Type --dataset FILE#200"),
     ("sampler_type",): Default(
         ("sample",),
-        "answers are drawn by the model that is named",
-        "Answers of a larger model are drawn like any other.",
-        "Leave it out, and name the larger model, or its server: swift sample --engine http://HOST:PORT",
+        "the model generates the completions",
+        "Distillation from a larger model is ordinary sampling.",
+        "Leave it out, and pass the larger model, or its server: swift sample --engine http://HOST:PORT",
     ),
     ("dataset_shuffle",): NotNeeded("rows are written in the order of the data set"),
-    ("stream",): NotNeeded("answers go to files"),
+    ("stream",): NotNeeded("completions are written to files"),
 }
 
 TOPICS: Mapping[str, Rows] = {
     "Models and the hub (commands that do not train)": _HUB,
     "Loading a model (infer, chat, eval)": _LOAD,
-    "Answers (infer, chat, eval)": _SAMPLING,
-    "Questions (infer, eval)": _ASKING,
+    "Sampling (infer, chat, eval)": _SAMPLING,
+    "Prompts (infer, eval)": _PROMPTS,
     "swift eval": _EVAL,
     "swift export and merge-lora": _EXPORT,
     "swift serve": _SERVE,
     "swift sample": _SAMPLE,
 }
 """Heading in the documentation → rows."""
-_HUB_TOPIC, _LOAD_TOPIC, _ANSWERS, _QUESTIONS, _EVAL_TOPIC, _EXPORT_TOPIC, _SERVE_TOPIC, _SAMPLE_TOPIC = TOPICS
+_HUB_TOPIC, _LOAD_TOPIC, _SAMPLING_TOPIC, _PROMPTS_TOPIC, _EVAL_TOPIC, _EXPORT_TOPIC, _SERVE_TOPIC, _SAMPLE_TOPIC = (
+    TOPICS
+)
 TOPICS_OF_COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "infer": (_HUB_TOPIC, _LOAD_TOPIC, _ANSWERS, _QUESTIONS),
-    "chat": (_HUB_TOPIC, _LOAD_TOPIC, _ANSWERS),
-    "eval": (_HUB_TOPIC, _LOAD_TOPIC, _ANSWERS, _QUESTIONS, _EVAL_TOPIC),
-    "sample": (_HUB_TOPIC, _LOAD_TOPIC, _ANSWERS, _QUESTIONS, _SAMPLE_TOPIC),
+    "infer": (_HUB_TOPIC, _LOAD_TOPIC, _SAMPLING_TOPIC, _PROMPTS_TOPIC),
+    "chat": (_HUB_TOPIC, _LOAD_TOPIC, _SAMPLING_TOPIC),
+    "eval": (_HUB_TOPIC, _LOAD_TOPIC, _SAMPLING_TOPIC, _PROMPTS_TOPIC, _EVAL_TOPIC),
+    "sample": (_HUB_TOPIC, _LOAD_TOPIC, _SAMPLING_TOPIC, _PROMPTS_TOPIC, _SAMPLE_TOPIC),
     "export": (_HUB_TOPIC, _EXPORT_TOPIC),
     "merge-lora": (_HUB_TOPIC, _EXPORT_TOPIC),
     "serve": (_HUB_TOPIC, _SERVE_TOPIC),
     "deploy": (_HUB_TOPIC, _SERVE_TOPIC),
 }
-"""Verb → the topics whose flags it answers."""
+"""Command → the topics whose flags it knows."""
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """The flags of other programs that one command answers."""
+class CommandFlags:
+    """Third-party flags that one command knows."""
 
     meanings: Mapping[str, Meaning]
     arities: Mapping[str, Arity]
 
 
-def elsewhere(command: str, *, but: Collection[str] = ()) -> Elsewhere:
-    """Return the flags of other programs that a command answers, without those that it has itself (`but`)."""
+def flags_of_command(command: str, *, but: Collection[str] = ()) -> CommandFlags:
+    """Return the third-party flags that a command knows, without its own (`but`)."""
     meanings = {
         flag: meaning
         for topic in TOPICS_OF_COMMANDS.get(command, ())
@@ -216,26 +220,26 @@ def elsewhere(command: str, *, but: Collection[str] = ()) -> Elsewhere:
         for flag in flags
         if flag not in but
     }
-    return Elsewhere(meanings, {flag: _arity(flag, meaning) for flag, meaning in meanings.items()})
+    return CommandFlags(meanings, {flag: _arity(flag, meaning) for flag, meaning in meanings.items()})
 
 
 _SWITCHES = ("merge_lora", "load_args", "stream")
 
 
 def _arity(flag: str, meaning: Meaning) -> Arity:
-    """Return 'switch' where a word behind the flag may be an argument: `swift infer --merge_lora MODEL`."""
+    """Return 'switch' where a positional argument may follow the flag: `swift infer --merge_lora MODEL`."""
     on_or_off = isinstance(meaning, Default) and bool({"true", "false"} & set(meaning.values))
     return "switch" if on_or_off or flag in _SWITCHES else "optional"
 
 
 def check_bits(bits: int | None, scheme: str | None) -> None:
-    """Raise `UsageError` where the scheme of an export does not have as many bits as are asked for."""
+    """Raise `UsageError` where the scheme of an export does not store weights in this many bits."""
     if bits is None:
         return
     if bits not in _SCHEMES_OF_BITS:
-        raise UsageError(f"Weights are stored in 4 or 8 bits, not in {bits}.", hint="Type: --quant w4a16, or w8a8")
+        raise UsageError(f"--quant_bits must be 4 or 8, not {bits}.", hint="Type: --quant w4a16, or w8a8")
     instead = f"Type: --quant {' or '.join(_SCHEMES_OF_BITS[bits])}"
     if scheme is None:
-        raise UsageError(f"--quant_bits {bits} needs a scheme.", hint=instead)
+        raise UsageError(f"--quant_bits {bits} needs a scheme (--quant).", hint=instead)
     if any(scheme in schemes for other, schemes in _SCHEMES_OF_BITS.items() if other != bits):
         raise UsageError(f"--quant {scheme} does not store weights in {bits} bits.", hint=instead)

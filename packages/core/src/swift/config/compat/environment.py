@@ -1,4 +1,4 @@
-"""ms-swift's environment variables that set what is an option here."""
+"""ms-swift's environment variables, and the options that they set."""
 
 from __future__ import annotations
 
@@ -36,30 +36,31 @@ MEDIA = {
     "FPS": "data.video_fps",
     "FPS_MAX_FRAMES": "data.video_max_frames",
 }
-"""Variable → the key that it sets, whatever the objective is."""
-MEDIA_ELSEWHERE = {
+"""Variable → the key that it sets for any objective."""
+IGNORED_MEDIA = {
     **dict.fromkeys(
         ("VIDEO_MAX_PIXELS", "VIDEO_MIN_PIXELS", "VIDEO_TOTAL_PIXELS", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM"),
-        "images, those of videos too, are limited by --max_pixels and --min_pixels",
+        "--max_pixels and --min_pixels limit images and frames",
     ),
-    **dict.fromkeys(("NFRAMES", "FPS_MIN_FRAMES"), "which images, say --video_fps and --video_max_frames"),
-    "SIZE_FACTOR": "the model's processor knows it",
-    **dict.fromkeys(("ENABLE_AUDIO_OUTPUT", "USE_AUDIO_IN_VIDEO"), "the sound of a video is not used"),
+    **dict.fromkeys(("NFRAMES", "FPS_MIN_FRAMES"), "--video_fps and --video_max_frames select the frames"),
+    "SIZE_FACTOR": "it comes from the model's processor",
+    **dict.fromkeys(("ENABLE_AUDIO_OUTPUT", "USE_AUDIO_IN_VIDEO"), "the audio track of a video is not used"),
 }
-"""Variable of ms-swift's for media that is not read → what is done here, as half a sentence."""
+"""Variable of ms-swift for media that is ignored → the reason, as the end of a sentence."""
 _SMALLEST_GROUP = "LISTWISE_RERANKER_MIN_GROUP_SIZE"
 
 
 def set_by_environment(merged: dict[str, Assignment], environment: Mapping[str, str]) -> list[str]:
-    """Set what variables ask and neither flags nor files set; return a line for each variable."""
+    """Set the keys of variables that neither flags nor files set; return a note for each variable."""
     objective, loss = merged.get("objective.name"), merged.get("objective.loss")
     notes = [_set(merged, environment, variable, key) for variable, key in MEDIA.items() if environment.get(variable)]
-    notes += [f"{name} has no effect: {why}." for name, why in MEDIA_ELSEWHERE.items() if environment.get(name)]
+    notes += [f"{name} has no effect: {why}." for name, why in IGNORED_MEDIA.items() if environment.get(name)]
     options = OPTIONS_OF.get("" if objective is None else str(objective.value), {})
     if "LISTWISE_RERANKER_TEMPERATURE" in options and environment.get(_SMALLEST_GROUP, "2") not in ("", "2"):
         raise ConfigError(
-            f"{_SMALLEST_GROUP} is {environment[_SMALLEST_GROUP]}, and here every query with two documents is learned.",
-            hint="Unset it, and leave queries with fewer documents out of the data set.",
+            f"{_SMALLEST_GROUP} {environment[_SMALLEST_GROUP]} is not supported: every query with at least two "
+            "documents is used.",
+            hint="Unset it, and remove queries with fewer documents from the data set.",
         )
     for variable, option in options.items():
         value, key = environment.get(variable, ""), f"objective.{option}"
@@ -73,8 +74,8 @@ def set_by_environment(merged: dict[str, Assignment], environment: Mapping[str, 
 
 
 def _set(merged: dict[str, Assignment], environment: Mapping[str, str], variable: str, key: str) -> str:
-    """Set a key by a variable unless it is set already, and say so."""
+    """Set a key from a variable unless it is already set; return the note."""
     if key in merged:
         return f"{variable} has no effect: {merged[key].source} sets {key}."
     merged[key] = Assignment(environment[variable], f"the environment variable {variable}")
-    return f"{variable} sets --{key} {environment[variable]}, which is the flag for it."
+    return f"The environment variable {variable} sets --{key} {environment[variable]}."

@@ -1,4 +1,4 @@
-"""FSDP as Trainer and accelerate spell it: `--fsdp "full_shard auto_wrap"`, `--fsdp_config FILE`, its keys as flags."""
+"""FSDP flags of the Trainer and accelerate: `--fsdp "full_shard auto_wrap"`, `--fsdp_config FILE`, and its keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.config.compat.meanings import Meaning, NotNeeded, Refused, off
-from swift.config.draft import Assignment
+from swift.config.draft import Assignment, set_consistently
 from swift.config.flags import Arity, Settings, Translation
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError, did_you_mean
@@ -22,7 +22,7 @@ _STRATEGIES: dict[str, Settings] = {
     "hybrid_shard": _HYBRID,
     "hybrid_shard_zero2": {**_HYBRID, **_GATHERED},
 }
-_WORDS: dict[str, Settings] = {
+_MODES: dict[str, Settings] = {
     **_STRATEGIES,
     "true": {},
     "fsdp": {},
@@ -32,62 +32,62 @@ _WORDS: dict[str, Settings] = {
     "fsdp_offload": _OFFLOAD,
     "hsdp": _HYBRID,
 }
-_BLOCKS = "each decoder block is a unit of sharding, whichever class it is"
+_BLOCKS = "each decoder block is a unit of sharding, whatever its class"
 _MEANINGS: dict[str, Meaning] = {
-    "version": NotNeeded("FSDP2 trains, with the numbers of FSDP1"),
+    "version": NotNeeded("FSDP2 is used, with the same results as FSDP1"),
     "transformer_layer_cls_to_wrap": NotNeeded(_BLOCKS),
     "auto_wrap_policy": NotNeeded(_BLOCKS),
     "min_num_params": NotNeeded(_BLOCKS),
     "state_dict_type": NotNeeded("a checkpoint can be resumed with any number of processes, and by other backends"),
-    "sync_module_states": NotNeeded("every process reads its own part of the weights from the files"),
-    "cpu_ram_efficient_loading": NotNeeded("every process reads its own part of the weights from the files"),
+    "sync_module_states": NotNeeded("every process reads its own shards from the files"),
+    "cpu_ram_efficient_loading": NotNeeded("every process reads its own shards from the files"),
     "use_orig_params": NotNeeded("FSDP2 keeps the model's own parameters"),
-    "limit_all_gathers": NotNeeded("FSDP2 limits what is gathered ahead: --backend.prefetch"),
-    "backward_prefetch": NotNeeded("FSDP2 gathers ahead in the backward pass: --backend.prefetch"),
-    "backward_prefetch_policy": NotNeeded("FSDP2 gathers ahead in the backward pass: --backend.prefetch"),
-    "forward_prefetch": NotNeeded("FSDP2 gathers ahead: --backend.prefetch"),
+    "limit_all_gathers": NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
+    "backward_prefetch": NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
+    "backward_prefetch_policy": NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
+    "forward_prefetch": NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
     "enable_memory_efficient_save": NotNeeded("a checkpoint is written shard by shard"),
-    "cpu_offload_pin_memory": NotNeeded("torch decides about it"),
+    "cpu_offload_pin_memory": NotNeeded("torch decides it"),
     "xla": off("XLA devices are not supported.", "Leave it out."),
     "ignored_modules": Refused("all modules are sharded.", "Leave it out."),
     "ignored_parameters": Refused("all parameters are sharded.", "Leave it out."),
-    "mixed_precision_policy": Refused("precision is that of the model.", "Type: --bf16 true, or --torch_dtype float32"),
-    "mixed_precision": Refused("precision is that of the model.", "Type: --bf16 true, or --torch_dtype float32"),
+    "mixed_precision_policy": Refused("model.dtype sets the precision.", "Type: --bf16 true, or --torch_dtype float32"),
+    "mixed_precision": Refused("model.dtype sets the precision.", "Type: --bf16 true, or --torch_dtype float32"),
 }
 _SWITCHES = {
     "offload_params": "backend.offload",
     "cpu_offload": "backend.offload",
     "activation_checkpointing": "train.gradient_checkpointing",
 }
-"""Key → the key here that true sets; false leaves it to other flags."""
+"""Key → the key here that true sets; false sets nothing."""
 _OWN = ("reshard_after_forward", "sharding_strategy", *_SWITCHES)
 _KEYS = (*_MEANINGS, *_OWN)
 _REQUEST = "@fsdp."
 
 
 def _mode(source: str, value: Any) -> Settings:
-    """Read Trainer's words in any order, joined by spaces or commas."""
+    """Read the Trainer's modes in any order, joined by spaces or commas."""
     listed = value if isinstance(value, list | tuple) else [value]
-    words = [word.lower() for each in listed for word in str(each).replace(",", " ").split()]
-    if not words:
-        raise ConfigError(f"{source} names no way to shard.", hint=f"It takes: {', '.join(_WORDS)}")
-    if words in (["false"], ["none"]):
+    modes = [mode.lower() for each in listed for mode in str(each).replace(",", " ").split()]
+    if not modes:
+        raise ConfigError(f"{source} needs a value.", hint=f"Valid values: {', '.join(_MODES)}")
+    if modes in (["false"], ["none"]):
         return {}
     settings: Settings = {"backend.name": "fsdp"}
-    for word in words:
-        if word in ("no_shard", "false"):
-            raise ConfigError(f"{source} {word}: nothing would be sharded.", hint="Type: --backend torch")
-        if word not in _WORDS:
+    for mode in modes:
+        if mode in ("no_shard", "false"):
+            raise ConfigError(f"{source} {mode} would shard nothing.", hint="Type: --backend torch")
+        if mode not in _MODES:
             raise ConfigError(
-                f"{source} does not know {quoted(word)}.{did_you_mean(word, _WORDS)}",
-                hint=f"It takes: {', '.join(_WORDS)}",
+                f"Unknown value {quoted(mode)} for {source}.{did_you_mean(mode, _MODES)}",
+                hint=f"Valid values: {', '.join(_MODES)}",
             )
-        settings |= _WORDS[word]
+        settings |= _MODES[mode]
     return settings
 
 
 def _config(source: str, value: Any) -> Settings:
-    """Take Trainer's JSON, or a file of it, apart into requests, one a key."""
+    """Split the Trainer's JSON, or a file of it, into one request per key."""
     content = value
     if isinstance(value, str) and value.lstrip().startswith("{"):
         content = parse_json(value, source, ConfigError)
@@ -100,12 +100,12 @@ def _config(source: str, value: Any) -> Settings:
             )
         content = read_json_object(file, ConfigError)
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{source} takes a JSON object or a file of one, not {quoted(value)}.")
+        raise ConfigError(f"{source} must be a JSON object or a JSON file, not {quoted(value)}.")
     settings: Settings = {}
     for key, inner in content.items():
         name = _name(str(key))
         if name not in _KEYS:
-            raise ConfigError(f"{source}: FSDP has no setting {quoted(key)} here.{did_you_mean(name, _KEYS)}")
+            raise ConfigError(f"{source}: unknown key {quoted(key)}.{did_you_mean(name, _KEYS)}")
         if inner is not None:
             settings[_REQUEST + name] = inner
     return settings
@@ -125,31 +125,31 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("fsdp_config",), "backend.name", "value", _config),
     *(((f"fsdp_{key}",), "backend.name", "optional", _request(key)) for key in _KEYS),
 )
-"""(flags, the key that help lists them under, arity, translation)"""
+"""(flags, the key under which help lists them, arity, translation)"""
 
 
 def settle_fsdp(merged: dict[str, Assignment], notes: list[str]) -> None:
-    """Honour, note or refuse what was said of FSDP, key by key."""
-    asked = {key.removeprefix(_REQUEST): merged.pop(key) for key in list(merged) if key.startswith(_REQUEST)}
-    if not asked:
+    """Apply, note or refuse the requests about FSDP, key by key."""
+    requests = {key.removeprefix(_REQUEST): merged.pop(key) for key in list(merged) if key.startswith(_REQUEST)}
+    if not requests:
         return
-    first = next(iter(asked.values())).source
+    first = next(iter(requests.values())).source
     backend = merged.setdefault("backend.name", Assignment("fsdp", first))
     if backend.value != "fsdp":
         raise ConfigError(
-            f"{first} is about FSDP, and {backend.source} chooses the {backend.value} backend.",
+            f"{first} needs the fsdp backend, but {backend.source} selects the {backend.value} backend.",
             hint="Type: --backend fsdp, or leave it out.",
         )
-    for key, request in asked.items():
+    for key, request in requests.items():
         if key in _MEANINGS:
-            notes.append(_MEANINGS[key].answer(_typed(request.source, key), request.value))
+            notes.append(_MEANINGS[key].check(_typed(request.source, key), request.value))
             continue
         for target, value in _settings(key, request).items():
-            _set(merged, target, Assignment(value, request.source))
+            set_consistently(merged, target, value, request.source)
 
 
 def _typed(source: str, key: str) -> str:
-    """Return the flag, or the key inside of `--fsdp_config`."""
+    """Return the flag, or the key inside `--fsdp_config`."""
     return source if source.lower().replace("-", "_").endswith(key) else f"{source}: {key}"
 
 
@@ -157,32 +157,21 @@ def _settings(key: str, request: Assignment) -> Settings:
     source = _typed(request.source, key)
     if key in _SWITCHES:
         return {_SWITCHES[key]: True} if as_switch(request.value, source) else {}
-    word = str(request.value).lower()
-    if word in _STRATEGIES or key == "sharding_strategy":
-        return _of_strategy(source, word)
+    given = str(request.value).lower()
+    if given in _STRATEGIES or key == "sharding_strategy":
+        return _of_strategy(source, given)
     return {"backend.reshard_after_forward": as_switch(request.value, source)}
 
 
-def _of_strategy(source: str, word: str) -> Settings:
-    """Return the settings of FSDP1's strategy, which accelerate also takes by its number."""
+def _of_strategy(source: str, given: str) -> Settings:
+    """Return the settings of a strategy of FSDP1, given by name or by accelerate's number."""
     numbers = {"1": "full_shard", "2": "shard_grad_op", "4": "hybrid_shard", "5": "hybrid_shard_zero2"}
-    name = numbers.get(word, word)
+    name = numbers.get(given, given)
     if name in ("3", "no_shard"):
-        raise ConfigError(f"{source} {word}: nothing would be sharded.", hint="Type: --backend torch")
+        raise ConfigError(f"{source} {given} would shard nothing.", hint="Type: --backend torch")
     if name not in _STRATEGIES:
         raise ConfigError(
-            f"{source} does not know {quoted(word)}.{did_you_mean(word, _STRATEGIES)}",
-            hint=f"It takes: {', '.join(_STRATEGIES)}",
+            f"Unknown value {quoted(given)} for {source}.{did_you_mean(given, _STRATEGIES)}",
+            hint=f"Valid values: {', '.join(_STRATEGIES)}",
         )
     return _STRATEGIES[name]
-
-
-def _set(merged: dict[str, Assignment], key: str, assignment: Assignment) -> None:
-    earlier = merged.get(key)
-    if earlier is not None and str(earlier.value).lower() != str(assignment.value).lower():
-        raise ConfigError(
-            f"{earlier.source} and {assignment.source} contradict each other: {key} cannot be both "
-            f"{quoted(earlier.value)} and {quoted(assignment.value)}.",
-            hint="Keep one of them.",
-        )
-    merged[key] = assignment

@@ -1,4 +1,4 @@
-"""The meaning of another program's flag to swift: nothing to change, only some of its values, or a refusal."""
+"""Meanings of third-party flags without a key: not needed, only some values accepted, or refused."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _SAME = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", 
 
 @dataclass(frozen=True)
 class NotNeeded:
-    """A flag that changes nothing about the result, whatever its value is."""
+    """A flag that does not change the result, whatever its value."""
 
     note: str
-    """Why, as the end of a sentence: 'swift picks the launcher's backend itself'."""
+    """Why, as the end of a sentence: 'swift always counts tokens'."""
 
-    def answer(self, source: str, value: Any) -> str:
+    def check(self, source: str, value: Any) -> str:
         """Return the note for the user."""
         return f"{_typed(source, value)} is not needed: {self.note}."
 
 
 @dataclass(frozen=True)
 class Default:
-    """A flag some of whose values say what swift does anyway; the others are refused."""
+    """A flag with values that match swift's behavior; the others are refused."""
 
     values: tuple[str, ...]
     """In lower case. `true` and `false` stand for every spelling of a switch."""
@@ -36,16 +36,16 @@ class Default:
     hint: str
     """What to type instead."""
 
-    def answer(self, source: str, value: Any) -> str:
-        """Return the note for the user; raises `ConfigError` for another value."""
-        if _word(value, self.values) in self.values:
+    def check(self, source: str, value: Any) -> str:
+        """Return the note for the user; raise `ConfigError` for another value."""
+        if _normalized(value, self.values) in self.values:
             return f"{_typed(source, value)} is not needed: {self.note}."
         raise _refusal(source, value, self.reason, self.hint)
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A flag that would change the result, and that swift does not have."""
+    """A flag that would change the result and is not supported."""
 
     reason: str
     """A sentence."""
@@ -54,7 +54,7 @@ class Refused:
     secret: bool = False
     """Whether the value must not be shown."""
 
-    def answer(self, source: str, value: Any) -> str:
+    def check(self, source: str, value: Any) -> str:
         """Raise `ConfigError`."""
         raise _refusal(source, True if self.secret else value, self.reason, self.hint)
 
@@ -63,16 +63,16 @@ Meaning = NotNeeded | Default | Refused
 
 
 def off(reason: str, hint: str) -> Default:
-    """Return the meaning of a switch for something that swift does not have: off is fine, on is refused."""
-    return Default(("false", "none"), "that is off anyway", reason, hint)
+    """Return the meaning of a switch for an unsupported feature: off is accepted, on is refused."""
+    return Default(("false", "none"), "it is always off", reason, hint)
 
 
 def _refusal(source: str, value: Any, reason: str, hint: str) -> ConfigError:
-    return ConfigError(f"{_typed(source, value)} is not possible: {reason}", hint=hint)
+    return ConfigError(f"{_typed(source, value)} is not supported: {reason}", hint=hint)
 
 
 def _typed(source: str, value: Any) -> str:
-    """Return a flag with its value as it was typed; of a line of a file, its place and the value."""
+    """Return a flag, or the line of a file, with its value as typed."""
     if value is True:
         return source
     values = value if isinstance(value, tuple | list) else (value,)
@@ -80,7 +80,7 @@ def _typed(source: str, value: Any) -> str:
     return f"{source} {quoted(text)[1:-1]}"
 
 
-def _word(value: Any, known: tuple[str, ...]) -> str:
+def _normalized(value: Any, known: tuple[str, ...]) -> str:
     text = str(value).lower()
     switch = looks_like_switch(text) and {"true", "false"} & set(known) and text not in known
     return _SAME.get(text, text) if switch else text

@@ -1,4 +1,4 @@
-"""Megatron's own names for settings, which go with `--backend megatron`, and what those mean that have no key here."""
+"""Megatron's flags: those that set keys with `--backend megatron`, and the meaning of those without a key."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "logging.steps": ("log_interval",),
     "logging.output": ("save",),
 }
-"""Key → flags that set it to their value, as it is."""
-_OF_OTHERS_TOO = ("backend.fp8",)
-"""Keys that other backends have as well; one that has not refuses them as it does any other key."""
+"""Key → flags that set it to their value unchanged."""
+
+_SHARED = ("backend.fp8",)
+"""Keys that other backends have as well."""
 _ARITIES: dict[str, Arity] = {
     "backend.recompute_modules": "list",
     "backend.moe_pad_to_capacity": "switch",
@@ -46,31 +47,31 @@ _ATTENTION: dict[str, Settings] = {
 
 
 def _recompute(source: str, value: Any) -> Settings:
-    word = str(value).lower()
-    if word == "none":
+    mode = str(value).lower()
+    if mode == "none":
         return {"train.gradient_checkpointing": False}
-    if word not in ("full", "selective"):
-        raise ConfigError(f"{source} is full, selective or none, not {quoted(value)}.")
-    return {"train.gradient_checkpointing": True, "backend.recompute": word}
+    if mode not in ("full", "selective"):
+        raise ConfigError(f"{source} must be full, selective or none, not {quoted(value)}.")
+    return {"train.gradient_checkpointing": True, "backend.recompute": mode}
 
 
 def _attention(source: str, value: Any) -> Settings:
-    word = str(value).lower()
-    if word not in _ATTENTION:
+    name = str(value).lower()
+    if name not in _ATTENTION:
         raise ConfigError(
-            f"{source} does not know {quoted(value)}.{did_you_mean(word, _ATTENTION)}",
-            hint=f"It takes one of: {', '.join(_ATTENTION)}",
+            f"Unknown value {quoted(value)} for {source}.{did_you_mean(name, _ATTENTION)}",
+            hint=f"Valid values: {', '.join(_ATTENTION)}",
         )
-    return dict(_ATTENTION[word])
+    return dict(_ATTENTION[name])
 
 
 def _fp8(source: str, value: Any) -> Settings:
     if str(value).lower() in ("true", "1", "yes"):
-        raise ConfigError(f"{source} names a format, 'hybrid' or 'e4m3'.", hint=f"Type: {source} hybrid")
+        raise ConfigError(f"{source} must be 'hybrid' or 'e4m3', not {quoted(value)}.", hint=f"Type: {source} hybrid")
     return {"backend.fp8": "none" if str(value).lower() == "false" else value}
 
 
-def _as_it_is(key: str) -> Translation:
+def _renamed(key: str) -> Translation:
     if key == "backend.fp8":
         return _fp8
     arity = _ARITIES.get(key)
@@ -80,7 +81,7 @@ def _as_it_is(key: str) -> Translation:
 
 
 FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
-    *((flags, key, _ARITIES.get(key, "value"), _as_it_is(key)) for key, flags in RENAMED.items()),
+    *((flags, key, _ARITIES.get(key, "value"), _renamed(key)) for key, flags in RENAMED.items()),
     (("recompute_granularity",), "train.gradient_checkpointing", "value", _recompute),
     (("attention_backend",), "model.attention", "value", _attention),
     (
@@ -90,56 +91,57 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
         lambda _, value: {"@moe_aux_loss": value},
     ),
 )
-"""(flags, the key that help lists them under, arity, translation)"""
+"""(flags, the key under which help lists them, arity, translation)"""
 
-_OF_THE_MODEL = NotNeeded("the config.json of the model says it")
-_FUSED = NotNeeded("fused kernels change no numbers beyond rounding; swift picks those that give Megatron's")
+_OF_THE_MODEL = NotNeeded("it comes from the model's config.json")
+_FUSED = NotNeeded("swift selects the fused kernels, which change results only by rounding")
 ROWS: Mapping[tuple[str, ...], Meaning] = {
     ("use_precision_aware_optimizer",): off(
-        "Adam's state and master weights are in fp32.", "For less memory per GPU: --use_distributed_optimizer true"
+        "Adam's state and master weights are in fp32.", "To save memory per GPU type --use_distributed_optimizer true"
     ),
     ("optimizer_cpu_offload", "optimizer_offload_fraction"): Default(
         ("false", "0", "0.0"),
         "the optimizer is on the device",
-        "Megatron's optimizer stays on the device here.",
-        "For an optimizer in the CPU's memory: --deepspeed zero2_offload, or --backend fsdp --backend.offload true",
+        "the optimizer of the Megatron backend stays on the device.",
+        "To offload the optimizer type --deepspeed zero2_offload, or --backend fsdp --backend.offload true",
     ),
-    ("tp_comm_overlap",): off("tensor parallel exchanges are not overlapped.", "Leave it out."),
+    ("tp_comm_overlap",): off("tensor parallel communication is not overlapped.", "Leave it out."),
     ("load",): Refused(
-        "where a run starts from and what it resumes are two settings here.",
-        "To resume a run of swift: --resume_from_checkpoint RUN. To start from a checkpoint of Megatron: "
-        "swift convert FOLDER --model MODEL, then --model with the folder that it writes",
+        "resuming a run and starting from weights are two settings.",
+        "To resume a run of swift type --resume_from_checkpoint RUN. To start from a Megatron checkpoint type "
+        "swift convert FOLDER --model MODEL, then --model with the converted folder",
     ),
-    ("finetune",): NotNeeded("a run starts at step 0 unless --resume_from_checkpoint names another"),
-    ("eval_iters",): NotNeeded("an evaluation reads all rows that are held out; --val_dataset FILE#N takes N"),
-    ("no_save_rng",): NotNeeded("the state of random generators is saved, in a few bytes, so that resuming is exact"),
+    ("finetune",): NotNeeded("a run starts at step 0 unless --resume_from_checkpoint is given"),
+    ("eval_iters",): NotNeeded("evaluation reads the whole validation set; --val_dataset FILE#N limits it to N rows"),
+    ("no_save_rng",): NotNeeded("the state of the random generators is always saved, so that resuming is exact"),
     ("no_load_optim", "no_load_rng"): off(
-        "a checkpoint is resumed whole.", "To start anew from its weights: --model or --adapters with its folder"
+        "a checkpoint is always resumed completely.",
+        "To start a new run from its weights pass its folder to --model or --adapters",
     ),
     ("no_initialization", "perform_initialization"): NotNeeded("weights come from the model's files"),
     ("fp8_recipe",): Default(
         ("tensorwise",),
-        "scales are computed for each tensor",
-        "FP8 has one recipe here, scales that are computed for each tensor.",
+        "FP8 scales are computed per tensor",
+        "the only FP8 recipe is tensorwise scaling.",
         "Leave it out.",
     ),
-    ("fp8_param_gather", "fp8_param"): off("weights are kept in the precision of the model.", "Leave it out."),
+    ("fp8_param_gather", "fp8_param"): off("weights are stored in the model's precision.", "Leave it out."),
     ("moe_grouped_gemm",): Default(
-        ("true",), "experts are computed together", "experts are always computed together.", "Leave it out."
+        ("true",), "experts always use grouped GEMM", "experts always use grouped GEMM.", "Leave it out."
     ),
     ("moe_router_load_balancing_type",): Default(
         ("aux_loss", "none"),
-        "--moe_aux_loss_coeff turns the balancing loss on",
-        "the load of experts is balanced by the loss of each micro-batch (aux_loss).",
-        "Leave it out; its weight: --moe_aux_loss_coeff 0.001",
+        "--moe_aux_loss_coeff turns on the balancing loss",
+        "the only load balancing is the auxiliary loss (aux_loss).",
+        "Leave it out; to set its weight type --moe_aux_loss_coeff 0.001",
     ),
     ("moe_router_dtype",): Default(
-        ("fp32",), "routers compute in fp32", "routers compute in fp32.", "Leave it out."
+        ("fp32",), "routers compute in fp32", "routers always compute in fp32.", "Leave it out."
     ),
-    ("moe_shared_expert_overlap",): NotNeeded("shared experts are computed next to the others, with the same numbers"),
+    ("moe_shared_expert_overlap",): NotNeeded("overlapping shared experts does not change results"),
     (
         "cross_entropy_loss_fusion", "cross_entropy_fusion_impl", "calculate_per_token_loss",
-    ): NotNeeded("the loss is computed piece by piece from hidden states, over all tokens of a step"),
+    ): NotNeeded("the loss is computed in chunks from hidden states, over all tokens of a step"),
     (
         "moe_permute_fusion", "gradient_accumulation_fusion", "no_gradient_accumulation_fusion",
         "masked_softmax_fusion", "no_masked_softmax_fusion", "bias_dropout_fusion", "no_bias_dropout_fusion",
@@ -155,22 +157,23 @@ ROWS: Mapping[tuple[str, ...], Meaning] = {
         "use_rotary_position_embeddings", "multi_latent_attention", "padded_vocab_size", "vocab_size",
     ): _OF_THE_MODEL,
     ("accumulate_allreduce_grads_in_fp32", "attention_softmax_in_fp32", "grad_reduce_in_fp32"): Default(
-        ("true",), "that is in fp32 anyway", "gradients are added up in fp32, and so is softmax.", "Leave it out."
+        ("true",), "it is always on", "gradients and softmax always use fp32.", "Leave it out."
     ),
     ("attention_dropout", "hidden_dropout"): Default(
-        ("0", "0.0"), "there is none in the model", "dropout of the model is that of its config.json.", "Leave it out."
+        ("0", "0.0"), "dropout comes from the model's config.json", "dropout comes from the model's config.json.",
+        "Set it in the config.json.",
     ),
     ("mtp_num_layers",): Default(
-        ("0", "none"), "there are none", "layers that predict several tokens are not trained.", "Leave it out."
+        ("0", "none"), "it is always off", "multi-token prediction layers are not trained.", "Leave it out."
     ),
     (
         "load_safetensors", "use_mcore_models", "dist_ckpt_format", "ckpt_format",
         "auto_detect_ckpt_format", "manual_gc", "manual_gc_interval", "use_cpu_initialization",
-    ): NotNeeded("checkpoints hold safetensors, and swift sees to the rest"),
+    ): NotNeeded("swift has its own checkpoint format, with safetensors"),
     ("transformer_impl",): Default(
         ("transformer_engine",),
-        "Transformer Engine computes layers on a GPU",
-        "Transformer Engine computes layers on a GPU, plain torch on a CPU.",
+        "layers use Transformer Engine on a GPU",
+        "layers use Transformer Engine on a GPU and plain torch on a CPU.",
         "Leave it out.",
     ),
 }  # fmt: skip
@@ -178,23 +181,23 @@ ROWS: Mapping[tuple[str, ...], Meaning] = {
 
 
 def settle_megatron(merged: dict[str, Assignment], notes: list[str]) -> None:
-    """Refuse Megatron's names next to another backend, but for a balancing loss of 0, which is what the others do."""
+    """Refuse Megatron's flags with another backend, except a balancing loss of 0, which matches the others."""
     chosen = merged.get("backend.name")
     backend = "torch" if chosen is None else chosen.value
     request = merged.pop("@moe_aux_loss", None)
     if request is not None and backend == "megatron":
         merged["backend.moe_aux_loss"] = request
     elif request is not None and str(request.value) in ("0", "0.0", "None", "none"):
-        notes.append(f"{request.source} {request.value} is not needed: there is no balancing loss.")
+        notes.append(f"{request.source} {request.value} is not needed: the {backend} backend has no balancing loss.")
     elif request is not None:
         raise ConfigError(
-            f"{request.source} {request.value}: a loss that balances the load of experts is Megatron's.",
+            f"{request.source} {request.value}: the auxiliary loss of experts needs the megatron backend.",
             hint=f"Type: --backend megatron, or {request.source} 0",
         )
     for key, flags in (*RENAMED.items(), ("backend.recompute", ("recompute_granularity",))):
         source = merged[key].source if key in merged and key.startswith("backend.") else ""
-        if backend != "megatron" and key not in _OF_OTHERS_TOO and source.lstrip("-").replace("-", "_") in flags:
+        if backend != "megatron" and key not in _SHARED and source.lstrip("-").replace("-", "_") in flags:
             raise ConfigError(
-                f"{source} is a setting of Megatron, and the backend is {backend}.",
+                f"{source} needs the megatron backend, and the backend is {backend}.",
                 hint="Type: --backend megatron, or leave it out.",
             )

@@ -1,6 +1,6 @@
-"""Flags of GRPO and its family, PPO and GKD elsewhere: those that set an option here, and what the others mean.
+"""Third-party flags of GRPO and its family, PPO and GKD: those that set an option, and the meaning of the others.
 
-The options are those of the objectives `grpo`, `ppo` and `gkd`, plugins that have TRL's and ms-swift's names for them.
+The options belong to the objectives `grpo`, `ppo` and `gkd`, plugins that use the names of TRL and ms-swift.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
-from swift.config.compat.values import ENGINE_OPTIONS
+from swift.config.compat.unsupported import ENGINE_OPTIONS
 from swift.config.draft import NOTE
 from swift.config.flags import Arity, Settings, Translation
 from swift.config.values import as_switch, quoted
@@ -51,7 +51,7 @@ OPTIONS: Mapping[str, Arity] = {
     **dict.fromkeys(("stop_words", "reward_funcs", "reward_weights", "reward_model", "external_plugins"), "list"),
     **dict.fromkeys(("reward_options", "rollout_options", "environment_options", "teacher_options"), "mapping"),
 }  # fmt: skip
-"""Options of `grpo`, `ppo` and `gkd` that are flags under their own name, and how many values they take."""
+"""Options of `grpo`, `ppo` and `gkd` that are flags under their own name, with their arity."""
 
 RENAMED: Mapping[str, str] = {
     "teacher_model_name_or_path": "teacher_model",
@@ -67,7 +67,7 @@ RENAMED: Mapping[str, str] = {
     "vllm_importance_sampling_clip_min": "rollout_importance_sampling_min",
     "response_length": "max_completion_length",
 }
-"""Flag of another program → the option that it is."""
+"""Third-party flag → the option that it sets."""
 OWN_OPTIONS = frozenset(
     {
         *OPTIONS,
@@ -81,26 +81,26 @@ OWN_OPTIONS = frozenset(
     }
     - {"temperature", "gamma"}
 )
-"""Options that no objective of core has, so that their flags belong to online learning."""
+"""Options of online learning that no objective of core has."""
 LOSSES = ("dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo", "bnpo")
 """Values of `--loss_type` that are losses of online learning."""
 
 _LOSSES_HERE = f"Type --loss_type {', '.join(LOSSES[:-1])}, or leave it out for dapo."
 _OTHER_LOSS = Refused("this loss is not implemented.", _LOSSES_HERE)
-LOSSES_ELSEWHERE = {
+UNSUPPORTED_LOSSES = {
     **dict.fromkeys(("luspo", "vespo", "fipo", "real"), _OTHER_LOSS),
     "gspo-token": Refused(
-        "the level of the importance ratio has a flag of its own.",
+        "the level of the importance ratio is a separate flag.",
         "Type --loss_type gspo --importance_sampling_level sequence_token",
     ),
 }
 
 _SCALES = {"true": "group", "false": "none"}
-_TOOLS = "tools belong to an environment, which says what they return."
+_TOOLS = "tools belong to an environment."
 _OTHER_METHOD = "this method is not implemented."
-_MEMORY = NotNeeded("it is about memory: the engine keeps its own between rounds, as much as the engine's options say")
-_ALL_KEPT = NotNeeded("every round is kept whole, with its prompts, answers and rewards, in RUN/rollouts")
-_OF_ANOTHER = NotNeeded("it is an option of a method that is not there")
+_MEMORY = NotNeeded("the engine keeps its memory between rounds; --rollout_options limits it")
+_ALL_KEPT = NotNeeded("RUN/rollouts has the prompts, completions and rewards of every round")
+_OF_ANOTHER = NotNeeded("it is an option of a method that is not implemented")
 
 
 def _option(name: str, arity: Arity) -> Translation:
@@ -111,17 +111,17 @@ def _option(name: str, arity: Arity) -> Translation:
 
 
 def _scale(_source: str, value: Any) -> Settings:
-    word = str(value).lower()
-    return {"objective.scale_rewards": _SCALES.get(word, word)}
+    name = str(value).lower()
+    return {"objective.scale_rewards": _SCALES.get(name, name)}
 
 
 def _aggregation(source: str, value: Any) -> Settings:
-    """Take TRL's word for GDPO, which normalises each reward before they are added."""
+    """Read TRL's name for GDPO, which normalizes each reward before adding them."""
     if value == "normalize_then_sum":
         return {"objective.scale_rewards": "gdpo"}
     if value != "sum_then_normalize":
-        raise ConfigError(f"{source} is sum_then_normalize or normalize_then_sum, not {quoted(value)}.")
-    return {NOTE: "sum_then_normalize is not needed: rewards are added first, unless --scale_rewards is gdpo."}
+        raise ConfigError(f"{source} must be sum_then_normalize or normalize_then_sum, not {quoted(value)}.")
+    return {NOTE: "sum_then_normalize is not needed: it is the default."}
 
 
 def _top_k(_source: str, value: Any) -> Settings:
@@ -138,22 +138,22 @@ def _addresses(_source: str, value: Any) -> Settings:
 
 def _correction(source: str, value: Any) -> Settings:
     if as_switch(value, source):
-        return {NOTE: "is not needed: engines other than the one in this process are corrected by token_truncate."}
+        return {NOTE: "is not needed: separate engines are corrected by token_truncate by default."}
     return {"objective.rollout_importance_sampling_mode": "off"}
 
 
-def _lag(source: str, value: Any) -> Settings:
+def _staleness(source: str, value: Any) -> Settings:
     return {"objective.rollout_staleness": 1 if as_switch(value, source) else 0}
 
 
 def _no_dropout(source: str, value: Any) -> Settings:
     if not as_switch(value, source):
         return {}
-    return {"tuner.dropout": 0.0, NOTE: "is tuner.dropout 0; dropout of a model's own is that of its config.json."}
+    return {"tuner.dropout": 0.0, NOTE: "sets tuner.dropout to 0; the model's own dropout comes from its config.json."}
 
 
 def _scheduler(_source: str, value: Any) -> Settings:
-    """Take a scheduler of turns for the environment; that for gym environments says only that there is one."""
+    """Read a multi-turn scheduler as the environment; `gym_scheduler` only requires one."""
     return {"@gym_scheduler" if value == "gym_scheduler" else "objective.environment": value}
 
 
@@ -162,7 +162,7 @@ def _request(name: str) -> Translation:
 
 
 _OF_NO_KEY = ""
-"""Where help lists flags that count something else than the option that follows from them: nowhere."""
+"""For flags that help does not list, since they count in another unit than the option that they set."""
 _SERVER = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")
 
 FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
@@ -182,7 +182,7 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
         "switch",
         _correction,
     ),
-    (("async_generate",), "objective.rollout_staleness", "switch", _lag),
+    (("async_generate",), "objective.rollout_staleness", "switch", _staleness),
     (("disable_dropout",), "tuner.dropout", "switch", _no_dropout),
     (("shuffle_dataset",), "data.shuffle", "switch", lambda source, value: {"data.shuffle": as_switch(value, source)}),
     (("max_prompt_length",), "data.max_length", "value", _request("max_prompt_length")),
@@ -201,106 +201,111 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
 
 ROWS: dict[tuple[str, ...], Meaning] = {
     ("min_p",): Default(
-        ("0", "0.0", "none", "null"), "that is off anyway", "answers are drawn by --temperature alone.", "Leave it out."
+        ("0", "0.0", "none", "null"), "it is always off", "rollouts are sampled without min_p.", "Leave it out."
     ),
     ("repetition_penalty",): Default(
         ("1", "1.0"),
-        "that is off anyway",
-        "answers are drawn without penalties, which the policy that learns does not have either.",
-        "Leave it out; a reward can count repetitions: --reward_funcs repetition",
+        "it is always off",
+        "rollouts must be sampled from the policy itself, without penalties.",
+        "Leave it out; to penalize repetitions type --reward_funcs repetition",
     ),
     ("generation_kwargs",): Default(
         ("{}", "none", "null"),
-        "answers are drawn as the flags say",
-        "each has a flag of its own.",
+        "sampling follows the flags",
+        "each setting has a flag.",
         "Type --temperature 1 --stop_words TEXT",
     ),
     ("entropy_coef",): Default(
-        ("0", "0.0"), "that is off anyway", "a bonus for entropy is not implemented.", "Leave it out."
+        ("0", "0.0"), "it is always off", "an entropy bonus is not implemented.", "Leave it out."
     ),
-    ("use_adaptive_entropy",): off("a bonus for entropy is not implemented.", "Leave it out."),
+    ("use_adaptive_entropy",): off("an entropy bonus is not implemented.", "Leave it out."),
     ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"): _OF_ANOTHER,
     ("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg", "real_tau"): _OF_ANOTHER,
     ("fipo_decay_rate", "fipo_clip_range", "fipo_clip_high_only", "fipo_safety_threshold"): _OF_ANOTHER,
-    ("advantage_reweight",): Default(("none", "null"), "that is off anyway", _OTHER_METHOD, "Leave it out."),
+    ("advantage_reweight",): Default(("none", "null"), "it is always off", _OTHER_METHOD, "Leave it out."),
     (
         "rlsd_lambda", "rlsd_reweight_clip_range", "rlsd_lambda_warmup_steps", "rlsd_lambda_decay_steps",
         "rlsd_negative_only", "sdar_gate_beta",
     ): _OF_ANOTHER,
-    ("sdar_loss_coef",): Default(("0", "0.0"), "that is off anyway", _OTHER_METHOD, "Leave it out."),
+    ("sdar_loss_coef",): Default(("0", "0.0"), "it is always off", _OTHER_METHOD, "Leave it out."),
     ("chord_sft_dataset",): Refused("CHORD is not implemented.", "Leave it out."),
     (
         "chord_sft_per_device_train_batch_size", "chord_enable_phi_function", "chord_mu_warmup_steps",
         "chord_mu_decay_steps", "chord_mu_peak", "chord_mu_valley",
     ): _OF_ANOTHER,
     ("local_rollout_forward_batch_size", "num_sample_generations"): NotNeeded(
-        "it changes speed, or what is printed; every round is kept whole in RUN/rollouts"
+        "it changes only speed or output; every round is saved in RUN/rollouts"
     ),
-    ("value_model", "value_model_path"): Refused("the critic has a flag of its own.", "Type --critic_model MODEL"),
+    ("value_model", "value_model_path"): Refused("the critic has its own flag.", "Type --critic_model MODEL"),
     ("teacher_tag_key",): Refused("a run has one teacher.", "Train one run per teacher, each on its own rows."),
     ("offload_teacher_model",): NotNeeded(
-        "the teacher stays where it is; --teacher_device cpu or --teacher_model_server keep it off the GPU"
+        "the teacher is not moved; --teacher_device cpu or --teacher_model_server keep it off the GPU"
     ),
-    ("teacher_deepspeed", "teacher_model_type"): NotNeeded(
-        "a teacher is loaded by an inference engine, which reads the folder"
-    ),
+    ("teacher_deepspeed", "teacher_model_type"): NotNeeded("an inference engine loads the teacher from its folder"),
     ("teacher_model_revision",): Default(
-        ("none", "null"), "the newest one is taken", "of a hub the newest revision is read.", "Download it first."
+        ("none", "null"),
+        "the newest revision is used",
+        "the newest revision is always used.",
+        "Download the revision, and pass its folder to --teacher_model.",
     ),
     ("teacher_model_init_kwargs",): Default(
         ("{}", "none", "null"),
-        "the teacher is loaded as its folder says",
-        "each setting has a flag of its own.",
+        "the teacher is loaded by its config.json",
+        "each setting has a flag.",
         "Type --teacher_dtype bfloat16, --teacher_device cuda or --teacher_options {...}",
     ),
     ("use_liger_gkd_loss",): NotNeeded("the logits of all tokens are never in memory at once"),
     ("reward_adapters",): Refused(
-        "a reward model is named with its adapter.", "Type --reward_model FOLDER, the adapter's own folder"
+        "the folder of the adapter selects both model and adapter.", "Type --reward_model ADAPTER_FOLDER"
     ),
-    ("reward_model_type", "reward_template"): NotNeeded("the reward model's own folder says its type and template"),
+    ("reward_model_type", "reward_template"): NotNeeded("the reward model's folder has its type and template"),
     ("reward_model_revision",): Default(
-        ("none", "null"), "the newest one is taken", "of a hub the newest revision is read.", "Download it first."
+        ("none", "null"),
+        "the newest revision is used",
+        "the newest revision is always used.",
+        "Download the revision, and pass its folder to --reward_model.",
     ),
     ("reward_model_plugin",): Refused(
-        "what a reward model returns is the reward.",
-        "To make another number of it, write a reward: --external_plugins FILE.py --reward_funcs NAME",
+        "the output of a reward model is the reward.",
+        "To change it, write a reward function: --external_plugins FILE.py --reward_funcs NAME",
     ),
     ("max_tool_calling_iterations",): Default(
-        ("0", "none", "null"), "a prompt has one answer", _TOOLS, "Type --environment FILE.py:CLASS --max_turns 5"
+        ("0", "none", "null"), "a prompt has one completion", _TOOLS, "Type --environment FILE.py:CLASS --max_turns 5"
     ),
-    ("vllm_server_pass_dataset",): NotNeeded("environments and rewards see all columns of the row"),
+    ("vllm_server_pass_dataset",): NotNeeded("environments and rewards get all columns of the row"),
     ("vllm_structured_outputs_regex", "vllm_guided_decoding_regex", "structured_outputs_regex"): Refused(
-        "answers are drawn from all tokens, as the policy that learns them.",
-        "Leave it out; a reward can ask for a form: --reward_funcs regex",
+        "rollouts must be sampled from the policy itself, without constraints.",
+        "Leave it out; to reward a format type --reward_funcs regex",
     ),
     ("vllm_model_impl",): Default(
-        ("vllm", "auto"), "vLLM has the model itself", "vLLM chooses how it runs a model.", "Leave it out."
+        ("vllm", "auto"), "vLLM uses its own implementation", "vLLM selects the implementation.", "Leave it out."
     ),
     ("sleep_level", "vllm_enable_sleep_mode", "offload_model", "offload_optimizer", "move_model_batches"): _MEMORY,
     ("gc_collect_after_offload",): _MEMORY,
-    ("vllm_max_model_length",): NotNeeded("it follows from the longest prompt and max_completion_length"),
-    ("vllm_max_model_len",): NotNeeded("it follows from the longest prompt and max_completion_length"),
+    ("vllm_max_model_length", "vllm_max_model_len"): NotNeeded(
+        "it follows from the longest prompt and max_completion_length"
+    ),
     ("vllm_server_timeout", "vllm_group_port", "vllm_server_group_port"): NotNeeded(
-        "no process group spans trainer and server; a run that waits too long names whom for (train.timeout_minutes)"
+        "trainer and server share no process group; train.timeout_minutes limits waiting"
     ),
     ("enable_flattened_weight_sync", "ds3_gather_for_generation"): NotNeeded(
-        "weights go to the engine one tensor at a time"
+        "weights are sent to the engine one tensor at a time"
     ),
     ("vllm_enable_lora", "vllm_use_async_engine", "vllm_reasoning_parser", "vllm_disable_cascade_attn"): NotNeeded(
-        "it is about how the engine is driven, not about what is learned"
+        "it configures the engine, and does not change what is learned"
     ),
-    ("vllm_mm_processor_cache_gb",): NotNeeded("swift trains text models, which see no images"),
+    ("vllm_mm_processor_cache_gb",): NotNeeded("it changes memory or speed, and not what is learned"),
     ("vllm_speculative_config",): Refused(
-        "answers are drawn by the model in training alone.", "Leave it out, or write it into --rollout_options."
+        "there is no flag for speculative decoding.", "Leave it out, or write it into --rollout_options."
     ),
     (
         "cache_implementation", "use_transformers_paged", "use_transformers_continuous_batching",
         "transformers_continuous_batching_config", "cast_lm_head_to_fp32",
-    ): NotNeeded("it changes speed or memory; log-probabilities are taken in float32 always"),
+    ): NotNeeded("it changes speed or memory; log-probabilities are always computed in float32"),
     (
         "log_completions", "num_completions_to_print", "log_unique_prompts", "wandb_log_unique_prompts",
         "log_multimodal",
     ): _ALL_KEPT,
-    ("log_completions_hub_repo",): Refused("training uploads nothing.", "Upload RUN/rollouts when it has ended."),
-    ("log_rollout_offpolicy_metrics",): NotNeeded("how far engine and trainer are apart is logged in each round"),
+    ("log_completions_hub_repo",): Refused("training uploads nothing.", "Upload RUN/rollouts after the run."),
+    ("log_rollout_offpolicy_metrics",): NotNeeded("the train-inference mismatch is always logged"),
 }  # fmt: skip

@@ -1,11 +1,11 @@
-"""Flags of GRPO in other programs whose meaning depends on others: who answers, and how many steps a round serves."""
+"""Third-party flags of GRPO that depend on each other: the rollout engine, and the steps of a round."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from swift.config.draft import Assignment
+from swift.config.draft import Assignment, set_consistently, whole_number
 from swift.config.values import as_switch, literal, quoted
 from swift.errors import ConfigError
 from swift.plugins.known import ENGINE, ENGINE_TITLE, KNOWN, TRANSFORMERS
@@ -16,12 +16,12 @@ _ENVIRONMENT = "objective.environment"
 _ROLLOUT_ENGINE, _STEPS = "objective.rollout_engine", "objective.steps_per_generation"
 _ENGINE_SETTING = "@engine."
 _ANY_ADDRESS = ("0.0.0.0", "::")
-"""Addresses that a server listens on, and nobody can ask."""
+"""Addresses that a server may listen on, and no client can connect to."""
 _PORT = 8000
 
 
 def settle_online(merged: Merged, notes: list[str]) -> None:
-    """Replace the requests of flags about rollouts by keys, in place."""
+    """Replace requests about rollouts by keys, in place."""
     _environment(merged, notes)
     _engine(merged, notes)
     _engine_settings(merged, notes)
@@ -30,10 +30,10 @@ def settle_online(merged: Merged, notes: list[str]) -> None:
 
 
 def _environment(merged: Merged, notes: list[str]) -> None:
-    """Check that a gym environment is named where one is to be used: by its flag, or in rows."""
+    """Check that an environment is named where one is requested."""
     scheduler = merged.pop("@gym_scheduler", None)
     if scheduler is not None and merged.setdefault(_ENVIRONMENT, scheduler) is not scheduler:
-        notes.append(f"{scheduler.source} is not needed: {merged[_ENVIRONMENT].source} names the environment.")
+        notes.append(f"{scheduler.source} is not needed: {merged[_ENVIRONMENT].source} selects the environment.")
     use = merged.pop("@use_gym_env", None)
     if use is None:
         return
@@ -41,8 +41,8 @@ def _environment(merged: Merged, notes: list[str]) -> None:
     if as_switch(use.value, use.source):
         if named is None or named.value is None:
             raise ConfigError(
-                f"{use.source} names no environment.",
-                hint="Type --gym_env NAME; a row's env_config may name another in its `name`.",
+                f"{use.source} needs an environment.",
+                hint="Type --gym_env NAME; a row's env_config may name another.",
             )
     elif named is not None:
         del merged[_ENVIRONMENT]
@@ -50,7 +50,7 @@ def _environment(merged: Merged, notes: list[str]) -> None:
 
 
 def _engine(merged: Merged, notes: list[str]) -> None:
-    """Name the inference engine: vLLM in this process, servers by address, or transformers."""
+    """Select the inference engine: vLLM in this process, servers by address, or transformers."""
     use, mode = merged.pop("@use_vllm", None), merged.pop("@vllm_mode", None)
     servers = {
         name: found for name in ("base_url", "host", "port") if (found := merged.pop(f"@vllm_server_{name}", None))
@@ -63,21 +63,21 @@ def _engine(merged: Merged, notes: list[str]) -> None:
         if others:
             notes.append(f"{_named(others)} no effect: {use.source} is false.")
         return
-    asked = next(each for each in (use, mode, *servers.values()) if each is not None)
-    word = None if mode is None else str(mode.value).lower()
-    if word not in (None, "none", "colocate", "server"):
+    request = next(each for each in (use, mode, *servers.values()) if each is not None)
+    name = None if mode is None else str(mode.value).lower()
+    if name not in (None, "none", "colocate", "server"):
         assert mode is not None
-        raise ConfigError(f"{mode.source} is colocate or server, not {quoted(mode.value)}.")
-    on_servers = word == "server" or (word in (None, "none") and bool(servers.keys() - {"port"}))
+        raise ConfigError(f"{mode.source} must be colocate or server, not {quoted(mode.value)}.")
+    on_servers = name == "server" or (name in (None, "none") and bool(servers.keys() - {"port"}))
     engine = ",".join(_addresses(servers)) if on_servers else ENGINE
     if servers and not on_servers:
         typed = _named(each.source for each in servers.values())
         notes.append(f"{typed} no effect: --vllm_mode colocate runs {ENGINE_TITLE} in the process that trains.")
-    _set(merged, _ROLLOUT_ENGINE, engine, asked.source)
+    set_consistently(merged, _ROLLOUT_ENGINE, engine, request.source)
 
 
 def _addresses(servers: Mapping[str, Assignment]) -> list[str]:
-    """Return the address of each server: as it is named, or of its host and port."""
+    """Return the address of each server: its base URL, or its host and port."""
     if "base_url" in servers:
         return [str(each).rstrip("/") for each in _listed(servers["base_url"])]
     hosts = _listed(servers["host"]) if "host" in servers else ["127.0.0.1"]
@@ -86,7 +86,7 @@ def _addresses(servers: Mapping[str, Assignment]) -> list[str]:
         ports = ports * len(hosts)
     if len(ports) != len(hosts):
         raise ConfigError(
-            f"{servers['port'].source} has {len(ports)} values for {len(hosts)} servers.", hint="Name one for each."
+            f"{servers['port'].source} has {len(ports)} values for {len(hosts)} servers.", hint="Pass one for each."
         )
     reached = ["127.0.0.1" if str(host) in _ANY_ADDRESS else str(host) for host in hosts]
     return [f"http://{host}:{port}" for host, port in zip(reached, ports, strict=True)]
@@ -98,104 +98,87 @@ def _listed(assignment: Assignment) -> list[Any]:
 
 
 def _engine_settings(merged: Merged, notes: list[str]) -> None:
-    """Hand settings of vLLM to the engine, where it is vLLM in this process; elsewhere they have no effect."""
-    asked = {
+    """Pass settings of vLLM to the engine where it is vLLM in this process; otherwise note that they have no effect."""
+    requests = {
         key.removeprefix(_ENGINE_SETTING): merged.pop(key) for key in list(merged) if key.startswith(_ENGINE_SETTING)
     }
     whole = merged.pop("@engine_kwargs", None)
     if whole is not None and whole.value not in (None, "", "none"):
         content = parse_json(whole.value, whole.source, ConfigError) if isinstance(whole.value, str) else whole.value
         if not isinstance(content, Mapping):
-            raise ConfigError(f"{whole.source} is a JSON object, not {quoted(whole.value)}.")
-        asked |= {str(name): Assignment(value, whole.source) for name, value in content.items()}
+            raise ConfigError(f"{whole.source} must be a JSON object, not {quoted(whole.value)}.")
+        requests |= {str(name): Assignment(value, whole.source) for name, value in content.items()}
     engine = merged.get(_ROLLOUT_ENGINE)
     if engine is not None and str(engine.value) == ENGINE:
-        for name, each in asked.items():
-            _set(merged, f"objective.rollout_options.{name}", literal(each.value), each.source)
-    elif asked:
-        typed = _named(each.source for each in asked.values())
-        notes.append(f"{typed} no effect: {ENGINE_TITLE} does not answer in this process (--use_vllm true).")
+        for name, each in requests.items():
+            set_consistently(merged, f"objective.rollout_options.{name}", literal(each.value), each.source)
+    elif requests:
+        typed = _named(each.source for each in requests.values())
+        notes.append(f"{typed} no effect: {ENGINE_TITLE} does not run in this process (--use_vllm true).")
 
 
 def _steps(merged: Merged, notes: list[str]) -> None:
-    """Count the steps that a round serves in optimizer steps; TRL and ms-swift count micro-batches, or answers."""
-    micro, answers = merged.pop("@steps_per_generation", None), merged.pop("@generation_batch_size", None)
-    if micro is not None and answers is not None:
+    """Convert the length of a round to optimizer steps; TRL and ms-swift count micro-batches, or completions."""
+    micro, completions = merged.pop("@steps_per_generation", None), merged.pop("@generation_batch_size", None)
+    if micro is not None and completions is not None:
         raise ConfigError(
-            f"{micro.source} and {answers.source} both say how long a round is.", hint="Keep one of them."
+            f"{micro.source} and {completions.source} both set the length of a round.", hint="Keep one of them."
         )
-    asked = micro or answers
-    if asked is None or str(asked.value).lower() in ("none", "null"):
+    request = micro or completions
+    if request is None or str(request.value).lower() in ("none", "null"):
         return
-    count = _whole(asked)
+    count = whole_number(request)
     if micro is not None:
         part, unit = _accumulation(merged), "micro-batches"
     else:
-        part, unit = _rows(merged, asked), "answers"
+        part, unit = _rows(merged, request), "completions"
     if count % part:
         raise ConfigError(
-            f"{asked.source} counts {unit}, and {count} is not a multiple of the {part} of an optimizer step.",
+            f"{request.source} {count} is not a multiple of the {part} {unit} of an optimizer step.",
             hint=f"Type a multiple of {part}, or --{_STEPS} N for N optimizer steps.",
         )
-    _set(merged, _STEPS, count // part, asked.source)
+    set_consistently(merged, _STEPS, count // part, request.source)
     if part > 1:
         steps = "one optimizer step" if count == part else f"{count // part} optimizer steps"
-        notes.append(f"{asked.source} counts {unit}: with {part} to a step, a round serves {steps} ({_STEPS}).")
+        notes.append(f"{request.source} counts {unit}, {part} per step: a round lasts {steps} ({_STEPS}).")
 
 
 def _accumulation(merged: Merged) -> int:
-    """Return what an optimizer step has of the flag's unit: micro-batches.
+    """Return the micro-batches of an optimizer step.
 
-    Next to a global batch and without an accumulation the flag is Megatron-SWIFT's, which counts optimizer steps.
+    With a global batch and no accumulation the flag is Megatron-SWIFT's, which counts optimizer steps.
     """
     accumulation = merged.get("train.accumulation")
-    return 1 if accumulation is None else _whole(accumulation)
+    return 1 if accumulation is None else whole_number(accumulation)
 
 
-def _rows(merged: Merged, asked: Assignment) -> int:
-    """Return the answers of an optimizer step."""
+def _rows(merged: Merged, request: Assignment) -> int:
+    """Return the completions of an optimizer step."""
     rows = merged.get("train.global_batch")
     if rows is None:
         raise ConfigError(
-            f"{asked.source} counts the answers of a round over all processes, and those of a step are not known.",
-            hint=f"Type --global_batch_size N for a step, or --{_STEPS} N for a round of N optimizer steps.",
+            f"{request.source} needs train.global_batch, the completions of an optimizer step over all processes.",
+            hint=f"Type --global_batch_size N, or --{_STEPS} N for a round of N optimizer steps.",
         )
-    return _whole(rows)
+    return whole_number(rows)
 
 
 def _prompts(merged: Merged) -> None:
-    """Take the limit of prompts for `data.max_length` where prompts are what is read."""
+    """Read the limit of prompts as `data.max_length` for objectives that read prompts."""
     request = merged.pop("@max_prompt_length", None)
     if request is None or str(request.value).lower() in ("none", "null"):
         return
     objective = merged.get("objective.name")
     if objective is None or objective.value not in KNOWN["swift.objectives"]:
         raise ConfigError(
-            f"{request.source}: there is one limit for prompt and answer together.", hint="Type --max_length N"
+            f"{request.source} is not supported: prompt and completion have one limit together.",
+            hint="Type --max_length N",
         )
-    _set(merged, "data.max_length", request.value, request.source)
+    set_consistently(merged, "data.max_length", request.value, request.source)
     merged.setdefault("data.truncation", Assignment("left", request.source))
 
 
 def _named(sources: Iterable[str]) -> str:
-    """Return the beginning of a sentence about these: '--vllm_mode and --vllm_server_host have'."""
+    """Return a subject and verb for these sources: '--vllm_mode and --vllm_server_host have'."""
     different = list(dict.fromkeys(sources))
     return f"{' and '.join(different)} {'has' if len(different) == 1 else 'have'}"
-
-
-def _set(merged: Merged, key: str, value: Any, source: str) -> None:
-    earlier = merged.get(key)
-    if earlier is not None and str(earlier.value) != str(value):
-        raise ConfigError(
-            f"{earlier.source} and {source} contradict each other: {key} cannot be both {quoted(earlier.value)} and "
-            f"{quoted(value)}.",
-            hint="Keep one of them.",
-        )
-    merged[key] = Assignment(value, source)
-
-
-def _whole(assignment: Assignment) -> int:
-    text = str(assignment.value)
-    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
-        raise ConfigError(f"{assignment.source} takes a whole number from 1, not {quoted(assignment.value)}.")
-    return int(text)

@@ -1,10 +1,10 @@
-"""Other programs' flags for QLoRA, which mean `tuner.quantize` together: bits, method, settings of bitsandbytes."""
+"""Third-party flags of QLoRA, which together set `tuner.quantize`: bits, method, settings of bitsandbytes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from swift.config.draft import Assignment
+from swift.config.draft import Assignment, contradiction
 from swift.config.flags import Arity, Settings, Translation
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError
@@ -20,10 +20,10 @@ def _request(name: str) -> Translation:
 
 
 def _bits(source: str, value: Any) -> Settings:
-    word = str(value).lower()
-    if word not in _BITS:
-        raise ConfigError(f"{source} is 4 or 8, not {quoted(value)}.", hint="For example: --quant_bits 4")
-    return {} if _BITS[word] is None else {"@quant_bits": _BITS[word]}
+    name = str(value).lower()
+    if name not in _BITS:
+        raise ConfigError(f"{source} must be 4 or 8, not {quoted(value)}.", hint="For example: --quant_bits 4")
+    return {} if _BITS[name] is None else {"@quant_bits": _BITS[name]}
 
 
 def _bits_of(bits: int) -> Translation:
@@ -31,26 +31,26 @@ def _bits_of(bits: int) -> Translation:
 
 
 def _method(source: str, value: Any) -> Settings:
-    word = str(value).lower()
-    if word in _AFTERWARDS:
+    name = str(value).lower()
+    if name in _AFTERWARDS:
         raise ConfigError(
-            f"{source} {value}: adapters are trained on weights of bitsandbytes or torchao, not on those of {word}.",
-            hint="Type: --quant_method bnb --quant_bits 4. What was trained is stored in fewer bits by "
+            f"{source} {value} is not supported for training; QLoRA needs bitsandbytes (bnb) or torchao.",
+            hint="Type: --quant_method bnb --quant_bits 4. To quantize the trained model type: "
             "swift export RUN --quant w4a16",
         )
-    if word not in _METHODS:
+    if name not in _METHODS:
         raise ConfigError(
-            f"{source} {value} is not offered: bitsandbytes (bnb) and torchao quantise weights here.",
+            f"Unknown value {quoted(value)} for {source}. Valid values: bnb, torchao.",
             hint="Type: --quant_method bnb --quant_bits 4",
         )
-    return {"@quant_method": _METHODS[word]}
+    return {"@quant_method": _METHODS[name]}
 
 
 def _quant_type(source: str, value: Any) -> Settings:
-    word = str(value).lower()
-    if word not in ("nf4", "fp4"):
-        raise ConfigError(f"{source} is nf4 or fp4, not {quoted(value)}.")
-    return {"@bnb_4bit_quant_type": word}
+    name = str(value).lower()
+    if name not in ("nf4", "fp4"):
+        raise ConfigError(f"{source} must be nf4 or fp4, not {quoted(value)}.")
+    return {"@bnb_4bit_quant_type": name}
 
 
 FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
@@ -62,11 +62,11 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("bnb_4bit_compute_dtype",), "model.dtype", "value", _request("bnb_4bit_compute_dtype")),
     (("bnb_4bit_quant_storage",), "tuner.quantize", "value", _request("bnb_4bit_quant_storage")),
 )
-"""(flags, the key that help lists them under, arity, translation)"""
+"""(flags, the key under which help lists them, arity, translation)"""
 
 
 def settle_quantisation(merged: dict[str, Assignment], notes: list[str]) -> None:
-    """Set `tuner.quantize` by all flags about it, and refuse those that contradict each other."""
+    """Set `tuner.quantize` from all flags about it; raise `ConfigError` where they contradict each other."""
     bits, method, kind, compute, storage = (
         merged.pop(f"@{name}", None)
         for name in (
@@ -75,18 +75,20 @@ def settle_quantisation(merged: dict[str, Assignment], notes: list[str]) -> None
     )  # fmt: skip
     chosen = merged.get("tuner.quantize")
     if method is not None and bits is None and chosen is None:
-        raise ConfigError(f"{method.source} {method.value} does not say how many bits.", hint="Add --quant_bits 4")
+        raise ConfigError(f"{method.source} {method.value} needs a number of bits.", hint="Add --quant_bits 4")
     scheme = chosen.value if chosen is not None and bits is None else _scheme(bits, method, kind)
     if bits is not None:
-        _agree(chosen, bits, scheme)
+        refines = bits.value == 4 and chosen is not None and chosen.value == "bnb-nf4"
+        if chosen is not None and chosen.value != scheme and not refines:
+            raise contradiction("tuner.quantize", chosen, Assignment(scheme, bits.source))
         merged["tuner.quantize"] = Assignment(scheme, bits.source)
     elif kind is not None and scheme == "bnb-nf4" and kind.value == "fp4":
         merged["tuner.quantize"] = Assignment("bnb-fp4", kind.source)
     four = scheme in ("bnb-nf4", "bnb-fp4")
     idle = [each.source for each in (kind, compute, storage) if each is not None and not four]
-    notes += [f"{source} has no effect: it is about weights of four bits (--quant_bits 4)." for source in idle]
+    notes += [f"{source} has no effect without 4-bit weights (--quant_bits 4)." for source in idle]
     if four and storage is not None:
-        notes.append(f"{storage.source} is not needed: it changes no number, and the layout of weights is chosen here.")
+        notes.append(f"{storage.source} is not needed: it does not change the result.")
     if four and compute is not None:
         _compute_in(merged, compute)
 
@@ -97,30 +99,21 @@ def _scheme(bits: Assignment | None, method: Assignment | None, kind: Assignment
     library = "bnb" if method is None else method.value
     if bits.value == 8:
         if library != "bnb":
-            raise ConfigError(f"{library} stores weights in 4 bits here, not in 8.", hint="Type: --quant_method bnb")
+            raise ConfigError(f"{library} supports 4 bits, not 8.", hint="Type: --quant_method bnb")
         return "bnb-int8"
     return f"{library}-{'nf4' if kind is None else kind.value}"
 
 
-def _agree(chosen: Assignment | None, bits: Assignment, scheme: str) -> None:
-    if chosen is not None and chosen.value != scheme and not (bits.value == 4 and chosen.value == "bnb-nf4"):
-        raise ConfigError(
-            f"{chosen.source} and {bits.source} contradict each other: tuner.quantize cannot be both "
-            f"{quoted(chosen.value)} and {quoted(scheme)}.",
-            hint="Keep one of them.",
-        )
-
-
 def _compute_in(merged: dict[str, Assignment], compute: Assignment) -> None:
-    """Let the precision of products be that of the model, which they have here."""
-    word = str(compute.value).lower().removeprefix("torch.")
-    dtype = _DTYPES.get(word, word)
+    """Read the compute precision as the model's, which 4-bit weights use."""
+    name = str(compute.value).lower().removeprefix("torch.")
+    dtype = _DTYPES.get(name, name)
     model = merged.get("model.dtype")
     if model is None or model.value == "auto":
         merged["model.dtype"] = Assignment(dtype, compute.source)
     elif model.value != dtype:
         raise ConfigError(
-            f"{compute.source} {compute.value} and {model.source} differ: products with four-bit weights are computed "
-            f"in the model's precision, {model.value}.",
+            f"{compute.source} {compute.value} and {model.source} {model.value} differ, but 4-bit weights are computed "
+            "in the model's precision.",
             hint="Keep one of them.",
         )

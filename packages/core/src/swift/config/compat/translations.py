@@ -1,6 +1,6 @@
-"""How flags turn their values into settings: `--bf16` into `model.dtype`, `--cutoff_len` into two keys.
+"""Translations of flags into settings: `--bf16` into `model.dtype`, `--cutoff_len` into two keys.
 
-Each takes a flag as it was typed and its value; `swift.config.aliases` says which flag is translated by which.
+Each takes a flag as typed and its value; `swift.config.aliases` maps flags to translations.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, get_args
 
 from swift.config.compat.meanings import Refused
 from swift.config.compat.online import LOSSES as LOSSES_OF_GRPO
-from swift.config.compat.online import LOSSES_ELSEWHERE as LOSSES_OF_GRPO_ELSEWHERE
-from swift.config.compat.table import other_programs
-from swift.config.compat.values import (
-    OPTIMIZERS_ELSEWHERE,
-    TUNERS_ELSEWHERE,
+from swift.config.compat.online import UNSUPPORTED_LOSSES as UNSUPPORTED_LOSSES_OF_GRPO
+from swift.config.compat.table import third_party_flags
+from swift.config.compat.unsupported import (
+    UNSUPPORTED_OPTIMIZERS,
+    UNSUPPORTED_TUNERS,
 )
 from swift.config.draft import NOTE
 from swift.config.fields import core_fields
@@ -27,16 +27,16 @@ from swift.plugins.discover import list_plugins
 
 
 def choice(choices: Mapping[str, Settings], refused: Mapping[str, Refused] | None = None) -> Translation:
-    """Return a translation that takes one of some names; of those `refused`, it says why."""
+    """Return a translation of names; those in `refused` raise an error with the reason."""
 
     def translate(source: str, value: Any) -> Settings:
         name = str(value).lower()
         if refused and name in refused:
-            refused[name].answer(source, value)
+            refused[name].check(source, value)
         if name not in choices:
             raise ConfigError(
-                f"{source} does not know {quoted(value)}.{did_you_mean(name, choices)}",
-                hint=f"It takes one of: {', '.join(choices)}",
+                f"Unknown value {quoted(value)} for {source}.{did_you_mean(name, choices)}",
+                hint=f"Valid values: {', '.join(choices)}",
             )
         return dict(choices[name])
 
@@ -44,7 +44,7 @@ def choice(choices: Mapping[str, Settings], refused: Mapping[str, Refused] | Non
 
 
 def when_on(settings: Settings, otherwise: Settings | None = None) -> Translation:
-    """Return a translation of a switch: the settings that it makes when it is on, and when it is off."""
+    """Return a translation of a switch: its settings when it is on, and when it is off."""
 
     def translate(source: str, value: Any) -> Settings:
         return dict(settings if as_switch(value, source) else otherwise or {})
@@ -53,12 +53,12 @@ def when_on(settings: Settings, otherwise: Settings | None = None) -> Translatio
 
 
 def deepspeed(_source: str, value: Any) -> Settings:
-    """Choose DeepSpeed with a file, or a preset by ms-swift's or LLaMA-Factory's name."""
+    """Select DeepSpeed with a file, or a preset by its name in ms-swift or LLaMA-Factory."""
     return {"backend.name": "deepspeed", "backend.config": DEEPSPEED_PRESETS.get(value, value)}
 
 
 def patterns(key: str) -> Translation:
-    """Let a name without `*` stand for all weights that begin with it, as in ms-swift."""
+    """Return a translation that reads a name without `*` as a prefix, as ms-swift does."""
 
     def translate(_source: str, value: Any) -> Settings:
         names = value if isinstance(value, list | tuple) else (value,)
@@ -68,83 +68,84 @@ def patterns(key: str) -> Translation:
 
 
 def optimizer(source: str, value: Any) -> Settings:
-    """Take core's names, then installed plugins' names; of well-known others say that they are not there."""
+    """Accept core's names and those of installed plugins; refuse well-known others with the reason."""
     name = str(value).lower()
     if name in OPTIMIZERS or not any(entry.name == str(value) for entry in list_plugins("swift.optimizers")):
-        return choice(OPTIMIZERS, OPTIMIZERS_ELSEWHERE)(source, value)
+        return choice(OPTIMIZERS, UNSUPPORTED_OPTIMIZERS)(source, value)
     return {"optim.name": value}
 
 
 def optimizer_by_switch(name: str) -> Translation:
-    """Choose an optimizer by a switch of its own; off, it is what swift does anyway."""
+    """Return a translation that selects an optimizer by a switch; off changes nothing."""
 
     def translate(source: str, value: Any) -> Settings:
-        return {"optim.name": name} if as_switch(value, source) else {NOTE: "is not needed: that is off anyway."}
+        return {"optim.name": name} if as_switch(value, source) else {NOTE: "is not needed: it is off by default."}
 
     return translate
 
 
 def targets_of_optimizer(_source: str, value: Any) -> Settings:
-    """Take words of names; those that mean all linear modules are left out, which means the same."""
+    """Read names of modules; names for all linear modules are the default."""
     names = value if isinstance(value, list | tuple) else (value,)
     every = any(str(name).lower().replace("_", "-") in ("all", "all-linear") for name in names)
-    return {NOTE: "is not needed: all matrices between features are taken."} if every else {"optim.targets": names}
+    return {NOTE: "is not needed: all linear layers are the default."} if every else {"optim.targets": names}
 
 
 def optimizer_arguments(source: str, value: Any) -> Settings:
-    """Take the Trainer's `rank=64, scale=0.25`, as far as they are options of an optimizer here."""
+    """Read the Trainer's `rank=64, scale=0.25` as options of the optimizer."""
     settings: Settings = {}
     for pair in str(value).split(","):
         key, _, text = (part.strip() for part in pair.partition("="))
-        if (key, text) == ("proj", "random"):  # there is no other one of APOLLO here
+        if (key, text) == ("proj", "random"):  # the only projection of APOLLO
             continue
         if key not in _ARGUMENTS:
             raise ConfigError(
-                f"{source} {value} is not possible: options of an optimizer are flags of their own here.",
-                hint="For AdamW: --adam_beta1 0.9 --adam_beta2 0.95 --adam_epsilon 1e-8; of another: --optim.KEY VALUE",
+                f"{source} {value} is not supported: optimizer options are separate flags.",
+                hint="For AdamW type --adam_beta1 0.9 --adam_beta2 0.95 --adam_epsilon 1e-8, for others "
+                "--optim.KEY VALUE.",
             )
         settings[f"optim.{key}"] = text
     return settings
 
 
 def tuner(source: str, value: Any) -> Settings:
-    """Take core's names, then installed plugins' names; of well-known others say that they are not there."""
+    """Accept core's names and those of installed plugins; refuse well-known others with the reason."""
     name = str(value).lower()
     if name in TRAIN_TYPES or not any(entry.name == str(value) for entry in list_plugins("swift.tuners")):
-        return choice(TRAIN_TYPES, TUNERS_ELSEWHERE)(source, value)
+        return choice(TRAIN_TYPES, UNSUPPORTED_TUNERS)(source, value)
     return {"tuner.kind": value}
 
 
 def loss_type(source: str, value: Any) -> Settings:
-    """Take the name of a loss for the objective; cross entropy is what sft and pt have anyway."""
+    """Set the objective's loss by name; cross entropy is the loss of sft and pt."""
     if str(value).lower() in ("cross_entropy", "nll"):
-        return {NOTE: "is not needed: sft and pt take the cross entropy of the tokens that are learned."}
+        return {NOTE: "is not needed: it is the loss of sft and pt."}
     if str(value).lower() == "dft":
-        other_programs()["use_dft_loss"].answer(source, value)
+        third_party_flags()["use_dft_loss"].check(source, value)
     if (name := str(value).lower()) in LOSSES_OF_GRPO:
         return {"objective.loss_type": name}
-    if name in LOSSES_OF_GRPO_ELSEWHERE:
-        LOSSES_OF_GRPO_ELSEWHERE[name].answer(source, value)
+    if name in UNSUPPORTED_LOSSES_OF_GRPO:
+        UNSUPPORTED_LOSSES_OF_GRPO[name].check(source, value)
     return LOSSES_OF_RERANKERS.get(name, {"objective.loss": value})
 
 
 def learn(text: str) -> Settings:
-    """Return the setting that says which text is learned."""
+    """Return the setting for the tokens with loss."""
     return {"data.loss_on": text}
 
 
 def truncation(_source: str, value: Any) -> Settings:
-    """Let ms-swift's `raise` refuse samples that are too long, as `data.strict` does."""
+    """Read ms-swift's `raise` as `data.strict`, which fails on samples that are too long."""
     return {"data.truncation": "delete", "data.strict": True} if value == "raise" else {"data.truncation": value}
 
 
 def cutoff(_source: str, value: Any) -> Settings:
-    """Truncate, as LLaMA-Factory does, unless the user says what is to become of longer samples."""
+    """Truncate longer samples, as LLaMA-Factory does, unless the user sets data.truncation."""
     return {"data.max_length": value, "?data.truncation": "right"}
 
 
 def val_size(source: str, value: Any) -> Settings:
-    """Read a part of the data; LLaMA-Factory also takes a number of rows."""
+    """Read a fraction of the data; refuse a number of rows, which LLaMA-Factory also accepts."""
     try:
         part = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -152,17 +153,15 @@ def val_size(source: str, value: Any) -> Settings:
     if 0 <= part < 1:
         return {"data.split_ratio": value}
     raise ConfigError(
-        f"{source} takes the part of the data to hold out, from 0 to less than 1, not {quoted(value)}.",
-        hint="For example: --val_size 0.1, or rows of their own: --val_dataset FILE",
+        f"{source} must be a fraction of the data from 0 to less than 1, not {quoted(value)}.",
+        hint="For example: --val_size 0.1, or a separate file: --val_dataset FILE",
     )
 
 
 def text_field(_source: str, value: Any) -> Settings:
     """Rename the column that holds plain text."""
     return (
-        {NOTE: "is not needed: 'text' is the column's name here too."}
-        if value == "text"
-        else {f"data.columns.{value}": "text"}
+        {NOTE: "is not needed: 'text' is the default column."} if value == "text" else {f"data.columns.{value}": "text"}
     )
 
 
@@ -177,12 +176,12 @@ def request(name: str) -> Translation:
 
 
 def max_steps(_source: str, value: Any) -> Settings:
-    """Take -1 for no limit."""
+    """Read -1 as no limit."""
     return {} if str(value) == "-1" else {"train.max_steps": value}
 
 
 def keep(_source: str, value: Any) -> Settings:
-    """Keep all for what the Trainer takes for no limit."""
+    """Read the Trainer's values for no limit."""
     return {"checkpoint.keep": None if str(value).lower() in ("all", "none", "null", "0", "-1") else value}
 
 
@@ -190,18 +189,20 @@ def timeout(source: str, value: Any) -> Settings:
     """Read seconds."""
     seconds = as_number(value)
     if seconds is None:
-        raise ConfigError(f"{source} takes seconds, not {quoted(value)}.", hint=f"For example: {source} 1800")
+        raise ConfigError(
+            f"{source} must be a number of seconds, not {quoted(value)}.", hint=f"For example: {source} 1800"
+        )
     return {"train.timeout_minutes": seconds / 60}
 
 
 def resume(_source: str, value: Any) -> Settings:
-    """Read a folder, or a switch that stands for the newest run."""
-    words = {"true": "last", "false": None}
-    return {"checkpoint.resume": words.get(str(value).lower(), value)}
+    """Read a folder, or a switch for the newest run."""
+    newest = {"true": "last", "false": None}
+    return {"checkpoint.resume": newest.get(str(value).lower(), value)}
 
 
 def report_to(_source: str, value: Any) -> Settings:
-    """`tensorboard` adds to what every run writes; `none` leaves only that."""
+    """Add observers to those of every run; `none` adds none."""
     names = [name for each in (value if isinstance(value, list | tuple) else [value]) for name in divided(each)]
     if names == ["all"]:
         return {}
@@ -210,18 +211,17 @@ def report_to(_source: str, value: Any) -> Settings:
 
 
 def schedule(source: str, value: Any) -> Settings:
-    """Read the name of a schedule; those that follow the losses are refused."""
+    """Read the name of a schedule; refuse those that depend on the loss."""
     if str(value).lower() in STATEFUL:
         raise ConfigError(
-            f"{source} {value} follows the losses, and a learning rate here is a function of the step alone, so that "
-            "a checkpoint continues the same on any backend.",
-            hint=f"Type: {source} cosine, with --early_stopping N to stop when evaluations get no better",
+            f"{source} {value} is not supported: the learning rate must depend on the step only.",
+            hint=f"Type: {source} cosine, and --early_stopping N to stop when evaluations no longer improve",
         )
     return choice(SCHEDULES)(source, value)
 
 
 def schedule_options(source: str, value: Any) -> Settings:
-    """Divide transformers' options of a schedule into the floor, which has keys of its own, and the rest."""
+    """Split transformers' options of a schedule into the floor, which has separate keys, and the rest."""
     options = dict(coerce(core_fields()["optim.schedule_options"], value, source) or {})
     floors = {"min_lr": "optim.min_lr", "lr_end": "optim.min_lr"}
     floors |= dict.fromkeys(("min_lr_rate", "min_lr_ratio"), "optim.min_lr_ratio")
@@ -252,14 +252,14 @@ TASKS: dict[str, Settings] = {
     **{name: {"model.task": name} for name in ("causal_lm", "seq_cls", "embedding", "reward", "value")},
     **{name: {"objective.name": name} for name in ("reranker", "generative_reranker", "prm")},
 }
-"""ms-swift's tasks of a reranker, and its prm, are what an objective makes of a model of another task."""
+"""ms-swift's reranker and prm tasks are objectives here, for a model of another task."""
 LOSSES_OF_RERANKERS: dict[str, Settings] = {
     "pointwise_reranker": {"?objective.name": "reranker", "objective.loss": "pointwise"},
     "listwise_reranker": {"?objective.name": "reranker", "objective.loss": "listwise"},
     "generative_reranker": {"objective.name": "generative_reranker", "objective.loss": "pointwise"},
     "listwise_generative_reranker": {"objective.name": "generative_reranker", "objective.loss": "listwise"},
 }
-"""ms-swift's names of losses, of which the latter two name the model too."""
+"""ms-swift's names of losses; the last two also select the objective."""
 DTYPES: dict[str, Settings] = {
     "auto": {"model.dtype": "auto"},
     **{name: {"model.dtype": "float32"} for name in ("float32", "fp32", "float")},
@@ -275,7 +275,7 @@ FLASH: dict[str, Settings] = {
     **dict.fromkeys(("false", "no", "off", "0"), ATTENTION["sdpa"]),
     "disabled": ATTENTION["eager"],
 }
-"""`--flash_attn` is a switch in ms-swift, and a kernel in LLaMA-Factory."""
+"""Values of `--flash_attn`, a switch in ms-swift and the name of a kernel in LLaMA-Factory."""
 DEVICES: dict[str, Settings] = {
     **{name: {"backend.device": name} for name in ("auto", "cpu", "cuda")},
     "gpu": {"backend.device": "cuda"},
@@ -301,7 +301,7 @@ DECAY_STYLES: dict[str, Settings] = {
     "inverse-square-root": {"optim.schedule": "inverse_sqrt"},
 }
 STATEFUL = ("reduce_lr_on_plateau", "greedy")
-"""Schedules of transformers that follow the losses."""
+"""Schedules of transformers that depend on the loss."""
 OPTIMIZERS: dict[str, Settings] = {
     **{name: {"optim.name": "adamw"} for name in ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adam")},
     **{name: {"optim.name": "adamw_8bit"} for name in ("adamw_8bit", "adamw_bnb_8bit")},
@@ -315,11 +315,11 @@ OPTIMIZERS: dict[str, Settings] = {
     **{name: {"optim.name": "schedule_free"} for name in ("schedule_free_adamw", "adamw_schedule_free")},
 }
 OPTIMIZERS_BY_SWITCH = ("galore", "apollo", "adam_mini", "muon")
-"""Which other programs choose by a switch: `--use_galore true`."""
+"""Optimizers that third-party commands select by a switch: `--use_galore true`."""
 _ARGUMENTS = frozenset(
     {"rank", "update_proj_gap", "scale", "proj_type", "scale_type", "momentum", "nesterov", "ns_steps"}
 )
-"""Of `--optim_args`, what has the same meaning here."""
+"""Keys of `--optim_args` that are options of optimizers here."""
 LOSS_SCALES: dict[str, Settings] = {
     "default": {"data.loss_on": "assistant"},
     "all": {"data.loss_on": "all"},

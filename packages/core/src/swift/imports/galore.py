@@ -1,14 +1,14 @@
-"""GaLore and APOLLO, which other programs switch on beside another optimizer, with defaults of their own."""
+"""GaLore and APOLLO, which third-party recipes turn on with a switch, with different defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from swift.imports.carrying import Carrying, is_off, words
+from swift.imports.recipe import RecipeImport, is_off, names_in
 
 Options = Mapping[str, tuple[str, Any]]
-"""Their key → ours, and their default."""
+"""Third-party key → key here, and the third-party default."""
 
 LLAMA_FACTORY: Mapping[str, Options] = {
     "galore": {
@@ -44,13 +44,13 @@ _LOST = ("galore_layerwise", "galore_optim_per_parameter", "galore_with_embeddin
 _EVERY = ("all", "all-linear")
 
 
-def low_rank(run: Carrying, programs: Mapping[str, Options]) -> None:
-    """Choose such an optimizer where it is switched on, before the optimizer's name is read."""
+def low_rank(run: RecipeImport, programs: Mapping[str, Options]) -> None:
+    """Select such an optimizer where it is on, before the optimizer's name is read."""
     quantised = not is_off(run.take("galore_quantization") or "false")
     run.take("galore_proj_quant", "galore_proj_bits", "apollo_proj")
     for name, options in programs.items():
-        asked = run.take(f"use_{name}")
-        on = asked is not None and not is_off(asked)
+        switch = run.take(f"use_{name}")
+        on = switch is not None and not is_off(switch)
         if on:
             run.take("optim", "optimizer")
             run.set("optim.name", "q_galore" if quantised and name == "galore" else name, f"use_{name}")
@@ -62,16 +62,16 @@ def low_rank(run: Carrying, programs: Mapping[str, Options]) -> None:
     for theirs in _LOST:
         value = run.take(theirs)
         if value is not None and not is_off(value):
-            run.lose(theirs, value, "updates are made after the backward pass, and embeddings are AdamW's")
+            run.lose(theirs, value, "updates follow the backward pass, and AdamW updates embeddings")
 
 
-def _option(run: Carrying, theirs: str, ours: str, default: Any, *, on: bool) -> None:
+def _option(run: RecipeImport, theirs: str, ours: str, default: Any, *, on: bool) -> None:
     value = run.take(theirs)
     if not on:
         if value is not None:
-            run.unneeded(theirs, value, "is an option of an optimizer that is off")
+            run.unneeded(theirs, value, "belongs to an optimizer that is off")
     elif ours == "targets":
-        names = words(default if value is None else value)
+        names = names_in(default if value is None else value)
         if not any(each.replace("_", "-") in _EVERY for each in names):
             run.set(f"optim.{ours}", names, theirs)
     elif value is None:

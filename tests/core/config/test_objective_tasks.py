@@ -44,7 +44,7 @@ def test_objective_and_task_imply_each_other(line: str, objective: str, task: st
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("rlhf --rlhf_type rm --num_labels 3", "the objective 'rm' trains 1"),
+        ("rlhf --rlhf_type rm --num_labels 3", "the objective 'rm' needs 1"),
         ("rlhf --rlhf_type rm --task_type causal_lm", "--model.task"),
         ("rlhf --rlhf_type dpo --task_type reward", "--model.task causal_lm"),
         ("sft --task_type reward", "swift train --objective rm"),
@@ -52,12 +52,12 @@ def test_objective_and_task_imply_each_other(line: str, objective: str, task: st
         ("rlhf --task_type seq_cls", "swift sft --task_type seq_cls"),
         ("rlhf --objective sft", "Type: swift sft"),
         ("sft --objective sft --task_type reranker", "contradict"),
-        ("sft --task_type reranker --num_labels 2", "the objective 'reranker' trains 1"),
+        ("sft --task_type reranker --num_labels 2", "the objective 'reranker' needs 1"),
         ("sft --task_type reranker --loss_type generative_reranker", "contradict"),
         ("sft --task_type reranker --loss_type infonce", "pointwise"),
     ],
 )
-def test_objective_and_task_that_do_not_go_together_are_refused(line: str, named: str) -> None:
+def test_mismatched_objective_and_task_are_refused(line: str, named: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parsed(line)
     assert named in f"{refused.value} {refused.value.hint}"
@@ -72,5 +72,5 @@ def test_objective_and_task_that_do_not_go_together_are_refused(line: str, named
         ("listwise_generative_reranker", "listwise"),
     ],
 )
-def test_the_losses_of_rerankers_have_the_names_of_ms_swift_too(name: str, loss: str) -> None:
+def test_reranker_losses_accept_ms_swift_names(name: str, loss: str) -> None:
     assert parsed(f"sft --loss_type {name}").objective_options.loss == loss

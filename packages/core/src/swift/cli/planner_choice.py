@@ -1,4 +1,4 @@
-"""`--backend auto` and `--parallel auto`: a planner chooses what they leave open, and says why."""
+"""`--backend auto` and `--parallel auto`: an installed planner chooses, and prints its reason."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _AUTO = "auto"
 
 
 def chosen(args: Sequence[str], command: str, say: Say) -> list[str]:
-    """Return the flags of a run, with what a planner has chosen where that was asked; its reason is said."""
-    words = without_auto(args)
-    if words == list(args):
-        return words
+    """Return the flags of a run with a planner's choice for each `auto`; print its reason."""
+    explicit = without_auto(args)
+    if explicit == list(args):
+        return explicit
     from swift.planning import counted_processes
     from swift.plugins import planners
 
-    processes, machines = counted_processes(words, os.environ)
-    plan = planners.choose(words, command, processes, machines)
+    processes, machines = counted_processes(explicit, os.environ)
+    plan = planners.choose(explicit, command, processes, machines)
     say(plan.reason)
-    return [*words, *plan.flags]
+    return [*explicit, *plan.flags]
 
 
 def foreseen(parsed: Parsed, processes: int, args: Sequence[str], command: str) -> str | None:
-    """Return what a planner that is installed warns of; None where there is none, or nothing to warn of."""
+    """Return an installed planner's warning about the run; None without a planner or a warning."""
     from swift.contracts import Run, World
     from swift.plugins import planners
 
@@ -39,14 +39,14 @@ def foreseen(parsed: Parsed, processes: int, args: Sequence[str], command: str) 
 
 
 def without_auto(args: Sequence[str]) -> list[str]:
-    """Return the words of a run without those that leave something to a planner."""
+    """Return the flags of a run without `--backend auto` and `--parallel auto`."""
     kept: list[str] = []
-    for word in args:
-        name, _, value = word.partition("=")
+    for arg in args:
+        name, _, value = arg.partition("=")
         if value == _AUTO and name in ("--backend", "--parallel"):
             continue
-        if word == _AUTO and kept and kept[-1] in ("--backend", "--parallel"):
+        if arg == _AUTO and kept and kept[-1] in ("--backend", "--parallel"):
             kept.pop()
             continue
-        kept.append(word)
+        kept.append(arg)
     return kept

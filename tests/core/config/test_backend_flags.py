@@ -20,7 +20,7 @@ def parsed(line: str) -> Parsed:
 
 
 def differing(line: str, beside: str) -> dict[str, Any]:
-    """Which keys a line sets to something else than `beside` alone."""
+    """Return the keys that a line changes compared with `beside` alone."""
     one, other = (parsed(each).config.model_dump() for each in (f"{beside} {line}", beside))
     return {
         f"{section}.{key}": value
@@ -45,12 +45,12 @@ def differing(line: str, beside: str) -> dict[str, Any]:
         ("--fsdp_config '{\"activation_checkpointing\": true}'", {"train.gradient_checkpointing": True}),
     ],
 )
-def test_fsdp_is_understood_as_trainer_and_accelerate_spell_it(line: str, meant: dict[str, Any]) -> None:
+def test_fsdp_flags_of_trainer_and_accelerate_set_keys(line: str, meant: dict[str, Any]) -> None:
     assert parsed(line).config.backend.name == "fsdp"
     assert differing(line, "--backend fsdp" if "--fsdp " not in line else "--fsdp full_shard") == meant
 
 
-def test_a_file_of_fsdp_is_read_and_each_of_its_keys_is_answered(tmp_path: Path) -> None:
+def test_fsdp_config_file_keys_are_handled(tmp_path: Path) -> None:
     file = tmp_path / "fsdp.json"
     content = {"fsdp_transformer_layer_cls_to_wrap": "Qwen3DecoderLayer", "fsdp_state_dict_type": "X", "xla": False}
     file.write_text(json.dumps({**content, "fsdp_offload_params": True}))
@@ -102,7 +102,7 @@ def test_a_file_of_fsdp_is_read_and_each_of_its_keys_is_answered(tmp_path: Path)
         ("--no_save_optim true", {"checkpoint.optimizer_state": False}),
     ],
 )
-def test_megatrons_names_set_what_they_mean(line: str, meant: dict[str, Any]) -> None:
+def test_megatron_flags_set_keys(line: str, meant: dict[str, Any]) -> None:
     assert differing(line, MEGATRON) == meant
 
 
@@ -110,23 +110,23 @@ def test_megatrons_names_set_what_they_mean(line: str, meant: dict[str, Any]) ->
     ("line", "sentence"),
     [
         ("--fsdp full_shrad", "Did you mean 'full_shard'"),
-        ("--fsdp no_shard", "nothing would be sharded"),
+        ("--fsdp no_shard", "would shard nothing"),
         ("--fsdp full_shard --fsdp_config '{\"cpu_ofload\": true}'", "Did you mean 'cpu_offload'"),
         ('--fsdp_config \'{"ignored_modules": ["x"]}\'', "all modules are sharded"),
         ("--fsdp_config nowhere.json", "there is no file"),
-        ("--deepspeed zero2 --fsdp_offload_params true", "is about FSDP"),
-        ("--backend torch --recompute_method block", "is a setting of Megatron, and the backend is torch"),
-        ("--router_aux_loss_coef 0.1", "is Megatron's"),
-        (f"{MEGATRON} --load x", "two settings here"),
+        ("--deepspeed zero2 --fsdp_offload_params true", "needs the fsdp backend"),
+        ("--backend torch --recompute_method block", "needs the megatron backend, and the backend is torch"),
+        ("--router_aux_loss_coef 0.1", "needs the megatron backend"),
+        (f"{MEGATRON} --load x", "are two settings"),
         (f"{MEGATRON} --use_precision_aware_optimizer true", "in fp32"),
         (f"{MEGATRON} --optimizer_cpu_offload true", "stays on the device"),
-        (f"{MEGATRON} --fp8_recipe blockwise", "one recipe"),
+        (f"{MEGATRON} --fp8_recipe blockwise", "only FP8 recipe"),
         (f"{MEGATRON} --attention_backend flsh", "Did you mean 'flash'"),
         (f"{MEGATRON} --recompute_modules mlpp", "'core_attn', 'mlp'"),
-        ("--lora_dtype bfloat16", "fp32 weights"),
+        ("--lora_dtype bfloat16", "always fp32"),
     ],
 )
-def test_what_would_change_the_result_is_refused(line: str, sentence: str) -> None:
+def test_unsupported_backend_flags_are_refused(line: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         parsed(line)
     assert sentence in refusal.value.message

@@ -1,4 +1,4 @@
-"""Values of known flags that other programs take and swift does not, and why."""
+"""Third-party values of known flags that are not supported, and why."""
 
 from __future__ import annotations
 
@@ -10,55 +10,56 @@ ENGINE_SETTINGS = (
     *("limit_mm_per_prompt", "disable_custom_all_reduce", "max_lora_rank", "enable_expert_parallel"),
 )
 ENGINE_OPTIONS = {f"vllm_{name}": name for name in ENGINE_SETTINGS}
-"""Flags of other programs for a setting of vLLM → the setting's own name."""
-_KERNELS = "Type --attn_impl flash_attn (FlashAttention 2), or leave it out for the fastest that this machine has."
+"""Third-party flag for a setting of vLLM → the setting's own name."""
+
+_KERNELS = "Type --attn_impl flash_attn (FlashAttention 2), or leave it out for the fastest kernel on this machine."
 _OPTIMIZERS = (
     "Type --optim adamw, adamw_8bit, adamw_4bit, adafactor, adam_mini, galore, q_galore, apollo, apollo_mini, muon, "
-    "schedule_free, lion or sgd; a plugin can bring another: docs/how-to/write-an-optimizer.md"
+    "schedule_free, lion or sgd. A plugin can add others: docs/how-to/write-an-optimizer.md"
 )
 _TUNERS = (
     "Type --train_type lora (or dora, rslora, qlora), miss, oft, boft, hira, loha, lokr, gralora, vera, ia3, "
-    "lisa, badam or full; a plugin can bring another: docs/how-to/write-a-tuner.md"
+    "lisa, badam or full. A plugin can add others: docs/how-to/write-a-tuner.md"
 )
-IN_BACKWARD = "updates in the middle of the backward pass leave no gradient norm, and nothing that could be clipped."
-LITTLE_STATE = "For little memory: --optim adamw_4bit or q_galore, or --deepspeed zero3_offload"
+IN_BACKWARD = "updates during the backward pass do not allow gradient clipping."
+LITTLE_STATE = "To save memory type --optim adamw_4bit or q_galore, or --deepspeed zero3_offload"
 _NO_OPTIMIZER = Refused("this optimizer is not implemented.", _OPTIMIZERS)
 
-ATTENTION_ELSEWHERE = {
+UNSUPPORTED_ATTENTION = {
     **dict.fromkeys(
         ("flash_attention_3", "flash_attn_3", "fa3"), Refused("FlashAttention 3 is not supported.", _KERNELS)
     ),
     **dict.fromkeys(("flex_attention", "xformers"), Refused("this attention kernel is not supported.", _KERNELS)),
 }
-DEVICES_ELSEWHERE = {
+UNSUPPORTED_DEVICES = {
     name: Refused(
-        "GPUs are not chosen by number here.",
-        f"Set CUDA_VISIBLE_DEVICES={name.rpartition(':')[2]} in front of the command.",
+        "GPUs are not selected by number.",
+        f"Type CUDA_VISIBLE_DEVICES={name.rpartition(':')[2]} before the command.",
     )
     for name in (f"cuda:{number}" for number in range(16))
-} | dict.fromkeys(("mps", "npu", "xpu"), Refused("swift trains on CUDA GPUs and on the CPU.", "Type --device cpu"))
-LOSS_SCALES_ELSEWHERE = {
+} | dict.fromkeys(("mps", "npu", "xpu"), Refused("swift trains on CUDA GPUs and CPUs.", "Type --device cpu"))
+UNSUPPORTED_LOSS_SCALES = {
     **dict.fromkeys(
         ("react", "hermes", "qwen", "agentflan", "alpha_umi"),
         Refused(
-            "parts of an answer all weigh the same; a loss scale for agents is not implemented.",
-            "Type --loss_scale default to learn all answers, or last_round for the last one.",
+            "loss scales for agents are not implemented.",
+            "Type --loss_scale default to train on all assistant messages, or last_round for the last one.",
         ),
     ),
     **dict.fromkeys(
         ("ignore_empty_think", "default+ignore_empty_think", "last_round+ignore_empty_think"),
         Refused(
-            "empty <think> blocks are learned like any other text of an answer.",
-            "Type --loss_scale default, and take such blocks out of the data.",
+            "empty <think> blocks cannot be masked.",
+            "Type --loss_scale default, and remove such blocks from the data.",
         ),
     ),
 }
-OPTIMIZERS_ELSEWHERE = {
+UNSUPPORTED_OPTIMIZERS = {
     **dict.fromkeys(
         ("paged_adamw", "paged_adamw_8bit", "paged_adamw_32bit", "paged_lion_8bit", "paged_lion_32bit"),
         Refused(
-            "optimizer states that are paged to the CPU are not implemented.",
-            "Type --optim adamw_8bit for small states on the GPU, or keep them on the CPU: --deepspeed zero2_offload",
+            "paged optimizers are not implemented.",
+            "Type --optim adamw_8bit for a smaller state, or offload it with --deepspeed zero2_offload",
         ),
     ),
     **dict.fromkeys(
@@ -69,7 +70,7 @@ OPTIMIZERS_ELSEWHERE = {
         ),
         _NO_OPTIMIZER,
     ),
-    "galore_adamw_8bit": Refused("GaLore's moments are in 32 bits here, Q-GaLore's in 8.", "Type --optim q_galore"),
+    "galore_adamw_8bit": Refused("GaLore has 32-bit moments, Q-GaLore 8-bit moments.", "Type --optim q_galore"),
     **dict.fromkeys(("lomo", "adalomo"), Refused(IN_BACKWARD, LITTLE_STATE)),
     **dict.fromkeys(
         ("galore_adamw_layerwise", "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise"),
@@ -77,7 +78,7 @@ OPTIMIZERS_ELSEWHERE = {
     ),
     "apollo_adamw_layerwise": Refused(IN_BACKWARD, "Type --optim apollo, or apollo_mini for less memory."),
 }  # fmt: skip
-TUNERS_ELSEWHERE = {
+UNSUPPORTED_TUNERS = {
     **dict.fromkeys(
         (
             "vblora", "fourierft", "randlora", "hra", "c3a", "road", "shira", "waveft", "delora", "xlora", "poly",
@@ -87,35 +88,36 @@ TUNERS_ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("adapter", "prompt", "prefix", "prompt_tuning", "prefix_tuning", "p_tuning", "ln_tuning", "llama_adapter"),
-        Refused("what it adds to a model cannot be merged into its weights, or served.", _TUNERS),
+        Refused("its parameters cannot be merged into the model, or served.", _TUNERS),
     ),
     "longlora": Refused(
-        "its attention in shifted groups is not offered.",
-        "Type --train_type lora --modules_to_save embed_tokens; for long samples add --ulysses 2 --backend fsdp, or "
+        "shifted sparse attention is not implemented.",
+        "Type --train_type lora --modules_to_save embed_tokens. For long samples add --ulysses 2 --backend fsdp, or "
         "--cp 2 --backend megatron",
     ),
     "adalora": Refused(
-        "it prunes ranks by gradients of whole matrices in every step, which shards do not have.",
-        "Type --train_type lora --init_lora_weights eva, which begins with the directions that the data uses",
+        "it needs gradients of whole matrices in every step, which sharded training does not have.",
+        "Type --train_type lora --init_lora_weights eva, which adapts the initialization to the data",
     ),
     **dict.fromkeys(
         ("reft", "loreft"),
-        Refused("it edits hidden states, which cannot be merged into weights, or served.", "Type --train_type lora"),
+        Refused("its edits of hidden states cannot be merged into the model, or served.", "Type --train_type lora"),
     ),
     **dict.fromkeys(
         ("lora_ga", "lora-ga", "loraga"),
-        Refused("it is a way for LoRA to begin.", "Type --train_type lora --init_lora_weights lora_ga"),
+        Refused("it is an initialization of LoRA.", "Type --train_type lora --init_lora_weights lora_ga"),
     ),
     **dict.fromkeys(
         ("eva", "pissa", "olora", "loftq"),
-        Refused("it is a way for LoRA to begin.", "Type --train_type lora --init_lora_weights eva, pissa or olora"),
+        Refused("it is an initialization of LoRA.", "Type --train_type lora --init_lora_weights eva, pissa or olora"),
     ),
     "llamapro": Refused(
-        "blocks are added before training.", "Type: swift convert MODEL --expand-blocks 4 --out OUT   and train these"
+        "blocks are added before training.",
+        "Type swift convert MODEL --expand-blocks 4 --out OUT, then train the new blocks",
     ),
-    "bone": Refused("MiSS has taken its place.", "Type --train_type miss"),
+    "bone": Refused("MiSS replaces it.", "Type --train_type miss"),
     "freeze": Refused(
-        "there is no tuner of this name; some of the weights are trained by --train_type full and patterns.",
+        "partial training is full training with patterns.",
         "Type --train_type full --trainable_parameters model.layers.27. lm_head",
     ),
 }  # fmt: skip

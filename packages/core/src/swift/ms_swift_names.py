@@ -1,4 +1,4 @@
-"""Names that users of ms-swift and the Hugging Face trainer import, and what to write instead."""
+"""Names that ms-swift and the Hugging Face Trainer export, and what to write instead of importing them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ INSTEAD: dict[str, str] = {
             "SFTConfig",
             "DPOConfig",
         ),
-        f"Arguments are keywords, or a mapping of the same names: {_TRAINER}",
+        f"Pass arguments as keywords, or as a mapping: {_TRAINER}",
     ),
     **dict.fromkeys(("Seq2SeqTrainer", "TrainerFactory"), f"There is one trainer: {_TRAINER}"),
     **dict.fromkeys(
         ("SFTTrainer", "DPOTrainer", "KTOTrainer", "ORPOTrainer", "CPOTrainer"),
-        'The objective is a keyword: Trainer(model="...", args={"objective": "dpo"}, train_dataset=rows).train()',
+        'Pass the objective as a keyword: Trainer(model="...", args={"objective": "dpo"}, train_dataset=rows).train()',
     ),
     **dict.fromkeys(("sft_main", "pt_main", "rlhf_main", "train_main"), _CONFIG),
     **dict.fromkeys(
@@ -35,17 +35,17 @@ INSTEAD: dict[str, str] = {
     **dict.fromkeys(("eval_main", "EvalArguments"), _COMMAND.format(command="eval")),
     **dict.fromkeys(
         ("get_model_tokenizer", "get_model_processor", "get_template", "get_model_and_template", "load_dataset"),
-        f"Models, templates and data sets are named, and opened by the run: {_CONFIG}",
+        f"The run opens models, templates and data sets by name: {_CONFIG}",
     ),
     **dict.fromkeys(
         ("LoRAConfig", "LoraConfig", "AdaLoraConfig", "SwiftConfig", "PeftModel", "get_peft_model"),
-        'Adapters are keywords: TrainerConfig(model="...", dataset="...", tuner_type="lora", lora_rank=8)',
+        'Configure adapters with keywords: TrainerConfig(model="...", dataset="...", tuner_type="lora", lora_rank=8)',
     ),
 }
 """Name → what to write instead of importing it from `swift`."""
 
 
 def advice(name: str) -> str | None:
-    """Return the message for a name of another program, None for one that nobody knows."""
+    """Return the message for a third-party name; None for an unknown one."""
     instead = INSTEAD.get(name)
     return None if instead is None else f"swift has no {name}. {instead}"

@@ -9,7 +9,7 @@ import pytest
 from any_grpo import any_grpo
 
 from swift.config.aliases import aliases, training_flags
-from swift.config.compat.table import other_program
+from swift.config.compat.table import third_party_flag
 from swift.config.flags import read_flags
 from swift.config.parse import Parsed, config_from_mapping, parse
 from swift.errors import ConfigError, SwiftError
@@ -73,7 +73,7 @@ def options(line: str) -> dict[str, Any]:
 @pytest.mark.parametrize("flag", dict.fromkeys((TRL + TRL_GKD + MS_SWIFT).split()))
 def test_every_third_party_grpo_flag_is_handled(flag: str) -> None:
     """Every GRPO flag of third-party programs is an option, a note or a refusal."""
-    assert flag in aliases() or other_program(flag) is not None
+    assert flag in aliases() or third_party_flag(flag) is not None
     assert list(read_flags([f"--{flag.replace('_', '-')}", "1"], training_flags()).flags) == [flag]
 
 
@@ -110,24 +110,24 @@ def test_every_third_party_grpo_flag_is_handled(flag: str) -> None:
         ("--objective.steps_per_generation 3 --gradient_accumulation_steps 4", {"steps_per_generation": "3"}),
     ],
 )
-def test_a_flag_of_another_program_sets_the_option_that_it_means(line: str, expected: dict[str, Any]) -> None:
+def test_third_party_online_flag_sets_option(line: str, expected: dict[str, Any]) -> None:
     assert options(line).items() >= expected.items()
 
 
 @pytest.mark.parametrize(
     ("line", "note"),
     [
-        ("--sleep_level 1", "--sleep_level 1 is not needed: it is about memory"),
-        ("--log_completions true", "in RUN/rollouts"),
-        ("--repetition_penalty 1.0", "that is off anyway"),
-        ("--use_vllm false --vllm_gpu_memory_utilization 0.3", "vLLM does not answer in this process"),
+        ("--sleep_level 1", "--sleep_level 1 is not needed: the engine keeps its memory"),
+        ("--log_completions true", "RUN/rollouts has"),
+        ("--repetition_penalty 1.0", "it is always off"),
+        ("--use_vllm false --vllm_gpu_memory_utilization 0.3", "vLLM does not run in this process"),
         ("--use_vllm true --vllm_server_port 8001", "--vllm_server_port has no effect: --vllm_mode colocate runs vLLM"),
         (
             "--steps_per_generation 4 --gradient_accumulation_steps 4",
-            "counts micro-batches: with 4 to a step, a round serves one optimizer step",
+            "counts micro-batches, 4 per step: a round lasts one optimizer step",
         ),
-        ("--disable_dropout true", "is tuner.dropout 0"),
-        ("--multi_turn_scheduler gym_scheduler --gym_env door", "is not needed: --gym_env names the environment"),
+        ("--disable_dropout true", "sets tuner.dropout to 0"),
+        ("--multi_turn_scheduler gym_scheduler --gym_env door", "is not needed: --gym_env selects the environment"),
         ("--multi_turn_scheduler gym_scheduler --use_gym_env false", "has no effect: --use_gym_env is false"),
     ],
 )
@@ -139,20 +139,20 @@ def test_flags_without_effect_or_in_other_units_are_noted(line: str, note: str) 
     ("line", "message", "hint"),
     [
         ("--loss_type vespo", "this loss is not implemented", "--loss_type dapo"),
-        ("--loss_type gspo-token", "a flag of its own", "--importance_sampling_level sequence_token"),
-        ("--use_gym_env true", "names no environment", "--gym_env NAME"),
+        ("--loss_type gspo-token", "is a separate flag", "--importance_sampling_level sequence_token"),
+        ("--use_gym_env true", "needs an environment", "--gym_env NAME"),
         ("--max_tool_calling_iterations 3", "tools belong to an environment", "--environment FILE.py:CLASS"),
-        ("--min_p 0.1", "by --temperature alone", "Leave it out"),
-        ("--entropy_coef 0.01", "a bonus for entropy is not implemented", "Leave it out"),
-        ("--vllm_mode remote", "is colocate or server", ""),
+        ("--min_p 0.1", "sampled without min_p", "Leave it out"),
+        ("--entropy_coef 0.01", "an entropy bonus is not implemented", "Leave it out"),
+        ("--vllm_mode remote", "must be colocate or server", ""),
         (
             "--vllm_mode server --vllm_server_host a b c --vllm_server_port 1 2",
             "2 values for 3 servers",
             "one for each",
         ),
         ("--steps_per_generation 6 --gradient_accumulation_steps 4", "not a multiple of the 4", "multiple of 4"),
-        ("--generation_batch_size 64", "those of a step are not known", "--global_batch_size N"),
-        ("--generation_batch_size 64 --steps_per_generation 2", "both say how long a round is", "Keep one"),
+        ("--generation_batch_size 64", "needs train.global_batch", "--global_batch_size N"),
+        ("--generation_batch_size 64 --steps_per_generation 2", "both set the length of a round", "Keep one"),
         ("--use_vllm true --objective.rollout_engine transformers", "contradict each other", "Keep one"),
     ],
 )
@@ -164,11 +164,11 @@ def test_third_party_flags_that_change_results_are_refused(line: str, message: s
     assert hint in (error.value.hint or "")
 
 
-def test_prompts_are_cut_from_the_left_at_max_length() -> None:
+def test_prompts_are_truncated_on_the_left() -> None:
     """Prompts are limited by the limit of samples and keep their end."""
     data = parsed("--max_prompt_length 100").config.data
     assert (data.max_length, data.truncation) == (100, "left")
-    with pytest.raises(ConfigError, match="one limit for prompt and answer together"):
+    with pytest.raises(ConfigError, match="have one limit together"):
         parsed("--max_prompt_length 100", objective="dpo")
 
 
@@ -176,13 +176,13 @@ def test_reward_flags_without_rewards_are_refused() -> None:
     """Flags of rewards are refused where the objective has none."""
     for line in ("--num_generations 8", "--reward_funcs accuracy", "--external_plugins plugin.py", "--loss_type dapo"):
         with pytest.raises(
-            ConfigError, match="answers that are generated and rewarded, or taught, and the objective is dpo"
+            ConfigError, match=r"is an option of online learning \(grpo, ppo or gkd\), but the objective is dpo"
         ) as error:
             parsed(line, objective="dpo")
         assert "swift rlhf --rlhf_type grpo" in (error.value.hint or "")
 
 
-def test_files_and_keywords_take_the_same_flags(tmp_path: Path) -> None:
+def test_files_and_keywords_accept_flags(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("rlhf_type: grpo\nreward_funcs: [accuracy]\nuse_vllm: true\nvllm_gpu_memory_utilization: 0.3\n")
     expected = {"reward_funcs": ["accuracy"], "rollout_engine": "vllm"}

@@ -1,12 +1,12 @@
-"""Recipes of PPO for TRL and ms-swift: their flags are taken, and the defaults by which they differ."""
+"""PPO recipes of TRL and ms-swift: their flags and different defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from swift.imports import online
-from swift.imports.carrying import Carrying
+from swift.imports import grpo
+from swift.imports.recipe import RecipeImport
 from swift.imports.rules import Table, absent, each, unneeded
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -21,14 +21,14 @@ _DEFAULTS: Mapping[str, Any] = {
     "lam": 0.95,
     "rollout_importance_sampling_mode": "off",
 }
-"""Of both programs, under the same names."""
+"""Defaults of both programs, under the same names."""
 _TABLE: Table = {
-    "stop_token": unneeded("an answer ends with the token that ends a turn of the model"),
-    "stop_token_id": absent("an answer ends with the token that ends a turn; another text: objective.stop_words"),
-    "total_episodes": absent("answers are not counted here: write train.max_steps or train.epochs"),
+    "stop_token": unneeded("a completion ends with the model's end-of-turn token"),
+    "stop_token_id": absent("a completion ends with the end-of-turn token; set objective.stop_words for others"),
+    "total_episodes": absent("set train.max_steps or train.epochs"),
     **each(
         ("reward_shaping_enable_length", "reward_shaping_enable_repetition", "reward_shaping_enable_eos"),
-        absent("rewards for lengths, repetitions and endings are functions: objective.reward_funcs", "false"),
+        absent("set objective.reward_funcs to reward functions for length, repetition and end of text", "false"),
     ),
     **each(
         (
@@ -36,45 +36,45 @@ _TABLE: Table = {
             "reward_shaping_eos_bonus", "reward_shaping_eos_missing_penalty", "reward_shaping_eos_min_len",
             "reward_shaping_eos_out_of_range_penalty", "reward_shaping_eos_max_len",
         ),
-        unneeded("belongs to a reward that has a switch of its own"),
+        unneeded("belongs to a reward that another setting turns on"),
     ),
     **each(
         ("exp_name", "world_size", "num_total_batches", "micro_batch_size", "local_batch_size", "batch_size",
          "local_mini_batch_size", "mini_batch_size"),
-        unneeded("is computed from the other settings"),
+        unneeded("follows from the other settings"),
     ),
 }  # fmt: skip
 
 
-def trl(run: Carrying, table: Table) -> None:
-    """Translate what is left of a recipe of TRL's PPO; `table` is that of its other trainers."""
+def trl(run: RecipeImport, table: Table) -> None:
+    """Translate the rest of a PPO recipe of TRL; `table` is that of its other trainers."""
     run.command = "rlhf"
     run.set("objective.name", "ppo", "trl ppo")
     policy = run.take("sft_model_path")
-    if policy is not None:  # model_name_or_path names the tokenizer of TRL's example alone
+    if policy is not None:  # model_name_or_path is only the tokenizer of TRL's example
         run.take("model_name_or_path")
         run.set("model.path", policy, "sft_model_path")
     judge = run.take("reward_model_path")
     if judge is None:
-        run.lose("reward_model_path", "", "the recipe names no reward model: write objective.reward_model")
+        run.lose("reward_model_path", "", "the recipe has no reward model: set objective.reward_model")
     else:
         run.set("objective.reward_model", [str(judge)], "reward_model_path")
         run.set("objective.critic_model", judge, "reward_model_path")
     _rest(run, table, temperature=0.7, longest=53)
 
 
-def ms_swift(run: Carrying, table: Table) -> None:
-    """Translate what is left of a recipe of ms-swift's PPO; `table` is that of its other commands."""
+def ms_swift(run: RecipeImport, table: Table) -> None:
+    """Translate the rest of a PPO recipe of ms-swift; `table` is that of its other commands."""
     judge = run.values.get("reward_model")
     if judge is None:
-        run.lose("reward_model", "", "the recipe names no reward model: write objective.reward_model")
+        run.lose("reward_model", "", "the recipe has no reward model: set objective.reward_model")
     else:
         first = judge[0] if isinstance(judge, list) else judge
         run.default("objective.critic_model", first)
     _rest(run, table, temperature=0.9, longest=512)
 
 
-def _rest(run: Carrying, table: Table, *, temperature: float, longest: int) -> None:
-    online.apply_flags(run, {**table, **_TABLE})
+def _rest(run: RecipeImport, table: Table, *, temperature: float, longest: int) -> None:
+    grpo.apply_flags(run, {**table, **_TABLE})
     for name, value in {**_DEFAULTS, "temperature": temperature, "max_completion_length": longest}.items():
         run.default(f"objective.{name}", value)

@@ -1,4 +1,4 @@
-"""Recipes of GRPO for TRL and ms-swift: what is carried over, which defaults are made explicit, and what is said."""
+"""GRPO recipes of TRL and ms-swift: imported settings, explicit defaults, and remarks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRL = "trl grpo --model_name_or_path m --dataset_name d/p"
 MS_SWIFT = "swift rlhf --rlhf_type grpo --model m --dataset d.jsonl"
 
 
-def test_a_recipe_of_trl_is_the_same_run_by_the_names_of_swift() -> None:
+def test_trl_grpo_recipe_is_imported() -> None:
     run, content = made(
         f"{TRL} --reward_funcs accuracy_reward get_soft_overlong_punishment --reward_weights 1 0.5 --use_vllm "
         "--vllm_mode server --vllm_server_host 0.0.0.0 --num_generations 16 --gradient_accumulation_steps 4 "
@@ -73,7 +73,7 @@ def test_package_reward_function_is_reported_as_lost() -> None:
     assert "reward_funcs" in lost(made(TRL)[0])
 
 
-def test_a_recipe_file_for_trl_names_prompts_and_system(tmp_path: Any) -> None:
+def test_trl_recipe_file_sets_prompts_and_system(tmp_path: Any) -> None:
     file = tmp_path / "grpo" / "config.yaml"
     file.parent.mkdir()
     file.write_text(
@@ -86,7 +86,7 @@ def test_a_recipe_file_for_trl_names_prompts_and_system(tmp_path: Any) -> None:
     assert content["objective"]["reward_funcs"] == ["accuracy", "format"]
 
 
-def test_a_recipe_of_ms_swift_keeps_its_flags_and_its_defaults() -> None:
+def test_ms_swift_grpo_recipe_keeps_flags_and_defaults() -> None:
     run, content = made(
         f"{MS_SWIFT} --external_plugins plugin.py --reward_funcs external_math format --use_vllm true "
         "--vllm_mode colocate --vllm_gpu_memory_utilization 0.5 --sleep_level 1 --async_generate true"
@@ -111,6 +111,6 @@ def test_advantage_scale_depends_on_estimator(estimator: str, scale: str) -> Non
     assert content["objective"].get("kl_in_reward", False) == (estimator != "grpo")
 
 
-def test_what_grpo_does_not_have_here_is_not_carried_over() -> None:
+def test_unsupported_grpo_settings_are_lost() -> None:
     run, _ = made(f"{MS_SWIFT} --reward_funcs format --multi_turn_scheduler math_tip --loss_type fipo")
     assert lost(run).keys() == {"loss_type"}

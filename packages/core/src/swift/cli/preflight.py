@@ -1,7 +1,7 @@
-"""Refusals of a run, as far as they show without torch and without weights: data, packages, plan, the model's folder.
+"""Checks of a run without torch and without weights: data, packages, layout, the model's folder.
 
-`swift config show` asks here, and a run does before it imports anything. `swift config validate` leaves out what
-another machine may have.
+`swift config show` and every run make them before heavy imports. `swift config validate` makes only those that hold on
+any machine.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from swift.plugins.hooks import Hooks
 
 _NOT_IN_FILES = frozenset({"lm_head", "score"})
-"""Modules that a model may have without weights in its files: tied to others, or made for the task."""
+"""Modules that may have no weights in the model's files: tied to others, or created for the task."""
 
 
 def check_anywhere(config: Config) -> None:
-    """Raise the error with which a run of this configuration would end on any machine."""
+    """Raise the error of this configuration that occurs on any machine."""
     data, tuner = config.data, config.tuner
     if data.streaming and data.split_ratio:
         raise unsplit_stream()
@@ -67,7 +67,7 @@ def check_anywhere(config: Config) -> None:
 
 
 def check_here(config: Config) -> None:
-    """Raise the error with which a run of this configuration would end on this machine before its first step."""
+    """Raise the error of this configuration on this machine, before anything is loaded."""
     check_anywhere(config)
     for name in (*config.data.train, *config.data.validation):
         parse_source(name)
@@ -81,7 +81,7 @@ def check_here(config: Config) -> None:
 
 
 def _check_packages(config: Config) -> None:
-    """Refuse what needs a package that is not installed."""
+    """Raise the error for a setting whose package is not installed."""
     if config.model.liger and find_spec("liger_kernel") is None:
         raise no_liger()
     if config.optim.name == "adamw_8bit" and find_spec("bitsandbytes") is None:
@@ -93,16 +93,16 @@ def _check_packages(config: Config) -> None:
 
 
 def check_layout(parsed: Parsed) -> None:
-    """Refuse a number of processes that was typed and that the sizes of the plan do not multiply to."""
+    """Raise `UnsupportedLayout` where the layout does not multiply to the typed number of processes."""
     if parsed.nproc is not None:
         here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
         parsed.config.parallel.data_parallel(here * machines)
 
 
-def check_plan(parsed: Parsed, processes: int) -> None:
-    """Raise the error with which the backend, or an observer, would refuse the run on so many processes.
+def check_run(parsed: Parsed, processes: int) -> None:
+    """Raise the error with which the backend or an observer refuses the run on so many processes.
 
-    A model in a folder on this machine is looked at as well: config.json, and the names of its weights.
+    For a model in a local folder, this also checks its config.json and the names of its weights.
     """
     from swift.contracts import Run, World
     from swift.plugins.blame import failing
@@ -125,7 +125,7 @@ def check_plan(parsed: Parsed, processes: int) -> None:
 
 
 def _check_files(config: Config) -> None:
-    """Refuse a checkpoint or an adapter that is not there, and a place for the export that is taken."""
+    """Refuse a checkpoint or an adapter that does not exist, and an export's destination that does."""
     from swift.checkpoint.folders import find_checkpoint
     from swift.export.destination import check_destination
     from swift.models.adapter_file import read_adapter_config
@@ -139,7 +139,7 @@ def _check_files(config: Config) -> None:
 
 
 def _check_model(hooks: Hooks, run: Run, backend: PluginEntry) -> None:
-    """Refuse a folder that is no model, one that the plan does not divide, and adapters on modules it does not have."""
+    """Refuse an invalid model folder, a model that the layout does not divide, and adapters on unknown modules."""
     from swift.models.classes import check_no_encoder
     from swift.models.config_file import StoredConfig, read_config
     from swift.models.files import SafetensorsFolder
@@ -168,7 +168,7 @@ def _check_model(hooks: Hooks, run: Run, backend: PluginEntry) -> None:
 
 
 def _check_targets(config: Config, content: Mapping[str, Any], files: SafetensorsFolder) -> None:
-    """Refuse adapters on modules that none of the weights belongs to; experts have other names in memory."""
+    """Refuse adapters on modules without weights; models with experts are skipped, which have other names in memory."""
     from swift.models.config_file import StoredConfig
     from swift.models.sizes import experts_of
 

@@ -1,6 +1,6 @@
-"""What becomes of each kind of recipe that other programs publish, as the table of the page on imports says it.
+"""The result of importing each kind of published recipe, as the table on the import page lists it.
 
-The recipes are short, with the keys that those of the projects have; a change of the outcome is a change of the page.
+The recipes are short, with the keys of published ones; a different result must change the page.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swift.imports.carrying import NotTrainable
+from swift.imports.recipe import NotTrainable
 from swift.imports.run import imported, read_runs
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "import-a-configuration.md"
@@ -111,7 +111,7 @@ KINDS: list[tuple[str, str, str]] = [
 
 
 def outcome(text: str, folder: Path) -> str:
-    """Return what becomes of a recipe, in the words of the table."""
+    """Return what becomes of a recipe, as in the table."""
     source = text
     if text.startswith("\n"):
         path = folder / "recipe.yaml"
@@ -127,11 +127,11 @@ def outcome(text: str, folder: Path) -> str:
         if "Python package" in error.message:
             return "refused: its rewards are functions of a Python package"
         return "refused: swift does not have " + error.message.partition(" recipe of ")[2].partition(", which ")[0]
-    different = re.search(r"# Different here:\n((?:#   .*\n)+)", run.text)
+    different = re.search(r"# Different in swift:\n((?:#   .*\n)+)", run.text)
     changed = re.findall(r"#   ([\w.]+):", different[1]) if different else []
     said = "imported"
     if run.lost:
-        said += "; not carried over: " + ", ".join(f"`{key}`" for key in dict.fromkeys(each.key for each in run.lost))
+        said += "; not imported: " + ", ".join(f"`{key}`" for key in dict.fromkeys(each.key for each in run.lost))
     if changed:
         said += "; different here: " + ", ".join(f"`{key}`" for key in dict.fromkeys(changed))
     return said

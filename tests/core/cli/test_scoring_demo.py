@@ -13,7 +13,7 @@ from commands import typed
 @pytest.mark.parametrize(
     ("task", "metric", "chance", "goal"), [("seq_cls", "accuracy", 0.3, 0.95), ("rm", "reward_accuracy", 0.7, 0.97)]
 )
-def test_a_tiny_model_is_shown_before_it_has_learned_and_after(
+def test_scoring_demo_evaluates_before_and_after(
     tmp_path: Path, task: str, metric: str, chance: float, goal: float
 ) -> None:
     ended = typed(["demo", "--task", task, "--out", "demo"], tmp_path)

@@ -1,4 +1,4 @@
-"""Recipes of GRPO: what those of TRL and of ms-swift have in common, and the defaults by which they differ."""
+"""GRPO recipes of TRL and ms-swift: their common settings and different defaults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from swift.imports.carrying import Carrying, is_off, words
+from swift.imports.recipe import RecipeImport, is_off, names_in
 from swift.imports.rules import Rule, Table, absent, apply, to, unneeded
 
 _REWARDS_OF_TRL = {
@@ -22,7 +22,7 @@ _REWARDS_OF_TRL = {
     "soft_overlong": "soft_overlong",
     "repetition": "repetition",
 }
-"""Rewards of TRL, and of recipes that are written for it, that are here under the same or another name."""
+"""Rewards of TRL and of recipes for it → the reward here."""
 _TRL: Mapping[str, Any] = {
     "num_generations": 8,
     "max_completion_length": 512,
@@ -43,21 +43,21 @@ _MS_SWIFT: Mapping[str, Any] = {
     "rollout_importance_sampling_mode": "off",
 }
 _SCALES = {"rloo": "none", "reinforce_plus_plus": "batch"}
-"""Estimator of ms-swift → what divides its rewards where nothing is said."""
+"""Estimator of ms-swift → its default of scale_rewards."""
 
 TABLE: Table = {
     "system_prompt": to("data.system"),
     "reward_model_name_or_path": to("objective.reward_model"),
-    "model_init_kwargs": absent("a model is loaded as its config.json says", "{}"),
-    "router_aux_loss_coef": absent("it is backend.moe_aux_loss", "0.001"),
-    "remove_unused_columns": unneeded("rewards are given all columns"),
-    "code_language": absent("a reward for code names its language in objective.reward_options"),
+    "model_init_kwargs": absent("a model is loaded by its config.json", "{}"),
+    "router_aux_loss_coef": absent("set backend.moe_aux_loss", "0.001"),
+    "remove_unused_columns": unneeded("rewards get all columns"),
+    "code_language": absent("set the language of a code reward in objective.reward_options"),
 }
-"""Keys of recipes for TRL that are no flags of its trainer, or that the tables of other recipes read otherwise."""
+"""Keys of TRL recipes that are not flags of its trainer, or that other tables read differently."""
 
 
-def trl(run: Carrying, table: Table) -> None:
-    """Translate what is left of a recipe of TRL's GRPO; `table` is that of its other trainers."""
+def trl(run: RecipeImport, table: Table) -> None:
+    """Translate the rest of a GRPO recipe of TRL; `table` is that of its other trainers."""
     _begin(run, "trl grpo")
     _prompts(run)
     _rewards(run)
@@ -71,11 +71,11 @@ def trl(run: Carrying, table: Table) -> None:
         run.default("objective.rollout_importance_sampling_mode", "off")
 
 
-def ms_swift(run: Carrying, table: Table) -> None:
-    """Translate what is left of a recipe of ms-swift's GRPO; `table` is that of its other commands."""
+def ms_swift(run: RecipeImport, table: Table) -> None:
+    """Translate the rest of a GRPO recipe of ms-swift; `table` is that of its other commands."""
     _begin(run, "rlhf_type")
     if (files := run.values.get("external_plugins")) is not None:
-        run.flags.append(f"--external_plugins {shlex.join(words(files))}")  # a file may not name code to run
+        run.flags.append(f"--external_plugins {shlex.join(names_in(files))}")  # a file may not name code to run
     _need_rewards(run)
     estimator = str(run.values.get("advantage_estimator", "grpo"))
     if estimator in _SCALES:
@@ -86,30 +86,30 @@ def ms_swift(run: Carrying, table: Table) -> None:
     _rest(run, table, _MS_SWIFT)
 
 
-def _begin(run: Carrying, origin: str) -> None:
+def _begin(run: RecipeImport, origin: str) -> None:
     run.command = "rlhf"
     if "objective.name" not in run.settings:
         run.set("objective.name", "grpo", origin)
     if str(run.values.get("vllm_mode", "")).lower() == "server":
         run.changed(
-            "vllm_mode", "server", f"{run.program}'s server has a protocol of its own: swift rollout MODEL starts one",
+            "vllm_mode", "server", f"{run.program}'s server has another protocol: start one with swift rollout MODEL",
         )  # fmt: skip
 
 
-def _rest(run: Carrying, table: Table, defaults: Mapping[str, Any]) -> None:
-    """Read the other settings as the flags that they are here, and make defaults explicit."""
+def _rest(run: RecipeImport, table: Table, defaults: Mapping[str, Any]) -> None:
+    """Read the other settings as flags, and make defaults explicit."""
     apply_flags(run, table)
     for name, value in defaults.items():
         run.default(f"objective.{name}", value)
 
 
-def apply_flags(run: Carrying, table: Table) -> None:
-    """Read what is left of a recipe by its table, and flags of online learning as the flags that they are here."""
+def apply_flags(run: RecipeImport, table: Table) -> None:
+    """Read the rest of a recipe by its table, and flags of online learning as flags."""
     apply(run, _without_flags_of_grpo(table))
 
 
 def _without_flags_of_grpo(table: Table) -> Table:
-    """Return a table without the keys that mean something else to GRPO, so that its own flags are taken."""
+    """Return a table without keys that are flags of GRPO."""
     from swift.config.compat import online
 
     own = {flag for flags, *_ in online.FLAGS for flag in flags} | {flag for flags in online.ROWS for flag in flags}
@@ -117,28 +117,28 @@ def _without_flags_of_grpo(table: Table) -> Table:
     return {**rules, **TABLE}
 
 
-def _prompts(run: Carrying) -> None:
+def _prompts(run: RecipeImport) -> None:
     column = run.take("dataset_prompt_column")
     if column not in (None, "prompt"):
         run.set("data.columns", {str(column): "query"}, "dataset_prompt_column")
 
 
-def _rewards(run: Carrying) -> None:
-    """Name the rewards as they are called here; a function of a package has to be named by its file."""
-    asked = run.take("reward_funcs")
-    names = [] if asked is None else words(asked)
+def _rewards(run: RecipeImport) -> None:
+    """Translate the names of rewards; other functions must be given by their file."""
+    rewards = run.take("reward_funcs")
+    names = [] if rewards is None else names_in(rewards)
     known = [_REWARDS_OF_TRL[name] for name in names if name in _REWARDS_OF_TRL]
     for name in names:
         if name not in _REWARDS_OF_TRL:
-            run.lose("reward_funcs", name, "name the file of the function: objective.reward_funcs: [FILE.py:FUNCTION]")
+            run.lose("reward_funcs", name, "set objective.reward_funcs to the function's file: [FILE.py:FUNCTION]")
     if known:
         run.set("objective.reward_funcs", known, "reward_funcs")
     if known and len(known) < len(names) and (weights := run.take("reward_weights")) is not None:
-        run.lose("reward_weights", weights, "a weight for each reward, once all of them are named")
+        run.lose("reward_weights", weights, "set a weight for each reward after adding the others")
     _need_rewards(run)
 
 
-def _need_rewards(run: Carrying) -> None:
+def _need_rewards(run: RecipeImport) -> None:
     there = {"reward_funcs", "reward_model", "reward_model_name_or_path"} & run.values.keys()
     if not there and "objective.reward_funcs" not in run.settings:
-        run.lose("reward_funcs", "", "the recipe names no rewards: write objective.reward_funcs")
+        run.lose("reward_funcs", "", "the recipe has no rewards: set objective.reward_funcs")

@@ -37,7 +37,7 @@ def test_variable_sets_option_and_names_flag(
     assert f"--objective.{option} {typed}" in note
 
 
-def test_variables_for_videos_are_read_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_video_variables_are_read_or_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in {"FPS": "1.5", "FPS_MAX_FRAMES": "12", "VIDEO_MAX_PIXELS": "50176", "NFRAMES": "4"}.items():
         monkeypatch.setenv(variable, value)
     run = parsed("sft --model m --dataset d")
@@ -55,14 +55,14 @@ def test_flag_overrides_variable_with_note(monkeypatch: pytest.MonkeyPatch) -> N
     assert any("INFONCE_TEMPERATURE has no effect" in note for note in run.notes)
 
 
-def test_a_variable_is_for_its_objective_and_loss_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_applies_to_its_objective_and_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFONCE_TEMPERATURE", "0.05")
     assert not parsed("sft --model m --dataset d").notes
     run = parsed(f"{EMBEDDING} --loss_type contrastive")
     assert run.notes == ["INFONCE_TEMPERATURE has no effect: the loss is contrastive."]
 
 
-def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFONCE_TEMPERATURE", "warm")
     with pytest.raises(ConfigError, match="INFONCE_TEMPERATURE"):
         parsed(EMBEDDING)
@@ -78,7 +78,7 @@ def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch
         ("GENERATIVE_RERANKER_NEGATIVE_TOKEN", "N", "negative_token", "N"),
     ],
 )
-def test_the_variables_of_rerankers_set_their_options(
+def test_reranker_variables_set_options(
     monkeypatch: pytest.MonkeyPatch, variable: str, typed: str, option: str, value: object
 ) -> None:
     monkeypatch.setenv(variable, typed)
@@ -88,10 +88,10 @@ def test_the_variables_of_rerankers_set_their_options(
     assert f"--objective.{option} {typed}" in note
 
 
-def test_groups_of_another_size_than_two_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_reranker_group_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISTWISE_RERANKER_MIN_GROUP_SIZE", "2")
     parsed("sft --task_type reranker --model m --dataset d")
     monkeypatch.setenv("LISTWISE_RERANKER_MIN_GROUP_SIZE", "4")
     parsed("sft --model m --dataset d")
-    with pytest.raises(ConfigError, match="LISTWISE_RERANKER_MIN_GROUP_SIZE is 4"):
+    with pytest.raises(ConfigError, match="LISTWISE_RERANKER_MIN_GROUP_SIZE 4 is not supported"):
         parsed("sft --task_type reranker --model m --dataset d")

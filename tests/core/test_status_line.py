@@ -11,7 +11,7 @@ from screen import on_a_terminal
 from swift.terminal import print_line, print_note, shows_work, waiting, work_at_hand
 
 
-def test_the_line_is_there_at_once_and_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_line_appears_and_disappears(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_a_terminal(monkeypatch) as screen:
         with waiting("Importing torch"):
             assert screen.wait_for("Importing torch ...")
@@ -19,7 +19,7 @@ def test_the_line_is_there_at_once_and_gone_afterwards(monkeypatch: pytest.Monke
     assert [line for line in screen.lines if line] == ["done"]
 
 
-def test_lines_printed_meanwhile_stay_and_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_lines_do_not_mix_with_status(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_a_terminal(monkeypatch) as screen, waiting("Loading"):
         assert screen.wait_for("Loading ...")
         print_line("one")
@@ -29,12 +29,12 @@ def test_lines_printed_meanwhile_stay_and_stand_alone(monkeypatch: pytest.Monkey
     assert [line for line in screen.lines if line] == ["one", "two"]
 
 
-def test_the_time_so_far_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_line_shows_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_a_terminal(monkeypatch) as screen, waiting("vLLM loads tiny"):
         assert screen.wait_for("vLLM loads tiny ... 1 s")
 
 
-def test_a_display_of_its_own_is_left_to_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_display_replaces_status_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_a_terminal(monkeypatch) as screen, shows_work(), waiting("saving"):
         assert work_at_hand() == "saving ..."
     assert work_at_hand() is None
@@ -54,7 +54,7 @@ def test_ci_dumb_terminal_and_other_ranks_print_nothing(
     assert screen.raw == "done\r\n"
 
 
-def test_files_and_pipes_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_line_is_off_for_files_and_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with waiting("Importing torch"):
         pass

@@ -1,4 +1,4 @@
-"""Command lines as users of other programs type them: each works, goes on with a note, or is refused with a way out."""
+"""Third-party command lines work, get a note, or are refused with a hint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from swift.config.aliases import aliases, training_flags
 from swift.config.compat.meanings import Default, NotNeeded, Refused
-from swift.config.compat.table import TOPICS, other_program, other_programs
+from swift.config.compat.table import TOPICS, third_party_flag, third_party_flags
 from swift.config.fields import core_fields
 from swift.config.flags import nearest_flag
 from swift.config.parse import Parsed, config_from_mapping, parse
@@ -109,7 +109,7 @@ SETS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("line", "meaning"), SETS, ids=[line for line, _ in SETS])
-def test_a_flag_of_another_program_sets_what_it_means_there(line: str, meaning: dict[str, Any]) -> None:
+def test_third_party_flag_sets_its_keys(line: str, meaning: dict[str, Any]) -> None:
     config = parsed(line).config
     assert {key: value(config, key) for key in meaning} == meaning
 
@@ -225,7 +225,7 @@ WORKS = """
 
 
 @pytest.mark.parametrize("line", WORKS.strip().splitlines())
-def test_a_flag_that_swift_has_is_taken_without_a_word(line: str) -> None:
+def test_supported_flag_has_no_note(line: str) -> None:
     assert parsed(line).notes == parsed("").notes
 
 
@@ -289,12 +289,12 @@ NOTED = """
 
 
 @pytest.mark.parametrize("line", NOTED.strip().splitlines())
-def test_a_flag_that_changes_nothing_is_noted_in_one_line(line: str) -> None:
+def test_unneeded_flag_is_noted(line: str) -> None:
     plain, noted = parsed(""), parsed(line)
     (note,) = [note for note in noted.notes if note not in plain.notes]
     assert note.startswith(line.split()[0])
     assert "\n" not in note
-    if other_program(line.split()[0].strip("-")) is not None:
+    if third_party_flag(line.split()[0].strip("-")) is not None:
         assert noted.config == plain.config
 
 
@@ -414,7 +414,7 @@ OUT_OF_BOUNDS = """
 
 
 @pytest.mark.parametrize("line", OUT_OF_BOUNDS.strip().splitlines())
-def test_a_value_that_cannot_be_is_refused_in_one_sentence(line: str) -> None:
+def test_invalid_value_error_is_one_sentence(line: str) -> None:
     with pytest.raises(SwiftError) as refused:
         parsed(line)
     flag, typed = line.split()
@@ -428,7 +428,7 @@ def test_a_value_that_cannot_be_is_refused_in_one_sentence(line: str) -> None:
         ("--tp 2", "--parallel.tp 1"),
         ("--task_type value", "--model.task causal_lm"),
         ("--task_type prm", "swift train --objective prm"),
-        ("--loss_type sigmoid", "no key 'objective.loss' for the objective 'sft'"),
+        ("--loss_type sigmoid", "unknown key 'objective.loss' for the objective 'sft'"),
         ("--report_to nosuch", "swift plugins"),
     ],
 )
@@ -446,7 +446,7 @@ def test_deepspeed_preset_names_match_ms_swift() -> None:
     assert parsed("--deepspeed zero3 --deepspeed_autotp_size 2").config.parallel.tp == 2
 
 
-def test_a_token_is_not_repeated() -> None:
+def test_hub_token_is_not_printed() -> None:
     with pytest.raises(UsageError) as refused:
         parsed("--hub_token hf_secret")
     assert "hf_secret" not in str(refused.value)
@@ -466,19 +466,19 @@ def test_list_flag_ends_before_config_file(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_and_keywords_are_answered_as_flags_are(tmp_path: Path) -> None:
+def test_file_and_keyword_errors_match_flags(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("model: m\nuse_lomo: true\n")
-    with pytest.raises(UsageError, match=rf"{re.escape(str(file))}:2: use_lomo is not possible: updates"):
+    with pytest.raises(UsageError, match=rf"{re.escape(str(file))}:2: use_lomo is not supported: updates"):
         parse([str(file), "--dataset", "d"], "sft")
-    with pytest.raises(UsageError, match="gradient norm"):
+    with pytest.raises(UsageError, match="gradient clipping"):
         config_from_mapping({"model": "m", "use_lomo": True}, "sft")
     keywords = config_from_mapping({"model": "m", "dataset": "d", "bf16": False, "disable_tqdm": True}, "sft")
     assert keywords.config.model.dtype == "float32"
     assert len(keywords.notes) == 2
 
 
-def test_flags_outrank_the_precision_of_a_file(tmp_path: Path) -> None:
+def test_precision_flag_overrides_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("bf16: false\n")
     assert parse([str(file), *BASE.split(), "--fp16", "true"], "sft").config.model.dtype == "float16"
@@ -486,21 +486,21 @@ def test_flags_outrank_the_precision_of_a_file(tmp_path: Path) -> None:
     assert parse([str(file), *BASE.split(), "--bf16", "false"], "sft").config.model.dtype == "float32"
 
 
-def test_a_file_whose_name_has_a_comma_is_one_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_name_with_comma_is_one_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a,b.jsonl").write_text("{}\n")
     monkeypatch.chdir(tmp_path)
     assert parsed("--val_dataset a,b.jsonl").config.data.validation == ("a,b.jsonl",)
     assert parsed("--val_dataset a,c.jsonl").config.data.validation == ("a", "c.jsonl")
 
 
-def test_every_row_is_of_one_flag_that_swift_does_not_have() -> None:
+def test_table_rows_do_not_overlap_aliases() -> None:
     rows = [flag for rows in TOPICS.values() for flags in rows for flag in flags]
     assert [flag for flag, count in Counter(rows).items() if count > 1] == []
     assert set(rows) & (aliases().keys() | core_fields().keys() | training_flags().about_command.keys()) == set()
 
 
-def test_every_row_reads_as_one_message() -> None:
-    for flag, meaning in other_programs().items():
+def test_table_rows_form_complete_messages() -> None:
+    for flag, meaning in third_party_flags().items():
         assert re.fullmatch(r"[a-z0-9_]+", flag), flag
         if isinstance(meaning, NotNeeded | Default):
             assert not meaning.note.endswith("."), flag
@@ -509,10 +509,10 @@ def test_every_row_reads_as_one_message() -> None:
             assert meaning.hint, flag
 
 
-def test_a_hint_names_only_flags_that_are_there() -> None:
+def test_hints_name_existing_flags() -> None:
     table = training_flags()
     elsewhere = {"push", "metric", "logdir", "help"}  # of swift export, swift eval and TensorBoard
-    for flag, meaning in other_programs().items():
+    for flag, meaning in third_party_flags().items():
         said = meaning.note if isinstance(meaning, NotNeeded) else f"{meaning.reason} {meaning.hint}"
         for named in re.findall(r"--([\w.]+)", said):
             assert named in elsewhere or table.arity(named.strip(".")) not in (None, "words"), (flag, named)
@@ -538,7 +538,7 @@ THIRD_PARTY = (
 
 
 @pytest.mark.parametrize(("typed", "meant"), SLIPS)
-def test_a_slip_is_answered_with_the_flag_that_was_meant(typed: str, meant: str) -> None:
+def test_misspelled_flag_gets_suggestion(typed: str, meant: str) -> None:
     assert f"'--{meant}'" in training_flags().unknown(f"--{typed}").message
 
 
@@ -553,7 +553,7 @@ def test_similar_looking_flag_is_not_suggested() -> None:
             or words & set(re.split(r"[._]", guess))
             or (difflib.SequenceMatcher(None, typed, guess).ratio() >= 0.85)
         ), (typed, guess)
-    # Nobody is shown these guesses: each of these flags is explained or taken as it is.
+    # These guesses are never shown: each of these flags is explained or taken as it is.
     assert {typed: guess for typed in THIRD_PARTY if (guess := nearest_flag(typed, own))} == {
         "init_lora_weights": "init_weights", "val_size": "eval_batch_size", "max_samples": "max_resample_times",
         "data_seed": "train.data_seed", "ref_model": "sync_ref_model", "eval_on_start": "eval_at_start",
