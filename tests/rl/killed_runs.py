@@ -12,11 +12,11 @@ from processes import on_processes
 from swift.testing.crew import Lost
 from swift_rl.rounds import schedule as plan_module
 from swift_rl.rounds.files import RolloutLog
-from swift_rl.rounds.scoring import Judge
+from swift_rl.rounds.scoring import RewardScorer
 
 PHASES: dict[str, tuple[object, str, int, bool]] = {
     "drawing": (RolloutLog, "add", 21, False),
-    "scoring": (Judge, "score", 1, True),
+    "scoring": (RewardScorer, "score", 1, True),
     "before the file": (plan_module, "write_round", 1, True),
     "after the file": (plan_module, "write_round", 1, False),
     "between steps": (plan_module.RolloutSchedule, "batch", 3, True),
