@@ -50,7 +50,7 @@ def test_audit_page_shows_prompt_completions_and_rewards(tmp_path: Path) -> None
     assert completion["rewards"] == {"right": {"value": 1.0, "remark": ""}, "form": {"value": None, "remark": HOSTILE}}
     assert (completion["reward"], completion["advantage"], completion["steps"]) == (1.0, 0.7, [23])
     assert completion["pieces"] == ["A", "B", "C"]
-    assert completion["values"]["gap to the engine"] == pytest.approx([-0.1] * 3, rel=1e-3)
+    assert completion["values"]["log-ratio to the engine"] == pytest.approx([-0.1] * 3, rel=1e-3)
     assert completion["values"]["ratio to the engine"] == pytest.approx([np.exp(-0.1)] * 3, rel=1e-3)
     assert completion["values"]["log-ratio to the reference"] == pytest.approx([0.3] * 3, rel=1e-3)
     assert completion["values"]["entropy"] == [0.1, 0.2, 0.3]
@@ -135,7 +135,7 @@ def test_script_shows_completions_with_colored_tokens(tmp_path: Path) -> None:
                  "not learned from: no reward could be computed", "cut off", HOSTILE, "no value"):  # fmt: skip
         assert part in seen["text"]
     assert "entropy" in seen["options"]
-    assert "gap to the engine" in seen["options"]
+    assert "log-ratio to the engine" in seen["options"]
     strengths = [float(each.split("/")[1].strip(" )")) for each in seen["colours"]]
     assert strengths[:3] == pytest.approx([0.65 / 3, 0.65 * 2 / 3, 0.65])
     assert "entropy: 0.3" in seen["titles"][2]

@@ -305,7 +305,7 @@ def test_too_long_initial_observation_is_refused(tied: Path, counting: str, tmp_
     file = tmp_path / "long.py"
     begin = "        return [{'role': 'user', 'content': 'word ' * 400}]\n\n    def step"
     file.write_text(COUNTING.replace("\n    def step", begin))
-    with pytest.raises(SwiftError, match=r"begins with \d+ tokens, which leaves no room .* the 512 positions"):
+    with pytest.raises(SwiftError, match=r"its prompt has \d+ tokens, which leaves no room .* the 512 positions"):
         run_training(tied, tmp_path, ROWS, settings(f"{file}:Counting"))
 
 
@@ -541,7 +541,7 @@ def test_schedulers_that_ms_swift_brings_with_it_have_its_names(tied: Path, tmp_
     assert doubted.seen[0] == Observation([], text=TIP, keep=len("<think>2 + 2 is 5"))
     assert doubted.seen[1].done
     assert played(tied, tmp_path, "math_tip_trick", "<answer>4</answer>", source=None, solution="$4$").seen[0].done
-    with pytest.raises(DataError, match="wants the column 'solution'"):
+    with pytest.raises(DataError, match="needs the column 'solution'"):
         played(tied, tmp_path, "math_tip_trick", source=None)
 
     asked = {"env_config": {"name": "math_env"}, "problem": "2 + 2?", "solution": "$4$"}
@@ -558,7 +558,7 @@ def test_schedulers_that_ms_swift_brings_with_it_have_its_names(tied: Path, tmp_
 @pytest.mark.parametrize("name", ["base_scheduler", "math_tip_trick_multi_turn", "thinking_tips_scheduler"])
 def test_unsupported_schedulers_are_refused(tied: Path, name: str) -> None:
     """Other schedulers of ms-swift are refused with what to type."""
-    with pytest.raises(ConfigError, match=f"'{name}' of ms-swift is not here") as refused:
+    with pytest.raises(ConfigError, match=f"'{name}' of ms-swift is not available") as refused:
         select_environment(GrpoOptions(environment=name), [], tied)
     assert refused.value.hint
 
@@ -651,37 +651,37 @@ def test_plugin_files_derive_from_the_schedulers_of_ms_swift(tied: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("completion", "said"),
+    ("returned", "message"),
     [
-        ("Observation([], float('nan'))", "the reward nan, which is no finite number"),
-        ("Observation([], 'much')", "the reward 'much', which is no finite number"),
-        ("Observation([5], 1.0)", "messages are no mappings"),
-        ("Observation(text=5)", "text is none"),
-        ("Observation([], 10**400)", "which is no finite number"),
-        ("Observation([], [1.0])", "the reward [1.0], which is no finite number"),
-        ("Observation(None)", "messages that are no list of them, but of the type NoneType"),
-        ("Observation([{'role': 'user', 'content': b'a'}])", "messages that JSON cannot say"),
-        ("Observation([{'role': 'user', 'content': chr(0xD800)}])", "messages with half of a surrogate pair"),
-        ("Observation(text=chr(0xD800))", "text with half of a surrogate pair"),
-        ("Observation(text='a', keep=-1)", "keeps -1 letters of the completion"),
-        ("Observation(text='a', keep='b')", "keeps 'b' letters of the completion"),
-        ("Observation([], done='no')", "done is 'no'"),
-        ("Observation([], info='a')", "info is no mapping"),
-        ("Observation([], info={(1, 2): 3})", "info is no mapping of texts"),
+        ("Observation([], float('nan'))", "the reward nan. Expected: a finite number"),
+        ("Observation([], 'much')", "the reward 'much'. Expected: a finite number"),
+        ("Observation([5], 1.0)", "messages that are not mappings"),
+        ("Observation(text=5)", "text=5. Expected: a string"),
+        ("Observation([], 10**400)", "Expected: a finite number"),
+        ("Observation([], [1.0])", "the reward [1.0]. Expected: a finite number"),
+        ("Observation(None)", "returned NoneType as messages"),
+        ("Observation([{'role': 'user', 'content': b'a'}])", "messages that cannot be written as JSON"),
+        ("Observation([{'role': 'user', 'content': chr(0xD800)}])", "messages with an unpaired surrogate"),
+        ("Observation(text=chr(0xD800))", "text with an unpaired surrogate"),
+        ("Observation(text='a', keep=-1)", "keep=-1. Expected: a whole number"),
+        ("Observation(text='a', keep='b')", "keep='b'. Expected: a whole number"),
+        ("Observation([], done='no')", "done='no'. Expected: True or False"),
+        ("Observation([], info='a')", "info='a'. Expected: a mapping"),
+        ("Observation([], info={(1, 2): 3})", "info={(1, 2): 3}. Expected: a mapping with string keys"),
         ("1 / 0", "ZeroDivisionError: division by zero (in step)"),
     ],
 )
-def test_untrainable_observation_fails_its_episode(completion: str, said: str) -> None:
+def test_untrainable_observation_fails_its_episode(returned: str, message: str) -> None:
     """An observation that nothing can be learned from fails its episode."""
     episodes = HostedEpisodes()
     scope: dict[str, Any] = {}
-    exec(f"def step(self, turn):\n    return {completion}", {"Observation": Observation}, scope)
+    exec(f"def step(self, turn):\n    return {returned}", {"Observation": Observation}, scope)
     environment = type("Odd", (), {"reset": lambda self, start: None, **scope})
     task = {"key": "0", "turns": [asdict(Turn("a", 1))], "environment": {}, "start": asdict(EpisodeStart([], {}))}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("swift_rl.environments.hosted.new_episode", lambda _: environment())
-        assert episodes.completion({**task, "turns": []}, lambda: None) == {"first": None}
-        assert said in episodes.completion(task, lambda: None)["failure"]
+        assert episodes.reply({**task, "turns": []}, lambda: None) == {"first": None}
+        assert message in episodes.reply(task, lambda: None)["failure"]
 
 
 def test_a_reward_of_another_kind_of_number_is_that_number() -> None:
@@ -739,5 +739,5 @@ def test_what_user_code_writes_into_the_channel_ends_its_process(words: bytes, t
     with theirs, contextlib.suppress(OSError):
         theirs.sendall(words)
         theirs.shutdown(socket.SHUT_WR)
-        assert worker.completion() is None
+        assert worker.reply() is None
     worker.kill()

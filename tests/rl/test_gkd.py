@@ -1,4 +1,4 @@
-"""Distillation as runs: what a step learns from, who completions, runs that are resumed, and what is refused."""
+"""Runs of distillation: what a step learns from, who generates, resumed runs, and refused settings."""
 
 from __future__ import annotations
 
@@ -154,19 +154,19 @@ def test_unsupported_gkd_input_is_refused_before_loading(tied: Path, teacher: Pa
     size = len(tokenizer)
     assert tokenizer.add_tokens(["quokka"]) == 1
     tokenizer.save_pretrained(other)
-    of = rf"another vocabulary than the student, of {size + 1} and {size} tokens: 2 numbers"
+    of = rf"\({size + 1} tokens\) and the student \({size} tokens\) differ in 2 ids"
     with pytest.raises(ConfigError, match=of):
         distilled(tied, tmp_path / "vocabulary", other)
-    with pytest.raises(ConfigError, match="no teacher to learn from"):
+    with pytest.raises(ConfigError, match="No teacher is configured"):
         distilled(tied, tmp_path / "none", teacher, **{"objective.teacher_model": None})
-    with pytest.raises(ConfigError, match="the tokens that gkd_logits_topk leaves out"):
+    with pytest.raises(ConfigError, match="divergence_temperature needs the whole vocabulary"):
         distilled(tied, tmp_path / "warm", teacher, **{"objective.divergence_temperature": 2.0})
     role = {"objective.teacher_as_role": True}
-    with pytest.raises(ConfigError, match="With seq_kd the teacher writes completions"):
+    with pytest.raises(ConfigError, match="seq_kd cannot be combined with teacher_as_role"):
         distilled(tied, tmp_path / "writes", teacher, **role, **{"objective.seq_kd": True, "objective.lmbda": 0.0})
-    with pytest.raises(ConfigError, match="teacher_batch_size is about an engine, and teacher_as_role asks none"):
+    with pytest.raises(ConfigError, match="teacher_batch_size has no effect with teacher_as_role"):
         distilled(tied, tmp_path / "engine", teacher, **role, **{"objective.teacher_batch_size": 2})
-    with pytest.raises(ConfigError, match="together more than the"):
+    with pytest.raises(ConfigError, match="exceeds the model's"):
         distilled(tied, tmp_path / "long", teacher, **{"objective.max_completion_length": 4096})
 
 

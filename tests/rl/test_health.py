@@ -55,7 +55,7 @@ EQUAL = [0.0] * 4 + [1.0] * 4
             "100% of the completions were cut off",
             "max_completion_length",
         ),
-        (lambda: made_up([0.5] * 8), "every completion has the reward 0.5", "what the reward expects"),
+        (lambda: made_up([0.5] * 8), "every completion has the reward 0.5", "the reward expects"),
         (lambda: made_up([None] * 8), "no reward could be computed", "swift rewards test"),
         (taught_alone, "the teacher says of every token what the policy says", "--teacher_model"),
         (lambda: made_up([0.0] * 8, text="the same"), "completions of each prompt are identical", "--temperature"),

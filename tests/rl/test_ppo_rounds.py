@@ -111,7 +111,7 @@ def test_while_the_critic_warms_up_the_policy_stays_as_it_is(tied: Path, rewards
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"objective.dynamic_sample": True}, "ppo compares none"),
+        ({"objective.dynamic_sample": True}, "ppo, which compares no groups"),
         ({"objective.reward_funcs": []}, "No reward is configured"),
         ({"objective.critic_model": "nowhere/at-all"}, "nowhere"),
     ],

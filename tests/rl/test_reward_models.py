@@ -87,11 +87,11 @@ def test_process_reward_model_scores_steps(language_model: Path) -> None:
 
 
 def test_rewards_of_steps_are_refused_where_they_cannot_be_had(language_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="step_reward is about the models of reward_model"):
+    with pytest.raises(ValueError, match="step_reward needs reward_model"):
         RewardOptions(step_reward="min")
     with pytest.raises(ValueError, match="choose step_reward min, or leave it out"):
         RewardOptions(reward_model=("a",), step_separator="\n")
-    with pytest.raises(ValueError, match="scores whole completions: name the model's folder"):
+    with pytest.raises(ValueError, match="scores whole completions: choose the model's folder"):
         RewardOptions(reward_model=("http://127.0.0.1:1",), step_reward="min")
     with pytest.raises(ModelError, match="no process reward model"):
         select_rewards([], RewardOptions(reward_model=(str(language_model),), step_reward="min"))

@@ -114,10 +114,10 @@ FAILURES = {
     "leave": "SystemExit: gone",
     "abort": "was ended by SIGABRT",
     "memory": "MemoryError",
-    "nan": "returned nan, which is no finite number",
-    "inf": "returned inf, which is no finite number",
-    "text": "returned '1.0', which is no finite number",
-    "list": "returned [1], which is no finite number",
+    "nan": "returned nan, expected a finite number",
+    "inf": "returned inf, expected a finite number",
+    "text": "returned '1.0', expected a finite number",
+    "list": "returned [1], expected a finite number",
 }
 
 
@@ -206,7 +206,7 @@ def test_too_many_failed_rewards_stop_run(file: Path, tmp_path: Path) -> None:
         rows[5] = RewardItem([], "y", columns={"deed": "raise"})
         with pytest.raises(RewardFailed) as stop:
             pool.score(rows)
-    assert "The reward 'deeds' failed for 2 of 8 completions, and 1 may" in stop.value.message
+    assert "The reward 'deeds' failed for 2 of 8 completions; 1 may fail" in stop.value.message
     assert "rows.jsonl, row 4: ValueError: no such completion" in stop.value.message
     assert 'raise ValueError("no such completion")' in stop.value.message
     words = shlex.split(str(stop.value.hint).removeprefix("Repeat it: "))

@@ -36,10 +36,10 @@ TEXTS = [
     ("exact_match", "b", ["a", "b"], 1.0),
     ("exact_match", "anything", None, None),
     ("number", "First 3, then it is $1,234.50", "#### 1234.5", 1.0),
-    ("number", "The completion is -2", 2, 0.0),
+    ("number", "The answer is -2", 2, 0.0),
     ("number", "none at all", "2", 0.0),
     ("number", "2", "two", None),
-    ("choice", "A is wrong and so is C. The completion is (B). D was close.", "B", 1.0),
+    ("choice", "A is wrong and so is C. The answer is (B). D was close.", "B", 1.0),
     ("choice", "I would say C", "C", 1.0),
     ("choice", "<answer>d</answer>", "(D)", 1.0),
     ("choice", "no idea", "A", 0.0),
@@ -112,13 +112,13 @@ def test_soft_overlong_and_repetition_are_trls_formulas() -> None:
     )
     for tokens in (0, 79, 80, 81, 90, 100, 101, 500):
         assert [one(ours, "", tokens)] == pytest.approx(theirs([[1] * tokens]))
-    sample = random.Random(5)
+    rng = random.Random(5)
     ours, trl = (
         made("repetition", repetition_n_grams=2, repetition_max_penalty=-2.0),
         get_repetition_penalty_reward(2, -2.0),
     )
     for count in range(12):
-        words = [sample.choice("ab") for _ in range(count)]
+        words = [rng.choice("ab") for _ in range(count)]
         assert [one(ours, " ".join(words))] == pytest.approx(trl([words]))
 
 

@@ -153,14 +153,16 @@ def refused(names: list[str], **options: object) -> str:
 def test_what_cannot_be_selected_is_refused_with_what_to_type(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert "Did you mean 'number'?" in refused(["numbr"])
     assert "FILE.py:FUNCTION" in refused(["numbr"])
-    assert "register dummy, exact_match, slow, told" in refused(["dumy"], external_plugins=(files[1],))
-    assert "there is no such file" in refused([f"{tmp_path}/other.py:f"])
+    assert "Registered by external_plugins: dummy, exact_match, slow, told" in refused(
+        ["dumy"], external_plugins=(files[1],)
+    )
+    assert "the file does not exist" in refused([f"{tmp_path}/other.py:f"])
     assert "mine.py:FUNCTION" in refused([str(files[0])])
     assert "has no function 'nothing'" in refused([f"{files[0]}:nothing"])
     assert "reward_weights has 1 values for 2 rewards (number, format)" in refused(
         ["number", "format"], reward_weights=(1.0,)
     )
-    assert "Two rewards are called 'number'" in refused(["number", "number"])
+    assert "Two rewards have the name 'number'" in refused(["number", "number"])
     assert "Did you mean 'tolerance'?" in refused(["number"], reward_options={"number": {"tolerances": 1}})
     assert "reward_options.number.tolerance" in refused(["number"], reward_options={"number": {"tolerance": 7}})
     assert "no reward of this name is selected" in refused(["number"], reward_options={"numbers": {}})
@@ -182,7 +184,7 @@ def test_missing_reward_column_is_refused_before_run(files: tuple[Path, Path]) -
     """A column that a reward wants and no row has is an error before the run."""
     selected = select_rewards(["number", f"{files[0]}:plain"], RewardOptions())
     check_columns(selected, ["solution"])
-    with pytest.raises(DataError, match=r"'number' wants the column 'solution'.*Did you mean 'solutions'"):
+    with pytest.raises(DataError, match=r"'number' needs the column 'solution'.*Did you mean 'solutions'"):
         check_columns(selected, ["solutions"])
 
 
@@ -242,8 +244,8 @@ def test_command_reads_rounds_with_tokens(tmp_path: Path) -> None:
 def test_file_without_completions_names_line(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     for text, said in (
-        ('{"prompt": "a"}', "line 1: there is no completion"),
-        ("{", "line 1: this is no JSON"),
+        ('{"prompt": "a"}', "line 1: the row has no completion"),
+        ("{", "line 1: invalid JSON"),
         ("", "no completions"),
     ):
         file.write_text(text)

@@ -222,10 +222,13 @@ def test_missing_round_file_is_reported_on_resume(tied: Path, rewards: Path, tmp
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"train.global_batch": 6}, "groups have 4"),
+        ({"train.global_batch": 6}, "groups of 4"),
         ({"objective.reward_funcs": []}, "No reward is configured"),
-        ({"objective.max_completion_length": 5000}, "positions of the model"),
-        ({"objective.rollout_staleness": 1, "objective.dynamic_sample": True}, "lag behind"),
+        ({"objective.max_completion_length": 5000}, "exceeds the model's"),
+        (
+            {"objective.rollout_staleness": 1, "objective.dynamic_sample": True},
+            "rollout_staleness 1 cannot be combined",
+        ),
     ],
 )
 def test_unsupported_rl_input_is_refused_before_loading(
@@ -256,5 +259,5 @@ def test_report_shows_rounds_compared_with_reference(
 
     logps = RunReference.logps
     monkeypatch.setattr(RunReference, "logps", lambda *asked: [each + 0.01 for each in logps(*asked)])
-    with pytest.raises(NothingToLearn, match=r"reference differs from the model before the first step: by 0\.01"):
+    with pytest.raises(NothingToLearn, match=r"reference differs from the model by 0\.01"):
         run_training(tied, tmp_path / "other", ROWS, settings(rewards, **changes))

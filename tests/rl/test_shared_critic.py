@@ -139,9 +139,9 @@ def test_shared_critic_resumes_mid_round_elsewhere(tied: Path, rewards: Path, tm
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"objective.critic_lr": 1e-3}, "critic_lr is about a critic that is a model of its own"),
-        ({"objective.critic_warmup": 2}, "critic_warmup is about a critic"),
-        ({"objective.critic_model": "some/model"}, "critic_model is about a critic"),
+        ({"objective.critic_lr": 1e-3}, "critic_lr needs critic separate"),
+        ({"objective.critic_warmup": 2}, "critic_warmup needs critic separate"),
+        ({"objective.critic_model": "some/model"}, "critic_model needs critic separate"),
         ({"model.task": "value"}, "needs token_logps"),
         ({"objective.critic": "separate", "model.value_head": True}, "does not train a value head"),
     ],

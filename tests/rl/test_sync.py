@@ -79,7 +79,7 @@ class Trainer:
 def test_complete_update_reports_version(model: Path) -> None:
     trainer, engine = Trainer(model), VerifiedEngine(open_engine("transformers", model, dtype="float32", device="cpu"))
     probe = Probe.of([*TEXTS, TEXTS[0]], tolerance=1e-4)
-    assert probe.texts == TEXTS
+    assert probe.sequences == TEXTS
     for step in range(2):
         trainer.step(0.02)
         engine.update_weights(trainer.weights())
@@ -120,8 +120,11 @@ def _rounded(weights: WeightStream) -> WeightStream:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_kept_back(FIRST), f"1 of 25 differ: {FIRST} is still that of the update before"),
-        (_swapped, f"2 of 25 differ: {FIRST} holds what was sent as {SECOND}"),
+        (
+            _kept_back(FIRST),
+            f"1 of 25 weights of the engine differ from those sent: {FIRST} is still that of the previous update",
+        ),
+        (_swapped, f"2 of 25 weights of the engine differ from those sent: {FIRST} holds what was sent as {SECOND}"),
         (_rounded, f"{FIRST} arrived changed"),
     ],
     ids=["one step old", "swapped", "rounded"],
@@ -148,7 +151,7 @@ def test_a_token_that_the_model_does_not_have_is_refused() -> None:
             yield 0, Completion([3, 264], [-1.0, -1.0], "stop")
 
     assert len([*VerifiedEngine(cast("Any", Strange())).generate([[1]], Sampling())]) == 1
-    with pytest.raises(SyncError, match="answered with the token 264, and the model in training has 264 tokens"):
+    with pytest.raises(SyncError, match="generated token 264, but the model in training has 264 tokens"):
         next(iter(VerifiedEngine(cast("Any", Strange()), vocabulary=264).generate([[1]], Sampling())))
 
 
@@ -163,7 +166,7 @@ def test_an_engine_that_shows_no_weights_is_caught_by_the_probe(model: Path) -> 
     with pytest.raises(SyncError, match=r"After the update at step 7 .* at most 0.001 are allowed") as raised:
         probe.check(engine, trainer.scores())
     assert "cannot show its weights" in raised.value.message
-    with pytest.raises(SyncError, match="nan nats"):
+    with pytest.raises(SyncError, match="by nan nats"):
         probe.check(engine, [np.full(len(text) - 1, np.nan) for text in TEXTS])
     engine.close()
 
@@ -172,7 +175,7 @@ def test_different_trainer_numerics_differ_from_failed_sync(model: Path) -> None
     """A trainer that computes differently is distinguished from a failed update."""
     trainer, engine = Trainer(model), VerifiedEngine(open_engine("transformers", model, dtype="float32", device="cpu"))
     engine.update_weights(trainer.weights())
-    with pytest.raises(SyncError, match="Every weight arrived as it was sent: the engine computes differently"):
+    with pytest.raises(SyncError, match="Every weight arrived unchanged, so the engine computes differently"):
         Probe(TEXTS, tolerance=1e-3).check(engine, [scores * 1.1 for scores in trainer.scores()])
     engine.close()
 

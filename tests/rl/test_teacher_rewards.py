@@ -92,22 +92,22 @@ def test_teachers_that_would_not_be_heard_are_refused(tied: Path, teacher: Path,
     named = {"teacher_model": "teacher"}
     for options, message in (
         ({"teacher_kl_coef": 0.5}, "teacher_kl_coef is about a teacher, and none is named"),
-        ({"teacher_device": "cpu"}, "teacher_device is about a teacher, and none is named"),
+        ({"teacher_device": "cpu"}, "teacher_device needs a teacher"),
         ({**named, "teacher_kl_coef": 0.0}, "leave the teacher out"),
-        ({**named, "temperature": 0.7}, "scored at temperature 1, and completions are sampled at temperature 0.7"),
-        ({**named, "dynamic_sample": True}, "dynamic_sample is about rewards, and there are none"),
-        ({**named, "beta": 0.1, "kl_in_reward": True}, "kl_in_reward is about rewards, and there are none"),
+        ({**named, "temperature": 0.7}, "a teacher needs temperature 1, not 0.7"),
+        ({**named, "dynamic_sample": True}, "dynamic_sample needs rewards"),
+        ({**named, "beta": 0.1, "kl_in_reward": True}, "kl_in_reward needs rewards"),
     ):
         with pytest.raises(ValueError, match=message):
             GrpoOptions(**options)
     for given, said in (
-        ({**named, "teacher_dtype": "bfloat16"}, "teacher_dtype is about an engine"),
-        ({"teacher_model_server": "http://a"}, "holds teacher_model in the run, and teacher_model_server is named"),
+        ({**named, "teacher_dtype": "bfloat16"}, "teacher_dtype has no effect with teacher_as_role"),
+        ({"teacher_model_server": "http://a"}, "teacher_as_role cannot be combined with teacher_model_server"),
     ):
         problem = GrpoOptions(teacher_as_role=True, **given).problem_of_teacher()
         assert problem is not None
         assert said in problem[0]
-    with pytest.raises(ConfigError, match="a server has loaded its own model"):
+    with pytest.raises(ConfigError, match="cannot be combined with teacher_model_server"):
         learned(tied, tmp_path, None, **{
             "objective.teacher_model_server": "http://127.0.0.1:1", "objective.teacher_adapters": "adapter"
         })  # fmt: skip

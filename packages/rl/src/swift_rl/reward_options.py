@@ -103,7 +103,7 @@ class RewardOptions(CosineFields, RepetitionFields, OverlongFields):
         if self.step_separator is not None and self.step_reward is None:
             raise ValueError("step_separator needs step_reward: choose step_reward min, or leave it out")
         if self.step_reward is not None and not self.reward_model:
-            raise ValueError("step_reward is about the models of reward_model, and none is named: choose one")
+            raise ValueError("step_reward needs reward_model: choose one, or leave it out")
         served = next((each for each in self.reward_model if is_address(each)), None)
         if self.step_reward is not None and served is not None:
             raise ValueError(

@@ -119,7 +119,7 @@ class Episodes:
         each.begins_with = each.prompt_ids = rendering.token_ids
         if not each.call.failure and not self._budget(each):
             each.call.failure = (
-                f"it begins with {len(each.prompt_ids)} tokens, which leaves no room for a completion in the "
+                f"its prompt has {len(each.prompt_ids)} tokens, which leaves no room for a completion in the "
                 f"{self._positions} positions of the model"
             )
 

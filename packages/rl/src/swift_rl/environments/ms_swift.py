@@ -82,7 +82,7 @@ class TurnScheduler:
 
     async def run(self, *_: Any, **__: Any) -> Any:
         """Raise: turns are driven by the run."""
-        raise NotImplementedError("turns are driven by the run: a scheduler defines step and check_finished")
+        raise NotImplementedError("the run drives the turns: a scheduler must define step and check_finished")
 
     @staticmethod
     def _extract_logprobs_from_choice(response_choice: Any) -> list[float]:
@@ -103,7 +103,7 @@ class GymEpisode:
         config = start.columns.get("env_config") or {}
         name = config.get("name", self._name) if self._row_may_choose else self._name
         if name not in ENVS:
-            raise LookupError(f"no environment {name!r} is registered; there are {', '.join(ENVS) or 'none'}")
+            raise LookupError(f"no environment {name!r} is registered. Registered: {', '.join(ENVS) or 'none'}")
         self._env = ENVS[name](config)
         question, _, system = await self._env.reset(_request(start))
         first = [{"role": "system", "content": system}] if system else []
@@ -181,18 +181,18 @@ def _difference(
     """Return what was added to a conversation, or to its last completion."""
     same = len(before) - 1
     if list(after[:same]) != list(before[:same]) or len(after) <= same or after[same].get("role") != "assistant":
-        raise ValueError("step changes earlier messages, and later turns must begin with what was sampled")
+        raise ValueError("step changes earlier messages, but later turns must begin with the sampled tokens")
     then, now = str(before[same]["content"]), str(after[same]["content"])
     added = [dict(message) for message in after[same + 1 :] if message.get("content")]
     if now == then:
         return Observation(added, reward, not added, info)
     if added:
-        raise ValueError("step changes the completion and adds messages: it does one or the other")
+        raise ValueError("step changes the completion and adds messages. Expected: only one of both")
     kept = next((at for at, (one, other) in enumerate(zip(then, now, strict=False)) if one != other), len(then))
     kept = min(kept, len(now))
     own = len(then) - len(turn.text)
     if kept < own:
-        raise ValueError("step changes an earlier completion, and later turns must begin with what was sampled")
+        raise ValueError("step changes an earlier completion, but later turns must begin with the sampled tokens")
     keep = None if kept == len(then) else kept - own
     return Observation((), reward, info=info, text=now[kept:], keep=keep)
 

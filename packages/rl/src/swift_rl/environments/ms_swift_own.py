@@ -81,7 +81,7 @@ class GymScheduler(TurnScheduler):
     def _create_env(self, env_config: Mapping[str, Any]) -> Any:
         name = env_config.get("name", self.gym_env_name)
         if name not in ENVS:
-            raise LookupError(f"no environment {name!r} is registered; there are {', '.join(ENVS)}")
+            raise LookupError(f"no environment {name!r} is registered. Registered: {', '.join(ENVS)}")
         return ENVS[name](env_config)
 
     def _begin(self, request: Any, env: Any, question: Any, system: str | None) -> None:
@@ -173,12 +173,12 @@ class OpenEnvClient:
         self._client.__enter__()
 
     def reset(self) -> tuple[Any, Any]:
-        """Return the first observation, and what the server tells besides."""
+        """Return the first observation, and the metadata of the server."""
         found = self._client.reset(**self._reset_with)
         return found.observation, getattr(found, "metadata", None)
 
     def step(self, action: Mapping[str, Any]) -> tuple[Any, float, bool, Any]:
-        """Return observation, reward, whether the episode is over, and what the server tells besides."""
+        """Return observation, reward, whether the episode is over, and the metadata of the server."""
         found = self._client.step(action)
         return found.observation, float(found.reward or 0.0), bool(found.done), getattr(found, "metadata", None)
 

@@ -1,4 +1,4 @@
-"""The processes that run environments: each holds several episodes, and is ended where a step takes too long."""
+"""The processes that run environments: each holds several episodes, and is ended if a step takes too long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from swift_rl.rewards.process import WorkerProcess, with_news
 
 @dataclass
 class EpisodeCall:
-    """An episode as the run knows it, and what the last call of its environment said."""
+    """An episode as the run knows it, with the result of its environment's last call."""
 
     key: str
     start: EpisodeStart
@@ -155,7 +155,10 @@ class EnvironmentPool:
         call.seconds += time.monotonic() - began
         if (closing := reply.get("closing")) and not self._said_closing:
             self._said_closing = True
-            self._say(f"The environment {self._options.environment} failed in close: {closing[0]}. This is said once.")
+            self._say(
+                f"The environment {self._options.environment} failed in close: {closing[0]}. "
+                "Further failures are not reported."
+            )
         if "failure" in reply:
             call.failure = reply["failure"]
             call.output = "\n".join(filter(None, (output.rstrip(), reply.get("traceback", ""))))

@@ -87,10 +87,10 @@ class TurnRenderer:
                 return self._renderer.text([dict(each) for each in messages], tools, source, answering=True)
             except DataError:
                 raise
-            except Exception as problem:  # templates raise what they like, about roles that they do not know, say
+            except Exception as problem:  # templates raise any exception, for example for unknown roles
                 raise DataError(
                     f"{source}: the chat template refuses the conversation: {problem}",
-                    hint="An environment says what follows as messages of the roles that the template knows.",
+                    hint="Return messages with roles that the template knows.",
                 ) from None
 
     def _ids(self, text: str) -> list[int]:

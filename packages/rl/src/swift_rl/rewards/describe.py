@@ -37,7 +37,7 @@ def describe_files(files: Sequence[str], asked: Sequence[Mapping[str, Any]]) -> 
     named = " or ".join(dict.fromkeys([*files, *(each["file"] for each in asked if each["kind"] == "function")]))
     if "failure" in reply:
         told = "\n".join(filter(None, (reply["output"], reply["traceback"])))
-        raise ConfigError(f"{named} could not be used: {reply['failure']}\n{told}".rstrip())
+        raise ConfigError(f"{named} failed to load: {reply['failure']}\n{told}".rstrip())
     return Described(tuple(reply["names"]), tuple(reply["rewards"]))
 
 
@@ -45,7 +45,7 @@ def _reply(worker: WorkerProcess[str]) -> dict[str, Any]:
     while not worker.readable(0.25):
         worker.drain()
         if time.monotonic() > worker.deadline:
-            return {"failure": f"it takes longer than {LOADING:g} s", "output": worker.output(), "traceback": ""}
+            return {"failure": f"it took longer than {LOADING:g} s", "output": worker.output(), "traceback": ""}
     reply = worker.reply()
     if reply is None:
         return {"failure": f"the process that ran it {worker.bury()}", "output": worker.kept(), "traceback": ""}

@@ -29,14 +29,14 @@ class JudgeOptions(Section):
     """Options of `judge`."""
 
     base_url: Name | None = Field(None, description="Address of the server: http://127.0.0.1:8000/v1")
-    judge_model: Name | None = Field(None, description="Name of the model there; without it, the server decides")
-    prompt: str = Field(_PROMPT, description="What it is asked, with {question}, {solution}, {completion} and {most}")
+    judge_model: Name | None = Field(None, description="Model name on the server; default: chosen by the server")
+    prompt: str = Field(_PROMPT, description="Prompt template, with {question}, {solution}, {completion} and {most}")
     most: PositiveFloat = Field(10.0, description="The best score; the reward is the score divided by it")
     key_variable: Name = Field(
-        "OPENAI_API_KEY", description="Environment variable that holds the key, if one is needed"
+        "OPENAI_API_KEY", description="Environment variable with the API key, if the server needs one"
     )
-    at_once: Threads = Field(8, description="Requests at the same time")
-    seconds: Annotated[PositiveFloat, Field(le=86400)] = Field(120.0, description="Time for one request")
+    at_once: Threads = Field(8, description="Maximum number of concurrent requests")
+    seconds: Annotated[PositiveFloat, Field(le=86400)] = Field(120.0, description="Timeout of a request")
 
 
 class JudgeReward:
@@ -50,14 +50,14 @@ class JudgeReward:
         if options.base_url is None or not options.base_url.startswith(("http://", "https://")):
             raise ConfigError(
                 "The reward 'judge' needs the address of a server.",
-                hint='Type --reward_options \'{"judge": {"base_url": "http://127.0.0.1:8000/v1"}}\'',
+                hint='Pass --reward_options \'{"judge": {"base_url": "http://127.0.0.1:8000/v1"}}\'',
             )
         try:
             options.prompt.format(question="", solution="", completion="", most=0)
         except (LookupError, ValueError) as problem:
             raise ConfigError(
-                f"reward_options.judge.prompt cannot be filled in: {problem!r}.",
-                hint="It may have {question}, {solution}, {completion} and {most}; other braces are written twice.",
+                f"reward_options.judge.prompt is an invalid template: {problem!r}.",
+                hint="Use {question}, {solution}, {completion} and {most}, and double other braces.",
             ) from None
         self._options = options
         self._address = f"{options.base_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
@@ -96,5 +96,5 @@ class JudgeReward:
     def _read(self, reply: str) -> float:
         scores = _SCORE.findall(reply)
         if not scores or not 0 <= float(scores[-1]) <= self._options.most:
-            raise ModelError(f"The judge gives no score from 0 to {self._options.most:g}: {reply[-200:]!r}.")
+            raise ModelError(f"The judge returned no score from 0 to {self._options.most:g}: {reply[-200:]!r}.")
         return float(scores[-1]) / self._options.most

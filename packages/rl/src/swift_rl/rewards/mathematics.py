@@ -25,7 +25,7 @@ class AccuracyReward:
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
                 "The rewards 'accuracy' and 'cosine' need math-verify, which is not installed.",
-                hint='Run: pip install "swift-rl[math]"; --reward_funcs number and exact_match do without',
+                hint='Run: pip install "swift-rl[math]"; or use --reward_funcs number or exact_match',
             )
 
     def score(self, items: Sequence[RewardItem]) -> list[float | None]:

@@ -96,5 +96,5 @@ def conversation_of(item: RewardItem) -> list[dict[str, Any]]:
 
 def _only_number(outputs: Sequence[float]) -> float:
     if len(outputs) != 1:
-        raise ModelError(f"The server classifies into {len(outputs)} labels; a reward model has one output.")
+        raise ModelError(f"The server returned {len(outputs)} scores. Expected: 1, from a reward model.")
     return float(outputs[0])

@@ -31,9 +31,9 @@ runpy.run_path("completion.py", run_name="__main__")
 class CodeOptions(Section):
     """Options of `code`."""
 
-    seconds: Annotated[PositiveFloat, Field(le=3600)] = Field(5.0, description="Time for one test")
-    memory: Annotated[float, Field(gt=0.0, le=1024)] = Field(1.0, description="GiB of address space for a program")
-    all_or_nothing: bool = Field(False, description="1 only where all tests pass, and 0 otherwise")
+    seconds: Annotated[PositiveFloat, Field(le=3600)] = Field(5.0, description="Timeout of a test")
+    memory: Annotated[float, Field(gt=0.0, le=1024)] = Field(1.0, description="GiB of address space of the program")
+    all_or_nothing: bool = Field(False, description="1 if all tests pass, else 0")
 
 
 class CodeReward:

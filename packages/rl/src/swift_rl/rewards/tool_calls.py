@@ -22,9 +22,7 @@ Call = tuple[str, Any]
 class ToolCallsOptions(Section):
     """Options of `toolcalls`."""
 
-    partial: bool = Field(
-        False, description="Score shared calls and arguments (F1) where not all are the same, and not 0"
-    )
+    partial: bool = Field(False, description="Use the F1 score of calls and arguments instead of 0 if some differ")
 
 
 class ToolCallsReward:

@@ -54,7 +54,7 @@ def _checked_value(value: Any) -> Checked:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    return (number, None) if math.isfinite(number) else (None, f"returned {_shown(value)}, which is no finite number")
+    return (number, None) if math.isfinite(number) else (None, f"returned {_shown(value)}, expected a finite number")
 
 
 def in_one_line(problem: BaseException) -> str:
@@ -82,7 +82,7 @@ def traceback_text(problem: BaseException) -> str:
 
 
 def with_traceback(failure: Failure, told: str) -> Failure:
-    """Return an error that keeps for a file what the process of somebody's code printed, and its traceback."""
+    """Return the error with the output and traceback of the user code's process, for the traceback file."""
     if told:
         failure.traceback_of = RuntimeError("the process that ran it printed:")
         failure.traceback_of.add_note(told)

@@ -44,7 +44,7 @@ class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
     )
     n_best_to_keep: Rows = Field(1, description="Number of completions to keep per prompt; equal ones count once")
     reward_funcs: Annotated[tuple[Name, ...], RunsCode(), Aliases("orm_model")] = Field(
-        (), description="Rewards: names (swift plugins), FILE.py:FUNCTION, or what external_plugins registers"
+        (), description="Rewards: names (see swift plugins), FILE.py:FUNCTION, or names registered by external_plugins"
     )
     reward_model: Annotated[tuple[Name, ...], Aliases("prm_model")] = Field(
         (), description="Models that score completions: runs, checkpoints, exports, or http:// addresses of servers"
@@ -69,14 +69,14 @@ class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
     )
     output_dir: FilePath | None = Field(None, description="Folder of result_path")
     overwrite: Annotated[bool, Aliases("override_exist_file")] = Field(
-        False, description="Draw and score again what is there already"
+        False, description="Sample and score again instead of continuing"
     )
 
     @property
     def result(self) -> Path:
-        """Return the file of the rows; raise where none is named."""
+        """Return the output file; raise without one."""
         if self.result_path is None:
-            raise UsageError("The rows have no file.", hint="Type --result_path best.jsonl")
+            raise UsageError("No output file is given.", hint="Pass --result_path best.jsonl")
         return self.result_path if self.output_dir is None else self.output_dir / self.result_path
 
     @property
@@ -101,11 +101,11 @@ class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
         }
         for flag, given in filters.items():
             if given and not rewards:
-                raise UsageError(f"--{flag} needs rewards.", hint="Type --reward_funcs NAME or --reward_model MODEL")
+                raise UsageError(f"--{flag} needs rewards.", hint="Pass --reward_funcs NAME or --reward_model MODEL.")
         if self.data_range and not (len(self.data_range) == 2 and 0 <= self.data_range[0] < self.data_range[1]):
             raise UsageError(
-                f"--data_range {' '.join(map(str, self.data_range))} names no part.",
-                hint="Type the number of the part, from 0, and how many there are: --data_range 0 4",
+                f"--data_range {' '.join(map(str, self.data_range))} is invalid.",
+                hint="Pass the number of the part, from 0, and the number of parts: --data_range 0 4",
             )
 
     def _check_source(self) -> None:
@@ -116,4 +116,4 @@ class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
                 "--cache_files cannot be combined with an engine.", hint="Pass --engine no, or leave --cache_files out."
             )
         if not self.dataset and not self.cache_files:
-            raise UsageError("There are no prompts.", hint="Type --dataset FILE")
+            raise UsageError("No prompts are given.", hint="Pass --dataset FILE")
