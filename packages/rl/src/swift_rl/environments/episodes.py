@@ -138,13 +138,13 @@ class Episodes:
             return
         budgets = [self._budget(each) for each in live]
         numbers = [each.number | len(each.call.turns) << _TURN_BITS for each in live]
-        asked = replace(sampling, numbers=numbers, max_new_tokens=max(budgets))
-        for index, came in engine.generate([each.context for each in live], asked):
+        request = replace(sampling, numbers=numbers, max_new_tokens=max(budgets))
+        for index, found in engine.generate([each.context for each in live], request):
             heartbeat()
             # A shorter limit gives the beginning of the same completion: samples do not depend on max_new_tokens.
-            cut = len(came.token_ids) > budgets[index]
-            ids, logps = list(came.token_ids)[: budgets[index]], list(came.logprobs)[: budgets[index]]
-            self._take(live[index], ids, logps, "length" if cut else came.finish_reason)
+            cut = len(found.token_ids) > budgets[index]
+            ids, logps = list(found.token_ids)[: budgets[index]], list(found.logprobs)[: budgets[index]]
+            self._take(live[index], ids, logps, "length" if cut else found.finish_reason)
 
     def _take(self, each: _Played, ids: list[int], logps: list[float], finish_reason: str) -> None:
         whole = self._text(ids)
@@ -160,7 +160,7 @@ class Episodes:
         each.call.turns.append(Turn(text, number, ids, finish_reason, self._tool_calls(text)))
 
     def _goes_on(self, each: _Played) -> bool:
-        """Append what the environment says; return whether the model is asked again."""
+        """Append what the environment returned; return whether the model takes another turn."""
         call = each.call
         turn = call.turns[-1]
         last = each.messages[-1] if each.messages else {}

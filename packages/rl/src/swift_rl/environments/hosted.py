@@ -64,8 +64,8 @@ class HostedEpisodes:
         `replayed` has its observations of this time, and `closing` the reasons why earlier episodes did not close.
         """
         reply = self._reply(task, begun)
-        told, self._not_closed = self._not_closed, []
-        return {**reply, "closing": told} if told else reply
+        not_closed, self._not_closed = self._not_closed, []
+        return {**reply, "closing": not_closed} if not_closed else reply
 
     def _reply(self, task: Mapping[str, Any], begun: Callable[[], None]) -> dict[str, Any]:
         key, turns = task["key"], task["turns"]

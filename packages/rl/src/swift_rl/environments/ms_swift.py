@@ -65,7 +65,7 @@ class TurnScheduler:
         """Return the tokenizer of the model."""
         return _loaded(self._tokenizer) if isinstance(self._tokenizer, str) else self._tokenizer
 
-    async def on_trajectory_start(self, requests: Any) -> None:
+    async def on_trajectory_start(self, protocol: Any) -> None:
         """Do nothing before the first turn."""
 
     async def on_turn_end(self, infer_request: Any, response_choice: Any, current_turn: int) -> Mapping[str, Any]:
@@ -114,9 +114,9 @@ class GymEpisode:
         """Return the next observation and the reward."""
         self._messages.append({"role": "assistant", "content": turn.text})
         reply, reward, done, info = await self._env.step(copy.deepcopy(self._messages))
-        told = [] if done else [{"role": "user", "content": reply}]
-        self._messages += told
-        return Observation(copy.deepcopy(told), float(reward), bool(done), info or {})
+        added = [] if done else [{"role": "user", "content": reply}]
+        self._messages += added
+        return Observation(copy.deepcopy(added), float(reward), bool(done), info or {})
 
     async def close(self) -> None:
         """Close the environment."""
@@ -150,10 +150,10 @@ class ScheduledEpisode:
         before = copy.deepcopy(messages)
         message = SimpleNamespace(role="assistant", content=turn.text, tool_calls=None)
         choice = ResponseChoice(0, message, turn.finish_reason, None, list(turn.token_ids))
-        told = dict(await self._scheduler.on_turn_end(self._request, choice, turn.number) or {})
-        info = dict(told.get("rollout_infos") or {})
+        result = dict(await self._scheduler.on_turn_end(self._request, choice, turn.number) or {})
+        info = dict(result.get("rollout_infos") or {})
         over = self._scheduler.check_finished(self._request, choice, turn.number)
-        if told.get("done", over):
+        if result.get("done", over):
             return Observation((), self._reward(info), done=True, info=info)
         returned = self._scheduler.step(self._request, choice, turn.number)
         self._request = returned["infer_request"]
@@ -220,13 +220,13 @@ def provide() -> None:
     """Make the imports of ms-swift's plugin files for several turns work in this process."""
     gym = {"Env": GymEnv, "envs": ENVS}
     turns = {"MultiTurnScheduler": TurnScheduler, "RolloutScheduler": TurnScheduler, "multi_turns": SCHEDULERS}
-    asked = {
+    protocol = {
         "RolloutInferRequest": RolloutRequest,
         "InferRequest": RolloutRequest,
         "ChatCompletionResponseChoice": ResponseChoice,
         **dict.fromkeys(("ChatCompletionResponse", "RequestConfig", "RolloutOutput"), SimpleNamespace),
     }
-    engines = {**asked, **dict.fromkeys(("TransformersEngine", "PtEngine", "VllmEngine", "GRPOVllmEngine"), object)}
+    engines = {**protocol, **dict.fromkeys(("TransformersEngine", "PtEngine", "VllmEngine", "GRPOVllmEngine"), object)}
     template = {"Messages": list, "Template": object}
     for name, members in (
         ("swift.rollout", gym | turns),
@@ -235,9 +235,9 @@ def provide() -> None:
         ("swift.plugin.multi_turn", turns),
         ("swift.plugin.env", gym),
         ("swift.infer_engine", engines),
-        ("swift.infer_engine.protocol", asked),
+        ("swift.infer_engine.protocol", protocol),
         ("swift.llm", engines | template),
-        ("swift.llm.infer.protocol", asked),
+        ("swift.llm.infer.protocol", protocol),
         ("swift.template", template),
     ):
         module = ModuleType(name, "Stands in for ms-swift's module of this name, for plugin files.")

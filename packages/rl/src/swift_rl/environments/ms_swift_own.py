@@ -26,17 +26,17 @@ class MathTipsScheduler(TurnScheduler):
 
     def check_finished(self, infer_request: Any, response_choice: Any, current_turn: int) -> bool:
         """Return whether the completion is right, or was doubted before."""
-        said = infer_request.messages[-1]["content"]
-        if self.tips_prompt in said or self.acc_func([said], [infer_request.data_dict["solution"]])[0] == 1:
+        text = infer_request.messages[-1]["content"]
+        if self.tips_prompt in text or self.acc_func([text], [infer_request.data_dict["solution"]])[0] == 1:
             return True
         return super().check_finished(infer_request, response_choice, current_turn)
 
     def step(self, infer_request: Any, response_choice: Any, current_turn: int) -> Mapping[str, Any]:
         """Put the doubt where the reasoning ends."""
-        said, last = response_choice.message.content, infer_request.messages[-1]
-        ends = [said.index(tag) for tag in ("<answer>", "</think>") if tag in said]
-        before = len(last["content"]) - len(said)
-        last["content"] = last["content"][: before + min(ends, default=len(said))] + self.tips_prompt
+        text, last = response_choice.message.content, infer_request.messages[-1]
+        ends = [text.index(tag) for tag in ("<answer>", "</think>") if tag in text]
+        before = len(last["content"]) - len(text)
+        last["content"] = last["content"][: before + min(ends, default=len(text))] + self.tips_prompt
         return {"infer_request": infer_request}
 
 
@@ -95,14 +95,14 @@ class GymScheduler(TurnScheduler):
         self._total_rewards[uuid] += float(reward)
         self._step_rewards[uuid].append(float(reward))
         self._pending_obs[uuid] = None if done else seen
-        told = {
+        info = {
             "total_reward": self._total_rewards[uuid],
             "step_rewards": [*self._step_rewards[uuid]],
             "gym_done": done,
         }
         if done:
             await self._close_and_remove(uuid)
-        return {"done": done, "rollout_infos": told}
+        return {"done": done, "rollout_infos": info}
 
     async def _close_and_remove(self, uuid: str) -> None:
         env = self._envs.pop(uuid, None)
@@ -136,11 +136,11 @@ class OpenEnvScheduler(GymScheduler):
     def parse_action(self, text: str) -> Any:
         """Return the JSON object of a completion, fenced or not, or else the completion as a message."""
         fenced = re.fullmatch(r"```[^\n]*\n(.*)\n\s*```", text.strip(), re.DOTALL)
-        told = (fenced[1] if fenced else text).strip()
+        content = (fenced[1] if fenced else text).strip()
         try:
-            found = json.loads(told)
+            found = json.loads(content)
         except ValueError:
-            return {"message": told}
+            return {"message": content}
         return found if isinstance(found, dict) else {"message": str(found)}
 
     def format_observation(self, observation: Any) -> Any:

@@ -60,7 +60,7 @@ class EnvironmentPool:
         self._options = options
         self._heartbeat = heartbeat
         self._say = say
-        self._said_closing = False
+        self._reported_closing = False
         self._most = options.reward_workers or min(os.cpu_count() or 1, MOST_WORKERS)
         self._workers: list[WorkerProcess[EpisodeCall]] = []
         self._homes: dict[str, WorkerProcess[EpisodeCall]] = {}
@@ -83,7 +83,7 @@ class EnvironmentPool:
                     self._lost(worker, f"the process of the environment {worker.bury()}")
                 elif reply and call is not None:
                     worker.task = None
-                    self._answered(call, worker.began, reply, worker.output())
+                    self._received(call, worker.began, reply, worker.output())
             for worker in busy:
                 if worker.task is None:
                     continue
@@ -150,11 +150,11 @@ class EnvironmentPool:
         self._workers.append(WorkerProcess(folder, self._options.reward_memory))
         return self._workers[-1]
 
-    def _answered(self, call: EpisodeCall, began: float, reply: Mapping[str, Any], output: str) -> None:
+    def _received(self, call: EpisodeCall, began: float, reply: Mapping[str, Any], output: str) -> None:
         self._heartbeat()
         call.seconds += time.monotonic() - began
-        if (closing := reply.get("closing")) and not self._said_closing:
-            self._said_closing = True
+        if (closing := reply.get("closing")) and not self._reported_closing:
+            self._reported_closing = True
             self._say(
                 f"The environment {self._options.environment} failed in close: {closing[0]}. "
                 "Further failures are not reported."
@@ -168,8 +168,8 @@ class EnvironmentPool:
             call.first = reply["first"]
 
     def _observed(self, call: EpisodeCall, reply: Mapping[str, Any]) -> None:
-        again = [_told(Observation(**each)) for each in reply["replayed"] or ()]
-        if reply["replayed"] is not None and again != [_told(each) for each in call.seen]:
+        again = [_compared(Observation(**each)) for each in reply["replayed"] or ()]
+        if reply["replayed"] is not None and again != [_compared(each) for each in call.seen]:
             call.failure = (
                 "it was started again after its process ended, and its observations differ: an environment must be a "
                 "function of its seed and the completions"
@@ -180,7 +180,7 @@ class EnvironmentPool:
     def _lost(self, worker: WorkerProcess[EpisodeCall], failure: str) -> None:
         call, worker.task = worker.task, None
         if call is not None:
-            self._answered(call, worker.began, {"failure": failure}, worker.kept())
+            self._received(call, worker.began, {"failure": failure}, worker.kept())
         self._end(worker)
 
     def _too_long(self, call: EpisodeCall) -> str:
@@ -196,6 +196,6 @@ class EnvironmentPool:
             del self._homes[key]
 
 
-def _told(seen: Observation) -> tuple[Any, ...]:
+def _compared(seen: Observation) -> tuple[Any, ...]:
     """Return what the model and its reward depend on."""
     return list(map(dict, seen.messages)), seen.text, seen.keep, seen.reward, seen.done

@@ -19,10 +19,10 @@ OF_MS_SWIFT = ("gym_scheduler", "math_env", "math_tip_trick", "openenv_scheduler
 """Schedulers and gym environments that ms-swift brings with it (`swift_rl.environments.ms_swift_own`)."""
 _OTHERS_OF_MS_SWIFT = {
     "base_scheduler": "leave it out: without an environment the model completes each prompt once",
-    "math_tip_trick_multi_turn": "pass --gym_env math_env, which does the same after a wrong answer",
+    "math_tip_trick_multi_turn": "pass --gym_env math_env, which does the same after a wrong completion",
     "thinking_scheduler": "pass --template_drift keep, and your own environment or scheduler instead",
     "thinking_tips_scheduler": "pass --multi_turn_scheduler math_tip_trick --template_drift keep, which doubts a wrong "
-    "answer too",
+    "completion too",
 }
 """Names of ms-swift, or of earlier versions of it, that are refused, with what to do instead."""
 
@@ -41,22 +41,22 @@ def select_environment(options: OnlineOptions, columns: Collection[str], tokeniz
     if options.environment is None:
         return None
     described = _described(options.environment, options, tokenizer)
-    told = _asked(described)
+    reported = _reported(described)
     title = who(options.environment) or f"The environment {options.environment!r}"
-    if "failure" in told:
+    if "failure" in reported:
         wrong = PluginError if described["kind"] == "installed" else ConfigError
-        failure = wrong(f"{title} failed in its constructor: {told['failure'].rstrip('.')}.")
-        raise with_traceback(failure, told.get("traceback", ""))
-    if told["fault"]:
-        raise ConfigError(f"{title} {told['fault']}.", hint="See swift.contracts.Environment")
-    for column in told["wants"]:
+        failure = wrong(f"{title} failed in its constructor: {reported['failure'].rstrip('.')}.")
+        raise with_traceback(failure, reported.get("traceback", ""))
+    if reported["fault"]:
+        raise ConfigError(f"{title} {reported['fault']}.", hint="See swift.contracts.Environment")
+    for column in reported["wants"]:
         if column not in columns:
             raise DataError(
                 f"{title} needs the column {column!r}, which the data set does not have."
                 f"{did_you_mean(column, columns)}",
                 hint=f"Its columns: {', '.join(columns) or 'none'}.",
             )
-    return SelectedEnvironment(described, tuple(told["wants"]))
+    return SelectedEnvironment(described, tuple(reported["wants"]))
 
 
 def who(environment: str) -> str | None:
@@ -107,7 +107,7 @@ def _installed(name: str, options: OnlineOptions) -> dict[str, Any]:
     return {"kind": "installed", "target": loaded.entry.target, "options": options.environment_options}
 
 
-def _asked(described: Mapping[str, Any]) -> dict[str, Any]:
+def _reported(described: Mapping[str, Any]) -> dict[str, Any]:
     """Describe the environment in a separate process: user code may hang or end it."""
     with tempfile.TemporaryDirectory(prefix="swift-environment-", ignore_cleanup_errors=True) as home:
         worker: WorkerProcess[str] = WorkerProcess(Path(home, "describe"), memory=0)

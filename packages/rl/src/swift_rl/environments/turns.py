@@ -43,13 +43,13 @@ class TurnRenderer:
 
     def check(self) -> None:
         """Refuse a template that cannot continue a plain conversation, or one with reasoning where it knows of any."""
-        asked, source = [{"role": "user", "content": "?"}], "Before the first episode"
-        before = self.first(asked, (), source)
+        question, source = [{"role": "user", "content": "?"}], "Before the first episode"
+        before = self.first(question, (), source)
         reasoned = (
             [f"<think>\n{_PROBE}\n</think>\n\n{_PROBE}"] if "</think>" in str(self._tokenizer.chat_template) else []
         )
         for completion in (_PROBE, *reasoned):
-            self.following(before.text, asked, completion, [{"role": "user", "content": "!"}], (), source)
+            self.following(before.text, question, completion, [{"role": "user", "content": "!"}], (), source)
 
     def first(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], source: str) -> Rendering:
         """Return a conversation that an episode begins with."""

@@ -20,24 +20,24 @@ class Described:
     registered: tuple[str, ...] = ()
     """The names in `orms`."""
     rewards: tuple[Mapping[str, Any] | None, ...] = ()
-    """`wants` and `batched` of each reward that was asked about; None for one that is not registered."""
+    """`wants` and `batched` of each requested reward; None for one that is not registered."""
 
 
-def describe_files(files: Sequence[str], asked: Sequence[Mapping[str, Any]]) -> Described:
+def describe_files(files: Sequence[str], rewards: Sequence[Mapping[str, Any]]) -> Described:
     """Run plugin files, and the files of functions, and return what is in them; raise where they fail."""
-    if not files and not asked:
+    if not files and not rewards:
         return Described()
     with tempfile.TemporaryDirectory(prefix="swift-rewards-", ignore_cleanup_errors=True) as home:
         worker: WorkerProcess[str] = WorkerProcess(Path(home, "describe"), memory=0)
         try:
-            worker.give("describe", {"do": "describe", "files": list(files), "rewards": list(asked)}, LOADING)
+            worker.give("describe", {"do": "describe", "files": list(files), "rewards": list(rewards)}, LOADING)
             reply = _reply(worker)
         finally:
             worker.kill()
-    named = " or ".join(dict.fromkeys([*files, *(each["file"] for each in asked if each["kind"] == "function")]))
+    named = " or ".join(dict.fromkeys([*files, *(each["file"] for each in rewards if each["kind"] == "function")]))
     if "failure" in reply:
-        told = "\n".join(filter(None, (reply["output"], reply["traceback"])))
-        raise ConfigError(f"{named} failed to load: {reply['failure']}\n{told}".rstrip())
+        output = "\n".join(filter(None, (reply["output"], reply["traceback"])))
+        raise ConfigError(f"{named} failed to load: {reply['failure']}\n{output}".rstrip())
     return Described(tuple(reply["names"]), tuple(reply["rewards"]))
 
 

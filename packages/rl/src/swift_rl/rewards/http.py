@@ -20,12 +20,10 @@ def posted(address: str, body: Mapping[str, Any], *, key: str | None = None, sec
         request = urllib.request.Request(address, json.dumps(body, default=str).encode(), headers)
         response = whole_answer(stay_here(), request, seconds)
     except AnswerRefused as problem:
-        told = (
-            f"sends requests on, to {problem.leads_to}"
-            if problem.leads_to
-            else problem.body[:500].decode("utf-8", "replace")
+        reason = (
+            f"redirects to {problem.leads_to}" if problem.leads_to else problem.body[:500].decode("utf-8", "replace")
         )
-        raise OSError(f"{address} returned {problem.code} {problem.reason}: {told}") from None
+        raise OSError(f"{address} returned {problem.code} {problem.reason}: {reason}") from None
     except (*BROKEN, ValueError) as problem:
         raise OSError(f"{address} cannot be reached: {getattr(problem, 'reason', problem)}") from None
     try:

@@ -68,7 +68,7 @@ class JudgeReward:
         prompts = [self._prompt(item) for item in items]
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._known]
         with ThreadPoolExecutor(self._options.at_once) as threads:
-            scored = dict(zip(new, threads.map(self._asked, new), strict=True))
+            scored = dict(zip(new, threads.map(self._requested, new), strict=True))
         self._known.update({prompt: score for prompt, score in scored.items() if isinstance(score, float)})
         return [self._known[prompt] if prompt in self._known else scored[prompt] for prompt in prompts]
 
@@ -81,7 +81,7 @@ class JudgeReward:
             most=f"{self._options.most:g}",
         )
 
-    def _asked(self, prompt: str) -> float | Exception:
+    def _requested(self, prompt: str) -> float | Exception:
         options = self._options
         body: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}], "temperature": 0}
         if options.judge_model is not None:

@@ -90,15 +90,15 @@ class RepetitionReward:
     isolation = "inline"
 
     def __init__(self, options: RepetitionFields) -> None:
-        self._words = options.repetition_n_grams
+        self._size = options.repetition_n_grams
         self._penalty = options.repetition_max_penalty
 
     def score(self, items: Sequence[RewardItem]) -> list[float]:
         """Return a value for each item."""
         return [self._score(item.completion.lower().split()) for item in items]
 
-    def _score(self, words: list[str]) -> float:
-        grams = [*zip(*(words[start:] for start in range(self._words)), strict=False)]
+    def _score(self, tokens: list[str]) -> float:
+        grams = [*zip(*(tokens[start:] for start in range(self._size)), strict=False)]
         return (1 - len(set(grams)) / len(grams)) * self._penalty if grams else 0.0
 
 

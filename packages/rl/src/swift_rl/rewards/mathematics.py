@@ -40,8 +40,8 @@ class AccuracyReward:
         if not golds:
             return None
         tagged = tagged_answer(item.completion)
-        answer = _parsed(tagged) if tagged is not None else _parsed(item.completion, latex=True)
-        return float(any(verify(gold, answer, timeout_seconds=None) for gold in golds))
+        parsed = _parsed(tagged) if tagged is not None else _parsed(item.completion, latex=True)
+        return float(any(verify(gold, parsed, timeout_seconds=None) for gold in golds))
 
 
 def _parsed(text: str, *, latex: bool = False) -> list[Any]:

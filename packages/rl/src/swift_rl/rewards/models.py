@@ -82,8 +82,8 @@ class ServerReward:
 
     def _score(self, item: RewardItem) -> float | Exception:
         try:
-            asked = {"messages": conversation_of(item), "use_activation": False}
-            response = posted(self._address, asked, seconds=self._seconds)
+            body = {"messages": conversation_of(item), "use_activation": False}
+            response = posted(self._address, body, seconds=self._seconds)
             return _only_number(numbers(self._address, response, "data", 0, "probs"))
         except (OSError, ModelError) as problem:
             return problem

@@ -73,8 +73,8 @@ class RewardPool:
         calls = [call for reward in self._selected for call in _calls(reward, items)]
 
         def note(call: Call, positions: Sequence[int], verdict: Verdict) -> None:
-            for place in positions:
-                verdicts[place][call.reward.name] = failures[call.reward.name].noted(place, verdict)
+            for index in positions:
+                verdicts[index][call.reward.name] = failures[call.reward.name].noted(index, verdict)
 
         try:
             for call in calls:
@@ -139,7 +139,7 @@ class RewardPool:
                     self._lost(worker, f"the process that computed it {worker.bury()}", waiting, note)
                 elif reply and call is not None:
                     worker.task = None
-                    self._answered(call, reply, worker.output(), waiting, note)
+                    self._received(call, reply, worker.output(), waiting, note)
             for worker in busy:
                 if worker.task is None:
                     continue
@@ -177,9 +177,9 @@ class RewardPool:
         self._workers.remove(worker)
         if call is not None:
             reply = {"failure": failure, "seconds": time.monotonic() - worker.began}
-            self._answered(call, reply, worker.kept(), waiting, note)
+            self._received(call, reply, worker.kept(), waiting, note)
 
-    def _answered(self, call: Call, reply: Mapping[str, Any], output: str, waiting: deque[Call], note: Note) -> None:
+    def _received(self, call: Call, reply: Mapping[str, Any], output: str, waiting: deque[Call], note: Note) -> None:
         call.made += 1
         if "failure" in reply and call.made <= self._options.reward_retries:
             waiting.append(call)
@@ -191,9 +191,9 @@ class RewardPool:
         self._heartbeat()
         seconds = float(reply.get("seconds", 0.0))
         values = reply.get("values") or [(None, reply["failure"])] * len(call.items)
-        told = "\n".join(filter(None, (output.rstrip(), reply.get("traceback", ""))))[: 2 * MOST_OUTPUT]
+        printed = "\n".join(filter(None, (output.rstrip(), reply.get("traceback", ""))))[: 2 * MOST_OUTPUT]
         for (value, failure), positions in zip(values, call.positions, strict=True):
-            note(call, positions, Verdict(value, failure, told, seconds))
+            note(call, positions, Verdict(value, failure, printed, seconds))
 
     def _end(self, workers: Any) -> None:
         for worker in workers:
@@ -207,10 +207,10 @@ Note = Callable[[Call, Sequence[int], Verdict], None]
 def _calls(reward: SelectedReward, items: Sequence[RewardItem]) -> list[Call]:
     """Return the calls that score some completions: one for all of them, or one for each that differs."""
     if reward.batched:
-        return [Call(reward, list(items), [[place] for place in range(len(items))])] if items else []
+        return [Call(reward, list(items), [[index] for index in range(len(items))])] if items else []
     alike: dict[str, list[int]] = {}
-    for place, item in enumerate(items):
-        alike.setdefault(_key(item), []).append(place)
+    for index, item in enumerate(items):
+        alike.setdefault(_key(item), []).append(index)
     return [Call(reward, [items[positions[0]]], [positions]) for positions in alike.values()]
 
 

@@ -23,7 +23,7 @@ LOADING = 180.0
 _DYING = 10.0
 """Seconds between the end of a process's channel and its own."""
 
-_LAST_WORDS = 5.0
+_REPLY_TIMEOUT = 5.0
 """Seconds for the rest of a reply that has begun to arrive."""
 _TICK = 0.25
 """Seconds after which it is looked whether a process is gone without a word."""
@@ -71,7 +71,7 @@ class WorkerProcess(Generic[Task]):
 
     def reply(self) -> dict[str, Any] | None:
         """Return the reply to the task, an empty one when its reward is loaded, None if the process ended."""
-        self.channel.settimeout(max(self.deadline - time.monotonic(), _LAST_WORDS))
+        self.channel.settimeout(max(self.deadline - time.monotonic(), _REPLY_TIMEOUT))
         message: Any = receive(self.channel)
         self.channel.settimeout(None)
         if not isinstance(message, dict):  # its code wrote into the channel

@@ -53,7 +53,7 @@ def select_rewards(names: Iterable[str], options: RewardOptions) -> list[Selecte
     Python files of the user are described in a separate process.
     """
     typed = [*names]
-    in_files = {name: asked for name in typed if (asked := _in_a_file(name, options)) is not None}
+    in_files = {name: file for name in typed if (file := _in_a_file(name, options)) is not None}
     found = describe_files(_files(options), [*in_files.values()])
     described = dict(zip(in_files, found.rewards, strict=True))
     selected = []
@@ -172,8 +172,8 @@ def _values(name: str, model: type[BaseModel] | None, options: RewardOptions) ->
 def _model(number: int, address: str, options: RewardOptions) -> SelectedReward:
     from swift_rl.rewards.models import open_reward_model
 
-    asked = {"step_reward": options.step_reward, "step_separator": options.step_separator}
-    of_steps = {name: value for name, value in asked.items() if value is not None}
+    settings = {"step_reward": options.step_reward, "step_separator": options.step_separator}
+    of_steps = {name: value for name, value in settings.items() if value is not None}
     return SelectedReward(
         "reward_model" if number == 1 else f"reward_model_{number}",
         {"kind": "model", "model": address, **of_steps},

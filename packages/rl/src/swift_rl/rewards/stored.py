@@ -12,7 +12,7 @@ from swift.errors import DataError
 from swift.untrusted import DEPTH, check_regular, check_unicode, is_deeper, json_kind, read_text
 
 _PROMPTS = ("prompt", "query", "question", "instruction")
-_ANSWERS = ("completion", "response", "answer", "output", "text")
+_COMPLETIONS = ("completion", "response", "answer", "output", "text")
 _MESSAGE = 'For example {"role": "user", "content": "Hello"}.'
 _KNOWN = ("messages", "completion_ids", "finish_reason")
 
@@ -54,10 +54,10 @@ def _row(line: str, source: str) -> dict[str, Any]:
 def _item(row: Mapping[str, Any], source: str) -> RewardItem:
     messages = row.get("messages")
     if not isinstance(messages, list):
-        asked = next((row[name] for name in _PROMPTS if isinstance(row.get(name), str)), None)
-        messages = [] if asked is None else [{"role": "user", "content": asked}]
+        question = next((row[name] for name in _PROMPTS if isinstance(row.get(name), str)), None)
+        messages = [] if question is None else [{"role": "user", "content": question}]
     _check_messages(messages, source)
-    completion = next((name for name in _ANSWERS if isinstance(row.get(name), str)), None)
+    completion = next((name for name in _COMPLETIONS if isinstance(row.get(name), str)), None)
     if completion is not None:
         completion, used = row[completion], {*_KNOWN, *_PROMPTS, completion}
     elif messages and messages[-1].get("role") == "assistant" and isinstance(messages[-1].get("content"), str):
@@ -65,7 +65,7 @@ def _item(row: Mapping[str, Any], source: str) -> RewardItem:
     else:
         raise DataError(
             f"{source}: the row has no completion.",
-            hint=f"A row has messages that end with the assistant's, or one of {', '.join(_ANSWERS)}.",
+            hint=f"A row has messages that end with the assistant's, or one of {', '.join(_COMPLETIONS)}.",
         )
     return RewardItem(
         messages,
@@ -92,7 +92,7 @@ def _ids(ids: object, source: str) -> list[int]:
 
 
 def _of_a_round(file: Path, head: Mapping[str, Any], completions: list[tuple[str, dict[str, Any]]]) -> list[RewardItem]:
-    """Return the completions of a round, with their tokens where the file beside it is there."""
+    """Return the completions of a round, with their tokens where the safetensors file exists."""
     from swift_rl.rounds.data import Episode
 
     items = []
@@ -127,10 +127,10 @@ def _tokens(file: Path, count: int) -> list[list[int]]:
     import numpy as np
     from safetensors import SafetensorError, safe_open
 
-    beside = file.with_suffix(".safetensors")
+    arrays = file.with_suffix(".safetensors")
     try:
-        check_regular(beside, DataError)
-        with safe_open(beside, framework="numpy") as arrays:
+        check_regular(arrays, DataError)
+        with safe_open(arrays, framework="numpy") as arrays:
             lengths, ids = arrays.get_tensor("lengths"), arrays.get_tensor("token_ids")
         if (lengths < 0).any() or int(lengths.sum()) != len(ids):
             raise ValueError("not the tokens of these completions")

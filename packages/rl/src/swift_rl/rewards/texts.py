@@ -1,4 +1,4 @@
-"""Rewards that compare the final answer with the column `solution`: as a text, a letter or a number."""
+"""Rewards that compare the final answer with the column `solution`: as a string, a letter or a number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swift.errors import ConfigError
 from swift_rl.rewards.final_answers import final_answer, solutions_of
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
-_SAID_CHOICE = re.compile(r"answer(?:\s+is)?\s*:?\s*\(?([A-J])\b(?!')", re.IGNORECASE)
+_STATED_CHOICE = re.compile(r"answer(?:\s+is)?\s*:?\s*\(?([A-J])\b(?!')", re.IGNORECASE)
 _CHOICE = re.compile(r"(?<![\w'])([A-J])(?![\w'])")
 
 
@@ -100,10 +100,10 @@ class ChoiceReward:
 
 def chosen_letter(text: str) -> str | None:
     """Return the letter that a text chooses; None where it chooses none."""
-    answer = final_answer(text)
-    if len(answer.strip("().: ")) == 1:
-        return answer.strip("().: ").upper()
-    letters = _SAID_CHOICE.findall(answer) or _CHOICE.findall(answer)
+    final = final_answer(text)
+    if len(final.strip("().: ")) == 1:
+        return final.strip("().: ").upper()
+    letters = _STATED_CHOICE.findall(final) or _CHOICE.findall(final)
     return letters[-1].upper() if letters else None
 
 

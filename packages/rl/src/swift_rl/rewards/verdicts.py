@@ -81,11 +81,11 @@ def traceback_text(problem: BaseException) -> str:
     return text[-MOST_OUTPUT:]
 
 
-def with_traceback(failure: Failure, told: str) -> Failure:
+def with_traceback(failure: Failure, output: str) -> Failure:
     """Return the error with the output and traceback of the user code's process, for the traceback file."""
-    if told:
+    if output:
         failure.traceback_of = RuntimeError("the process that ran it printed:")
-        failure.traceback_of.add_note(told)
+        failure.traceback_of.add_note(output)
     return failure
 
 
