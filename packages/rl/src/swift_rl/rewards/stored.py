@@ -127,10 +127,10 @@ def _tokens(file: Path, count: int) -> list[list[int]]:
     import numpy as np
     from safetensors import SafetensorError, safe_open
 
-    arrays = file.with_suffix(".safetensors")
+    tensors = file.with_suffix(".safetensors")
     try:
-        check_regular(arrays, DataError)
-        with safe_open(arrays, framework="numpy") as arrays:
+        check_regular(tensors, DataError)
+        with safe_open(tensors, framework="numpy") as arrays:
             lengths, ids = arrays.get_tensor("lengths"), arrays.get_tensor("token_ids")
         if (lengths < 0).any() or int(lengths.sum()) != len(ids):
             raise ValueError("not the tokens of these completions")
