@@ -28,7 +28,7 @@ LIGHT = (
     "swift.hardware",
     "swift.hookspecs",
     "swift.imports",
-    "swift.infer.asking",
+    "swift.infer.commands",
     "swift.infer.chat",
     "swift.infer.evaluate",
     "swift.infer.options",

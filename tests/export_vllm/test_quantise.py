@@ -194,7 +194,7 @@ def test_transformers_loads_quantized_model_and_is_measured(scheme: str, folders
     """Transformers loads what it can and says what was measured."""
     told = json.loads((folders[scheme] / "verification.json").read_text())["transformers"]
     if scheme in ("gptq", "awq"):
-        assert not told["asked"]
+        assert not told["compared"]
         assert "pip install" in told["reason"]
         return
     off = told["log_probabilities"]["mean_difference"]
@@ -233,7 +233,7 @@ def test_quantized_model_misread_by_transformers_is_refused(
 @pytest.mark.full
 def test_folder_is_quantized_and_little_data_is_refused(trained: Trained, tmp_path: Path) -> None:
     """A model folder is quantized like a run and too little data is refused."""
-    with pytest.raises(DataError, match="not known what the model was trained on") as caught:
+    with pytest.raises(DataError, match="training data is unknown") as caught:
         quantise(trained.exported, "w4a16", tmp_path / "out")
     assert "--calibration-dataset" in (caught.value.hint or "")
     few = tmp_path / "few.jsonl"
@@ -257,7 +257,7 @@ def test_a_model_that_loses_too_much_is_not_exported(trained: Trained, tmp_path:
 
 def test_adapters_and_bitsandbytes_are_refused_before_reading(tmp_path: Path) -> None:
     """Adapters and vLLM with bitsandbytes are refused before anything is read."""
-    with pytest.raises(UsageError, match="An adapter alone is not quantised"):
+    with pytest.raises(UsageError, match="An adapter alone cannot be quantised"):
         export_checkpoint(tmp_path, to="adapter", options=ExportOptions(quant="awq"), say=lambda _: None)
     with pytest.raises(UsageError, match="no bitsandbytes"):
         export_checkpoint(tmp_path, to="vllm", options=ExportOptions(quant="bnb"), say=lambda _: None)

@@ -244,7 +244,7 @@ def test_a_weight_that_was_not_sent_is_named(
     assert lora
     write = weights_folder.write_weights
     monkeypatch.setattr(rollout, "write_weights", lambda each, to: write(without("model.norm.weight", each), to))
-    with pytest.raises(SwiftError, match=r"did not get all weights.*model\.norm\.weight"):
+    with pytest.raises(SwiftError, match=r"did not receive all weights.*model\.norm\.weight"):
         train("missing", "full", rollout_engine=addresses[0])
 
 
@@ -272,10 +272,10 @@ def test_weights_of_another_run_are_detected(addresses: list[str], lora: object,
     ours.update_weights(iter(weights.items()))
     assert len(list(ours.generate([[5, 6]], Sampling(max_new_tokens=2)))) == 1
     theirs.update_weights(iter(weights.items()))
-    with pytest.raises(SwiftError, match="another run has sent it its own"):
+    with pytest.raises(SwiftError, match="another run has sent its own"):
         list(ours.generate([[5, 6]], Sampling(max_new_tokens=2)))
     adapter = open_engine(addresses[0], model, trained_adapter={"peft_type": "LORA", "r": 4})
-    with pytest.raises(SwiftError, match="has been sent the weights of another run"):
+    with pytest.raises(SwiftError, match="has whole weights of another run"):
         adapter.update_adapter(iter({}.items()), {"peft_type": "LORA", "r": 4})  # type: ignore[attr-defined]
 
 

@@ -77,7 +77,7 @@ def test_served_embeddings_match_transformers(small: Path, tmp_path: Path) -> No
     """Vectors are those of transformers pooled as the folder says."""
     folder = folder_of(small, tmp_path, AutoModel.from_pretrained(small, dtype=torch.float32), verify="all")
     asked = json.loads((folder / "verification.json").read_text())["vllm"]
-    assert asked["asked"] is True
+    assert asked["compared"] is True
     assert asked["outputs"]["largest_difference"] < CLOSE
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():

@@ -110,7 +110,7 @@ def line(change: Callable[[dict[str, object]], object]) -> Callable[[Path, Path]
 
 
 def row(value: object) -> Callable[[Path, Path], object]:
-    return line(lambda said: said["asked"].update(row=value))  # type: ignore[attr-defined]
+    return line(lambda said: said["source_row"].update(row=value))  # type: ignore[attr-defined]
 
 
 def text(content: bytes) -> Callable[[Path, Path], object]:
@@ -147,10 +147,10 @@ ANSWERS: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "a line of a word": (text(b"hello\n"), "refused"),
     "a line of NULs": (text(bytes(100) + b"\n"), "refused"),
     "a deep line": (text(b"[" * 100_000 + b"\n"), "refused"),
-    "a line of digits": (text(b'{"asked": {"row": ' + b"9" * 5000 + b"}}\n"), "refused"),
-    "a line of Latin-1": (text(b'{"asked": "\xe9"}\n'), "refused"),
-    "asked a list": (line(lambda said: said.update(asked=[])), "refused"),
-    "asked null": (line(lambda said: said.update(asked=None)), "refused"),
+    "a line of digits": (text(b'{"source_row": {"row": ' + b"9" * 5000 + b"}}\n"), "refused"),
+    "a line of Latin-1": (text(b'{"source_row": "\xe9"}\n'), "refused"),
+    "source_row a list": (line(lambda said: said.update(source_row=[])), "refused"),
+    "source_row null": (line(lambda said: said.update(source_row=None)), "refused"),
     "row -1": (row(-1), "refused"),
     "row 0.0": (row(0.0), "refused"),
     "row true": (row(True), "refused"),
@@ -286,7 +286,7 @@ CASES += [
         prints=(said,),
     )
     for name, words, said in (
-        ("", [], "1 of 2 questions have no answer"),
+        ("", [], "Skipping 1 of 2 rows"),
         (" by the loss", ["--metric", "loss"], "1 of 2 rows cannot be used"),
     )
 ]

@@ -19,8 +19,8 @@ from swift_export_vllm.rollout import connect
 from swift_rl.rewards.judge import JudgeOptions, JudgeReward
 from swift_rl.rewards.models import ServerReward
 
-LATE = "has not answered for"
-NOT_OPENAI = "does not speak OpenAI's API"
+LATE = "has not responded for"
+NOT_OPENAI = "does not have OpenAI's API"
 HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 DEEP = b"[" * 100_000
 MODELS = reply({"data": [{"id": "swallow"}]})
@@ -47,16 +47,16 @@ def unlike(**changes: Any) -> Reply:
 
 
 ANSWERS: dict[str, tuple[Reply, str]] = {
-    "no content at all": (reply(b"", "204 None"), "without choices"),
-    "null": (reply(None), "without choices"),
-    "a list": (reply([]), "without choices"),
-    "no choice": (reply({"choices": []}), "without choices[0]"),
-    "a text of choices": (reply({"choices": "Hi"}), "without choices[0]"),
+    "no content at all": (reply(b"", "204 None"), "lacks choices"),
+    "null": (reply(None), "lacks choices"),
+    "a list": (reply([]), "lacks choices"),
+    "no choice": (reply({"choices": []}), "lacks choices[0]"),
+    "a text of choices": (reply({"choices": "Hi"}), "lacks choices[0]"),
     "a choice that is null": (reply({"choices": [None]}), "null as choices[0]"),
     "a message that is null": (unlike(message=None), "null as message instead of an object"),
-    "a content of parts": (unlike(message={"content": [{"text": "Hi"}]}), "a list as content instead of a text"),
+    "a content of parts": (unlike(message={"content": [{"text": "Hi"}]}), "a list as content instead of a string"),
     "a reason that is a number": (unlike(finish_reason=5), "the number 5 as finish_reason"),
-    "half of a surrogate pair": (unlike(message={"content": "\ud800"}), "half of a surrogate pair as content"),
+    "half of a surrogate pair": (unlike(message={"content": "\ud800"}), "an unpaired surrogate as content"),
 }
 
 
@@ -87,8 +87,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less to read, and no waiting between tries."""
     monkeypatch.setattr("swift.infer.openai_server.time.sleep", lambda _: None)
     monkeypatch.setattr("swift.infer.openai_server._TRIES", 2)
-    monkeypatch.setattr("swift.infer.whole_answers.LARGEST", 1 << 20)
-    monkeypatch.setattr("swift.infer.whole_answers.LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr("swift.infer.http_client.LARGEST", 1 << 20)
+    monkeypatch.setattr("swift.infer.http_client.LONGEST_LINE", 1 << 20)
 
 
 def wait_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +118,9 @@ def piece(delta: object) -> dict[str, Any]:
         (stream({"choices": 5}), "the number 5 as choices"),
         (stream(piece(None)), "null as delta"),
         (stream(piece({"content": 5})), "the number 5 as content"),
-        (stream(piece({"content": "Hi"}), end=b""), "ended in the middle of an answer"),
+        (stream(piece({"content": "Hi"}), end=b""), "ended in the middle of a response"),
         (without_end(stream(end=b""), b": still there\n\n", 0.02), LATE),
-        (without_end(stream(end=b""), b"data: {}\n\n"), "more than 1032 events for an answer of 2 tokens"),
+        (without_end(stream(end=b""), b"data: {}\n\n"), "more than 1032 events for a response of 2 tokens"),
         (without_end(stream(end=b""), b"a" * 65536), "a line of more than 1 MiB"),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_stream_of_events_that_nobody_can_mean_is_refused(
         wait_less(monkeypatch)
     with hostile_server({"/v1/models": MODELS, "/v1/chat": said}) as address:
         chat_engine = RemoteChatEngine(address, say=lambda _: None)
-        with pytest.raises(ModelError, match=r"The server at|What answers at") as refused:
+        with pytest.raises(ModelError, match=r"The server at") as refused:
             list(chat_engine.stream([{"role": "user", "content": "Hello"}], Sampling(max_new_tokens=2)))
     assert complaint in refused.value.message
 
@@ -153,12 +153,12 @@ def completion(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [
-        (b"{}", "without choices"),
+        (b"{}", "lacks choices"),
         (completion(token_ids=["a", "b"]), r"a string as token_ids\[0\] instead of a whole number"),
         (completion(token_ids=[-1, 5]), "the number -1 as token_ids"),
         (completion(token_ids=[10**30, 5]), "a huge number as token_ids"),
         (completion(token_ids=[65]), "2 log-probabilities for 1 tokens"),
-        (completion(logprobs=None), "without logprobs.token_logprobs"),
+        (completion(logprobs=None), "lacks logprobs.token_logprobs"),
         (completion(logprobs={"token_logprobs": [float("nan"), -1.0]}), r"nan as logprobs.token_logprobs\[0\]"),
         (
             completion(logprobs={"token_logprobs": [-1.0, 7.5]}),
@@ -201,7 +201,7 @@ def test_what_a_server_tells_of_a_text_is_about_its_tokens(told: object) -> None
     said = completion(prompt_logprobs=told)
     with (
         hostile_server({"/v1/models": MODELS, "/v1/completions": reply(said)}) as address,
-        pytest.raises(ModelError, match=f"The server at {address} answers with .* as prompt_logprobs"),
+        pytest.raises(ModelError, match=f"The server at {address} returned .* as prompt_logprobs"),
     ):
         list(connect(address).score([[65, 66]]))
 

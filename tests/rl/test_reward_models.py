@@ -93,7 +93,7 @@ def test_rewards_of_steps_are_refused_where_they_cannot_be_had(language_model: P
         RewardOptions(reward_model=("a",), step_separator="\n")
     with pytest.raises(ValueError, match="scores whole completions: choose the model's folder"):
         RewardOptions(reward_model=("http://127.0.0.1:1",), step_reward="min")
-    with pytest.raises(ModelError, match="no process reward model"):
+    with pytest.raises(ModelError, match="not a process reward model"):
         select_rewards([], RewardOptions(reward_model=(str(language_model),), step_reward="min"))
     settings = {"objective.name": "prm", "train.max_steps": 1, "checkpoint.save_last": True}
     row = {"prompt": "2 + 2?", "completions": ["4"], "labels": [True]}
@@ -103,7 +103,7 @@ def test_rewards_of_steps_are_refused_where_they_cannot_be_had(language_model: P
 
 
 def test_a_model_that_gives_no_score_is_refused_before_the_run(language_model: Path) -> None:
-    with pytest.raises(ModelError, match="no reward model"):
+    with pytest.raises(ModelError, match="not a reward model"):
         select_rewards([], RewardOptions(reward_model=(str(language_model),)))
     with pytest.raises(ModelError):
         select_rewards([], RewardOptions(reward_model=("./no-such-folder",)))

@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import run_training, write_jsonl
 
 from swift.cli.main import run
-from swift.infer import Journal
+from swift.infer import ResumeFile
 from swift_rl.sample.choice import Choice
 from swift_rl.sample.completions import SampledCompletion, SampledPrompt
 from swift_rl.sample.options import SampleOptions
@@ -46,15 +46,15 @@ class Killed(KeyboardInterrupt):
 
 def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Let the files of completions and scores be written to so often, and end the command with the next time."""
-    written, write = [0], Journal.write
+    written, write = [0], ResumeFile.write
 
-    def counting(self: Journal, *arguments: Any) -> None:
+    def counting(self: ResumeFile, *arguments: Any) -> None:
         written[0] += 1
         if written[0] > after:
             raise Killed
         write(self, *arguments)
 
-    monkeypatch.setattr(Journal, "write", counting)
+    monkeypatch.setattr(ResumeFile, "write", counting)
 
 
 def test_a_sample_that_was_interrupted_goes_on_to_the_same_rows(
@@ -70,7 +70,7 @@ def test_a_sample_that_was_interrupted_goes_on_to_the_same_rows(
             assert sample(tied, ended) == 130
         assert not (ended / "rows.jsonl").exists()
     assert sample(tied, ended) == 0
-    assert "24 of 24 questions are answered" in capsys.readouterr().err
+    assert "already has 24 of 24 responses" in capsys.readouterr().err
     assert (ended / "rows.jsonl").read_bytes() == (whole / "rows.jsonl").read_bytes()
     sampled, chosen = lines(whole / "rows.completions.jsonl"), lines(whole / "rows.jsonl")
     assert len({json.dumps(each["messages"]) for each in sampled}) > 6

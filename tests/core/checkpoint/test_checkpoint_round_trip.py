@@ -94,7 +94,7 @@ def assert_loads(folder: Path, kind: str, rank: int, size: int) -> None:
         if kind != "boxes":
             assert torch.equal(found[name], tensor), (kind, name)
         elif name in held:
-            for offset, view in held[name].boxes.items():
+            for offset, view in held[name].slices.items():
                 where = tuple(slice(o, o + n) for o, n in zip(offset, view.shape, strict=True))
                 assert torch.equal(view, tensor[where]), (kind, name, offset)
 

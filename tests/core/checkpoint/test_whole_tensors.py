@@ -10,7 +10,7 @@ import torch
 from swift.checkpoint import Manifest, dcp_planners, open_checkpoint, save_checkpoint
 from swift.checkpoint import dcp_plan as dcp
 from swift.checkpoint.safetensors_write import write_safetensors
-from swift.checkpoint.storage import INDEX, FileChunk, StoredTensor, StoredTensors, share_file
+from swift.checkpoint.storage import INDEX, FileChunk, StoredTensor, StoredTensors, rank_file
 from swift.contracts import CheckpointWriter
 from swift.processes.comms import Comms
 
@@ -34,8 +34,8 @@ def saved(folder: Path) -> Path:
 
 def test_a_share_is_what_the_planner_of_torch_makes_of_it() -> None:
     comms = Comms()
-    own, own_index = dcp_planners.plan_shares(TENSORS, comms)
-    planned, planned_index = dcp.plan_shares(TENSORS, comms)
+    own, own_index = dcp_planners.assign_shards(TENSORS, comms)
+    planned, planned_index = dcp.assign_shards(TENSORS, comms)
     assert own_index == planned_index
     assert own.file == planned.file
     assert list(own.tensors) == list(planned.tensors)
@@ -70,8 +70,8 @@ def test_whole_tensor_is_read_from_shards_of_several_ranks(tmp_path: Path) -> No
     chunks = []
     for rank, (row, column) in enumerate(((0, 0), (0, 2), (3, 0), (3, 2))):
         part = whole[row : row + 3, column : column + 2].contiguous()
-        write_safetensors(tmp_path / share_file(rank), {"part": part})
-        chunks.append(FileChunk((row, column), (3, 2), share_file(rank), "part"))
+        write_safetensors(tmp_path / rank_file(rank), {"part": part})
+        chunks.append(FileChunk((row, column), (3, 2), rank_file(rank), "part"))
     stored = StoredTensors(tmp_path, {"model.a": StoredTensor(whole.dtype, (6, 4), tuple(chunks))})
     own, planned = {"model.a": torch.zeros(6, 4)}, {"model.a": torch.zeros(6, 4)}
     dcp_planners.fill(own, stored)

@@ -120,5 +120,5 @@ def test_questions_do_not_fill_tags_and_say_so(folder: Path, tmp_path: Path) -> 
     from swift.infer.questions import read_questions
 
     (folder / "rows.jsonl").write_text(json.dumps(row()))
-    with pytest.raises(DataError, match="written out in training alone"):
+    with pytest.raises(DataError, match="supported in training only"):
         list(read_questions([str(folder / "rows.jsonl")], {}))

@@ -31,16 +31,16 @@ def test_only_a_scheme_that_is_calibrated_needs_samples(tmp_path: Path) -> None:
     few.write_text(f"{row}\n" * 20)
     many.write_text(f"{row}\n" * 80)
     said: list[str] = []
-    with pytest.raises(DataError, match="acme3 is calibrated on samples, and it is not known what"):
+    with pytest.raises(DataError, match="acme3 needs calibration samples, but"):
         calibration(model, said, calibrated=True)
     none = calibration(model, said, calibrated=False)
     assert (none.rows, none.described) == ([], "none")
     assert "fixed prompts alone" in said[-1]
-    with pytest.raises(DataError, match=r"few\.jsonl is too small to calibrate with: 20 samples, \d+ tokens besides"):
+    with pytest.raises(DataError, match=r"few\.jsonl is too small for calibration: 20 samples, \d+ tokens"):
         calibration(model, said, calibrated=True, calibration_dataset=(str(few),))
     assert len(calibration(model, said, calibrated=False, calibration_dataset=(str(few),)).held_out) == 5
     enough = calibration(model, said, calibrated=True, calibration_dataset=(str(many),))
     tokens = sum(len(row.tokens) for row in enough.rows)
     assert (len(enough.rows), len(enough.held_out)) == (60, 20)
     assert enough.described == f"{many}: 60 samples, {tokens} tokens"
-    assert said[-1] == f"{many} has 60 samples to calibrate with, fewer than the 128 asked for"
+    assert said[-1] == f"{many} has only 60 calibration samples instead of 128"

@@ -33,10 +33,10 @@ def test_greedy_mismatch_names_first_token() -> None:
     told = compare(REFERENCE, account([10, 11, 12]), TIGHT, cause="")
     assert told["greedy"] == {"answers": 1, "tokens_equal": 3, "near_ties": 0, "margin": 2e-4}
     with pytest.raises(
-        ExportError, match=r"token 1 of the answer to test prompt 1 is 9 \(-0\.1000\) by vLLM instead of 10"
+        ExportError, match=r"token 1 of the completion of test prompt 1 is 9 \(-0\.1000\) by vLLM instead of 10"
     ):
         compare(REFERENCE, account([9, 11, 12]), TIGHT, cause="")
-    with pytest.raises(ExportError, match="token 3 of the answer to test prompt 1 is 13"):
+    with pytest.raises(ExportError, match="token 3 of the completion of test prompt 1 is 13"):
         compare(REFERENCE, account([10, 11, 13]), TIGHT, cause="")
 
 
@@ -57,7 +57,7 @@ def test_an_export_reports_greedy_tokens_and_rendering(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base")
     checkpoint = save(tmp_path / "run", base, trained(base)[1])
     report = json.loads((export(checkpoint, "hf") / "verification.json").read_text())
-    assert report["greedy"]["answers"] == 4
+    assert report["greedy"]["completions"] == 4
     assert report["greedy"]["tokens_equal"] == 64
     assert "tools" in report["rendering"]["equal"]
 
@@ -133,5 +133,5 @@ def test_export_upload_to_url_keeps_local_on_failure(tmp_path: Path) -> None:
     assert all((there / name).read_bytes() == (tmp_path / "out" / name).read_bytes() for name in names)
     with pytest.raises(ExportError, match=r"Not uploaded: 'file://.* cannot be written") as caught:
         exported(tmp_path / "again", f"file://{there / 'config.json'}")
-    assert "The export itself is whole" in (caught.value.hint or "")
+    assert "The export is complete" in (caught.value.hint or "")
     assert (tmp_path / "again" / "model.safetensors").is_file()

@@ -95,7 +95,7 @@ def test_completions_match_transformers(model: tuple[str, Path], folder: Path, c
     expected = by_transformers(*model, folder)
     assert len(set(expected)) > 1, "the model answers alike whatever it sees"
     assert [
-        answer.text for _, answer in sorted(chat_engine.answers(questions, sampling), key=lambda each: each[0])
+        answer.text for _, answer in sorted(chat_engine.respond(questions, sampling), key=lambda each: each[0])
     ] == expected
     assert ["".join(chat_engine.stream(question.messages, sampling)) for question in questions] == expected
 
@@ -111,7 +111,7 @@ def test_adapter_completions_match_peft(folder: Path, tmp_path: Path) -> None:
     chat_engine = open_chat_engine(options, say=print)
     sampling = SamplingOptions(max_new_tokens=NEW).sampling
     questions = list(read_questions([str(folder / "asked.jsonl")], {}))
-    found = [answer.text for _, answer in sorted(chat_engine.answers(questions, sampling), key=lambda each: each[0])]
+    found = [answer.text for _, answer in sorted(chat_engine.respond(questions, sampling), key=lambda each: each[0])]
     chat_engine.close()
     expected = by_transformers("qwen2_5_vl", path, folder, tmp_path / "adapter")
     assert found == expected != by_transformers("qwen2_5_vl", path, folder)
@@ -287,7 +287,7 @@ class Recorder:
 def test_chat_attaches_image_to_next_question(folder: Path, tmp_path: Path) -> None:
     chat_engine = Recorder()
     talk = _Conversation(chat_engine)  # type: ignore[arg-type]
-    assert talk.command(f"/image {folder / '3.png'}") == ["3.png, 90×61 pixels, goes with the next question."]
+    assert talk.command(f"/image {folder / '3.png'}") == ["3.png, 90×61 pixels, is attached to the next message."]
     assert "no file" in talk.command("/image nowhere.png")[0]
     list(talk.answer("What is it?", SamplingOptions().sampling))
     assert [part["type"] for part in chat_engine.told[0]["content"]] == ["image", "text"]

@@ -23,7 +23,7 @@ class SlowSpeaker:
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
 
-    def answers(self, questions: Sequence[Any], sampling: Sampling) -> Iterator[Any]:
+    def respond(self, questions: Sequence[Any], sampling: Sampling) -> Iterator[Any]:
         raise NotImplementedError
 
     def stream(self, messages: Sequence[Any], sampling: Sampling) -> Iterator[str]:

@@ -109,7 +109,7 @@ def answers(made: Any, model: Any, sampling: Sampling) -> dict[int, Completion]:
 def test_batched_completions_match_single_prompts(architecture: str) -> None:
     model = model_of(architecture, DECODED.get(architecture) or LEFT_TO_GENERATE[architecture])
     assert decoding.decodes(model) == (architecture in DECODED)
-    made = decoding.answered if architecture in DECODED else by_generate.answered
+    made = decoding.completions if architecture in DECODED else by_generate.completions
     # Answers end at different steps, so that rows leave the batch in between.
     said = answers(made, model, Sampling(max_new_tokens=NEW, is_over=ends_at(4)))
     assert len({len(completion.token_ids) for completion in said.values()}) > 1
@@ -125,7 +125,7 @@ def test_equal_prompts_run_once_and_finished_rows_leave() -> None:
     model = model_of("Llama", DECODED["Llama"])
     rows: list[tuple[int, int]] = []
     model.register_forward_pre_hook(lambda _, __, given: rows.append(tuple(given["input_ids"].shape)), with_kwargs=True)
-    said = answers(decoding.answered, model, Sampling(max_new_tokens=NEW, is_over=ends_at(2)))
+    said = answers(decoding.completions, model, Sampling(max_new_tokens=NEW, is_over=ends_at(2)))
     lengths = [len(said[place].token_ids) for place in range(len(PROMPTS))]
     assert rows[0] == (4, 13)
     assert rows[1:] == [(sum(length > step for length in lengths), 1) for step in range(1, max(lengths))]
@@ -146,14 +146,14 @@ def test_a_row_waits_until_leaving_pays() -> None:
 def test_sample_does_not_depend_on_batch() -> None:
     model = model_of("Llama", DECODED["Llama"])
     drawn = Sampling(max_new_tokens=NEW, temperature=1.4, top_k=20, repetition_penalty=1.2, seed=5, is_over=ends_at(3))
-    whole = answers(decoding.answered, model, drawn)
-    assert {place: said.token_ids for place, said in answers(by_generate.answered, model, drawn).items()} == {
+    whole = answers(decoding.completions, model, drawn)
+    assert {place: said.token_ids for place, said in answers(by_generate.completions, model, drawn).items()} == {
         place: said.token_ids for place, said in whole.items()
     }
     assert whole[0].token_ids != whole[2].token_ids
     for place, prompt in enumerate(PROMPTS):
         sampler = Sampler(drawn, [place], [prompt], torch.device("cpu"))
-        ((_, completion),) = decoding.answered(model, [prompt], sampler, Ending(drawn, frozenset()))
+        ((_, completion),) = decoding.completions(model, [prompt], sampler, Ending(drawn, frozenset()))
         assert completion.token_ids == whole[place].token_ids
 
 

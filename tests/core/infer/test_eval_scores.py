@@ -115,7 +115,7 @@ def test_embeddings_are_measured_by_retrieval(folder: Path, base: Path) -> None:
 def test_what_is_for_text_is_refused_before_anything_is_loaded(folder: Path, base: Path) -> None:
     model = with_head(base, "refused", 1)
     for words, sentence in (
-        (["--temperature", "1"], "--temperature is for models that generate text"),
+        (["--temperature", "1"], "--temperature applies to models that generate text"),
         (["--result_path", "out.jsonl"], "swift infer MODEL --dataset FILE"),
         (["--engine", "vllm"], "swift serve MODEL"),
     ):
@@ -144,7 +144,7 @@ def test_infer_writes_scores_and_resumes(folder: Path, base: Path) -> None:
     assert lines[1]["messages"] == talk
     result.write_text(result.read_text().splitlines(keepends=True)[0])
     again = typed(words, folder)
-    assert "1 of 2 texts are scored" in again.output
+    assert "already has 1 of 2 lines" in again.output
     whole = [json.loads(line) for line in result.read_text().splitlines()]
     assert whole[0] == lines[0]
     assert whole[1]["scores"] == pytest.approx(lines[1]["scores"], abs=1e-5)

@@ -110,7 +110,7 @@ def test_a_memorised_data_set_scores_full_marks(
     assert json.loads(capsys.readouterr().out)["accuracy"] == 0.8
     lines = [json.loads(line) for line in result.read_text().splitlines()]
     assert [line["right"] for line in lines] == [True, True, True, True, False]
-    assert (lines[-1]["answer"], lines[-1]["expected"]) == ("forty-two", "forty-three")
+    assert (lines[-1]["response"], lines[-1]["expected"]) == ("forty-two", "forty-three")
 
 
 def test_dataset_loss_matches_training_evaluation(
@@ -142,8 +142,8 @@ def test_piped_conversation_ignores_chat_commands(
         *listed,
         f"Added to {saved}.",
         "Forgotten.",
-        "Nothing has been said yet.",
-        "There is no command /clera; the model was not asked.",
+        "The conversation is empty.",
+        "Unknown command /clera. Nothing was sent to the model.",
         *listed,
     ]
     said = [{"role": "user", "content": "colour?"}, {"role": "assistant", "content": "blue"}]
@@ -160,7 +160,7 @@ def test_a_system_message_is_given_in_the_conversation(
     printed = capsys.readouterr()
     assert printed.out.splitlines()[0] == "blue"
     assert [line for line in printed.err.splitlines() if line][-3:] == [
-        "The conversation begins anew with this system message.",
+        "System message set. The conversation starts over.",
         "System message: Be brief.",
         f"Added to {saved}.",
     ]
@@ -193,13 +193,13 @@ def test_samples_depend_on_seed(adapters: Trained, capsys: pytest.CaptureFixture
         (["infer"], "needs a model"),
         (["eval", "MODEL"], "needs --dataset or --tasks"),
         (["eval", "MODEL", "--dataset", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["eval", "MODEL", "--dataset", "unanswered.jsonl"], "None of the 1 questions has an answer"),
+        (["eval", "MODEL", "--dataset", "unanswered.jsonl"], "None of the 1 rows has an expected answer"),
         (["infer", "MODEL", "--dataset", "unanswered.jsonl", "--prompt", "a"], "cannot be used together"),
         (["infer", "MODEL", "--prompt", "a", "--result_path", "no/where.jsonl"], "no folder no"),
         (["infer", "MODEL", "--prompt", "a", "--columns", "{"], "--columns must be a JSON object"),
         (["infer", "MODEL", "--prompt", "a", "--torch_dtype", "float3"], "Did you mean 'float32'?"),
         (["infer", "MODEL", "--prompt", "a", "--device", "cuda"], "There is no GPU"),
-        (["infer", "MODEL", "--prompt", "a", "--device", "gpu"], "There is no device 'gpu'"),
+        (["infer", "MODEL", "--prompt", "a", "--device", "gpu"], "Invalid device 'gpu'"),
         (["infer", "MODEL", "--prompt", "a", "--adapters", "EMPTY"], "adapter_config.json is missing"),
     ],
 )

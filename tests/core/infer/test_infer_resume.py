@@ -16,7 +16,7 @@ from tiny_runs import write_jsonl
 from swift.cli.main import run
 from swift.contracts import Sampling
 from swift.infer.questions import Question
-from swift.infer.resume_file import Journal
+from swift.infer.resume_file import ResumeFile
 from swift.testing.subjects import write_model
 
 ROWS = [{"id": number, "query": f"question {number}" + "?" * (number % 5), "tag": None} for number in range(12)]
@@ -62,7 +62,7 @@ def test_written_and_truncated_counts_are_reported(
     assert infer(model, tmp_path / "questions.jsonl", result) == 0
     cut = sum(line.get("finish_reason") == "length" for line in lines(whole)[9:])
     assert cut
-    assert f"3 answers written to {result}; {cut} cut off after --max_new_tokens 5" in capsys.readouterr().err
+    assert f"Wrote 3 responses to {result}; {cut} cut off at --max_new_tokens 5" in capsys.readouterr().err
 
 
 def test_results_are_ordered_and_keep_row_columns(whole: Path) -> None:
@@ -77,7 +77,7 @@ def test_interrupted_infer_resumes_to_same_results(
     with result.open("a") as file:
         file.write('{"messages": [{"role": "us')  # the machine went down here
     assert infer(model, tmp_path / "questions.jsonl", result) == 0
-    assert "3 of 12 questions are answered" in capsys.readouterr().err
+    assert "has 3 of 12 responses" in capsys.readouterr().err
     assert result.read_text() == whole.read_text()
 
 
@@ -107,13 +107,13 @@ def test_ctrl_c_leaves_whole_lines_that_the_next_run_keeps(whole: Path, model: P
     script = f"""
 import os, signal, sys
 from swift.cli.main import run
-from swift.infer.resume_file import Journal
-written = Journal.write
+from swift.infer.resume_file import ResumeFile
+written = ResumeFile.write
 def write(journal, row, line):
     written(journal, row, line)
     if len(journal.left()) == 9:
         os.kill(os.getpid(), signal.SIGINT)
-Journal.write = write
+ResumeFile.write = write
 flags = "--batch_size 2 --result_path answers.jsonl --max_new_tokens 5 --temperature 1.0 --seed 3"
 sys.exit(run(["infer", {str(model)!r}, "--dataset", "questions.jsonl", *flags.split()]))
 """
@@ -122,7 +122,7 @@ sys.exit(run(["infer", {str(model)!r}, "--dataset", "questions.jsonl", *flags.sp
         [sys.executable, "-c", script], cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 130, done.stderr
-    assert "3 of 12 questions are answered" in done.stderr
+    assert "has 3 of 12 responses" in done.stderr
     assert "Traceback" not in done.stderr
     result = tmp_path / "answers.jsonl"
     assert len(lines(result)) == 3
@@ -146,7 +146,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_score(
 
     assert evaluate() == {"accuracy": 0.0, "right": 0, "questions": 12}
     whole = result.read_text()
-    said = json.loads(whole.splitlines()[4])["answer"]
+    said = json.loads(whole.splitlines()[4])["response"]
     rows[4]["response"] = f" {said}\n"
     write_jsonl(data, rows)
     assert evaluate("--overwrite") == {"accuracy": 1 / 12, "right": 1, "questions": 12}
@@ -183,13 +183,13 @@ def nothing_beside(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "flags", "sentence"),
     [
-        (changed_row, [], "answers row 5 of another input"),
-        (fewer_rows, [], "of another input"),
-        (not_ours, [], "is not a line that swift infer wrote"),
-        (nothing_beside, [], "nothing says how it was made"),
-        (None, ["--seed", "4"], "were made with seed 3; now it is 4"),
-        (None, ["--system", "Be brief."], "were made with system not set; now it is Be brief."),
-        (None, ["--torch_dtype", "bfloat16"], "were made with dtype auto; now it is bfloat16"),
+        (changed_row, [], "another version of row 5"),
+        (fewer_rows, [], "was made from another version"),
+        (not_ours, [], "was not written by swift infer"),
+        (nothing_beside, [], "cannot be read"),
+        (None, ["--seed", "4"], "was made with seed 3; now it is 4"),
+        (None, ["--system", "Be brief."], "was made with system not set; now it is Be brief."),
+        (None, ["--torch_dtype", "bfloat16"], "was made with dtype auto; now it is bfloat16"),
     ],
 )
 def test_results_of_other_input_are_kept(
@@ -234,9 +234,9 @@ def test_more_rows_are_answered_in_addition(whole: Path, model: Path, tmp_path: 
 def test_lines_are_written_at_once(tmp_path: Path) -> None:
     """Whatever happens after `write` has returned, the line is in the file."""
     questions = [Question([{"role": "user", "content": str(number)}]) for number in range(3)]
-    with Journal(tmp_path / "answers.jsonl", questions, {"seed": 0}) as journal:
+    with ResumeFile(tmp_path / "answers.jsonl", questions, {"seed": 0}) as journal:
         for row in (2, 0):
             journal.write(row, {"messages": [], "letters": "žluťoučký 🦦"})
-            assert lines(tmp_path / "answers.jsonl")[-1]["asked"]["row"] == row
+            assert lines(tmp_path / "answers.jsonl")[-1]["source_row"]["row"] == row
         assert journal.left() == [1]
-    assert [line["asked"]["row"] for line in lines(tmp_path / "answers.jsonl")] == [2, 0]
+    assert [line["source_row"]["row"] for line in lines(tmp_path / "answers.jsonl")] == [2, 0]

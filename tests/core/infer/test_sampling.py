@@ -26,7 +26,7 @@ from swift.infer.chat_engine import LocalChatEngine, find_model, open_local
 from swift.infer.options import ModelOptions, SamplingOptions
 from swift.infer.questions import Question
 from swift.infer.sampling import Sampler, sample_tokens
-from swift.infer.stop import StopStrings
+from swift.infer.stop_strings import StopStrings
 from swift.terminal import say_nothing
 
 VOCABULARY, ROWS = 12, 4000
@@ -106,14 +106,14 @@ def test_repetition_penalty_matches_generate_in_batches(chat_engine: LocalChatEn
 def test_stop_string_ends_completion_and_is_omitted(chat_engine: LocalChatEngine) -> None:
     question = Question([{"role": "user", "content": "?"}])
     free = Sampling(max_new_tokens=40)
-    ((_, whole),) = chat_engine.answers([question], free)
+    ((_, whole),) = chat_engine.respond([question], free)
     stop = whole.text[9:12]
     kept = whole.text[: whole.text.find(stop)]
     asked = Sampling(max_new_tokens=40, stop=("never said", stop))
-    ((_, answer),) = chat_engine.answers([question], asked)
+    ((_, answer),) = chat_engine.respond([question], asked)
     assert (answer.text, answer.finish_reason) == (kept, "stop")
     assert "".join(chat_engine.stream(question.messages, asked)) == kept
-    told = StopStrings(chat_engine.tokenizer, asked.stop).told(asked)
+    told = StopStrings(chat_engine.tokenizer, asked.stop).applied_to(asked)
     prompt = chat_engine.prompt(question.messages)
     ((_, completion),) = chat_engine.engine.generate([prompt], told)
     assert stop in chat_engine.tokenizer.decode(completion.token_ids)

@@ -102,7 +102,7 @@ def test_a_generative_reranker_is_ranked_by_what_yes_leads_no_by(folder: Path, b
     assert "with the columns query and document" in refused.output
     no_pair = typed(["infer", str(run), "--dataset", str(write_jsonl(folder / "no.jsonl", [{"text": "20"}]))], folder)
     assert no_pair.code == 2
-    assert "no.jsonl:1: a generative reranker scores a document for a query" in no_pair.output
+    assert "no.jsonl:1: a generative reranker needs the columns query and document" in no_pair.output
 
 
 def test_task_type_selects_yes_no_reranking(folder: Path, base: Path) -> None:
@@ -114,4 +114,4 @@ def test_task_type_selects_yes_no_reranking(folder: Path, base: Path) -> None:
     assert "'yes', which is 3 tokens" in of_bytes.output
     server = typed(["eval", "--engine", "http://127.0.0.1:1", "--dataset", str(data), *task], folder)
     assert server.code == 2
-    assert "--task_type is about a model that is loaded here" in server.output
+    assert "--task_type does not apply to the server" in server.output

@@ -18,7 +18,7 @@ from swift.infer.find import WeightsLocation
 from swift.infer.yes_no import YesNo
 from swift.serve.options import ServeOptions
 from swift.serve.request import serve_request
-from swift.serve.reranker import asked_for_scores
+from swift.serve.reranker import yes_no_question
 from swift.testing.subjects import write_model
 
 RERANKER = "generative_reranker"
@@ -56,8 +56,8 @@ def test_reranker_pair_renders_as_training(
     """A pair is rendered as in training and scored by the yes and no tokens."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = WeightsLocation(ModelSection(path=str(base)), system=system, objective=OBJECTIVE)
-    asked = asked_for_scores(place, base, say=print)
-    assert asked.answers == ("y", "n")
+    asked = yes_no_question(place, base, say=print)
+    assert asked.tokens == ("y", "n")
     assert rendered(base, asked.template) == trained_on(base, OBJECTIVE, system)
 
 
@@ -82,11 +82,11 @@ def test_model_with_head_is_refused_as_yes_no_reranker(base: Path, tmp_path: Pat
     def served(folder: Path, tasks: tuple[str, ...] = TASKS) -> None:
         serve_request(ServeOptions(model=str(folder), task_type=RERANKER), tasks=tasks, say=print)
 
-    with pytest.raises(UsageError, match=f"does not serve a {RERANKER}"):
+    with pytest.raises(UsageError, match=f"cannot serve a {RERANKER}"):
         served(base, ("causal_lm",))
     headed = tmp_path / "headed"
     shutil.copytree(base, headed)
     config = json.loads((headed / "config.json").read_text())
     (headed / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForSequenceClassification"]}))
-    with pytest.raises(ModelError, match="and has no yes and no to be asked for"):
+    with pytest.raises(ModelError, match="needs a language model, but"):
         served(headed)

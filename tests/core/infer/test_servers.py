@@ -89,8 +89,8 @@ def infer(engine: str, *more: str) -> int:
 @pytest.mark.parametrize(
     ("path", "flags", "sentence"),
     [
-        ("page", [], "does not speak OpenAI's API"),
-        ("empty", [], "does not speak OpenAI's API"),
+        ("page", [], "does not have OpenAI's API"),
+        ("empty", [], "does not have OpenAI's API"),
         ("locked", [], "requires one"),
         ("locked", ["--api_key", "wrong"], "requires one"),
         ("ok", ["swalow"], "Did you mean 'swallow'?\nIt serves: swallow, starling."),
@@ -113,9 +113,9 @@ def test_what_a_server_refuses_is_one_sentence(
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     address = f"http://127.0.0.1:{free_port()}"
     assert infer(address) == 2
-    assert f"There is no server at {address}.\nStart one (swift serve MODEL)" in capsys.readouterr().err
+    assert f"There is no server at {address}.\nStart one with swift serve MODEL" in capsys.readouterr().err
     assert infer("http://") == 2
-    assert "is not the address of a server" in capsys.readouterr().err
+    assert "Invalid server address" in capsys.readouterr().err
 
 
 def test_busy_server_and_broken_connection_are_retried(strange: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +158,7 @@ def test_messages_are_sent_with_system_message_first(strange: str, tmp_path: Pat
 def test_adapter_is_default_of_served_models(strange: str) -> None:
     said: list[str] = []
     assert OpenAiServer(f"{strange}/adapted").choose(None, said.append) == "swallow"
-    assert said == ["Asking swallow; also served, by --model: bird"]
+    assert said == ["Using swallow. Other models of the server, for --model: bird"]
     assert OpenAiServer(f"{strange}/adapted").choose("bird", said.append) == "bird"
 
 

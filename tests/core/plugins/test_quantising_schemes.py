@@ -58,9 +58,9 @@ def test_missing_quantizing_exporter_names_install(monkeypatch: pytest.MonkeyPat
 
 
 def test_scheme_not_for_target_is_refused(acme_alone: None) -> None:
-    with pytest.raises(UsageError, match="acme3 is not for --to small: it reads whole bits only") as caught:
+    with pytest.raises(UsageError, match="acme3 does not work with --to small: it reads whole bits only") as caught:
         requested_scheme("small", ExportOptions(quant="acme3"))
-    assert caught.value.hint == "Type --to hf --quant acme3, or --to small with one of acme-rounded."
+    assert caught.value.hint == "Pass --to hf --quant acme3, or --to small with one of acme-rounded."
     with pytest.raises(UsageError, match="For example: --quant acme3"):
         requested_scheme("hf", ExportOptions(calibration_dataset=("rows.jsonl",)))
 

@@ -115,7 +115,7 @@ def test_image_and_audio_completions_match_transformers(model: Path, folder: Pat
         held = {"image": [folder / each for each in images], "audio": [folder / each for each in sounds]}
         questions.append(Question([question_of(f"{ROWS[number][0]}What is {number}?", held)]))
     chat_engine = open_chat_engine(ModelOptions(model=str(model), dtype="float32"), say=print)
-    found = dict(chat_engine.answers(questions, SamplingOptions(max_new_tokens=8).sampling))
+    found = dict(chat_engine.respond(questions, SamplingOptions(max_new_tokens=8).sampling))
     chat_engine.close()
     plainly: Any = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval()
     plainly.generation_config = GenerationConfig()

@@ -149,7 +149,7 @@ def test_step_scores_match_in_checkpoint_and_export(tied: Path, tmp_path: Path) 
         expected.append([float(said[place]) for place, label in enumerate(labels) if label != IGNORED])
         answers.append(([{"role": "user", "content": row["prompt"]}], "\n\n".join(row["completions"])))
     with pytest.raises(SwiftError, match="--step_reward min"):
-        find_model(ModelOptions(model=str(checkpoint)), generates=False, say=say_nothing).check_scores_texts()
+        find_model(ModelOptions(model=str(checkpoint)), generates=False, say=say_nothing).check_scores_sequences()
     scorer = open_step_scorer(checkpoint)
     found = [scores.tolist() for scores in scorer.scores([*answers, (answers[0][0], " \n\n")])]
     assert found[3] == []

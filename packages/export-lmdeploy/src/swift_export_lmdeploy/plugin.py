@@ -19,8 +19,8 @@ class LMDeployEngine:
     def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
         """Refuse to load a model into this process: LMDeploy pins another torch than the one that trains."""
         raise UsageError(
-            "LMDeploy answers as a server only.",
-            hint=f"Type: swift serve {request.model} --engine lmdeploy, and ask it with --engine http://127.0.0.1:8000",
+            "LMDeploy runs as a server only.",
+            hint=f"Type: swift serve {request.model} --engine lmdeploy, then pass --engine http://127.0.0.1:8000",
         )
 
     @hookimpl

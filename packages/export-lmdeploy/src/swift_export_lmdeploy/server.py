@@ -17,7 +17,7 @@ from swift.servers import (
     ServerLibrary,
     ServerLog,
     check_known_flags,
-    check_language_alone,
+    check_language_only,
     flags_in,
     given,
     passed_on,
@@ -66,10 +66,10 @@ class LMDeployProgram:
 
     def checked(self, request: ServeRequest, interpreter: Interpreter) -> ServeRequest:
         """Return the request with flags as LMDeploy spells them; refuse what it would not do as asked."""
-        words = passed_on(request.passed_on, "lmdeploy", _OURS, negated=False)
+        args = passed_on(request.passed_on, "lmdeploy", _OURS, negated=False)
         known = known_flags(interpreter.folder)
         if known is not None:
-            check_known_flags(words, known, interpreter)
+            check_known_flags(args, known, interpreter)
         _check_wishes(request)
         config: Any = read_json_object(request.model / "config.json", ModelError)
         name = str((config.get("architectures") or ["model of no architecture"])[0])
@@ -77,13 +77,13 @@ class LMDeployProgram:
             check_architecture(name, interpreter)
         if request.adapters:
             check_adapted(name, interpreter)
-            check_language_alone(request.adapters.values(), "LMDeploy")
-            if given("--backend", words) == "turbomind":
+            check_language_only(request.adapters.values(), "LMDeploy")
+            if given("--backend", args) == "turbomind":
                 raise UsageError(
-                    "TurboMind takes no adapters, and LMDeploy would leave them out.",
-                    hint="Leave --backend out: adapters are served by LMDeploy's PyTorch engine.",
+                    "LMDeploy's TurboMind backend does not support adapters.",
+                    hint="Remove --backend: LMDeploy's PyTorch backend serves adapters.",
                 )
-        return dataclasses.replace(request, passed_on=words)
+        return dataclasses.replace(request, passed_on=args)
 
     def launch(self, request: ServeRequest, interpreter: Interpreter) -> Launch:
         """Start it on loopback unless told otherwise, with a key that nobody else can read."""
@@ -107,11 +107,11 @@ class LMDeployProgram:
             secret_flags=("--api-keys", request.api_key) if request.api_key else (),
         )
 
-    def place(self, interpreter: Interpreter) -> str:
+    def device(self, interpreter: Interpreter) -> str:
         """Return where LMDeploy computes."""
         return "GPU"
 
-    def asked_name(self, request: ServeRequest) -> str:
+    def served_name(self, request: ServeRequest) -> str:
         """Return an adapter's own name: to LMDeploy it is a model."""
         return next(iter(request.adapters), request.name)
 
@@ -130,18 +130,20 @@ def _check_wishes(request: ServeRequest) -> None:
     """Refuse what LMDeploy has no flag for."""
     merged = "Type --engine vllm, which does."
     if request.runtime_adapters:
-        raise UsageError("LMDeploy does not load adapters while it serves.", hint=merged)
+        raise UsageError("LMDeploy cannot load adapters at run time.", hint=merged)
     if request.template_arguments:
-        raise UsageError("LMDeploy gives chat templates no arguments of the server's.", hint=merged)
+        raise UsageError("LMDeploy does not support --enable_thinking as a default of the server.", hint=merged)
     if request.chat_template is not None:
         raise UsageError(
             f"LMDeploy reads the chat template from the model's folder, not from {request.chat_template}.",
             hint="Write it into the model: swift export RUN --to hf --out FOLDER, and serve that.",
         )
     if request.dtype not in DTYPES:
-        raise UsageError(f"LMDeploy does not compute in {request.dtype}.", hint="Type --dtype bfloat16, or float16.")
+        raise UsageError(
+            f"LMDeploy does not support --dtype {request.dtype}.", hint="Pass --dtype bfloat16 or float16."
+        )
     if not any(request.model.glob("*.safetensors")):
         raise ModelError(
-            f"{request.model} has no weights in safetensors, and LMDeploy would unpickle what it has.",
-            hint="Write them: swift export MODEL --to hf --out FOLDER",
+            f"{request.model} has no safetensors weights, and LMDeploy would load pickled ones.",
+            hint="Convert them: swift export MODEL --to hf --out FOLDER",
         )

@@ -19,8 +19,8 @@ class SGLangEngine:
     def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
         """Refuse to load a model into this process: SGLang pins another torch than the one that trains."""
         raise UsageError(
-            "SGLang answers as a server only.",
-            hint=f"Type: swift serve {request.model} --engine sglang, and ask it with --engine http://127.0.0.1:8000",
+            "SGLang runs as a server only.",
+            hint=f"Type: swift serve {request.model} --engine sglang, then pass --engine http://127.0.0.1:8000",
         )
 
     @hookimpl

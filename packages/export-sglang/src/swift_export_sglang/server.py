@@ -17,7 +17,7 @@ from swift.servers import (
     ServerLibrary,
     ServerLog,
     check_known_flags,
-    check_language_alone,
+    check_language_only,
     classes_of,
     dashed,
     flags_in,
@@ -75,18 +75,18 @@ class SGLangProgram:
 
     def checked(self, request: ServeRequest, interpreter: Interpreter) -> ServeRequest:
         """Return the request with flags as SGLang spells them; `UsageError` for those that neither has."""
-        words = passed_on(request.passed_on, "sglang", _OURS, negated=False)
+        args = passed_on(request.passed_on, "sglang", _OURS, negated=False)
         known = known_flags(interpreter.folder)
         if known is not None:
-            check_known_flags(words, known, interpreter)
-        check_language_alone(request.adapters.values(), "SGLang")
+            check_known_flags(args, known, interpreter)
+        check_language_only(request.adapters.values(), "SGLang")
         taken = [request.name, *request.adapters]
         if len(request.adapters) and any(SEPARATOR in name for name in taken):
             raise UsageError(
-                f"SGLang takes {SEPARATOR!r} in a name for what separates a model's name from an adapter's.",
-                hint="Name them otherwise: --name NAME --adapters NAME=PATH",
+                f"Invalid name for SGLang: {SEPARATOR!r} separates the names of model and adapter.",
+                hint="Rename them: --name NAME --adapters NAME=PATH",
             )
-        return dataclasses.replace(request, passed_on=words)
+        return dataclasses.replace(request, passed_on=args)
 
     def launch(self, request: ServeRequest, interpreter: Interpreter) -> Launch:
         """Start it on weights in safetensors alone, with a key that nobody else can read."""
@@ -118,11 +118,11 @@ class SGLangProgram:
             secret_flags=("--api-key", request.api_key) if request.api_key else (),
         )
 
-    def place(self, interpreter: Interpreter) -> str:
+    def device(self, interpreter: Interpreter) -> str:
         """Return where SGLang computes unless it is told otherwise."""
         return "GPU"
 
-    def asked_name(self, request: ServeRequest) -> str:
+    def served_name(self, request: ServeRequest) -> str:
         """Return a model's name with its adapter's: the adapter's alone would be answered by the model."""
         adapter = next(iter(request.adapters), None)
         return request.name if adapter is None else f"{request.name}{SEPARATOR}{adapter}"

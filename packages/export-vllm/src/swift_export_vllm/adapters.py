@@ -9,7 +9,7 @@ from typing import Any
 
 from swift.contracts import WeightStream
 from swift.models.adapter_file import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
-from swift.servers import beside_language, unmerged
+from swift.servers import encoder_trait, unmerged
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has; room is made for the largest adapter."""
@@ -22,7 +22,7 @@ AT_ONCE = 8
 def check_adapter(folder: Path) -> None:
     """Refuse what vLLM would refuse after it has loaded everything else."""
     # That part of an adapter it would leave out, and say nothing.
-    if trait := incompatibility(_config(folder)) or beside_language(folder):
+    if trait := incompatibility(_config(folder)) or encoder_trait(folder):
         raise unmerged(folder, trait, "vLLM")
 
 

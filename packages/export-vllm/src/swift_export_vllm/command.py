@@ -32,17 +32,17 @@ _OURS = {
 """Flags of vLLM's that would take the server out of our hands, and what to type instead."""
 
 
-def flags_for(given_words: tuple[str, ...], interpreter: Interpreter) -> tuple[str, ...]:
+def flags_for(arguments: tuple[str, ...], interpreter: Interpreter) -> tuple[str, ...]:
     """Return flags for vLLM as it spells them; `UsageError` for those that it does not have, or that are swift's.
 
     `--vllm_NAME` means `--NAME`, as in other programs, and a switch may be followed by true or false.
     """
-    words = passed_on(given_words, "vllm", _OURS)
+    args = passed_on(arguments, "vllm", _OURS)
     known = known_flags(interpreter.folder)
     if known is None or interpreter.plugins:  # plugins of vLLM may bring flags
-        return words
-    check_known_flags(words, known, interpreter)
-    return words
+        return args
+    check_known_flags(args, known, interpreter)
+    return args
 
 
 def check_options(options: Mapping[str, Any], interpreter: Interpreter) -> None:
@@ -97,7 +97,7 @@ def server_command(request: ServeRequest, interpreter: Interpreter, share: Memor
     return [*command, *request.passed_on]  # the last word is the user's
 
 
-def _as_reranker(model: Path, answers: tuple[str, str]) -> dict[str, Any]:
+def _as_reranker(model: Path, tokens: tuple[str, str]) -> dict[str, Any]:
     """Return what vLLM reads over config.json to make a head of one label of two rows of the unembedding."""
     named = read_json_object(model / "config.json", ModelError).get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else ""
@@ -108,7 +108,7 @@ def _as_reranker(model: Path, answers: tuple[str, str]) -> dict[str, Any]:
         )
     return {
         "architectures": [architecture.removesuffix("ForCausalLM") + "ForSequenceClassification"],
-        "classifier_from_token": list(reversed(answers)),  # no, yes
+        "classifier_from_token": list(reversed(tokens)),  # no, yes
         "method": "from_2_way_softmax",
         "is_original_qwen3_reranker": True,  # vLLM reads it for Qwen3 alone, whose method it then sets itself
         "num_labels": 1,

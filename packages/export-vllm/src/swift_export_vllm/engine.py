@@ -1,4 +1,4 @@
-"""The engine `vllm` in this process: for training between two steps, and `swift infer` for many answers."""
+"""The engine `vllm` in this process: for training between two steps, and `swift infer` for many prompts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from swift.toolkit import waiting
 from swift_export_vllm.adapters import check_adapter, incompatibility, rank_of, room_for, write_adapter
 from swift_export_vllm.command import check_options
 from swift_export_vllm.interpreter import find_interpreter
-from swift_export_vllm.logprobs import KINDS, SAID, score_of
+from swift_export_vllm.logprobs import DISTRIBUTIONS, KINDS, score_of
 from swift_export_vllm.memory import cpu_settings
 from swift_export_vllm.supported import check_on_cpu
 from swift_export_vllm.tasks import EMBEDDING, GENERATES
-from swift_export_vllm.vllm_installed import QUIET, check_installed, in_plain_words
+from swift_export_vllm.vllm_installed import QUIET, check_installed, reason_of
 from swift_export_vllm.weights_folder import write_weights
 from swift_export_vllm.worker import EXTENSION, missing_weights
 
@@ -36,7 +36,7 @@ _ADAPTER = "adapter"
 
 
 def open_engine(request: EngineRequest) -> InferenceEngine:
-    """Return a model in vLLM. Raises `ModelError` with what vLLM cannot do, in plain words."""
+    """Return a model in vLLM; raise `ModelError` for what vLLM cannot do."""
     check_installed()
     if request.options:
         check_options(request.options, find_interpreter(None))
@@ -86,50 +86,50 @@ class VllmInProcess:
             self._llm.collective_rpc("swift_sample_by_seed")
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Yield answers as vLLM finishes them."""
+        """Yield completions as vLLM finishes them."""
         self._check_logprobs(sampling)
         for prompt in prompts:
             self._check_length(prompt)
-        for place, output in self._ask(
-            ((place, prompt, self._parameters(sampling, place)) for place, prompt in enumerate(prompts)),
+        for index, output in self._ask(
+            ((index, prompt, self._parameters(sampling, index)) for index, prompt in enumerate(prompts)),
             sampling.is_over,
         ):
-            answer = output.outputs[0]
-            over = sampling.is_over is not None and sampling.is_over(answer.token_ids)
+            completion = output.outputs[0]
+            over = sampling.is_over is not None and sampling.is_over(completion.token_ids)
             if output.finished or over:
-                ids = list(answer.token_ids)
-                logprobs = [step[token].logprob for token, step in zip(ids, answer.logprobs, strict=True)]
-                stopped = over or answer.finish_reason == "stop"
-                yield place, Completion(ids, logprobs, "stop" if stopped else "length")
+                ids = list(completion.token_ids)
+                logprobs = [step[token].logprob for token, step in zip(ids, completion.logprobs, strict=True)]
+                stopped = over or completion.finish_reason == "stop"
+                yield index, Completion(ids, logprobs, "stop" if stopped else "length")
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Tokens as each step of vLLM brings them."""
         self._check_length(prompt)
-        told = 0
+        count = 0
         for _, output in self._ask([(0, prompt, self._parameters(sampling, 0))], sampling.is_over):
             ids = output.outputs[0].token_ids
-            yield from ids[told:]
-            told = len(ids)
+            yield from ids[count:]
+            count = len(ids)
 
     def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
         """Log-probabilities of the prompt's own tokens; vLLM makes one more token, which is not looked at."""
         from vllm import SamplingParams
 
         self._check_top(top)
-        asked = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=top, detokenize=False)
+        parameters = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=top, detokenize=False)
         for prompt in prompts:
             self._check_length(prompt)
-        requests = [(place, prompt, asked) for place, prompt in enumerate(prompts)]
+        requests = [(index, prompt, parameters) for index, prompt in enumerate(prompts)]
         # vLLM's adapters on a CPU take the logits of a prompt for those of as many requests: one at a time is right.
         alone = self._lora is not None and self._eager
         for together in [[request] for request in requests] if alone else [requests]:
-            for place, output in self._ask(together):
+            for index, output in self._ask(together):
                 if output.finished:
                     steps = [
                         {token: (each.logprob, each.rank) for token, each in (step or {}).items()}
                         for step in output.prompt_logprobs
                     ]
-                    yield place, score_of(prompts[place], steps, top)
+                    yield index, score_of(prompts[index], steps, top)
 
     def outputs(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[float]]]:
         """Scores of the prompts, or their vectors, as the model returns them: neither activated nor scaled."""
@@ -137,11 +137,11 @@ class VllmInProcess:
 
         for prompt in prompts:
             self._check_length(prompt)
-        asked = PoolingParams(use_activation=False)
+        parameters = PoolingParams(use_activation=False)
         kind = "embed" if self._task == EMBEDDING else "classify"
-        texts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         with torch.compiler.set_stance("force_eager") if self._eager else nullcontext():
-            found = self._llm.encode(texts, asked, pooling_task=kind, use_tqdm=False)
+            found = self._llm.encode(inputs, parameters, pooling_task=kind, use_tqdm=False)
         yield from enumerate(each.outputs.data.float().tolist() for each in found)
 
     def update_weights(self, weights: WeightStream) -> None:
@@ -159,11 +159,11 @@ class VllmInProcess:
                     self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
         if missing:
             raise ModelError(
-                f"The engine did not get all weights: {missing[0]}. Its answers would be those of two models.",
+                f"The engine did not receive all weights ({missing[0]} is missing). It would mix old and new weights.",
                 hint="Stream every weight of the model; adapters are merged first.",
             )
         if not self._llm.reset_prefix_cache():
-            raise ModelError("vLLM still remembers prompts under the weights before: requests are under way.")
+            raise ModelError("vLLM could not drop its cache of prompts, because requests are in progress.")
 
     def update_adapter(self, weights: WeightStream, config: Mapping[str, Any]) -> None:
         """Put the adapters in training on the model as it was opened, instead of those before."""
@@ -189,29 +189,29 @@ class VllmInProcess:
                     os.environ[name] = before
 
     def _ask(self, requests: Any, is_over: Callable[[Sequence[int]], bool] | None = None) -> Iterator[tuple[int, Any]]:
-        """(place, what vLLM says to it) at every step, until all are answered or nobody listens any more.
+        """(index, vLLM's output) at every step, until all are complete or the reader stops.
 
-        A request whose answer is over before vLLM ends it is withdrawn.
+        A request whose completion is over before vLLM ends it is aborted.
         """
         engine = self._llm.llm_engine
-        places: dict[str, int] = {}
+        indices: dict[str, int] = {}
         try:
-            for place, prompt, parameters in requests:
+            for index, prompt, parameters in requests:
                 name = f"swift-{next(self._numbers)}"
                 engine.add_request(name, {"prompt_token_ids": list(prompt)}, parameters, lora_request=self._lora)
-                places[name] = place
-            while places:
+                indices[name] = index
+            while indices:
                 for output in self._step():
-                    if output.request_id in places:
-                        yield places[output.request_id], output
+                    if output.request_id in indices:
+                        yield indices[output.request_id], output
                         over = is_over is not None and is_over(output.outputs[0].token_ids)
                         if over and not output.finished:
                             engine.abort_request([output.request_id])
                         if over or output.finished:
-                            del places[output.request_id]
+                            del indices[output.request_id]
         finally:
-            if places:
-                engine.abort_request(list(places))
+            if indices:
+                engine.abort_request(list(indices))
 
     def _step(self) -> list[Any]:
         """Return one step of everything that is under way."""
@@ -220,7 +220,7 @@ class VllmInProcess:
             outputs: list[Any] = self._llm.llm_engine.step()
             return outputs
 
-    def _parameters(self, sampling: Sampling, place: int) -> Any:
+    def _parameters(self, sampling: Sampling, index: int) -> Any:
         from vllm import SamplingParams
 
         return SamplingParams(
@@ -229,7 +229,7 @@ class VllmInProcess:
             top_p=sampling.top_p if sampling.top_p > 0 else 1e-9,
             top_k=sampling.top_k,
             repetition_penalty=sampling.repetition_penalty,
-            seed=sampling.seed_of(place) if sampling.temperature > 0 else None,
+            seed=sampling.seed_of(index) if sampling.temperature > 0 else None,
             logprobs=0,
             stop_token_ids=self._ends,
             detokenize=False,
@@ -237,28 +237,28 @@ class VllmInProcess:
 
     def _check_length(self, prompt: Sequence[int]) -> None:
         if not prompt:
-            raise DataError("There is a prompt without any tokens.", hint="Give each prompt some text.")
+            raise DataError("A prompt has no tokens.", hint="Remove the empty prompt, or give it some text.")
         if len(prompt) >= self._longest:
             raise DataError(
-                f"A prompt has {len(prompt)} tokens, and the engine has room for {self._longest} with the answer.",
-                hint="Raise --max_length, as far as the model goes, or shorten the prompt.",
+                f"A prompt has {len(prompt)} tokens, but the maximum length with the completion is {self._longest}.",
+                hint="Raise --max_length, up to the model's limit, or shorten the prompt.",
             )
 
     def _check_top(self, top: int) -> None:
         most = int(self._llm.model_config.max_logprobs)
         if 0 <= most < top:
             raise UsageError(
-                f"vLLM was opened to tell {most} log-probabilities per token, and {top} are asked for.",
-                hint=f'Open it with the setting "max_logprobs": {top}.',
+                f"vLLM returns at most {most} log-probabilities per token, but {top} were requested.",
+                hint=f'Set "max_logprobs": {top} in --engine_options.',
             )
 
     def _check_logprobs(self, sampling: Sampling) -> None:
         if self._logprobs != sampling.logprobs and not (self._logprobs and sampling.samples_unmodified):
             mode = next(mode for mode, kind in KINDS.items() if kind == sampling.logprobs)
             raise UsageError(
-                f"vLLM was opened for {self._llm.model_config.logprobs_mode}, and log-probabilities "
-                f"{SAID[sampling.logprobs]} are asked for.",
-                hint=f'Open it with the setting "logprobs_mode": "{mode}".',
+                f"vLLM returns {self._llm.model_config.logprobs_mode}, but log-probabilities "
+                f"{DISTRIBUTIONS[sampling.logprobs]} were requested.",
+                hint=f'Set "logprobs_mode": "{mode}" in --engine_options.',
             )
 
     def _take_off(self) -> None:
@@ -277,8 +277,8 @@ class VllmInProcess:
         except Exception as cause:
             self.close()
             raise ModelError(
-                f"vLLM cannot put the adapter {adapter} on: {in_plain_words(cause)}",
-                hint="Merge it first: swift export RUN --to hf --out FOLDER, and ask FOLDER.",
+                f"vLLM cannot load the adapter {adapter}: {reason_of(cause)}",
+                hint="Merge it first with swift export RUN --to hf --out FOLDER, then use FOLDER.",
             ) from cause
         return request
 
@@ -290,8 +290,8 @@ def _load(request: EngineRequest, *, own_process: bool) -> Any:
 
     if request.device is not None and torch.device(request.device).type != current_platform.device_type:
         raise UsageError(
-            f"This vLLM computes on {current_platform.device_type}, not on {request.device}.",
-            hint="Leave out --device, or choose --engine transformers.",
+            f"This vLLM runs on {current_platform.device_type}, not on {request.device}.",
+            hint="Remove --device, or pass --engine transformers.",
         )
     settings: dict[str, Any] = {
         "model": str(request.model),
@@ -313,7 +313,7 @@ def _load(request: EngineRequest, *, own_process: bool) -> Any:
         settings |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
     elif request.trained_adapter is not None:
         if why := _takes(request):
-            request.say(f"vLLM is sent whole weights, with the adapter merged in. {why}")
+            request.say(f"Sending whole weights with the adapter merged in to vLLM. {why}")
         else:
             settings |= {"enable_lora": True, "max_lora_rank": rank_of(request.trained_adapter), "max_loras": 1}
     if current_platform.is_cpu():
@@ -323,13 +323,11 @@ def _load(request: EngineRequest, *, own_process: bool) -> Any:
     try:
         return vllm.LLM(**settings)
     except TypeError as cause:
-        raise UsageError(
-            f"vLLM does not take these settings: {in_plain_words(cause)}", hint="See: --engine_options"
-        ) from cause
+        raise UsageError(f"vLLM rejected its options: {reason_of(cause)}", hint="Check --engine_options.") from cause
     except Exception as cause:  # vLLM fails with whatever its parts raise
         raise ModelError(
-            f"vLLM {vllm.__version__} cannot load {request.model}: {in_plain_words(cause)}",
-            hint="What transformers can load, --engine transformers can ask.",
+            f"vLLM {vllm.__version__} cannot load {request.model}: {reason_of(cause)}",
+            hint="Try --engine transformers.",
         ) from cause
 
 
@@ -338,16 +336,16 @@ def _takes(request: EngineRequest) -> str | None:
     if request.trained_adapter is None or request.adapter is not None:
         return ""
     if request.options.get("enable_lora") is False:
-        return "It was opened with enable_lora false."
+        return "enable_lora is false."
     trait = incompatibility(request.trained_adapter)
-    return None if trait is None else f"vLLM cannot put it on: it {trait}."
+    return None if trait is None else f"vLLM cannot load the adapter: it {trait}."
 
 
 def _check_group() -> None:
     """Refuse a process group of several, which vLLM would use as its own."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise ModelError(
-            f"vLLM cannot run inside one of {dist.get_world_size()} processes that train together.",
+            f"vLLM cannot run in this process, which is one of {dist.get_world_size()} that train together.",
             hint="Start a separate server, and connect to it: see swift_export_vllm.rollout.connect",
         )
 
@@ -394,12 +392,12 @@ def _busy(what: str) -> Iterator[None]:
     """Show progress on a terminal instead of the output of vLLM and its libraries, which raise their errors."""
     sys.stderr.flush()
     terminal = os.dup(2)
-    with warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere, os.fdopen(terminal, "w") as told:
+    with warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere, os.fdopen(terminal, "w") as output:
         warnings.simplefilter("ignore")
         os.dup2(nowhere.fileno(), 2)
         try:
-            with waiting(what, told):
+            with waiting(what, output):
                 yield
         finally:
             sys.stderr.flush()
-            os.dup2(told.fileno(), 2)
+            os.dup2(output.fileno(), 2)

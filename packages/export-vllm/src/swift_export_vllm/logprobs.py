@@ -13,9 +13,9 @@ from swift.contracts import Score
 Kind = Literal["model", "sampled"]
 KINDS: Mapping[str, Kind] = {"raw_logprobs": "model", "processed_logprobs": "sampled"}
 """vLLM's `logprobs_mode` → `Sampling.logprobs`. Its other modes return logits."""
-SAID: Mapping[str, str] = {
-    "model": "of the model as it is",
-    "sampled": "of the distribution that is drawn from",
+DISTRIBUTIONS: Mapping[str, str] = {
+    "model": "of the model itself",
+    "sampled": "of the sampling distribution",
 }
 _COLD, _WARM = 0.5, 2.0
 _SAME = 1e-4
@@ -34,16 +34,16 @@ def kind_of(likeliest: Callable[[float], float]) -> Kind | None:
 
 
 def score_of(prompt: Sequence[int], steps: Sequence[Mapping[int, tuple[float, int]]], top: int) -> Score:
-    """Return what vLLM told of a prompt: for each of its tokens, token → (log-probability, rank).
+    """Return the score of a prompt from vLLM's: for each of its tokens, token → (log-probability, rank).
 
-    vLLM tells the `top` likeliest tokens and the prompt's own, which may be one of them.
+    vLLM returns the `top` most likely tokens and the prompt's own, which may be one of them.
     """
-    told = list(zip(prompt, steps, strict=True))[1:]
-    own = [step[token] for token, step in told]
+    rows = list(zip(prompt, steps, strict=True))[1:]
+    own = [step[token] for token, step in rows]
     score = Score([logprob for logprob, _ in own], [rank == 1 for _, rank in own])
     if not top:
         return score
-    best = [[each for each in step.items() if len(step) <= top or each[0] != token][:top] for token, step in told]
+    best = [[each for each in step.items() if len(step) <= top or each[0] != token][:top] for token, step in rows]
     ids = np.array([[token for token, _ in row] for row in best], dtype=np.int32)
     logprobs = np.array([[logprob for _, (logprob, _) in row] for row in best], dtype=np.float32)
-    return replace(score, top_ids=ids.reshape(len(told), top), top_logprobs=logprobs.reshape(len(told), top))
+    return replace(score, top_ids=ids.reshape(len(rows), top), top_logprobs=logprobs.reshape(len(rows), top))

@@ -157,7 +157,7 @@ def _too_large(need: MemoryNeed, length: int, free: int, left: int) -> ModelErro
         f"The model is too large for this machine's memory: it takes about {gib(needed)} (weights {gib(need.weights)}, "
         f"cache for {length:,} tokens {gib(need.per_token * length)}, vLLM itself {gib(VLLM_ITSELF)}), and "
         f"{gib(free)} are free.",
-        hint=f"Close other programs, or export it smaller: swift export RUN --dtype bfloat16.{shorter}",
+        hint=f"Free some memory, or export it smaller: swift export RUN --dtype bfloat16.{shorter}",
     )
 
 
@@ -168,7 +168,8 @@ def check_gpus(need: MemoryNeed, requested: int | None, parts: int, utilisation:
         return
     if parts > len(gpus):
         raise ModelError(
-            f"{parts} GPUs are asked for, and {len(gpus)} can be seen.", hint="See nvidia-smi and CUDA_VISIBLE_DEVICES."
+            f"{parts} GPUs are required, but only {len(gpus)} are visible.",
+            hint="See nvidia-smi and CUDA_VISIBLE_DEVICES.",
         )
     for number, (free, total) in enumerate(gpus[:parts]):
         share = utilisation * total

@@ -21,7 +21,7 @@ from swift.contracts import Completion, EngineRequest, InferenceEngine, Sampling
 from swift.errors import DataError, ModelError, SwiftError, UsageError
 from swift.infer import OpenAiServer, at_once
 from swift_export_vllm.adapters import incompatibility, write_adapter
-from swift_export_vllm.logprobs import KINDS, SAID, Kind, kind_of, score_of
+from swift_export_vllm.logprobs import DISTRIBUTIONS, KINDS, Kind, kind_of, score_of
 from swift_export_vllm.weights_folder import write_weights
 
 AT_A_TIME = 128
@@ -43,14 +43,14 @@ def connect(
 ) -> InferenceEngine:
     """Connect to the vLLM server at `address`, such as `http://127.0.0.1:8000`, or to several that serve one model.
 
-    Prompts are dealt to servers by their number, and each draws the same on any of them. `end_tokens` end an answer in
+    Prompts go to servers by their number, and sample the same on any of them. `end_tokens` end a completion in
     addition to those that the server knows. New weights are written under `folder` (default: the system's temporary
     one), which the servers must see too; they must have been started with `VLLM_SERVER_DEV_MODE=1` in their environment
     to take them, as `swift rollout` does.
     """
     addresses = [address] if isinstance(address, str) else list(address)
     if not addresses:
-        raise UsageError("There is no address of a server to connect to.", hint="For example: http://127.0.0.1:8000")
+        raise UsageError("No server address was passed.", hint="For example: http://127.0.0.1:8000")
     known = {each: _Served.of(OpenAiServer(each, api_key), model) for each in dict.fromkeys(addresses)}
     return VllmServer(
         [known[each] for each in addresses], tuple(end_tokens), None if folder is None else Path(folder), at_a_time
@@ -58,7 +58,7 @@ def connect(
 
 
 _SETTINGS = ("servers", "model", "api_key", "folder")
-_ONLY_WHOLE = "The servers are sent whole weights, with the adapter merged in:"
+_ONLY_WHOLE = "Sending whole weights with the adapter merged in to the servers:"
 
 
 def open_servers(request: EngineRequest) -> InferenceEngine:
@@ -66,12 +66,12 @@ def open_servers(request: EngineRequest) -> InferenceEngine:
     settings = dict(request.options)
     if unknown := [name for name in settings if name not in _SETTINGS]:
         raise UsageError(
-            f"{unknown[0]!r} is a setting of vLLM, and the servers have been started with theirs.",
-            hint=f"Give it to swift rollout. Settings of the connection are: {', '.join(_SETTINGS[1:])}",
+            f"{unknown[0]!r} is an option of vLLM, but the servers are already running.",
+            hint=f"Pass it to swift rollout. Options of the connection: {', '.join(_SETTINGS[1:])}",
         )
     if request.adapter is not None:
         raise UsageError(
-            "An adapter cannot be put on a server from here.", hint="swift rollout serves runs and adapters as well."
+            "A running server cannot be given --adapters.", hint="Start it with the adapter: swift rollout RUN"
         )
     opened = connect(
         settings.pop("servers"),
@@ -83,9 +83,11 @@ def open_servers(request: EngineRequest) -> InferenceEngine:
     if request.trained_adapter is not None:
         trait = incompatibility(request.trained_adapter)
         if trait is not None:
-            request.say(f"{_ONLY_WHOLE} it {trait}, which vLLM cannot put on.")
+            request.say(f"{_ONLY_WHOLE} it {trait}, which vLLM does not support.")
         elif fixed := opened.without_adapters():
-            request.say(f"{_ONLY_WHOLE} {fixed} loads no adapters (swift rollout MODEL --runtime-adapters does).")
+            request.say(
+                f"{_ONLY_WHOLE} {fixed} loads no adapters (to change that: swift rollout MODEL --runtime-adapters)."
+            )
         else:
             opened.takes_adapters = True
     return opened
@@ -100,11 +102,11 @@ class _Served:
     logprobs: Kind | None = None
     """Whose log-probabilities it returns, once that was found."""
     adapter: str | None = None
-    """Name of the adapter that answers."""
+    """Name of the adapter in use."""
     extended: bool | None = None
-    """Whether its workers have the methods of `swift_export_vllm.worker`, once that was asked."""
+    """Whether its workers have the methods of `swift_export_vllm.worker`, once known."""
     room: bool | None = None
-    """Whether it has room for adapters, once that was asked."""
+    """Whether it has room for adapters, once known."""
     mark: str = ""
     """Of the weights that it was sent last."""
 
@@ -114,79 +116,78 @@ class _Served:
         return cls(server, server.choose(model or next(reversed(server.models()), None), _nothing))
 
     @property
-    def answers_as(self) -> str:
+    def served_model(self) -> str:
         """Return the model that requests name."""
         return self.adapter or self.model
 
     def completion(self, prompt: Sequence[int], settings: dict[str, Any]) -> Any:
         """Return the one choice of a completion, in tokens."""
         if not prompt:
-            raise DataError("There is a prompt without any tokens.", hint="Give each prompt some text.")
-        answer = self.server.post("/v1/completions", {**settings, "model": self.answers_as, "prompt": list(prompt)})
-        choice: dict[str, Any] = self.server.found(answer, "choices", 0, kind=dict)
+            raise DataError("A prompt has no tokens.", hint="Remove the empty prompt, or give it some text.")
+        response = self.server.post("/v1/completions", {**settings, "model": self.served_model, "prompt": list(prompt)})
+        choice: dict[str, Any] = self.server.field(response, "choices", 0, kind=dict)
         if choice.get("token_ids") is None:
             raise ModelError(
                 f"The server at {self.server.address} does not return tokens.",
-                hint="Rollouts need vLLM's own server, of a version that swift-export-vllm goes with.",
+                hint="Rollouts need a vLLM server of a version that swift-export-vllm supports.",
             )
         return choice
 
-    def drawn(self, choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+    def sampled(self, choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
         """Return the tokens of a completion and their log-probabilities."""
         ids = self.server.numbers(choice, "token_ids", kind=int)
         logprobs = self.server.numbers(choice, "logprobs", "token_logprobs")
         if len(ids) != len(logprobs):
-            told = f"{len(logprobs)} log-probabilities for {len(ids)} tokens"
-            raise self.server.odd("logprobs.token_logprobs", told)
-        for place, value in enumerate(logprobs):
+            count = f"{len(logprobs)} log-probabilities for {len(ids)} tokens"
+            raise self.server.unexpected("logprobs.token_logprobs", count)
+        for index, value in enumerate(logprobs):
             if not -math.inf < value <= _ROUNDED:  # logits, say: another --logprobs-mode returns them
-                raise self.server.odd(f"logprobs.token_logprobs[{place}]", f"{value:g}, no log-probability,")
+                raise self.server.unexpected(f"logprobs.token_logprobs[{index}]", f"{value:g} (not a log-probability)")
         reason = choice.get("finish_reason")
-        if reason in ("abort", "error"):  # a part of an answer, which nobody has drawn to its end
-            raise self.server.odd("finish_reason", f"{reason!r}")
+        if reason in ("abort", "error"):  # an incomplete completion
+            raise self.server.unexpected("finish_reason", f"{reason!r}")
         if reason is not None:
-            self.server.found(choice, "finish_reason", kind=str)
+            self.server.field(choice, "finish_reason", kind=str)
         return ids, logprobs
 
     def scored(self, choice: Mapping[str, Any], prompt: Sequence[int], top: int) -> Score:
-        """Return what a completion tells of its prompt."""
-        steps = self.server.found(choice, "prompt_logprobs", kind=list)
+        """Return the score of the prompt of a completion."""
+        steps = self.server.field(choice, "prompt_logprobs", kind=list)
         try:
-            told = [
+            rows = [
                 {int(token): (_logprob(each["logprob"]), int(each["rank"])) for token, each in (step or {}).items()}
                 for step in steps
             ]
-            return score_of(prompt, told, top)
+            return score_of(prompt, rows, top)
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
-            told_of = "something that does not tell of each token of its prompt"
-            raise self.server.odd("prompt_logprobs", told_of) from None
+            raise self.server.unexpected("prompt_logprobs", "an invalid value") from None
 
     def check_logprobs(self, prompt: Sequence[int], sampling: Sampling) -> None:
-        """Refuse log-probabilities of another kind than the server returns; it does not say which, but they tell."""
+        """Raise `ModelError` if the server returns log-probabilities of another kind, which is found by a request."""
         if sampling.samples_unmodified:
             return
 
         def likeliest(temperature: float) -> float:
-            asked = {**_PLAIN, "max_tokens": 1, "temperature": temperature, "logprobs": 1, "return_token_ids": True}
-            found = self.server.found(self.completion(prompt, asked), "logprobs", "top_logprobs", 0, kind=dict)
+            body = {**_PLAIN, "max_tokens": 1, "temperature": temperature, "logprobs": 1, "return_token_ids": True}
+            found = self.server.field(self.completion(prompt, body), "logprobs", "top_logprobs", 0, kind=dict)
             return float(max(self.server.numbers({"logprobs": [*found.values()]}, "logprobs"), default=0.0))
 
         self.logprobs = self.logprobs or kind_of(likeliest)
         if self.logprobs != sampling.logprobs:
             mode = next(mode for mode, kind in KINDS.items() if kind == sampling.logprobs)
-            returns = SAID[self.logprobs] if self.logprobs else "that do not tell of which distribution they are"
+            returns = DISTRIBUTIONS[self.logprobs] if self.logprobs else "of an unknown distribution"
             raise UsageError(
-                f"The server at {self.server.address} returns log-probabilities {returns}, and those "
-                f"{SAID[sampling.logprobs]} are asked for.",
-                hint=f"Start it with --logprobs-mode {mode}.",
+                f"The server at {self.server.address} returns log-probabilities {returns}, but those "
+                f"{DISTRIBUTIONS[sampling.logprobs]} are required.",
+                hint=f"Restart it with --logprobs-mode {mode}.",
             )
 
     def on_workers(self, method: str, **arguments: Any) -> list[Mapping[str, Any]]:
-        """Call a method of `swift_export_vllm.worker` on all workers, and return what each says."""
+        """Call a method of `swift_export_vllm.worker` on all workers, and return the results."""
         body = {"method": method, "kwargs": arguments}
-        answer = self.server.post("/collective_rpc", body)
-        results = self.server.found(answer, "results", kind=list)
-        return [self.server.found(answer, "results", number) or {} for number in range(len(results))]
+        response = self.server.post("/collective_rpc", body)
+        results = self.server.field(response, "results", kind=list)
+        return [self.server.field(response, "results", number) or {} for number in range(len(results))]
 
     def prepare(self) -> None:
         """Have the server draw by seeds as the engine `transformers` does, where its workers know how."""
@@ -200,68 +201,67 @@ class _Served:
     def load(self, folder: Path, mark: str) -> None:
         """Have the server read all its weights from a folder, once it is at the end of what it is at."""
         self.prepare()
-        self.told("/pause?mode=wait")
+        self.command("/pause?mode=wait")
         try:
             if self.extended:
                 missing = [
                     each
                     for report in self.on_workers("swift_reload", folder=str(folder), mark=mark)
-                    for each in self.server.found(report, "missing", kind=list)
+                    for each in self.server.field(report, "missing", kind=list)
                 ]
                 if missing:
                     raise ModelError(
-                        f"The server at {self.server.address} did not get all weights: {missing[0]}. Its answers would "
-                        "be those of two models.",
+                        f"The server at {self.server.address} did not receive all weights ({missing[0]} is missing). "
+                        "It would mix old and new weights.",
                         hint="Stream every weight of the model; adapters are merged first.",
                     )
             else:
-                self.told("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
-            self.told("/reset_prefix_cache")
+                self.command("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+            self.command("/reset_prefix_cache")
             self.mark = mark
         finally:
-            self.told("/resume")
+            self.command("/resume")
 
     def put_on(self, folder: Path, mark: str) -> None:
         """Have the server load an adapter, and let go of the one before."""
         self.prepare()
         if not self.mark and self.extended and any(self.marks()):
             raise ModelError(
-                f"The server at {self.server.address} has been sent the weights of another run, and adapters belong on "
-                "those that it was started with.",
-                hint="Stop it, and start it again: swift rollout MODEL",
+                f"The server at {self.server.address} has whole weights of another run, so adapters do not fit.",
+                hint="Restart it: swift rollout MODEL",
             )
         name = mark.replace(" ", "-")
-        self.told("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        self.command("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
         before, self.adapter, self.mark = self.adapter, name, mark
         if before is not None:
-            self.told("/v1/unload_lora_adapter", {"lora_name": before})
+            self.command("/v1/unload_lora_adapter", {"lora_name": before})
 
     def check_mark(self) -> None:
-        """Refuse answers of a server that has other weights than it was sent."""
+        """Raise `ModelError` if a server no longer has the weights that it was sent."""
         if not self.mark or not self.extended or self.adapter is not None:
             return  # an adapter's name tells its version with every answer
         held = self.marks()
         if held != {self.mark}:
-            why = "it was started again" if held == {""} else "another run has sent it its own"
+            why = "it was restarted" if held == {""} else "another run has sent its own"
             raise ModelError(
-                f"The server at {self.server.address} does not have the weights that it was sent: {why}.",
-                hint="Resume the run from its last checkpoint, with servers of its own.",
+                f"The server at {self.server.address} no longer has this run's weights: {why}.",
+                hint="Resume the run from its last checkpoint, with servers that no other run uses.",
             )
 
     def marks(self) -> set[str]:
         """Return the marks of the weights that its workers have."""
-        return {self.server.found(report, "mark", kind=str) for report in self.on_workers("swift_state")}
+        return {self.server.field(report, "mark", kind=str) for report in self.on_workers("swift_state")}
 
-    def told(self, path: str, body: dict[str, Any] | None = None) -> None:
+    def command(self, path: str, body: dict[str, Any] | None = None) -> None:
         """Send a command of the development mode."""
         try:
-            self.server.tell(path, body)
+            self.server.send(path, body)
         except ModelError as failure:
-            if "does not speak" not in failure.message:
+            if "does not have OpenAI's API" not in failure.message:
                 raise
             raise ModelError(
-                f"The server at {self.server.address} takes no new weights: it has no {path.partition('?')[0]}.",
-                hint="Start it with swift rollout, or with VLLM_SERVER_DEV_MODE=1 in its environment, on loopback.",
+                f"The server at {self.server.address} cannot receive weights: no endpoint {path.partition('?')[0]}.",
+                hint="Start it with swift rollout, or with VLLM_SERVER_DEV_MODE=1 on a loopback address.",
             ) from failure
 
     @property
@@ -274,7 +274,7 @@ class _Served:
     def loads_adapters(self) -> bool:
         """Return whether adapters may come while it runs."""
         try:
-            self.server.tell("/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
+            self.server.send("/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
         except DataError:  # it asks for a name
             return True
         except SwiftError:
@@ -303,15 +303,15 @@ class VllmServer:
         """Yield a request for each prompt, many at a time."""
         self._check(prompts, sampling)
 
-        def ask(place: int) -> Completion:
-            number = place if sampling.numbers is None else sampling.numbers[place]
+        def ask(index: int) -> Completion:
+            number = index if sampling.numbers is None else sampling.numbers[index]
             served = self._server_of(number)
-            choice = served.completion(prompts[place], self._settings(sampling, place))
-            ids, logprobs = served.drawn(choice)
+            choice = served.completion(prompts[index], self._settings(sampling, index))
+            ids, logprobs = served.sampled(choice)
             if len(ids) > sampling.max_new_tokens:
-                told = f"{len(ids)} tokens where {sampling.max_new_tokens} were asked for"
-                raise served.server.odd("token_ids", told)
-            # The server knows no function: what it said after the end of an answer is left out here.
+                count = f"{len(ids)} tokens instead of at most {sampling.max_new_tokens}"
+                raise served.server.unexpected("token_ids", count)
+            # The server knows no function: tokens after the end of a completion are cut off here.
             for length in range(1, len(ids) + 1 if sampling.is_over is not None else 0):
                 if sampling.is_over is not None and sampling.is_over(ids[:length]):
                     return Completion(ids[:length], logprobs[:length], "stop", self.version)
@@ -325,24 +325,24 @@ class VllmServer:
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Stream server-sent events."""
         served = self._servers[0]
-        body = {**self._settings(sampling, 0), "model": served.answers_as, "prompt": list(prompt), "stream": True}
-        told: list[int] = []
+        body = {**self._settings(sampling, 0), "model": served.served_model, "prompt": list(prompt), "stream": True}
+        ids: list[int] = []
         for event in served.server.events("/v1/completions", body, tokens=sampling.max_new_tokens):
             for choice in served.server.choices(event):
                 given = choice.get("token_ids") is not None
                 for token in served.server.numbers(choice, "token_ids", kind=int) if given else ():
                     yield token
-                    told.append(token)
-                    if sampling.is_over is not None and sampling.is_over(told):
+                    ids.append(token)
+                    if sampling.is_over is not None and sampling.is_over(ids):
                         return
 
     def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
         """Yield a request for each prompt; the one token that is made is not looked at."""
 
-        def ask(place: int) -> Score:
-            asked = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": top, "return_token_ids": True}
-            served = self._server_of(place)
-            return served.scored(served.completion(prompts[place], asked), prompts[place], top)
+        def ask(index: int) -> Score:
+            body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": top, "return_token_ids": True}
+            served = self._server_of(index)
+            return served.scored(served.completion(prompts[index], body), prompts[index], top)
 
         # With room for adapters, vLLM on a CPU takes the logits of a prompt for those of as many requests, and ends if
         # there are others: one at a time is right.
@@ -393,7 +393,7 @@ class VllmServer:
         for served in self._servers if prompts and prompts[0] else ():
             served.check_logprobs(prompts[0], sampling)
 
-    def _settings(self, sampling: Sampling, place: int) -> dict[str, Any]:
+    def _settings(self, sampling: Sampling, index: int) -> dict[str, Any]:
         return {
             **_PLAIN,
             "max_tokens": sampling.max_new_tokens,
@@ -401,7 +401,7 @@ class VllmServer:
             "top_p": sampling.top_p if sampling.top_p > 0 else 1e-9,
             "top_k": sampling.top_k,
             "repetition_penalty": sampling.repetition_penalty,
-            "seed": sampling.seed_of(place) if sampling.temperature > 0 else None,
+            "seed": sampling.seed_of(index) if sampling.temperature > 0 else None,
             "stop_token_ids": self._ends,
             "logprobs": 0,
             "return_token_ids": True,
@@ -410,7 +410,7 @@ class VllmServer:
 
 def _logprob(value: Any) -> float:
     if isinstance(value, bool) or not value <= _ROUNDED:
-        raise ValueError("it is no log-probability")
+        raise ValueError("not a log-probability")
     return float(value)
 
 

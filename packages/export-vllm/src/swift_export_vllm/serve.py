@@ -1,4 +1,4 @@
-"""`swift serve` with vLLM: what it refuses beforehand, how much memory it may use, and how it is started."""
+"""`swift serve` with vLLM: checks, memory and command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swift_export_vllm.log import LOG
 from swift_export_vllm.memory import UTILISATION, MemoryShare, check_gpus, gib, need_of, share_of_memory
 from swift_export_vllm.supported import check_on_cpu, check_served
 
-_ELSEWHERE = ("--config", "--distributed-executor-backend", "--data-parallel-size-local", "--nnodes", "-n")
+_OTHER_MACHINES = ("--config", "--distributed-executor-backend", "--data-parallel-size-local", "--nnodes", "-n")
 """Flags after which other GPUs than this machine's may hold a part, or a file says how many do."""
 _WHOLE = re.compile(r"0*[1-9]\d{0,5}", re.ASCII)
 
@@ -47,11 +47,11 @@ class VllmProgram:
             https=given("--ssl-certfile", request.passed_on) is not None,
         )
 
-    def place(self, interpreter: Interpreter) -> str:
+    def device(self, interpreter: Interpreter) -> str:
         """Return where this build computes."""
         return "CPU" if on_cpu(interpreter) else "GPU"
 
-    def asked_name(self, request: ServeRequest) -> str:
+    def served_name(self, request: ServeRequest) -> str:
         """Return an adapter's own name: to vLLM it is a model."""
         return next(iter(request.adapters), request.name)
 
@@ -67,32 +67,32 @@ def _check_memory(request: ServeRequest, interpreter: Interpreter) -> MemoryShar
     share = share_of_memory(need, request.max_length)
     if share.max_length != request.max_length:
         sys.stderr.write(
-            f"Prompt and answer may have {share.max_length:,} tokens together, of the model's {need.longest:,}: the "
-            f"cache for them takes {gib(share.cache)}. --max-length sets another number.\n"
+            f"The maximum length is {share.max_length:,} tokens, not the model's {need.longest:,}, for a cache of "
+            f"{gib(share.cache)}. To change it, pass --max-length.\n"
         )
         sys.stderr.flush()
     return share
 
 
-def _spread(words: Sequence[str]) -> tuple[int, float] | None:
+def _spread(args: Sequence[str]) -> tuple[int, float] | None:
     """Return how many GPUs of this machine share the weights, and the part of each that is taken, if that is known."""
-    if given(_ELSEWHERE[0], words, *_ELSEWHERE[1:]) is not None:
+    if given(_OTHER_MACHINES[0], args, *_OTHER_MACHINES[1:]) is not None:
         return None
-    parts = _whole(words, "--tensor-parallel-size", "-tp") * _whole(words, "--pipeline-parallel-size", "-pp")
-    if given("--enable-expert-parallel", words, "-ep") is not None:
-        parts *= _whole(words, "--data-parallel-size", "-dp")
-    told = given("--gpu-memory-utilization", words)
+    parts = _whole(args, "--tensor-parallel-size", "-tp") * _whole(args, "--pipeline-parallel-size", "-pp")
+    if given("--enable-expert-parallel", args, "-ep") is not None:
+        parts *= _whole(args, "--data-parallel-size", "-dp")
+    value = given("--gpu-memory-utilization", args)
     try:
-        utilisation = UTILISATION if told is None else float(told)
+        utilisation = UTILISATION if value is None else float(value)
     except ValueError:
         utilisation = math.nan
     if not 0 < utilisation <= 1:
-        raise UsageError(f"--gpu-memory-utilization {told}: a number above 0, of 1 at most, belongs there.")
+        raise UsageError(f"Invalid --gpu-memory-utilization {value}: must be above 0 and at most 1.")
     return parts, utilisation
 
 
-def _whole(words: Sequence[str], flag: str, short: str) -> int:
-    told = given(flag, words, short)
-    if told is not None and not _WHOLE.fullmatch(told):
-        raise UsageError(f"{flag} {told}: a whole number above 0 belongs there.")
-    return int(told or 1)
+def _whole(args: Sequence[str], flag: str, short: str) -> int:
+    value = given(flag, args, short)
+    if value is not None and not _WHOLE.fullmatch(value):
+        raise UsageError(f"Invalid {flag} {value}: must be a whole number above 0.")
+    return int(value or 1)

@@ -53,7 +53,7 @@ def architectures(python: Path | None = None) -> frozenset[str]:
 def architectures_of(interpreter: Interpreter) -> frozenset[str]:
     """Return the keys of vLLM's table, read from its source; from vLLM itself where that has another shape."""
     names = frozenset(_written(interpreter.folder / _REGISTRY))
-    return names or frozenset(json.loads(_asked(interpreter, _ASK_REGISTRY)))
+    return names or frozenset(json.loads(_run(interpreter, _ASK_REGISTRY)))
 
 
 def check_served(model: Path, interpreter: Interpreter) -> None:
@@ -65,12 +65,12 @@ def check_served(model: Path, interpreter: Interpreter) -> None:
         return
     if interpreter.plugins or config.get("auto_map"):
         return  # a plugin of vLLM, or the code that comes with the model, may know it: vLLM will tell
-    if any(_asked(interpreter, _ASK_TRANSFORMERS, name) == "yes" for name in named):
+    if any(_run(interpreter, _ASK_TRANSFORMERS, name) == "yes" for name in named):
         return
     what = f"{model} is a {' and '.join(named)}" if named else f"{model / 'config.json'} names no architecture"
     raise ModelError(
-        f"{what}, which {interpreter} does not serve.",
-        hint="Type: swift infer MODEL, which needs no vLLM, or serve with a newer vLLM: --python PATH",
+        f"{what}, which {interpreter} does not support.",
+        hint="Use swift infer MODEL, which needs no vLLM, or a newer vLLM: --python PATH",
     )
 
 
@@ -79,8 +79,8 @@ def check_task(source: ModelSource) -> None:
     task = getattr(source, "task", GENERATES)
     if task not in TASKS:
         raise ExportError(
-            f"This model was trained for {task}, and vLLM returns no values of single tokens.",
-            hint="Type: swift export ... --to hf. What that writes is loaded by transformers.",
+            f"vLLM does not support models of task {task}.",
+            hint="Export for transformers: swift export ... --to hf",
         )
 
 
@@ -114,8 +114,8 @@ def check_on_cpu(model: Path, interpreter: Interpreter) -> None:
 
 def _check_bits(model: Path, interpreter: Interpreter) -> None:
     """Refuse weights of 4 bits where vLLM's library for processors without AVX-512 has no kernel for them."""
-    said: Any = read_json_object(model / "config.json", ModelError).get("quantization_config") or {}
-    packed = isinstance(said, dict) and {said.get("quant_method"), said.get("format")} & {*_OF_4_BITS}
+    config: Any = read_json_object(model / "config.json", ModelError).get("quantization_config") or {}
+    packed = isinstance(config, dict) and {config.get("quant_method"), config.get("format")} & {*_OF_4_BITS}
     library = interpreter.folder / _WITHOUT_AVX512
     if not packed or _has_avx512() or not library.is_file():
         return
@@ -123,15 +123,14 @@ def _check_bits(model: Path, interpreter: Interpreter) -> None:
         if content.find(_KERNEL_OF_4_BITS) >= 0:
             return
     raise ModelError(
-        f"{model} has weights of 4 bits, which {interpreter} cannot multiply on this processor: its kernels for them "
-        "need AVX-512.",
-        hint="Serve it on another machine, or export with 8 bits: --quant w8a8. swift infer MODEL needs no vLLM.",
+        f"{model} has 4-bit weights, for which {interpreter} needs AVX-512, but this processor lacks it.",
+        hint="Use another machine, export in 8 bits (--quant w8a8), or use swift infer MODEL.",
     )
 
 
 def _has_avx512() -> bool:
-    told = Path("/proc/cpuinfo")
-    return not told.is_file() or "avx512f" in told.read_text(encoding="utf-8")
+    info = Path("/proc/cpuinfo")
+    return not info.is_file() or "avx512f" in info.read_text(encoding="utf-8")
 
 
 def _check_heads(model: Path, interpreter: Interpreter) -> None:
@@ -149,9 +148,9 @@ def _check_heads(model: Path, interpreter: Interpreter) -> None:
     size = head_size(read_json_object(model / "config.json", ModelError))
     if sizes and size and size not in sizes[0]:
         raise ModelError(
-            f"{model} has attention heads of size {size}, which {interpreter} cannot compute on the CPU: it has "
-            f"{', '.join(map(str, sizes[0]))}.",
-            hint="Serve it on a GPU, or type: swift infer MODEL, which needs no vLLM.",
+            f"{model} has attention heads of size {size}, but {interpreter} supports only "
+            f"{', '.join(map(str, sizes[0]))} on the CPU.",
+            hint="Serve it on a GPU, or use swift infer MODEL, which needs no vLLM.",
         )
 
 
@@ -175,9 +174,9 @@ def _written(registry: Path) -> Iterator[str]:
                 waiting.append(tables[value.id])
 
 
-def _asked(interpreter: Interpreter, question: str, *words: str) -> str:
+def _run(interpreter: Interpreter, script: str, *args: str) -> str:
     done = subprocess.run(
-        [interpreter.path, "-c", question, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL
+        [interpreter.path, "-c", script, *args], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     if done.returncode:
         raise ModelError(

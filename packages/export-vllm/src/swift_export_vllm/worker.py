@@ -33,8 +33,8 @@ class RolloutWorker:
         sampler: Any = getattr(getattr(self.model_runner, "sampler", None), "topk_topp_sampler", None)
         batch = getattr(self.model_runner, "input_batch", None)
         known = sampler is not None and hasattr(batch, "req_output_token_ids")
-        if known and not isinstance(sampler.forward, SeededDraws):
-            sampler.forward = SeededDraws(self.model_runner, sampler.forward, sampler.logprobs_mode)
+        if known and not isinstance(sampler.forward, SeededSampling):
+            sampler.forward = SeededSampling(self.model_runner, sampler.forward, sampler.logprobs_mode)
         return {"draws": known}
 
     def swift_reload(self, folder: str, mark: str) -> Mapping[str, Any]:
@@ -51,8 +51,8 @@ class RolloutWorker:
         return {"mark": self.swift_mark}
 
 
-class SeededDraws:
-    """Takes the place of vLLM's last step of sampling, for the rows of a batch that have a seed."""
+class SeededSampling:
+    """Takes the index of vLLM's last step of sampling, for the rows of a batch that have a seed."""
 
     def __init__(self, runner: Any, plain: Any, logprobs_mode: str) -> None:
         self._runner = runner
@@ -102,10 +102,10 @@ class _Chances:
         self._generator = torch.Generator().manual_seed(seed)
         self._made: list[float] = []
 
-    def at(self, place: int) -> float:
-        while place >= len(self._made):
+    def at(self, index: int) -> float:
+        while index >= len(self._made):
             self._made.append(float(torch.rand(1, generator=self._generator, dtype=torch.float64)))
-        return self._made[place]
+        return self._made[index]
 
 
 @contextmanager

@@ -56,9 +56,9 @@ _CAUSES = {
     errno.ENOENT: "the folder is gone, or not shared by all machines",
 }
 _REMEDIES = {
-    errno.ENOSPC: "Free some space, or save elsewhere with --output_dir.",
-    errno.EDQUOT: "Free some space, or save elsewhere with --output_dir.",
-    errno.EFBIG: "Raise the limit (ulimit -f), or save elsewhere with --output_dir.",
+    errno.ENOSPC: "Free some space, or choose another disk with --output_dir.",
+    errno.EDQUOT: "Free some space, or choose another disk with --output_dir.",
+    errno.EFBIG: "Raise the limit (ulimit -f), or choose another disk with --output_dir.",
     errno.ENOENT: "Every process must see the same folder: take a shared one with --output_dir.",
 }
 

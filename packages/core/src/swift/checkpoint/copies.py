@@ -14,7 +14,7 @@ from swift.remote.urls import check_protocol, is_remote, open_url, unreachable
 from swift.terminal import waiting
 
 
-def place_of(config: Config, run_folder: Path) -> str:
+def copy_url(config: Config, run_folder: Path) -> str:
     """Return the URL of a run's copy: it lies below `copy_to` as the run does below `logging.output`."""
     output, folder = config.logging.output.resolve(), run_folder.resolve()
     below = folder.relative_to(output) if folder.is_relative_to(output) else Path(folder.parent.name, folder.name)
@@ -41,7 +41,7 @@ def on_this_machine(name: str) -> str:
 
 def bring_back(config: Config, run_folder: Path) -> None:
     """Copy a run's newest checkpoint and its files to this machine, which has none of its checkpoints."""
-    url = place_of(config, run_folder)
+    url = copy_url(config, run_folder)
     with waiting(f"Looking for the run in {url}"):
         newest = newest_copy(url)
         if newest is None:

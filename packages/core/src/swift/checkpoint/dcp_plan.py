@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from swift.checkpoint.coordination import agree
-from swift.checkpoint.storage import FileChunk, FileShare, Index, StoredTensor, StoredTensors, first_gap, share_file
+from swift.checkpoint.storage import FileChunk, Index, RankFile, StoredTensor, StoredTensors, first_missing, rank_file
 from swift.errors import CheckpointError
 from swift.processes.comms import Comms
 
@@ -46,12 +46,12 @@ _agreed: _Agreed | None = None
 """Of the last save: the next one saves the same tensors with other values."""
 
 
-def plan_shares(tensors: Mapping[str, Any], comms: Comms) -> tuple[FileShare, Index]:
+def assign_shards(tensors: Mapping[str, Any], comms: Comms) -> tuple[RankFile, Index]:
     """Agree on who writes what, and return this process's share, as views, and the whole index."""
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), is_coordinator=comms.rank == 0)
     plan = _plan(planner, comms)
-    share = FileShare(share_file(comms.rank), {})
+    share = RankFile(rank_file(comms.rank), {})
     for item in planner.finish_plan(plan.own).items:
         chunk = item.tensor_data.chunk if item.tensor_data else None
         if chunk is None or not math.prod(chunk.sizes):
@@ -84,7 +84,7 @@ def _plan(planner: DefaultSavePlanner, comms: Comms) -> _Agreed:
     try:
         local = planner.create_local_plan()
     except (TypeError, ValueError, RuntimeError) as cause:
-        error = CheckpointError(f"The tensors to save cannot be planned: {cause}.")
+        error = CheckpointError(f"Could not plan the save: {cause}.")
     agree(comms, error)
     assert local is not None
     known = _agreed
@@ -96,10 +96,10 @@ def _plan(planner: DefaultSavePlanner, comms: Comms) -> _Agreed:
         plans, _ = planner.create_global_plan(comms.gather(local))
     except (ValueError, AssertionError) as cause:
         raise CheckpointError(f"The processes hold contradicting parts of a tensor: {cause}.") from None
-    index = _place(plans)
-    gap = first_gap(index)
-    if gap:
-        raise CheckpointError(f"The tensors to save are not whole: only {gap}.")
+    index = _index_of(plans)
+    missing = first_missing(index)
+    if missing:
+        raise CheckpointError(f"The tensors to save are incomplete: only {missing}.")
     _agreed = _Agreed(comms, local, plans[comms.rank], index)
     return _agreed
 
@@ -108,18 +108,18 @@ def _key(name: str, offsets: tuple[int, ...], sizes: tuple[int, ...], shape: tup
     return name if sizes == shape else f"{name}@{','.join(map(str, offsets))}"
 
 
-def _place(plans: list[SavePlan]) -> Index:
+def _index_of(plans: list[SavePlan]) -> Index:
     found: dict[str, tuple[torch.dtype, tuple[int, ...], list[FileChunk]]] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
             data, name = item.tensor_data, item.index.fqn
             if data is None:
-                raise CheckpointError(f"{name} is not a tensor; hand values over as facts instead.")
+                raise CheckpointError(f"{name} is not a tensor. Pass it as a fact instead.")
             shape = tuple(data.size)
             _, _, chunks = found.setdefault(name, (data.properties.dtype, shape, []))
             offsets, sizes = tuple(data.chunk.offsets), tuple(data.chunk.sizes)
             if math.prod(sizes):
-                chunks.append(FileChunk(offsets, sizes, share_file(rank), _key(name, offsets, sizes, shape)))
+                chunks.append(FileChunk(offsets, sizes, rank_file(rank), _key(name, offsets, sizes, shape)))
     return {name: StoredTensor(dtype, shape, tuple(chunks)) for name, (dtype, shape, chunks) in found.items()}
 
 

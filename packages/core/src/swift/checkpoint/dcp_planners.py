@@ -1,4 +1,4 @@
-"""Who writes which part of the tensors, and who reads what."""
+"""Decides which rank writes and reads which part of the tensors."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from swift.checkpoint.storage import FileChunk, FileShare, Index, StoredTensor, StoredTensors, share_file
+from swift.checkpoint.storage import FileChunk, Index, RankFile, StoredTensor, StoredTensors, rank_file
 from swift.processes.comms import Comms
 
 
-def plan_shares(tensors: Mapping[str, Any], comms: Comms) -> tuple[FileShare, Index]:
-    """Agree on who writes what, and return this process's share, as views, and the whole index."""
+def assign_shards(tensors: Mapping[str, Any], comms: Comms) -> tuple[RankFile, Index]:
+    """Agree on who writes what, and return this rank's file, with views as contents, and the whole index."""
     if comms.size == 1 and all(map(_is_whole, tensors.values())):
         return _all_in_one(tensors)
     from swift.checkpoint import dcp_plan as dcp
 
-    return dcp.plan_shares(tensors, comms)
+    return dcp.assign_shards(tensors, comms)
 
 
 def fill(tensors: Mapping[str, Any], stored: StoredTensors) -> None:
@@ -39,9 +39,9 @@ def _is_whole(tensor: Any) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
-def _all_in_one(tensors: Mapping[str, torch.Tensor]) -> tuple[FileShare, Index]:
+def _all_in_one(tensors: Mapping[str, torch.Tensor]) -> tuple[RankFile, Index]:
     """Everything in the file of the one process; what has no elements is in the index alone."""
-    share, index = FileShare(share_file(0), {}), Index()
+    share, index = RankFile(rank_file(0), {}), Index()
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
         chunks = (FileChunk((0,) * len(shape), shape, share.file, name),) if tensor.numel() else ()

@@ -1,4 +1,4 @@
-"""Numbers in checkpoints from which nothing can go on: NaN, and others that no training makes."""
+"""Detects invalid values in checkpoints: NaN, and others that no training produces."""
 
 from __future__ import annotations
 
@@ -9,40 +9,37 @@ import torch
 
 from swift.checkpoint.names import model_name
 
-WHAT = "numbers from which nothing can go on (NaN, infinite, squares below zero, or counts of updates that are none)"
+WHAT = "invalid values (NaN, inf, negative second moments or invalid step counts)"
 _BLOCK = 1 << 24
-"""Elements that are looked at together: what is compared takes memory of its own."""
+"""Elements checked at a time, to limit memory."""
 _MOST_UPDATES = 1 << 40
-"""Beyond it a count is a mistake, and in float32 it is none that one more update could change."""
+"""Larger step counts are invalid."""
 
 
-def unsound(tensors: Mapping[str, Any]) -> list[str]:
-    """Return the canonical names of tensors with such numbers: of weights, of Adam's moments, of counts, of others.
-
-    Of sharded tensors (DTensor, TensorSlices), the part that this process holds is looked at.
-    """
-    return [name for name, tensor in tensors.items() if any(_is_unsound(name, part) for part in _held(tensor))]
+def invalid_tensors(tensors: Mapping[str, Any]) -> list[str]:
+    """Return the canonical names of tensors with invalid values; of sharded ones, the local part is checked."""
+    return [name for name, tensor in tensors.items() if any(_is_invalid(name, part) for part in _held(tensor))]
 
 
 def _held(tensor: Any) -> Collection[torch.Tensor]:
-    boxes = getattr(tensor, "boxes", None)
-    if boxes is not None:
-        held: Collection[torch.Tensor] = boxes.values()
+    slices = getattr(tensor, "slices", None)
+    if slices is not None:
+        held: Collection[torch.Tensor] = slices.values()
         return held
     return [tensor.to_local() if hasattr(tensor, "to_local") else tensor]
 
 
-def _is_unsound(name: str, tensor: torch.Tensor) -> bool:
+def _is_invalid(name: str, tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.element_size() < 2 or tensor.is_meta:
         return False
     slot = "" if name.startswith(model_name("")) else name.rpartition(".")[2]
     if slot == "step" and tensor.numel() == 1:
         count = float(tensor)
         return not 0 <= count <= _MOST_UPDATES or count % 1 != 0
-    return any(_has_unsound(block, slot) for block in torch.split(tensor.detach().reshape(-1), _BLOCK))
+    return any(_has_invalid(block, slot) for block in torch.split(tensor.detach().reshape(-1), _BLOCK))
 
 
-def _has_unsound(block: torch.Tensor, slot: str) -> bool:
-    if slot not in ("", "exp_avg", "exp_avg_sq"):  # an optimizer of somebody else may keep infinity in its own
+def _has_invalid(block: torch.Tensor, slot: str) -> bool:
+    if slot not in ("", "exp_avg", "exp_avg_sq"):  # third-party optimizers may keep infinity
         return bool(block.isnan().any())
     return not bool(block.isfinite().all()) or (slot == "exp_avg_sq" and bool((block < 0).any()))

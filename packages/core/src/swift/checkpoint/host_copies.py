@@ -116,6 +116,6 @@ def _memory(size: int, *, locked: bool) -> torch.Tensor:
 def _lock_pages(memory: torch.Tensor) -> None:
     """Let the GPU write into it by itself; where that is refused, copies go through the driver's own memory."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    place = memory.data_ptr()
-    if int(runtime.cudaHostRegister(place, memory.nbytes, 0)) == 0:
-        weakref.finalize(memory, runtime.cudaHostUnregister, place)
+    pointer = memory.data_ptr()
+    if int(runtime.cudaHostRegister(pointer, memory.nbytes, 0)) == 0:
+        weakref.finalize(memory, runtime.cudaHostUnregister, pointer)

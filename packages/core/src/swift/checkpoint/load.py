@@ -11,7 +11,7 @@ import torch
 from swift.checkpoint.checksums import hash_file
 from swift.checkpoint.coordination import agree, comms_for
 from swift.checkpoint.dcp_planners import fill
-from swift.checkpoint.finite import WHAT, unsound
+from swift.checkpoint.finite import WHAT, invalid_tensors
 from swift.checkpoint.folders import earlier_checkpoint
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.checkpoint.names import owned_name, owner_of
@@ -74,7 +74,7 @@ class Checkpoint:
             tensor = self._stored.read(stored)
         except Exception as error:
             raise _unreadable(self.folder, error) from error
-        self._check_audio({name: tensor})
+        self._check_finite({name: tensor})
         return tensor
 
     def _fill(self, tensors: dict[str, Any]) -> None:
@@ -96,13 +96,13 @@ class Checkpoint:
                 hint="It was saved with another model or other adapter settings.",
             )
         fill(stored, self._stored)
-        self._check_audio(tensors)
+        self._check_finite(tensors)
 
-    def _check_audio(self, tensors: Mapping[str, Any]) -> None:
-        names = [owned_name(self._owner, name) for name in unsound(tensors)]
+    def _check_finite(self, tensors: Mapping[str, Any]) -> None:
+        names = [owned_name(self._owner, name) for name in invalid_tensors(tensors)]
         if names:
             raise CheckpointError(
-                f"{self.folder} holds {WHAT}, in {_some(names)}: its training had diverged, or it is damaged.",
+                f"{self.folder} holds {WHAT}, in {_some(names)}: training diverged, or the file is damaged.",
                 hint=_instead_of(self.folder),
             )
 

@@ -107,7 +107,7 @@ class Manifest(BaseModel):
 
     format: Annotated[StrictInt, Field(ge=1, le=FORMAT)] = FORMAT
     step: Count = Field(description="Optimizer steps completed")
-    rows_per_step: Count = Field(description="Rows per global batch; with step and seed this is the place in the data")
+    rows_per_step: Count = Field(description="Rows per global batch; with step and seed, the position in the data")
     seed: StrictInt
     model_fingerprint: StrictStr
     data_fingerprint: StrictStr
@@ -118,7 +118,7 @@ class Manifest(BaseModel):
     adapter: dict[str, JsonValue] | None = None
     roles: dict[str, RoleRecord] = Field(default_factory=dict, description="Other models that are trained with it")
     metrics: dict[str, float | None] = Field(default_factory=dict)
-    facts: dict[str, JsonValue] = Field(default_factory=dict, description="What the backend handed over")
+    facts: dict[str, JsonValue] = Field(default_factory=dict, description="Facts of the backend")
     plugins: dict[str, str] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=installed_versions)
     files: dict[str, FileRecord] = Field(default_factory=dict)

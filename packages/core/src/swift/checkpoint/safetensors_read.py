@@ -38,8 +38,8 @@ class SafetensorsFile:
             raise CheckpointError(f"{self._path} lacks {key}, a part of {name}.")
         if entry.shape != sizes or DTYPES.get(entry.dtype) != dtype:
             raise CheckpointError(
-                f"{self._path} has {key} as {entry.dtype} of shape {entry.shape}; the index says {DTYPE_NAMES[dtype]} "
-                f"of shape {sizes}."
+                f"{self._path} has {key} as {entry.dtype} of shape {entry.shape}, but the index declares "
+                f"{DTYPE_NAMES[dtype]} of shape {sizes}."
             )
 
     def read_into(self, target: torch.Tensor, key: str, start: Sequence[int], lengths: Sequence[int]) -> None:

@@ -20,15 +20,15 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from swift.checkpoint.checksums import FileRecord, hash_file, sync, write_json
 from swift.checkpoint.coordination import agree, comms_for, write_failure
-from swift.checkpoint.dcp_planners import plan_shares
+from swift.checkpoint.dcp_planners import assign_shards
 from swift.checkpoint.folders import LAST, checkpoint_folder, link, whole_checkpoints
 from swift.checkpoint.host_copies import work_until_now
 from swift.checkpoint.manifest import Manifest, write_manifest
 from swift.checkpoint.storage import (
     INDEX,
     STATE,
-    FileShare,
     Index,
+    RankFile,
     StoredTensors,
     StreamFiles,
     index_to_json,
@@ -159,7 +159,7 @@ class _Writer:
         """Tensors by canonical name: plain, DTensor or TensorSlices."""
         for name, tensor in tensors.items():
             if not isinstance(tensor, torch.Tensor):
-                raise CheckpointError(f"{name} is a {type(tensor).__name__}, not a tensor; hand it over as a fact.")
+                raise CheckpointError(f"{name} is a {type(tensor).__name__}, not a tensor. Pass it as a fact.")
             if name in self.collected:
                 raise CheckpointError(f"{name} was passed twice.")
             self.collected[name] = tensor
@@ -184,8 +184,8 @@ class _Writer:
         try:
             self.collected_facts.update(_FACTS.validate_python(dict(facts)))
         except ValidationError as error:
-            place = ".".join(map(str, error.errors()[0]["loc"][:1]))
-            raise CheckpointError(f"The fact {place!r} is not a JSON value.") from None
+            key = ".".join(map(str, error.errors()[0]["loc"][:1]))
+            raise CheckpointError(f"The fact {key!r} is not a JSON value.") from None
 
 
 class _Save:
@@ -207,7 +207,7 @@ class _Save:
         self._is_main = is_main
         self._extra = extra
         self._writer = _Writer(self._temporary, is_main)
-        self._share = FileShare("", {})
+        self._share = RankFile("", {})
         self._index: Index = {}
         self._written: torch.cuda.Event | None = None
 
@@ -238,7 +238,7 @@ class _Save:
 
     def _plan(self, comms: Comms) -> None:
         try:
-            self._share, self._index = plan_shares(self._writer.collected, comms)
+            self._share, self._index = assign_shards(self._writer.collected, comms)
         except CheckpointError:
             self._discard()
             raise

@@ -1,6 +1,6 @@
 """Tensors on disk: one safetensors file per process and one `index.json`.
 
-Nothing is pickled, and a part that is missing is an error, never a gap. Who writes and reads what is `planning`.
+Nothing is pickled, and a missing part is an error. `dcp_planners` decides who writes and reads what.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swift.errors import CheckpointError
 from swift.untrusted import inside
 
 STATE = "state"
-"""Folder of the canonical tensors inside a checkpoint; files next to it are for other programs to load."""
+"""Folder of the canonical tensors inside a checkpoint; files next to it are for third-party tools."""
 INDEX = f"{STATE}/index.json"
 
 # A run of a thousand processes leaves as many files; a process may have about as many open, others included.
@@ -53,7 +53,7 @@ Index = dict[str, StoredTensor]
 
 
 @dataclass
-class FileShare:
+class RankFile:
     """Entries of a checkpoint's file that one process writes."""
 
     file: str
@@ -75,7 +75,7 @@ class FileShare:
                 self.staging.release()
 
 
-def share_file(rank: int) -> str:
+def rank_file(rank: int) -> str:
     """Name of the file that the process of this rank writes."""
     return f"{STATE}/{rank:05d}.safetensors"
 
@@ -151,20 +151,20 @@ def index_from_json(value: Any, folder: Path) -> Index:
         if len({chunk.offsets for chunk in chunks}) != len(chunks):
             raise CheckpointError(f"{source} is damaged: two shards of {name} overlap.")
         index[name] = StoredTensor(DTYPES[stored.dtype], stored.shape, chunks)
-    gap = first_gap(index)
-    if gap:
-        raise CheckpointError(f"{source} is damaged: only {gap}.")
+    missing = first_missing(index)
+    if missing:
+        raise CheckpointError(f"{source} is damaged: only {missing}.")
     return index
 
 
 def _lies_in(chunk: _FileChunk, shape: tuple[int, ...]) -> bool:
-    places = list(zip(chunk.offsets, chunk.sizes, strict=False))
+    ranges = list(zip(chunk.offsets, chunk.sizes, strict=False))
     return len(chunk.offsets) == len(chunk.sizes) == len(shape) and all(
-        start + length <= size for (start, length), size in zip(places, shape, strict=True)
+        start + length <= size for (start, length), size in zip(ranges, shape, strict=True)
     )
 
 
-def first_gap(index: Index) -> str | None:
+def first_missing(index: Index) -> str | None:
     """Return which tensor is not whole. DCP has refused overlaps, so that counting elements is enough."""
     for name, stored in index.items():
         held = sum(math.prod(chunk.sizes) for chunk in stored.chunks)

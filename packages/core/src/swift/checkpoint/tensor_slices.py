@@ -1,6 +1,6 @@
 """TensorSlices: a tensor of which this process holds rectangular views, saved from and loaded into them in place.
 
-An engine that keeps its parameters in flat buffers or in layouts of its own presents that memory as boxes of the
+An engine that keeps its parameters in flat buffers or in layouts of its own presents that memory as slices of the
 tensor that a Hugging Face checkpoint would hold. The planner of torch distributed checkpoint then moves exactly the
 parts that each process has: no gather, and any layout reads what any other wrote.
 """
@@ -16,31 +16,31 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 Offset = tuple[int, ...]
-Box = tuple[Offset, torch.Tensor]
+TensorSlice = tuple[Offset, torch.Tensor]
 
 
 class TensorSlices(torch.Tensor):
-    """A global tensor known by `shape`, of which this process holds `boxes`: (offset of its first corner, view).
+    """A global tensor known by `shape`, of which this process holds `slices`: (offset of its first corner, view).
 
     It implements the protocol that DTensor also implements (`__create_write_items__` and the two next to it) and
     nothing else: no arithmetic, no copies.
     """
 
-    boxes: dict[Offset, torch.Tensor]
+    slices: dict[Offset, torch.Tensor]
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch itself does
 
     @staticmethod
-    def __new__(cls, shape: Sequence[int], boxes: Iterable[Box], *, dtype: torch.dtype) -> TensorSlices:
-        held = {tuple(map(int, offset)): view.detach() for offset, view in boxes}
+    def __new__(cls, shape: Sequence[int], slices: Iterable[TensorSlice], *, dtype: torch.dtype) -> TensorSlices:
+        held = {tuple(map(int, offset)): view.detach() for offset, view in slices}
         for offset, view in held.items():
             ends = [start + length for start, length in zip(offset, view.shape, strict=True)]
             if len(offset) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
-                raise ValueError(f"a box of shape {tuple(view.shape)} at {offset} leaves the tensor {tuple(shape)}")
+                raise ValueError(f"A slice of shape {tuple(view.shape)} at {offset} exceeds the shape {tuple(shape)}.")
             if view.dtype != dtype:
-                raise ValueError(f"a box at {offset} is {view.dtype}, the tensor is {dtype}")
+                raise ValueError(f"A slice at {offset} has dtype {view.dtype}, but the tensor has {dtype}.")
         tensor = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)
-        tensor.boxes = held
+        tensor.slices = held
         return tensor
 
     @classmethod
@@ -49,10 +49,10 @@ class TensorSlices(torch.Tensor):
     ) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0]
-        raise TypeError(f"TensorSlices only say where memory lies; {func} is not supported")
+        raise TypeError(f"TensorSlices does not support {func}")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch leaves it untyped
-        held = ", ".join(f"{tuple(view.shape)} at {offset}" for offset, view in self.boxes.items())
+        held = ", ".join(f"{tuple(view.shape)} at {offset}" for offset, view in self.slices.items())
         return f"TensorSlices({tuple(self.shape)}, {self.dtype}: {held or 'nothing here'})"
 
     def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
@@ -66,22 +66,22 @@ class TensorSlices(torch.Tensor):
                     size=self.size(),
                 ),
             )
-            for offset, view in self.boxes.items()
+            for offset, view in self.slices.items()
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(torch.Size(offset), view.size()) for offset, view in self.boxes.items()]
+        return [ChunkStorageMetadata(torch.Size(offset), view.size()) for offset, view in self.slices.items()]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        return self.boxes[tuple(index.offset or ())]
+        return self.slices[tuple(index.offset or ())]
 
 
-def flat_slices(shape: Sequence[int], start: int, view: torch.Tensor) -> list[Box]:
+def flat_slices(shape: Sequence[int], start: int, view: torch.Tensor) -> list[TensorSlice]:
     """Cut a flat range of a tensor into rectangles.
 
     `view` is one-dimensional and holds the elements from `start` on, in row-major order, of a tensor of `shape`. A
-    range that begins or ends inside a row becomes a piece of that row, the whole rows between become one box. All
-    boxes are views of `view`.
+    range that begins or ends inside a row becomes a piece of that row, the whole rows between become one slice. All
+    slices are views of `view`.
     """
     length = view.numel()
     if length == 0:
@@ -94,29 +94,31 @@ def flat_slices(shape: Sequence[int], start: int, view: torch.Tensor) -> list[Bo
     inner = math.prod(shape[1:])
     end = start + length
 
-    def within_one_row(first: int, last: int) -> list[Box]:
+    def within_one_row(first: int, last: int) -> list[TensorSlice]:
         row = first // inner
         part = view[first - start : last - start]
-        return [((row, *offset), box.unsqueeze(0)) for offset, box in flat_slices(shape[1:], first - row * inner, part)]
+        return [
+            ((row, *offset), each.unsqueeze(0)) for offset, each in flat_slices(shape[1:], first - row * inner, part)
+        ]
 
-    boxes: list[Box] = []
+    slices: list[TensorSlice] = []
     position = start
     if position % inner:
         stop = min(end, (position // inner + 1) * inner)
-        boxes += within_one_row(position, stop)
+        slices += within_one_row(position, stop)
         position = stop
     rows = (end - position) // inner
     if rows:
         stop = position + rows * inner
         corner = (position // inner, *([0] * (len(shape) - 1)))
-        boxes.append((corner, view[position - start : stop - start].view(rows, *shape[1:])))
+        slices.append((corner, view[position - start : stop - start].view(rows, *shape[1:])))
         position = stop
     if position < end:
-        boxes += within_one_row(position, end)
-    return boxes
+        slices += within_one_row(position, end)
+    return slices
 
 
-def part_slices(shape: Sequence[int], start: int, held_start: int, held: torch.Tensor) -> list[Box]:
+def part_slices(shape: Sequence[int], start: int, held_start: int, held: torch.Tensor) -> list[TensorSlice]:
     """TensorSlices of a Hugging Face tensor that is a flat range of a bigger parameter.
 
     The tensor of `shape` begins at element `start` of the parameter (one expert of a fused stack, say); the

@@ -134,14 +134,14 @@ def _export(checkpoint: Path, exported: Path) -> None:
 
 def _ask(exported: Path, test_file: Path) -> float:
     from swift.contracts import Sampling
-    from swift.infer.batch import answers
+    from swift.infer.batch import response_strings
     from swift.infer.chat_engine import open_chat_engine
     from swift.infer.options import ModelOptions
     from swift.infer.questions import read_questions
 
     questions = read_questions([str(test_file)], {})
     chat_engine = open_chat_engine(ModelOptions(model=str(exported)), batch_size=50, say=_indented)
-    responses = answers(chat_engine, questions, Sampling(max_new_tokens=48))
+    responses = response_strings(chat_engine, questions, Sampling(max_new_tokens=48))
     for question, response in list(zip(questions, responses, strict=True))[:5]:
         print_line(f"  {question.messages[0]['content']}  →  {response}")
     right = sum(response == question.expected for question, response in zip(questions, responses, strict=True))

@@ -11,8 +11,8 @@ from swift.terminal import print_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swift.infer.answers import ChatEngine
     from swift.infer.questions import Question
+    from swift.infer.response import ChatEngine
 
 STEPS = 300
 DRAWINGS = 8
@@ -103,11 +103,11 @@ def _chat_engine(exported: Path) -> ChatEngine:
 def _ask(chat_engine: ChatEngine, file: Path, *, shown: int) -> float:
     """Return the accuracy on the questions of a file."""
     from swift.contracts import Sampling
-    from swift.infer.batch import answers
+    from swift.infer.batch import response_strings
     from swift.infer.questions import read_questions
 
     questions = read_questions([str(file)], {})
-    responses = answers(chat_engine, questions, Sampling(max_new_tokens=48))
+    responses = response_strings(chat_engine, questions, Sampling(max_new_tokens=48))
     for question, response in list(zip(questions, responses, strict=True))[:shown]:
         print_line(f"  {_image_of(question)}  →  {response}")
     right = sum(response == question.expected for question, response in zip(questions, responses, strict=True))

@@ -12,14 +12,14 @@ from swift.cli.options import run_command
 from swift.config.limits import FilePath, Name, Rows
 from swift.config.options import Aliases
 from swift.errors import UsageError
-from swift.infer.asking import (
-    AskingOptions,
-    answer_into,
+from swift.infer.commands import (
+    AnyTaskOptions,
     check_model,
     check_result,
     check_scoring,
     quiet_libraries,
     returns_scores,
+    write_responses_to,
 )
 from swift.infer.options import SamplingOptions, is_address
 from swift.terminal import print_line, print_note
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from swift.contracts import Sampling
 
 
-class EvalOptions(SamplingOptions, AskingOptions):
+class EvalOptions(SamplingOptions, AnyTaskOptions):
     """Evaluates on a data set whose rows end with an assistant message, or on tasks of lm-evaluation-harness."""
 
     examples = (
@@ -67,7 +67,7 @@ def evaluate(options: EvalOptions) -> int:
         from swift.infer.evaluate_scores import evaluate_scores
 
         found = find_model(options, generates=False, say=print_note)
-        found.check_scores_texts()
+        found.check_scores_sequences()
         scores = evaluate_scores(found, options, options, say=print_note)
     elif options.tasks:
         from swift.infer.harness import TaskRequest, run_tasks
@@ -126,28 +126,28 @@ def _check_sampling(options: EvalOptions) -> None:
 
 
 def _scores(options: EvalOptions, sampling: Sampling) -> dict[str, float]:
-    from swift.infer.answer_metrics import metric_of
-    from swift.infer.batch import answered
+    from swift.infer.batch import generate_responses
     from swift.infer.chat_engine import LocalChatEngine, open_chat_engine
-    from swift.infer.evaluate import judged, score_loss, with_answers
+    from swift.infer.evaluate import evaluation_line, score_loss, with_expected
     from swift.infer.questions import read_questions
+    from swift.infer.response_metrics import metric_of
     from swift.infer.resume_file import read_lines
 
     questions = read_questions(options.dataset, options.columns, system=options.system)
     result = options.result_path
     metric = None if options.metric == "loss" else metric_of(options.metric)
     if metric is not None and result is not None:
-        compared = with_answers(questions, say=print_note)
-        line = partial(judged, metric=metric)
-        answer_into(result, options, sampling, compared, further={"metric": options.metric}, line=line)
+        compared = with_expected(questions, say=print_note)
+        line = partial(evaluation_line, metric=metric)
+        write_responses_to(result, options, sampling, compared, further={"metric": options.metric}, line=line)
         return metric.of_lines(read_lines(result))
     chat_engine = open_chat_engine(options, batch_size=options.batch_size, say=print_note)
     try:
         if metric is not None:
-            compared = with_answers(questions, say=print_note)
+            compared = with_expected(questions, say=print_note)
             lines = (
-                judged(question, response, metric)
-                for _, question, response in answered(chat_engine, compared, sampling)
+                evaluation_line(question, response, metric)
+                for _, question, response in generate_responses(chat_engine, compared, sampling)
             )
             return metric.of_lines(lines)
         assert isinstance(chat_engine, LocalChatEngine)

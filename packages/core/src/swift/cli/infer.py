@@ -11,24 +11,24 @@ from swift.config.limits import FilePath
 from swift.config.media import LIMITS, NAMES
 from swift.config.options import Aliases, Verbatim
 from swift.errors import UsageError
-from swift.infer.asking import (
-    AskingOptions,
-    answer_into,
+from swift.infer.commands import (
+    AnyTaskOptions,
     check_model,
     check_result,
     check_scoring,
     quiet_libraries,
     returns_scores,
     talk,
+    write_responses_to,
 )
 from swift.infer.options import ModelOptions, SamplingOptions
 from swift.terminal import print_note
 
 if TYPE_CHECKING:
-    from swift.infer.batch import Asked
+    from swift.infer.batch import QuestionSequence
 
 
-class InferOptions(SamplingOptions, AskingOptions):
+class InferOptions(SamplingOptions, AnyTaskOptions):
     """Responds to --prompt or --dataset; without either, starts a conversation.
 
     Responses are written to --result_path as soon as they are complete; after an interruption the same command
@@ -96,26 +96,26 @@ def infer(options: InferOptions) -> int:
     quiet_libraries(options)
     if not options.prompt and not options.dataset:
         return talk(options, options.sampling)
-    from swift.infer.batch import print_answers, stream_answers
+    from swift.infer.batch import print_responses, stream_responses
     from swift.infer.chat_engine import open_chat_engine
     from swift.infer.image_messages import question_of
     from swift.infer.questions import Question, read_questions
 
-    questions: Asked
+    questions: QuestionSequence
     if options.dataset:
         questions = read_questions(options.dataset, options.columns, system=options.system)
     else:
         held = {kind: getattr(options, kind) for kind in NAMES}
         questions = [Question([question_of(each, held)]) for each in options.prompt]
     if options.result_path is not None:
-        answer_into(options.result_path, options, options.sampling, questions)
+        write_responses_to(options.result_path, options, options.sampling, questions)
         return 0
     chat_engine = open_chat_engine(options, batch_size=options.batch_size, say=print_note)
     try:
         if options.stream:
-            stream_answers(chat_engine, questions, options.sampling)
+            stream_responses(chat_engine, questions, options.sampling)
         else:
-            print_answers(chat_engine, questions, options.sampling)
+            print_responses(chat_engine, questions, options.sampling)
     finally:
         chat_engine.close()
     return 0
@@ -132,24 +132,24 @@ def _score(options: InferOptions) -> int:
     check_result(options.result_path)
     quiet_libraries(options)
     from swift.infer.chat_engine import find_model
-    from swift.infer.find import is_asked
+    from swift.infer.find import is_generative_reranker
     from swift.infer.image_messages import question_of
     from swift.infer.questions import Question
-    from swift.infer.score_rows import TEXT, print_scores, read_texts, score_into
+    from swift.infer.score_rows import TEXT, print_scores, read_rows, score_into
 
     found = find_model(options, generates=False, say=print_note)
-    found.check_scores_texts()
+    found.check_scores_sequences()
     if found.source.processor is None:
         check_scoring(options, *NAMES, *LIMITS)
-    if options.prompt and is_asked(found.location.objective, options.task_type):
+    if options.prompt and is_generative_reranker(found.location.objective, options.task_type):
         raise UsageError(
             f"{options.model} scores pairs of query and document, and cannot score a --prompt.",
             hint="Type --dataset FILE with the columns query and document. To chat with it type swift chat MODEL",
         )
     held = {kind: getattr(options, kind) for kind in NAMES}
-    rows: Asked = [Question([{**question_of(text, held), "role": TEXT}]) for text in options.prompt]
+    rows: QuestionSequence = [Question([{**question_of(text, held), "role": TEXT}]) for text in options.prompt]
     if options.dataset:
-        rows = read_texts(options, found, options.system)
+        rows = read_rows(options, found, options.system)
     if options.result_path is not None:
         score_into(options.result_path, found, options, options, rows, say=print_note)
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import ValidationError
 
-from swift.checkpoint.finite import WHAT, unsound
+from swift.checkpoint.finite import WHAT, invalid_tensors
 from swift.checkpoint.folders import checkpoint_folder
 from swift.checkpoint.manifest import Manifest
 from swift.checkpoint.names import model_name, optim_name
@@ -346,7 +346,7 @@ def _named(disk: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str
 def _finite(tensors: Iterator[tuple[str, torch.Tensor]], path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors; raise `CheckpointError` for invalid values."""
     for name, tensor in tensors:
-        if unsound({name: tensor}):
+        if invalid_tensors({name: tensor}):
             raise CheckpointError(
                 f"{path} has {WHAT} in {name}: its training diverged, or it is damaged.",
                 hint="Convert an earlier checkpoint.",

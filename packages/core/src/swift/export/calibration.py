@@ -61,12 +61,12 @@ def calibration_rows(
         section = own
         say(f"Calibrating with the run's own training data: {', '.join(own.train)}")
     elif not scheme.facts.calibrated:
-        say("No data is named: what quantising costs is measured on a few fixed prompts alone")
+        say("No calibration data: the cost of quantisation is measured on a few fixed prompts only")
         return Calibration("", [], [], 0)
     else:
         raise DataError(
-            f"{scheme.name} is calibrated on samples, and it is not known what the model was trained on.",
-            hint="Name some: --calibration-dataset data/train.jsonl",
+            f"{scheme.name} needs calibration samples, but the model's training data is unknown.",
+            hint="Pass some: --calibration-dataset data/train.jsonl",
         )
     section = section.model_copy(update={"streaming": False, "split_ratio": 0.0, "validation": ()})
     calibration = _choose(_encoded(section, source, encoding, own, say), options, section, seed)
@@ -92,7 +92,7 @@ def _encoded(section: DataSection, source: ModelSource, encoding: str | Encoding
             raise
         raise DataError(
             f"The run's own training data cannot be read for calibration: {error.message}",
-            hint="Name other samples: --calibration-dataset data/train.jsonl",
+            hint="Pass other samples: --calibration-dataset data/train.jsonl",
         ) from error
     assert data.train is not None
     return data.train.samples
@@ -115,13 +115,12 @@ def _check_enough(calibration: Calibration, options: ExportOptions, say: Say) ->
     name, rows, count = calibration.name, calibration.rows, calibration.read
     if count < SMALLEST or calibration.tokens < FEWEST_TOKENS:
         raise DataError(
-            f"{name} is too small to calibrate with: {count} samples, {calibration.tokens} tokens besides those held "
-            "out.",
+            f"{name} is too small for calibration: {count} samples, {calibration.tokens} tokens (held-out ones aside).",
             hint=f"{options.quant} needs at least {SMALLEST} samples (a quarter of them to measure on) and "
-            f"{FEWEST_TOKENS} tokens. Name more with --calibration-dataset.",
+            f"{FEWEST_TOKENS} tokens. Pass more with --calibration-dataset.",
         )
     if len(rows) < options.calibration_samples:
-        say(f"{name} has {len(rows)} samples to calibrate with, fewer than the {options.calibration_samples} asked for")
+        say(f"{name} has only {len(rows)} calibration samples instead of {options.calibration_samples}")
 
 
 def _row(encoded: Any) -> CalibrationRow:

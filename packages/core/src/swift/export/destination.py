@@ -30,7 +30,7 @@ def check_destination(
         )
     if not destination.is_dir() or (any(destination.iterdir()) and not _is_export(destination)):
         raise UsageError(
-            f"{destination} is not an export, and is left unchanged.", hint=f"Choose another folder with {out}."
+            f"{destination} is not an export, so it is not replaced.", hint=f"Choose another folder with {out}."
         )
 
 

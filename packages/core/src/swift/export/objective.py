@@ -46,14 +46,14 @@ def _add_yes_and_no(folder: Path, objective: Mapping[str, Any], system: str | No
     """Let the chat template ask a language model about a document as training did, and name its two answers."""
     from transformers import AutoTokenizer
 
-    from swift.infer.yes_no import answers_of, options_of, pair_template_of
+    from swift.infer.yes_no import options_of, pair_template_of, yes_no_tokens
     from swift.objectives.reranker import GenerativeReranker
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     reranker = GenerativeReranker(options_of(objective))
     (folder / TEMPLATE).write_text(pair_template_of(reranker, tokenizer, system), encoding="utf-8")
     config = read_json_object(folder / CONFIG, ExportError)
-    config[ANSWERS] = list(reversed(answers_of(reranker, tokenizer)))
+    config[ANSWERS] = list(reversed(yes_no_tokens(reranker, tokenizer)))
     write_json(folder / CONFIG, config)
 
 

@@ -56,9 +56,7 @@ class AdapterExporter:
         from swift.models.sentence_files import write_sentence_files
 
         if request.adapter is None:
-            raise ExportError(
-                "All weights were trained: there is no adapter to export.", hint="Type: swift export --to hf"
-            )
+            raise ExportError("All weights were trained, so there is no adapter to export.", hint="Pass --to hf.")
         choice = request.options.dtype
         tensors = {name: tensor if choice == "auto" else tensor.to(getattr(torch, choice)) for name, tensor in weights}
         write_safetensors(request.destination / "adapter_model.safetensors", tensors, {"format": "pt"})

@@ -22,9 +22,7 @@ def push(folder: Path, where: str, *, say: Callable[[str], None]) -> None:
             put(folder, where)
     except ExportError as error:
         message = f"Not uploaded: {error.args[0]}"
-        raise ExportError(
-            message, hint=f"The export itself is whole, in {folder}. {error.hint or ''}".strip()
-        ) from None
+        raise ExportError(message, hint=f"The export is complete in {folder}. {error.hint or ''}".strip()) from None
     say(f"Uploaded to {where}")
 
 
@@ -32,7 +30,7 @@ def _to_hub(folder: Path, repository: str, say: Callable[[str], None]) -> None:
     from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    later = f"The export itself is whole, in {folder}. Upload it later: hf upload {repository} {folder}"
+    later = f"The export is complete in {folder}. Upload it later: hf upload {repository} {folder}"
     if constants.HF_HUB_OFFLINE:
         raise ExportError("Not uploaded: HF_HUB_OFFLINE is set.", hint=later)
     if get_token() is None:

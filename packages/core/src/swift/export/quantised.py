@@ -1,4 +1,4 @@
-"""Exports in fewer bits: the whole model first, checked like any export, then its quantised form beside it.
+"""Quantised exports: first the whole model, verified like any export, then its quantised form.
 
 Quantising reads layers in an order of its own and several times, which a stream of weights does not allow; so the
 whole model is on disk for a while. Who writes the quantised form is an exporter that implements `swift_quantize`.
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
 
 
 def requested_scheme(to: str, options: ExportOptions) -> OfferedScheme | None:
-    """Return how to quantise, where that is asked for; refuse what cannot be meant, before anything is read."""
+    """Return how to quantise, where that is asked for; reject invalid options before anything is read."""
     if options.quant is None:
         named = [name for name in ("calibration_dataset", "quant_tolerance") if getattr(options, name)]
         if named:
             flag = named[0].replace("_", "-")
-            raise UsageError(f"--{flag} is for --quant, which is not there.", hint=advice())
+            raise UsageError(f"--{flag} needs --quant.", hint=advice())
         return None
     scheme = find_scheme(options.quant, to)
     unserved = scheme.facts.not_served_by
     if to == "adapter":
         merged = "hf" if scheme.writer in unserved else scheme.writer
         raise UsageError(
-            "An adapter alone is not quantised: it is small, and stays in the precision that it was trained in.",
-            hint=f"Quantise the merged model (--to {merged} --quant {scheme.name}), or leave --quant out.",
+            "An adapter alone cannot be quantised.",
+            hint=f"Quantise the merged model (--to {merged} --quant {scheme.name}), or remove --quant.",
         )
     if to in unserved:
         served = [each.name for each in schemes_of(scheme.exporter) if to not in each.facts.not_served_by]
         other = f", or --to {to} with one of {', '.join(served)}" if served else ""
         raise UsageError(
-            f"--quant {scheme.name} is not for --to {to}: {unserved[to]}.",
-            hint=f"Type --to hf --quant {scheme.name}{other}.",
+            f"--quant {scheme.name} does not work with --to {to}: {unserved[to]}.",
+            hint=f"Pass --to hf --quant {scheme.name}{other}.",
         )
     return scheme
 
@@ -101,7 +101,7 @@ def write_quantised(
 
 @dataclass(frozen=True)
 class _Expected:
-    """Log-probabilities of the quantised weights, and how near to them arithmetic in fewer bits must come."""
+    """Log-probabilities of the quantised weights, and the tolerance of low-bit arithmetic."""
 
     reference: Reference
     tolerance: Tolerance
@@ -116,12 +116,12 @@ def _by_transformers(job: ExportJob, expected: _Expected, source: ModelSource) -
             account = account_of_module(model, expected.reference.prompts, greedy=False)
     except (ImportError, ModelError) as error:
         reason = str(error).splitlines()[0]
-        job.say(f"transformers was not asked: {reason}. --verify all asks {ENGINE_TITLE}")
-        return {"asked": False, "reason": reason}
-    cause = "The format is not what transformers takes it for. Report it with this model's config.json."
+        job.say(f"Not compared with transformers: {reason}. To compare with {ENGINE_TITLE}: --verify all")
+        return {"compared": False, "reason": reason}
+    cause = "transformers reads the format differently. Report it with this model's config.json."
     found = compare(expected.reference, account, expected.tolerance, cause=cause)
     _say_verified("transformers", found, job.say)
-    return {"asked": True, "dtype": "float32", **found}
+    return {"compared": True, "dtype": "float32", **found}
 
 
 def _by_engine(
@@ -130,9 +130,9 @@ def _by_engine(
     """Compare the model as the inference engine computes it; return why not where it is not asked."""
     unserved = scheme.facts.not_served_by.get(ENGINE)
     if unserved is not None:
-        job.say(f"{ENGINE_TITLE} was not asked: {unserved}")
+        job.say(f"Not compared with {ENGINE_TITLE}: {unserved}")
     if options.verify != "all" or unserved is not None:
-        return {"asked": False, "reason": unserved or f"--verify {options.verify}"}
+        return {"compared": False, "reason": unserved or f"--verify {options.verify}"}
     found = compare_by_engine(
         job.temporary,
         expected.reference,
@@ -142,14 +142,14 @@ def _by_engine(
         say=job.say,
         trust_remote_code=trusted(job.source),
     )
-    if found["asked"]:
+    if found["compared"]:
         _say_verified(ENGINE_TITLE, found, job.say)
     return found
 
 
 def _say_verified(who: str, found: dict[str, Any], say: Say) -> None:
     mean = found["log_probabilities"]["mean_difference"]
-    say(f"Verified by {who}: log-probabilities {mean:.1e} from those of the quantised weights, in the mean")
+    say(f"Verified by {who}: mean difference of log-probabilities {mean:.1e} from the quantised weights")
 
 
 def scratch(destination: Path) -> Path:

@@ -116,7 +116,7 @@ def _origin(path: Path, trust_remote_code: bool, say: Say, *, model: str | None 
             scheme = settings["quantization_config"]
             method = scheme.get("quant_method") if isinstance(scheme, dict) else "something"
             raise UsageError(
-                f"{path} is quantised already ({method}).", hint="Export from the model in full precision."
+                f"{path} is already quantised ({method}).", hint="Export the model in full precision instead."
             )
         say(f"Exporting the model in {folder}")
         section = ModelSection(path=str(folder), trust_remote_code=trust_remote_code)
@@ -140,9 +140,8 @@ def _quantise(origin: _Origin, job: ExportJob, scheme: OfferedScheme, options: E
     """
     if task_of(origin.source) != CAUSAL_LM:
         raise ExportError(
-            f"Quantising is compared by the loss of generated text, which a model of task {task_of(origin.source)} "
-            "does not return.",
-            hint="Export it in full precision: leave --quant out, and add --dtype bfloat16 for half the size.",
+            f"--quant supports language models only, not models of task {task_of(origin.source)}.",
+            hint="Remove --quant; --dtype bfloat16 halves the size.",
         )
     calibration = calibration_rows(
         options, scheme, origin.source, None if origin.checkpoint is None else origin.checkpoint.facts, say=job.say
@@ -155,7 +154,7 @@ def _quantise(origin: _Origin, job: ExportJob, scheme: OfferedScheme, options: E
             plain = options.model_copy(
                 update={"quant": None, "verify": "none" if options.verify == "none" else "transformers"}
             )
-            job.say("First the model in full precision, which is compared with the training state")
+            job.say("First exporting the model in full precision, to compare it with the training state")
             first = replace(job, options=plain, destination=unquantised, intermediate=True)
             export_state(first, origin.weights(), is_main=True)
         job.temporary.mkdir(parents=True)

@@ -32,7 +32,7 @@ def base_of(checkpoint: Checkpoint, say: Say, *, trust_remote_code: bool = False
 
     facts = checkpoint.facts
     if not facts.config.get("model"):
-        raise CheckpointError(f"{checkpoint.folder / MANIFEST} does not say which model training started from.")
+        raise CheckpointError(f"{checkpoint.folder / MANIFEST} does not name the model that training started from.")
     section = section_from_file(
         ModelSection.model_validate(facts.config.get("model", {})),
         checkpoint.folder / MANIFEST,
@@ -44,7 +44,7 @@ def base_of(checkpoint: Checkpoint, say: Say, *, trust_remote_code: bool = False
     if source.fingerprint != facts.model_fingerprint:
         raise CheckpointError(
             f"The model {section.path} is not the one that training started from.",
-            hint="Put the original model back in its place.",
+            hint="Restore the original model at this path, or pass its new path with --model.",
         )
     return source
 
@@ -72,13 +72,13 @@ def _check_trained(checkpoint: Checkpoint, stored: Collection[str], source: Mode
     lost = sorted(name for name in kept if name.startswith(_OF_PEFT) or name in of_model)
     if lost:
         raise CheckpointError(
-            f"{checkpoint.folder} lacks {model_name(lost[0])}, of which it has the optimizer's state: it is damaged.",
-            hint="Copy it again, or take another checkpoint.",
+            f"{checkpoint.folder} lacks {model_name(lost[0])}, although it has its optimizer state: it is damaged.",
+            hint="Copy it again, or use another checkpoint.",
         )
 
 
 def write_model_weights(stored: StoredTensors, *, source: ModelSource, adapter: Mapping[str, Any] | None) -> None:
-    """Put weights that others can load beside the tensors that they are made of: the adapter, or all weights.
+    """Put weights that others can load next to the canonical tensors: the adapter, or all weights.
 
     For `extra` of `save_checkpoint`: one process, a tensor at a time, out of what is on disk already, so that training
     may go on meanwhile. The manifest's checksums stand in for verification.

@@ -47,7 +47,7 @@ def write_and_verify(job: ExportJob, weights: WeightStream) -> None:
     check_memory(
         model_bytes(job.source, 4),
         "Comparing the export with the training state loads the model in fp32, which",
-        hint="Export without comparing (--verify none), or on a machine with more memory.",
+        hint="Skip the comparison with --verify none, or use a machine with more memory.",
     )
     plain = PlainState(job.source) if job.reference is None else None
     digests = _write(job, weights, plain)
@@ -55,9 +55,9 @@ def write_and_verify(job: ExportJob, weights: WeightStream) -> None:
     with _loading(job):
         loads = can_verify(job.temporary)
     if not loads:
-        reason = "transformers and PEFT do not load this format as it is, so nothing was compared"
+        reason = "transformers and PEFT cannot load this format, so nothing was compared"
         note_unverified(job.temporary, job.writer, reason)
-        job.say(f"NOT VERIFIED: {reason}. Only the {job.writer} knows whether it holds what was trained")
+        job.say(f"NOT VERIFIED: {reason}. The {job.writer} is responsible for it")
         return
     with waiting("Comparing the export with what was trained"):
         reference = _reference(job, plain)
@@ -124,8 +124,8 @@ def _loading(job: ExportJob) -> Iterator[None]:
         raise
     except Exception as error:
         failure = ExportError(
-            f"What the {job.writer} wrote into {job.temporary} does not load. {words_of(error)}",
-            hint="Nothing was exported. Report it to those who publish the exporter.",
+            f"The output of the {job.writer} in {job.temporary} does not load. {words_of(error)}",
+            hint="Nothing was exported. Report it to the exporter's authors.",
         )
         failure.traceback_of = error
         raise failure from error
@@ -135,15 +135,15 @@ def _by_engine(job: ExportJob, reference: Reference, dtype: str) -> dict[str, An
     """Compare the folder as an inference engine computes it; return why not where it cannot be asked."""
     task = task_of(job.source)
     if not engine_returns(task):
-        return _not_asked(f"it does not return the {returns(task)} of a {task} model", job.say)
+        return _not_compared(f"it does not return the {returns(task)} of a {task} model", job.say)
     base = None
     if is_adapter(job.temporary):
         if task != CAUSAL_LM:
-            return _not_asked(f"it takes no adapter of a model that returns {returns(task)}", job.say)
+            return _not_compared(f"it takes no adapter of a model that returns {returns(task)}", job.say)
         base = _folder_of(job.source)
         if base is None:
-            reason = "the adapter's base model has random weights, which are stored in no folder"
-            return _not_asked(reason, job.say)
+            reason = "the adapter's base model has random weights, which are not stored"
+            return _not_compared(reason, job.say)
     return compare_by_engine(
         job.temporary,
         reference,
@@ -157,9 +157,9 @@ def _by_engine(job: ExportJob, reference: Reference, dtype: str) -> dict[str, An
     )
 
 
-def _not_asked(reason: str, say: Say) -> dict[str, Any]:
-    say(f"{ENGINE_TITLE} was not asked: {reason}")
-    return {"asked": False, "reason": reason}
+def _not_compared(reason: str, say: Say) -> dict[str, Any]:
+    say(f"Not compared with {ENGINE_TITLE}: {reason}")
+    return {"compared": False, "reason": reason}
 
 
 def _folder_of(source: ModelSource) -> Path | None:
@@ -170,13 +170,13 @@ def _folder_of(source: ModelSource) -> Path | None:
 
 
 def _say_verified(report: Mapping[str, Any], say: Say) -> None:
-    who = ["transformers", *([ENGINE_TITLE] if report.get(ENGINE, {}).get("asked") else [])]
+    who = ["transformers", *([ENGINE_TITLE] if report.get(ENGINE, {}).get("compared") else [])]
     kind, what = ("outputs", "outputs") if "outputs" in report else ("log_probabilities", "log-probabilities")
     largest = max(each[kind]["largest_difference"] for each in (report, report.get(ENGINE, {})) if len(each) > 2)
     agreed = [f"{report['weights']['compared']} weights equal", f"{what} within {largest:.1e}"]
     if "greedy" in report:
         agreed.append(f"{report['greedy']['tokens_equal']} greedy tokens equal")
-    agreed += [f"asked alike about a fixed {NAMES[kind]}" for kind in report["media"] or ()]
+    agreed += [f"equal outputs for a fixed {NAMES[kind]}" for kind in report["media"] or ()]
     if report["rendering"] is not None:
         agreed.append("conversations rendered alike")
     say(f"Verified by {' and '.join(who)}: {', '.join(agreed)}")

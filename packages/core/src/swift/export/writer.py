@@ -42,12 +42,12 @@ class ShardedSafetensorsWriter:
         self._specs = specs
         self._missing = dict.fromkeys(specs)
         self._shards = _deal(specs, shard_bytes)
-        self._place: dict[str, tuple[str, int]] = {}
+        self._position: dict[str, tuple[str, int]] = {}
         self._files: dict[str, SyncedFile] = {}
         for file, names in self._shards.items():
             entries = {name: (specs[name].dtype, specs[name].shape) for name in names}
             lead, starts = safetensors_layout(entries, {"format": "pt"})
-            self._place |= {name: (file, start) for name, start in starts.items()}
+            self._position |= {name: (file, start) for name, start in starts.items()}
             self._files[file] = SyncedFile(folder / file)
             self._files[file].write(lead)
 
@@ -65,8 +65,10 @@ class ShardedSafetensorsWriter:
             raise ExportError(f"{name} was to be exported {state}.")
         spec = self._specs[name]
         if tuple(tensor.shape) != spec.shape:
-            raise ExportError(f"{name} has shape {tuple(tensor.shape)}, the model's configuration says {spec.shape}.")
-        file, start = self._place[name]
+            raise ExportError(
+                f"{name} has shape {tuple(tensor.shape)}, the model's configuration requires {spec.shape}."
+            )
+        file, start = self._position[name]
         self._files[file].write(tensor_bytes(tensor.to(spec.dtype)), at=start)
         del self._missing[name]
 

@@ -12,7 +12,7 @@ from swift.checkpoint.manifest import installed_versions
 from swift.errors import ExportError
 from swift.export.verify.run import VERIFICATION
 
-_BESIDE_WEIGHTS = (
+_OTHER_FILES = (
     "config.json",
     "generation_config.json",
     "adapter_config.json",
@@ -46,7 +46,7 @@ def check_written(folder: Path, exporter: str) -> None:
                 raise _failure(exporter, f"lists {name!r} in {index.name}, which is not the name of a file next to it")
             if not (index.parent / name).is_file():
                 raise _failure(exporter, f"lists {name} in {index.name}, and did not write it")
-    weights = [path for path in files if not any(fnmatch(path.name, pattern) for pattern in _BESIDE_WEIGHTS)]
+    weights = [path for path in files if not any(fnmatch(path.name, pattern) for pattern in _OTHER_FILES)]
     if not weights:
         raise _failure(exporter, f"wrote no weights, only {', '.join(sorted({path.name for path in files})[:6])}")
     empty = [path for path in weights if not path.stat().st_size]
@@ -55,7 +55,7 @@ def check_written(folder: Path, exporter: str) -> None:
 
 
 def note_unverified(folder: Path, exporter: str, reason: str) -> None:
-    """Say next to the weights that nobody compared them; what the exporter itself noted stays, as its own word."""
+    """Write a report that the export was not compared; a report of the exporter is kept in it."""
     path = folder / VERIFICATION
     report: dict[str, Any] = {
         "verified": False,
@@ -64,7 +64,7 @@ def note_unverified(folder: Path, exporter: str, reason: str) -> None:
         "versions": installed_versions(),
     }
     if path.is_file():
-        report["said_by_the_exporter"] = path.read_text(encoding="utf-8", errors="replace")
+        report["report_of_the_exporter"] = path.read_text(encoding="utf-8", errors="replace")
     write_json(path, report)
 
 
@@ -81,6 +81,4 @@ def _listed(index: Path, exporter: str) -> list[str]:
 
 
 def _failure(exporter: str, what: str) -> ExportError:
-    return ExportError(
-        f"The {exporter} {what}. Nothing was exported.", hint="Report it to those who publish the exporter."
-    )
+    return ExportError(f"The {exporter} {what}. Nothing was exported.", hint="Report it to the exporter's authors.")

@@ -1,4 +1,4 @@
-"""Asking a trained model: in batches, in a conversation, for a score, and for rollouts while it is trained."""
+"""Inference with trained models: batches, conversations, scores, and rollouts during training."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swift.contracts import InferenceEngine, ModelSource
-    from swift.infer.answer_fields import found, numbers
-    from swift.infer.asking import answer_into, check_model, check_result, quiet_libraries
     from swift.infer.chat_engine import open_chat_engine
-    from swift.infer.conversations import ConversationScorer
+    from swift.infer.commands import check_model, check_result, quiet_libraries, write_responses_to
+    from swift.infer.conversation_scorer import ConversationScorer
+    from swift.infer.http_client import BROKEN, RequestRefused, opener_without_redirects, read_response
     from swift.infer.image_messages import question_with
+    from swift.infer.json_fields import json_field, json_numbers
     from swift.infer.openai_server import OpenAiServer, at_once
     from swift.infer.questions import Question, read_questions
-    from swift.infer.resume_file import Journal, read_lines
+    from swift.infer.resume_file import ResumeFile, read_lines
     from swift.infer.sampling import sample_tokens
-    from swift.infer.steps import StepScorer
-    from swift.infer.stop import StopStrings
-    from swift.infer.whole_answers import BROKEN, AnswerRefused, stay_here, whole_answer
+    from swift.infer.step_scorer import StepScorer
+    from swift.infer.stop_strings import StopStrings
 
 __all__ = [
     "BROKEN",
-    "AnswerRefused",
     "ConversationScorer",
-    "Journal",
     "OpenAiServer",
     "Question",
+    "RequestRefused",
+    "ResumeFile",
     "StepScorer",
     "StopStrings",
-    "answer_into",
     "at_once",
     "check_model",
     "check_result",
     "find_source",
-    "found",
-    "numbers",
+    "json_field",
+    "json_numbers",
     "open_chat_engine",
     "open_engine",
     "open_scorer",
     "open_step_scorer",
+    "opener_without_redirects",
     "question_with",
     "quiet_libraries",
     "read_lines",
     "read_questions",
+    "read_response",
     "sample_tokens",
-    "stay_here",
-    "whole_answer",
+    "write_responses_to",
 ]
 
 
@@ -68,10 +68,10 @@ def open_engine(
 ) -> InferenceEngine:
     """Open a run, a checkpoint, an adapter, a folder or a hub id with the inference engine of that name.
 
-    Addresses (`http://127.0.0.1:8000`, several with commas between) mean servers that serve the model.
+    `engine` may also be addresses of servers with that model: `http://127.0.0.1:8000`, separated by commas.
 
-    Tokens in, tokens out: see `swift.contracts.InferenceEngine`. `options` are settings of the engine's own.
-    `trust_remote_code` lets Python code run that comes with the model. `trained_adapter` is the PEFT configuration of
+    Tokens in, tokens out: see `swift.contracts.InferenceEngine`. `options` are the engine's own.
+    `trust_remote_code` allows Python code from the model's repository. `trained_adapter` is the PEFT configuration of
     adapters that a run is going to send (`ScheduleContext.adapter`); `say` receives what the engine reports.
     """
     from swift.infer.chat_engine import find_model, open_local
@@ -82,7 +82,7 @@ def open_engine(
     if is_address(engine):
         options = {**(options or {}), "servers": [address.strip() for address in engine.split(",")]}
         engine = ENGINE
-    asked = ModelOptions(
+    requested = ModelOptions(
         model=str(model),
         engine=engine,
         adapters=None if adapter is None else Path(adapter),
@@ -92,8 +92,10 @@ def open_engine(
         engine_options=dict(options or {}),
         trust_remote_code=trust_remote_code,
     )
-    found = find_model(asked, say=say_nothing)
-    opened = open_local(found, asked, batch_size=batch_size, say=say or say_nothing, trained_adapter=trained_adapter)
+    found = find_model(requested, say=say_nothing)
+    opened = open_local(
+        found, requested, batch_size=batch_size, say=say or say_nothing, trained_adapter=trained_adapter
+    )
     return opened.engine
 
 
@@ -108,19 +110,19 @@ def find_source(
     from swift.infer.options import ModelOptions
     from swift.terminal import say_nothing
 
-    asked = ModelOptions(
+    requested = ModelOptions(
         model=str(model),
         adapters=None if adapter is None else Path(adapter),
         trust_remote_code=trust_remote_code,
     )
-    return find_model(asked, say=say_nothing).source
+    return find_model(requested, say=say_nothing).source
 
 
 def open_scorer(
     model: str | Path, *, dtype: str = "auto", device: str | None = None, batch_size: int | None = None
 ) -> ConversationScorer:
-    """Open a reward model, which gives a conversation one score: a run, a checkpoint, a folder or a hub id."""
-    from swift.infer.conversations import ConversationScorer
+    """Open a reward model, which returns one score per conversation: a run, a checkpoint, a folder or a hub id."""
+    from swift.infer.conversation_scorer import ConversationScorer
     from swift.infer.options import ModelOptions
 
     return ConversationScorer(ModelOptions(model=str(model), dtype=dtype, device=device), batch_size=batch_size)
@@ -134,44 +136,44 @@ def open_step_scorer(
     device: str | None = None,
     batch_size: int | None = None,
 ) -> StepScorer:
-    """Open a process reward model, which scores each step of an answer: a run, a checkpoint, a folder or a hub id.
+    """Open a process reward model, which scores each step of a completion: a run, a checkpoint, a folder or a hub id.
 
-    `separator` stands behind each step; None takes that of the run, or else a line break.
+    `separator` ends each step; None uses that of the run, or else a line break.
     """
     from swift.infer.options import ModelOptions
-    from swift.infer.steps import StepScorer
+    from swift.infer.step_scorer import StepScorer
 
     return StepScorer(ModelOptions(model=str(model), dtype=dtype, device=device), separator, batch_size=batch_size)
 
 
-_LATER = {
-    "ConversationScorer": "conversations",
-    "Journal": "resume_file",
+_LAZY = {
+    "ConversationScorer": "conversation_scorer",
+    "ResumeFile": "resume_file",
     "Question": "questions",
-    "StepScorer": "steps",
-    "StopStrings": "stop",
-    "answer_into": "asking",
-    "check_model": "asking",
-    "check_result": "asking",
+    "StepScorer": "step_scorer",
+    "StopStrings": "stop_strings",
+    "write_responses_to": "commands",
+    "check_model": "commands",
+    "check_result": "commands",
     "sample_tokens": "sampling",
-    "quiet_libraries": "asking",
-    "open_chat_engine": "speaker",
+    "quiet_libraries": "commands",
+    "open_chat_engine": "chat_engine",
     "question_with": "image_messages",
     "read_lines": "resume_file",
     "read_questions": "questions",
     "OpenAiServer": "openai_server",
     "at_once": "openai_server",
-    "found": "answer_fields",
-    "numbers": "answer_fields",
-    "BROKEN": "whole_answers",
-    "AnswerRefused": "whole_answers",
-    "stay_here": "whole_answers",
-    "whole_answer": "whole_answers",
+    "json_field": "json_fields",
+    "json_numbers": "json_fields",
+    "BROKEN": "http_client",
+    "RequestRefused": "http_client",
+    "opener_without_redirects": "http_client",
+    "read_response": "http_client",
 }
-"""Name → the module that has it, imported only when it is asked for: HTTP, TLS and torch take long."""
+"""Name → its module, imported on first access: HTTP, TLS and torch take long."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module 'swift.infer' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"swift.infer.{_LATER[name]}"), name)
+    return getattr(importlib.import_module(f"swift.infer.{_LAZY[name]}"), name)

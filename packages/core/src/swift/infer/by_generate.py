@@ -1,4 +1,4 @@
-"""Answers by `generate` of transformers, for models that `swift.infer.decoding` leaves to it."""
+"""Completions by `generate` of transformers, for models that `swift.infer.decoding` leaves to it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Inputs = Mapping[str, torch.Tensor]
 """What a model reads besides tokens, by its own names: images."""
 
 
-def answered(
+def completions(
     model: Any, prompts: Sequence[Tokens], sampler: Sampler, ending: Ending, inputs: Inputs = MappingProxyType({})
 ) -> Iterator[tuple[int, Completion]]:
-    """Yield (index of the prompt, its answer), all of them when the longest is over."""
+    """Yield (index of the prompt, its completion), all of them when the longest is over."""
     processor = GenerateSampler(sampler)
     output = _generate(model, prompts, processor, ending, inputs=inputs)
     logprobs = torch.stack(processor.logprobs, dim=1).tolist()
-    for place, (ids, logps) in enumerate(zip(output, logprobs, strict=True)):
+    for index, (ids, logps) in enumerate(zip(output, logprobs, strict=True)):
         length = next(length for length in range(1, len(ids) + 1) if ending.reason(ids[:length]) is not None)
         reason = ending.reason(ids[:length])
         assert reason is not None
-        yield place, Completion(ids[:length], logps[:length], reason)
+        yield index, Completion(ids[:length], logps[:length], reason)
 
 
-def streamed(
+def stream_tokens(
     model: Any, prompt: Tokens, sampler: Sampler, ending: Ending, inputs: Inputs = MappingProxyType({})
 ) -> Iterator[int]:
-    """Yield the tokens of one answer; `generate` runs in a thread, and what it fails with is raised here."""
+    """Yield the tokens of one completion; `generate` runs in a thread, whose errors are raised here."""
     tokens = _Tokens()
 
     def work() -> None:
@@ -68,10 +68,7 @@ def _generate(
     inputs: Inputs,
     streamer: Any = None,
 ) -> list[list[int]]:
-    """Generate the continuation of each prompt, padding included.
-
-    Nothing but the sampling decides: the folder's defaults do not.
-    """
+    """Return the completion of each prompt, padding included. The defaults of the model's folder are ignored."""
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
     longest = max(len(prompt) for prompt in prompts)
@@ -98,12 +95,12 @@ def _generate(
         streamer=streamer,
         **{name: tensor.to(model.device) for name, tensor in inputs.items()},
     )
-    answers: list[list[int]] = output[:, longest:].tolist()
-    return answers
+    completed: list[list[int]] = output[:, longest:].tolist()
+    return completed
 
 
 class _Over:
-    """Stopping criterion for `generate` that ends the rows whose answers are over."""
+    """Stopping criterion for `generate` that ends the rows whose completions are over."""
 
     def __init__(self, is_over: Callable[[Sequence[int]], bool], start: int) -> None:
         self._is_over = is_over
@@ -116,22 +113,22 @@ class _Over:
 
 
 class _Tokens:
-    """Streamer for `generate` that puts the tokens of one answer into a queue."""
+    """Streamer for `generate` that puts the tokens of one completion into a queue."""
 
     def __init__(self) -> None:
         self.queue: Queue[int | BaseException | None] = Queue()
         self.left = False
-        """Nobody listens any more."""
-        self._asked = False
+        """Whether the reader has stopped."""
+        self._prompt_seen = False
 
     def put(self, tokens: torch.Tensor) -> None:
         """Receive the prompt first, then one token at a time."""
         if self.left:
             raise InterruptedError
-        if self._asked:
+        if self._prompt_seen:
             for token in tokens.flatten().tolist():
                 self.queue.put(token)
-        self._asked = True
+        self._prompt_seen = True
 
     def end(self) -> None:
         """Do nothing: the thread itself reports that the answer is complete."""

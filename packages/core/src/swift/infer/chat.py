@@ -1,4 +1,4 @@
-"""A conversation on the terminal, and the commands that are for swift and not for the model."""
+"""Conversations on the terminal, and their commands."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from swift.data.conversation import Unusable
 from swift.data.images import measure
 from swift.data.media import Medium
 from swift.errors import UsageError
-from swift.infer.answers import ChatEngine
 from swift.infer.image_messages import question_with, written
 from swift.infer.questions import with_system
+from swift.infer.response import ChatEngine
 from swift.terminal import waiting
 from swift.untrusted import check_unicode
 
 COMMANDS = {
     "/help": "show these commands",
-    "/system TEXT": "give the model a system message, and begin anew; without a text show the one in force",
-    "/image FILE": "show the model an image with the next question; may be repeated",
-    "/clear": "forget the conversation",
-    "/save FILE": "write the conversation to a file, as a line of JSON that swift sft reads",
-    "/exit": "leave; so do /quit, exit, quit and Ctrl-D",
+    "/system TEXT": "set the system message and start over; without TEXT show the current one",
+    "/image FILE": "attach an image to the next message; may be repeated",
+    "/clear": "clear the conversation",
+    "/save FILE": "append the conversation to a JSON Lines file that swift sft can read",
+    "/exit": "exit; same as /quit, exit, quit and Ctrl-D",
 }
 _LEAVE = ("/exit", "/quit", "exit", "quit")
 
 
 def converse(chat_engine: ChatEngine, sampling: Sampling) -> None:
-    """Ask, answer, remember, until the user leaves."""
+    """Run a conversation until the user exits."""
     interactive = sys.stdin.isatty()
     if interactive:
-        sys.stdout.write("/help shows the commands; /exit or Ctrl-D leaves.\n")
-    talk = _Conversation(chat_engine)
+        sys.stdout.write("/help lists the commands, /exit or Ctrl-D exits.\n")
+    conversation = _Conversation(chat_engine)
     while True:
         try:
             line = input("> " if interactive else "").strip()
         except EOFError:
             return
         except UnicodeDecodeError:
-            raise UsageError("What was typed is not UTF-8 text.", hint="Write it in UTF-8.") from None
-        check_unicode(line, "What was typed", UsageError)
+            raise UsageError("The input is not valid UTF-8.", hint="Set the terminal to UTF-8.") from None
+        check_unicode(line, "The input", UsageError)
         if line in _LEAVE:
             return
         if _is_command(line):
-            sys.stderr.write("".join(f"{each}\n" for each in talk.command(line)))  # answers alone on stdout
+            sys.stderr.write("".join(f"{each}\n" for each in conversation.command(line)))  # stdout has responses only
         elif line:
-            _print_answer(talk.answer(line, sampling), chat_engine.name)
+            _print_response(conversation.respond(line, sampling), chat_engine.name)
 
 
-def _print_answer(pieces: Iterator[str], name: str) -> None:
-    """Print an answer as it comes; a long question is read for a while before its first word."""
+def _print_response(pieces: Iterator[str], name: str) -> None:
+    """Print a response while it is generated."""
     with waiting(f"Waiting for {name}"):
         first = next(pieces, "")
     for piece in chain([first], pieces):
@@ -64,7 +64,7 @@ def _print_answer(pieces: Iterator[str], name: str) -> None:
 
 
 def _is_command(line: str) -> bool:
-    """Whether a line is for swift: `/word`, but not a path such as /etc/hosts."""
+    """Return whether a line is a command: `/word`, but not a path such as /etc/hosts."""
     word = line.split(maxsplit=1)[0] if line else ""
     return word.startswith("/") and "/" not in word[1:]
 
@@ -76,29 +76,29 @@ class _Conversation:
         self._chat_engine = chat_engine
         self._system: str | None = None
         self._messages: list[dict[str, Any]] = []
-        """What the model is told; empty again after each answer of a model without a chat template."""
+        """The model's context; cleared after each response of a model without a chat template."""
         self._record: list[dict[str, Any]] = []
         self._shown: list[Path] = []
-        """Images of the next question."""
+        """Images of the next message."""
 
-    def answer(self, words: str, sampling: Sampling) -> Iterator[str]:
-        """Yield the pieces of an answer."""
-        question = question_with(words, self._shown)
+    def respond(self, text: str, sampling: Sampling) -> Iterator[str]:
+        """Yield the response to a message in pieces."""
+        question = question_with(text, self._shown)
         self._shown.clear()
         self._messages.append(question)
-        answer = ""
+        response = ""
         for piece in self._chat_engine.stream(with_system(self._messages, self._system), sampling):
-            answer += piece
+            response += piece
             yield piece
-        answered = {"role": "assistant", "content": answer}
-        self._record += [question, answered]
+        message = {"role": "assistant", "content": response}
+        self._record += [question, message]
         if self._chat_engine.multi_turn:
-            self._messages.append(answered)
+            self._messages.append(message)
         else:
             self._messages.clear()
 
     def command(self, typed: str) -> list[str]:
-        """Do what a command says; returns the lines to show."""
+        """Run a command and return the lines to show."""
         word, _, text = typed.partition(" ")
         commands: dict[str, Callable[[str], list[str]]] = {
             "/help": lambda _: _listed(),
@@ -108,50 +108,50 @@ class _Conversation:
             "/save": self._save,
         }
         if word not in commands:
-            return [f"There is no command {word}; the model was not asked.", *_listed()]
+            return [f"Unknown command {word}. Nothing was sent to the model.", *_listed()]
         return commands[word](text.strip())
 
     def _set_system(self, text: str) -> list[str]:
         if not text:
-            return [f"System message: {self._system or 'that of the run or of --system, if there is one'}"]
+            return [f"System message: {self._system or 'the one of the run or of --system, if any'}"]
         if not self._chat_engine.multi_turn:
-            return ["This model has no chat template, and so no place for a system message."]
+            return ["This model has no chat template, so it takes no system message."]
         self._clear("")
         self._system = text
-        return ["The conversation begins anew with this system message."]
+        return ["System message set. The conversation starts over."]
 
     def _show(self, name: str) -> list[str]:
         if not name:
-            return ["Which one? Type: /image FILE"]
+            return ["Missing FILE. Type: /image FILE"]
         if not self._chat_engine.reads_images:
-            return [f"{self._chat_engine.name} reads text alone."]
+            return [f"{self._chat_engine.name} does not read images."]
         path = Path(name).expanduser().absolute()
         try:
             seen = measure(Medium(str(path)), path.parent)
         except Unusable as unusable:
             return [f"{unusable.detail}."]
         self._shown.append(path)
-        return [f"{path.name}, {seen.width}×{seen.height} pixels, goes with the next question."]
+        return [f"{path.name}, {seen.width}×{seen.height} pixels, is attached to the next message."]
 
     def _clear(self, _: str) -> list[str]:
         self._messages.clear()
         self._record.clear()
         self._shown.clear()
-        return ["Forgotten."]
+        return ["Conversation cleared."]
 
     def _save(self, name: str) -> list[str]:
         if not name:
-            return ["Where to? Type: /save FILE"]
+            return ["Missing FILE. Type: /save FILE"]
         if not self._record:
-            return ["Nothing has been said yet."]
+            return ["The conversation is empty."]
         path = Path(name).expanduser()
         line = json.dumps({"messages": written(with_system(self._record, self._system))}, ensure_ascii=False)
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
         except OSError as error:
-            return [f"{path} cannot be written: {error.strerror}."]
-        return [f"Added to {path}."]
+            return [f"Could not write {path}: {error.strerror}."]
+        return [f"Appended to {path}."]
 
 
 def _listed() -> list[str]:

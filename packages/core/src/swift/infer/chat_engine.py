@@ -1,7 +1,4 @@
-"""Speakers, which answer conversations.
-
-An inference engine behind a chat template, or a server that renders its own.
-"""
+"""Chat engines: an inference engine behind a chat template, or a server that renders its own."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from swift.config.tasks import check_generates
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
 from swift.data.rendering import render_asked, render_chat
 from swift.errors import DataError, ModelError, SwiftError, UsageError
-from swift.infer.answers import Answer, ChatEngine, Messages
 from swift.infer.image_messages import has_images
 from swift.infer.options import ModelOptions, is_address
 from swift.infer.questions import Question, with_system
-from swift.infer.stop import StopStrings
+from swift.infer.response import ChatEngine, Messages, Response
+from swift.infer.stop_strings import StopStrings
 from swift.plugins.inference import open_inference
 from swift.plugins.load import LoadedPlugin, load_engine
 from swift.terminal import IMPORTS, waiting
@@ -35,11 +32,11 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def open_chat_engine(options: ModelOptions, *, batch_size: int | None = None, say: Callable[[str], None]) -> ChatEngine:
-    """Return the model that is asked for, loaded by an engine, or as a server has loaded it."""
+    """Return a chat engine for a model, loaded by an inference engine or by a server."""
     if is_address(options.engine):
         from swift.infer.remote import RemoteChatEngine
 
-        _nothing_to_load(options)
+        _check_server_options(options)
         return RemoteChatEngine(
             options.engine,
             model=options.model,
@@ -54,7 +51,7 @@ def open_chat_engine(options: ModelOptions, *, batch_size: int | None = None, sa
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model that is there, not yet loaded."""
+    """A model that was found, but is not loaded yet."""
 
     name: str
     engine: LoadedPlugin
@@ -63,20 +60,20 @@ class FoundModel:
 
     @property
     def problem_type(self) -> str | None:
-        """Return what the labels of a classifier are, by its run or else by its config.json, in transformers' words."""
+        """Return transformers' `problem_type` of a classifier, from its run or else its config.json."""
         return self.location.weights.problem_type or getattr(self.source.config, "problem_type", None)
 
-    def check_scores_texts(self) -> None:
-        """Raise `ModelError` where the model was trained to score the steps of answers, and not whole texts."""
+    def check_scores_sequences(self) -> None:
+        """Raise `ModelError` if the model is a process reward model, which scores steps instead of whole sequences."""
         if self.location.objective.get("name") == "prm":
             raise ModelError(
-                f"{self.name} scores the steps of an answer (prm), not a text as a whole.",
-                hint="Score answers by their steps: swift sample MODEL --dataset FILE --reward_model "
+                f"{self.name} is a process reward model (prm): it scores the steps of a completion, not a whole text.",
+                hint="Score completions by their steps: swift sample MODEL --dataset FILE --reward_model "
                 f"{self.name} --step_reward min --result_path FILE",
             )
 
     def facts(self) -> dict[str, str]:
-        """Return facts that tell this model from others of the same name."""
+        """Return facts that distinguish this model from others of the same name."""
         adapter = self.location.adapter
         facts = {"model": str(self.source.folder), "weights": self.source.fingerprint}
         if adapter is not None and (adapter / ADAPTER_WEIGHTS).is_file():
@@ -85,12 +82,12 @@ class FoundModel:
 
 
 def find_model(options: ModelOptions, *, generates: bool = True, say: Callable[[str], None]) -> FoundModel:
-    """Return the engine and the model that are asked for: a run, a checkpoint, an adapter, a folder or a hub id.
+    """Return the engine and the model: a run, a checkpoint, an adapter, a folder or a hub id.
 
-    One that `generates` answers with text; others return scores or vectors.
+    Raise `UsageError` if the model `generates` no text but returns scores or vectors.
     """
     name = str(options.model)
-    # Only here: these modules import torch, which whoever asks a server does without.
+    # Imported here, because they import torch, which clients of servers do not need.
     with waiting(IMPORTS):
         from swift.models.quiet import quiet_libraries
 
@@ -99,18 +96,18 @@ def find_model(options: ModelOptions, *, generates: bool = True, say: Callable[[
         from swift.models.source import open_source
 
     engine = load_engine(options.engine)
-    place = find_weights(name, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
+    location = find_weights(name, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
     if generates:
-        check_generates(name, place.weights.task)
-    if place.weights.random_weights:
+        check_generates(name, location.weights.task)
+    if location.weights.random_weights:
         raise ModelError(
-            f"{name} adapts a model of random weights, which are stored in no folder.",
-            hint=f"Type: swift export {name} --to hf --out FOLDER, and ask FOLDER.",
+            f"{name} is an adapter of a randomly initialized model, whose weights are not stored.",
+            hint=f"Merge it first with swift export {name} --to hf --out FOLDER, then use FOLDER.",
         )
-    source = open_source(place.weights, say=say)
-    if place.adapter is None or not holds_head(place.adapter):
+    source = open_source(location.weights, say=say)
+    if location.adapter is None or not holds_head(location.adapter):
         source.check_has_head()
-    return FoundModel(name, engine, place, source)
+    return FoundModel(name, engine, location, source)
 
 
 def open_local(
@@ -122,7 +119,7 @@ def open_local(
     trained_adapter: Mapping[str, Any] | None = None,
 ) -> LocalChatEngine:
     """Return the model, loaded by its engine."""
-    # The tokenizer is read once, here: engines are handed tokens.
+    # The tokenizer is read once, here: engines take tokens.
     tokenizer = found.source.tokenizer
     pixels = options.pixels(found.location.pixels)
     request = EngineRequest(
@@ -153,7 +150,7 @@ def open_local(
 
 
 class LocalChatEngine:
-    """An engine, and the tokenizer and template that stand between messages and tokens."""
+    """An inference engine with the tokenizer and chat template of its model."""
 
     def __init__(
         self,
@@ -165,21 +162,21 @@ class LocalChatEngine:
         template_arguments: Mapping[str, Any] | None = None,
         images: Callable[[], ImagePromptWriter] | None = None,
     ) -> None:
-        """Take an engine and the tokenizer of its model; `images` opens what writes prompts with images."""
+        """Take an engine and the tokenizer of its model; `images` opens the writer of prompts with images."""
         self.engine = engine
         self._open_images = images
         self._template_arguments = dict(template_arguments or {})
         self.tokenizer = tokenizer
         self.system = system
-        """Where a conversation has none: that of the run's data section, or the user's."""
+        """Default system message: the user's, or that of the run's data section."""
         self.name = name
         self.multi_turn = tokenizer.chat_template is not None
 
     @cached_property
     def images(self) -> ImagePromptWriter:
-        """The writer of prompts with images; `DataError` where the model reads text alone."""
+        """The writer of prompts with images; raise `DataError` if the model reads text only."""
         if self._open_images is None:
-            raise text_alone(self.name)
+            raise no_images(self.name)
         return self._open_images()
 
     @property
@@ -189,56 +186,56 @@ class LocalChatEngine:
 
     @property
     def image_rules(self) -> MediaRules | None:
-        """The rules by which images become tokens; None where the model reads text alone."""
+        """The rules by which images become tokens; None if the model reads text only."""
         try:
             return self.images.rules
         except DataError:
             return None
 
     def prompt(
-        self, messages: Messages, tools: Sequence[Any] | None = None, *, place: str = "The prompt"
+        self, messages: Messages, tools: Sequence[Any] | None = None, *, source: str = "The prompt"
     ) -> Sequence[int]:
-        """Return the tokens up to where the assistant speaks; plain text where there is no chat template."""
+        """Return the tokens up to the assistant's turn; without a chat template, those of the plain text."""
         messages = with_system(messages, self.system)
         if has_images(messages):
             return self.images.prompt(messages, tools or ())
         if not self.multi_turn:
             if len(messages) != 1:
                 raise DataError(
-                    "This model's tokenizer has no chat template, so it can only continue a text.",
-                    hint="Give one prompt, or a template with --model.chat_template when training.",
+                    "The tokenizer of this model has no chat template, so it cannot render a conversation.",
+                    hint="Pass a single prompt, or set --model.chat_template when training.",
                 )
             return list(self.tokenizer(messages[0]["content"])["input_ids"])
         text = render_asked(
             self.tokenizer,
             messages,
-            place=place,
+            place=source,
             tools=tools or None,
             add_generation_prompt=True,
             **self._template_arguments,
         )
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
-        """Yield answers as they are ready; all prompts go to the engine at once, which batches them as it can."""
+    def respond(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Response]]:
+        """Yield responses as they are complete; the engine gets all prompts at once and batches them."""
         prompts = [
-            self.prompt(question.messages, question.tools, place=question.place or "The prompt")
+            self.prompt(question.messages, question.tools, source=question.source or "The prompt")
             for question in questions
         ]
         stops = StopStrings(self.tokenizer, sampling.stop)
-        for place, completion in self.engine.generate(prompts, stops.told(sampling)):
+        for index, completion in self.engine.generate(prompts, stops.applied_to(sampling)):
             text, found = stops.before(self._text(completion.token_ids))
             if not found:
                 ended = completion.finish_reason == "stop"
                 text = self._text(completion.token_ids[:-1] if ended else completion.token_ids)
-            yield place, Answer(text, "stop" if found else completion.finish_reason, completion.token_ids)
+            yield index, Response(text, "stop" if found else completion.finish_reason, completion.token_ids)
 
     def stream(self, messages: Messages, sampling: Sampling) -> Iterator[str]:
-        """Text is held back while its last letter is not whole, or while a stop string may have begun."""
+        """Yield text, except an incomplete last character or a possible beginning of a stop string."""
         stops = StopStrings(self.tokenizer, sampling.stop)
         ids: list[int] = []
         written = ""
-        for token in self.engine.stream(self.prompt(messages), stops.told(sampling)):
+        for token in self.engine.stream(self.prompt(messages), stops.applied_to(sampling)):
             ids.append(token)
             text, found = stops.before(self._text(ids))
             if found:
@@ -262,42 +259,41 @@ class LocalChatEngine:
 
 
 def image_writer(found: FoundModel, options: ModelOptions) -> ImagePromptWriter:
-    """Return what writes prompts with images for a model."""
+    """Return the writer of a model's prompts with images."""
     from swift.infer.image_prompts import ImagePromptWriter
 
     processor = found.source.processor
     if processor is None:
-        raise text_alone(found.name)
+        raise no_images(found.name)
     pixels = options.pixels(found.location.pixels)
     return ImagePromptWriter(processor, DataSection(template_kwargs=options.template_arguments, **pixels))
 
 
-def text_alone(name: str) -> DataError:
-    """Return the error of a model that is shown an image and reads none."""
+def no_images(name: str) -> DataError:
+    """Return the error for an image in a prompt of a model that reads text only."""
     return DataError(
-        f"{name} is asked about an image, and reads text alone.",
-        hint="Leave the image out, or name a model that reads images, in a folder with its processor's files.",
+        f"{name} does not read images, but the prompt has one.",
+        hint="Remove the image, or use a model that reads images, in a folder with its processor's files.",
     )
 
 
 def end_tokens(tokenizer: Any) -> tuple[int, ...]:
-    """Return the tokens that end an answer.
+    """Return the tokens that end a completion.
 
-    They are the tokenizer's end of text, and the token that the template puts after the assistant's turn, which a model
-    that was trained on conversations has learned to say.
+    They are the tokenizer's end of text, and the token that the chat template puts after the assistant's turn.
     """
     found = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     if tokenizer.chat_template is not None:
-        answer = "an answer that ends here"
-        talk = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
+        response = "a response that ends here"
+        messages = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": response}]
         try:
-            text = render_chat(tokenizer, talk, place="A question and its answer")
+            text = render_chat(tokenizer, messages, place="A question and its response")
         except SwiftError:
             raise
-        except Exception:  # templates raise what they like, about roles that they do not know, say
+        except Exception:  # templates raise any error, for roles that they do not know, for example
             return tuple(found)
-        after = tokenizer(text.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
-        if answer in text and after and after[0] in tokenizer.all_special_ids:
+        after = tokenizer(text.rpartition(response)[2], add_special_tokens=False)["input_ids"]
+        if response in text and after and after[0] in tokenizer.all_special_ids:
             found.append(int(after[0]))
     return tuple(dict.fromkeys(found))
 
@@ -308,8 +304,8 @@ def _digest(adapter: Path) -> str:
     return SafetensorsFolder(adapter, file=ADAPTER_WEIGHTS).digest()
 
 
-def _nothing_to_load(options: ModelOptions) -> None:
-    """Do nothing: a server has loaded its model already."""
+def _check_server_options(options: ModelOptions) -> None:
+    """Raise `UsageError` for options of loading a model, which a server has done already."""
     given = {
         "--adapters": options.adapters,
         "--torch_dtype": options.dtype != "auto",
@@ -325,6 +321,6 @@ def _nothing_to_load(options: ModelOptions) -> None:
     for flag, value in given.items():
         if value:
             raise UsageError(
-                f"{flag} says how a model is loaded, but the server at {options.engine} has loaded its own.",
-                hint=f"Leave it out, or give it to the server (swift serve {flag} ...).",
+                f"{flag} applies to loading a model, but the server at {options.engine} has loaded its own.",
+                hint=f"Remove it, or pass it to the server: swift serve {flag} ...",
             )

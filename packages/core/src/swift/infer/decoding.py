@@ -1,7 +1,7 @@
-"""Decoding with the caches of transformers, in batches that shrink as answers end.
+"""Decoding with the caches of transformers, in batches that shrink as completions end.
 
 `generate` of transformers computes the prompt of every row, equal or not, and goes on with rows that have ended until
-the longest answer does. Here equal prompts are computed once, and rows leave when their answers are over.
+the longest completion does. Here equal prompts are computed once, and rows leave when their completions are over.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 Tokens = Sequence[int]
 _TAKEN = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
 _IDLE = 8
-"""Rows leave when one in so many of the batch has ended: leaving copies the cache, staying computes for nothing."""
+"""Rows leave when one in so many has ended: leaving copies the cache, staying wastes computation."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """When an answer is over."""
+    """When a completion is over."""
 
     sampling: Sampling
     tokens: frozenset[int]
-    """Those that end an answer."""
+    """Tokens that end a completion."""
 
     def reason(self, ids: list[int]) -> str | None:
-        """Return why an answer of these tokens is over; None where it goes on."""
+        """Return the finish reason of a completion of these tokens; None if it goes on."""
         is_over = self.sampling.is_over
         if ids[-1] in self.tokens or (is_over is not None and is_over(ids)):
             return "stop"
@@ -43,7 +43,7 @@ class Ending:
 
 
 def decodes(model: Any) -> bool:
-    """Return whether a model's forward can be called step by step as `DecodingBatch` does.
+    """Return whether a model's forward can be called step by step by `DecodingBatch`.
 
     A model that prepares its inputs in its own way (state-space models, Phi-3 with its two ranges of positions) or
     comes with code of its own is left to its `generate`.
@@ -61,7 +61,7 @@ def decodes(model: Any) -> bool:
 
 
 class DecodingBatch:
-    """Prompts that are answered together, a token of each at a time."""
+    """Prompts that are completed together, one token of each per step."""
 
     def __init__(self, model: Any, prompts: Sequence[Tokens], sampler: Sampler) -> None:
         from swift.infer.growing_cache import growing_cache
@@ -74,7 +74,7 @@ class DecodingBatch:
         self._chosen = torch.zeros(0, dtype=torch.long)
         self._mask: torch.Tensor | None = None
         self._position = torch.zeros(0, dtype=torch.long)
-        """Of the token that each row takes next."""
+        """Position of the next token of each row."""
         self._logits: torch.Tensor | None = self._prefilled(prompts)
 
     def step(self) -> list[tuple[int, int, float]]:
@@ -87,7 +87,7 @@ class DecodingBatch:
         return list(zip(self._rows, self._chosen.tolist(), logps.tolist(), strict=True))
 
     def keep(self, prompts: Collection[int]) -> None:
-        """Let the rows of all other prompts leave, once they are enough of them."""
+        """Remove the rows of all other prompts, once they are one in `_IDLE`."""
         kept = [row for row, prompt in enumerate(self._rows) if prompt in prompts]
         if (len(self._rows) - len(kept)) * _IDLE < len(self._rows) or not kept:
             return
@@ -101,22 +101,22 @@ class DecodingBatch:
 
     def _prefilled(self, prompts: Sequence[Tokens]) -> torch.Tensor:
         """Return the logits after each prompt, with the cache of equal prompts computed once."""
-        places: dict[tuple[int, ...], int] = {}
-        of_row = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
-        longest = max(map(len, places))
+        rows: dict[tuple[int, ...], int] = {}
+        row_of = [rows.setdefault(tuple(prompt), len(rows)) for prompt in prompts]
+        longest = max(map(len, rows))
         device = self._model.device
-        ids = torch.zeros((len(places), longest), dtype=torch.long)
+        ids = torch.zeros((len(rows), longest), dtype=torch.long)
         mask = torch.zeros_like(ids)
-        for prompt, place in places.items():
-            ids[place, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[place, longest - len(prompt) :] = 1
+        for prompt, row in rows.items():
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[row, longest - len(prompt) :] = 1
         positions = (mask.cumsum(-1) - 1).clamp(min=0).to(device)
-        # Without padding no mask is needed, and attention is at its fastest.
+        # Without padding no mask is needed, and attention is fastest.
         self._mask = None if bool(mask.all()) else mask.to(device)
         logits = self._forward(ids.to(device), positions, first=True)
         self._position = positions[:, -1]
-        if len(places) < len(prompts):
-            index = torch.tensor(of_row, device=device)
+        if len(rows) < len(prompts):
+            index = torch.tensor(row_of, device=device)
             self._cache.reorder_cache(index)
             logits, self._position = logits[index], self._position[index]
             self._mask = None if self._mask is None else self._mask[index]
@@ -141,28 +141,28 @@ class DecodingBatch:
 
 
 @torch.no_grad()
-def answered(
+def completions(
     model: Any, prompts: Sequence[Tokens], sampler: Sampler, ending: Ending
 ) -> Iterator[tuple[int, Completion]]:
-    """Yield (index of the prompt, its answer), each as it is over."""
+    """Yield (index of the prompt, its completion), each when it is over."""
     batch = DecodingBatch(model, prompts, sampler)
-    made: dict[int, tuple[list[int], list[float]]] = {place: ([], []) for place in range(len(prompts))}
+    made: dict[int, tuple[list[int], list[float]]] = {index: ([], []) for index in range(len(prompts))}
     while made:
-        for place, token, logp in batch.step():
-            if place not in made:
+        for index, token, logp in batch.step():
+            if index not in made:
                 continue
-            ids, logps = made[place]
+            ids, logps = made[index]
             ids.append(token)
             logps.append(logp)
             if (reason := ending.reason(ids)) is not None:
-                del made[place]
-                yield place, Completion(ids, logps, reason)
+                del made[index]
+                yield index, Completion(ids, logps, reason)
         batch.keep(made)
 
 
 @torch.no_grad()
-def streamed(model: Any, prompt: Tokens, sampler: Sampler, ending: Ending) -> Iterator[int]:
-    """Yield the tokens of one answer, while it is generated."""
+def stream_tokens(model: Any, prompt: Tokens, sampler: Sampler, ending: Ending) -> Iterator[int]:
+    """Yield the tokens of one completion, while it is generated."""
     batch = DecodingBatch(model, [prompt], sampler)
     ids: list[int] = []
     while not ids or ending.reason(ids) is None:
@@ -172,7 +172,7 @@ def streamed(model: Any, prompt: Tokens, sampler: Sampler, ending: Ending) -> It
 
 
 class Room:
-    """How many prompts of some length fit into a share of the device's memory, by what their cache is found to take."""
+    """How many prompts of some length fit into part of the device's memory, by the measured size of their cache."""
 
     def __init__(self, model: Any) -> None:
         self._device = _memory(model.device)
@@ -184,14 +184,14 @@ class Room:
         self._of_token = sum(held.nbytes for held in kept if isinstance(held, torch.Tensor))
 
     def batches(self, prompts: Sequence[Tokens], steps: int) -> Iterator[list[int]]:
-        """Yield the places of prompts in batches of similar length, equal prompts side by side."""
+        """Yield indices of prompts in batches of similar length, equal prompts side by side."""
         batch: list[int] = []
-        for place in sorted(range(len(prompts)), key=lambda place: (len(prompts[place]), tuple(prompts[place]))):
-            row = row_bytes(self._vocabulary, self._of_token, len(prompts[place]) + steps)
+        for index in sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), tuple(prompts[index]))):
+            row = row_bytes(self._vocabulary, self._of_token, len(prompts[index]) + steps)
             if len(batch) >= rows_at_once(self._device, row):
                 yield batch
                 batch = []
-            batch.append(place)
+            batch.append(index)
         if batch:
             yield batch
 

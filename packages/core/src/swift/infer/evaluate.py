@@ -1,4 +1,4 @@
-"""Evaluation of answers on a data set with expected ones."""
+"""Evaluation of responses on a data set with expected answers."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from swift.config.sections import DataSection
 from swift.contracts import ImagePrompt
 from swift.data.samples import Segment
 from swift.errors import DataError
-from swift.infer.answer_metrics import AnswerMetric
-from swift.infer.answers import Answer
-from swift.infer.batch import WINDOW, Asked
+from swift.infer.batch import WINDOW, QuestionSequence
 from swift.infer.chat_engine import LocalChatEngine
 from swift.infer.image_messages import written
 from swift.infer.questions import Question
+from swift.infer.response import Response
+from swift.infer.response_metrics import ResponseMetric
 from swift.terminal import Say, progress, say_nothing
 
 
-def with_answers(questions: Asked, *, say: Say = say_nothing) -> list[Question]:
-    """Return the questions that have an answer to compare with; say how many have none."""
-    asked = [question for question in questions if question.expected is not None]
-    if not asked:
+def with_expected(questions: QuestionSequence, *, say: Say = say_nothing) -> list[Question]:
+    """Return the questions with an expected answer; report how many have none."""
+    kept = [question for question in questions if question.expected is not None]
+    if not kept:
         raise DataError(
-            f"None of the {len(questions)} questions has an answer to compare with.",
-            hint="Give a data set whose rows end with the assistant's message, or ask with swift infer.",
+            f"None of the {len(questions)} rows has an expected answer.",
+            hint="Use rows that end with an assistant message. To generate without comparing: swift infer",
         )
-    if left := len(questions) - len(asked):
-        say(f"{left:,} of {len(questions):,} questions have no answer to compare with, and are not asked")
-    return asked
+    if left := len(questions) - len(kept):
+        say(f"Skipping {left:,} of {len(questions):,} rows, which have no expected answer")
+    return kept
 
 
-def judged(question: Question, answer: Answer, metric: AnswerMetric) -> dict[str, Any]:
-    """Return a line that says how an answer compares with the expected one, by a metric."""
+def evaluation_line(question: Question, response: Response, metric: ResponseMetric) -> dict[str, Any]:
+    """Return the line of a response, with the columns of a metric."""
     expected = str(question.expected)
-    asked = {"messages": written(question.messages), "answer": answer.text, "expected": question.expected}
-    return {**question.extras, **asked, **metric.of_answer(answer.text, expected)}
+    line = {"messages": written(question.messages), "response": response.text, "expected": question.expected}
+    return {**question.extras, **line, **metric.of_response(response.text, expected)}
 
 
 def score_loss(
     chat_engine: LocalChatEngine, names: Sequence[str], columns: dict[str, str], *, say: Say = say_nothing
 ) -> dict[str, float]:
-    """Return mean loss and token accuracy of the expected answers, as in training; say which rows cannot be used."""
-    from swift.data.pipeline import prepare_data  # imports torch, which counting right answers does without
+    """Return mean loss and token accuracy of the expected answers, as in training; report unusable rows."""
+    from swift.data.pipeline import prepare_data  # imports torch, which other metrics do not need
 
     section = DataSection(train=tuple(names), columns=columns, system=chat_engine.system)
     data = prepare_data(
@@ -57,8 +57,8 @@ def score_loss(
     def work() -> Any:
         for start in range(0, len(samples), WINDOW):
             some = [samples[index].segments[0] for index in range(start, min(start + WINDOW, len(samples)))]
-            for place, score in chat_engine.engine.score([_prompt(segment) for segment in some]):
-                yield some[place].weights[1:].tolist(), score
+            for index, score in chat_engine.engine.score([_prompt(segment) for segment in some]):
+                yield some[index].weights[1:].tolist(), score
 
     for weights, score in progress(work(), "scoring", total=len(samples)):
         for each, logprob, likeliest in zip(weights, score.logprobs, score.likeliest, strict=True):

@@ -1,7 +1,6 @@
-"""How well a model scores: pairs, labels, rankings and vectors of a data set, measured as its objective reads the rows.
+"""Evaluation of models that return scores or vectors: pairs, labels, rankings and similarities.
 
-The rows are those of training: the encoding of the objective reads them, so that the same columns are understood and
-the same rows are left out.
+The encoding of the objective reads the rows, so columns and unusable rows are those of training.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
     from swift.infer.options import ModelOptions, QuestionOptions
 
 Outputs = npt.NDArray[np.float32]
-"""Of the texts of a sample: [texts, scores] or [texts, size of a vector]."""
+"""Outputs of a sample: [sequences, scores] or [sequences, size of a vector]."""
 Values = Mapping[str, npt.NDArray[np.float64]]
-"""What rows say: a column of the encoding → its value in each sample."""
+"""Column of the encoding → its value in each sample."""
 _PAIRS = frozenset({"chosen", "rejected", "rejected_response", "rejected_messages"})
 _RANKED = frozenset({*POSITIVE, "positive_messages", *DOCUMENT, *DOCUMENTS} - {*ANSWER})
 _LABELLED = frozenset({"label", "score"})
@@ -46,34 +45,34 @@ _LABELLED = frozenset({"label", "score"})
 
 @dataclass(frozen=True)
 class Scored:
-    """Samples, and what the model made of them."""
+    """Samples with the outputs of the model."""
 
     outputs: Sequence[Outputs]
     values: Values
-    texts: Sequence[Sequence[int]]
-    """A number for each text of each sample; equal texts have the same."""
+    sequences: Sequence[Sequence[int]]
+    """Ids of the sequences of each sample; equal sequences have the same."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Reading of some rows, and the metrics of them."""
+    """An encoding of rows, and the metrics to compute."""
 
     encoding: str | Encoding
     measure: Callable[[Scored], dict[str, float | None]]
     of: str
-    """What is counted, for people."""
+    """Name of the unit that is counted."""
 
 
 def evaluate_scores(
-    found: FoundModel, options: ModelOptions, asked: QuestionOptions, *, say: Callable[[str], None]
+    found: FoundModel, options: ModelOptions, requested: QuestionOptions, *, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return the metrics of a model that scores or makes vectors; those that the rows do not define are left out."""
+    """Return the metrics of a model that returns scores or vectors, except undefined ones."""
     limits = options.pixels(found.location.pixels)
     system = options.system or found.location.system
-    section = DataSection(train=asked.dataset, columns=asked.columns, system=system, **limits)
+    section = DataSection(train=requested.dataset, columns=requested.columns, system=system, **limits)
     if options.max_length is not None:
         section = section.model_copy(update={"max_length": options.max_length})
-    yes_no = yes_no_of(found, asked.task_type, section)
+    yes_no = yes_no_of(found, requested.task_type, section)
     measured = measurement_of(found, section, yes_no)
     processor = found.source.processor
     rules = None if processor is None else MediaProcessor(processor, section)
@@ -83,20 +82,20 @@ def evaluate_scores(
         say(line)
     samples = [data.train.samples[index] for index in range(len(data.train.samples))]
     reranker = None if yes_no is None else yes_no.objective
-    scorer = Scorer(found, options, batch_size=asked.batch_size, say=say, reranker=reranker)
+    scorer = Scorer(found, options, batch_size=requested.batch_size, say=say, reranker=reranker)
     try:
-        outputs, texts = _outputs(scorer, samples)
+        outputs, sequences = _outputs(scorer, samples)
     finally:
         scorer.close()
     names = samples[0].values if samples else {}
     values = {name: np.array([sample.values[name] for sample in samples], dtype=np.float64) for name in names}
-    found_metrics = measured.measure(Scored(outputs, values, texts))
+    found_metrics = measured.measure(Scored(outputs, values, sequences))
     metrics = {name: value for name, value in found_metrics.items() if value is not None}
     return {**metrics, measured.of: len(samples)}
 
 
 def measurement_of(found: FoundModel, section: DataSection, yes_no: YesNo | None = None) -> Measurement:
-    """Return how a model is measured: by the objective of its run, or else by what the rows hold."""
+    """Return the measurement of a model: by the objective of its run, or else by the columns."""
     columns = _columns(section)
     if yes_no is not None:
         return _of_rankings(yes_no.objective.encoding)
@@ -114,31 +113,31 @@ def measurement_of(found: FoundModel, section: DataSection, yes_no: YesNo | None
 def _columns(section: DataSection) -> frozenset[str]:
     part = open_parts(section.train, section)[0]
     if not part.count:
-        raise UsageError(f"{section.train[0]} has no rows.", hint="Name a data set that has some.")
+        raise UsageError(f"{section.train[0]} has no rows.", hint="Pass a data set with rows.")
     return frozenset(rename(part.rows[0], part.columns, part.rows.place(0)))
 
 
 def _outputs(scorer: Scorer, samples: Sequence[Encoded]) -> tuple[list[Outputs], list[list[int]]]:
-    """Return what the model makes of each sample, and its texts by number; equal texts are computed once."""
+    """Return the outputs and sequence ids of each sample; equal sequences are computed once."""
     numbers: dict[bytes, int] = {}
-    texts: list[ImagePrompt] = []
-    places: list[list[int]] = []
+    sequences: list[ImagePrompt] = []
+    ids: list[list[int]] = []
     for sample in samples:
         mine = []
         for segment in sample.segments:
             key = segment.input_ids.tobytes() + str(number_of(segment.media)).encode()
             if key not in numbers:
-                numbers[key] = len(texts)
-                texts.append(ImagePrompt.of(segment.input_ids.tolist(), segment.media))
+                numbers[key] = len(sequences)
+                sequences.append(ImagePrompt.of(segment.input_ids.tolist(), segment.media))
             mine.append(numbers[key])
-        places.append(mine)
-    found: dict[int, Outputs] = dict(progress(scorer.outputs(texts), "scoring", total=len(texts)))
-    return [np.stack([found[number] for number in mine]) for mine in places], places
+        ids.append(mine)
+    found: dict[int, Outputs] = dict(progress(scorer.outputs(sequences), "scoring", total=len(sequences)))
+    return [np.stack([found[number] for number in mine]) for mine in ids], ids
 
 
 def _of_pairs(scored: Scored) -> dict[str, float | None]:
-    gaps = np.array([each[0, 0] - each[1, 0] for each in scored.outputs])
-    return {"accuracy": float((gaps > 0).mean()), "margin": float(gaps.mean())}
+    margins = np.array([each[0, 0] - each[1, 0] for each in scored.outputs])
+    return {"accuracy": float((margins > 0).mean()), "margin": float(margins.mean())}
 
 
 def _of_rankings(encoding: RerankerEncoding) -> Measurement:
@@ -217,7 +216,7 @@ def _of_vectors(found: FoundModel, columns: frozenset[str]) -> Measurement:
 
     def retrieve(scored: Scored) -> dict[str, float | None]:
         scaled = [_scaled(each, cosine) for each in scored.outputs]
-        return dict(ranking(_retrieved(scaled, scored.texts, scored.values["positives"].astype(int))))
+        return dict(ranking(_retrieved(scaled, scored.sequences, scored.values["positives"].astype(int))))
 
     if columns & _LABELLED:
         return Measurement(
@@ -227,21 +226,21 @@ def _of_vectors(found: FoundModel, columns: frozenset[str]) -> Measurement:
 
 
 def _retrieved(
-    samples: Sequence[Outputs], texts: Sequence[Sequence[int]], positives: npt.NDArray[np.int_]
+    samples: Sequence[Outputs], sequences: Sequence[Sequence[int]], positives: npt.NDArray[np.int_]
 ) -> Iterator[tuple[npt.NDArray[np.floating], npt.NDArray[np.bool_]]]:
-    """Yield the scores of *all* documents of the data set for each query, and which of them answer it."""
+    """Yield for each query the scores of *all* documents of the data set, and which are relevant."""
     numbers: dict[int, int] = {}
     vectors: list[Outputs] = []
     mine = []
-    for each, named in zip(samples, texts, strict=True):
+    for each, named in zip(samples, sequences, strict=True):
         for text, vector in zip(named[1:], each[1:], strict=True):
             if numbers.setdefault(text, len(numbers)) == len(vectors):
                 vectors.append(vector)
         mine.append([numbers[text] for text in named[1:]])
     documents = np.stack(vectors)
-    for each, places, count in zip(samples, mine, positives, strict=True):
+    for each, own, count in zip(samples, mine, positives, strict=True):
         right = np.zeros(len(documents), dtype=np.bool_)
-        right[places[:count]] = True
+        right[own[:count]] = True
         yield documents @ each[0], right
 
 
@@ -258,7 +257,7 @@ def _softmax(scores: Outputs) -> npt.NDArray[np.float64]:
 
 
 def _table(values: Values) -> npt.NDArray[np.float64]:
-    """Return the labels [texts, labels]: one column, or several that are numbered."""
+    """Return the labels [rows, labels]: one column, or several numbered ones."""
     names = ["label"] if "label" in values else [f"label_{index}" for index in range(len(values))]
     return np.stack([values[name] for name in names], axis=1)
 

@@ -1,6 +1,6 @@
-"""Locates weights from whatever the user names: a run, a checkpoint, an adapter, a model folder, a hub id.
+"""Locates the weights of a run, a checkpoint, an adapter, a model folder or a hub id.
 
-Nothing here imports torch: `swift serve` hands the weights to a process of its own.
+Nothing here imports torch: `swift serve` loads the weights in another process.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _HEAD = ".score.weight"
 _TASKS = {"SEQ_CLS": "seq_cls", "FEATURE_EXTRACTION": EMBEDDING}
-"""PEFT's word for the task of an adapter → the task of the model."""
+"""PEFT's `task_type` of an adapter → the task of the model."""
 _UNFINISHED = re.compile(r"(checkpoint-\d+)(?:\.\w+)?\.tmp")
 """Name of a checkpoint until it is complete, and while it is being replaced or removed."""
 
 
 GENERATIVE = "generative_reranker"
-"""The objective, and task type, of a language model that says yes or no to documents."""
+"""Objective and --task_type of language models that rerank by yes and no."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class WeightsLocation:
 
 
 def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: bool = False) -> WeightsLocation:
-    """Return the location that `name` stands for. A run means its last checkpoint; a checkpoint knows its base model.
+    """Return the location of `name`: of a run, its last checkpoint; of an adapter, with its base model.
 
-    `trust_remote_code` is the user's choice; files have no say in it.
+    `trust_remote_code` is the user's choice; files cannot set it.
     """
     if adapter is not None:
         check_weights_of(adapter)
@@ -72,7 +72,9 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
         config = read_adapter_config(path)
         base = config.get("base_model_name_or_path")
         if not base:
-            raise ModelError(f"{path} does not say which model it adapts.", hint="Type: --model BASE --adapter ADAPTER")
+            raise ModelError(
+                f"The adapter {path} does not name its base model.", hint="Pass it: --model BASE --adapters ADAPTER"
+            )
         check_weights_of(Path(base))
         settings = settings_of_adapter(path, config)
         return WeightsLocation(ModelSection(path=base, trust_remote_code=trust_remote_code, **settings), path)
@@ -80,20 +82,20 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
     return WeightsLocation(ModelSection(path=name, trust_remote_code=trust_remote_code, **settings), adapter)
 
 
-def is_asked(objective: Mapping[str, Any], task_type: str | None) -> bool:
-    """Return whether a language model is asked about documents: as it was trained, or because the user says so."""
+def is_generative_reranker(objective: Mapping[str, Any], task_type: str | None) -> bool:
+    """Return whether a language model is used as a reranker, by its training or by --task_type."""
     return GENERATIVE in (task_type, objective.get("name"))
 
 
 def settings_of_folder(path: Path) -> dict[str, Any]:
-    """Return what the files of a model's folder say of its task, as settings of the `model` section."""
+    """Return the task of a model's folder and its pooling, as settings of the `model` section."""
     task = task_of_config(read_config(path))
     pooling = stored_pooling(path) if task == EMBEDDING else None
     return {"task": task} | ({} if pooling is None else {"pooling": pooling})
 
 
 def settings_of_adapter(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the files of an adapter say of its model's task, as settings of the `model` section."""
+    """Return the task of an adapter's model, as settings of the `model` section."""
     task = _TASKS.get(str(config.get("task_type")), CAUSAL_LM)
     settings: dict[str, Any] = {"task": task}
     if task in HEADED and (path / ADAPTER_WEIGHTS).is_file():
@@ -105,7 +107,7 @@ def settings_of_adapter(path: Path, config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def holds_head(adapter: Path) -> bool:
-    """Return whether an adapter brings the head of its model for scores."""
+    """Return whether an adapter includes the score head of its model."""
     file = adapter / ADAPTER_WEIGHTS
     return file.is_file() and any(
         name.endswith(_HEAD) for name in SafetensorsFolder(adapter, file=ADAPTER_WEIGHTS).names()
@@ -116,7 +118,7 @@ def _rows(weights: SafetensorsFolder, head: str) -> int:
     shape = weights.shape(head)
     if len(shape) != 2 or not shape[0]:
         raise ModelError(
-            f"{head} in {weights.folder / ADAPTER_WEIGHTS} has the shape {shape}, and a head has a row for each label.",
+            f"{head} in {weights.folder / ADAPTER_WEIGHTS} has the invalid shape {shape}; expected (labels, width).",
             hint="Copy the adapter again.",
         )
     return shape[0]
@@ -146,16 +148,16 @@ def check_finished(path: Path) -> None:
     if (whole / "args.json").is_file() and not any((whole / name).is_file() for name in ("config.json", ADAPTER_FILE)):
         raise CheckpointError(
             f"The run {path} has no complete checkpoint yet.",
-            hint="It is there when the run says: saved checkpoint-...",
+            hint="Wait until the run reports: saved checkpoint-...",
         )
 
 
 def _unfinished(folder: Path) -> CheckpointError:
     others = [each.name for each in whole_checkpoints(folder.parent).values()]
-    there_are = f"Whole ones: {', '.join(others[-8:])}." if others else "Wait until the run says that it is saved."
+    there_are = f"Complete ones: {', '.join(others[-8:])}." if others else "Wait until the run has saved it."
     return CheckpointError(
-        f"{folder} is not a complete checkpoint: it is still being written or copied, a save was interrupted, or its "
-        f"{MANIFEST} was taken away.",
+        f"{folder} is not a complete checkpoint: it is still being written, its save was interrupted, or its "
+        f"{MANIFEST} was removed.",
         hint=f"{there_are} {_alone(folder)}",
     )
 
@@ -163,7 +165,7 @@ def _unfinished(folder: Path) -> CheckpointError:
 def _alone(folder: Path) -> str:
     """Return the hint for a checkpoint of which only the manifest is missing."""
     files = "adapter_*" if (folder / ADAPTER_FILE).is_file() else "*.json, *.jinja and *.safetensors"
-    return f"If you know that its weights are all right, copy {files} into a folder of their own, and name that."
+    return f"If you trust its weights, copy {files} into another folder, and use that."
 
 
 def check_weights_of(folder: Path) -> None:
@@ -175,7 +177,7 @@ def check_weights_of(folder: Path) -> None:
 def _check_files(folder: Path, manifest: Manifest) -> None:
     """Refuse a checkpoint with files missing or cut off, or with altered weights.
 
-    The optimizer's state is not read here: its size shows that it is there, and reveals most damaged copies.
+    The optimizer's state is not read here: sizes reveal most damaged copies.
     """
     if not manifest.files:
         raise CheckpointError(f"{folder / MANIFEST} lists no files.", hint=_alone(folder))
@@ -213,7 +215,7 @@ def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) 
     manifest = read_manifest(folder)
     config: Any = manifest.config
     if not isinstance(config.get("model"), dict):
-        raise CheckpointError(f"{folder / MANIFEST} does not say which model was trained.", hint=_alone(folder))
+        raise CheckpointError(f"{folder / MANIFEST} does not name the trained model.", hint=_alone(folder))
     _check_files(folder, manifest)
     model = section_from_file(
         ModelSection.model_validate(config["model"]), folder / MANIFEST, trust_remote_code=trust_remote_code
@@ -225,13 +227,15 @@ def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) 
     if manifest.adapter is not None:
         if not (folder / ADAPTER_FILE).is_file():
             raise ModelError(
-                f"{folder} holds no adapter ready to load.", hint=f"Type: swift export {folder} --to adapter"
+                f"{folder} has no adapter in PEFT's format.", hint=f"Type: swift export {folder} --to adapter"
             )
         if model.path is not None:
             check_weights_of(Path(model.path))
         return WeightsLocation(model, adapter or folder, system, objective, pixels)
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} holds no weights ready to load.", hint=f"Type: swift export {folder} --to hf")
+        raise ModelError(
+            f"{folder} has no weights in Hugging Face format.", hint=f"Type: swift export {folder} --to hf"
+        )
     return WeightsLocation(
         model.model_copy(update={"path": str(folder), "random_weights": False}), adapter, system, objective, pixels
     )

@@ -1,7 +1,7 @@
-"""A cache of keys and values for decoding that has room for the tokens to come.
+"""A cache of keys and values for decoding that has room for further tokens.
 
-That of transformers copies all it holds for every token, and its attention copies keys and values once more for every
-head that shares them. Here a token is written next to the others, and heads that share keys are asked together.
+That of transformers copies its contents for every token, and its attention copies keys and values once more for every
+head that shares them. Here a token is written behind the others, and heads that share keys are computed together.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return what `sdpa` of transformers does; for one new token, heads that share keys are rows of one query."""
+    """Compute attention like `sdpa` of transformers; for one new token, heads that share keys form one query."""
     rows, heads, length, _ = query.shape
     shared = heads // key.shape[1]
     per_head = attention_mask is not None and attention_mask.shape[1] != 1
@@ -82,8 +82,10 @@ def grouped_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return output
-    asked = query.reshape(rows, key.shape[1], shared, query.shape[-1])
-    found = scaled_dot_product_attention(asked, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling)
+    grouped = query.reshape(rows, key.shape[1], shared, query.shape[-1])
+    found = scaled_dot_product_attention(
+        grouped, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
+    )
     return found.reshape(rows, 1, heads, found.shape[-1]), None
 
 

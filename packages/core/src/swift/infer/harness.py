@@ -1,4 +1,4 @@
-"""`swift eval --tasks`: the tasks of lm-evaluation-harness, asked through swift's own engines."""
+"""`swift eval --tasks`: the tasks of lm-evaluation-harness, run with swift's engines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swift.infer.chat_engine import find_model, open_local
 from swift.infer.options import ModelOptions
 
 SET_ASIDE = Path(sys.prefix) / "harness"
-"""Where `make setup` installs it: transformers would import its dependencies wherever it found them."""
+"""Where `make setup` installs it, so that transformers does not import its dependencies."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class TaskRequest:
     shots: int | None = None
     limit: int | None = None
     chat: bool = False
-    """Whether questions go through the chat template."""
+    """Whether prompts are rendered by the chat template."""
     result: Path | None = None
 
 
 def run_tasks(
     request: TaskRequest, options: ModelOptions, *, batch_size: int | None = None, say: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """Run tasks of the harness on a model; returns task → metric → value."""
+    """Run tasks of the harness on a model; return task → metric → value."""
     folder, names = request.folder, request.names
     if importlib.util.find_spec("lm_eval") is None and (SET_ASIDE / "lm_eval").is_dir():
         sys.path.append(str(SET_ASIDE))
@@ -45,20 +45,20 @@ def run_tasks(
             "--tasks needs lm-evaluation-harness, which is not installed.", hint='Run: pip install "swift-core[eval]"'
         )
     if folder is not None and not folder.is_dir():
-        raise UsageError(f"There is no folder {folder}.", hint="Check --tasks_dir.")
+        raise UsageError(f"The folder {folder} of --tasks_dir does not exist.", hint="Check the path.")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    # The harness brings thousands of tasks, and takes seconds to look through them.
+    # The harness takes seconds to index its thousands of tasks.
     tasks = TaskManager(include_path=None if folder is None else str(folder), include_defaults=folder is None)
     if folder is not None and any(name not in tasks.all_tasks for name in names):
         tasks = TaskManager(include_path=str(folder))
     for name in names:
         if name not in tasks.all_tasks:
             raise UsageError(
-                f"lm-evaluation-harness has no task {name!r}.{did_you_mean(name, tasks.all_tasks)}",
-                hint="Name a task or a group of tasks; your own are found in --tasks_dir.",
+                f"Unknown task {name!r} of lm-evaluation-harness.{did_you_mean(name, tasks.all_tasks)}",
+                hint="Pass a task or a group of tasks, or the folder of your own with --tasks_dir.",
             )
     found = find_model(options, say=say)
     chat_engine = open_local(found, options, batch_size=batch_size, say=say)
@@ -66,9 +66,9 @@ def run_tasks(
         from swift.infer.harness_model import HarnessModel
 
         longest = options.max_length or int(getattr(found.source.config, "max_position_embeddings", None) or 2048)
-        asked = HarnessModel(chat_engine, longest=longest, say=say)
-        answer: Any = simple_evaluate(
-            model=asked,
+        model = HarnessModel(chat_engine, longest=longest, say=say)
+        results: Any = simple_evaluate(
+            model=model,
             tasks=list(names),
             num_fewshot=request.shots,
             limit=request.limit,
@@ -83,17 +83,17 @@ def run_tasks(
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise DataError(
             f"lm-evaluation-harness could not run {', '.join(names)}: {first[0]}",
-            hint="The data of most tasks is on the Hugging Face hub; for tasks of your own look at their files.",
+            hint="Check the network, as most tasks load data from the Hugging Face hub, or your own task files.",
         ) from error
     finally:
         chat_engine.close()
     if request.result is not None:
-        _write_samples(request.result, answer["samples"])
-    return {task: _metrics(values) for task, values in answer["results"].items()}
+        _write_samples(request.result, results["samples"])
+    return {task: _metrics(values) for task, values in results["results"].items()}
 
 
 def _metrics(values: dict[str, Any]) -> dict[str, Any]:
-    """`acc,none` is called `acc`: the harness adds the name of the filter, which most tasks do not have."""
+    """Return the metrics with `acc,none` as `acc`: the harness adds the filter's name, which most tasks lack."""
     return {
         name.removesuffix(",none"): value
         for name, value in values.items()
@@ -103,7 +103,7 @@ def _metrics(values: dict[str, Any]) -> dict[str, Any]:
 
 def _write_samples(result: Path, samples: dict[str, list[dict[str, Any]]]) -> None:
     with result.open("w", encoding="utf-8") as file:
-        for task, answered in samples.items():
-            for sample in answered:
+        for task, lines in samples.items():
+            for sample in lines:
                 line = {"task": task, **sample}
                 file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")

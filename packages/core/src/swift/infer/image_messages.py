@@ -1,4 +1,4 @@
-"""Messages that hold images: as they are typed, written into files, and sent to servers."""
+"""Messages with images: typed, written to files, and sent to servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swift.data.images import as_url, read_medium
 from swift.data.media import Medium
 from swift.data.placing import placed
 from swift.errors import DataError
-from swift.infer.answers import Messages
+from swift.infer.response import Messages
 
 
 def has_images(messages: Messages) -> bool:
@@ -26,7 +26,7 @@ def question_with(text: str, images: Sequence[str | Path]) -> dict[str, Any]:
 
 
 def question_of(text: str, files: Mapping[str, Sequence[str | Path]]) -> dict[str, Any]:
-    """Return the user's message: images, videos and sounds, by kind, at the tags of its text, or before it."""
+    """Return the user's message: images, videos and audio, by kind, at the tags of its text, or before it."""
     message = {"role": "user", "content": text}
     try:
         held = {kind: [read_medium(str(each), None, kind) for each in named] for kind, named in files.items() if named}
@@ -36,12 +36,12 @@ def question_of(text: str, files: Mapping[str, Sequence[str | Path]]) -> dict[st
 
 
 def written(messages: Messages) -> list[dict[str, Any]]:
-    """Return messages as they are written into files: an image by its path, or as a data URI where it has none."""
+    """Return messages for files: an image is its path, or a data URI if it has none."""
     return _with(messages, lambda each: {"type": each.kind, "path": each.path} if each.path else _sent(each))
 
 
 def for_servers(messages: Messages) -> list[dict[str, Any]]:
-    """Return messages as OpenAI's API has them, every image as a data URI; `DataError` where a file is missing."""
+    """Return messages for OpenAI's API, every image as a data URI; raise `DataError` if a file is missing."""
     try:
         return _with(messages, _sent)
     except Unusable as unusable:
@@ -61,5 +61,5 @@ def _with(messages: Messages, spell: Callable[[Medium], dict[str, Any]]) -> list
 def _sent(medium: Medium) -> dict[str, Any]:
     if medium.kind != "image":
         name = NAMES[medium.kind]
-        raise Unusable(f"a {name} for a server", f"swift sends images, and no {name}s")
+        raise Unusable(f"a {name} for a server", f"swift sends images only, no {name}s")
     return {"type": "image_url", "image_url": {"url": as_url(medium)}}

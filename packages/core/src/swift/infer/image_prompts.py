@@ -1,4 +1,4 @@
-"""Prompts with images: what training makes of a conversation, up to where the assistant speaks."""
+"""Prompts with images, rendered as in training, up to the assistant's turn."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from swift.data.offsets import TextEncoder
 from swift.data.texts import Text
 from swift.data.videos import Shown
 from swift.errors import DataError
-from swift.infer.answers import Messages
+from swift.infer.response import Messages
 from swift.models.media_processor import MediaProcessor
 
 
 class ImagePromptWriter:
-    """Writes prompts as samples of training are written: by chat template, processor and tokenizer of one model."""
+    """Renders prompts like training samples, with chat template, processor and tokenizer of one model."""
 
     def __init__(self, processor: Any, section: DataSection) -> None:
-        """Take a model's processor; the section says which limits of pixels and arguments of the template hold."""
+        """Take a model's processor, and a section with limits of pixels and arguments of the template."""
         self.rules = MediaProcessor(processor, section)
         self._kept = TemporaryDirectory(prefix="swift-images-")
         shown = Shown(section.video_fps, section.video_max_frames)
         tokens = MediaTokens(self.rules, Path(self._kept.name), shown=shown)
         long = section.model_copy(update={"max_length": LARGEST})
         self._encoder = ConversationEncoder(processor.tokenizer, long, "assistant", tokens)
-        self._texts = TextEncoder(processor.tokenizer)
+        self._text_encoder = TextEncoder(processor.tokenizer)
 
     def prompt(self, messages: Messages, tools: Sequence[Any]) -> ImagePrompt:
         """Return the tokens of a question and its images; `DataError` where an image is missing or broken."""
         conversation = Conversation(tuple(messages), (1.0,) * len(messages), tuple(tools))
         return self.tokens(lambda encoder: encoder.prompt_text(conversation, "The prompt"))
 
-    def tokens(self, write: Callable[[ConversationEncoder], Text], place: str = "") -> ImagePrompt:
-        """Return the tokens of what a function writes with this encoder; `place` is where a row stands, for errors."""
+    def tokens(self, write: Callable[[ConversationEncoder], Text], source: str = "") -> ImagePrompt:
+        """Return the tokens of what a function writes with this encoder; `source` names the row in errors."""
         try:
             with self._encoder.limits():
                 text = write(self._encoder)
-            (segment,) = self._texts.segments([text])
+            (segment,) = self._text_encoder.segments([text])
         except Unusable as unusable:
-            at = f"{place}: " if place else ""
+            at = f"{source}: " if source else ""
             raise DataError(
                 f"{at}{unusable.reason}: {unusable.detail}.", hint="Name an image that can be read."
             ) from None
         return ImagePrompt.of(segment.input_ids.tolist(), segment.media)
 
     def close(self) -> None:
-        """Remove what was kept of images without a file."""
+        """Remove the temporary files of images."""
         self._kept.cleanup()

@@ -1,4 +1,4 @@
-"""The engine `transformers`: a model in this process, asked in batches of similar length."""
+"""The engine `transformers`: a model in this process, with batches of similar length."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from swift.infer import by_generate, decoding
 from swift.infer.decoding import Ending, Room
 from swift.infer.find import settings_of_folder
 from swift.infer.growing_cache import GROUPED
-from swift.infer.likeliest import scores_with_likeliest
 from swift.infer.sampling import Sampler
+from swift.infer.top_logprobs import scores_with_top
 from swift.models.attention import FLASH, AttentionChoice, choose_attention, use_attention
 from swift.models.load_adapter import load_adapter
 from swift.models.media import ProcessorReader
@@ -37,7 +37,7 @@ from swift.models.view import ViewModule
 from swift.plugins.known import TRANSFORMERS_OPTIONS
 
 BATCH = 8
-"""Texts at a time where nothing else is said."""
+"""Sequences per batch by default."""
 _SCORED = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT})
 
 
@@ -48,8 +48,8 @@ class LocalEngine:
         if unknown := [name for name in request.options if name not in TRANSFORMERS_OPTIONS]:
             meant = did_you_mean(unknown[0], TRANSFORMERS_OPTIONS)
             raise UsageError(
-                f"The engine transformers has no setting {unknown[0]!r}.{meant}",
-                hint="Leave it out, or choose another engine.",
+                f"The engine transformers has no option {unknown[0]!r}.{meant}",
+                hint="Remove it, or choose another engine.",
             )
         self._device = torch.device(device_of(request.device))
         source = open_source(_section(request), say=request.say)
@@ -69,76 +69,76 @@ class LocalEngine:
         self._say = request.say
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Yield answers in batches of prompts of similar length, each as it is over."""
+        """Yield each completion when it is over, in batches of prompts of similar length."""
         for prompt in prompts:
             self._check_length(prompt, sampling)
-        for places in self.batches(prompts, sampling):
-            asked = [prompts[place] for place in places]
-            sampler = Sampler(sampling, places, asked, self._device)
-            for row, completion in self._answered(asked, sampler, self._ending(sampling)):
-                yield places[row], completion
+        for indices in self.batches(prompts, sampling):
+            batch = [prompts[index] for index in indices]
+            sampler = Sampler(sampling, indices, batch, self._device)
+            for row, completion in self._completions(batch, sampler, self._ending(sampling)):
+                yield indices[row], completion
 
     def batches(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
-        """Return the places of prompts that are answered together: text first, then what has images."""
-        plain = [place for place, prompt in enumerate(prompts) if not media_of(prompt)]
-        pictured = [place for place, prompt in enumerate(prompts) if media_of(prompt)]
+        """Return batches of indices of prompts: those of text only first, then those with images."""
+        plain = [index for index, prompt in enumerate(prompts) if not media_of(prompt)]
+        with_images = [index for index, prompt in enumerate(prompts) if media_of(prompt)]
         batches = [
-            [plain[row] for row in batch] for batch in self._batches([prompts[place] for place in plain], sampling)
+            [plain[row] for row in batch] for batch in self._batches([prompts[index] for index in plain], sampling)
         ]
-        seen = by_length([prompts[place] for place in pictured], self._batch or BATCH)
-        return [*batches, *([pictured[row] for row in batch] for batch in seen)]
+        seen = by_length([prompts[index] for index in with_images], self._batch or BATCH)
+        return [*batches, *([with_images[row] for row in batch] for batch in seen)]
 
-    def _answered(
+    def _completions(
         self, prompts: Sequence[Sequence[int]], sampler: Sampler, ending: Ending
     ) -> Iterator[tuple[int, Completion]]:
-        """Yield the answers of a batch."""
+        """Yield the completions of a batch."""
         if media_of(prompts[0]):
-            return by_generate.answered(self._decoder, prompts, sampler, ending, self._inputs(prompts))
-        answered = decoding.answered if self._decodes else by_generate.answered
-        return answered(self._decoder, prompts, sampler, ending)
+            return by_generate.completions(self._decoder, prompts, sampler, ending, self._inputs(prompts))
+        completions = decoding.completions if self._decodes else by_generate.completions
+        return completions(self._decoder, prompts, sampler, ending)
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-        """Yield the tokens of one answer as they are computed."""
+        """Yield the tokens of one completion as they are computed."""
         self._check_length(prompt, sampling)
         sampler = Sampler(sampling, [0], [prompt], self._device)
         if media_of(prompt):
             inputs = self._inputs([prompt])
-            yield from by_generate.streamed(self._decoder, prompt, sampler, self._ending(sampling), inputs)
+            yield from by_generate.stream_tokens(self._decoder, prompt, sampler, self._ending(sampling), inputs)
             return
-        streamed = decoding.streamed if self._decodes else by_generate.streamed
-        yield from streamed(self._decoder, prompt, sampler, self._ending(sampling))
+        stream_tokens = decoding.stream_tokens if self._decodes else by_generate.stream_tokens
+        yield from stream_tokens(self._decoder, prompt, sampler, self._ending(sampling))
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
         """Score as in training: the output head sees tokens in chunks, so that logits are never all in memory."""
-        for places in by_length(prompts, self._batch or BATCH):
-            samples = [Encoded(place, (_whole(prompts[place]),)) for place in places]
+        for indices in by_length(prompts, self._batch or BATCH):
+            samples = [Encoded(index, (_whole(prompts[index]),)) for index in indices]
             batch = self._collated(samples).to(self._device)
             if top:
-                yield from zip(places, scores_with_likeliest(self._view, batch, top), strict=True)
+                yield from zip(indices, scores_with_top(self._view, batch, top), strict=True)
                 continue
             view = self._view(batch, _SCORED)
             assert view.token_logps is not None
             assert view.token_correct is not None
-            for row, place in enumerate(places):
-                count = len(prompts[place]) - 1
+            for row, index in enumerate(indices):
+                count = len(prompts[index]) - 1
                 likeliest = [value > 0.5 for value in view.token_correct[row, :count].tolist()]
-                yield place, Score(view.token_logps[row, :count].tolist(), likeliest)
+                yield index, Score(view.token_logps[row, :count].tolist(), likeliest)
 
     @torch.no_grad()
     def outputs(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[float]]]:
         """Yield the scores of each prompt, or its vector, as training computes them."""
         need = Need.POOLED if self._task == EMBEDDING else Need.SCORES
-        for places in by_length(prompts, self._batch or BATCH):
-            samples = [Encoded(place, (_whole(prompts[place]),)) for place in places]
+        for indices in by_length(prompts, self._batch or BATCH):
+            samples = [Encoded(index, (_whole(prompts[index]),)) for index in indices]
             view = self._view(self._collated(samples).to(self._device), {need})
             found = view.pooled if need is Need.POOLED else view.scores
             assert found is not None
-            yield from zip(places, found.float().tolist(), strict=True)
+            yield from zip(indices, found.float().tolist(), strict=True)
 
     @torch.no_grad()
     def update_weights(self, weights: WeightStream) -> None:
-        """Copy each weight into its place as it comes."""
+        """Copy each weight into the model as it arrives."""
         self._model = base_model_without_adapter(self._model)
         names = name_map(self._model)
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
@@ -147,14 +147,14 @@ class LocalEngine:
         for name, tensor in weights:
             if name not in missing:
                 state = "twice" if name in names.names() else "but the model has no such weight"
-                raise ModelError(f"{name} was handed to the engine {state}.")
+                raise ModelError(f"{name} was passed to the engine {state}.")
             owner, piece = names.owner(name)
             piece.view_of(tensors[owner].data).copy_(tensor)
             del missing[name]
         if missing:
             raise ModelError(
-                f"The engine did not get {len(missing)} weights, the first is {next(iter(missing))}: its answers "
-                "would be those of two models.",
+                f"{len(missing)} weights were not passed to the engine, {next(iter(missing))} first. The engine would "
+                "mix old and new weights.",
                 hint="Stream every weight of the model; swift.contracts.Run.send_weights does, and merges adapters.",
             )
 
@@ -168,7 +168,7 @@ class LocalEngine:
             yield name, piece.view_of(tensors[owner].data)
 
     def close(self) -> None:
-        """Let the model go."""
+        """Release the model."""
         self._model = None
         with suppress(AttributeError):
             del self._view
@@ -177,7 +177,7 @@ class LocalEngine:
 
     @property
     def _decoder(self) -> Any:
-        """Return transformers' own model: PEFT's wrapper adds nothing to it but time."""
+        """Return transformers' own model, which is faster than PEFT's wrapper."""
         return self._model.get_base_model() if hasattr(self._model, "peft_config") else self._model
 
     @cached_property
@@ -190,8 +190,8 @@ class LocalEngine:
         return frozenset() if self._source.processor is None else frozenset(self._reads.placeholders)
 
     def _collated(self, samples: Sequence[Encoded]) -> MicroBatch:
-        pictured = any(segment.media for each in samples for segment in each.segments)
-        return self._reader.collated(samples, flat=False) if pictured else collate(samples, flat=False)
+        with_media = any(segment.media for each in samples for segment in each.segments)
+        return self._reader.collated(samples, flat=False) if with_media else collate(samples, flat=False)
 
     @cached_property
     def _reader(self) -> ProcessorReader:
@@ -221,12 +221,12 @@ class LocalEngine:
 
     def _check_length(self, prompt: Sequence[int], sampling: Sampling) -> None:
         if not prompt:
-            raise DataError("There is a prompt without any tokens.", hint="Give each prompt some text.")
+            raise DataError("A prompt has no tokens.", hint="Remove the empty prompt, or give it some text.")
         if self._longest is not None and len(prompt) + sampling.max_new_tokens > self._longest:
             raise DataError(
-                f"A prompt has {len(prompt)} tokens, and its answer may have {sampling.max_new_tokens}: together more "
-                f"than the {self._longest} that were allowed.",
-                hint="Raise --max_length, or shorten --max_new_tokens.",
+                f"A prompt of {len(prompt)} tokens and a completion of up to {sampling.max_new_tokens} exceed the "
+                f"maximum length of {self._longest}.",
+                hint="Raise --max_length, or lower --max_new_tokens.",
             )
         check_text(len(prompt), self._model.config, str(self._source.folder), "A prompt")
 
@@ -234,26 +234,26 @@ class LocalEngine:
     def _view(self) -> ViewModule:
         attention = choose_attention("auto", self._model.config, flat=False, device=self._device.type)
         if attention.implementation == "sdpa" and self._decodes:
-            attention = replace(attention, implementation=GROUPED)  # scores must not change how answers are drawn
+            attention = replace(attention, implementation=GROUPED)  # scoring must not change sampling
         view = ViewModule(self._model, attention=attention, say=self._say)
         view.pooling = self._pooling
         return view
 
 
 def base_model_without_adapter(model: Any) -> Any:
-    """Return the transformers model as it was before PEFT put adapters into it."""
+    """Return the transformers model without PEFT's adapters."""
     return model.unload() if hasattr(model, "peft_config") else base_model(model)
 
 
 def by_length(prompts: Sequence[Sized], batch: int) -> Iterator[list[int]]:
-    """Yield the places of prompts, in batches of similar length."""
-    order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
+    """Yield indices of prompts, in batches of similar length."""
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     for start in range(0, len(order), batch):
         yield order[start : start + batch]
 
 
 def _section(request: EngineRequest) -> ModelSection:
-    """Return how the folder is opened; that of an embedding model says how it pools."""
+    """Return the model section of a folder, with the pooling of an embedding model."""
     settings = {} if request.task == CAUSAL_LM else {**settings_of_folder(request.model), "task": request.task}
     return ModelSection(path=str(request.model), trust_remote_code=request.trust_remote_code, **settings)
 
@@ -270,15 +270,15 @@ def _whole(prompt: Sequence[int]) -> Segment:
 
 
 def device_of(requested: str | None) -> str:
-    """Return where to load the model; a GPU where there is one and nothing else was said."""
+    """Return the device to load the model on: the requested one, else a GPU if there is one."""
     if requested is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         kind = torch.device(requested).type
     except RuntimeError:
-        raise UsageError(f"There is no device {requested!r}.", hint="Devices are cpu, cuda, cuda:1, ...") from None
+        raise UsageError(f"Invalid device {requested!r}.", hint="Valid devices: cpu, cuda, cuda:1, ...") from None
     if kind == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"There is no GPU that could be {requested!r} here.", hint="Leave it out to use the CPU.")
+        raise UsageError(f"--device {requested} needs a GPU, but none is available.", hint="Remove it to use the CPU.")
     return requested
 
 
@@ -287,18 +287,18 @@ def _attention(requested: str, model: Any, device: torch.device) -> AttentionCho
     known = ("auto", FLASH, "sdpa", "eager")
     if name not in known:
         raise UsageError(
-            f"There is no attention {requested!r}.{did_you_mean(requested, known)}",
-            hint=f"There are: {', '.join(known)}.",
+            f"Invalid attention {requested!r}.{did_you_mean(requested, known)}",
+            hint=f"Valid values: {', '.join(known)}.",
         )
     return choose_attention(name, model.config, flat=False, device=device.type, dtype=model.dtype)
 
 
 def dtype_of(requested: str, device: torch.device) -> torch.dtype:
-    """Return the precision to load a model in; `UsageError` for one that there is not."""
+    """Return the dtype to load a model in; raise `UsageError` if it is invalid."""
     if requested not in ("auto", *DTYPES):
         raise UsageError(
-            f"There is no precision {requested!r}.{did_you_mean(requested, DTYPES)}",
-            hint=f"It takes one of: auto, {', '.join(DTYPES)}.",
+            f"Invalid dtype {requested!r}.{did_you_mean(requested, DTYPES)}",
+            hint=f"Valid values: auto, {', '.join(DTYPES)}.",
         )
     return DTYPES[resolve_dtype(requested, device)[0]]
 
@@ -307,7 +307,7 @@ def _end_tokens(model: Any, given: Sequence[int]) -> list[int]:
     """Return the end tokens of caller and generation config, whose other defaults are then reset."""
     from transformers import GenerationConfig
 
-    if getattr(model, "generation_config", None) is None:  # no model of text
+    if getattr(model, "generation_config", None) is None:  # not a text model
         return sorted(given)
     configured = getattr(model.generation_config, "eos_token_id", None)
     listed = configured if isinstance(configured, list) else [configured]

@@ -47,16 +47,16 @@ def pearson(one: Numbers, other: Numbers) -> float | None:
 
 def ranks(values: Numbers) -> Numbers:
     """Return ranks from 1 on; equal values share the mean of theirs."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    shared: Numbers = ((ends - counts + 1 + ends) / 2)[places]
+    shared: Numbers = ((ends - counts + 1 + ends) / 2)[inverse]
     return shared
 
 
 def ranking(groups: Iterable[tuple[Numbers, Flags]]) -> dict[str, float]:
-    """Return means over queries of MRR, nDCG and recall; a group is the scores of its documents, and which answer it.
+    """Return means over queries of MRR, nDCG and recall; a group has the scores and relevance of documents.
 
-    Among equal scores, documents that answer the query come last: ties are no success.
+    Among equal scores, relevant documents come last: a tie is no success.
     """
     found = [_of_query(scores, right) for scores, right in groups if right.any()]
     names = ("mrr", f"ndcg@{CUTS[-1]}", *(f"recall@{cut}" for cut in CUTS))
@@ -65,8 +65,8 @@ def ranking(groups: Iterable[tuple[Numbers, Flags]]) -> dict[str, float]:
 
 def _of_query(scores: Numbers, right: Flags) -> Sequence[float]:
     ordered = right[np.lexsort((right, -scores))]
-    places = np.flatnonzero(ordered)
+    positions = np.flatnonzero(ordered)
     gains = 1 / np.log2(np.arange(2, CUTS[-1] + 2))
-    ideal = gains[: min(len(places), CUTS[-1])].sum()
-    ndcg = gains[places[places < CUTS[-1]]].sum() / ideal
-    return [1 / (places[0] + 1), ndcg, *((places < cut).sum() / len(places) for cut in CUTS)]
+    ideal = gains[: min(len(positions), CUTS[-1])].sum()
+    ndcg = gains[positions[positions < CUTS[-1]]].sum() / ideal
+    return [1 / (positions[0] + 1), ndcg, *((positions < cut).sum() / len(positions) for cut in CUTS)]

@@ -20,34 +20,33 @@ if TYPE_CHECKING:
     from swift.contracts import Sampling
 
 
-StopText = Annotated[str, Field(min_length=1, max_length=512)]
+StopString = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class ModelOptions(Section):
-    """Which model answers, and how it is loaded."""
+    """The model, and how it is loaded."""
 
     model: Annotated[Name | None, Argument("MODEL"), Aliases("ckpt_dir")] = Field(
-        None, description="Run, checkpoint, adapter, model folder or hub id; of a server, its name"
+        None, description="Run, checkpoint, adapter, model folder or hub id; with a server, the name of the model there"
     )
     engine: Annotated[Name, Aliases("infer_backend")] = Field(
         TRANSFORMERS,
-        description="An installed inference engine (pt is another word for transformers), or the address of a server: "
-        "http://HOST:PORT",
+        description="Inference engine (pt is an alias of transformers), or address of a server: http://HOST:PORT",
     )
     adapters: Annotated[FilePath | None, Aliases("adapter")] = Field(
-        None, description="Adapter on top of the model; alone, with the model that it was trained on"
+        None, description="Adapter to load on top of the model; without a model, on top of the one it was trained on"
     )
-    system: str | None = Field(None, description="System message where a conversation has none")
+    system: str | None = Field(None, description="System message for conversations without one")
     enable_thinking: bool | None = Field(
-        None, description="What the chat template is told about thinking; default: the template decides"
+        None, description="enable_thinking of the chat template; default: the template decides"
     )
     chat_template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description='Further arguments of the chat template: {"reasoning_effort": "low"}'
+        default_factory=dict, description='Other arguments of the chat template: {"reasoning_effort": "low"}'
     )
     dtype: Annotated[Name, Aliases("torch_dtype")] = Field("auto", description="auto, float32, bfloat16, float16")
     device: Name | None = Field(None, description="cpu or cuda; default: a GPU if there is one")
     max_length: Annotated[Tokens | None, Aliases(*MAX_LENGTH)] = Field(
-        None, description="Longest question and answer together; default: the engine decides"
+        None, description="Maximum tokens of prompt and completion together; default: the engine decides"
     )
     engine_options: Annotated[
         dict[str, Any],
@@ -63,30 +62,30 @@ class ModelOptions(Section):
         ),
     ] = Field(
         default_factory=dict,
-        description='The engine\'s own options: {"max_num_seqs": 64}. transformers has attention: sdpa, eager or '
+        description='Options of the engine: {"max_num_seqs": 64}. transformers has attention: sdpa, eager or '
         "flash_attention_2",
     )
     max_pixels: PositiveInt | None = Field(
-        None, description="Images with more pixels are made smaller; default: as the run was trained"
+        None, description="Downscale images with more pixels; default: as in training"
     )
     min_pixels: PositiveInt | None = Field(
-        None, description="Images with fewer pixels are made larger; default: as the run was trained"
+        None, description="Upscale images with fewer pixels; default: as in training"
     )
     video_fps: Annotated[float, Field(gt=0, le=1000), Aliases("fps")] | None = Field(
-        None, description="Images of each second of a video that the model is shown; default: as the run was trained"
+        None, description="Frames per second to sample from videos; default: as in training"
     )
     video_max_frames: Annotated[PositiveInt, Aliases("fps_max_frames")] | None = Field(
-        None, description="Images of a video at most; default: as the run was trained"
+        None, description="Maximum frames per video; default: as in training"
     )
-    api_key: str | None = Field(None, description="For a server; default: SWIFT_API_KEY or OPENAI_API_KEY")
+    api_key: str | None = Field(None, description="API key of the server; default: SWIFT_API_KEY or OPENAI_API_KEY")
     trust_remote_code: bool = Field(
-        False, description="Run Python code that comes with the model: only if you trust who made it"
+        False, description="Run Python code from the model's repository; only for models that you trust"
     )
 
     @model_validator(mode="before")
     @classmethod
     def _adapters_know_their_model(cls, values: Any) -> Any:
-        """Take the adapters for the model where no model is named: their folder says which one they adapt."""
+        """Use the adapters as the model if none is named: their folder names the base model."""
         alone = isinstance(values, dict) and values.get("model") is None and values.get("adapters") is not None
         if alone and not is_address(str(values.get("engine", ""))):
             return {**values, "model": str(values["adapters"]), "adapters": None}
@@ -98,53 +97,53 @@ class ModelOptions(Section):
         return TRANSFORMERS if engine in ("pt", "hf", "huggingface") else engine
 
     def pixels(self, trained: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the limits of images and videos: as the user says, else as the run was trained."""
+        """Return the limits of images and videos: the user's, else those of the training."""
         given = {name: getattr(self, name) for name in LIMITS}
         return {**trained, **{name: value for name, value in given.items() if value is not None}}
 
     @property
     def template_arguments(self) -> dict[str, Any]:
-        """Return what the chat template is given besides the messages."""
+        """Return the arguments of the chat template besides the messages."""
         thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
         return {**self.chat_template_kwargs, **thinking}
 
 
 class SamplingOptions(Section):
-    """How answers are drawn."""
+    """How completions are sampled."""
 
     max_new_tokens: Annotated[Tokens, Aliases("max_tokens", "max_completion_tokens")] = Field(
-        512, description="Longest answer"
+        512, description="Maximum tokens per response"
     )
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = Field(
-        0.0, description="0 takes the most likely token, always; up to 2, as OpenAI's API has it"
+        0.0, description="0 for greedy decoding; at most 2, as in OpenAI's API"
     )
     do_sample: bool | None = Field(
-        None, description="off takes the most likely token; on draws, at temperature 1 where none is given"
+        None, description="false for greedy decoding; true samples, at temperature 1 by default"
     )
-    top_p: Fraction = Field(1.0, description="Nucleus sampling")
-    top_k: Annotated[int, Field(ge=-1)] = Field(0, description="Draw among the likeliest so many tokens; 0 means all")
+    top_p: Fraction = Field(1.0, description="Nucleus sampling: cumulative probability to sample from")
+    top_k: Annotated[int, Field(ge=-1)] = Field(0, description="Sample from the k most likely tokens; 0 for all")
     repetition_penalty: PositiveFloat = Field(
-        1.0, description="Above 1 makes tokens of the question and of the answer so far less likely"
+        1.0, description="Values above 1 penalize tokens of the prompt and of the completion so far"
     )
-    stop: Annotated[tuple[StopText, ...], Aliases("stop_words", "stop_sequences"), Verbatim()] = Field(
-        (), description="Texts that end an answer, and are left out of it"
+    stop: Annotated[tuple[StopString, ...], Aliases("stop_words", "stop_sequences"), Verbatim()] = Field(
+        (), description="Strings that end a completion; not part of it"
     )
-    seed: int = Field(0, description="Seed of sampling at a temperature above 0")
+    seed: int = Field(0, description="Seed for sampling")
 
     @property
     def sampling(self) -> Sampling:
-        """Return the sampling for an engine; `UsageError` where it is to draw and not to draw."""
+        """Return the sampling for an engine; raise `UsageError` for contradicting options."""
         if self.do_sample and self.temperature == 0 and "temperature" in self.model_fields_set:
             raise UsageError(
-                "--do_sample true draws, and --temperature 0 takes the most likely token.",
-                hint="Leave one of them out.",
+                "--do_sample true samples, but --temperature 0 is greedy decoding.",
+                hint="Remove one of them.",
             )
-        from swift.contracts import Sampling  # only now: help needs no contract
+        from swift.contracts import Sampling  # here, because --help does not need it
 
-        drawn = self.temperature > 0 if self.do_sample is None else self.do_sample
+        sampled = self.temperature > 0 if self.do_sample is None else self.do_sample
         return Sampling(
             self.max_new_tokens,
-            (self.temperature or 1.0) if drawn else 0.0,
+            (self.temperature or 1.0) if sampled else 0.0,
             self.top_p,
             self.seed,
             top_k=max(0, self.top_k),
@@ -154,17 +153,17 @@ class SamplingOptions(Section):
 
 
 class BatchOptions(Section):
-    """Where questions come from, and where answers go."""
+    """Where questions come from, and where responses go."""
 
-    dataset: Annotated[tuple[Name, ...], Aliases("val_dataset")] = Field((), description="Questions, one per row")
-    columns: dict[Name, Name] = Field(default_factory=dict, description='Renames columns: {"question": "query"}')
+    dataset: Annotated[tuple[Name, ...], Aliases("val_dataset")] = Field((), description="Data sets of questions")
+    columns: dict[Name, Name] = Field(default_factory=dict, description='Rename columns: {"question": "query"}')
     batch_size: Annotated[Rows | None, Aliases("max_batch_size")] = Field(
-        None, description="Questions at a time; default: the engine decides"
+        None, description="Prompts per batch; default: the engine decides"
     )
     result_path: Annotated[FilePath | None, Aliases("result_jsonl")] = Field(
-        None, description="File to write every answer to, as JSON lines"
+        None, description="JSON Lines file to write the responses to"
     )
-    overwrite: bool = Field(False, description="Start over instead of continuing what is in --result_path")
+    overwrite: bool = Field(False, description="Overwrite --result_path instead of resuming it")
 
 
 class QuestionOptions(BatchOptions):
@@ -172,15 +171,14 @@ class QuestionOptions(BatchOptions):
 
     task_type: Literal["generative_reranker"] | None = Field(
         None,
-        description="Score documents of queries by how much rather a language model says yes than no; default: as the "
-        "run trained",
+        description="Score documents by a language model's logit of yes minus no; default: the task of the run",
     )
 
 
-class AnsweringOptions(BatchOptions, ModelOptions):
-    """Options of a command that has many questions answered."""
+class InferenceOptions(BatchOptions, ModelOptions):
+    """Options of a command that generates responses to many questions."""
 
 
 def is_address(engine: str) -> bool:
-    """Whether `--engine` names a server."""
+    """Return whether `--engine` is the address of a server."""
     return engine.startswith(("http://", "https://"))

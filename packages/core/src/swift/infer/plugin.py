@@ -7,7 +7,7 @@ from swift.hookspecs import lazy_hook
 
 
 class TransformersEngine:
-    """`--engine transformers`: every model that can be trained here, in batches; the measure for other engines."""
+    """`--engine transformers`: every model that can be trained, in batches; the reference for other engines."""
 
     HOOK_API = HOOK_API
     swift_open_engine = lazy_hook("swift.infer.local:LocalEngine")

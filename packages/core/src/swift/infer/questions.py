@@ -22,12 +22,12 @@ from swift.untrusted import is_unicode
 _CONVERSATION = frozenset({*MESSAGES, *QUESTION, *ANSWER, *SYSTEM, "input", "history", "tools", "text"}).union(
     *COLUMNS.values()
 )
-"""Columns that are part of the question or of what is expected."""
+"""Columns that are part of the question or of the expected answer."""
 _PROBE = "?"
 
 
 class _QuestionEncoding(ChatEncoding):
-    """Conversations that are asked, whatever a row holds about its loss."""
+    """Conversations, ignoring what a row declares about its loss."""
 
     def read(self, row: RowReader) -> Sample:
         """Return the conversation of the row."""
@@ -39,18 +39,19 @@ _ENCODING = _QuestionEncoding()
 
 @dataclass(frozen=True)
 class Question:
-    """A question to the model, with its expected answer where the data set has one."""
+    """A prompt for the model, with the expected answer if the data set has one."""
 
     messages: list[dict[str, Any]]
     expected: str | None = None
     tools: Sequence[Any] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
     """Columns of the row that no format uses."""
-    place: str = ""
+    source: str = ""
+    """File and line, for errors."""
 
 
 class Questions:
-    """One question per row of some data sets. Rows are understood when they are asked for, and not kept."""
+    """One question per row of some data sets; rows are parsed on access, and not kept."""
 
     def __init__(self, parts: Sequence[Part], system: str | None) -> None:
         self._parts = parts
@@ -75,64 +76,68 @@ class Questions:
 
 
 def read_questions(names: Sequence[str], columns: dict[str, str], *, system: str | None = None) -> Questions:
-    """Return one question per row. The last answer of the assistant is expected; rows may also end unanswered."""
+    """Return one question per row, whose last assistant message, if any, is the expected answer."""
     section = DataSection(train=tuple(names), columns=columns, system=system)
     return Questions(open_parts(section.train, section), system)
 
 
 def with_system(messages: Sequence[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
-    """Return the messages, after this system message if they have none."""
+    """Return the messages, with this system message if they have none."""
     if system and messages[0]["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
     return list(messages)
 
 
 def read_row(part: Part, index: int) -> RowData:
-    """Return one row under our names; raise `DataError` where it cannot be written out again beside what is found."""
-    place = part.rows.place(index)
-    renamed = rename(part.rows[index], part.columns, place)
+    """Return one row with its columns renamed; raise `DataError` if it is not valid Unicode, so cannot be written."""
+    source = part.rows.place(index)
+    renamed = rename(part.rows[index], part.columns, source)
     if not is_unicode(json.dumps(renamed, ensure_ascii=False, default=repr)):
-        raise DataError(f"{place}: not Unicode text: the row holds half of a surrogate pair.", hint="Fix the row.")
+        raise DataError(
+            f"{source}: the row has an unpaired surrogate, which is not valid Unicode.", hint="Fix the row."
+        )
     return renamed
 
 
 def _question(part: Part, index: int, system: str | None) -> Question:
-    row, place = part.rows[index], part.rows.place(index)
+    row, source = part.rows[index], part.rows.place(index)
     renamed = read_row(part, index)
     extras = {name: value for name, value in renamed.items() if name not in _CONVERSATION}
     try:
-        conversation = part.understand(row, _ENCODING, place).conversation
+        conversation = part.understand(row, _ENCODING, source).conversation
     except Unusable as unusable:
-        conversation, expected = _unanswered(part, renamed, place, unusable), None
+        conversation, expected = _open_conversation(part, renamed, source, unusable), None
     else:
         expected = str(conversation.messages[-1]["content"])
     messages = list(conversation.messages[:-1])
     if has_objects(conversation.messages):
         raise DataError(
-            f"{place}: the column 'objects' is there, and tags of objects are written out in training alone.",
-            hint="Write names and boxes as the model writes them, and leave the column out.",
+            f"{source}: the column 'objects' is supported in training only.",
+            hint="Write names and bounding boxes into the messages, and remove the column.",
         )
     if not messages:
-        raise DataError(f"{place}: nothing is asked in this row.", hint="Rows of text alone are learned by swift pt.")
-    return Question(with_system(messages, system), expected, conversation.tools, extras, place)
+        raise DataError(
+            f"{source}: the row has no question.", hint="Add a user message. To train on plain text: swift pt"
+        )
+    return Question(with_system(messages, system), expected, conversation.tools, extras, source)
 
 
-def _unanswered(part: Part, row: RowData, place: str, unusable: Unusable) -> Conversation:
-    """Return a row that ends with a question, understood as if something answered it."""
+def _open_conversation(part: Part, row: RowData, source: str, unusable: Unusable) -> Conversation:
+    """Return the conversation of a row that ends with a question, parsed with a dummy answer."""
     for name in MESSAGES:
         messages = row.get(name)
         if isinstance(messages, list) and messages and _role(messages[-1], part.tags) == "user":
-            answer = {part.tags.role_keys[0]: "assistant", part.tags.content_keys[0]: _PROBE}
-            row = {**row, name: [*messages, answer]}
+            dummy = {part.tags.role_keys[0]: "assistant", part.tags.content_keys[0]: _PROBE}
+            row = {**row, name: [*messages, dummy]}
             break
     else:
         if any(name in row for name in (*MESSAGES, *ANSWER)) or not any(name in row for name in QUESTION):
-            raise _cannot_be_asked(unusable, place)
+            raise _invalid(unusable, source)
         row = {**row, ANSWER[0]: _PROBE}
     try:
-        return _ENCODING.understand(row, place, part.tags, part.root).conversation
+        return _ENCODING.understand(row, source, part.tags, part.root).conversation
     except Unusable as still:
-        raise _cannot_be_asked(still, place) from None
+        raise _invalid(still, source) from None
 
 
 def _role(message: object, tags: RoleTags) -> str | None:
@@ -140,5 +145,5 @@ def _role(message: object, tags: RoleTags) -> str | None:
     return tags.roles.get(role) if isinstance(role, str) else None
 
 
-def _cannot_be_asked(unusable: Unusable, place: str) -> DataError:
-    return DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Fix the row.")
+def _invalid(unusable: Unusable, source: str) -> DataError:
+    return DataError(f"{source}: {unusable.reason}: {unusable.detail}.", hint="Fix the row.")

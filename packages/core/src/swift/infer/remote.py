@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's API, asked with messages: its own chat template counts, and its own tokenizer."""
+"""A chat engine for servers with OpenAI's API, which use their own chat template and tokenizer."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from swift.contracts import Sampling
-from swift.infer.answers import Answer, Messages
 from swift.infer.image_messages import for_servers
 from swift.infer.openai_server import OpenAiServer, at_once
 from swift.infer.questions import Question, with_system
+from swift.infer.response import Messages, Response
 
 AT_A_TIME = 16
-"""Requests under way at once where nothing else is said."""
+"""Concurrent requests by default."""
 
 
 class RemoteChatEngine:
-    """Implements `swift.infer.answers.Speaker`."""
+    """Implements `swift.infer.response.ChatEngine`."""
 
     multi_turn = True
-    reads_images = True  # as far as is known here: the server refuses what its model does not read
+    reads_images = True  # the server rejects images that its model does not read
 
     def __init__(
         self,
@@ -38,21 +38,21 @@ class RemoteChatEngine:
         self._template_arguments = dict(template_arguments or {})
         self.name = self._server.choose(model, say)
 
-    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
-        """Yield a bounded number of requests at a time."""
+    def respond(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Response]]:
+        """Send a limited number of requests at a time."""
 
-        def ask(place: int) -> Answer:
-            question = questions[place]
-            body = self._body(question.messages, sampling, place)
+        def ask(index: int) -> Response:
+            question = questions[index]
+            body = self._body(question.messages, sampling, index)
             if question.tools:
                 body["tools"] = list(question.tools)
-            answer = self._server.post("/v1/chat/completions", body)
-            choice = self._server.found(answer, "choices", 0, kind=dict)
-            message = self._server.found(choice, "message", kind=dict)
-            said, ended = message.get("content"), choice.get("finish_reason")
-            return Answer(
-                self._server.found(message, "content", kind=str) if said is not None else "",
-                self._server.found(choice, "finish_reason", kind=str) if ended is not None else "stop",
+            response = self._server.post("/v1/chat/completions", body)
+            choice = self._server.field(response, "choices", 0, kind=dict)
+            message = self._server.field(choice, "message", kind=dict)
+            content, reason = message.get("content"), choice.get("finish_reason")
+            return Response(
+                self._server.field(message, "content", kind=str) if content is not None else "",
+                self._server.field(choice, "finish_reason", kind=str) if reason is not None else "stop",
             )
 
         yield from at_once(ask, range(len(questions)), self._at_a_time)
@@ -62,9 +62,9 @@ class RemoteChatEngine:
         yield from self._server.pieces(self._body(messages, sampling, 0), tokens=sampling.max_new_tokens)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
-    def _body(self, messages: Messages, sampling: Sampling, place: int) -> dict[str, Any]:
+    def _body(self, messages: Messages, sampling: Sampling, index: int) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.name,
             "messages": for_servers(with_system(messages, self._system)),
@@ -72,7 +72,7 @@ class RemoteChatEngine:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }
-        # Only where they say something: the first is OpenAI's, the others are known to vLLM, SGLang and their like.
+        # Sent only where they differ from the default: servers other than vLLM and SGLang may know `stop` alone.
         if sampling.stop:
             body["stop"] = list(sampling.stop)
         if sampling.top_k:
@@ -82,5 +82,5 @@ class RemoteChatEngine:
         if self._template_arguments:
             body["chat_template_kwargs"] = self._template_arguments
         if sampling.temperature > 0:
-            body["seed"] = sampling.seed_of(place) & 0x7FFFFFFF  # what every server can read
+            body["seed"] = sampling.seed_of(index) & 0x7FFFFFFF  # every server takes 31 bits
         return body

@@ -1,8 +1,8 @@
-"""A file of answers that is written as they come, and resumed after an interruption.
+"""A file of responses that is resumed after an interruption.
 
-Every line is complete or absent: it is written at once, and a last line without its end (of a machine that went down)
-counts as never written. Lines say which row they answer and what that row held, so that an answer is never taken for
-another row's. The settings that decided the answers are stored in a file next to it.
+Every line is written at once; a last line without its end counts as never written. A line names its row with a hash
+of the row's contents, so that it is never taken for another row's. The settings that decided the responses are stored
+in a file next to it.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from swift.infer.image_messages import written
 from swift.infer.questions import Question
 from swift.untrusted import open_regular, read_json
 
-ASKED = "asked"
-"""In every line: the number of the row that it answers, and a hash of what that row held."""
+SOURCE = "source_row"
+"""Key in every line: the number of its row, and a hash of the row's contents."""
 SETTINGS = ".settings.json"
-"""Added to the name of the file of answers: how they were made."""
+"""Suffix of the file with the settings."""
 
 
-class Journal:
-    """Answers to questions, in a file. Lines are in the order of the questions once all are answered."""
+class ResumeFile:
+    """Responses to questions in a file, whose lines are put into the order of the questions once it is complete."""
 
     def __init__(
         self, path: Path, questions: Iterable[Question], settings: Mapping[str, Any], *, overwrite: bool = False
     ) -> None:
         self._path = path
-        self._beside = path.with_name(path.name + SETTINGS)
+        self._settings_path = path.with_name(path.name + SETTINGS)
         self._hashes = array("Q", (_hash_of(question) for question in questions))
         self._lines: dict[int, tuple[int, int]] = {}
-        """Row → where its line begins and ends."""
+        """Row → start and end of its line."""
         if path.exists() and not overwrite:
-            self._go_on(dict(settings))
+            self._resume(dict(settings))
         else:
             path.unlink(missing_ok=True)
-            self._beside.write_text(json.dumps(dict(settings), indent=2) + "\n", encoding="utf-8")
+            self._settings_path.write_text(json.dumps(dict(settings), indent=2) + "\n", encoding="utf-8")
         self._file = path.open("ab", buffering=0)
 
     def __enter__(self) -> Self:
@@ -56,19 +56,19 @@ class Journal:
             self._sort()
 
     def left(self) -> list[int]:
-        """Return the rows without an answer."""
+        """Return the rows without a response."""
         return [row for row in range(len(self._hashes)) if row not in self._lines]
 
     def write(self, row: int, line: Mapping[str, Any]) -> None:
-        """Write the answer to a row to disk before the next one is looked at."""
-        marked = {**line, ASKED: {"row": row, "hash": f"{self._hashes[row]:016x}"}}
+        """Append the line of a row to the file, unbuffered."""
+        marked = {**line, SOURCE: {"row": row, "hash": f"{self._hashes[row]:016x}"}}
         data = json.dumps(marked, ensure_ascii=False, default=str).encode() + b"\n"
         start = self._file.tell()
         # One call, and nothing kept back: Ctrl-C comes before it or after it.
         self._file.write(data)
         self._lines[row] = (start, start + len(data))
 
-    def _go_on(self, settings: Mapping[str, Any]) -> None:
+    def _resume(self, settings: Mapping[str, Any]) -> None:
         self._check_settings(settings)
         end = 0
         with open_regular(self._path, DataError) as file:
@@ -81,43 +81,43 @@ class Journal:
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
         try:
-            before = read_json(self._beside, DataError)
+            before = read_json(self._settings_path, DataError)
         except DataError:
-            raise self._other(f"{self._path} is there already, and nothing says how it was made.") from None
+            raise self._other(
+                f"{self._path} exists, but its settings file {self._settings_path} cannot be read."
+            ) from None
         if not isinstance(before, dict):
-            raise self._other(f"{self._beside} says nothing about how {self._path.name} was made.")
+            raise self._other(f"{self._settings_path} does not hold the settings of {self._path.name}.")
         for name in dict.fromkeys([*settings, *before]):
             if before.get(name) != settings.get(name):
                 raise self._other(
-                    f"The answers in {self._path} were made with {name} {_shown(before.get(name))}; now it is "
+                    f"{self._path} was made with {name} {_shown(before.get(name))}; now it is "
                     f"{_shown(settings.get(name))}."
                 )
 
     def _row_of(self, line: bytes, number: int) -> int:
         try:
-            asked = json.loads(line)[ASKED]
-            row, found = asked["row"], int(asked["hash"], 16)
+            source = json.loads(line)[SOURCE]
+            row, found = source["row"], int(source["hash"], 16)
         except (ValueError, KeyError, TypeError, RecursionError):
             row = found = None
         if not isinstance(row, int) or isinstance(row, bool):
-            raise self._other(f"{self._path}:{number} is not a line that swift infer wrote.") from None
+            raise self._other(f"{self._path}:{number} was not written by swift infer.") from None
         if not 0 <= row < len(self._hashes) or self._hashes[row] != found:
-            raise self._other(
-                f"{self._path}:{number} answers row {row + 1} of another input: that row has changed since."
-            )
+            raise self._other(f"{self._path}:{number} was made from another version of row {row + 1} of the data.")
         return row
 
     def _other(self, message: str) -> DataError:
         return DataError(message, hint="Choose another --result_path, or start over with --overwrite.")
 
     def _sort(self) -> None:
-        """Put the lines into the order of their rows, unless they are."""
-        places = [self._lines[row] for row in range(len(self._hashes))]
-        if places == sorted(places):
+        """Put the lines into the order of their rows."""
+        spans = [self._lines[row] for row in range(len(self._hashes))]
+        if spans == sorted(spans):
             return
         ordered = self._path.with_name(f".{self._path.name}.ordered")
         with self._path.open("rb") as file, ordered.open("wb") as out:
-            for start, end in places:
+            for start, end in spans:
                 file.seek(start)
                 out.write(file.read(end - start))
             out.flush()
@@ -126,14 +126,14 @@ class Journal:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file of answers."""
+    """Yield the lines of a file of responses."""
     with path.open(encoding="utf-8") as file:
         yield from map(json.loads, file)
 
 
 def _hash_of(question: Question) -> int:
-    held = [written(question.messages), list(question.tools), question.expected, dict(question.extras)]
-    text = json.dumps(held, sort_keys=True, ensure_ascii=False, default=str)
+    contents = [written(question.messages), list(question.tools), question.expected, dict(question.extras)]
+    text = json.dumps(contents, sort_keys=True, ensure_ascii=False, default=str)
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 

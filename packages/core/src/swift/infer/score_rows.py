@@ -1,4 +1,4 @@
-"""`swift infer` of a model that returns scores or vectors: a line of JSON for each text of a data set."""
+"""`swift infer` for models that return scores or vectors: a line of JSON for each row of a data set."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from swift.data.formats import RowReader
 from swift.data.rendering import render_asked
 from swift.errors import DataError
 from swift.infer.batch import WINDOW
-from swift.infer.chat_engine import image_writer, text_alone
-from swift.infer.find import is_asked
+from swift.infer.chat_engine import image_writer, no_images
+from swift.infer.find import is_generative_reranker
 from swift.infer.image_messages import has_images, written
 from swift.infer.questions import Question, Questions, read_row, with_system
-from swift.infer.resume_file import Journal
+from swift.infer.resume_file import ResumeFile
 from swift.infer.scorer import Outputs, Scorer, Tokens
 from swift.infer.yes_no import YesNo, yes_no_of
 from swift.models.pair_template import renders_pairs
@@ -39,138 +39,145 @@ if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
     from swift.data.sources.rows import RowData
     from swift.data.texts import Text
-    from swift.infer.answers import Messages
-    from swift.infer.batch import Asked
+    from swift.infer.batch import QuestionSequence
     from swift.infer.chat_engine import FoundModel
     from swift.infer.image_prompts import ImagePromptWriter
     from swift.infer.options import ModelOptions, QuestionOptions
+    from swift.infer.response import Messages
 
 TEXT = "text"
-"""The role of a text that is no conversation."""
+"""The role of a plain text."""
 PAIR = ("query", "document")
-_TEXTS = (TEXT, "query", "document", "anchor", "sentence")
-"""Columns that hold a text by itself, of which a vector is made; also the roles of such texts."""
+_TEXT_COLUMNS = (TEXT, "query", "document", "anchor", "sentence")
+"""Columns of plain text to embed, also its roles."""
 _QUERIES = ("query", "anchor")
-"""Those of texts that begin with the model's prompt of queries."""
+"""Those that get the model's query prompt."""
 
 
 class TextRows(Questions):
-    """The rows of some data sets as texts, pairs of a query and a document, or whole conversations."""
+    """The rows of some data sets as plain text, pairs of a query and a document, or whole conversations."""
 
     def __init__(
         self, parts: Sequence[Part], system: str | None, task: str, *, pairs: bool = False, images: bool = False
     ) -> None:
         super().__init__(parts, system)
-        self._columns = _TEXTS if task == EMBEDDING else (TEXT,)
+        self._columns = _TEXT_COLUMNS if task == EMBEDDING else (TEXT,)
         self._pairs = pairs
-        """Whether nothing else than pairs of a query and a document can be scored."""
+        """Whether only pairs of a query and a document can be scored."""
         self._images = images
-        """Whether texts may hold images."""
+        """Whether rows may hold images."""
 
     def of(self, part: Part, index: int) -> Question:
         """Return one row."""
         row = read_row(part, index)
         column = None if self._pairs else next((name for name in self._columns if isinstance(row.get(name), str)), None)
         if column is not None:
-            return self._said(part, row, (column,), part.rows.place(index))
+            return self._messages(part, row, (column,), part.rows.place(index))
         if all(isinstance(row.get(name), str) for name in PAIR):
-            return self._said(part, row, PAIR, part.rows.place(index))
+            return self._messages(part, row, PAIR, part.rows.place(index))
         if isinstance(row.get("query"), str) and "document" in row:
             raise DataError(
-                f"{part.rows.place(index)}: the column 'document' beside 'query' is "
-                f"{json_kind(row['document'])}, not a text.",
-                hint="Give each document a row of its own.",
+                f"{part.rows.place(index)}: the column 'document' is {json_kind(row['document'])}, not a string.",
+                hint="Write one row per document.",
             )
         if self._pairs:
             raise DataError(
-                f"{part.rows.place(index)}: a generative reranker scores a document for a query, and the columns query "
-                "and document hold no texts.",
-                hint='Rename columns with --columns \'{"yours": "document"}\'.',
+                f"{part.rows.place(index)}: a generative reranker needs the columns query and document with strings.",
+                hint='To rename columns: --columns \'{"yours": "document"}\'',
             )
-        asked = super().of(part, index)
-        if asked.expected is None:
-            return asked
-        whole = [*asked.messages, {"role": "assistant", "content": asked.expected}]
-        return Question(whole, tools=asked.tools, extras=asked.extras, place=asked.place)
+        question = super().of(part, index)
+        if question.expected is None:
+            return question
+        whole = [*question.messages, {"role": "assistant", "content": question.expected}]
+        return Question(whole, tools=question.tools, extras=question.extras, source=question.source)
 
-    def _said(self, part: Part, row: RowData, columns: Sequence[str], place: str) -> Question:
-        """Return the texts of some columns, with the images of the row in them where the model reads any."""
-        texts, extras = [told(row[name]) for name in columns], _without(row, *columns)
+    def _messages(self, part: Part, row: RowData, columns: Sequence[str], source: str) -> Question:
+        """Return some columns as messages, with the row's images if the model reads any."""
+        conversations, extras = [told(row[name]) for name in columns], _without(row, *columns)
         if self._images:
-            reader = RowReader(row, place, part.tags, part.root)
+            reader = RowReader(row, source, part.tags, part.root)
             try:
-                texts = reader.with_media_in_turn(texts)
+                conversations = reader.with_media_in_turn(conversations)
             except Unusable as unusable:
-                raise DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Fix the row.") from None
+                raise DataError(f"{source}: {unusable.reason}: {unusable.detail}.", hint="Fix the row.") from None
             extras = _without(extras, *reader.used)
-        said = [{**text.messages[0], "role": name} for name, text in zip(columns, texts, strict=True)]
-        for message in said if len(said) > 1 else ():
+        messages = [{**each.messages[0], "role": name} for name, each in zip(columns, conversations, strict=True)]
+        for message in messages if len(messages) > 1 else ():
             if isinstance(message["content"], str) and not message["content"].strip():
                 raise DataError(
-                    f"{place}: the {message['role']} is empty, and there is nothing to score.",
-                    hint="Leave the row out.",
+                    f"{source}: the {message['role']} is empty.",
+                    hint="Remove the row.",
                 )
-        return Question(said, extras=extras, place=place)
+        return Question(messages, extras=extras, source=source)
 
 
-def read_texts(asked: QuestionOptions, found: FoundModel, system: str | None) -> TextRows:
-    """Return the rows that are to be scored."""
-    section = DataSection(train=asked.dataset, columns=asked.columns)
-    pairs = is_asked(found.location.objective, asked.task_type)
+def read_rows(requested: QuestionOptions, found: FoundModel, system: str | None) -> TextRows:
+    """Return the rows to score."""
+    section = DataSection(train=requested.dataset, columns=requested.columns)
+    pairs = is_generative_reranker(found.location.objective, requested.task_type)
     parts, sees = open_parts(section.train, section), found.source.processor is not None
     return TextRows(parts, system, task_of(found.source), pairs=pairs, images=sees)
 
 
 def score_into(
-    result: Path, found: FoundModel, options: ModelOptions, asked: QuestionOptions, rows: Asked,
+    result: Path, found: FoundModel, options: ModelOptions, requested: QuestionOptions, rows: QuestionSequence,
     *, say: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Write a line for each row into a file. Rows that it has already are not computed again."""
-    yes_no = _yes_no(found, options, asked)
+    """Write a line for each row into a file; skip rows that it already has."""
+    yes_no = _yes_no(found, options, requested)
     settings: dict[str, Any] = {"engine": options.engine, **found.facts(), "dtype": options.dtype}
-    settings |= {"system": options.system, **({} if yes_no is None else {"asked": yes_no.options.model_dump()})}
-    with Journal(result, rows, settings, overwrite=asked.overwrite) as journal:
-        left = journal.left()
+    settings |= {"system": options.system, **({} if yes_no is None else {"reranker": yes_no.options.model_dump()})}
+    with ResumeFile(result, rows, settings, overwrite=requested.overwrite) as file:
+        left = file.left()
         if len(left) < len(rows):
-            say(f"{len(rows) - len(left)} of {len(rows)} texts are scored in {result}")
+            say(f"{result} already has {len(rows) - len(left)} of {len(rows)} lines")
         if left:
-            scorer = _scorer(found, options, asked, yes_no, say)
+            scorer = _scorer(found, options, requested, yes_no, say)
             with _writer(found, options) as writer:
                 for row, line in _scored(scorer, found, rows, left, yes_no, writer):
-                    journal.write(row, line)
-    say(f"{len(left)} {'line' if len(left) == 1 else 'lines'} written to {result}")
+                    file.write(row, line)
+    say(f"Wrote {len(left)} {'line' if len(left) == 1 else 'lines'} to {result}")
 
 
 def print_scores(
-    found: FoundModel, options: ModelOptions, asked: QuestionOptions, rows: Asked, *, say: Callable[[str], None]
+    found: FoundModel,
+    options: ModelOptions,
+    requested: QuestionOptions,
+    rows: QuestionSequence,
+    *,
+    say: Callable[[str], None],
 ) -> None:
     """Print a line of JSON for each row, in order."""
-    yes_no = _yes_no(found, options, asked)
-    scorer = _scorer(found, options, asked, yes_no, say)
+    yes_no = _yes_no(found, options, requested)
+    scorer = _scorer(found, options, requested, yes_no, say)
     with _writer(found, options) as writer:
         lines = dict(_scored(scorer, found, rows, range(len(rows)), yes_no, writer))
     for row in range(len(rows)):
         sys.stdout.write(json.dumps(lines[row], ensure_ascii=False, default=str) + "\n")
 
 
-def _yes_no(found: FoundModel, options: ModelOptions, asked: QuestionOptions) -> YesNo | None:
+def _yes_no(found: FoundModel, options: ModelOptions, requested: QuestionOptions) -> YesNo | None:
     longest = options.max_length or getattr(found.source.config.get_text_config(), "max_position_embeddings", None)
     section = DataSection(system=options.system or found.location.system, **options.pixels(found.location.pixels))
     if longest is not None:
         section = section.model_copy(update={"max_length": longest})
-    return yes_no_of(found, asked.task_type, section)
+    return yes_no_of(found, requested.task_type, section)
 
 
 def _scorer(
-    found: FoundModel, options: ModelOptions, asked: QuestionOptions, yes_no: YesNo | None, say: Callable[[str], None]
+    found: FoundModel,
+    options: ModelOptions,
+    requested: QuestionOptions,
+    yes_no: YesNo | None,
+    say: Callable[[str], None],
 ) -> Scorer:
     reranker = None if yes_no is None else yes_no.objective
-    return Scorer(found, options, batch_size=asked.batch_size, say=say, reranker=reranker)
+    return Scorer(found, options, batch_size=requested.batch_size, say=say, reranker=reranker)
 
 
 @contextmanager
 def _writer(found: FoundModel, options: ModelOptions) -> Iterator[ImagePromptWriter | None]:
-    """Give what writes texts with images; None for a model that reads text alone."""
+    """Yield the writer of prompts with images; None for a model that reads text only."""
     writer = None if found.source.processor is None else image_writer(found, options)
     try:
         yield writer
@@ -182,36 +189,36 @@ def _writer(found: FoundModel, options: ModelOptions) -> Iterator[ImagePromptWri
 def _scored(
     scorer: Scorer,
     found: FoundModel,
-    rows: Asked,
+    rows: QuestionSequence,
     chosen: Sequence[int],
     yes_no: YesNo | None,
     writer: ImagePromptWriter | None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     def work() -> Iterator[tuple[int, dict[str, Any]]]:
         for start in range(0, len(chosen), WINDOW):
-            some = chosen[start : start + WINDOW]
-            questions = [rows[row] for row in some]
-            tokens = [_some_tokens(question, found, yes_no, writer) for question in questions]
+            window = chosen[start : start + WINDOW]
+            questions = [rows[row] for row in window]
+            tokens = [_non_empty_tokens(question, found, yes_no, writer) for question in questions]
             for question, each in zip(questions, tokens, strict=True):
-                scorer.check_length(len(each), question.place or "The text")
-            for place, outputs in scorer.outputs(tokens):
-                question = questions[place]
+                scorer.check_length(len(each), question.source or "The text")
+            for index, outputs in scorer.outputs(tokens):
+                question = questions[index]
                 messages = written(question.messages)
                 columns = {TEXT: messages[0]["content"]} if _is_text(messages) else {"messages": messages}
-                yield some[place], {**question.extras, **columns, **line_of_outputs(outputs, found)}
+                yield window[index], {**question.extras, **columns, **line_of_outputs(outputs, found)}
 
     yield from progress(work(), "scoring", total=len(chosen))
 
 
-def _some_tokens(
+def _non_empty_tokens(
     question: Question, found: FoundModel, yes_no: YesNo | None, writer: ImagePromptWriter | None
 ) -> Tokens:
-    """Return the tokens of what is to be scored; raise `DataError` where there are none."""
+    """Return the tokens of a row; raise `DataError` if there are none."""
     tokens = tokens_of(question, found, yes_no, writer)
     if not len(tokens):
         raise DataError(
-            f"{question.place or 'The text'}: the text is empty, and there is nothing to score.",
-            hint="Leave it out.",
+            f"{question.source or 'The prompt'}: the text is empty.",
+            hint="Remove it.",
         )
     return tokens
 
@@ -222,17 +229,17 @@ def tokens_of(
     yes_no: YesNo | None = None,
     writer: ImagePromptWriter | None = None,
 ) -> Tokens:
-    """Return the tokens of a text, of a query with a document, or of a whole conversation.
+    """Return the tokens of a plain text, of a query with a document, or of a whole conversation.
 
-    `writer` writes those that hold images, which have them in their tokens.
+    `writer` renders those with images.
     """
     if yes_no is not None:
         query, document = (message["content"] for message in question.messages)
-        return yes_no.tokens(query, document, question.place)
+        return yes_no.tokens(query, document, question.source)
     if has_images(question.messages):
         if writer is None:
-            raise text_alone(found.name)
-        return writer.tokens(partial(_image_text, question, found), question.place)
+            raise no_images(found.name)
+        return writer.tokens(partial(_image_text, question, found), question.source)
     tokenizer, messages = found.source.tokenizer, question.messages
     roles = [message["role"] for message in messages]
     if roles == ["query", "document"] and not renders_pairs(str(tokenizer.chat_template)):
@@ -247,32 +254,32 @@ def tokens_of(
         return list(tokenizer("".join(message["content"] for message in messages))["input_ids"])
     if roles != ["query", "document"]:
         messages = with_system(messages, found.location.system)
-    text = render_asked(tokenizer, messages, place=question.place, tools=question.tools or None)
+    text = render_asked(tokenizer, messages, place=question.source, tools=question.tools or None)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _image_text(question: Question, found: FoundModel, encoder: ConversationEncoder) -> Text:
-    """Return what a run of the model makes of a text, a pair or a conversation with images."""
-    messages, place = question.messages, question.place
+    """Return a text, a pair or a conversation with images, rendered as in training."""
+    messages, source = question.messages, question.source
     roles = [message["role"] for message in messages]
     if roles == list(PAIR):
         query, document = (told(message["content"]) for message in messages)
-        return asked_whole(pair_of(query, document, found.location.objective.get("instruction")), place, encoder)
+        return asked_whole(pair_of(query, document, found.location.objective.get("instruction")), source, encoder)
     if _is_text(messages):
-        return asked_whole(prompted(_prompt(roles[0], found), told(messages[0]["content"])), place, encoder)
+        return asked_whole(prompted(_prompt(roles[0], found), told(messages[0]["content"])), source, encoder)
     messages = with_system(messages, found.location.system)
     whole = Conversation(tuple(messages), (1.0,) * len(messages), tuple(question.tools))
     write = asked_whole if task_of(found.source) == EMBEDDING else whole_text
-    return write(whole, place, encoder)
+    return write(whole, source, encoder)
 
 
 def _is_text(messages: Messages) -> bool:
-    """Return whether this is a text by itself, no conversation and no pair."""
-    return len(messages) == 1 and messages[0]["role"] in _TEXTS
+    """Return whether this is a plain text, not a conversation or a pair."""
+    return len(messages) == 1 and messages[0]["role"] in _TEXT_COLUMNS
 
 
 def _prompt(column: str, found: FoundModel) -> str:
-    """Return what an embedding model was trained to read before a text of this column."""
+    """Return an embedding model's prompt for this column."""
     if task_of(found.source) != EMBEDDING or column not in (*_QUERIES, "document"):
         return ""
     query, document = prompts_of(found)
@@ -280,7 +287,7 @@ def _prompt(column: str, found: FoundModel) -> str:
 
 
 def prompts_of(found: FoundModel) -> tuple[str, str]:
-    """Return what an embedding model reads before every query, and before every document."""
+    """Return the query prompt and the document prompt of an embedding model."""
     objective, kept = found.location.objective, stored_prompts(found.source.folder)
     names = ("query", "document")
     query, document = (str(objective.get(f"{name}_prompt") or kept.get(name, "")) for name in names)
@@ -288,7 +295,7 @@ def prompts_of(found: FoundModel) -> tuple[str, str]:
 
 
 def line_of_outputs(outputs: Outputs, found: FoundModel) -> dict[str, Any]:
-    """Return what is written of a text: a vector of length 1, a score, or labels with the scores of all."""
+    """Return the columns of a row: a normalized vector, a score, or labels with all scores."""
     if task_of(found.source) == EMBEDDING:
         return {"vector": (outputs / max(float(np.linalg.norm(outputs)), 1e-12)).tolist()}
     if len(outputs) == 1:

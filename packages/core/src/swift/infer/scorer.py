@@ -1,4 +1,4 @@
-"""A model that scores texts or makes vectors of them, in this process."""
+"""A model in this process that scores sequences or embeds them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 Outputs = npt.NDArray[np.float32]
-"""Scores of a text, or its vector."""
+"""Scores of a sequence, or its vector."""
 Tokens = Sequence[int] | npt.NDArray[np.int32]
 
 
 class Scorer:
-    """Computes scores of texts, or vectors, as training and exports do: at the last token of each, or pooled.
+    """Computes scores of sequences, or vectors, as training and exports do: at the last token of each, or pooled.
 
-    A generative `reranker` scores texts that end with its yes, by how much rather it says that than no.
+    A generative `reranker` scores sequences that end with its yes token, by its log-odds against the no token.
     """
 
     def __init__(
@@ -65,43 +65,43 @@ class Scorer:
         self._name, self._longest = found.name, options.max_length
 
     def check_length(self, count: int, what: str) -> None:
-        """Refuse a text with more tokens than --max_length allows, or than the model has positions."""
+        """Raise `DataError` for more tokens than --max_length, or than the model has positions."""
         if self._longest is not None and count > self._longest:
             raise DataError(
-                f"{what} has {count:,} tokens, more than the {self._longest:,} of --max_length.",
+                f"{what} has {count:,} tokens, but --max_length is {self._longest:,}.",
                 hint="Raise --max_length, or shorten the text.",
             )
         check_text(count, self._source.config, self._name, what)
 
     @torch.no_grad()
-    def outputs(self, texts: Sequence[Tokens]) -> Iterator[tuple[int, Outputs]]:
-        """Yield (place, scores or vector) of texts as tokens, in batches of similar length.
+    def outputs(self, sequences: Sequence[Tokens]) -> Iterator[tuple[int, Outputs]]:
+        """Yield (index, scores or vector) of sequences of tokens, in batches of similar length.
 
-        A text with images is a `ImagePrompt`.
+        A sequence with images is an `ImagePrompt`.
         """
-        for places in by_length(texts, self._batch):
-            samples = [Encoded(place, (self._segment(texts[place]),)) for place in places]
+        for indices in by_length(sequences, self._batch):
+            samples = [Encoded(index, (self._segment(sequences[index]),)) for index in indices]
             batch = self._collated(samples)
             if self._reranker is not None:
                 candidates = torch.tensor(self._reranker.candidates).repeat(*batch.targets.shape, 1)
                 batch = replace(batch, candidates=candidates)
             batch = batch.to(self._device)
             found = self._read(self._view(batch, {self._need}), batch)
-            yield from zip(places, found.float().cpu().numpy(), strict=True)
+            yield from zip(indices, found.float().cpu().numpy(), strict=True)
 
     @torch.no_grad()
     def values(self, segments: Sequence[Segment]) -> Iterator[tuple[int, Outputs]]:
-        """Yield (place, outputs) of texts: the one number of the head before each token that has weight."""
-        for places in by_length([segment.input_ids for segment in segments], self._batch):
-            batch = collate([Encoded(place, (segments[place],)) for place in places], flat=False).to(self._device)
+        """Yield (index, outputs of the value head before each token with weight)."""
+        for indices in by_length([segment.input_ids for segment in segments], self._batch):
+            batch = collate([Encoded(index, (segments[index],)) for index in indices], flat=False).to(self._device)
             values = self._view(batch, {Need.VALUES}).values
             assert values is not None
-            for place, row, weights in zip(places, values, batch.weights, strict=True):
-                yield place, row[weights > 0].float().cpu().numpy()
+            for index, row, weights in zip(indices, values, batch.weights, strict=True):
+                yield index, row[weights > 0].float().cpu().numpy()
 
     def _collated(self, samples: Sequence[Encoded]) -> MicroBatch:
-        pictured = any(segment.media for each in samples for segment in each.segments)
-        return self._reader.collated(samples, flat=False) if pictured else collate(samples, flat=False)
+        with_media = any(segment.media for each in samples for segment in each.segments)
+        return self._reader.collated(samples, flat=False) if with_media else collate(samples, flat=False)
 
     @cached_property
     def _reader(self) -> ProcessorReader:
@@ -117,7 +117,7 @@ class Scorer:
         ids = np.asarray(tokens, dtype=np.int32)
         weights = np.ones(len(ids), dtype=np.float32)
         if self._reranker is not None:
-            weights[:-1] = 0  # the answer alone is looked at
+            weights[:-1] = 0  # only the last token, the yes, is scored
         return Segment(ids, weights, media=media_of(tokens))
 
     def _read(self, view: ModelView, batch: MicroBatch) -> Tensor:
@@ -128,5 +128,5 @@ class Scorer:
         return found
 
     def close(self) -> None:
-        """Let the model go."""
+        """Release the model."""
         del self._view

@@ -1,4 +1,4 @@
-"""A language model as a reranker: asked whether a document answers a query, and read by its yes and its no."""
+"""Generative rerankers: language models that score a document for a query by their yes and no tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swift.data.encodings.reranker import pair_of
 from swift.data.pipeline import media_tokens
 from swift.data.template import ChatTemplate
 from swift.errors import DataError, ModelError
-from swift.infer.find import GENERATIVE, is_asked
+from swift.infer.find import GENERATIVE, is_generative_reranker
 from swift.models.media_processor import MediaProcessor
 from swift.models.pair_template import renders_pairs, with_pairs
 from swift.objectives.reranker import GenerativeReranker, GenerativeRerankerOptions
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from swift.infer.chat_engine import FoundModel
 
 Content = str | list[dict[str, Any]]
-"""What a message says: a text, or parts of which some are images."""
+"""Content of a message: a string, or parts, some of which are images."""
 
 
 class YesNo:
-    """Asks about pairs of a query and a document as the run of the model did, or else as Qwen3-Reranker is asked."""
+    """Renders pairs of a query and a document as in training, or else as for Qwen3-Reranker."""
 
     def __init__(self, found: FoundModel, section: DataSection) -> None:
         self.options = options_of(found.location.objective)
@@ -36,42 +36,42 @@ class YesNo:
         images = media_tokens(None if processor is None else MediaProcessor(processor, section), section)
         self._encoder = SampleEncoder(found.source.tokenizer, section, self.objective.encoding, images)
 
-    def tokens(self, query: Content, document: Content, place: str) -> ImagePrompt:
-        """Return the tokens up to the answer, and the one that says yes; query and document may hold images."""
-        asked = told(query)
-        pair = pair_of(asked, told(document), self.options.instruction)
+    def tokens(self, query: Content, document: Content, source: str) -> ImagePrompt:
+        """Return the tokens of the prompt and of yes; query and document may hold images."""
+        conversation = told(query)
+        pair = pair_of(conversation, told(document), self.options.instruction)
         try:
-            made = self._encoder.encode(Sample(asked, others=(pair,), values={"positives": 0.0}), place)
+            made = self._encoder.encode(Sample(conversation, others=(pair,), values={"positives": 0.0}), source)
         except Unusable as unusable:
-            raise DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Leave out the row.") from None
+            raise DataError(f"{source}: {unusable.reason}: {unusable.detail}.", hint="Remove the row.") from None
         segment = made.samples[0].segments[0]
         return ImagePrompt.of(segment.input_ids.tolist(), segment.media)
 
 
 def yes_no_of(found: FoundModel, task_type: str | None, section: DataSection) -> YesNo | None:
-    """Return how the model is asked for a yes; None for one that is no generative reranker."""
-    return YesNo(found, section) if is_asked(found.location.objective, task_type) else None
+    """Return the renderer of pairs; None if the model is not a generative reranker."""
+    return YesNo(found, section) if is_generative_reranker(found.location.objective, task_type) else None
 
 
 def options_of(trained: Mapping[str, Any]) -> GenerativeRerankerOptions:
-    """Return the options of the run as far as they say how a document is asked about: every document is."""
+    """Return the options of the run that decide the prompt: instruction, yes and no tokens."""
     kept = ("instruction", "positive_token", "negative_token") if trained.get("name") == GENERATIVE else ()
     return GenerativeRerankerOptions.model_validate({name: trained[name] for name in kept if name in trained})
 
 
-def answers_of(reranker: GenerativeReranker, tokenizer: Any) -> tuple[str, str]:
-    """Return the tokens that say yes and no, as the vocabulary has them."""
+def yes_no_tokens(reranker: GenerativeReranker, tokenizer: Any) -> tuple[str, str]:
+    """Return the yes and no tokens, as strings of the vocabulary."""
     yes, no = tokenizer.convert_ids_to_tokens(list(reranker.for_tokenizer(tokenizer).candidates))
     return str(yes), str(no)
 
 
 def pair_template_of(reranker: GenerativeReranker, tokenizer: Any, system: str | None) -> str:
-    """Return the tokenizer's chat template, which also renders a query with a document, up to the answer."""
+    """Return the tokenizer's chat template, extended so that it renders a query with a document."""
     template = tokenizer.chat_template
     if template is None:
         raise ModelError(
-            "A generative reranker is asked in a conversation, and the tokenizer has no chat template.",
-            hint="Put a chat_template.jinja next to it.",
+            "A generative reranker needs a chat template, but the tokenizer has none.",
+            hint="Add a chat_template.jinja to its folder.",
         )
     if renders_pairs(str(template)):
         return str(template)

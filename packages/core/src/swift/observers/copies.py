@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from swift.checkpoint.copies import place_of
+from swift.checkpoint.copies import copy_url
 from swift.checkpoint.folders import last_checkpoint, whole_checkpoints
 from swift.contracts import Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
@@ -30,7 +30,7 @@ class CopiesObserver:
         """Begin with the checkpoint that the run goes on from, unless it is there already."""
         shutil.rmtree(run.folder / WAITING, ignore_errors=True)
         self._queue = CopyQueue(
-            place_of(run.config, run.folder),
+            copy_url(run.config, run.folder),
             wanted=lambda: {folder.name for folder in whole_checkpoints(run.folder).values()},
             files=lambda: _files_of(run.folder),
             say=run.say,

@@ -1,4 +1,4 @@
-"""Whether an adapter was made for a model, told from the headers of both: nothing is loaded."""
+"""Checks that an adapter fits a model, by the headers of both: nothing is loaded."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LAYER = re.compile(r"\.\d+\.")
 
 
 def read_adapter(folder: Path) -> dict[str, Any]:
-    """Return the configuration of an adapter; `ModelError` where the folder is not one."""
+    """Return the configuration of an adapter; raise `ModelError` if it is not one."""
     config = read_adapter_config(folder)
     if kind_of(config) != "LORA":
         raise ModelError(
-            f"{folder} is an adapter of the kind {kind_of(config)}, and inference engines take LoRA alone.",
-            hint=f"Merge it into its model: swift export {folder} --to hf, and serve that.",
+            f"{folder} is an adapter of type {kind_of(config)}, but inference engines support LoRA only.",
+            hint=f"Merge it into its model (swift export {folder} --to hf), and serve the result.",
         )
     if not (folder / WEIGHTS).is_file():
         raise ModelError(f"{folder} is not a complete adapter: {WEIGHTS} is missing.", hint="Copy it again.")
@@ -34,24 +34,24 @@ def read_adapter(folder: Path) -> dict[str, Any]:
 
 
 def check_fit(adapter: Path, model: Path) -> None:
-    """Refuse an adapter whose matrices have no place in the model, or which a checkpoint trained on other weights.
+    """Raise `ModelError` for an adapter with other modules or shapes than the model, or trained on other weights.
 
     Names of models are not compared: the same model may be a hub id here and a folder there.
     """
     config = read_adapter(adapter)
     base = config.get("base_model_name_or_path")
-    base_named = f" (it says that it was trained on {base})" if base else ""
+    base_named = f" (its base model is {base})" if base else ""
     weights = SafetensorsFolder(model)
     packed = _is_quantised(model)
     for module, inputs, outputs in _modules(SafetensorsFolder(adapter, file=WEIGHTS)):
         found = _weight_of(module, weights)
         if found is None:
             if packed or not _has_such(module, weights):
-                continue  # several modules are one tensor there
-            raise _misfit(adapter, model, f"it adapts {module}, which is not there{base_named}")
+                continue  # the model fuses several modules into one tensor
+            raise _misfit(adapter, model, f"the model has no module {module}{base_named}")
         there = weights.shape(found)
         if not packed and len(there) == 2 and there not in ((outputs, inputs), (inputs, outputs)):
-            shape = f"{found} is {_shape(there)} there, and it was made for {_shape((outputs, inputs))}"
+            shape = f"{found} has shape {_shape(there)} instead of {_shape((outputs, inputs))}"
             raise _misfit(adapter, model, f"{shape}{base_named}")
     _check_origin(adapter, model, base_named)
 
@@ -59,7 +59,7 @@ def check_fit(adapter: Path, model: Path) -> None:
 def _misfit(adapter: Path, model: Path, reason: str) -> ModelError:
     return ModelError(
         f"The adapter {adapter} does not fit {model}: {reason}.",
-        hint="An adapter fits the model that it was trained on, and no other.",
+        hint="Serve it with the model that it was trained on.",
     )
 
 
@@ -105,7 +105,7 @@ def _check_origin(adapter: Path, model: Path, base: str) -> None:
 
     source = HfSource(str(model), model, ModelSection(path=str(model)), seed=0, say=say_nothing)
     if source.fingerprint != manifest.model_fingerprint:
-        raise _misfit(adapter, model, f"the shapes agree, but these are other weights{base}")
+        raise _misfit(adapter, model, f"it was trained on other weights{base}")
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""A language model served as a reranker: how it is asked about a document, and the two tokens that it answers with."""
+"""Serving a language model as a reranker: its chat template, and its yes and no tokens."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class YesNoQuestion:
-    """How an engine asks a generative reranker."""
+    """Prompt and tokens of a generative reranker."""
 
     template: Path
     """A chat template that renders a query with a document."""
-    answers: tuple[str, str]
-    """The tokens that say yes and no, as the vocabulary has them."""
+    tokens: tuple[str, str]
+    """The yes and no tokens, as strings of the vocabulary."""
 
 
-def asked_for_scores(place: WeightsLocation, folder: Path, *, say: Callable[[str], None]) -> YesNoQuestion:
-    """Return how training asked the model, or else how Qwen3-Reranker is asked; a folder's template may say it too."""
+def yes_no_question(location: WeightsLocation, folder: Path, *, say: Callable[[str], None]) -> YesNoQuestion:
+    """Return the prompt of training, of the folder's own template, or else of Qwen3-Reranker."""
     with waiting("Reading the tokenizer"):
-        from swift.infer.yes_no import answers_of, options_of, pair_template_of
+        from swift.infer.yes_no import options_of, pair_template_of, yes_no_tokens
         from swift.models.source import open_source
         from swift.objectives.reranker import GenerativeReranker
 
-        section = place.weights.model_copy(update={"path": str(folder)})
+        section = location.weights.model_copy(update={"path": str(folder)})
         tokenizer = open_source(section, say=say).tokenizer
-        reranker = GenerativeReranker(options_of(place.objective))
-        text = pair_template_of(reranker, tokenizer, place.system)
-        answers = None if place.objective else stored_answers(read_config(folder))
-        return YesNoQuestion(_kept(text), answers or answers_of(reranker, tokenizer))
+        reranker = GenerativeReranker(options_of(location.objective))
+        text = pair_template_of(reranker, tokenizer, location.system)
+        stored = None if location.objective else stored_answers(read_config(folder))
+        return YesNoQuestion(_cached(text), stored or yes_no_tokens(reranker, tokenizer))
 
 
-def _kept(text: str) -> Path:
-    """Return a file with the text, in the user's cache: a server reads it when it starts."""
+def _cached(text: str) -> Path:
+    """Write a template into the user's cache, where the server reads it."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "swift" / "serve"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Servers of other projects as inference engines: what `swift serve` does the same for each of them.
+"""Third-party servers as inference engines: the common part of `swift serve`.
 
 A plugin says how its server is found, checked and started (`ServerProgram`); `run_server` does the rest: it starts the
 server under a guard, shows how far it is, says how to ask it, and ends it with all that it began. No module here
@@ -7,7 +7,7 @@ imports torch.
 
 from __future__ import annotations
 
-from swift.servers.adapters import beside_language, check_language_alone, unmerged
+from swift.servers.adapters import check_language_only, encoder_trait, unmerged
 from swift.servers.flags import (
     KnownFlags,
     argument_flags,
@@ -33,11 +33,11 @@ __all__ = [
     "ServerLog",
     "ServerProgram",
     "argument_flags",
-    "beside_language",
     "check_known_flags",
-    "check_language_alone",
+    "check_language_only",
     "classes_of",
     "dashed",
+    "encoder_trait",
     "field_names",
     "find_interpreter",
     "flags_in",

@@ -1,4 +1,4 @@
-"""Adapters that change how a model sees or hears: no server puts these on its model as they were trained."""
+"""Adapters of vision and audio encoders, which servers cannot load."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from swift.errors import ModelError
 from swift.models.adapter_file import ADAPTER_WEIGHTS
 from swift.models.files import SafetensorsFolder
 
-_BESIDE_LANGUAGE = frozenset(
-    {"visual", "vision_tower", "vision_model", "audio_tower", "multi_modal_projector", "connector"}
-)
-"""What models of transformers call their towers and what leads from these to the language model."""
+_ENCODERS = frozenset({"visual", "vision_tower", "vision_model", "audio_tower", "multi_modal_projector", "connector"})
+"""Names of encoders and projectors in transformers' models."""
 
 
-def beside_language(folder: Path) -> str | None:
-    """Return that an adapter changes how its model sees or hears, as the end of a sentence about it; None if not."""
+def encoder_trait(folder: Path) -> str | None:
+    """Return which encoder an adapter changes, as the end of a sentence about it; None if it changes none."""
     if not (folder / ADAPTER_WEIGHTS).is_file():
         return None
     names = SafetensorsFolder(folder, file=ADAPTER_WEIGHTS).names()
-    found = next((name for name in names if _BESIDE_LANGUAGE & set(name.split("."))), None)
-    return found and f"adapts what sees or hears ({found.removeprefix('base_model.model.').partition('.lora_')[0]})"
+    found = next((name for name in names if _ENCODERS & set(name.split("."))), None)
+    return (
+        found and f"adapts a vision or audio encoder ({found.removeprefix('base_model.model.').partition('.lora_')[0]})"
+    )
 
 
-def check_language_alone(adapters: Iterable[Path], server: str) -> None:
-    """Refuse adapters of towers, which a server would leave out or put on other tokens, and say nothing."""
+def check_language_only(adapters: Iterable[Path], server: str) -> None:
+    """Raise `ModelError` for adapters of encoders, which a server would ignore silently."""
     for folder in adapters:
-        if trait := beside_language(folder):
+        if trait := encoder_trait(folder):
             raise unmerged(folder, trait, server)
 
 

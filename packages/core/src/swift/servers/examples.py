@@ -1,4 +1,4 @@
-"""How to ask the server: lines for a shell and for Python that work as they are printed."""
+"""Example requests for the server, for a shell and for Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY = "SWIFT_API_KEY"
 
 
 def url_of(request: ServeRequest, scheme: str = "http") -> str:
-    """Return where a program on this machine asks."""
+    """Return the URL of the server on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(request.host, request.host)
     return f"{scheme}://{f'[{host}]' if ':' in host and '[' not in host else host}:{request.port}"
 
@@ -35,14 +35,14 @@ def has_template(request: ServeRequest) -> bool:
 
 def curl_line(request: ServeRequest, name: str, url: str) -> str:
     """Return one line for a shell."""
-    path, body = asked(request, name)
-    words = ["curl", f"{url}{path}", "-H", "Content-Type: application/json"]
-    line = shlex.join([*words, "-d", json.dumps(body, ensure_ascii=False)])
+    path, body = example_request(request, name)
+    args = ["curl", f"{url}{path}", "-H", "Content-Type: application/json"]
+    line = shlex.join([*args, "-d", json.dumps(body, ensure_ascii=False)])
     return f'{line} -H "Authorization: Bearer ${KEY}"' if request.api_key else line
 
 
-def asked(request: ServeRequest, name: str) -> tuple[str, dict[str, object]]:
-    """Return where to ask the model, and what."""
+def example_request(request: ServeRequest, name: str) -> tuple[str, dict[str, object]]:
+    """Return path and body of an example request."""
     model = {"model": name}
     if request.task == EMBEDDING:
         return "/v1/embeddings", {**model, "input": [QUESTION]}
@@ -65,19 +65,19 @@ def python_lines(request: ServeRequest, name: str, url: str) -> Iterator[str]:
     key = f'os.environ["{KEY}"]' if request.api_key else '"none"'
     yield f'client = OpenAI(base_url="{url}/v1", api_key={key})'
     model = json.dumps(name, ensure_ascii=False)
-    path, body = asked(request, name)
+    path, body = example_request(request, name)
     if request.task == EMBEDDING:
-        yield f'answer = client.embeddings.create(model={model}, input=["{QUESTION}"])'
-        yield "print(answer.data[0].embedding)"
+        yield f'response = client.embeddings.create(model={model}, input=["{QUESTION}"])'
+        yield "print(response.data[0].embedding)"
     elif request.task != GENERATES:
         yield f'print(client.post("{url}{path}", body={json.dumps(body, ensure_ascii=False)}, cast_to=object))'
     elif has_template(request):
         messages = json.dumps(_question(request, True)["messages"], ensure_ascii=False)
-        yield f"answer = client.chat.completions.create(model={model}, messages={messages}, max_tokens={TOKENS})"
-        yield "print(answer.choices[0].message.content)"
+        yield f"response = client.chat.completions.create(model={model}, messages={messages}, max_tokens={TOKENS})"
+        yield "print(response.choices[0].message.content)"
     else:
-        yield f'answer = client.completions.create(model={model}, prompt="{QUESTION}", max_tokens={TOKENS})'
-        yield "print(answer.choices[0].text)"
+        yield f'response = client.completions.create(model={model}, prompt="{QUESTION}", max_tokens={TOKENS})'
+        yield "print(response.choices[0].text)"
 
 
 def summary(request: ServeRequest, name: str, url: str, log: Path) -> Iterator[str]:
@@ -85,15 +85,15 @@ def summary(request: ServeRequest, name: str, url: str, log: Path) -> Iterator[s
     yield f"Serving {request.model} at {url}/v1"
     yield f"  models  {', '.join([request.name, *(f'{each} (adapter)' for each in request.adapters)])}"
     if request.api_key:
-        yield f"  key     requests must send it; for the lines below: export {KEY}=..."
+        yield f"  key     required in requests; for the examples: export {KEY}=..."
     if request.system and request.task == GENERATES:
-        yield "  system  the system message of the run is in the lines below: requests must send it"
+        yield "  system  requests must send the run's system message, as the examples do"
     yield f"  log     {log}"
     yield ""
-    yield "Ask from a shell:"
+    yield "From a shell:"
     yield f"  {curl_line(request, name, url)}"
     yield ""
-    yield "Ask from Python (pip install openai):"
+    yield "From Python (pip install openai):"
     yield from (f"  {line}".rstrip() for line in python_lines(request, name, url))
     yield ""
     yield "Ctrl-C stops it."

@@ -24,7 +24,7 @@ class KnownFlags:
     """Short flags that a value may follow without a space: '-O' for `-O3`."""
 
     def has(self, typed: str) -> bool:
-        """Whether the server's parser takes a flag as it was typed: with its value, a part of a JSON, abbreviated."""
+        """Return whether the server's parser accepts a flag as typed: with a value, with a JSON key, or abbreviated."""
         word = typed.partition("=")[0]
         if not word.startswith("--"):
             return word.startswith((*self.joined, *(flag for flag in self.flags if not flag.startswith("--"))))
@@ -40,40 +40,41 @@ def dashed(flag: str) -> str:
     return flag.replace("_", "-")
 
 
-def passed_on(words: Sequence[str], engine: str, ours: Mapping[str, str], *, negated: bool = True) -> tuple[str, ...]:
-    """Return flags for a server as it spells them; `UsageError` for those in whose place swift has one of its own.
+def passed_on(args: Sequence[str], engine: str, ours: Mapping[str, str], *, negated: bool = True) -> tuple[str, ...]:
+    """Return the flags for a server; raise `UsageError` for those that swift has a flag of its own for.
 
-    `--ENGINE_NAME` means `--NAME`, as in other programs, and a switch may be followed by true or false.
+    `--ENGINE_NAME` means `--NAME`, and a switch may be followed by true or false.
     """
     prefix = re.compile(rf"--{engine}[_-]")
-    taken = as_switches([prefix.sub("--", word) if prefix.match(word) else word for word in words], negated=negated)
+    taken = as_switches([prefix.sub("--", word) if prefix.match(word) else word for word in args], negated=negated)
     for flag, instead in ours.items():
         if any(_means(word, flag) for word in taken):
-            raise UsageError(f"swift serve does not pass {flag} on.", hint=f"Use {instead} instead.")
+            raise UsageError(f"swift serve sets {flag} itself.", hint=f"Use {instead} instead.")
     return taken
 
 
 def _means(word: str, flag: str) -> bool:
-    """Whether a word is a flag, or the beginning of one, which a server's parser takes for the whole."""
+    """Return whether a word is a flag or an abbreviation of it."""
     typed = dashed(word.partition("=")[0])
     return flag.startswith(typed) and len(typed) > len("--x")
 
 
-def check_known(words: Sequence[str], known: KnownFlags, server: object) -> None:
-    """Raise `UsageError` for a flag that neither swift has nor the server."""
-    for word in words:
+def check_known(args: Sequence[str], known: KnownFlags, server: object) -> None:
+    """Raise `UsageError` for a flag that neither swift nor the server has."""
+    for word in args:
         if _is_flag(word) and not known.has(word):
             flag = word.partition("=")[0]
             raise UsageError(
-                f"Neither swift serve nor {server} knows {flag}.{did_you_mean(dashed(flag), sorted(known.flags))}",
-                hint="All flags of swift: swift serve --help",
+                f"Unknown flag {flag}: neither swift serve nor {server} has it."
+                f"{did_you_mean(dashed(flag), sorted(known.flags))}",
+                hint="See: swift serve --help",
             )
 
 
-def as_switches(words: Sequence[str], *, negated: bool = True) -> tuple[str, ...]:
-    """Return words in which `--x true` is `--x`, and `--x false` is `--no-x`, or nothing where no flag is negated."""
+def as_switches(args: Sequence[str], *, negated: bool = True) -> tuple[str, ...]:
+    """Replace `--x true` by `--x`, and `--x false` by `--no-x`, or by nothing if flags cannot be negated."""
     taken: list[str] = []
-    for word in words:
+    for word in args:
         switch = word.lower()
         if switch in ("true", "false") and taken and taken[-1].startswith("--") and "=" not in taken[-1]:
             if switch == "false":
@@ -84,15 +85,12 @@ def as_switches(words: Sequence[str], *, negated: bool = True) -> tuple[str, ...
     return tuple(taken)
 
 
-def given(flag: str, words: Sequence[str], *more: str) -> str | None:
-    """Return the value of a flag among words for the server ('' for one without a value), by any of its names.
-
-    None where it is not there.
-    """
-    for position, word in enumerate(words):
+def given(flag: str, args: Sequence[str], *more: str) -> str | None:
+    """Return the value of a flag by any of its names: '' for one without a value, None if it is absent."""
+    for position, word in enumerate(args):
         name, has_value, value = word.partition("=")
         if dashed(name) in (flag, *more):
-            following = words[position + 1] if position + 1 < len(words) else ""
+            following = args[position + 1] if position + 1 < len(args) else ""
             return value if has_value else "" if following.startswith("-") else following
     return None
 
@@ -107,7 +105,7 @@ def argument_flags(tree: ast.Module) -> Iterator[str]:
 
 
 def flags_in(tree: ast.Module) -> Iterator[str]:
-    """Yield every text of a source that is written as a flag: more than its parser takes, and nothing less."""
+    """Yield every string of a source that looks like a flag: a superset of its parser's flags."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _FLAG.fullmatch(node.value):
             yield dashed(node.value)

@@ -1,4 +1,4 @@
-"""The Python that a server runs in: this one, or that of another environment, asked once without importing much."""
+"""The Python interpreter that a server runs in: this one, or that of another environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ found["plugins"] = sorted({each.dist.name for each in others if each.dist} - set
 print("\\n" + json.dumps(found))
 """
 _PATIENCE = 120
-"""Seconds; an interpreter that takes longer to answer is no interpreter."""
+"""Timeout in seconds."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Interpreter:
 
 
 def find_interpreter(library: ServerLibrary, python: Path | None) -> Interpreter:
-    """Ask the interpreter that was named, or the one that runs this, what it has of a library."""
+    """Return the named interpreter, or this one, with what it has of a library."""
     path = Path(sys.executable) if python is None else _named(python)
     facts = _ask(path, library)
     if facts["distribution"] is None or facts["folder"] is None:
@@ -83,20 +83,20 @@ def _named(python: Path) -> Path:
     if path.is_dir():  # of an environment
         path = next((each for each in (path / "bin" / "python", path / "python") if each.is_file()), path)
     if not path.is_file():
-        raise UsageError(f"There is no interpreter {python}.", hint="For example: --python ~/serving/bin/python")
+        raise UsageError(f"The interpreter {python} does not exist.", hint="For example: --python ~/serving/bin/python")
     return path.absolute()  # never resolved: a link is what makes an environment's Python its own
 
 
 def _ask(path: Path, library: ServerLibrary) -> dict[str, Any]:
-    words = [library.module, ",".join(library.distributions), library.plugins]
+    args = [library.module, ",".join(library.distributions), library.plugins]
     try:
         done = subprocess.run(
-            [path, "-c", _QUESTION, *words], capture_output=True, text=True, timeout=_PATIENCE, stdin=subprocess.DEVNULL
+            [path, "-c", _QUESTION, *args], capture_output=True, text=True, timeout=_PATIENCE, stdin=subprocess.DEVNULL
         )
         facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
         raise UsageError(
-            f"{path} is not a Python that can be run: {type(error).__name__}.",
-            hint="Name an interpreter with --python, such as ~/serving/bin/python",
+            f"{path} is not a working Python interpreter ({type(error).__name__}).",
+            hint="Pass one with --python, such as ~/serving/bin/python",
         ) from error
     return facts

@@ -1,4 +1,4 @@
-"""A server in processes of its own: started under a guard, watched until it answers, ended with all that it began."""
+"""A server in its own processes: started under a guard, watched until it is ready, stopped with its children."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ class Server:
         self._mark = uuid.uuid4().hex
         self._before = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, _terminate)
-        words = [sys.executable, "-I", "-S", guard.__file__, str(GRACE), *command]
+        args = [sys.executable, "-I", "-S", guard.__file__, str(GRACE), *command]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                words,
+                args,
                 env={**environment, MARK: self._mark, **_STAY_MARKED},
                 stdin=subprocess.PIPE,  # the guard's lifeline
                 stdout=output,
@@ -109,9 +109,9 @@ class Server:
             return self.stop()
 
     def stop(self) -> int:
-        """End all of its processes: asked first, and again at once where the user is in a hurry."""
+        """Terminate all of its processes; a second signal kills them at once."""
         if self._process.poll() is None:
-            sys.stderr.write("Stopping; repeat to stop at once.\n")
+            sys.stderr.write("Stopping. Press Ctrl-C again to stop at once.\n")
             self._process.terminate()
         while True:
             try:
@@ -189,8 +189,8 @@ def _healthy(url: str) -> bool:
         context = ssl._create_unverified_context() if url.startswith("https") else None
         with urllib.request.build_opener(
             urllib.request.ProxyHandler({}), *([urllib.request.HTTPSHandler(context=context)] if context else [])
-        ).open(url, timeout=5) as answer:
-            return bool(answer.status == 200)
+        ).open(url, timeout=5) as response:
+            return bool(response.status == 200)
     except (OSError, urllib.error.URLError):
         return False
 

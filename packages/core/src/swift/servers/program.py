@@ -26,7 +26,7 @@ class Launch:
 
 
 class ServerProgram(Protocol):
-    """A server of another project that speaks OpenAI's API."""
+    """A third-party server with OpenAI's API."""
 
     library: ServerLibrary
     log: ServerLog
@@ -40,11 +40,11 @@ class ServerProgram(Protocol):
     def launch(self, request: ServeRequest, interpreter: Interpreter) -> Launch:
         """Return how to start the server, on the host and the port of the request."""
 
-    def place(self, interpreter: Interpreter) -> str:
-        """Return where it computes: 'CPU' or 'GPU'."""
+    def device(self, interpreter: Interpreter) -> str:
+        """Return the kind of device that it runs on: 'CPU' or 'GPU'."""
 
-    def asked_name(self, request: ServeRequest) -> str:
-        """Return what a request calls the trained model: its first adapter, or the model itself."""
+    def served_name(self, request: ServeRequest) -> str:
+        """Return the name of the trained model in requests: its first adapter, or the model itself."""
 
 
 def server_environment(request: ServeRequest, mine: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Serving: check, start, wait until the server answers, say how to ask it, and stay until it is to stop."""
+"""Serving: check, start, wait until the server is ready, print examples, and wait until it stops."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def run_server(program: ServerProgram, request: ServeRequest) -> int:
     launch = program.launch(request, interpreter)
     url = url_of(request, "https" if launch.https else "http")
     command, environment = _typed(launch)
-    _say(f"{interpreter} on the {program.place(interpreter)}, log in {log}")
+    _say(f"{interpreter} on the {program.device(interpreter)}, log in {log}")
     if request.task == GENERATES and not has_template(request):
-        _say("The model has no chat template: requests for chats will be refused, completions answered.")
+        _say("The model has no chat template: the server rejects chat requests and serves /v1/completions only.")
     failure = program.log.failure
     try:
         with Server(command, environment, log, program.log.stage_of, verbose=request.verbose) as server:
@@ -42,7 +42,7 @@ def run_server(program: ServerProgram, request: ServeRequest) -> int:
                 server.wait_until_ready(url)
             except Ended as ended:
                 raise failure(log, ended.code, str(interpreter), request.model) from None
-            sys.stdout.write("\n".join(summary(request, program.asked_name(request), url, log)) + "\n")
+            sys.stdout.write("\n".join(summary(request, program.served_name(request), url, log)) + "\n")
             sys.stdout.flush()
             try:
                 return server.wait()
@@ -56,8 +56,8 @@ def _check_reach(request: ServeRequest) -> None:
     """Refuse adapters at run time on a network address without a key: such requests read files of this machine."""
     if request.runtime_adapters and request.host not in LOOPBACK and request.api_key is None:
         raise UsageError(
-            f"--runtime-adapters lets whoever reaches {request.host} make this server load files, without a key.",
-            hint="Set SWIFT_API_KEY (or --api-key), or leave --host out.",
+            f"--runtime-adapters on {request.host} without an API key lets any client load files of this machine.",
+            hint="Set SWIFT_API_KEY, or remove --host.",
         )
 
 
@@ -81,29 +81,29 @@ def _with_port(request: ServeRequest) -> ServeRequest:
         try:
             probe.bind((request.host, request.port))
         except socket.gaierror:
-            raise UsageError(f"There is no address {request.host}.", hint="For example: --host 0.0.0.0") from None
+            raise UsageError(f"Invalid --host {request.host}.", hint="For example: --host 0.0.0.0") from None
         except PermissionError:
-            raise UsageError(f"Port {request.port} is not for everybody.", hint="Choose one above 1023.") from None
+            raise UsageError(f"Port {request.port} needs root privileges.", hint="Choose a port above 1023.") from None
         except OSError as error:
             raise UsageError(
-                f"{request.host}:{request.port} cannot be listened on: {error.strerror}.{_holder(request.port)}",
-                hint="Choose another: --port 8001, or --port 0 for any that is free.",
+                f"{request.host}:{request.port} is not available: {error.strerror}.{_holder(request.port)}",
+                hint="Choose another port: --port 8001, or --port 0 for a free one.",
             ) from None
         return dataclasses.replace(request, port=probe.getsockname()[1])
 
 
 def _holder(port: int) -> str:
-    """Return which process has a port, where this user may know."""
+    """Return which process uses a port, if this user may know."""
     try:
         held = (each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
         pid = next((each.pid for each in held if getattr(each.laddr, "port", None) == port), None)
-        return f" Process {pid} has it: {' '.join(psutil.Process(pid).cmdline())[:100]}" if pid else ""
+        return f" Process {pid} uses it: {' '.join(psutil.Process(pid).cmdline())[:100]}" if pid else ""
     except psutil.Error:
         return ""
 
 
 def _log_file(port: int) -> Path:
-    """Return one for each port, in the user's cache; written again each time, and for nobody else to read."""
+    """Return the log file of a port, in the user's cache; new each time, and readable by the user alone."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "swift" / "serve"
     folder.mkdir(parents=True, exist_ok=True)

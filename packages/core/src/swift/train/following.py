@@ -77,7 +77,7 @@ def _fill(target: Any, whole: torch.Tensor) -> None:
     )
 
     if isinstance(target, TensorSlices):
-        for offset, view in target.boxes.items():
+        for offset, view in target.slices.items():
             region = tuple(slice(start, start + size) for start, size in zip(offset, view.shape, strict=True))
             view.copy_(whole[region])
         return

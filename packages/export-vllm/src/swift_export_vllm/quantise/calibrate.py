@@ -182,8 +182,8 @@ def _projection_before(walk: Walk, block: torch.nn.Module, inputs: Inputs) -> to
     if len(inputs.layers) != 1 or not walk.path(inputs.layers[0]).endswith(".down_proj"):
         return None
     stem = walk.path(inputs.layers[0]).removesuffix("down_proj")
-    beside = {walk.path(module): module for module in block.modules()}
-    up, gate = beside.get(f"{stem}up_proj"), beside.get(f"{stem}gate_proj")
+    siblings = {walk.path(module): module for module in block.modules()}
+    up, gate = siblings.get(f"{stem}up_proj"), siblings.get(f"{stem}gate_proj")
     fits = isinstance(up, Linear) and gate is not None and up.out_features == inputs.layers[0].in_features
     return up if fits else None
 

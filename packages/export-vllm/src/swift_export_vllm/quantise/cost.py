@@ -34,16 +34,16 @@ class Cost:
         targets = tokens[1:, None]
         was = torch.log_softmax(before[:-1], -1)
         now = torch.log_softmax(after[:-1], -1)
-        was_said, now_said = was.gather(1, targets)[:, 0], now.gather(1, targets)[:, 0]
-        self.logps[text] = now_said.tolist()
+        before_logps, after_logps = was.gather(1, targets)[:, 0], now.gather(1, targets)[:, 0]
+        self.logps[text] = after_logps.tolist()
         counts = torch.tensor(weights[1:], device=tokens.device, dtype=torch.float32)
         if not counts.any():
             return
         learned = counts > 0
-        self.before -= float((was_said * counts).sum())
-        self.after -= float((now_said * counts).sum())
+        self.before -= float((before_logps * counts).sum())
+        self.after -= float((after_logps * counts).sum())
         self.weight += float(counts.sum())
-        apart = (was_said - now_said).abs()[learned]
+        apart = (before_logps - after_logps).abs()[learned]
         self.differences += float(apart.sum())
         self.largest = max(self.largest, float(apart.max()))
         self.agreed += int((was.argmax(-1) == now.argmax(-1))[learned].sum())

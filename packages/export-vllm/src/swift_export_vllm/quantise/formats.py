@@ -93,12 +93,13 @@ def decode(scheme: Scheme, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def configuration(scheme: Scheme, *, group: int, left: list[str], dtype: str) -> dict[str, Any]:
     """`quantization_config` of config.json; `left` are the layers that stay as they are."""
     if scheme.name == "gptq":
-        told: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": False, "sym": True}
+        values: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": group}
+        values |= {"desc_act": False, "sym": True}
         skipped: dict[str, Any] = {f"-:^{name.replace('.', '[.]')}$": {} for name in left if name != "lm_head"}
-        return {**told, "lm_head": False, "checkpoint_format": "gptq", **({"dynamic": skipped} if skipped else {})}
+        return {**values, "lm_head": False, "checkpoint_format": "gptq", **({"dynamic": skipped} if skipped else {})}
     if scheme.name == "awq":
-        told = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
-        return {**told, "modules_to_not_convert": left}
+        values = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+        return {**values, "modules_to_not_convert": left}
     if scheme.name == "bnb":
         return {
             "quant_method": "bitsandbytes",

@@ -34,14 +34,14 @@ class _Quantiser:
         self._request = request
         self._scheme: Scheme = SCHEMES[request.scheme]
         self._say = request.say
-        texts = [row.tokens for row in request.held_out]
+        sequences = [row.tokens for row in request.held_out]
         prompts = [list(prompt) for prompt in request.prompts]
         self._weights = [row.weights for row in request.held_out]
         # Without samples the fixed prompts have to tell what it costs.
-        self._weights += [[0.0 if texts else 1.0] * len(prompt) for prompt in prompts]
-        self._first_prompt = len(texts)
+        self._weights += [[0.0 if sequences else 1.0] * len(prompt) for prompt in prompts]
+        self._first_prompt = len(sequences)
         calibration = [row.tokens for row in request.calibration] if self._scheme.method != "nearest" else []
-        self._measured = texts + prompts
+        self._measured = sequences + prompts
         tokens = sum(map(len, calibration)) + 2 * sum(map(len, self._measured))
         check_fits(request.source, tokens)
         self._samples = batches(calibration)
@@ -97,9 +97,9 @@ class _Quantiser:
         left = set()
         for block in walk.blocks:
             for parent in block.modules():
-                beside = [each for each in parent.children() if isinstance(each, torch.nn.Linear)]
-                if any(self._misfit(layer, group) for layer in beside):
-                    left |= {walk.path(layer) for layer in beside}
+                siblings = [each for each in parent.children() if isinstance(each, torch.nn.Linear)]
+                if any(self._misfit(layer, group) for layer in siblings):
+                    left |= {walk.path(layer) for layer in siblings}
         if left:
             every = sum(isinstance(module, torch.nn.Linear) for block in walk.blocks for module in block.modules())
             if len(left) == every:

@@ -26,7 +26,7 @@ class TokenBatch:
     """Texts side by side, filled up on the right: what comes after a text changes nothing in it."""
 
     rows: list[int]
-    """Which of the texts these are."""
+    """Which of the sequences these are."""
     tokens: torch.Tensor
     real: torch.Tensor
     """Where there is text."""
@@ -34,25 +34,26 @@ class TokenBatch:
     """What the last block that was run made of it; kept in main memory."""
 
 
-def batches(texts: Sequence[Sequence[int]]) -> list[TokenBatch]:
+def batches(sequences: Sequence[Sequence[int]]) -> list[TokenBatch]:
     """Texts of similar length together."""
-    order = sorted((index for index in range(len(texts)) if texts[index]), key=lambda index: len(texts[index]))
+    kept = (index for index, sequence in enumerate(sequences) if sequence)
+    order = sorted(kept, key=lambda index: len(sequences[index]))
     found: list[list[int]] = []
     for index in order:
-        if found and len(found[-1]) < _ROWS and (len(found[-1]) + 1) * len(texts[index]) <= _TOKENS:
+        if found and len(found[-1]) < _ROWS and (len(found[-1]) + 1) * len(sequences[index]) <= _TOKENS:
             found[-1].append(index)
         else:
             found.append([index])
-    return [_batch(rows, texts) for rows in found]
+    return [_batch(rows, sequences) for rows in found]
 
 
-def _batch(rows: list[int], texts: Sequence[Sequence[int]]) -> TokenBatch:
-    longest = max(len(texts[row]) for row in rows)
+def _batch(rows: list[int], sequences: Sequence[Sequence[int]]) -> TokenBatch:
+    longest = max(len(sequences[row]) for row in rows)
     tokens = torch.zeros(len(rows), longest, dtype=torch.long)
     real = torch.zeros(len(rows), longest, dtype=torch.bool)
     for at, row in enumerate(rows):
-        tokens[at, : len(texts[row])] = torch.tensor(texts[row])
-        real[at, : len(texts[row])] = True
+        tokens[at, : len(sequences[row])] = torch.tensor(sequences[row])
+        real[at, : len(sequences[row])] = True
     return TokenBatch(rows, tokens, real)
 
 
@@ -146,7 +147,7 @@ class Walk:
         return {name: each for name, each in self.model.named_parameters() if id(each) not in inside}
 
     def _stand_in(self, number: int, requested: int, batch: TokenBatch) -> Any:
-        def hand_on(*arguments: Any, **named: Any) -> Any:
+        def forward_call(*arguments: Any, **named: Any) -> Any:
             given = arguments[0] if arguments else named["hidden_states"]
             if number + 1 == len(self.blocks) and requested > number:
                 assert batch.hidden is not None
@@ -164,7 +165,7 @@ class Walk:
             self._tuples = isinstance(output, tuple)
             raise _Reached(output[0] if self._tuples else output)
 
-        return start if number == requested else hand_on
+        return start if number == requested else forward_call
 
     def _give_back(self) -> None:
         for block in self.blocks:
@@ -179,12 +180,12 @@ class Walk:
                 if parameter is not None and id(parameter) not in leave:
                     holders.setdefault(id(parameter), []).append((owner, leaf))
                     names.setdefault(id(parameter), f"{self.path(owner)}.{leaf}")
-        for key, places in holders.items():
-            owner, leaf = places[0]
+        for key, uses in holders.items():
+            owner, leaf = uses[0]
             name = self._names.pieces(names[key])[0].name
             value = self.source.read(name).to(self.device, torch.float32)
             loaded = torch.nn.Parameter(value.clone() if value.dtype == torch.float32 else value, requires_grad=False)
-            for owner, leaf in places:
+            for owner, leaf in uses:
                 owner._parameters[leaf] = loaded
 
     def _check(self) -> None:

@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from swift.infer import BROKEN, AnswerRefused, stay_here, whole_answer
+from swift.infer import BROKEN, RequestRefused, opener_without_redirects, read_response
 
 WAITED = 120.0
 """Seconds for one request, where nothing else is asked for."""
@@ -18,8 +18,8 @@ def posted(address: str, body: Mapping[str, Any], *, key: str | None = None, sec
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     try:
         request = urllib.request.Request(address, json.dumps(body, default=str).encode(), headers)
-        response = whole_answer(stay_here(), request, seconds)
-    except AnswerRefused as problem:
+        response = read_response(opener_without_redirects(), request, seconds)
+    except RequestRefused as problem:
         reason = (
             f"redirects to {problem.leads_to}" if problem.leads_to else problem.body[:500].decode("utf-8", "replace")
         )

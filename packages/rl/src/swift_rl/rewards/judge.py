@@ -14,7 +14,7 @@ from swift.config.limits import Name, Threads
 from swift.config.options import Section
 from swift.contracts import RewardItem
 from swift.errors import ConfigError, ModelError
-from swift.infer import found
+from swift.infer import json_field
 from swift_rl.rewards.http import posted
 
 _PROMPT = (
@@ -89,7 +89,7 @@ class JudgeReward:
         try:
             key = os.environ.get(options.key_variable)
             response = posted(self._address, body, key=key, seconds=options.seconds)
-            return self._read(found(self._address, response, "choices", 0, "message", "content", kind=str))
+            return self._read(json_field(self._address, response, "choices", 0, "message", "content", kind=str))
         except (OSError, ModelError) as problem:
             return problem
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from swift.contracts import Reward, RewardItem
 from swift.errors import ModelError
-from swift.infer import numbers
+from swift.infer import json_numbers
 from swift_rl.reward_options import RewardOptions, is_address
 from swift_rl.rewards.http import WAITED, posted
 
@@ -84,7 +84,7 @@ class ServerReward:
         try:
             body = {"messages": conversation_of(item), "use_activation": False}
             response = posted(self._address, body, seconds=self._seconds)
-            return _only_number(numbers(self._address, response, "data", 0, "probs"))
+            return _only_number(json_numbers(self._address, response, "data", 0, "probs"))
         except (OSError, ModelError) as problem:
             return problem
 

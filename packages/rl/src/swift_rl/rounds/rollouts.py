@@ -100,7 +100,7 @@ class Rollouts:
             stop=options.stop_words,
             logprobs="sampled",
         )
-        return self._stops.told(parameters)
+        return self._stops.applied_to(parameters)
 
     def sync(self, version: int) -> None:
         """Send the weights in training, after `version` steps, to the engines. Called on every process."""

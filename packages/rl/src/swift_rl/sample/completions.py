@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import DataError
-from swift.infer import Question, answer_into, read_lines, read_questions
+from swift.infer import Question, read_lines, read_questions, write_responses_to
 from swift.toolkit import print_note
 from swift_rl.rewards.stored import read_completions
 from swift_rl.sample.options import NO_ENGINE, SampleOptions
 
 if TYPE_CHECKING:
-    from swift.infer.answers import Answer
+    from swift.infer.response import Response
 
 IDS = "completion_ids"
 
@@ -96,7 +96,7 @@ def sampled_prompts(options: SampleOptions, kept_in: Path) -> list[SampledPrompt
     if options.engine == NO_ENGINE:
         return _cached(options, questions)
     repeated = RepeatedQuestions(questions, options.num_return_sequences)
-    answer_into(kept_in, options, options.sampling, repeated, further=_settings(options), line=_line)
+    write_responses_to(kept_in, options, options.sampling, repeated, further=_settings(options), line=_line)
     lines = read_lines(kept_in)
     return [
         _prompt(question, [_completion(line) for line in islice(lines, options.num_return_sequences)])
@@ -109,9 +109,9 @@ def _settings(options: SampleOptions) -> dict[str, Any]:
     return {"num_return_sequences": options.num_return_sequences, **part}
 
 
-def _line(question: Question, completion: Answer) -> dict[str, Any]:
-    messages = [*question.messages, {"role": "assistant", "content": completion.text}]
-    return {"messages": messages, "finish_reason": completion.finish_reason, IDS: list(completion.token_ids)}
+def _line(question: Question, response: Response) -> dict[str, Any]:
+    messages = [*question.messages, {"role": "assistant", "content": response.text}]
+    return {"messages": messages, "finish_reason": response.finish_reason, IDS: list(response.token_ids)}
 
 
 def _completion(line: Mapping[str, Any]) -> SampledCompletion:
@@ -122,7 +122,7 @@ def _prompt(question: Question, completions: list[SampledCompletion]) -> Sampled
     columns = dict(question.extras)
     if question.tools:
         columns["tools"] = list(question.tools)
-    return SampledPrompt(question.messages, columns, question.place, completions, question.expected)
+    return SampledPrompt(question.messages, columns, question.source, completions, question.expected)
 
 
 def _cached(options: SampleOptions, questions: Sequence[Question]) -> list[SampledPrompt]:

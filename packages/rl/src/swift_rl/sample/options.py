@@ -10,14 +10,14 @@ from pydantic import Field
 from swift.config.limits import FilePath, Fraction, Name, Rows
 from swift.config.options import Aliases, Parts, RunsCode
 from swift.errors import UsageError
-from swift.infer.options import AnsweringOptions, SamplingOptions
+from swift.infer.options import InferenceOptions, SamplingOptions
 from swift_rl.reward_options import RewardOptions
 
 NO_ENGINE = "no"
 """`--engine no`: completions come from `--cache_files`."""
 
 
-class SampleOptions(RewardOptions, SamplingOptions, AnsweringOptions):
+class SampleOptions(RewardOptions, SamplingOptions, InferenceOptions):
     """Samples several completions per prompt, scores them, and writes the best as training data.
 
     Without rewards every completion is written. After an interruption, the same command continues. With other rewards

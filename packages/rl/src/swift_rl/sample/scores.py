@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.contracts import RewardItem
-from swift.infer import Journal, Question, read_lines
+from swift.infer import Question, ResumeFile, read_lines
 from swift.toolkit import print_note, progress
 from swift_rl.rewards.pool import RewardPool
 from swift_rl.rewards.select import SelectedReward
@@ -28,21 +28,21 @@ def score(
     completions = [(prompt, completion) for prompt in prompts for completion in prompt.completions]
     settings = _settings(selected, options, completions)
     stale = options.overwrite or not _made_so(kept_in, settings)
-    with Journal(kept_in, (_marked(*each) for each in completions), settings, overwrite=stale) as journal:
-        left = journal.left()
+    with ResumeFile(kept_in, (_marked(*each) for each in completions), settings, overwrite=stale) as resume_file:
+        left = resume_file.left()
         if left:
             with RewardPool(selected, options, print_note, folder=kept_in.parent) as pool:
-                _score(pool, completions, left, journal)
+                _score(pool, completions, left, resume_file)
     for (_, completion), line in zip(completions, read_lines(kept_in), strict=True):
         completion.rewards, completion.failed = line["rewards"], line["failed"]
 
 
-def _score(pool: RewardPool, completions: Sequence[Any], left: Sequence[int], journal: Journal) -> None:
+def _score(pool: RewardPool, completions: Sequence[Any], left: Sequence[int], resume_file: ResumeFile) -> None:
     parts = [left[start : start + _AT_ONCE] for start in range(0, len(left), _AT_ONCE)]
     for rows in progress(parts, "Scoring completions", total=len(parts)):
         verdicts = pool.score([_item(*completions[row]) for row in rows])
         for row, of_one in zip(rows, verdicts, strict=True):
-            journal.write(row, _line(of_one))
+            resume_file.write(row, _line(of_one))
 
 
 def _line(verdicts: Mapping[str, Verdict]) -> dict[str, Any]:

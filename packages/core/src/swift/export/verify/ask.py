@@ -3,7 +3,7 @@
 An engine takes the device, starts processes and threads, and reads the variables that launchers set: none of that
 belongs in a process that trains or exports. One start serves all questions.
 
-`python -m swift.export.verify.ask` reads a question as JSON on standard input and writes the answers into the file that
+`python -m swift.export.verify.ask` reads a question as JSON on standard input and writes the outputs into the file that
 it names; `ask_engine` starts it.
 """
 
@@ -49,7 +49,7 @@ class EngineQuestion:
 
 
 @dataclass(frozen=True)
-class Answers:
+class EngineOutputs:
     """One of each per prompt."""
 
     logps: list[list[float]]
@@ -58,10 +58,10 @@ class Answers:
     vectors: list[list[float]] = field(default_factory=list)
 
 
-def ask_engine(question: EngineQuestion, *, timeout: float = 3600.0) -> Answers:
+def ask_engine(question: EngineQuestion, *, timeout: float = 3600.0) -> EngineOutputs:
     """Start the engine, ask, and stop it. `ModelError` where it cannot load the model, with its own reason."""
     with tempfile.TemporaryDirectory(prefix="swift-ask-") as folder:
-        answers, log = Path(folder, "answers.json"), Path(folder, "log")
+        outputs, log = Path(folder, "outputs.json"), Path(folder, "log")
         with log.open("wb") as output, waiting(f"Asking {question.engine}"):
             process = subprocess.Popen(
                 [sys.executable, "-m", "swift.export.verify.ask"],
@@ -72,21 +72,21 @@ def ask_engine(question: EngineQuestion, *, timeout: float = 3600.0) -> Answers:
                 start_new_session=True,
             )
             try:
-                process.communicate(json.dumps({"answers": str(answers), **asdict(question)}).encode(), timeout=timeout)
+                process.communicate(json.dumps({"outputs": str(outputs), **asdict(question)}).encode(), timeout=timeout)
             except subprocess.TimeoutExpired:
                 pass
             finally:
                 _stop(process)
-        if not answers.is_file():
+        if not outputs.is_file():
             tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_TAIL:]
             raise ModelError(
-                f"{question.engine} did not answer (exit code {process.returncode}). Its last lines:\n"
+                f"{question.engine} failed (exit code {process.returncode}). Its last lines:\n"
                 + "\n".join(f"  {line}" for line in tail)
             )
-        returned = json.loads(answers.read_text(encoding="utf-8"))
+        returned = json.loads(outputs.read_text(encoding="utf-8"))
     if "error" in returned:
         raise ModelError(returned["error"], hint=returned["hint"])
-    return Answers(**returned)
+    return EngineOutputs(**returned)
 
 
 def _clean(variables: Mapping[str, str]) -> dict[str, str]:
@@ -105,17 +105,17 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def main() -> int:
     """In the child."""
-    asked = json.load(sys.stdin)
-    target = Path(asked.pop("answers"))
+    request = json.load(sys.stdin)
+    target = Path(request.pop("outputs"))
     try:
-        returned: dict[str, Any] = asdict(_answer(EngineQuestion(**asked)))
+        returned: dict[str, Any] = asdict(_outputs(EngineQuestion(**request)))
     except SwiftError as error:
         returned = {"error": error.message, "hint": error.hint}
     replace_file(target, json.dumps(returned))
     return 0
 
 
-def _answer(question: EngineQuestion) -> Answers:
+def _outputs(question: EngineQuestion) -> EngineOutputs:
     from swift.contracts import EngineRequest, Sampling
     from swift.plugins.inference import open_inference, outputs_of
     from swift.plugins.load import load_engine
@@ -133,14 +133,14 @@ def _answer(question: EngineQuestion) -> Answers:
     try:
         if question.task != CAUSAL_LM:
             outputs = dict(outputs_of(engine, question.prompts))
-            return Answers([], [], [], [outputs[index] for index in range(len(question.prompts))])
+            return EngineOutputs([], [], [], [outputs[index] for index in range(len(question.prompts))])
         scores = dict(engine.score(question.prompts))
         generated = dict(engine.generate(question.prompts, Sampling(max_new_tokens=question.max_new_tokens)))
     finally:
         engine.close()
     ordered = [generated[index] for index in range(len(question.prompts))]
     logps = [scores[index].logprobs for index in range(len(question.prompts))]
-    return Answers(logps, [each.token_ids for each in ordered], [each.logprobs for each in ordered])
+    return EngineOutputs(logps, [each.token_ids for each in ordered], [each.logprobs for each in ordered])
 
 
 if __name__ == "__main__":

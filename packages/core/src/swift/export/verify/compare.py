@@ -2,7 +2,7 @@
 
 The training state is compared in log-probabilities, token by token, and in the tokens that it would go on with. Where
 its two most likely tokens are closer to each other than the stated tolerance lets log-probabilities move, either is
-right, and the rest of that answer is not compared: it follows on another text.
+right, and the rest of that completion is not compared.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ bit before, so that this only has to notice a model that is put together wrongly
 
 @dataclass(frozen=True)
 class Account:
-    """Outputs for the prompts of somebody who loaded the export."""
+    """Outputs of a library that loaded the export."""
 
     who: str
     logps: list[list[float]]
     greedy: list[list[int]]
-    """Tokens of each answer; it may be shorter where the answerer stopped by itself."""
+    """Tokens of each completion; it may be shorter if it ended."""
     greedy_logps: list[list[float]] = field(default_factory=list)
     vectors: list[list[float]] = field(default_factory=list)
 
@@ -55,10 +55,10 @@ def compare(reference: Reference, account: Account, tolerance: Tolerance, *, cau
     """Compare and return the report. `ExportError` names the first token that differs; `cause` is its hint."""
     if reference.vectors is not None:
         return {"outputs": _compare_vectors(reference.vectors, account, tolerance, cause)}
-    told = {"log_probabilities": _compare_logps(reference, account, tolerance, cause)}
+    report = {"log_probabilities": _compare_logps(reference, account, tolerance, cause)}
     if reference.greedy is not None:
-        told["greedy"] = _compare_greedy(reference.greedy, account, tolerance, cause)
-    return told
+        report["greedy"] = _compare_greedy(reference.greedy, account, tolerance, cause)
+    return report
 
 
 def _compare_vectors(
@@ -66,11 +66,11 @@ def _compare_vectors(
 ) -> dict[str, Any]:
     largest = 0.0
     for number, (before, after) in enumerate(zip(expected, account.vectors, strict=True), 1):
-        for place, (one, other) in enumerate(zip(before, after, strict=True), 1):
+        for index, (one, other) in enumerate(zip(before, after, strict=True), 1):
             difference = abs(one - other) / (1 + abs(one))
             if not difference <= tolerance.largest:
                 raise ExportError(
-                    f"The export differs from the training state: output {place} of test prompt {number} is "
+                    f"The export differs from the training state: output {index} of test prompt {number} is "
                     f"{other:.4f} by {account.who} instead of {one:.4f}, more than {tolerance.largest:g} apart.",
                     hint=cause,
                 )
@@ -96,8 +96,8 @@ def _compare_logps(reference: Reference, account: Account, tolerance: Tolerance,
     mean = sum(differences) / len(differences)
     if not mean <= tolerance.mean:
         raise ExportError(
-            f"The export differs from the training state: log-probabilities by {account.who} are {mean:.4f} off in the "
-            f"mean, and {tolerance.mean:g} is what its arithmetic explains.",
+            f"The export differs from the training state: log-probabilities by {account.who} differ by {mean:.4f} on "
+            f"average, more than the {tolerance.mean:g} that rounding explains.",
             hint=cause,
         )
     return {
@@ -122,24 +122,24 @@ def _compare_greedy(
                 near_ties += 1
                 break  # from here on it is another text
             logps = account.greedy_logps[number - 1] if account.greedy_logps else []
-            told = f" ({logps[position]:.4f})" if position < len(logps) else ""
+            logp = f" ({logps[position]:.4f})" if position < len(logps) else ""
             raise ExportError(
-                f"The export differs from the training state: token {position + 1} of the answer to test prompt "
-                f"{number} is {after}{told} by {account.who} instead of {before} ({ours.logps[position]:.4f}, which is "
+                f"The export differs from the training state: token {position + 1} of the completion of test prompt "
+                f"{number} is {after}{logp} by {account.who} instead of {before} ({ours.logps[position]:.4f}, which is "
                 f"{ours.margins[position]:.4f} above any other token).",
                 hint=cause,
             )
-    return {"answers": len(expected), "tokens_equal": compared, "near_ties": near_ties, "margin": tolerance.margin}
+    return {"completions": len(expected), "tokens_equal": compared, "near_ties": near_ties, "margin": tolerance.margin}
 
 
 def account_of_module(model: Any, prompts: list[Prompt], *, greedy: bool) -> Account:
     """Return the outputs of a transformers module."""
     from swift.export.verify.reference import module_greedy, module_logps
 
-    greedy_answers = module_greedy(model, prompts) if greedy else []
+    greedy_completions = module_greedy(model, prompts) if greedy else []
     return Account(
         "transformers",
         module_logps(model, prompts),
-        [each.tokens for each in greedy_answers],
-        [each.logps for each in greedy_answers],
+        [each.tokens for each in greedy_completions],
+        [each.logps for each in greedy_completions],
     )

@@ -26,14 +26,14 @@ Prompt = list[int]
 LogProbabilities = Callable[[list[Prompt]], list[list[float]]]
 """Prompts → log-probability of every token after the first."""
 
-_TEXTS = (
+_PROMPT_STRINGS = (
     "The quick brown fox jumps over the lazy dog, and then it sleeps until the evening.",
     "def area(width: float, height: float) -> float:\n    return width * height\n",
     "床前明月光，疑是地上霜。举头望明月，低头思故乡。",
     'In 1969, 3 astronauts flew 384,400 km: {"mission": "Apollo 11", "crew": ["Armstrong", "Aldrin"]}',
 )
 _LONGEST = 64
-_ANSWER = 16
+_COMPLETION = 16
 """How many tokens each prompt is continued by."""
 
 
@@ -87,7 +87,7 @@ def fixed_prompts(source: ModelSource) -> list[Prompt]:
     vocabulary = source.config.get_text_config().vocab_size
     prompts = [
         [token % vocabulary for token in source.tokenizer(text, add_special_tokens=False)["input_ids"][:_LONGEST]]
-        for text in _TEXTS
+        for text in _PROMPT_STRINGS
     ]
     return [prompt for prompt in prompts if len(prompt) > 1]
 
@@ -97,13 +97,13 @@ def module_logps(model: torch.nn.Module, prompts: list[Prompt]) -> list[list[flo
     """Return the log-probabilities of a transformers module, one prompt at a time."""
     model.eval()
     device = next(model.parameters()).device
-    answers = []
+    outputs = []
     for prompt in prompts:
         tokens = torch.tensor([prompt], device=device)
         logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
         logps = torch.log_softmax(logits, dim=-1).gather(1, tokens[0, 1:, None])[:, 0]
-        answers.append(logps.tolist())
-    return answers
+        outputs.append(logps.tolist())
+    return outputs
 
 
 @torch.no_grad()
@@ -112,7 +112,7 @@ def module_vectors(model: torch.nn.Module, prompts: list[Prompt], source: ModelS
     model.eval()
     device = next(model.parameters()).device
     how = getattr(source, "pooling", "last")
-    answers = []
+    outputs = []
     for prompt in prompts:
         output = model(input_ids=torch.tensor([prompt], device=device), use_cache=False)
         if task_of(source) == EMBEDDING:
@@ -121,8 +121,8 @@ def module_vectors(model: torch.nn.Module, prompts: list[Prompt], source: ModelS
             vector = pooled(hidden, where, pooling_weights(where, 1, how), 1)[0]
         else:
             vector = output.logits[0]
-        answers.append(vector.float().tolist())
-    return answers
+        outputs.append(vector.float().tolist())
+    return outputs
 
 
 @torch.no_grad()
@@ -130,11 +130,11 @@ def module_greedy(model: torch.nn.Module, prompts: list[Prompt]) -> list[Continu
     """Return how a transformers module goes on after each prompt."""
     model.eval()
     device = next(model.parameters()).device
-    answers = []
+    outputs = []
     for prompt in prompts:
         continuation = Continuation([], [], [])
         step, cache = torch.tensor([prompt], device=device), None
-        for _ in range(_ANSWER):
+        for _ in range(_COMPLETION):
             output = model(input_ids=step, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             best = torch.log_softmax(output.logits[0, -1].float(), dim=-1).topk(2)
@@ -142,8 +142,8 @@ def module_greedy(model: torch.nn.Module, prompts: list[Prompt]) -> list[Continu
             continuation.logps.append(float(best.values[0]))
             continuation.margins.append(float(best.values[0] - best.values[1]))
             step = best.indices[None, :1]
-        answers.append(continuation)
-    return answers
+        outputs.append(continuation)
+    return outputs
 
 
 class PlainState:
@@ -164,7 +164,7 @@ class PlainState:
 
     @torch.no_grad()
     def watch(self, weights: WeightStream) -> Iterator[tuple[str, torch.Tensor]]:
-        """Hand the stream of all weights on, and keep every value."""
+        """Pass on the stream of all weights, and keep every value."""
         for name, tensor in weights:
             owner, piece = self._names.owner(name)
             piece.view_of(self._tensors[owner]).copy_(tensor)
@@ -179,7 +179,7 @@ class PlainState:
             self._model = get_peft_model(self._model, settings)
         unplaced = set_peft_model_state_dict(self._model, dict(adapters)).unexpected_keys
         if unplaced:
-            raise ExportError(f"The adapter's {unplaced[0]} has no place in the model.")
+            raise ExportError(f"The adapter's {unplaced[0]} matches no module of the model.")
 
     def reference(self, prompts: list[Prompt]) -> Reference:
         """Return the outputs of the training state."""

@@ -10,8 +10,8 @@ from jinja2 import TemplateError
 from swift.data.rendering import render_chat
 from swift.errors import ExportError
 
-_ASKED = [{"role": "user", "content": "What is 2 + 3? \u00bfY «esto»? 这个呢？\n\n\tThanks."}]
-_ANSWERED = [*_ASKED, {"role": "assistant", "content": "It is 5."}, {"role": "user", "content": "And twice that?"}]
+_QUESTION = [{"role": "user", "content": "What is 2 + 3? \u00bfY «esto»? 这个呢？\n\n\tThanks."}]
+_TURNS = [*_QUESTION, {"role": "assistant", "content": "It is 5."}, {"role": "user", "content": "And twice that?"}]
 _TOOL = {
     "type": "function",
     "function": {
@@ -25,7 +25,7 @@ _TOOL = {
     },
 }
 _CALLED = [
-    *_ASKED,
+    *_QUESTION,
     {
         "role": "assistant",
         "content": "",
@@ -34,12 +34,12 @@ _CALLED = [
     {"role": "tool", "name": "add", "content": "5"},
 ]
 CONVERSATIONS: dict[str, dict[str, Any]] = {
-    "a question": {"conversation": _ASKED},
-    "a question, up to the answer": {"conversation": _ASKED, "add_generation_prompt": True},
-    "several turns": {"conversation": _ANSWERED, "add_generation_prompt": True},
-    "a system message": {"conversation": [{"role": "system", "content": "Be brief."}, *_ANSWERED]},
-    "tools": {"conversation": _ASKED, "tools": [_TOOL], "add_generation_prompt": True},
-    "a tool's answer": {"conversation": _CALLED, "tools": [_TOOL], "add_generation_prompt": True},
+    "a question": {"conversation": _QUESTION},
+    "a question, up to the response": {"conversation": _QUESTION, "add_generation_prompt": True},
+    "several turns": {"conversation": _TURNS, "add_generation_prompt": True},
+    "a system message": {"conversation": [{"role": "system", "content": "Be brief."}, *_TURNS]},
+    "tools": {"conversation": _QUESTION, "tools": [_TOOL], "add_generation_prompt": True},
+    "a tool's result": {"conversation": _CALLED, "tools": [_TOOL], "add_generation_prompt": True},
 }
 """What a template is asked to render; one that refuses a conversation must refuse it in the export as well."""
 

@@ -21,7 +21,7 @@ from swift.contracts import ModelSource
 from swift.errors import ExportError
 from swift.models.media_processor import MediaProcessor, load_processor
 
-_ASKED = "What is it?"
+_QUESTION = "What is it?"
 _SIZE = (320, 240)
 """Of the image: more pixels than small limits leave."""
 _SECONDS = 1
@@ -33,7 +33,7 @@ class Perceived:
     """One of each kind of media that the model takes, as training's processor prepares it, and what the model says."""
 
     inputs: Mapping[str, Mapping[str, torch.Tensor]]
-    """By kind: the tokens of a question about it, and inputs of the tower."""
+    """By kind: the tokens of a question about it, and inputs of the encoder."""
     logps: Mapping[str, list[float]]
     """By kind: the training state's log-probability of every token after the first."""
 
@@ -67,7 +67,7 @@ def compare_perceived(
             raise ExportError(
                 f"The export differs from the training state: log-probabilities of a question about a fixed "
                 f"{NAMES[kind]} are up to {difference:.4f} apart, more than {largest:g}.",
-                hint="It answers about text as it should: look at the part of config.json that describes the tower.",
+                hint="Text outputs agree: check the vision or audio configuration in config.json.",
             )
         report[kind] = {"tokens": len(before), "inputs_equal": whole, "largest_difference": difference}
     return report
@@ -95,9 +95,9 @@ def _inputs(processor: Any) -> dict[str, dict[str, torch.Tensor]]:
     if processor is None:
         return {}
     rules = MediaProcessor(processor, DataSection())
-    contents: dict[str, Callable[[], Any]] = {"image": _image, "audio": lambda: _sound(rules.rate)}
+    contents: dict[str, Callable[[], Any]] = {"image": _image, "audio": lambda: _audio(rules.rate)}
     return {
-        kind: rules.prompt([(kind, contents[kind]())], _ASKED)
+        kind: rules.prompt([(kind, contents[kind]())], _QUESTION)
         for kind in KINDS
         if kind in rules.placeholders and kind in contents
     }
@@ -113,7 +113,7 @@ def _image() -> Any:
     return Image.fromarray(colours.astype(np.uint8))
 
 
-def _sound(rate: int) -> np.ndarray:
+def _audio(rate: int) -> np.ndarray:
     moments = np.arange(_SECONDS * rate) / rate
     return (0.5 * np.sin(2 * np.pi * 440 * moments * (1 + moments))).astype(np.float32)
 

@@ -52,9 +52,9 @@ def compare_by_engine(
     from swift.export.verify.ask import EngineQuestion, ask_engine
 
     if not engine_is_there():
-        say(f"{ENGINE_TITLE} was not asked: it is not installed ({install_command('swift.engines', ENGINE)})")
-        return {"asked": False, "reason": "not installed"}
-    say(f"Asking {ENGINE_TITLE} the same prompts, in a process of its own")
+        say(f"Not compared with {ENGINE_TITLE}: it is not installed ({install_command('swift.engines', ENGINE)})")
+        return {"compared": False, "reason": "not installed"}
+    say(f"Comparing with {ENGINE_TITLE} in another process")
     question = EngineQuestion(
         engine=ENGINE,
         model=str(folder if base is None else base),
@@ -72,11 +72,11 @@ def compare_by_engine(
     except ModelError as error:
         if required:
             raise ExportError(f"{ENGINE_TITLE} does not load the export. {error.message}", hint=error.hint) from error
-        say(f"{ENGINE_TITLE} could not be asked: {error.message}")
-        return {"asked": False, "reason": error.message}
+        say(f"Not compared with {ENGINE_TITLE}: {error.message}")
+        return {"compared": False, "reason": error.message}
     account = Account(ENGINE_TITLE, returned.logps, returned.greedy, returned.greedy_logps, returned.vectors)
     cause = (
         "transformers agrees with the training state. "
         f"Report it with this model's config.json and {ENGINE_TITLE}'s version."
     )
-    return {"asked": True, "dtype": dtype, **compare(reference, account, tolerance, cause=cause)}
+    return {"compared": True, "dtype": dtype, **compare(reference, account, tolerance, cause=cause)}

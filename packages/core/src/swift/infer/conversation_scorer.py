@@ -1,4 +1,4 @@
-"""Conversations that a reward model scores, in this process."""
+"""Reward models, which score conversations, in this process."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class ConversationScorer:
-    """A model with one output, at the last token of a conversation. Its weights are read when it is first asked."""
+    """A model with one output, at the last token of a conversation. Its weights are loaded at the first call."""
 
     def __init__(self, options: ModelOptions, *, batch_size: int | None = None) -> None:
         self._found = find_model(options, generates=False, say=say_nothing)
         task = self._found.location.weights.task
         if task not in ("seq_cls", "reward") or self._found.source.config.num_labels != 1:
             raise ModelError(
-                f"{options.model} is no reward model: it does not give one score to a conversation.",
-                hint="A reward model is trained by: swift rlhf --rlhf_type rm. One that scores the steps of an answer, "
-                "by prm, rewards with: --step_reward min",
+                f"{options.model} is not a reward model: it does not return one score per conversation.",
+                hint="Train one with swift rlhf --rlhf_type rm. For a process reward model, which scores steps, pass "
+                "--step_reward min.",
             )
         self._options = options
         self._batch_size = batch_size
@@ -37,11 +37,11 @@ class ConversationScorer:
         tokens = [tokens_of(Question([dict(each) for each in messages]), self._found) for messages in conversations]
         if self._scorer is None:
             self._scorer = Scorer(self._found, self._options, batch_size=self._batch_size, say=say_nothing)
-        scored = {place: float(outputs[0]) for place, outputs in self._scorer.outputs(tokens)}
-        return [scored[place] for place in range(len(tokens))]
+        scored = {index: float(outputs[0]) for index, outputs in self._scorer.outputs(tokens)}
+        return [scored[index] for index in range(len(tokens))]
 
     def close(self) -> None:
-        """Let the model go."""
+        """Release the model."""
         if self._scorer is not None:
             self._scorer.close()
             self._scorer = None

@@ -1,4 +1,4 @@
-"""Shared parts of commands that ask a model: checks of options, a conversation, answers into a file."""
+"""Shared parts of `swift infer`, `chat` and `eval`: checks of options, conversations, responses into a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.errors import UsageError
-from swift.infer.options import AnsweringOptions, ModelOptions, QuestionOptions, SamplingOptions, is_address
+from swift.infer.options import InferenceOptions, ModelOptions, QuestionOptions, SamplingOptions, is_address
 from swift.plugins.known import ENGINE, ENGINE_TITLE, TRANSFORMERS, TRANSFORMERS_OPTIONS
 from swift.terminal import IMPORTS, print_note, waiting
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from swift.contracts import Sampling
-    from swift.infer.answers import ChatEngine
-    from swift.infer.batch import Asked, LineOf
+    from swift.infer.batch import LineOf, QuestionSequence
     from swift.infer.chat_engine import FoundModel
+    from swift.infer.response import ChatEngine
 
 
 def check_model(command: str, options: ModelOptions) -> None:
-    """Raise `UsageError` where nobody is named who could answer, or the engine has no such setting."""
+    """Raise `UsageError` if no model is named, or the engine lacks an option."""
     if options.model is None and not is_address(options.engine):
         raise UsageError(
             f"swift {command} needs a model.", hint=f"For example: swift {command} output/my-model/v0-20260101-120000"
@@ -31,59 +31,59 @@ def check_model(command: str, options: ModelOptions) -> None:
         for name in options.engine_options:
             if name not in TRANSFORMERS_OPTIONS:
                 raise UsageError(
-                    f"The engine transformers has no setting {name!r}.",
-                    hint=f"Add --engine {ENGINE} for a setting of {ENGINE_TITLE}, or leave it out.",
+                    f"The engine transformers has no option {name!r}.",
+                    hint=f"Remove it, or pass --engine {ENGINE} if it is an option of {ENGINE_TITLE}.",
                 )
 
 
-def returns_scores(options: AskingOptions) -> bool:
-    """Return whether scores or vectors are asked of the model instead of text: by its files, or by the user."""
+def returns_scores(options: AnyTaskOptions) -> bool:
+    """Return whether the model returns scores or vectors, by its files or --task_type, instead of text."""
     if options.model is None or is_address(options.engine):
         if options.task_type is not None:
             raise UsageError(
-                f"--task_type is about a model that is loaded here, and {options.engine} is asked for text.",
-                hint="Leave it out, or name a model instead of --engine.",
+                f"--task_type does not apply to the server {options.engine}, which generates text.",
+                hint="Remove it, or name a model instead of a server.",
             )
         return False
     from swift.config.tasks import CAUSAL_LM, returns
-    from swift.infer.find import find_weights, is_asked
+    from swift.infer.find import find_weights, is_generative_reranker
 
-    place = find_weights(options.model, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
-    task = place.weights.task
+    location = find_weights(options.model, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
+    task = location.weights.task
     if options.task_type is not None and task != CAUSAL_LM:
         raise UsageError(
-            f"--task_type {options.task_type} asks a language model, and {options.model} returns {returns(task)}.",
-            hint="Leave it out.",
+            f"--task_type {options.task_type} needs a language model, but {options.model} returns {returns(task)}.",
+            hint="Remove --task_type.",
         )
-    return task != CAUSAL_LM or is_asked(place.objective, options.task_type)
+    return task != CAUSAL_LM or is_generative_reranker(location.objective, options.task_type)
 
 
-def check_scoring(options: AskingOptions, *unused: str) -> None:
+def check_scoring(options: AnyTaskOptions, *unused: str) -> None:
     """Raise `UsageError` for flags that do not apply to a model that returns scores or vectors."""
-    asked = [name for name in (*SamplingOptions.model_fields, *unused) if name in options.model_fields_set]
-    if asked:
-        where = " The scores of each text: swift infer MODEL --dataset FILE" if asked[0] == "result_path" else ""
+    passed = [name for name in (*SamplingOptions.model_fields, *unused) if name in options.model_fields_set]
+    if passed:
+        where = " To get the score of each row: swift infer MODEL --dataset FILE" if passed[0] == "result_path" else ""
         raise UsageError(
-            f"{options.model} returns scores or vectors, and --{asked[0]} is for models that generate text.",
-            hint=f"Leave it out.{where}",
+            f"--{passed[0]} applies to models that generate text, but {options.model} returns scores or vectors.",
+            hint=f"Remove it.{where}",
         )
     if options.engine != TRANSFORMERS:
         raise UsageError(
-            f"{options.model} returns scores or vectors, which --engine {options.engine} is not asked for here.",
-            hint="Leave --engine out, or start a server: swift serve MODEL",
+            f"{options.model} returns scores or vectors, which swift computes with the engine transformers only.",
+            hint=f"Remove --engine {options.engine}, or start a server: swift serve MODEL",
         )
 
 
 def check_result(result: Path | None) -> None:
-    """Raise `UsageError` where answers could not be written, before a model is loaded."""
+    """Raise `UsageError` if the folder of --result_path is missing, before a model is loaded."""
     if result is not None and not result.parent.is_dir():
         raise UsageError(
-            f"There is no folder {result.parent} for --result_path.", hint=f"Type: mkdir -p {result.parent}"
+            f"The folder {result.parent} of --result_path does not exist.", hint=f"Create it: mkdir -p {result.parent}"
         )
 
 
 def quiet_libraries(options: ModelOptions) -> None:
-    """Silence torch and transformers where they are needed: whoever asks a server does without them."""
+    """Import torch and transformers without their warnings, unless a server is used."""
     if not is_address(options.engine):
         with waiting(IMPORTS):
             from swift.models.quiet import quiet_libraries
@@ -93,7 +93,7 @@ def quiet_libraries(options: ModelOptions) -> None:
 
 
 def talk(options: ModelOptions, sampling: Sampling) -> int:
-    """Hold a conversation on the terminal; returns the exit code."""
+    """Hold a conversation on the terminal; return the exit code."""
     from swift.infer.chat import converse
     from swift.infer.chat_engine import open_chat_engine
 
@@ -105,27 +105,27 @@ def talk(options: ModelOptions, sampling: Sampling) -> int:
     return 0
 
 
-class AskingOptions(QuestionOptions, AnsweringOptions):
-    """Options of a command that asks many questions, or scores many texts."""
+class AnyTaskOptions(QuestionOptions, InferenceOptions):
+    """Options of a command for models of any task."""
 
 
-def answer_into(
+def write_responses_to(
     result: Path,
-    options: AnsweringOptions,
+    options: InferenceOptions,
     sampling: Sampling,
-    questions: Asked,
+    questions: QuestionSequence,
     *,
     further: Mapping[str, Any] | None = None,
     line: LineOf | None = None,
 ) -> None:
-    """Answer into a file. Questions that it answers already are not asked again; with none left, no model is loaded.
+    """Write the responses that a file still lacks; load no model if it is complete.
 
-    Files of other `further` settings, the metric by which answers are judged say, are not mixed; `line` makes what is
-    written of an answer.
+    Raise `DataError` if the file was made with other settings, `further` ones (a metric) included. `line` makes the
+    line of a response.
     """
-    from swift.infer.batch import write_answers
+    from swift.infer.batch import write_responses
     from swift.infer.chat_engine import find_model, open_chat_engine, open_local
-    from swift.infer.resume_file import Journal
+    from swift.infer.resume_file import ResumeFile
 
     found: FoundModel | None = None
     if is_address(options.engine):
@@ -143,10 +143,10 @@ def answer_into(
         **_further(options, sampling),
         **(further or {}),
     }
-    with Journal(result, questions, settings, overwrite=options.overwrite) as journal:
-        left = len(journal.left())
+    with ResumeFile(result, questions, settings, overwrite=options.overwrite) as file:
+        left = len(file.left())
         if left < len(questions):
-            print_note(f"{len(questions) - left} of {len(questions)} questions are answered in {result}")
+            print_note(f"{result} already has {len(questions) - left} of {len(questions)} responses")
         if not left:
             return
         size = options.batch_size
@@ -156,21 +156,21 @@ def answer_into(
             else open_local(found, options, batch_size=size, say=print_note)
         )
         try:
-            cut = write_answers(chat_engine, questions, sampling, journal, line=line)
+            cut = write_responses(chat_engine, questions, sampling, file, line=line)
         except KeyboardInterrupt:
             print_note(
-                f"Stopped; {len(questions) - len(journal.left())} of {len(questions)} questions are answered in "
-                f"{result}. The same command continues."
+                f"Stopped. {result} has {len(questions) - len(file.left())} of {len(questions)} responses; "
+                "run the same command to continue."
             )
             raise
         finally:
             chat_engine.close()
-    ending = f"; {cut} cut off after --max_new_tokens {sampling.max_new_tokens}" if cut else ""
-    print_note(f"{left} {'answer' if left == 1 else 'answers'} written to {result}{ending}")
+    ending = f"; {cut} cut off at --max_new_tokens {sampling.max_new_tokens}" if cut else ""
+    print_note(f"Wrote {left} {'response' if left == 1 else 'responses'} to {result}{ending}")
 
 
-def _further(options: AnsweringOptions, sampling: Sampling) -> dict[str, Any]:
-    """Return the settings that say something; files of answers that were made without them are continued."""
+def _further(options: InferenceOptions, sampling: Sampling) -> dict[str, Any]:
+    """Return the settings that differ from their defaults, so that files made without them are resumed."""
     settings = {
         "top_k": sampling.top_k,
         "repetition_penalty": sampling.repetition_penalty,

@@ -1,4 +1,4 @@
-"""Answers whose steps a process reward model scores, in this process."""
+"""Process reward models, which score the steps of completions, in this process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class StepScorer:
-    """A process reward model, which says of each step of an answer how likely it is right.
+    """A process reward model, which returns the probability that each step of a completion is correct.
 
-    Answers are divided into steps, and steps tokenised, as the rows that the model was trained on.
+    Completions are split and tokenised like the rows that the model was trained on.
     """
 
     def __init__(self, options: ModelOptions, separator: str | None, *, batch_size: int | None = None) -> None:
@@ -37,8 +37,8 @@ class StepScorer:
         weights, run = self._found.location.weights, self._found.location.objective
         if weights.task not in ("value", "seq_cls") or self._found.source.config.num_labels != 1:
             raise ModelError(
-                f"{options.model} is no process reward model: it does not give one number to each step of an answer.",
-                hint="Such a model is trained by: swift rlhf --rlhf_type prm",
+                f"{options.model} is not a process reward model: it does not return one score per step.",
+                hint="Train one with: swift rlhf --rlhf_type prm",
             )
         self.separator: str = separator or run.get("step_separator") or SEPARATOR
         section = DataSection(system=self._found.location.system, max_length=_ANY_LENGTH)
@@ -47,25 +47,25 @@ class StepScorer:
         self._batch_size = batch_size
         self._scorer: Scorer | None = None
 
-    def scores(self, answers: Sequence[tuple[Messages, str]]) -> list[npt.NDArray[np.float64]]:
-        """Return the probability of each step of each answer that it is right; of an answer without steps, none."""
-        steps = [[step for step in answer.split(self.separator) if step.strip()] for _, answer in answers]
-        places = [place for place, found in enumerate(steps) if found]
-        segments = [self._segment(answers[place][0], steps[place]) for place in places]
+    def scores(self, completions: Sequence[tuple[Messages, str]]) -> list[npt.NDArray[np.float64]]:
+        """Return for each completion the probability that each of its steps is correct."""
+        steps = [[step for step in completion.split(self.separator) if step.strip()] for _, completion in completions]
+        with_steps = [index for index, found in enumerate(steps) if found]
+        segments = [self._segment(completions[index][0], steps[index]) for index in with_steps]
         if self._scorer is None:
             self._scorer = Scorer(self._found, self._options, batch_size=self._batch_size, say=say_nothing)
-        scored = [np.zeros(0) for _ in answers]
+        scored = [np.zeros(0) for _ in completions]
         for index, outputs in self._scorer.values(segments):
-            scored[places[index]] = 1 / (1 + np.exp(-outputs.astype(np.float64)))
+            scored[with_steps[index]] = 1 / (1 + np.exp(-outputs.astype(np.float64)))
         return scored
 
     def close(self) -> None:
-        """Let the model go."""
+        """Release the model."""
         if self._scorer is not None:
             self._scorer.close()
             self._scorer = None
 
     def _segment(self, messages: Messages, steps: Sequence[str]) -> Segment:
-        asked = Conversation(tuple(map(dict, messages)), (1.0,) * len(messages))
-        sample = StepSample(asked, steps=tuple(steps), labels=(0.0,) * len(steps))
-        return self._encoder.encode(sample, "An answer").samples[0].segments[0]
+        prompt = Conversation(tuple(map(dict, messages)), (1.0,) * len(messages))
+        sample = StepSample(prompt, steps=tuple(steps), labels=(0.0,) * len(steps))
+        return self._encoder.encode(sample, "A completion").samples[0].segments[0]

@@ -1,4 +1,4 @@
-"""Scores of texts that also tell the likeliest tokens instead of each of their own."""
+"""Scores of sequences with the most likely tokens at each position."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from swift.data.batch import MicroBatch
 from swift.models.view import ViewModule
 
 
-def scores_with_likeliest(view: ViewModule, batch: MicroBatch, top: int) -> Iterator[Score]:
-    """Yield the score of each segment of a padded batch, all of whose tokens count, with `top` likeliest tokens each.
+def scores_with_top(view: ViewModule, batch: MicroBatch, top: int) -> Iterator[Score]:
+    """Yield the score of each segment of a padded batch, with the `top` most likely tokens at each position.
 
-    Where `top` is the whole vocabulary, or more, they are its tokens in their order.
+    If `top` is at least the size of the vocabulary, they are all tokens in order of their ids.
     """
     targets = batch.targets.flatten()[batch.weights.flatten().nonzero()[:, 0]]
     counts = (batch.weights > 0).sum(-1).tolist()
@@ -34,7 +34,7 @@ def scores_with_likeliest(view: ViewModule, batch: MicroBatch, top: int) -> Iter
     of_each = [torch.split(_joined(each), counts) for each in (own, likeliest, logps)]
     if ids:
         choices = [each.numpy() for each in torch.split(_joined(ids), counts)]
-    else:  # nobody has sorted them, and there is one row of memory
+    else:  # unsorted, as a view of one row
         choices = [np.broadcast_to(np.arange(vocabulary, dtype=np.int32), (count, vocabulary)) for count in counts]
     for values, hits, chosen, logprobs in zip(*of_each[:2], choices, of_each[2], strict=True):
         yield Score(values.tolist(), hits.tolist(), chosen, logprobs.numpy())

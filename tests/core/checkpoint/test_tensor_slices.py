@@ -42,7 +42,7 @@ def test_fused_parameter_shard_takes_only_held_elements() -> None:
 
 
 def test_shard_outside_its_tensor_is_refused() -> None:
-    with pytest.raises(ValueError, match="leaves the tensor"):
+    with pytest.raises(ValueError, match="exceeds the shape"):
         TensorSlices((4, 4), [((2, 0), torch.zeros(3, 4))], dtype=torch.float32)
     with pytest.raises(ValueError, match="float64"):
         TensorSlices((4, 4), [((0, 0), torch.zeros(3, 4, dtype=torch.float64))], dtype=torch.float32)

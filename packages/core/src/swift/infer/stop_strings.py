@@ -1,4 +1,4 @@
-"""Texts that end an answer: engines know tokens only, so the tokenizer is asked for them."""
+"""Strings that end a completion, found by decoding its tokens: engines know tokens only."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from swift.contracts import Sampling
 _BYTES = 4
 """Tokens that one letter may take at most, where a token is a byte."""
 _BEFORE = 8
-"""Tokens read in front of those that may hold a stop string: the first of a text may be decoded differently."""
+"""Tokens read in front of those that may hold a stop string: the first of a sequence may be decoded differently."""
 
 
 class StopStrings:
-    """Finds the first of some texts in an answer."""
+    """Finds the first stop string of a completion."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
         self._span = _BYTES * max(map(len, self._stops), default=0) + _BEFORE
 
-    def told(self, sampling: Sampling) -> Sampling:
-        """Return the sampling with which an engine ends an answer at the first of the texts."""
+    def applied_to(self, sampling: Sampling) -> Sampling:
+        """Return the sampling with which an engine ends a completion at the first stop string."""
         return replace(sampling, is_over=self._is_over) if self._stops else sampling
 
     def before(self, text: str) -> tuple[str, bool]:
         """Return the text in front of the first stop string, and whether there is one."""
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        return (text[: min(places)], True) if places else (text, False)
+        positions = [position for stop in self._stops if (position := text.find(stop)) >= 0]
+        return (text[: min(positions)], True) if positions else (text, False)
 
     def certain(self, text: str) -> str:
         """Return the text without an end that may be the beginning of a stop string."""

@@ -1,7 +1,6 @@
-"""Answers of servers, each of which comes to an end: in its time, in its size, and at the address that was asked.
+"""HTTP responses with a limit on their time and size, from the requested address alone.
 
-A server may send a byte now and then, headers without end, or lines that never do; a time between two bytes bounds
-none of these.
+The timeout of a socket does not limit a server that sends a byte now and then, or headers or lines without end.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 from urllib.error import HTTPError
 
 LARGEST = 512 << 20
-"""Bytes of an answer: the likeliest tokens of a long text take a tenth of it."""
+"""Bytes of a response: the top log-probabilities of a long text take a tenth of it."""
 LONGEST_LINE = 16 << 20
 """Bytes of one event of a stream."""
 BROKEN = (OSError, HTTPException)
@@ -25,50 +24,52 @@ _END = object()
 T = TypeVar("T")
 
 
-class AnswerRefused(Exception):
-    """An answer of a server that does not do what was asked."""
+class RequestRefused(Exception):
+    """An HTTP error status of a server."""
 
     def __init__(self, error: HTTPError) -> None:
         super().__init__(f"{error.code} {error.reason}")
         self.code = error.code
         self.reason = str(error.reason)
         self.leads_to = error.headers.get("Location") if 300 <= error.code < 400 else None
-        """Where the server would have the request sent instead."""
+        """Target of a redirect."""
         self.body = _beginning(error)
 
 
-def whole_answer(opener: urllib.request.OpenerDirector, request: urllib.request.Request, seconds: float) -> bytes:
-    """Return an answer that has so many seconds to come; raises `AnswerRefused`, or what is in `BROKEN`."""
+def read_response(opener: urllib.request.OpenerDirector, request: urllib.request.Request, seconds: float) -> bytes:
+    """Return the body of a response within so many seconds; raise `RequestRefused` or one of `BROKEN`."""
 
     def read() -> Iterator[bytes]:
-        with _opened(opener, request, seconds) as answer:
+        with _opened(opener, request, seconds) as response:
             parts, size = [], 0
-            while part := answer.read(_PART):
+            while part := response.read(_PART):
                 parts.append(part)
                 size += len(part)
                 if size > LARGEST:
-                    raise OSError(f"its answer has more than {LARGEST >> 20} MiB")
-            if answer.length:
-                raise IncompleteRead(b"".join(parts), answer.length)
+                    raise OSError(f"its response has more than {LARGEST >> 20} MiB")
+            if response.length:
+                raise IncompleteRead(b"".join(parts), response.length)
         yield b"".join(parts)
 
-    return next(patiently(read, seconds))
+    return next(with_timeout(read, seconds))
 
 
-def lines(opener: urllib.request.OpenerDirector, request: urllib.request.Request, seconds: float) -> Iterator[bytes]:
-    """Yield an empty line when the answer begins, then its lines as they come; raises as `whole_answer` does."""
-    with _opened(opener, request, seconds) as answer:
+def response_lines(
+    opener: urllib.request.OpenerDirector, request: urllib.request.Request, seconds: float
+) -> Iterator[bytes]:
+    """Yield an empty line when the response begins, then its lines; raise as `read_response` does."""
+    with _opened(opener, request, seconds) as response:
         yield b""
-        while line := answer.readline(LONGEST_LINE + 1):
+        while line := response.readline(LONGEST_LINE + 1):
             if len(line) > LONGEST_LINE:
-                raise OSError(f"its answer has a line of more than {LONGEST_LINE >> 20} MiB")
+                raise OSError(f"its response has a line of more than {LONGEST_LINE >> 20} MiB")
             yield line
 
 
-def patiently(make: Callable[[], Iterator[T]], seconds: float) -> Iterator[T]:
-    """Yield what an iterator yields, in a thread of its own; `TimeoutError` where one item takes longer than that.
+def with_timeout(make: Callable[[], Iterator[T]], seconds: float) -> Iterator[T]:
+    """Run an iterator in a thread and yield its items; raise `TimeoutError` if one takes longer than `seconds`.
 
-    The thread makes an item when it is asked for, and ends with the process.
+    The thread makes an item on request, and ends with the process.
     """
     wanted: SimpleQueue[bool] = SimpleQueue()
     came: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
@@ -89,7 +90,7 @@ def patiently(make: Callable[[], Iterator[T]], seconds: float) -> Iterator[T]:
             try:
                 item, failure = came.get(timeout=seconds)
             except Empty:
-                raise TimeoutError(f"it has not answered for {seconds:g} s") from None
+                raise TimeoutError(f"it has not responded for {seconds:g} s") from None
             if failure is not None:
                 raise failure
             if item is _END:
@@ -99,24 +100,24 @@ def patiently(make: Callable[[], Iterator[T]], seconds: float) -> Iterator[T]:
         wanted.put(False)
 
 
-def stay_here(*handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
-    """Return what opens addresses and follows no server elsewhere: requests carry keys and what users wrote."""
-    return urllib.request.build_opener(_StayHere(), *handlers)
+def opener_without_redirects(*handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
+    """Return an opener that follows no redirects: requests contain API keys and users' data."""
+    return urllib.request.build_opener(_NoRedirects(), *handlers)
 
 
-class _StayHere(urllib.request.HTTPRedirectHandler):
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def http_error_302(self, *_: Any) -> None:
-        """Leave the answer to those who make an error of it."""
+        """Return nothing, so that urllib raises an `HTTPError`."""
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # type: ignore[assignment]
 
 
 def _opened(opener: urllib.request.OpenerDirector, request: urllib.request.Request, seconds: float) -> HTTPResponse:
     try:
-        answer: HTTPResponse = opener.open(request, timeout=seconds)
+        response: HTTPResponse = opener.open(request, timeout=seconds)
     except HTTPError as error:
-        raise AnswerRefused(error) from None
-    return answer
+        raise RequestRefused(error) from None
+    return response
 
 
 def _beginning(error: HTTPError) -> bytes:

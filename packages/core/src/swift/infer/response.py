@@ -1,4 +1,4 @@
-"""Questions, answers, and the interface of whoever answers conversations."""
+"""Responses of a model, and the interface of the engines that generate them."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ Messages = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The answer to one question."""
+class Response:
+    """The response to one question."""
 
     text: str
     finish_reason: str
     """'stop', or 'length' where it was cut off."""
     token_ids: Sequence[int] = ()
-    """As they were drawn; none from a server."""
+    """The generated tokens; empty for a server."""
 
 
 class ChatEngine(Protocol):
-    """Answers conversations: an inference engine behind a chat template, or a server."""
+    """Responds to conversations: an inference engine behind a chat template, or a server."""
 
     name: str
-    """Of the model, for people."""
+    """Display name of the model."""
     multi_turn: bool
-    """Whether a conversation may have several rounds. Without a chat template a model only continues a text."""
+    """Whether a conversation may have several turns; a model without a chat template only continues a text."""
 
     @property
     def reads_images(self) -> bool:
         """Whether messages may hold images."""
 
-    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
-        """Yield (index of the question, its answer), in the order in which answers are ready."""
+    def respond(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Response]]:
+        """Yield (index of the question, its response), in the order in which responses are complete."""
 
     def stream(self, messages: Messages, sampling: Sampling) -> Iterator[str]:
-        """Yield the text of one answer in pieces, while it is generated."""
+        """Yield the text of one response in pieces, while it is generated."""
 
     def close(self) -> None:
         """Free memory and stop processes."""

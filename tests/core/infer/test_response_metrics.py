@@ -13,7 +13,7 @@ from commands import typed
 from tiny_images import image_files, image_model
 
 from swift.errors import DataError
-from swift.infer.answer_metrics import bounding_boxes_in, edits, metric_of, overlap
+from swift.infer.response_metrics import bounding_boxes_in, edits, metric_of, overlap
 
 
 def by_definition(one: str, other: str) -> int:
@@ -61,18 +61,18 @@ def test_bounding_boxes_are_parsed_from_completions() -> None:
 def test_missing_and_extra_bounding_boxes_score_zero() -> None:
     metric = metric_of("iou")
     lines = [
-        metric.of_answer("[0, 0, 10, 10]", "[0, 0, 10, 5]"),
-        metric.of_answer("none", "[0, 0, 1, 1]"),
-        metric.of_answer("[0, 0, 1, 1] [0, 0, 9, 9]", "[0, 0, 1, 1]"),
+        metric.of_response("[0, 0, 10, 10]", "[0, 0, 10, 5]"),
+        metric.of_response("none", "[0, 0, 1, 1]"),
+        metric.of_response("[0, 0, 1, 1] [0, 0, 9, 9]", "[0, 0, 1, 1]"),
     ]
-    assert metric.of_lines(lines) == {"iou": 1.5 / 4, "iou_over_half": 0.25, "boxes": 4}
-    with pytest.raises(DataError, match="names no box"):
-        metric.of_answer("[0, 0, 1, 1]", "left")
+    assert metric.of_lines(lines) == {"iou": 1.5 / 4, "iou_over_half": 0.25, "bounding_boxes": 4}
+    with pytest.raises(DataError, match="has no bounding box"):
+        metric.of_response("[0, 0, 1, 1]", "left")
 
 
 def test_long_texts_count_for_more_than_short_ones() -> None:
     metric = metric_of("cer")
-    lines = [metric.of_answer("abcdefgh", "abcdefgx"), metric.of_answer("y", "xx")]
+    lines = [metric.of_response("abcdefgh", "abcdefgx"), metric.of_response("y", "xx")]
     assert metric.of_lines(lines)["cer"] == 3 / 10
     with pytest.raises(DataError, match="no 'edits'"):
         metric.of_lines([{"right": True}])
@@ -92,7 +92,7 @@ def test_four_tasks_of_page_are_trained_and_measured(tmp_path: Path) -> None:
     trained = typed(["sft", "--model", str(model), "--dataset", "tasks.jsonl", *flags], tmp_path)
     assert trained.code == 0, trained.output
     assert "4 images" in trained.output
-    for metric, file, names in (("cer", "tasks", {"cer", "accuracy"}), ("iou", "box", {"iou", "boxes"})):
+    for metric, file, names in (("cer", "tasks", {"cer", "accuracy"}), ("iou", "box", {"iou", "bounding_boxes"})):
         asked = ["eval", str(model), "--dataset", f"{file}.jsonl", "--metric", metric, "--max_new_tokens", "4"]
         told = typed([*asked, "--result_path", f"{metric}.jsonl"], tmp_path)
         assert told.code == 0, told.output
