@@ -93,7 +93,7 @@ def trained(model: Path, rewards: Path, out: Path, name: str, tuner: str, **chan
 
 def answers(run: Trained) -> list[list[list[int]]]:
     made = [read_round(run.folder / "rollouts", number) for number in range(ROUNDS)]
-    return [[answer.token_ids.tolist() for answer in each.answers] for each in made if each is not None]
+    return [[answer.token_ids.tolist() for answer in each.completions] for each in made if each is not None]
 
 
 @pytest.fixture(scope="module")

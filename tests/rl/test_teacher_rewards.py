@@ -91,7 +91,7 @@ def test_teacher_term_is_added_to_advantages(tied: Path, teacher: Path, tmp_path
 def test_teachers_that_would_not_be_heard_are_refused(tied: Path, teacher: Path, tmp_path: Path) -> None:
     named = {"teacher_model": "teacher"}
     for options, message in (
-        ({"teacher_kl_coef": 0.5}, "teacher_kl_coef is about a teacher, and none is named"),
+        ({"teacher_kl_coef": 0.5}, "teacher_kl_coef needs a teacher"),
         ({"teacher_device": "cpu"}, "teacher_device needs a teacher"),
         ({**named, "teacher_kl_coef": 0.0}, "leave the teacher out"),
         ({**named, "temperature": 0.7}, "a teacher needs temperature 1, not 0.7"),
