@@ -114,7 +114,7 @@ def playing(train: Train, name: str, **changes: Any) -> Trained:
 def assert_same_episodes(run: Trained, alone: Trained) -> None:
     assert_same(run, alone)
     played = [
-        [answer.episode for answer in made.answers]
+        [answer.episode for answer in made.completions]
         for made in (read_round(each.folder / "rollouts", 0) for each in (run, alone))
         if made is not None
     ]
