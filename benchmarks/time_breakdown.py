@@ -138,9 +138,9 @@ def _alternate(settings: Mapping[str, Any], rounds: int) -> Turns:
 
             loop.make_step = taken  # type: ignore[method-assign]  # of this object
             for record in loop.steps():
-                if record.shares is not None:
-                    turns.parts["measured"].append(record.shares.fractions["communication"])
-                    turns.sums.append(sum(record.shares.fractions.values()))
+                if record.time_breakdown is not None:
+                    turns.parts["measured"].append(record.time_breakdown.fractions["communication"])
+                    turns.sums.append(sum(record.time_breakdown.fractions.values()))
     return turns
 
 

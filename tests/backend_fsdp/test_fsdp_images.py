@@ -66,7 +66,7 @@ def test_two_ranks_match_torch_on_images(tmp_path: Path) -> None:
         runs.append(partial(trained_on_media, omni, folder, f"fsdp both {name}", {**settings, **sharded, **FSDP}))
     found = on_processes(2, *runs)
     *done, mixed, heard = found[: -len(TOGETHER)]
-    assert all("other numbers when samples with images are laid end to end" in str(answer) for answer in mixed)
+    assert all("different results when samples with images are packed" in str(answer) for answer in mixed)
     # In the third step one of the two processes has no image.
     for (name, (kind, settings, _)), answers in zip(CASES.items(), done, strict=True):
         one = trained_on_images(models[kind], folder, f"torch {name}", settings)

@@ -53,10 +53,10 @@ def test_unsupported_layouts_are_refused_with_hint(model: Path, tmp_path: Path) 
     said += [
         "3 attention heads are not divisible by parallel.ulysses 2",
         "3 attention heads with 1 key-value heads are not divisible by parallel.tp 2",
-        "A width of 255 (intermediate_size) cannot be divided evenly over parallel.tp 2 processes",
-        "which this backend cannot do",
-        "has no plan for tensor parallel",
-        "cannot be trained with sharded sequences",
+        "intermediate_size 255 is not divisible by parallel.tp 2",
+        "which this backend does not support",
+        "does not support tensor parallelism",
+        "does not support sharded sequences",
         "num_hidden_layers is 0",
     ]
 

@@ -79,7 +79,7 @@ def test_unsupported_layouts_are_refused_with_hint(model: Path, tmp_path: Path) 
         "3 layers are not divisible by pp 2 stages": (odd, {"parallel.pp": 2}),
         "1 heads of keys and values are not divisible by tp 2": (few, {"parallel.tp": 2}),
         "3 experts are not divisible by ep 2": (moe, {"parallel.ep": 2}),
-        "A width of 255 (intermediate_size) cannot be divided evenly over parallel.tp 2": (uneven, {"parallel.tp": 2}),
+        "intermediate_size 255 is not divisible by parallel.tp 2": (uneven, {"parallel.tp": 2}),
         "Megatron does not train the architecture gpt2": (gpt, {}),
         "swift does not run the vision encoder of qwen3_5 in Megatron": (
             image_model(tmp_path / "sees", "qwen3_5"),

@@ -147,7 +147,7 @@ def test_run_resumes_from_object_store_and_exports_to_it(bucket: Bucket) -> None
     data = ["--dataset", f"{url}/data/rows.jsonl"]
     bucket.swift(*sft("--max_steps", "6", "--output_dir", "whole", *data))
     said = bucket.swift(*sft("--max_steps", "4", *data, *copied))
-    assert f"Copied to {url}/runs/tiny/mine" in said
+    assert f"Copied the run to {url}/runs/tiny/mine" in said
     local = contents(folder / "output/tiny/mine/checkpoint-4")
     there = bucket.contents()
     assert {name: there[f"runs/tiny/mine/checkpoint-4/{name}"] for name in local} == local
@@ -178,5 +178,5 @@ def test_run_completes_when_store_is_lost(bucket: Bucket, tiny: Path) -> None:
     data = ["--dataset", str(tiny.parent / "data.jsonl")]
     said = bucket.swift(*sft("--max_steps", "2", "--checkpoint.copy_to", "s3://bucket/runs", *data))
     assert "checkpoint-2 was not copied: 's3://bucket/runs/tiny/mine/checkpoint-2' cannot be written" in said
-    assert "Not all of it was copied to s3://bucket/runs/tiny/mine" in said
+    assert "Could not copy all of the run to s3://bucket/runs/tiny/mine" in said
     assert (bucket.folder / "output/tiny/mine/checkpoint-2/manifest.json").is_file()

@@ -14,7 +14,7 @@ from reader import Reader
 from swift.cli.main import run
 from swift.demo.model import write_model
 
-PAGE = DOCS / "how-to" / "from-the-articles.md"
+PAGE = DOCS / "how-to" / "commands-from-articles.md"
 LAUNCHER = "deepspeed --num_gpus=8 train.py "
 
 

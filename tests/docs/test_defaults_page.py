@@ -9,7 +9,7 @@ from pages import DOCS
 from swift.config.parse import parse
 from swift.infer.options import SamplingOptions
 
-PAGE = (DOCS / "how-to" / "coming-from-elsewhere.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "how-to" / "migrate.md").read_text(encoding="utf-8")
 TABLE = PAGE.partition("## Defaults that differ from ms-swift's")[2].partition("\n## ")[0]
 ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in TABLE.splitlines() if line.startswith("| ")]
 
@@ -33,7 +33,7 @@ def test_defaults_on_the_page_are_those_of_the_configuration() -> None:
     assert _here("`max_length`").startswith(f"{config.data.max_length:,};")
     assert config.tuner.kind == "lora"
     drawn = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.repetition_penalty)
-    assert _here("answers drawn") == "greedy: " + ", ".join(f"{each:g}" for each in drawn)
+    assert _here("sampling by") == "greedy: " + ", ".join(f"{each:g}" for each in drawn)
     assert _here("`max_new_tokens`") == str(sampling.max_new_tokens)
     same = TABLE.partition("The same in both:")[2]
     full = parse(["--model", "m", "--dataset", "d", "--train_type", "full"], "sft").config

@@ -41,7 +41,7 @@ def test_engine_example_of_rollouts_page_works(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_export_example_works_in_transformers_and_peft(tmp_path: Path) -> None:
     """An export is used in transformers and PEFT as the page says."""
-    snippets = [block.text for block in blocks(DOCS / "how-to" / "export-and-use.md") if block.language == "python"]
+    snippets = [block.text for block in blocks(DOCS / "how-to" / "export.md") if block.language == "python"]
     assert len(snippets) == 2
     training = """
 from swift import Swift, TrainerConfig

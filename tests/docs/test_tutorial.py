@@ -87,7 +87,7 @@ def test_a_reward_of_ones_own_is_learned(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_image_tutorial_model_learns(tmp_path: Path) -> None:
     follow(IMAGES, tmp_path / "work")
-    for name, least, most in (("answers", 0.95, 1.0), ("blind", 0.0, 0.05)):
+    for name, least, most in (("completions", 0.95, 1.0), ("blind", 0.0, 0.05)):
         lines = map(json.loads, (tmp_path / "work" / f"{name}.jsonl").read_text().splitlines())
         rights = [line["right"] for line in lines]
         assert least <= sum(rights) / len(rights) <= most

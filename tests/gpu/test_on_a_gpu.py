@@ -133,7 +133,7 @@ def test_adamw_8bit_by_a_kernel(kernels: str) -> None:
         ]
         given = weight.to(device, copy=True)
         update(given, grad.to(device), *moments, AdamStep(3, 1e-2, (0.9, 0.95), 1e-8, 0.1, 0.5))
-        return [each.cpu() for each in (given, *(part for one in moments for part in (one.codes, one.scales)))]
+        return [each.cpu() for each in (given, *(part for one in moments for part in (one.quantized, one.scales)))]
 
     found = updated(kernels, codec.update)
     expected = updated("cpu", lambda *given: BlockCodec.update(codec, *given))
@@ -152,7 +152,7 @@ def test_fp8_encode_kernels_match_reference(precision: str, kernels: str) -> Non
     import torch
 
     pytest.importorskip("torchao.float8")
-    from swift.kernels.codes import encode
+    from swift.kernels.fp8 import encode
     from swift.models import fp8_linear
 
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ import torch
 
 from swift.config.sections import OptimSection, TunerSection
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
-from swift.optim.placements import place
+from swift.optim.placements import add_placements
 
 STEPS = 6
 
@@ -49,7 +49,7 @@ def of_swift(name: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tupl
     groups = parameter_groups(model.named_parameters(), optim, TunerSection(kind="full"))
     pieces = "swift.optim.placements.canonical_parameters"  # of a model of transformers, which this is not
     monkeypatch.setattr(pieces, lambda model: (([_Piece(n, p)], p) for n, p in model.named_parameters()))
-    place(groups, model)
+    add_placements(groups, model)
     return model, build_optimizer(groups, optim, 1e-2, "cpu")
 
 

@@ -160,8 +160,8 @@ def cases() -> list[Case]:
             Case(tokenizer, "chatml", "text"),
             Case(tokenizer, "none", "text", {"truncation": "split", "max_length": 9}),
             Case(tokenizer, "none"),
-            Case(tokenizer, "chatml", "unpaired", {"max_length": 60, "truncation": "right"}),
-            Case(tokenizer, "qwen3", "unpaired"),
+            Case(tokenizer, "chatml", "kto", {"max_length": 60, "truncation": "right"}),
+            Case(tokenizer, "qwen3", "kto"),
             Case(tokenizer, "chatml", "preference", {"max_length": 50, "truncation": "left"}),
             Case(tokenizer, "tools", "chat", {"max_length": 60, "truncation": "left"}),
             Case(tokenizer, "tools", "chat", {"max_length": 60, "truncation": "right", "system": "Be brief."}),
@@ -180,14 +180,14 @@ def rows(case: Case, count: int = ROWS) -> list[Row]:
         "text": _any_text,
         "chat": _chat,
         "preference": _pair,
-        "unpaired": lambda source: {**_chat(source), "label": source.random() < 0.5},
+        "kto": lambda source: {**_chat(source), "label": source.random() < 0.5},
     }
     plain = {"query": "a plain question", "response": "a plain answer"}
     first = {
         "text": {"text": "Once upon a time."},
         "chat": plain,
         "preference": {**plain, "rejected_response": "worse"},
-        "unpaired": {**plain, "label": True},
+        "kto": {**plain, "label": True},
     }
     return [first[case.encoding], *(kinds[case.encoding](source) for _ in range(count - 1))]
 

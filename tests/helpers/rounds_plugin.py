@@ -53,7 +53,7 @@ class LabelledEncoding(Encoding):
         return Sample(raw_text(row.text("text")), values={"grade": row.number("grade")})
 
     def encode(self, row: ReadRow, encoder: Any) -> Any:
-        segment = yield from encoder.segment(row.sample.conversation, row.place)
+        segment = yield from encoder.segment(row.sample.conversation, row.location)
         return EncodedRow((Encoded(0, (segment,), values=dict(row.sample.values)),))
 
 

@@ -193,5 +193,5 @@ def test_rows_that_are_cut_inside_of_a_block_are_refused() -> None:
     from swift.optim.quantised import _in_low_bit
 
     cut = Placement("down", (256, 512), (slice(0, 256), slice(0, 128)), (Matrix("down", 0, (256, 512)),))
-    with pytest.raises(ConfigError, match="inside of them"):
+    with pytest.raises(ConfigError, match="within such a block"):
         _in_low_bit(cut, 256)

@@ -180,7 +180,7 @@ def test_what_is_kept_in_memory_is_what_is_claimed(name: str, monkeypatch: pytes
             continue
         held = [*kept.get(key, {}).values(), *(v for v in optimizer.state[weight].values() if torch.is_tensor(v))]
         if name == "apollo":
-            held.append(optimizer._rule._drawn[key][1])  # type: ignore[attr-defined]
+            held.append(optimizer._rule._projections[key][1])  # type: ignore[attr-defined]
         if name == "adam_mini":
             held.append(optimizer._means[weight])  # type: ignore[attr-defined]
         size = sum(each.numel() * each.element_size() for each in held)

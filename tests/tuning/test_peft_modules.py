@@ -132,11 +132,11 @@ def test_other_adapters_have_the_numbers_of_one_process(
     ("changes", "reason"),
     [
         ({"backend.name": "megatron"}, "megatron backend does not support the tuner 'miss'"),
-        ({"tuner.quantize": "bnb-nf4"}, "is for LoRA"),
+        ({"tuner.quantize": "bnb-nf4"}, "works with tuner.kind lora only"),
         ({"tuner.kind": "boft", "backend.name": "fsdp", "parallel.tp": 2}, "the tuner declares no cut"),
         ({"tuner.kind": "hira", "tuner.dropout": 0.1, "backend.name": "fsdp", "parallel.tp": 2}, "declares no cut"),
         # Without a GPU there is no kernel, and PEFT would train one factor.
-        ({"tuner.kind": "boft", "tuner.factors": 2}, "PEFT makes 1"),
+        ({"tuner.kind": "boft", "tuner.factors": 2}, "PEFT uses 1"),
     ],
 )
 def test_other_adapters_are_refused_where_they_cannot_be(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:

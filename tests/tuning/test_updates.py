@@ -94,8 +94,8 @@ def test_low_bit_optimizer_matches_adamw_and_memory(name: str, within: float, mo
     for parameter in model.parameters():
         state = optimizer.state[parameter]
         held = sum(
-            sum(part.numel() * part.element_size() for part in (each.codes, each.scales))
-            if hasattr(each, "codes")
+            sum(part.numel() * part.element_size() for part in (each.quantized, each.scales))
+            if hasattr(each, "quantized")
             else each.numel() * each.element_size()
             for each in (state["exp_avg"], state["exp_avg_sq"])
         )
@@ -113,7 +113,7 @@ def test_what_was_encoded_is_encoded_to_the_same_again(codec: EightBits | FourBi
     once = codec.encode(values if signed else values.abs(), signed=signed)
     decoded = codec.decode(once, signed=signed)
     again = codec.encode(decoded, signed=signed)
-    assert torch.equal(once.codes[256:], again.codes[256:])  # before, all elements are 0: the scale says it all
+    assert torch.equal(once.quantized[256:], again.quantized[256:])  # before, all elements are 0: the scale says it all
     assert torch.equal(once.scales, again.scales)
     assert torch.equal(decoded, codec.decode(again, signed=signed))
 

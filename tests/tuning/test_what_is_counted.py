@@ -63,7 +63,7 @@ def test_optimizer_bytes_are_of_requested_rank(name: str, options: dict[str, Any
     weight.grad = torch.randn(ROWS, COLUMNS)
     optimizer.step()
     kept = [each for each in optimizer._kept["up"].values() if each.ndim == 2]
-    kept += [drawn for _, drawn in getattr(optimizer._rule, "_drawn", {}).values()]
+    kept += [drawn for _, drawn in getattr(optimizer._rule, "_projections", {}).values()]
     settings = {"tuner.kind": "full", "optim.name": name, "optim.rank": 8}
     found = planned({**settings, **{f"optim.{key}": value for key, value in options.items()}})
     size = sum(each.numel() * each.element_size() for each in kept)

@@ -20,7 +20,7 @@ from browsing import PATIENCE, Desk, fill, launch, opened_browser, reaches, seri
 from commands import typed
 from run_folders import add_lines, line_of, write_run
 
-from swift.demo.task import answer, question
+from swift.demo.task import completion, question
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -43,7 +43,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     folder = tmp_path_factory.mktemp("desk")
     write_model(folder / "tiny", hidden=32, layers=1)
     rows = [
-        [{"role": "user", "content": question(n)}, {"role": "assistant", "content": answer(n)}] for n in range(100, 140)
+        [{"role": "user", "content": question(n)}, {"role": "assistant", "content": completion(n)}]
+        for n in range(100, 140)
     ]
     lines = [json.dumps({"messages": messages}) for messages in rows]
     lines += [json.dumps({"messages": rows[0][:1]})] * 2  # nobody answers: there is nothing to learn

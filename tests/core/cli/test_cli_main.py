@@ -92,7 +92,7 @@ def test_help_for_missing_backend_names_install(without_megatron: None, capsys: 
         (["web-ui"], 2, "swift ui"),
         (["dpo"], 2, "swift rlhf needs --model"),
         (["reranker"], 2, "swift sft needs --model"),
-        (["seq_cls", "--model", "m", "--dataset", "d"], 2, "The number of labels is missing"),
+        (["seq_cls", "--model", "m", "--dataset", "d"], 2, "The number of labels is not configured"),
         (["grpo", "--model", "m", "--dataset", "d"], 3, 'pip install "swift-core[rl]"'),
         (["rm"], 2, "swift rlhf needs --model"),
         (["serve"], 2, "swift serve needs a model"),

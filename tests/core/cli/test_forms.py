@@ -10,7 +10,7 @@ from commands import typed
 
 from swift.config.fields import core_fields
 from swift.errors import SwiftError
-from swift.forms import check_command, command_of, form_of, resume_words
+from swift.forms import check_command, command_of, form_of, resume_argv
 from swift.plugins.discover import list_plugins
 
 
@@ -85,7 +85,7 @@ def test_form_check_shows_command_and_remote_code(tmp_path: Path, monkeypatch: p
 
 def test_resume_form_uses_command_of_run() -> None:
     folder = Path("/runs/v0")
-    assert " ".join(resume_words(folder, folder / "checkpoint-2", processes=2, optimizer_state=False)) == (
+    assert " ".join(resume_argv(folder, folder / "checkpoint-2", processes=2, optimizer_state=False)) == (
         "train --config /runs/v0/config.yaml --resume_from_checkpoint /runs/v0/checkpoint-2 "
         "--resume_only_model true --nproc 2"
     )

@@ -10,13 +10,13 @@ import pytest
 from commands import typed
 
 from swift.cli import demo_vision
-from swift.demo.images import CELL, drawn, shuffled, write_image_rows
+from swift.demo.images import CELL, render_number, shuffled, write_image_rows
 
 
 def test_demo_digits_vary_and_stay_in_bounds() -> None:
     seen = {}
     for digit in range(10):
-        pixels = np.asarray(drawn(digit, random.Random(0)).convert("L")).astype(int)
+        pixels = np.asarray(render_number(digit, random.Random(0)).convert("L")).astype(int)
         assert pixels.shape == (CELL, CELL)
         ink = pixels < 128
         assert not ink[[0, -1]].any()
@@ -27,7 +27,7 @@ def test_demo_digits_vary_and_stay_in_bounds() -> None:
 
 def test_demo_image_splits_do_not_leak(tmp_path: Path) -> None:
     """No held-out number is learned and no shuffled question has its own image."""
-    learned, asked = write_image_rows(tmp_path / "images", drawings=1)
+    learned, asked = write_image_rows(tmp_path / "images", variants=1)
     numbers = [{Path(row["images"][0]).stem.partition("-")[0] for row in rows} for rows in (learned, asked)]
     assert not numbers[0] & numbers[1]
     assert (len(numbers[0]), len(numbers[1])) == (800, 100)

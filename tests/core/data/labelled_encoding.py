@@ -28,5 +28,5 @@ class LabelledEncoding(Encoding):
         return Sample(raw_text(text), values=values)
 
     def encode(self, row: ReadRow, encoder: Any) -> Any:
-        segment = yield from encoder.segment(row.sample.conversation, row.place)
+        segment = yield from encoder.segment(row.sample.conversation, row.location)
         return EncodedRow((Encoded(0, (segment,), values=dict(row.sample.values)),))

@@ -139,16 +139,16 @@ def test_all_audio_notations_give_same_row(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (asked("<audio> and <audio>", audios=["0.wav"]), "audio clips do not match"),
-        (asked([{"type": "audio"}, {"type": "text", "text": "?"}]), "no audio clips"),
-        (asked("<audio>", audios=["none.wav"]), "missing audio clip"),
-        (asked("<audio>", audios=["cut.wav"]), "broken sound"),
-        (asked("<audio>", audios=["empty.wav"]), "broken sound"),
+        (asked("<audio> and <audio>", audios=["0.wav"]), "sounds do not match"),
+        (asked([{"type": "audio"}, {"type": "text", "text": "?"}]), "no sounds"),
+        (asked("<audio>", audios=["none.wav"]), "missing sound"),
+        (asked("<audio>", audios=["cut.wav"]), "broken audio"),
+        (asked("<audio>", audios=["empty.wav"]), "broken audio"),
         (asked("<audio>", audios=["long.wav"]), "hears the first 2 s of it alone"),
-        (asked("<audio>", audios=["https://here.example/a.wav"]), "audio clip on the web"),
-        (asked("<audio>", audios=[7]), "malformed audio clip"),
+        (asked("<audio>", audios=["https://here.example/a.wav"]), "sound on the web"),
+        (asked("<audio>", audios=[7]), "malformed sound"),
         (asked("<audio>say <|AUDIO|>", audios=["0.wav"]), "own token"),
-        (asked("<image>what?", images=["a.png"]), "the model takes no images"),
+        (asked("<image>what?", images=["a.png"]), "the model does not accept images"),
     ],
 )
 def test_unusable_audio_reports_reason(row: dict[str, Any], reason: str, folder: Path) -> None:
@@ -160,5 +160,5 @@ def test_unusable_audio_reports_reason(row: dict[str, Any], reason: str, folder:
 
 
 def test_image_model_refuses_audio(folder: Path) -> None:
-    with pytest.raises(Unusable, match="the model takes no audio clips"):
+    with pytest.raises(Unusable, match="the model does not accept audio clips"):
         encoded(asked("<audio>?", audios=["0.wav"]), folder, "llava")

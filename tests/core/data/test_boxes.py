@@ -98,11 +98,11 @@ def test_tags_of_a_row_without_the_column_are_text(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        (row("<bbox><bbox>"), "2 places"),
-        (row(ref=[]), "1 places"),
-        (row(bbox=[[9, 6, 91, 30]]), "box outside its image"),
-        (row(bbox=[[9, 6, 45]]), "a box is"),
-        (row(bbox=[["a", 6, 45, 30]]), "a box is"),
+        (row("<bbox><bbox>"), "2 tags"),
+        (row(ref=[]), "1 tags"),
+        (row(bbox=[[9, 6, 91, 30]]), "bounding box outside its image"),
+        (row(bbox=[[9, 6, 45]]), "the bounding box"),
+        (row(bbox=[["a", 6, 45, 30]]), "the bounding box"),
         (row(bbox_type="feet"), "'bbox_type' is 'feet'"),
         (row(image_id=[3]), "images are 0 to 0"),
         (row(question="<image><image><ref-object>"), "no 'image_id'"),

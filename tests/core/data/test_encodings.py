@@ -144,7 +144,7 @@ class Splitting(LabelledEncoding):
 
 class Forgetful(LabelledEncoding):
     def encode(self, row: Any, encoder: Any) -> Any:
-        yield from encoder.segment(row.sample.conversation, row.place)
+        yield from encoder.segment(row.sample.conversation, row.location)
 
 
 class Impatient(LabelledEncoding):
@@ -154,7 +154,7 @@ class Impatient(LabelledEncoding):
 
 class Advising(LabelledEncoding):
     def encode(self, row: Any, encoder: Any) -> Any:
-        segment = yield from encoder.segment(row.sample.conversation, row.place)
+        segment = yield from encoder.segment(row.sample.conversation, row.location)
         values = {"advantage": np.ones(len(segment), dtype=np.float32)}
         return EncodedRow((Encoded(0, (replace(segment, token_values=values),), values={"label": 1.0}),))
 

@@ -86,7 +86,7 @@ def test_string_arguments_and_bare_tools_are_normalized() -> None:
         ({"messages": openai(*QA, ("system", "s"), *QA)}, "roles out of order"),
         ({"messages": openai(("tool", "2"), QA[1])}, "roles out of order"),
         ({"messages": openai(("narrator", "q"), QA[1])}, "unknown role"),
-        ({"messages": openai(QA[0], ("assistant", " "))}, "empty answer"),
+        ({"messages": openai(QA[0], ("assistant", " "))}, "empty completion"),
         ({"messages": openai(("user", ""), QA[1])}, "empty question"),
         ({"messages": ["q", "a"]}, "malformed message"),
         ({"messages": [{"role": "user", "content": 3}, *openai(QA[1])]}, "malformed message"),
@@ -99,7 +99,7 @@ def test_string_arguments_and_bare_tools_are_normalized() -> None:
         ({"messages": openai(*QA), "tools": "[{"}, "malformed JSON"),
         ({"conversations": sharegpt(("human", "q"), ("function_call", "add(1)"))}, "malformed JSON"),
         ({"conversations": sharegpt(("human", "q"), ("function_call", '{"x": 1}'))}, "malformed tool call"),
-        ({"instruction": "q", "output": ""}, "empty answer"),
+        ({"instruction": "q", "output": ""}, "empty completion"),
         ({"instruction": "q", "output": 4}, "not a text"),
         ({"query": "q", "response": "a", "history": [["q0"]]}, "malformed history"),
     ],
@@ -147,7 +147,7 @@ def test_pairs_are_detected(row: dict[str, Any]) -> None:
         ({"prompt": "q", "chosen": "same", "rejected": "same"}, "chosen equals rejected"),
         (
             {"chosen": openai(*GOOD), "rejected": openai(("user", "other"), BAD[1])},
-            "chosen and rejected answer different questions",
+            "chosen and rejected have different prompts",
         ),
         ({"prompt": "q", "chosen": "good", "rejected": "bad", "margin": "wide"}, "malformed margin"),
     ],
@@ -160,20 +160,20 @@ def test_empty_preference_pair_has_reason(row: dict[str, Any], reason: str) -> N
 
 @pytest.mark.parametrize(("label", "value"), [(True, 1.0), (False, 0.0), ("true", 1.0), ("False", 0.0), (1, 1.0)])
 def test_labels_are_read_as_truth(label: object, value: float) -> None:
-    assert encoding_of("unpaired").understand({"prompt": "q", "completion": "a", "label": label}, "r").values == {
+    assert encoding_of("kto").understand({"prompt": "q", "completion": "a", "label": label}, "r").values == {
         "label": value
     }
     with pytest.raises(Unusable, match="malformed label"):
-        encoding_of("unpaired").understand({"prompt": "q", "completion": "a", "label": "maybe"}, "r")
+        encoding_of("kto").understand({"prompt": "q", "completion": "a", "label": "maybe"}, "r")
 
 
 @pytest.mark.parametrize(
     ("row", "encoding", "message"),
     [
         ({"a": "q", "b": "a"}, "chat", "no known columns; the columns are a, b"),
-        ({"messages": openai(*QA)}, "preference", "no worse answer"),
+        ({"messages": openai(*QA)}, "preference", "no rejected completion"),
         ({"chosen": "good", "rejected": "bad"}, "preference", "no question"),
-        ({"messages": openai(*QA)}, "unpaired", "no boolean column 'label'"),
+        ({"messages": openai(*QA)}, "kto", "no boolean column 'label'"),
     ],
 )
 def test_unknown_format_lists_columns_and_known_formats(row: dict[str, Any], encoding: str, message: str) -> None:

@@ -136,7 +136,7 @@ def test_csv_files_with_text_and_label_are_read(tmp_path: Path) -> None:
     file.write_text('text,label\n"good, really",pos\nbad,neg\nneither,\n')
     train = prepared(None, names=("neg", "pos"), train=(str(file),))
     assert [train.samples[index].values["label"] for index in range(2)] == [1.0, 0.0]
-    assert {name: rejected.place for name, rejected in train.report.rejected.items()} == {"no label": f"{file}:4"}
+    assert {name: rejected.location for name, rejected in train.report.rejected.items()} == {"no label": f"{file}:4"}
 
 
 def test_tokenised_data_of_other_labels_is_not_found_again(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_reasoning_that_a_template_drops_is_counted(tmp_path: Path, key: str, re
     """Also where the reasoning happens to be in the text, as part of something else."""
     report = reported(tmp_path, [{"messages": [user(), bot("5", **{key: reasoning})]}, {"messages": [user(), bot()]}])
     (rejected,) = report.rejected.values()
-    assert (report.samples, rejected.count, rejected.place) == (1, 1, f"{tmp_path / 'a.jsonl'}:1")
+    assert (report.samples, rejected.count, rejected.location) == (1, 1, f"{tmp_path / 'a.jsonl'}:1")
     assert f"the chat template does not write the '{key}' of message 2" in rejected.detail
     assert "--model.chat_template FILE" in rejected.detail
     with pytest.raises(DataError, match=rf"a\.jsonl:1: left out by the template: .*'{key}'"):

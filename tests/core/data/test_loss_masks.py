@@ -138,7 +138,7 @@ def test_a_tool_call_is_learned_and_its_result_is_not() -> None:
 def test_template_without_tools_is_refused_tools() -> None:
     """A template that knows no tools is not fed any silently."""
     row = chat("a?", "A.") | {"tools": [{"name": "add", "parameters": {}}]}
-    with pytest.raises(Unusable, match="no place for tools"):
+    with pytest.raises(Unusable, match="does not write tools"):
         encoded(row)
 
 
@@ -261,9 +261,9 @@ def test_a_pair_is_learned_in_its_last_round_only() -> None:
 def test_unpaired_response_uses_next_response_as_kl() -> None:
     """An unpaired response is set against the next sample's response to the same prompt."""
     tokenizer = byte_tokenizer()
-    encoder = SampleEncoder(tokenizer, DataSection(max_length=60), encoding_of("unpaired"))
-    first = encoding_of("unpaired").understand(chat("a?", "A.") | {"label": True}, "r")
-    second = encoding_of("unpaired").understand(chat("b?", "B" * 90) | {"label": False}, "r")
+    encoder = SampleEncoder(tokenizer, DataSection(max_length=60), encoding_of("kto"))
+    first = encoding_of("kto").understand(chat("a?", "A.") | {"label": True}, "r")
+    second = encoding_of("kto").understand(chat("b?", "B" * 90) | {"label": False}, "r")
     (sample,) = encoder.encode(first, "r", second).samples
     assert dict(sample.values) == {"label": 1.0}
     own, mismatched = sample.segments

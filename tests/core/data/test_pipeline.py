@@ -56,9 +56,9 @@ def same(one: Encoded, other: Encoded) -> bool:
 
 def test_samples_come_back_from_disk_as_they_were_encoded(tmp_path: Path) -> None:
     rows = [row | {"label": i % 2 == 0} for i, row in enumerate(GOOD)]
-    train = train_of(prepare(write(tmp_path / "a.jsonl", rows), cache=tmp_path / "cache", encoding="unpaired"))
-    encoder = SampleEncoder(byte_tokenizer(), DataSection(max_length=80), encoding_of("unpaired"))
-    understood = [encoding_of("unpaired").understand(row, "r") for row in rows]
+    train = train_of(prepare(write(tmp_path / "a.jsonl", rows), cache=tmp_path / "cache", encoding="kto"))
+    encoder = SampleEncoder(byte_tokenizer(), DataSection(max_length=80), encoding_of("kto"))
+    understood = [encoding_of("kto").understand(row, "r") for row in rows]
     for index in range(20):
         (expected,) = encoder.encode(understood[index], "r", understood[(index + 1) % 20]).samples
         sample = train.samples[index]
@@ -75,14 +75,14 @@ def test_report_counts_skipped_samples_by_reason(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [*GOOD[:3], *BAD, BAD[0]])
     report = prepare(path, cache=tmp_path / "cache").report
     assert (report.rows, report.samples, report.unusable) == (7, 3, 4)
-    assert {reason: (r.count, r.place) for reason, r in report.rejected.items()} == {
-        "empty answer": (2, f"{path}:4"),
+    assert {reason: (r.count, r.location) for reason, r in report.rejected.items()} == {
+        "empty completion": (2, f"{path}:4"),
         "no messages": (1, f"{path}:5"),
         "too long": (1, f"{path}:6"),
     }
     assert report.loss_tokens == sum(len(row["completion"]) + 1 for row in GOOD[:3])
     text = "\n".join(report.lines())
-    assert f"2 × empty answer; first {path}:4: message 2, the assistant's, says nothing" in text
+    assert f"2 × empty completion; first {path}:4: message 2, the assistant's, is empty" in text
     assert "4 of 7 rows cannot be used" in text
     assert "Columns that are not used: id" in text
 
@@ -100,7 +100,7 @@ def test_strict_raises_on_first_skipped_sample(tmp_path: Path) -> None:
     """Strict makes the first unusable sample an error cached or not."""
     path = write(tmp_path / "a.jsonl", [*GOOD, *BAD])
     for _ in range(2):
-        with pytest.raises(DataError, match=rf"{path}:21: empty answer"):
+        with pytest.raises(DataError, match=rf"{path}:21: empty completion"):
             prepare(path, cache=tmp_path / "cache", strict=True)
         prepare(path, cache=tmp_path / "cache")
 
@@ -111,7 +111,7 @@ def test_no_trainable_sample_is_error_and_leaves_no_cache(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="nothing to learn from in any of the 3 rows") as error:
         prepare(path, cache=tmp_path / "cache")
     assert error.value.hint
-    assert f"empty answer, first in {path}:1" in error.value.hint
+    assert f"empty completion, first in {path}:1" in error.value.hint
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -156,7 +156,7 @@ def test_each_encoding_has_a_cache_of_its_own(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [row] * 3)
     shapes = [
         len(train_of(prepare(path, cache=tmp_path / "cache", encoding=encoding)).samples[0].segments)
-        for encoding in ("text", "chat", "unpaired", "preference")
+        for encoding in ("text", "chat", "kto", "preference")
     ]
     assert shapes == [1, 1, 2, 2]
     assert len(list((tmp_path / "cache").iterdir())) == 4
@@ -267,7 +267,7 @@ def test_pieces_of_one_row_are_held_out_together(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"text": "x" * 50} for _ in range(10)])
     data = prepare(path, cache=tmp_path / "c", encoding="text", max_length=20, truncation="split", split_ratio=0.3)
     assert data.validation is not None
-    rows = [{p.place(int(i)) for i in p.samples.sample_ids} for p in (train_of(data), data.validation)]
+    rows = [{p.location(int(i)) for i in p.samples.sample_ids} for p in (train_of(data), data.validation)]
     assert rows[0].isdisjoint(rows[1])
     assert (len(rows[0]), len(rows[1])) == (7, 3)
     data.validation.write_rows(tmp_path / "val.jsonl")
@@ -292,7 +292,7 @@ def test_validation_set_is_encoded_and_rows_may_be_in_memory(tmp_path: Path) -> 
     data = DataPreparation(encoder, 1, print).prepare(GOOD, GOOD[:2])
     assert data.validation is not None
     assert (len(train_of(data).samples), len(data.validation.samples)) == (20, 2)
-    assert train_of(data).place(3) == "train_dataset, row 4"
+    assert train_of(data).location(3) == "train_dataset, row 4"
 
 
 def test_reference_scores_travel_with_their_samples(tmp_path: Path) -> None:
@@ -316,4 +316,4 @@ def test_cached_data_is_reported_under_current_name(tmp_path: Path) -> None:
         named = section.model_copy(update={"train": (str(tmp_path / name),)})
         report = prepare_data(named, byte_tokenizer(), encoding="chat", seed=0, say=lambda _: None).report
         assert [source.name for source in report.sources] == [str(tmp_path / name)]
-        assert [rejected.place for rejected in report.rejected.values()] == [f"{tmp_path / name}:2"]
+        assert [rejected.location for rejected in report.rejected.values()] == [f"{tmp_path / name}:2"]

@@ -67,7 +67,7 @@ def test_a_line_of_a_text_file_is_a_document(tmp_path: Path) -> None:
     path.write_bytes("\ufeffOne.\r\n\n  \n {Zwei} ü\n".encode())
     rows = read_path(parse_source(str(path)))
     assert list(rows) == [{"text": "One."}, {"text": " {Zwei} ü"}]
-    assert rows.place(1) == f"{path}:4"
+    assert rows.location(1) == f"{path}:4"
     write(tmp_path / "a.jsonl", ROWS)
     assert read(tmp_path) == ROWS
     same = tmp_path / "wiki.jsonl"
@@ -90,7 +90,7 @@ def test_json_lines_accept_blank_lines_bom_and_any_suffix(tmp_path: Path) -> Non
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\r\n  \n{"a": 2}\n')
     rows = read_path(parse_source(str(path)))
     assert list(rows) == [{"a": 1}, {"a": 2}]
-    assert rows.place(1) == f"{path}:4"
+    assert rows.location(1) == f"{path}:4"
 
 
 def test_rows_are_found_wherever_blocks_of_the_file_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,14 +109,14 @@ def test_rows_are_found_wherever_blocks_of_the_file_end(tmp_path: Path, monkeypa
         for index in source.sample(range(len(expected)), len(expected)):
             at, row = expected[index]
             assert rows[index] == row
-            assert rows.place(index) == f"{tmp_path / f'{number}.jsonl'}:{at}"
+            assert rows.location(index) == f"{tmp_path / f'{number}.jsonl'}:{at}"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.jsonl", b'{"a": 1}\n{"a": \n', r"a\.jsonl:2: malformed JSON"),
-        ("a.jsonl", b'{"a": 1}\n[1]\n', r"a\.jsonl:2: a row should be an object.*list"),
+        ("a.jsonl", b'{"a": 1}\n[1]\n', r"a\.jsonl:2: a row must be an object.*list"),
         ("a.jsonl", b'{"a": "\xff"}\n', r"a\.jsonl:1: not UTF-8"),
         ("a.json", b'[{"a": 1},\n {"a" 2}]', r"a\.json:2: malformed JSON"),
         ("a.csv", b"a,b\n1,2\n1,2,3\n", r"a\.csv:3: the number of fields"),
@@ -162,8 +162,8 @@ def test_several_datasets_are_concatenated_with_own_limits(tmp_path: Path) -> No
     corpus = open_corpus([f"{one}#2", str(other)], DataSection(), encoding_of("chat"))
     assert len(corpus) == 7
     assert [corpus.row(index)["prompt"] for index in range(7)] == ["q0", "q1", "q0", "q1", "q2", "q3", "q4"]
-    assert corpus.place(1) == f"{one}:2"
-    assert corpus.place(3) == f"{other}:5"  # answers span two lines, after the header
+    assert corpus.location(1) == f"{one}:2"
+    assert corpus.location(3) == f"{other}:5"  # answers span two lines, after the header
 
 
 def test_rows_in_memory_are_as_good_as_files() -> None:
@@ -171,7 +171,7 @@ def test_rows_in_memory_are_as_good_as_files() -> None:
     listed = corpus_of(ROWS, "train_dataset", DataSection(), encoding_of("chat"))
     arrow = corpus_of(datasets.Dataset.from_list(ROWS), "train_dataset", DataSection(), encoding_of("chat"))
     assert [listed.sample(i) for i in range(5)] == [arrow.sample(i) for i in range(5)]
-    assert listed.place(0) == "train_dataset, row 1"
+    assert listed.location(0) == "train_dataset, row 1"
     with pytest.raises(DataError, match="is empty"):
         corpus_of([], "train_dataset", DataSection(), encoding_of("chat"))
 

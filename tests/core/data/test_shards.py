@@ -79,7 +79,7 @@ def test_joined_shards_hold_what_one_job_writes(data: Path, encoding: str, count
     assert [vars(joined.samples.facts(at)) for at in range(3)] == [vars(whole.samples.facts(at)) for at in range(3)]
     assert joined.store.longest == whole.store.longest
     assert joined.report.as_dict() == whole.report.as_dict()
-    assert joined.place(3).startswith(str(data / "a.jsonl"))
+    assert joined.location(3).startswith(str(data / "a.jsonl"))
 
 
 def test_joining_shards_maps_no_columns(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

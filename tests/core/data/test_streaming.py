@@ -78,9 +78,9 @@ def test_streamed_unpaired_responses_use_next_as_kl(path: Path, tmp_path: Path) 
     """Unpaired responses are set against the next ones as without streaming."""
     rows = [json.loads(line) | {"label": True} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    streamed = schedule(path, encoding="unpaired", shuffle=False)
+    streamed = schedule(path, encoding="kto", shuffle=False)
     section = DataSection(train=(str(path),), cache=tmp_path / "cache")
-    whole = prepare_data(section, byte_tokenizer(), encoding="unpaired", seed=1, say=print).train
+    whole = prepare_data(section, byte_tokenizer(), encoding="kto", seed=1, say=print).train
     assert whole is not None
     samples = [sample for step in range(6) for row in streamed.batch(step, 0, 1).rows for sample in row][:23]
     for index, sample in enumerate(samples):
@@ -93,10 +93,10 @@ def test_unusable_samples_of_a_stream_are_counted_or_refused(path: Path) -> None
     data = prepare_data(section, byte_tokenizer(), encoding="chat", seed=1, say=print)
     assert data.stream is not None
     assert len(list(data.stream.epoch(0))) == 23
-    assert {reason: (r.count, r.place) for reason, r in data.report.rejected.items()} == {
-        "empty answer": (1, f"{path}:6")
+    assert {reason: (r.count, r.location) for reason, r in data.report.rejected.items()} == {
+        "empty completion": (1, f"{path}:6")
     }
-    with pytest.raises(DataError, match=rf"{path}:6: empty answer"):
+    with pytest.raises(DataError, match=rf"{path}:6: empty completion"):
         schedule(path, strict=True).batch(0, 0, 1)
 
 

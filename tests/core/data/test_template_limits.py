@@ -109,7 +109,7 @@ def test_errors_that_templates_raise_are_reasons(tmp_path: Path) -> None:
 def test_a_single_chat_is_rendered_within_the_limits() -> None:
     tokenizer = byte_tokenizer()
     messages = [{"role": "user", "content": "Hi"}]
-    assert render_chat(tokenizer, messages, place="The prompt") == "<|im_start|>user\nHi<|im_end|>\n"
+    assert render_chat(tokenizer, messages, location="The prompt") == "<|im_start|>user\nHi<|im_end|>\n"
     tokenizer.chat_template = LOOP
     with pytest.raises(DataError, match="The prompt: the chat template of"):
-        render_chat(tokenizer, messages, place="The prompt")
+        render_chat(tokenizer, messages, location="The prompt")

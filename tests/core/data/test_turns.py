@@ -71,9 +71,9 @@ def test_conversation_prefixes_match_transformers(name: str, arguments: dict[str
                 expected = tokenizer.apply_chat_template(messages, **more)
             except Exception as error:
                 with pytest.raises(type(error)):
-                    rendering.texts(messages, listed, "row")
+                    rendering.render(messages, listed, "row")
                 continue
-            texts = rendering.texts(messages, listed, "row")
+            texts = rendering.render(messages, listed, "row")
             assert texts.whole == expected
             for count in range(1, len(messages) + 1):
                 for answering in (False, True):

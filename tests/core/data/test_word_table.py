@@ -12,7 +12,7 @@ import pytest
 
 from swift.data.ascii_tokens import bytes_of_tokens, word_table
 from swift.data.offsets import TextEncoder
-from swift.data.texts import Rendered, Span
+from swift.data.text import Rendered, Span
 
 GOLDEN = Path(__file__).parent / "golden" / "masks.npz.xz"
 TOKENIZERS, _ = mask_cases.golden(GOLDEN)

@@ -105,7 +105,7 @@ def test_adapter_merge_on_tied_embeddings_is_refused(tmp_path: Path) -> None:
         {"target_modules": LINEAR, "modules_to_save": ["embed_tokens"]},
     ):
         _, adapters, config = trained_adapter(folder, settings)
-        with pytest.raises(ExportError, match=r"embed_tokens\.weight, which this model uses for its input and for its"):
+        with pytest.raises(ExportError, match=r"embed_tokens\.weight, which this model ties between input and"):
             merged(source, adapters, config)
 
 

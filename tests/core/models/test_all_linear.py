@@ -79,13 +79,14 @@ CASES: dict[str, tuple[Callable[[], Any], set[str], str]] = {
     "phimoe": (phimoe, ATTENTION, "none on router (a router)"),
     "qwen2_moe": (qwen2_moe, ATTENTION | DENSE | {"shared_expert_gate"}, "none on the routed experts"),
     "mamba": (lambda: transformers.MambaConfig(**MAMBA), {"in_proj"}, "none on dt_proj, out_proj, x_proj (MambaMixer"),
-    "mamba2": (mamba2, {"in_proj"}, "none on out_proj (Mamba2Mixer reads its weight itself, past an adapter)"),
+    "mamba2": (mamba2, {"in_proj"}, "none on out_proj (Mamba2Mixer reads the weight directly and would bypass an "
+    "adapter)"),
     "falcon_h1": (falcon_h1, ATTENTION | DENSE | {"in_proj"}, "none on out_proj (FalconH1Mixer"),
     "bamba": (bamba, ATTENTION | DENSE | {"in_proj"}, "none on out_proj (BambaMixer"),
     "jamba": (jamba, ATTENTION | DENSE | {"in_proj", "x_proj", "out_proj"}, "none on router (a router)"),
     "deepseek_v4": (
         deepseek_v4, {"q_a_proj", "q_b_proj", "kv_proj", "o_b_proj"} | DENSE,
-        "none on o_a_proj (DeepseekV4GroupedLinear is no plain linear layer)",
+        "none on o_a_proj (DeepseekV4GroupedLinear is not a plain linear layer)",
     ),
     "falcon, whose linear layers are a class of its own": (
         falcon, {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}, "",
@@ -143,7 +144,7 @@ def test_a_layer_that_returns_more_than_its_product_is_left_out() -> None:
     sizes = SimpleNamespace(hidden_size=32, num_local_experts=4, num_experts_per_tok=1)
     model.model.layers[0].mlp.extra_proj = Llama4Router(sizes)
     found = all_linear(model, ())
-    assert found.left_out == {"Llama4Router is no plain linear layer": ["extra_proj"]}
+    assert found.left_out == {"Llama4Router is not a plain linear layer": ["extra_proj"]}
     assert set(found.targets) == ATTENTION | DENSE
 
 
@@ -232,7 +233,7 @@ def test_experts_that_peft_cannot_adapt_are_refused() -> None:
         section = TunerSection(kind="lora", dropout=0.0, targets=targets)
         model = made(phimoe if refused else qwen2_moe)
         if refused:
-            with pytest.raises(ConfigError, match="no adapters for the stacked experts of phimoe models"):
+            with pytest.raises(ConfigError, match="not support adapters on the stacked experts of phimoe models"):
                 apply_tuner(model, section, seed=0, say=lambda _: None)
         else:
             names = adapted(apply_tuner(model, section, seed=0, say=lambda _: None))

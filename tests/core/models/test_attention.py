@@ -64,7 +64,7 @@ def test_capped_logits_use_eager_and_refuse_sdpa(flat):
     choice = choose_attention("auto", config, flat=flat, device="cpu")
     assert choice.implementation == "eager"
     assert "caps its attention logits" in choice.reason
-    assert ("mask of tokens" in choice.reason) == flat
+    assert ("tokens x tokens mask" in choice.reason) == flat
     with pytest.raises(ModelError, match="caps its attention logits"):
         choose_attention("sdpa", config, flat=flat, device="cpu")
 

@@ -102,8 +102,8 @@ def test_fp8_skips_heads_embeddings_and_unfit_layers() -> None:
     ("changes", "said"),
     [
         ({"backend.fp8_emulated": False}, "needs a GPU of the Ada or Hopper generation or later, and this run is on"),
-        ({"tuner.kind": "lora"}, "is for training whole weights"),
-        ({"model.dtype": "float16"}, "goes with --torch_dtype bfloat16, not with float16"),
+        ({"tuner.kind": "lora"}, "needs full-parameter training"),
+        ({"model.dtype": "float16"}, "needs --torch_dtype bfloat16, not float16"),
     ],
 )
 def test_what_fp8_cannot_do_is_refused_with_what_to_type(

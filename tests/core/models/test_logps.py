@@ -14,7 +14,7 @@ from swift.contracts import Need
 from swift.data.batch import Batch
 from swift.data.samples import Encoded, Segment
 from swift.models.logits import LogitTransform, VocabularyShard
-from swift.models.logps import at_places, token_logps, token_logps_of_module
+from swift.models.logps import at_positions, token_logps, token_logps_of_module
 from swift.testing import crew
 
 torch.set_num_threads(1)
@@ -265,7 +265,7 @@ def test_whole_vocabulary_memory_is_one_token():
             return function(*arguments, **(kwargs or {}))
 
     with Watch():
-        chosen = at_places(candidates, torch.tensor([1, 2, 3, 7]))
+        chosen = at_positions(candidates, torch.tensor([1, 2, 3, 7]))
         token_logps(hidden, weight, targets, candidates=chosen, want={Need.CANDIDATE_LOGPS})
     assert chosen.shape == (4, 37)
     assert "scatter" not in called

@@ -110,7 +110,7 @@ def test_pattern_selected_vision_weights_are_trained(folders: dict[str, Path]) -
     """Weights that patterns choose are trained in the vision encoder too."""
     model = tuned(folders["qwen3_vl"], kind="full", train_only=["model.visual.blocks.*"])
     assert trained_parts(model) == {"vit"}
-    with pytest.raises(ConfigError, match="leave nothing to train"):
+    with pytest.raises(ConfigError, match="Nothing is left to train"):
         tuned(folders["qwen3_vl"], kind="full", train_only=["model.visual.blocks.*"], freeze_vit=True)
 
 

@@ -80,7 +80,9 @@ def test_too_long_sample_is_refused_before_weights_load(tmp_path: Path, capsys: 
     broken = {name: torch.full_like(tensor, torch.nan) for name, tensor in weights.items()}
     save_file(broken, short / "model.safetensors", {"format": "pt"})  # they are refused where they are read
     settings = {"data.max_length": 512, "train.max_steps": 1}
-    with pytest.raises(DataError, match=r"longest sample has \d+ tokens, and .*short has 16 positions.*\n.*length 16:"):
+    with pytest.raises(
+        DataError, match=r"longest sample has \d+ tokens, but .*short has only 16 positions.*\n.*length 16:"
+    ):
         run_training(short, tmp_path / "runs", conversations(8), settings)
     capsys.readouterr()
     stretched = write_model(tmp_path / "stretched", max_position_embeddings=16, rope_parameters=YARN)

@@ -37,7 +37,7 @@ def test_batch_scores_are_those_of_single_texts(tmp_path: Path, capsys: pytest.C
     model = write_model(tmp_path / "model")
     settings = {"objective.name": "seq_cls", "model.num_labels": 2, "train.max_steps": 2, "optim.lr": 1e-2}
     run = run_training(model, tmp_path, ROWS, settings)
-    assert f"{END} pads texts and also ends them" in capsys.readouterr().out
+    assert f"{END} is both the padding and the end-of-sequence token" in capsys.readouterr().out
     options = ExportOptions(out=tmp_path / "out", verify="transformers")
     export_checkpoint(run.folder, to="hf", options=options, say=lambda _: None)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")

@@ -10,7 +10,7 @@ from tiny_runs import conversations, run_training, write_model
 
 from swift.errors import UnsupportedLayout
 from swift.models.sizes import check_heads, config_of_layer, values_of
-from swift.optim.placements import place
+from swift.optim.placements import add_placements
 
 GEMMA4 = {
     "vocab_size": 101, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -41,7 +41,7 @@ def test_placements_have_the_heads_of_their_layer() -> None:
     found = {}
     for name, parameter in model.named_parameters():
         group = {"names": [name], "params": [parameter]}
-        place([group], model)
+        add_placements([group], model)
         found[name] = group["placements"][0].heads
     heads = {name: count for name, count in found.items() if count}
     assert heads == {

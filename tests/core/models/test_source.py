@@ -188,10 +188,10 @@ def garbage(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text("{"), "malformed JSON"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "nothing"}'), "cannot be read"),
         (kinds_missing, r"validate_layer_type.*: .*must be equal"),
-        (lambda folder: transformers.T5Config().save_pretrained(folder), "is a t5 model, an encoder with a decoder"),
+        (lambda folder: transformers.T5Config().save_pretrained(folder), "is a t5 model, an encoder-decoder"),
         (
             lambda folder: transformers.Qwen2_5OmniConfig().save_pretrained(folder),
-            r"several in one folder(.|\n)*Qwen2_5OmniThinkerForConditionalGeneration",
+            r"combines several models(.|\n)*Qwen2_5OmniThinkerForConditionalGeneration",
         ),
         (
             lambda folder: transformers.BertConfig().save_pretrained(folder),
@@ -201,7 +201,7 @@ def garbage(folder: Path) -> None:
             lambda folder: transformers.JanusConfig().save_pretrained(folder),
             "swift does not train JanusForConditionalGeneration: it has no get_image_features",
         ),
-        (lambda folder: transformers.ViTConfig().save_pretrained(folder), "transformers has no language model"),
+        (lambda folder: transformers.ViTConfig().save_pretrained(folder), "transformers has no causal language model"),
     ],
 )
 def test_a_spoilt_folder_is_refused_with_the_reason(
@@ -217,7 +217,9 @@ def test_a_spoilt_folder_is_refused_with_the_reason(
 @pytest.mark.parametrize("task", ["causal_lm", "embedding", "seq_cls"])
 def test_encoders_are_refused_for_every_task(task: str, folder: Path) -> None:
     transformers.ModernBertConfig().save_pretrained(folder)
-    with pytest.raises(ModelError, match=r"an encoder \(modernbert\)\. swift trains decoders so far, for embeddings"):
+    with pytest.raises(
+        ModelError, match=r"an encoder \(modernbert\)\. swift trains decoder-only models, also as embedding"
+    ):
         open_source(ModelSection(path=str(folder), task=task), say=lambda _: None)
     with pytest.raises(ModelError, match=r"an encoder \(modernbert\)"):
         model_config(str(folder))
@@ -277,7 +279,7 @@ def test_weight_shape_mismatch_is_refused(folder: Path) -> None:
     """Weights of another size than the configuration are refused."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
-    with pytest.raises(ModelError, match=r"proj.weight in .* has the shape .*, and config.json makes it \(.*40"):
+    with pytest.raises(ModelError, match=r"proj.weight in .* has shape .*, but config.json requires \(.*40"):
         opened(folder).build(dtype=torch.float32)
 
 
@@ -317,7 +319,7 @@ def test_invalid_chat_template_names_line(folder: Path, tmp_path: Path) -> None:
 def test_missing_path_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no folder"):
         opened(tmp_path / "nothing")
-    with pytest.raises(ModelError, match="No model is given"):
+    with pytest.raises(ModelError, match="No model was passed"):
         open_source(ModelSection(), say=lambda _: None)
 
 
@@ -341,7 +343,7 @@ def test_offline_and_not_cached_is_one_sentence_and_exit_code_2(tmp_path: Path) 
     done = run_open("qwen3-7b", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
     assert done.returncode == 2
     assert done.stderr == ""
-    assert "Qwen/Qwen3-8B is the nearest" in done.stdout
+    assert "using the nearest supported model, Qwen/Qwen3-8B" in done.stdout
     assert "Qwen/Qwen3-8B is not in the hub cache" in done.stdout
 
 
@@ -368,7 +370,7 @@ def test_short_names_stand_for_released_models_and_say_so() -> None:
     path, note = resolve_name("qwen/Qwen-72B")
     assert path == "Qwen/Qwen2.5-72B"
     assert note is not None
-    assert "Qwen/Qwen2.5-72B is the nearest" in note
+    assert "using the nearest supported model, Qwen/Qwen2.5-72B" in note
     assert resolve_name("my/own") == ("my/own", None)
 
 

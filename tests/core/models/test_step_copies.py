@@ -156,7 +156,7 @@ def test_a_kernel_that_rounds_wrongly_is_found_out_and_not_used(monkeypatch: pyt
         return along, across.flip(0) if wrong else across, factor
 
     calls: list[torch.Size] = []
-    monkeypatch.setitem(sys.modules, "swift.kernels.codes", SimpleNamespace(encode=encode))
+    monkeypatch.setitem(sys.modules, "swift.kernels.fp8", SimpleNamespace(encode=encode))
     monkeypatch.setattr(fp8_linear, "kernels_for", lambda tensor: True)
     monkeypatch.setattr(fp8_linear, "_compiled_operators", lambda: fp8_linear._by_operators)
     matrix, kind = torch.randn(32, 48), torch.float8_e4m3fn
@@ -164,7 +164,7 @@ def test_a_kernel_that_rounds_wrongly_is_found_out_and_not_used(monkeypatch: pyt
     for wrong in (True, False):
         fp8_linear._kernel_is_right.cache_clear()
         calls.clear()
-        with pytest.warns(UserWarning, match="wrongly here") if wrong else nullcontext():
+        with pytest.warns(UserWarning, match="incorrectly on this GPU") if wrong else nullcontext():
             found = [fp8_linear._encoded(matrix, kind) for _ in range(2)][1]
         assert [shape for shape in calls if shape == matrix.shape] == ([] if wrong else [matrix.shape] * 2)
         for one, other in zip(found, expected, strict=True):

@@ -248,7 +248,7 @@ def test_freeze_ratio_and_exceptions_match_ms_swift() -> None:
     assert trained_names(tuned(kind="full", **back)) == expected
     without = trained_names(tuned(kind="full", freeze_regex=r"(q|k)_proj"))
     assert without == {name for name in everything if "q_proj" not in name and "k_proj" not in name}
-    with pytest.raises(ConfigError, match="found in the name of no weight"):
+    with pytest.raises(ConfigError, match="matches the name of no weight"):
         tuned(kind="full", freeze_regex="visual")
 
 

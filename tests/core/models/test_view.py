@@ -227,7 +227,7 @@ def test_a_model_that_mixes_packed_samples_is_refused():
     layer = model.model.layers[0]
     forward = layer.forward
     layer.forward = lambda hidden, **kwargs: forward(hidden + hidden.cumsum(1), **kwargs)
-    with pytest.raises(ModelError, match="laid end to end"):
+    with pytest.raises(ModelError, match="packed"):
         ViewModule(model, attention=attention(model, flat=True))
 
 
@@ -269,7 +269,7 @@ def llama4(**settings):
 def test_floor_scale_of_released_size_refuses_packing():
     """Llama 4 scales attention by the position in the row, which no sample below 8,192 tokens shows."""
     model = llama4(attention_chunk_size=8192, floor_scale=8192, **FULL)
-    with pytest.raises(ModelError, match=r"laid end to end in rows beyond .*floor_scale 8,192") as caught:
+    with pytest.raises(ModelError, match=r"packed in rows longer than .*floor_scale 8,192") as caught:
         ViewModule(model, attention=attention(model, flat=True))
     assert "--data.packing false" in str(caught.value)
 
@@ -323,7 +323,7 @@ def test_faults_beyond_a_window_are_refused(fault, flat, hint, monkeypatch):
     monkeypatch.setattr(layer, "forward", faulty)
     torch.manual_seed(0)
     model = transformers.MistralForCausalLM(RELEASED["mistral"]())
-    with pytest.raises(ModelError, match=r"in rows beyond sliding_window 4,096") as caught:
+    with pytest.raises(ModelError, match=r"in rows longer than sliding_window 4,096") as caught:
         ViewModule(model, attention=attention(model, flat=flat))
     assert hint in str(caught.value)
 
@@ -351,7 +351,7 @@ def test_a_model_that_sees_later_tokens_is_refused():
         vocab_size=101, d_model=32, d_inner=48, n_layer=2, n_head=4, initializer_range=0.3
     )  # fmt: skip
     model = transformers.XLNetLMHeadModel(config)
-    with pytest.raises(ModelError, match="where other tokens follow it"):
+    with pytest.raises(ModelError, match="depends on the tokens after it"):
         ViewModule(model, attention=attention(model, flat=False), say=lambda _: None)
 
 

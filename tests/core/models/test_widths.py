@@ -45,9 +45,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_width_that_does_not_divide_is_refused_by_its_name(name: str) -> None:
     architecture, values, tp, key = REFUSED[name]
-    with pytest.raises(
-        UnsupportedLayout, match=f"\\({key}\\) cannot be divided evenly over parallel.tp {tp}"
-    ) as caught:
+    with pytest.raises(UnsupportedLayout, match=f"{key} .*is not divisible by parallel.tp {tp}") as caught:
         check_widths(config(architecture, **values), tp)
     assert "divisor" in (caught.value.hint or "")
 
@@ -71,5 +69,5 @@ def test_matrix_of_tp_spec_is_refused_by_any_config_name() -> None:
     small = config("Qwen3", intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, vocab_size=32)
     model: Any = transformers.AutoModelForCausalLM.from_config(small)
     model.model.layers[1].mlp.gate_proj = nn.Linear(64, 95)
-    with pytest.raises(UnsupportedLayout, match=r"95 \(model.layers.1.mlp.gate_proj\)"):
+    with pytest.raises(UnsupportedLayout, match=r"model.layers.1.mlp.gate_proj 95 "):
         tensor_parallel_spec(model, ways=2)

@@ -176,9 +176,9 @@ def test_equal_texts_are_known_from_their_tokens_in_every_layout() -> None:
         for at, pair in enumerate(zip(texts[::2], texts[1::2], strict=True))
     ]
     batch = Batch(0, [(each,) for each in samples], 0, 3, 1.0, 3, tokens=18, flat=True, seed=0)
-    slices = GlobalSegments.of_slice(batch).texts
+    slices = GlobalSegments.of_slice(batch).hashes
     for flat in (True, False):
-        assert torch.equal(GlobalSegments.of(collate(samples, flat=flat)).texts, slices)
+        assert torch.equal(GlobalSegments.of(collate(samples, flat=flat)).hashes, slices)
     assert len(slices.unique()) == 5
     assert slices[0] == slices[2]
 
@@ -313,8 +313,8 @@ def test_only_losses_that_compare_samples_take_a_first_pass(options: dict[str, A
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"loss": "contrastive", "symmetric": True}, "symmetric is defined for loss infonce only"),
-        ({"in_batch_negatives": False, "include_qq": True}, "include_qq is defined for in_batch_negatives only"),
+        ({"loss": "contrastive", "symmetric": True}, "symmetric needs loss infonce"),
+        ({"in_batch_negatives": False, "include_qq": True}, "include_qq needs in_batch_negatives"),
         ({"matryoshka_dims": [4], "matryoshka_weights": [1.0, 2.0]}, "as many numbers"),
         ({"temperature": 0.0}, "greater than 0"),
     ],
@@ -327,7 +327,7 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], na
 
 def test_more_dimensions_than_the_model_has_are_refused() -> None:
     config = Qwen3Config(hidden_size=8)
-    with pytest.raises(ConfigError, match="matryoshka_dims has 9, and the model's vectors have 8"):
+    with pytest.raises(ConfigError, match="matryoshka_dims has 9, but the model's embeddings have 8"):
         Embedding(EmbeddingOptions(matryoshka_dims=[4, 9])).check_config(config)
     Embedding(EmbeddingOptions(matryoshka_dims=[4, 8])).check_config(config)
 

@@ -152,5 +152,5 @@ def test_orpo_is_exact_for_completions_that_are_nearly_certain():
 
 
 def test_smoothing_is_refused_where_it_has_no_meaning():
-    with pytest.raises(ValidationError, match="label_smoothing is defined for loss sigmoid, not for hinge"):
+    with pytest.raises(ValidationError, match="label_smoothing needs loss sigmoid, not hinge"):
         DpoOptions(loss="hinge", label_smoothing=0.1)

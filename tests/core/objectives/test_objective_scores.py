@@ -159,10 +159,10 @@ def test_dummy_rows_count_for_nothing(which: str) -> None:
     [
         (None, None, {}, "--num_labels N"),
         (1, SINGLE, {}, "--problem_type regression"),
-        (3, None, {"class_weights": (1.0, 2.0)}, "there are 3 labels"),
+        (3, None, {"class_weights": (1.0, 2.0)}, "for 3 labels"),
         (1, None, {"class_weights": (1.0,)}, "regression"),
         (3, MULTI, {"label_smoothing": 0.1}, SINGLE),
-        (1000, MULTI, {}, "256 labels at most"),
+        (1000, MULTI, {}, "at most 256 labels"),
         (1, None, {"class_weights": "balanced"}, "regression"),
     ],
 )
@@ -175,8 +175,8 @@ def test_options_that_do_not_fit_the_labels_are_refused(
 
 
 def test_labels_of_a_stream_cannot_be_balanced() -> None:
-    with pytest.raises(ConfigError, match="those of a stream are not known") as refused:
+    with pytest.raises(ConfigError, match="which streaming does not provide") as refused:
         seq_cls(3, class_weights="balanced").for_training_set(None, print)
     assert "--streaming" in str(refused.value.hint)
-    with pytest.raises(ValueError, match="balanced, or a number for each label"):
+    with pytest.raises(ValueError, match="balanced or one number per label"):
         SeqClsOptions(class_weights=("balanced", 2.0))

@@ -77,9 +77,9 @@ def measured(make_record: Callable[..., StepRecord]) -> Callable[[int], StepReco
     """Step n, measured on two processes, of which the second holds the first up."""
 
     def make(step: int) -> StepRecord:
-        shares = StepTimes(seconds=1.0, communication=0.2, data=0.05, optimizer=0.1)
+        times = StepTimes(seconds=1.0, communication=0.2, data=0.05, optimizer=0.1)
         ranks = [RankFacts(0, "a", 1.0, 0.0, 1.5, 0.6, 0.4), RankFacts(1, "b", 1.0, 0.1, 2.5, 1.0, 0.0)]
-        return replace(make_record(step), shares=shares, ranks=ranks, slowest=ranks[1])
+        return replace(make_record(step), time_breakdown=times, ranks=ranks, slowest=ranks[1])
 
     return make
 

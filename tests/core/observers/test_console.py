@@ -134,7 +134,7 @@ def test_scoring_run_ends_with_usage_command(make_run, drive, said, make_summary
     run = make_run(model={"task": "embedding"})
     drive(ConsoleObserver(), run, range(1, 3), summary=make_summary(checkpoint=run.folder / "checkpoint-2"))
     ending = "\n".join(said[-3:])
-    assert f"Ask it for vectors: swift infer {run.folder}/checkpoint-2 --dataset FILE" in ending
+    assert f"Predict vectors: swift infer {run.folder}/checkpoint-2 --dataset FILE" in ending
     assert "swift chat" not in ending
 
 
@@ -171,5 +171,5 @@ def test_measured_step_shows_breakdown_and_slow_rank_once(make_run, measured, sa
     observer.swift_step_end(run, measured(1))
     observer.swift_step_end(run, measured(2))
     times = "  time: computing 65%, communication 20%, waiting for data 5%, optimizer 10%"
-    slow = "  process 1 on b holds the others up: without communication its step takes 1s, the median process's 0.6s"
+    slow = "  process 1 on b slows down the others: its step takes 1s without communication (median: 0.6s)"
     assert [text for text in said if not text.startswith("step")] == [times, slow, times]

@@ -253,7 +253,7 @@ def test_time_breakdown_is_one_chart(make_run, measured):
     observer.swift_checkpoint_saved(run, 1, run.folder / "checkpoint-1")
     page = (run.folder / "report.html").read_text()
     data = json.loads(re.search(r'id="run-data">(.*?)</script>', page, re.DOTALL)[1])
-    (chart,) = (each for each in data["charts"] if each["metric"] == "shares")
+    (chart,) = (each for each in data["charts"] if each["metric"] == "time_breakdown")
     assert sum(data["columns"][series["name"]][0] for series in chart["series"]) == pytest.approx(1)
     assert not [each for each in data["charts"] if each["metric"].endswith("_fraction")]
     assert "ranks" not in data["columns"]

@@ -120,7 +120,7 @@ class ClipsBeforeReducing(TorchBackend):
                 state.replica = replica
 
 
-@caught_by("shares", None)
+@caught_by("time_breakdown", None)
 class UpdatesUnannounced(TorchBackend):
     """Says that it calls `before_update`, and does not."""
 

@@ -50,7 +50,7 @@ def test_a_broken_backend_is_caught(name: str, tmp_path: Path, monkeypatch: pyte
         arguments = (PLAN,)
     elif check in ("all_processes_end_alike", "two_roles"):
         arguments = (TWO,)
-    elif check == "shares":
+    elif check == "time_breakdown":
         arguments = ()
     elif check == "two_roles_resumed":
         arguments = (TWO, TWO)

@@ -95,7 +95,7 @@ def test_batch_of_one_without_negatives_is_refused(
         assert "--per_device_train_batch_size 32" in str(refused.value.hint)
     run = run_training(model, tmp_path, [row for row in ROWS if row["neg"]], alone)
     assert run.losses[0] > 0
-    assert "the row's own negatives alone" in capsys.readouterr().out
+    assert "only with its own negatives" in capsys.readouterr().out
 
 
 def test_texts_are_padded_only_when_needed(model: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_too_many_dimensions_are_refused_before_loading(
 ) -> None:
     """More dimensions than the model has are refused before it is loaded."""
     monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("the model was loaded"))
-    with pytest.raises(ConfigError, match="matryoshka_dims has 4096, and the model's vectors have"):
+    with pytest.raises(ConfigError, match="matryoshka_dims has 4096, but the model's embeddings have"):
         run_training(model, tmp_path, ROWS, {**SETTINGS, "objective.matryoshka_dims": [4096]})
 
 

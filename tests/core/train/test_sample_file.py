@@ -56,7 +56,7 @@ def test_sample_file_matches_encoded_texts_and_masks(tmp_path: Path) -> None:
     assert data.train is not None
     assert len(content["samples"]) == 5
     for told, encoded in zip(content["samples"], (data.train.samples[index] for index in range(5)), strict=True):
-        assert told["place"] == data.train.place(encoded.sample_id)
+        assert told["place"] == data.train.location(encoded.sample_id)
         screen = in_terminal(encoded, "preference")
         marked = re.findall(r"⟦(.*?)⟧", screen, re.DOTALL)
         assert "".join(

@@ -42,8 +42,8 @@ def build(run: Run, source: ModelSource) -> BuiltModel:
         attention = sequence_attention(run, source.config, cp=False)
         view_class = partial(SequenceView, group=sequence_group(run))  # type: ignore[assignment]  # called like a class
     packed = on_meta and run.config.tuner.quantize != "none"
-    place = partition_when_read(run) if packed else None
-    view = build_view(run, source, weights=not on_meta, attention=attention, view_class=view_class, place=place)
+    placer = partition_when_read(run) if packed else None
+    view = build_view(run, source, weights=not on_meta, attention=attention, view_class=view_class, placer=placer)
     if packed:
         multiply_gathered(view)
     return BuiltModel(view, source, on_meta)

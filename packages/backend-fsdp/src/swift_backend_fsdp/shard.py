@@ -19,12 +19,12 @@ from swift.toolkit import (
     SequenceView,
     Turns,
     ViewModule,
+    add_placements,
     base_model,
     build_optimizer,
     fill,
     head_of,
     parameter_groups,
-    place,
     rates_of_parts,
     slots_of,
     trains_on_images,
@@ -171,7 +171,7 @@ def _optimizer(
 ) -> tuple[list[TrainedShard], torch.optim.Optimizer]:
     config = run.config
     groups = parameter_groups(model.named_parameters(), config.optim, config.tuner, rates=rates_of_parts(config, model))
-    place(groups, model, region_of=lambda parameter: local_slice(parameter)[1], processes=meshes.parts)
+    add_placements(groups, model, region_of=lambda parameter: local_slice(parameter)[1], processes=meshes.parts)
     parts: list[TrainedShard] = []
     for group in groups:
         own = [_trained_shard(name, each) for name, each in zip(group["names"], group["params"], strict=True)]

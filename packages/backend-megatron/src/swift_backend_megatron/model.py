@@ -21,7 +21,7 @@ from swift.toolkit import (
     experts_of,
     meta_model,
     rates_of_parts,
-    read_starts,
+    read_initialization,
     resolve_dtype,
     summary_of,
     trains_on_images,
@@ -248,7 +248,7 @@ def _tune(run: Run, built: MegatronModel) -> None:
     # Transformers and PEFT themselves decide, on a model without weights.
     meta_copy = apply_tuner(meta_model(built.source, torch.float32), tuner, seed=run.config.train.seed, say=run.say)
     run.adapter_config = adapter_config(meta_copy)
-    run.adapter_start = read_starts(run, built.source, meta_copy)
+    run.adapter_start = read_initialization(run, built.source, meta_copy)
     _note_weights(run, *weight_counts(meta_copy))
     if built.towered:
         built.sees = trains_on_images(run, meta_copy)

@@ -22,7 +22,7 @@ from swift.config.fields import Field, core_fields, core_keys, model_fields
 from swift.config.options import RunsCode
 from swift.contracts import ExpectedMemory, Run, World
 from swift.errors import SwiftError
-from swift.observers.facts import resume_words
+from swift.observers.facts import resume_argv
 from swift.plugins.discover import list_plugins
 from swift.plugins.kinds import KINDS
 from swift.plugins.load import find, load
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from swift.config.parse import Parsed
 
-__all__ = ["CheckedCommand", "FormField", "FormSection", "check_command", "command_of", "form_of", "resume_words"]
+__all__ = ["CheckedCommand", "FormField", "FormSection", "check_command", "command_of", "form_of", "resume_argv"]
 
 
 @dataclass(frozen=True)

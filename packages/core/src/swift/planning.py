@@ -229,10 +229,10 @@ class PlannedBackend:
         if not tuner.object.adapter:
             return None
         options = self.config.tuner.options(tuner.object.options_model)
-        count = getattr(tuner.object, "values_beside", None)
-        with failing(tuner.entry, "values_beside"):
+        count = getattr(tuner.object, "extra_values", None)
+        with failing(tuner.entry, "extra_values"):
             came = count(rows, columns, options) if count is not None else _low_rank(rows, columns, options)
-        return size(tuner.entry, "values_beside", came)
+        return size(tuner.entry, "extra_values", came)
 
 
 def _direct(hook: pluggy.HookCaller) -> _Hook:

@@ -12,9 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from swift.errors import SwiftError
-from swift.observers.charts import NOT_DRAWN, charts_of
+from swift.observers.charts import NOT_CHARTED, charts_of
 from swift.observers.jsonl import FILE_NAME as LOGGING_FILE
-from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SHARES, SPEED, Line
+from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SPEED, TIME_PARTS, Line
 from swift.observers.report import FILE_NAME as REPORT_FILE
 from swift.observers.text import count, duration, figure, label
 from swift.train.run_folder import ARGS_FILE, CONFIG_FILE, LOCK_FILE
@@ -27,11 +27,11 @@ __all__ = [
     "LOCK_FILE",
     "LOGGING_FILE",
     "MEMORY",
-    "NOT_DRAWN",
+    "NOT_CHARTED",
     "PROGRESS",
     "REPORT_FILE",
-    "SHARES",
     "SPEED",
+    "TIME_PARTS",
     "Line",
     "RunHolder",
     "chart_script",

@@ -11,7 +11,7 @@ from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import before_update
 from swift.checkpoint.tensor_slices import TensorSlices, flat_slices, part_slices
-from swift.models.adapter_initialization import keep_starts, read_starts
+from swift.models.adapter_initialization import keep_starts, read_initialization
 from swift.models.attention import (
     FLASH,
     VARLEN,
@@ -68,8 +68,8 @@ from swift.models.vera import vera_directions
 from swift.models.view import ViewModule, causal_lm_of, transform_of
 from swift.optim.block_codecs import AdamStep, Moments, eight_bits
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
-from swift.optim.matrix_sharding import MatrixOwners
-from swift.optim.placements import place
+from swift.optim.matrix_sharding import MatrixSharding
+from swift.optim.placements import add_placements
 from swift.optim.selected import slots_of
 from swift.optim.slots import SlotsToRead, empty_slot, kept, load_slots
 from swift.processes.device import choose_device, join_group, leave_group, share_of_cores
@@ -99,7 +99,7 @@ __all__ = [
     "AttentionChoice",
     "GlobalSums",
     "LogitTransform",
-    "MatrixOwners",
+    "MatrixSharding",
     "Moments",
     "NonFiniteStep",
     "Packing",
@@ -116,6 +116,7 @@ __all__ = [
     "adapter_config",
     "adapter_names",
     "adapters_off",
+    "add_placements",
     "apply_head",
     "apply_tuner",
     "architecture_of",
@@ -172,7 +173,6 @@ __all__ = [
     "packing_of",
     "parameter_groups",
     "part_slices",
-    "place",
     "pooled",
     "pooled_scores",
     "pooling_weights",
@@ -181,7 +181,7 @@ __all__ = [
     "quantized_build",
     "quantized_share",
     "rates_of_parts",
-    "read_starts",
+    "read_initialization",
     "resolve_dtype",
     "resume_adapter",
     "score",

@@ -36,7 +36,7 @@ class PlanObserver:
         self._seconds: list[float] = []
         self._tokens: list[int] = []
         self._peak = 0.0
-        self._shares: list[StepTimes] = []
+        self._measured: list[StepTimes] = []
         self._watch = TrialWatch() if is_trial() else None
 
     @hookimpl(wrapper=True)
@@ -53,8 +53,8 @@ class PlanObserver:
         self._seconds.append(record.seconds)
         self._tokens.append(record.padded_tokens)
         self._peak = max(self._peak, record.memory_gib * 2**30)
-        if record.shares is not None:
-            self._shares.append(record.shares)
+        if record.time_breakdown is not None:
+            self._measured.append(record.time_breakdown)
 
     @hookimpl
     def swift_run_end(self, run: Run, summary: RunSummary) -> None:
@@ -71,7 +71,7 @@ class PlanObserver:
             "step_seconds": seconds,
             "steps": len(self._seconds),
         }
-        parts = {name: seconds * part for name, part in _mean_fractions(self._shares).items()}
+        parts = {name: seconds * part for name, part in _mean_fractions(self._measured).items()}
         if parts:
             measured["seconds"] = parts
         # Tracing takes seconds, and a sentence the user's attention: both are for who asks for them.
@@ -137,11 +137,11 @@ def verdict(bar: Bar, seconds: float, parts: Mapping[str, float]) -> str:
     return f"{said} Of it, {', '.join(named)}." if named else said
 
 
-def _mean_fractions(shares: Sequence[StepTimes]) -> dict[str, float]:
+def _mean_fractions(times: Sequence[StepTimes]) -> dict[str, float]:
     """Return the parts of the steps that were measured, together; nothing where none was."""
-    whole = sum(each.seconds for each in shares)
-    names = shares[0].fractions if shares else ()
-    return {name: sum(each.fractions[name] * each.seconds for each in shares) / whole for name in names}
+    whole = sum(each.seconds for each in times)
+    names = times[0].fractions if times else ()
+    return {name: sum(each.fractions[name] * each.seconds for each in times) / whole for name in names}
 
 
 def _traced(run: Run, tokens: int) -> dict[str, Any]:

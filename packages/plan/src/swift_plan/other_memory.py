@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swift_plan.cluster import Cluster
     from swift_plan.timing import StepTime, Timing
 
-DRAWING = "caches of answers"
+DRAWING = "caches of completions"
 
 
 @dataclass(frozen=True)

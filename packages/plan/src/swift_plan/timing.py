@@ -100,7 +100,8 @@ class StepTime:
         named = {
             "arithmetic": self.compute, EXCHANGE: self.exchange, "waiting for kernels": self.launches,
             "pipeline bubble": self.bubble, GRADIENTS: self.gradients, "update": self.update,
-            "drawing answers": self.drawing, "scoring answers": self.scoring, "steps of other models": self.roles,
+            "generating completions": self.drawing, "scoring completions": self.scoring,
+            "steps of other models": self.roles,
         }  # fmt: skip
         return {name: value for name, value in named.items() if value > 0}
 

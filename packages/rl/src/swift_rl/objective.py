@@ -41,11 +41,11 @@ class PromptEncoding(Encoding):
 
     def read(self, row: RowReader) -> Sample:
         """Return the conversation up to the last question, without a response after it."""
-        return Sample(row.asked())
+        return Sample(row.prompt())
 
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return the prompt as tokens."""
-        segment = yield from encoder.prompt(row.sample.conversation, row.place)
+        segment = yield from encoder.prompt(row.sample.conversation, row.location)
         return EncodedRow((Encoded(0, (replace(segment, weights=segment.weights * 0),)),))
 
 

@@ -38,15 +38,15 @@ class FewSecondMoments(torch.optim.Optimizer):
     def __init__(self, groups: list[dict[str, Any]], options: AdamOptions) -> None:
         super().__init__(groups, {})
         self._options = options
-        self._places: dict[torch.Tensor, Placement] = {
+        self._placements: dict[torch.Tensor, Placement] = {
             parameter: placement
             for group in self.param_groups
             for parameter, placement in zip(group["params"], group["placements"], strict=True)
         }
-        first = _first_holders(list(self._places.values()))
+        first = _first_holders(list(self._placements.values()))
         self._blocks = {
             parameter: _blocks_of(placement, parameter.device, placement.name in first)
-            for parameter, placement in self._places.items()
+            for parameter, placement in self._placements.items()
             if not placement.name.endswith("bias")
         }
         self._means: dict[torch.Tensor, torch.Tensor] = {}
@@ -87,7 +87,7 @@ class FewSecondMoments(torch.optim.Optimizer):
         """Return the mean square of the gradient in each block, the same on all processes that hold a part."""
         by_group: dict[int, tuple[Any, list[torch.Tensor]]] = {}
         for weight in self._blocks:
-            processes = self._places[weight].processes
+            processes = self._placements[weight].processes
             by_group.setdefault(id(processes), (processes, []))[1].append(weight)
         means = {}
         for processes, weights in by_group.values():
@@ -143,12 +143,12 @@ def _blocks_of(placement: Placement, device: torch.device, counts: bool) -> _Blo
     rows = math.prod(shape[:-1])
     together = rows // placement.heads if placement.heads else 1
     numbers = torch.arange(rows, device=device).view(shape[:-1])[placement.region[:-1]].reshape(-1)
-    places = [
+    placements = [
         (matrix, matrix.start // shape[-1] // together, math.prod(matrix.shape[:-1]) // together)
         for matrix in placement.matrices
     ]
     sizes = torch.full((rows // together,), float(together * shape[-1]), device=device)
-    return _Blocks(numbers // together, sizes, tuple(places), counts)
+    return _Blocks(numbers // together, sizes, tuple(placements), counts)
 
 
 def _first_holders(placements: list[Placement]) -> set[str]:

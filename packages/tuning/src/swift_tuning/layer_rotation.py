@@ -1,4 +1,4 @@
-"""LISA and BAdam: layers of the model take turns in being trained. Importable without torch."""
+"""LISA and BAdam: layer rotation, which trains some layers at a time. Importable without torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def blocks_of(names: Sequence[str]) -> list[list[str]]:
     return [longest[index] for index in sorted(longest)]
 
 
-class LayersInTurn:
+class RotatesLayers:
     """Base of the tuners that train the model's own weights, layer after layer."""
 
     options_model: type[BaseModel]
@@ -42,15 +42,15 @@ class LayersInTurn:
         return frozenset({Trains.TURNS})
 
     def attach(self, model: torch.nn.Module, options: Any, context: TunerContext) -> torch.nn.Module:
-        """Return the model itself, with all weights to be trained, each in its turn."""
+        """Return the model itself, with all weights to be trained in rotation."""
         if context.quantize != "none":
             raise ConfigError(
-                f"tuner.quantize {context.quantize} stores weights that cannot be trained.",
+                f"tuner.quantize {context.quantize} stores quantized weights, which cannot be trained.",
                 hint="Type --tuner.quantize none, or --tuner.kind lora.",
             )
         if context.adapter is not None:
             raise ConfigError(
-                "tuner.adapter continues from an adapter, and the model's own weights are trained.",
+                "tuner.adapter continues an adapter, but this tuner trains the model's own weights.",
                 hint="Type --tuner.kind lora, or merge the adapter first: swift merge-lora",
             )
         model.requires_grad_(True)
@@ -65,28 +65,28 @@ class LayersInTurn:
         return 1.0
 
 
-class Lisa(LayersInTurn):
-    """LISA (arXiv:2403.17919): some layers, drawn anew every so many steps, and always what is outside of them."""
+class Lisa(RotatesLayers):
+    """LISA (arXiv:2403.17919): some layers, sampled anew every `interval` steps, and all weights outside of layers."""
 
     options_model = LisaOptions
 
     def trained(self, names: Sequence[str], step: int, options: LisaOptions, seed: int) -> Collection[str]:
-        """Return the weights of the layers that are drawn for a step, and all that are in no layer."""
+        """Return the weights of the layers that are sampled for a step, and all that belong to no layer."""
         blocks = blocks_of(names)
         waiting = {name for block in blocks for name in block}
-        drawn = random.Random(f"lisa {seed} {step // options.interval}").sample(
+        chosen = random.Random(f"lisa {seed} {step // options.interval}").sample(
             blocks, min(options.layers, len(blocks))
         )
-        return waiting.symmetric_difference(names) | {name for block in drawn for name in block}
+        return waiting.symmetric_difference(names) | {name for block in chosen for name in block}
 
 
-class Badam(LayersInTurn):
+class Badam(RotatesLayers):
     """BAdam (arXiv:2404.02827): one layer after the other, and nothing outside of them."""
 
     options_model = BadamOptions
 
     def attach(self, model: torch.nn.Module, options: Any, context: TunerContext) -> torch.nn.Module:
-        """Return the model itself, with all weights of layers to be trained, each in its turn."""
+        """Return the model itself, with all weights of layers to be trained in rotation."""
         model = super().attach(model, options, context)
         named = dict(model.named_parameters())
         within = {name for block in blocks_of(list(named)) for name in block}
@@ -95,7 +95,7 @@ class Badam(LayersInTurn):
         return model
 
     def trained(self, names: Sequence[str], step: int, options: BadamOptions, seed: int) -> Collection[str]:
-        """Return the weights of the layer whose turn a step belongs to."""
+        """Return the weights of the layer that a step trains."""
         blocks = blocks_of(names)
         cycle, turn = divmod(step // options.interval, len(blocks))
         if options.order == "random":

@@ -15,7 +15,7 @@ import torch
 
 from swift.contracts import Matrix, Placement
 from swift.errors import ConfigError
-from swift.toolkit import MatrixOwners, generator_of
+from swift.toolkit import MatrixSharding, generator_of
 from swift_tuning.matrices import MatrixOptimizer, is_matrix
 
 if TYPE_CHECKING:
@@ -51,8 +51,9 @@ class LowRankOptimizer(MatrixOptimizer):
         super().__init__(groups, options, partial(_is_projected, options))
         if groups and not any(self._matrices):
             raise ConfigError(
-                f"No weight that is trained would be projected to rank {options.rank}: matrices between features that "
-                "have more rows and columns than that, and a name among optim.targets where that is set.",
+                f"No trained weight can be projected to rank {options.rank}: it takes a linear layer's matrix with "
+                "more "
+                "rows and columns than that, whose name matches optim.targets if that is set.",
                 hint="Type a smaller --optim.rank, or --optim adamw.",
             )
         self._rule = rule
@@ -63,10 +64,10 @@ class LowRankOptimizer(MatrixOptimizer):
         group: Mapping[str, Any],
         weights: list[torch.Tensor],
         grads: list[torch.Tensor],
-        owners: MatrixOwners,
+        sharding: MatrixSharding,
     ) -> list[torch.Tensor]:
         """Return the updates instead of the gradients, which nobody reads again."""
-        owners.update(grads, self._updated)
+        sharding.update(grads, self._updated)
         return grads
 
     def _updated(self, matrix: Matrix, grad: torch.Tensor) -> torch.Tensor:
@@ -93,8 +94,8 @@ class LowRankOptimizer(MatrixOptimizer):
     def _own(self) -> list[tuple[Matrix, torch.device]]:
         return [
             (matrix, weights[0].device)
-            for weights, owners in zip(self._matrices, self._owners, strict=True)
-            for matrix in owners.own()
+            for weights, sharding in zip(self._matrices, self._shardings, strict=True)
+            for matrix in sharding.own()
         ]
 
 
@@ -144,9 +145,9 @@ class LowRankRule:
         factor: float = math.sqrt(1 - self.options.beta2**count) / (1 - self.options.beta1**count)
         return factor
 
-    def is_due(self, kept: Kept, gap: int) -> bool:
+    def is_due(self, kept: Kept, interval: int) -> bool:
         """Return whether this update begins with another projection."""
-        return int(kept["updates"]) % gap == 0
+        return int(kept["updates"]) % interval == 0
 
     def stored(self, kept: Kept) -> Kept:
         """Return it as it is."""
@@ -189,7 +190,7 @@ class ApolloRule(LowRankRule):
     def __init__(self, options: ApolloOptions) -> None:
         super().__init__(options)
         self._apollo = options
-        self._drawn: dict[str, tuple[int, torch.Tensor]] = {}
+        self._projections: dict[str, tuple[int, torch.Tensor]] = {}
 
     def start(self, matrix: Matrix, device: torch.device) -> Kept:
         """Return the length of the last update besides."""
@@ -218,11 +219,13 @@ class ApolloRule(LowRankRule):
     def projection(self, matrix: Matrix, updates: int, device: torch.device) -> torch.Tensor:
         """Return a draw that depends on the seed, the matrix and the period, and on nothing else."""
         period = updates // self._apollo.update_proj_gap
-        if self._drawn.get(matrix.name, (-1,))[0] != period:
+        if self._projections.get(matrix.name, (-1,))[0] != period:
             generator = generator_of(self._apollo.projection_seed, f"{matrix.name}:{period}")
-            drawn = torch.randn(self.shape_of_projection(matrix), generator=generator) / math.sqrt(self.options.rank)
-            self._drawn[matrix.name] = period, drawn.to(device)
-        return self._drawn[matrix.name][1]
+            projection = torch.randn(self.shape_of_projection(matrix), generator=generator) / math.sqrt(
+                self.options.rank
+            )
+            self._projections[matrix.name] = period, projection.to(device)
+        return self._projections[matrix.name][1]
 
 
 def first_singular_vectors(matrix: torch.Tensor, count: int, *, right: bool) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch.optim.sgd import sgd
 
 from swift.config.own_options import AdamOptions
 from swift.contracts import Placement
-from swift.toolkit import MatrixOwners
+from swift.toolkit import MatrixSharding
 
 
 class MatrixOptimizer(torch.optim.Optimizer):
@@ -22,23 +22,23 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._adam = adam
         self._matrices: list[list[torch.Tensor]] = []
         self._others: list[list[torch.Tensor]] = []
-        self._owners: list[MatrixOwners] = []
+        self._shardings: list[MatrixSharding] = []
         for group in self.param_groups:
             placed = list(zip(group["params"], group["placements"], strict=True))
             matrices = [(parameter, placement) for parameter, placement in placed if takes(placement)]
             self._matrices.append([parameter for parameter, _ in matrices])
             self._others.append([parameter for parameter, placement in placed if not takes(placement)])
-            self._owners.append(MatrixOwners([placement for _, placement in matrices]))
+            self._shardings.append(MatrixSharding([placement for _, placement in matrices]))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # as torch's own
         """Update all parameters. Matrices without a gradient take part, with one of 0: others may hold the rest."""
-        for group, matrices, others, owners in zip(
-            self.param_groups, self._matrices, self._others, self._owners, strict=True
+        for group, matrices, others, sharding in zip(
+            self.param_groups, self._matrices, self._others, self._shardings, strict=True
         ):
             if matrices:
                 grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in matrices]
-                updates = self.updates_of(group, matrices, grads, owners)
+                updates = self.updates_of(group, matrices, grads, sharding)
                 subtract(matrices, updates, lr=group["lr"], weight_decay=group["weight_decay"])
             with_grad = [each for each in others if each.grad is not None and each.numel()]
             if with_grad:
@@ -49,7 +49,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         group: Mapping[str, Any],
         weights: list[torch.Tensor],
         grads: list[torch.Tensor],
-        owners: MatrixOwners,
+        sharding: MatrixSharding,
     ) -> list[torch.Tensor]:
         """Return this process's parts of the updates, which are subtracted times the learning rate."""
         raise NotImplementedError

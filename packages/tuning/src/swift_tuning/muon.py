@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.contracts import Matrix
-from swift.toolkit import MatrixOwners
+from swift.toolkit import MatrixSharding
 from swift_tuning.matrices import MatrixOptimizer, at_a_time, is_matrix
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class OrthogonalMomentum(MatrixOptimizer):
         group: Mapping[str, Any],
         weights: list[torch.Tensor],
         grads: list[torch.Tensor],
-        owners: MatrixOwners,
+        sharding: MatrixSharding,
     ) -> list[torch.Tensor]:
         """Return the momentum of each matrix, made orthogonal where it is whole, instead of the gradients."""
         momentum = self._options.momentum
@@ -44,7 +44,7 @@ class OrthogonalMomentum(MatrixOptimizer):
                 torch._foreach_lerp_(some_grads, some_held, momentum)
             else:
                 torch._foreach_copy_(some_grads, some_held)
-        owners.update(grads, self._orthogonal)
+        sharding.update(grads, self._orthogonal)
         return grads
 
     def _orthogonal(self, matrix: Matrix, whole: torch.Tensor) -> torch.Tensor:

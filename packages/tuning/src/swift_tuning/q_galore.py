@@ -82,15 +82,15 @@ class QGaloreRule(LowRankRule):
         most, least = groups.amax(dim=1, keepdim=True), groups.amin(dim=1, keepdim=True)
         scales = (most - least).clamp(min=_LEAST_STEP) / _LARGEST_CODE
         zeros = (-torch.round(least / scales)).clamp_(0, _LARGEST_CODE)
-        codes = (torch.round(groups / scales) + zeros).clamp_(0, _LARGEST_CODE).to(torch.uint8).view(-1)
-        kept["projection_codes"].copy_((codes[::2] << 4) | codes[1::2])
+        quantized = (torch.round(groups / scales) + zeros).clamp_(0, _LARGEST_CODE).to(torch.uint8).view(-1)
+        kept["projection_codes"].copy_((quantized[::2] << 4) | quantized[1::2])
         kept["projection_scales"].copy_(scales[:, 0])
         kept["projection_zeros"].copy_(zeros[:, 0])
 
     def _projection(self, matrix: Matrix, kept: Kept) -> torch.Tensor:
         packed, shape = kept["projection_codes"], self.shape_of_projection(matrix)
-        codes = torch.stack([packed >> 4, packed & 15], dim=1).view(-1, self._q_galore.group_size)
-        values = kept["projection_scales"].unsqueeze(1) * (codes.float() - kept["projection_zeros"].unsqueeze(1))
+        quantized = torch.stack([packed >> 4, packed & 15], dim=1).view(-1, self._q_galore.group_size)
+        values = kept["projection_scales"].unsqueeze(1) * (quantized.float() - kept["projection_zeros"].unsqueeze(1))
         return values.view(-1)[: shape[0] * shape[1]].view(shape)
 
     def stored(self, kept: Kept) -> Kept:
@@ -109,7 +109,7 @@ class QGaloreRule(LowRankRule):
 
 
 def _named(name: str, moments: Moments) -> Kept:
-    return {f"{name}_codes": moments.codes, f"{name}_scales": moments.scales}
+    return {f"{name}_codes": moments.quantized, f"{name}_scales": moments.scales}
 
 
 def _padded(values: torch.Tensor, block: int) -> torch.Tensor:

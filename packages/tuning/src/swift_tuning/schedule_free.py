@@ -76,14 +76,14 @@ class ScheduleFreeAdam(torch.optim.Optimizer):
         steps_from = [self.state[each]["z"] for each in weights]
         torch._foreach_mul_(second, options.beta2)
         torch._foreach_addcmul_(second, grads, grads, value=1 - options.beta2)
-        corrections, shares = [], []
+        corrections, fractions = [], []
         for each in weights:
             state = self.state[each]
             state["step"] = float(state["step"]) + 1.0
             state["lr_max"] = max(float(state["lr_max"]), lr)
             counts = state["lr_max"] ** 2
             state["weight_sum"] = float(state["weight_sum"]) + counts
-            shares.append(counts / state["weight_sum"] if state["weight_sum"] else 0.0)
+            fractions.append(counts / state["weight_sum"] if state["weight_sum"] else 0.0)
             corrections.append(math.sqrt(1 - options.beta2 ** state["step"]))
         divisors = torch._foreach_sqrt(second)
         torch._foreach_div_(divisors, corrections)
@@ -92,7 +92,7 @@ class ScheduleFreeAdam(torch.optim.Optimizer):
         if decayed is not None:
             torch._foreach_add_(updates, decayed)
         torch._foreach_add_(steps_from, updates, alpha=-lr)
-        for each, z, share in zip(weights, steps_from, shares, strict=True):
+        for each, z, share in zip(weights, steps_from, fractions, strict=True):
             each.lerp_(z, share)
 
 

@@ -36,7 +36,7 @@ class PeftModules:
     kind: str
     prefix: str
     """With which the names of PEFT's parameters begin."""
-    drawn: tuple[str, ...] = ()
+    random_parameters: tuple[str, ...] = ()
     """Parameters that begin uniformly within ±1/√columns, as in PEFT."""
     ones: tuple[str, ...] = ()
     """Parameters that begin as ones; all others are zero."""
@@ -62,7 +62,7 @@ class PeftModules:
         """Return the model with adapters: those of a folder, or new ones."""
         if context.quantize != "none":
             raise ConfigError(
-                f"tuner.quantize {context.quantize} is for LoRA, and tuner.kind is {self.kind.lower()}.",
+                f"tuner.quantize {context.quantize} works with tuner.kind lora only, not {self.kind.lower()}.",
                 hint="Type --tuner.quantize none, or --tuner.kind lora.",
             )
         from peft import PeftConfig
@@ -77,7 +77,7 @@ class PeftModules:
         config: Any = tuned.peft_config
         if any(getattr(each, "fan_in_fan_out", False) for each in config.values()):
             raise ConfigError(
-                f"The linear layers of this model are Conv1D, for which tuner.kind {self.kind.lower()} has no merge.",
+                f"tuner.kind {self.kind.lower()} does not support Conv1D layers, which this model has.",
                 hint="Type --tuner.kind lora",
             )
         return tuned
@@ -97,7 +97,7 @@ class PeftModules:
         if any(f".{part}" in name for part in self.ones):
             return torch.ones(tuple(shape))
         whole = torch.zeros(tuple(shape))
-        if any(f".{part}" in name for part in self.drawn):
+        if any(f".{part}" in name for part in self.random_parameters):
             bound = 1 / float(shape[1]) ** 0.5
             whole.uniform_(-bound, bound, generator=generator_of(seed, name))
         return whole
@@ -113,7 +113,7 @@ class Miss(PeftModules):
     kind, prefix = "MISS", "miss_"
     options_model = MissOptions
 
-    def values_beside(self, rows: int, columns: int, options: MissOptions) -> float:
+    def extra_values(self, rows: int, columns: int, options: MissOptions) -> float:
         """Return the values of one matrix of rank × outputs."""
         return options.rank * rows
 
@@ -129,7 +129,7 @@ class Oft(PeftModules):
     acts = Acts.INPUTS
     options_model = OftOptions
 
-    def values_beside(self, rows: int, columns: int, options: OftOptions) -> float:
+    def extra_values(self, rows: int, columns: int, options: OftOptions) -> float:
         """Return what is above the diagonal of each block of the inputs."""
         return columns * (options.block_size - 1) / 2
 
@@ -154,7 +154,7 @@ class Hira(PeftModules):
     """HiRA: the product of two small matrices scales each weight, element by element, and has full rank."""
 
     kind, prefix = "HIRA", "hira_"
-    drawn = ("hira_A",)
+    random_parameters = ("hira_A",)
     options_model = HiraOptions
     acts = Acts.FACTOR
 
@@ -171,10 +171,10 @@ class Loha(PeftModules):
     """LoHa: the product, element by element, of two low-rank matrices is added to each weight."""
 
     kind, prefix = "LOHA", "hada_"
-    drawn = ("hada_w1_a", "hada_w1_b", "hada_w2_a")
+    random_parameters = ("hada_w1_a", "hada_w1_b", "hada_w2_a")
     options_model = LohaOptions
 
-    def values_beside(self, rows: int, columns: int, options: LohaOptions) -> float:
+    def extra_values(self, rows: int, columns: int, options: LohaOptions) -> float:
         """Return the values of two pairs of matrices."""
         return 2 * options.rank * (rows + columns)
 
@@ -187,7 +187,7 @@ class Lokr(PeftModules):
     """LoKr: the Kronecker product of two small matrices is added to each weight."""
 
     kind, prefix = "LOKR", "lokr_"
-    drawn = ("lokr_w2", "lokr_w1_b")
+    random_parameters = ("lokr_w2", "lokr_w1_b")
     options_model = LokrOptions
 
     def settings(self, options: LokrOptions) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class Gralora(PeftModules):
     """GraLoRA: each weight is cut into blocks, and each block has a low-rank adapter of its own."""
 
     kind, prefix = "GRALORA", "gralora_"
-    drawn = ("gralora_A",)
+    random_parameters = ("gralora_A",)
     options_model = GraloraOptions
 
     def settings(self, options: GraloraOptions) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class Ia3(PeftModules):
     options_model = Ia3Options
     learning_rate = 1e-3
 
-    def values_beside(self, rows: int, columns: int, options: Ia3Options) -> float:
+    def extra_values(self, rows: int, columns: int, options: Ia3Options) -> float:
         """Return the values of a vector of the outputs."""
         return rows
 
@@ -261,7 +261,7 @@ class Vera(PeftModules):
     options_model = VeraOptions
     learning_rate = 1e-3
 
-    def values_beside(self, rows: int, columns: int, options: VeraOptions) -> float:
+    def extra_values(self, rows: int, columns: int, options: VeraOptions) -> float:
         """Return the values of two vectors."""
         return options.rank + rows
 
@@ -289,8 +289,8 @@ class Vera(PeftModules):
         a, b = shared.vera_A[ADAPTER], shared.vera_B[ADAPTER]
         if a.is_meta:
             key = configs[ADAPTER].projection_prng_key
-            drawn = vera_directions(key, a.shape[0], inputs=a.shape[1], outputs=b.shape[0])
-            shared.vera_A[ADAPTER], shared.vera_B[ADAPTER] = drawn
+            directions = vera_directions(key, a.shape[0], inputs=a.shape[1], outputs=b.shape[0])
+            shared.vera_A[ADAPTER], shared.vera_B[ADAPTER] = directions
         return tuned
 
 
@@ -302,7 +302,7 @@ class Boft(PeftModules):
     acts = None  # it rotates weights, whole ones
     options_model = BoftOptions
 
-    def values_beside(self, rows: int, columns: int, options: BoftOptions) -> float:
+    def extra_values(self, rows: int, columns: int, options: BoftOptions) -> float:
         """Return the values of blocks in each order, and a scale of each output."""
         return options.factors * columns * options.block_size + rows
 
@@ -313,11 +313,11 @@ class Boft(PeftModules):
     def attach(self, model: torch.nn.Module, options: TargetOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model with rotations; PEFT makes one of several where it finds no kernel."""
         tuned = super().attach(model, options, context)
-        asked = cast(BoftOptions, options).factors
+        requested = cast(BoftOptions, options).factors
         made = next(each.shape[0] for name, each in tuned.named_parameters() if ".boft_R." in name)
-        if context.adapter is None and made != asked:
+        if context.adapter is None and made != requested:
             raise ConfigError(
-                f"tuner.factors is {asked}, and PEFT makes {made} where its CUDA kernel is not compiled.",
+                f"tuner.factors is {requested}, but PEFT uses {made} because its CUDA kernel is not compiled.",
                 hint="Type --tuner.factors 1, or --train_type oft.",
             )
         return tuned

@@ -20,7 +20,7 @@ from swift_ui.looking.log import log_part
 from swift_ui.looking.state import RunState, StateReader
 from swift_ui.looking.view import arguments, short_facts, title_of
 
-SHARES = {
+TIME_PARTS = {
     "compute_fraction": "compute",
     "communication_fraction": "communication",
     "optimizer_fraction": "optimizer",
@@ -50,7 +50,9 @@ class WatchScreen:
         self._lines.update()
         self.state = self._states.state(self._folder)
         parts: list[RenderableType] = [self._heading(), *self._progress(), self._figures()]
-        parts += [each for each in (self._shares(), self._curve(), self._ranks(), *self._log()) if each is not None]
+        parts += [
+            each for each in (self._time_breakdown(), self._curve(), self._ranks(), *self._log()) if each is not None
+        ]
         return Group(*parts)
 
     def _heading(self) -> Text:
@@ -86,10 +88,10 @@ class WatchScreen:
             parts.append(f"{duration(last['remaining_time'])} left")
         return _Parts(parts)
 
-    def _shares(self) -> Text | None:
+    def _time_breakdown(self) -> Text | None:
         shown = [
             f"{name} {self._lines.last[key]:.1%}"
-            for key, name in SHARES.items()
+            for key, name in TIME_PARTS.items()
             if _is_number(self._lines.last.get(key))
         ]
         return Text(f"a step's time: {', '.join(shown)}", style="dim") if shown else None

@@ -8,8 +8,8 @@ from pathlib import Path
 from swift.checkpoint.manifest import FOLDER_NAME, MANIFEST
 from swift.config.sections import Config
 from swift.errors import CheckpointError
-from swift.remote.apart import apart
 from swift.remote.fetch import LOCK, fetch, fetch_into, locked
+from swift.remote.forked import forked
 from swift.remote.urls import check_protocol, is_remote, open_url, unreachable
 from swift.terminal import waiting
 
@@ -23,7 +23,7 @@ def copy_url(config: Config, run_folder: Path) -> str:
 
 def newest_copy(url: str) -> str | None:
     """Return the URL of the newest whole checkpoint of the run behind a URL, if it has one."""
-    return apart(_newest, url, error=CheckpointError) or None
+    return forked(_newest, url, error=CheckpointError) or None
 
 
 def on_this_machine(name: str) -> str:
@@ -46,7 +46,7 @@ def bring_back(config: Config, run_folder: Path) -> None:
         newest = newest_copy(url)
         if newest is None:
             return
-        apart(_files, url, run_folder, error=CheckpointError)  # before the checkpoint: whose folder has one, has all
+        forked(_files, url, run_folder, error=CheckpointError)  # before the checkpoint: whose folder has one, has all
         fetch_into(newest, run_folder / newest.rpartition("/")[2], error=CheckpointError, last=MANIFEST)
 
 

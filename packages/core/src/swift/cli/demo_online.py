@@ -80,7 +80,7 @@ def demo_online(out: Path, title: Callable[[str], None]) -> int:
 def _write_data(out: Path) -> tuple[Path, Path, Path]:
     """Return the files of examples, of prompts with solutions, and of held-out prompts."""
     from swift.demo.scoring import write_rows
-    from swift.demo.task import answer, question, split_numbers
+    from swift.demo.task import completion, question, split_numbers
 
     rng = random.Random(0)
     trained, held_out = split_numbers()
@@ -88,18 +88,22 @@ def _write_data(out: Path) -> tuple[Path, Path, Path]:
     def prompt(number: int) -> list[dict[str, str]]:
         return [{"role": "user", "content": question(number)}]
 
-    def completion(number: int) -> str:
-        return answer(number) + (" or so" if rng.random() < TALKS_ON else "")
+    def varied(number: int) -> str:
+        return completion(number) + (" or so" if rng.random() < TALKS_ON else "")
 
     examples = [
-        {"messages": [*prompt(number), {"role": "assistant", "content": completion(number)}]}
+        {"messages": [*prompt(number), {"role": "assistant", "content": varied(number)}]}
         for _ in range(EXAMPLES)
         for number in trained
     ]
     return (
         write_rows(out / "examples.jsonl", examples),
-        write_rows(out / "prompts.jsonl", [{"messages": prompt(each), "solution": answer(each)} for each in trained]),
-        write_rows(out / "held_out.jsonl", [{"messages": prompt(each), "solution": answer(each)} for each in held_out]),
+        write_rows(
+            out / "prompts.jsonl", [{"messages": prompt(each), "solution": completion(each)} for each in trained]
+        ),
+        write_rows(
+            out / "held_out.jsonl", [{"messages": prompt(each), "solution": completion(each)} for each in held_out]
+        ),
     )
 
 

@@ -22,7 +22,7 @@ def demo_scoring(task: str, out: Path, title: Callable[[str], None]) -> int:
     from swift.train.loop import train
 
     demo = DEMOS[task]
-    title(f"1. A tiny model with random weights, and a task: {demo.says}")
+    title(f"1. A tiny model with random weights, and a task: {demo.task}")
     learned, held_out = demo.rows()
     model = write_model(out / "model", spread=demo.spread)
     train_file, test_file = write_rows(out / "train.jsonl", learned), write_rows(out / "test.jsonl", held_out)

@@ -30,7 +30,7 @@ def demo_vision(out: Path, title: Callable[[str], None]) -> int:
 
     title("1. A tiny model of Qwen2.5-VL's architecture, and images: read the number aloud")
     model = write_vision_model(out / "model")
-    learned, held_out = write_image_rows(out / "images", drawings=DRAWINGS)
+    learned, held_out = write_image_rows(out / "images", variants=DRAWINGS)
     train_file, test_file = write_lines(out / "train.jsonl", learned), write_lines(out / "test.jsonl", held_out)
     shuffled_file = write_lines(out / "shuffled.jsonl", shuffled(held_out))
     print_line(f"  {model}: random weights, including the vision encoder")

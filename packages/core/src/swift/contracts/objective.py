@@ -54,7 +54,7 @@ class Objective(ABC):
     name: str
     needs: frozenset[Need] = frozenset({Need.TOKEN_LOGPS})
     encoding: str | Encoding = "chat"
-    """How rows become samples: 'text', 'chat', 'preference', 'unpaired', or an `Encoding` of the plugin's own."""
+    """How rows become samples: 'text', 'chat', 'preference', 'kto', or an `Encoding` of the plugin's own."""
     task: str = "causal_lm"
     """`model.task` where the user names none."""
     num_labels: int | None = None

@@ -74,7 +74,7 @@ class StepRecord:
     memory_gib: float = 0.0
     evaluation_before: Mapping[str, float] | None = None
     """Evaluation before this step, which is the first of its session (`train.eval_on_start`)."""
-    shares: StepTimes | None = None
+    time_breakdown: StepTimes | None = None
     """Where the time of steps went, on a logged step, if one was measured since the logged one before."""
     ranks: Sequence[RankFacts] = ()
     """What each process measured, on a logged step of a run with several: all of them, or those with the longest

@@ -28,7 +28,7 @@ class Reads(StrEnum):
     """Whole matrices, in one process."""
     PARTS = "parts"
     """Rectangular parts, and where they lie (`Placement`). What it needs of the others it gathers by itself, as
-    `swift.toolkit.MatrixOwners` does."""
+    `swift.toolkit.MatrixSharding` does."""
 
 
 @dataclass(frozen=True)

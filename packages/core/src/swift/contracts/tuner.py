@@ -30,7 +30,7 @@ class Trains(StrEnum):
     START = "start"
     """LoRA that begins as a part of the weights, which a second, frozen adapter takes out again (PiSSA, OLoRA), or
     where the first batches point (EVA, LoRA-GA). Served by `swift.toolkit.build_view` with `fill`; a backend with
-    adapters of its own calls `read_starts`."""
+    adapters of its own calls `read_initialization`."""
     WEIGHTS = "weights"
     """Any choice of the model's own weights, which `attach` makes on a transformers model."""
     MODULES = "modules"

@@ -1,7 +1,7 @@
 """Tokens of plain ASCII text, looked up word by word: several times as fast as the tokenizers library.
 
-A byte-level tokenizer cuts a text at its special tokens and then into words by a pattern, and turns each word into
-tokens without looking at the others. So a table of the words seen before gives the same tokens. Only patterns whose
+A byte-level tokenizer cuts a text at its special tokens and then into pattern by a pattern, and turns each word into
+tokens without looking at the others. So a table of the pattern seen before gives the same tokens. Only patterns whose
 meaning for ASCII is known are handled, and only text that is ASCII throughout: there nothing depends on tables of
 Unicode, and normalising changes nothing.
 """
@@ -34,7 +34,7 @@ _ASCII = {
     _LIKE_QWEN_3_5: _ASCII_OF_QWEN,
     _LIKE_QWEN_2.replace(r"\p{N}|", r"\p{N}{1,3}|"): _ASCII_OF_QWEN.replace("[0-9]|", "[0-9]{1,3}|"),
 }
-"""Patterns of words (GPT-2, Qwen 2 and 3, Qwen 3.5, Llama 3), and what they come to where all text is ASCII."""
+"""Patterns of pattern (GPT-2, Qwen 2 and 3, Qwen 3.5, Llama 3), and what they come to where all text is ASCII."""
 _UNCHANGING = ("NFC", "NFD", "NFKC", "NFKD")
 """Normalisers that leave ASCII as it is."""
 _MOST = 1 << 16
@@ -44,9 +44,9 @@ _LONGEST = 32
 
 
 class WordTable:
-    """Tokens of ASCII texts, without the tokens that begin or end a text."""
+    """Tokens of ASCII strings, without the tokens that begin or end a text."""
 
-    def __init__(self, tokenizer: Any, words: str) -> None:
+    def __init__(self, tokenizer: Any, pattern: str) -> None:
         from tokenizers.pre_tokenizers import ByteLevel
 
         self._model = tokenizer.backend_tokenizer.model
@@ -56,7 +56,7 @@ class WordTable:
         longest_first = sorted(filter(None, added), key=len, reverse=True)
         self._added = {text: _packed([index]) for text, index in added.items()}
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
-        self._words = re.compile(words, re.ASCII).findall
+        self._pieces = re.compile(pattern, re.ASCII).findall
         letters = ByteLevel(add_prefix_space=False, use_regex=False)
         self._letters = {code: letters.pre_tokenize_str(chr(code))[0][0] for code in range(128)}
         self._bytes = _bytes_of(tokenizer)
@@ -67,14 +67,14 @@ class WordTable:
 
         None where they aren't, as with a vocabulary that lacks a letter.
         """
-        words, tokens_of = self._words, self._tokens_of
+        pieces, tokens_of = self._pieces, self._tokens_of
         found: list[bytes] = []
         try:
             for at, part in enumerate(self._split.split(text) if self._split else [text]):
                 if at % 2:
                     found.append(self._added[part])
                 elif part:
-                    found += map(tokens_of, words(part))
+                    found += map(tokens_of, pieces(part))
         except _OtherBytes:
             return None
         return np.frombuffer(b"".join(found), dtype=np.int32)
@@ -91,7 +91,7 @@ class _OtherBytes(Exception):
 
 
 class _Known(dict[str, bytes]):
-    """Tokens of the words seen before; those of others are made and kept when they are looked up.
+    """Tokens of the pattern seen before; those of others are made and kept when they are looked up.
 
     They are kept as the bytes of an int32 array: those of a text are these joined, without a Python number for each.
     """
@@ -116,8 +116,8 @@ def _packed(ids: list[int]) -> bytes:
 def word_table(tokenizer: Any) -> WordTable | None:
     """Return a table for the tokenizer; None where it might make other tokens than the tokenizers library."""
     backend = tokenizer.backend_tokenizer
-    words = _ASCII.get(_pattern(state_of(backend.pre_tokenizer)) or "")
-    if words is None or backend.encode_special_tokens or tokenizer.split_special_tokens:
+    pattern = _ASCII.get(_pattern(state_of(backend.pre_tokenizer)) or "")
+    if pattern is None or backend.encode_special_tokens or tokenizer.split_special_tokens:
         return None
     if backend.normalizer is not None and state_of(backend.normalizer).get("type") not in _UNCHANGING:
         return None
@@ -127,7 +127,7 @@ def word_table(tokenizer: Any) -> WordTable | None:
     # Tokens that are looked for before and after normalising are found one kind after the other.
     if len({token.normalized for token in added}) > 1 or getattr(backend.model, "dropout", None):
         return None
-    return WordTable(tokenizer, words)
+    return WordTable(tokenizer, pattern)
 
 
 def bytes_of_tokens(tokenizer: Any) -> list[bytes] | None:
@@ -144,12 +144,12 @@ def _bytes_of(tokenizer: Any) -> list[bytes]:
     """Return what each token of a byte-level tokenizer stands for, by its number."""
     backend = tokenizer.backend_tokenizer
     letters = {letter: bytes([code]) for code, letter in enumerate(_alphabet())}
-    texts = [b""] * (max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
+    token_bytes = [b""] * (max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
     for token, index in backend.get_vocab(with_added_tokens=False).items():
-        texts[index] = b"".join(letters.get(letter, b"\0" * 99) for letter in token)
+        token_bytes[index] = b"".join(letters.get(letter, b"\0" * 99) for letter in token)
     for index, added in backend.get_added_tokens_decoder().items():
-        texts[index] = added.content.encode("utf-8", "surrogatepass")
-    return texts
+        token_bytes[index] = added.content.encode("utf-8", "surrogatepass")
+    return token_bytes
 
 
 def _alphabet() -> list[str]:
@@ -178,7 +178,7 @@ def _steps(state: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _pattern(state: dict[str, Any]) -> str | None:
-    """Return the pattern by which a byte-level pre-tokenizer finds words, if it does so in one of the usual ways."""
+    """Return the pattern by which a byte-level pre-tokenizer finds pattern, if it does so in one of the usual ways."""
     match _steps(state):
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
             return _LIKE_GPT_2

@@ -1,4 +1,4 @@
-"""Sounds: what the header of their file says, and their samples as one voice at the rate of a model.
+"""Audio files: headers, and samples mixed down to mono at the sampling rate of a model.
 
 WAV files of whole numbers are read by Python itself, everything else by the package soundfile.
 """
@@ -16,7 +16,7 @@ from swift.data.conversation import Unusable
 from swift.data.media import Measured
 from swift.errors import ModelError
 
-_SHORT = "it ends before its header says so"
+_SHORT = "it is shorter than its header declares"
 _CROSSINGS = 6
 """Zeros of the sinc function on either side that a resampled value is made of."""
 _CUT = 0.99
@@ -24,40 +24,40 @@ _CUT = 0.99
 _WIDEST = 4
 """Bytes of a whole number that are read."""
 _RATES = range(1_000, 1_000_001)
-"""Samples a second that a file may have. Of fewer, a small file would be hours, and that is no rate of a sound."""
+"""Samples a second that a file may have. Of fewer, a small file would be hours, and no audio has such a rate."""
 _FILTER = 1 << 24
 """Values that a filter from one rate to another may have: 22254 to 16000 needs 90 million, 44100 a hundred thousand."""
 
 
 def measure_audio(path: str, *, decode: bool = False) -> Measured:
-    """Return what the header of a sound says; with `decode` all of it is read.
+    """Return the sizes in the header of an audio file; with `decode` all of it is read.
 
     Raise `Unusable` for one that is missing, broken or empty.
     """
     try:
         frames, rate = _header(path)
         if rate not in _RATES:
-            raise ValueError(f"its header says {rate} samples a second")
+            raise ValueError(f"its header has an invalid sample rate, {rate}")
         if decode:
             _samples(path)
         size = Path(path).stat().st_size
     except FileNotFoundError:
-        raise Unusable("missing sound", f"there is no file {path}") from None
+        raise Unusable("missing audio", f"there is no file {path}") from None
     except (OSError, EOFError, ValueError, RuntimeError) as error:  # soundfile raises RuntimeError's kin
-        raise Unusable("broken sound", f"{path} cannot be read as a sound: {error}") from None
+        raise Unusable("broken audio", f"{path} cannot be read as audio: {error}") from None
     if not frames:
-        raise Unusable("broken sound", f"{path} has no samples")
+        raise Unusable("broken audio", f"{path} has no samples")
     return Measured(path, 0, 0, size, "audio", frames, float(rate))
 
 
 def open_audio(path: str, rate: int) -> np.ndarray:
-    """Return a sound as one voice in float32 at this rate; raise `OSError` or `ValueError` where it is broken."""
+    """Return the samples of a file as mono float32 at this rate; raise `OSError` or `ValueError` where it is broken."""
     samples, own = _samples(path)
     return resampled(samples.mean(axis=1, dtype=np.float32), own, rate)
 
 
 def length_at(frames: int, own: float, rate: int) -> int:
-    """Return how many samples a sound has at another rate; raise `ValueError` where the rates do not go together."""
+    """Return how many samples audio has at another rate; raise `ValueError` where the rates do not go together."""
     step, phases = _steps(round(own), rate)
     if step * phases > _FILTER:
         raise ValueError(
@@ -73,18 +73,18 @@ def _steps(own: int, rate: int) -> tuple[int, int]:
     return own // common, rate // common
 
 
-def resampled(sound: np.ndarray, own: int, rate: int) -> np.ndarray:
-    """Return a sound at another rate: each value is a windowed sum of sincs around its moment."""
+def resampled(samples: np.ndarray, own: int, rate: int) -> np.ndarray:
+    """Return samples at another rate: each value is a windowed sum of sincs around its moment."""
     if own == rate:
-        return sound.astype(np.float32)
-    length = length_at(len(sound), own, rate)
+        return samples.astype(np.float32)
+    length = length_at(len(samples), own, rate)
     step, phases = _steps(own, rate)
     cut = min(step, phases) * _CUT
     width = math.ceil(_CROSSINGS * step / cut)
     moments = np.arange(-width, width + step)[None] / step - np.arange(phases)[:, None] / phases
     angles = np.clip(moments * cut, -_CROSSINGS, _CROSSINGS)
     kernel = np.sinc(angles) * np.cos(angles * np.pi / _CROSSINGS / 2) ** 2 * cut / step
-    padded = np.pad(sound.astype(np.float32), (width, width + step))
+    padded = np.pad(samples.astype(np.float32), (width, width + step))
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * width + step)[::step]
     made: np.ndarray = (windows @ kernel.T.astype(np.float32)).reshape(-1)[:length]
     return made
@@ -140,7 +140,7 @@ def _soundfile(path: str) -> Any:
         import soundfile  # type: ignore[import-not-found]  # an extra
     except ImportError as error:
         raise ModelError(
-            f"{path} is no WAV file of whole numbers, and other sounds need the package soundfile, which is not "
+            f"{path} is not a WAV file of integers, and other formats need the package soundfile, which is not "
             "installed.",
             hint='Type: pip install "swift-core[audio]"',
         ) from error

@@ -50,7 +50,7 @@ class MicroBatch:
     seed: int
     """Seeds dropout: the same for the same rows at the same step, however many processes there are."""
     step_seed: int = 0
-    """The same for all micro-batches of a step: what is drawn by the place of a token begins with it."""
+    """The same for all micro-batches of a step: random numbers of a token are seeded with it."""
     token_values: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per position, [rows, width] or [rows, width, ...], laid out and shifted as `weights`: the value at position t
     belongs to the token `targets[t]`."""
@@ -95,10 +95,10 @@ class MicroBatch:
 
     def segment_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a per-position tensor over each segment; shape [segments]."""
-        # Padding has a place of its own: choosing what is inside would wait for a GPU to say how much that is.
-        places = torch.where(self.segment_ids >= 0, self.segment_ids, self.segments)
+        # Padding has an index of its own: selecting the rest would wait for the GPU to report its size.
+        indexes = torch.where(self.segment_ids >= 0, self.segment_ids, self.segments)
         sums = values.new_zeros(self.segments + 1)
-        return sums.index_add(0, places.flatten(), values.flatten())[: self.segments]
+        return sums.index_add(0, indexes.flatten(), values.flatten())[: self.segments]
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """Return the same micro-batch on another device, but for its boundaries."""

@@ -25,7 +25,7 @@ _KNOWN = frozenset({"ref", "bbox", "bbox_type", "image_id"})
 
 
 @dataclass(frozen=True)
-class Box:
+class BoundingBox:
     """A box, or a point, in one of the row's images."""
 
     numbers: tuple[float, ...]
@@ -37,10 +37,10 @@ class Box:
     def parts(self, width: int, height: int) -> list[float]:
         """Return the numbers as parts of an image of this size; raise `Unusable` for what lies outside."""
         sizes = (width, height) if self.type == "real" else (1, 1) if self.type == "norm1" else (1000, 1000)
-        found = [number / sizes[place % 2] for place, number in enumerate(self.numbers)]
+        found = [number / sizes[index % 2] for index, number in enumerate(self.numbers)]
         if not all(0 <= each <= 1 for each in found):
             shown = ", ".join(f"{number:g}" for number in self.numbers)
-            raise Unusable("box outside its image", f"[{shown}] ({self.type}) in {width}×{height} pixels")
+            raise Unusable("bounding box outside its image", f"[{shown}] ({self.type}) in {width}×{height} pixels")
         return found
 
 
@@ -49,11 +49,11 @@ def boxed(conversation: Conversation, column: object) -> Conversation:
     objects = parse_json(column, f"the column {COLUMN!r}")
     if not isinstance(objects, Mapping) or not objects.keys() <= _KNOWN:
         raise Unusable("malformed objects", f"the column {COLUMN!r} has other keys than {', '.join(sorted(_KNOWN))}")
-    given: dict[str, list[Any]] = {REF: _refs(objects.get("ref")), BOX: _boxes(objects, conversation)}
+    given: dict[str, list[Any]] = {REF: _refs(objects.get("ref")), BOX: _bounding_boxes(objects, conversation)}
     tags = [tag for message in conversation.messages for text in _texts_of(message) for tag in _TAGS.findall(text)]
     for tag, held in given.items():
         if tags.count(tag) != len(held):
-            raise Unusable("objects do not match", f"{tags.count(tag)} places ({tag}), and {len(held)} in the column")
+            raise Unusable("objects do not match", f"{tags.count(tag)} tags ({tag}), and {len(held)} in the column")
     left = {tag: iter(held) for tag, held in given.items()}
     messages = []
     for message in conversation.messages:
@@ -67,7 +67,7 @@ def has_objects(messages: Sequence[Message]) -> bool:
     return any(_KEY in message for message in messages)
 
 
-def spelled(message: Message, reference: Callable[[str], str], box: Callable[[Box], str]) -> Message:
+def spelled(message: Message, reference: Callable[[str], str], spell: Callable[[BoundingBox], str]) -> Message:
     """Return a message in which its objects are written, each by one of the two functions."""
     if _KEY not in message:
         return message
@@ -75,7 +75,7 @@ def spelled(message: Message, reference: Callable[[str], str], box: Callable[[Bo
 
     def one(_: re.Match[str]) -> str:
         held = next(left)
-        return box(held) if isinstance(held, Box) else reference(held)
+        return spell(held) if isinstance(held, BoundingBox) else reference(held)
 
     content = message["content"]
     if isinstance(content, str):
@@ -95,11 +95,11 @@ def _texts_of(message: Message) -> list[str]:
 def _refs(refs: object) -> list[str]:
     listed: list[Any] = list(refs) if isinstance(refs, list | tuple) else [] if refs is None else [refs]
     if not all(isinstance(each, str) for each in listed):
-        raise Unusable("malformed objects", "'ref' is not a list of texts")
+        raise Unusable("malformed objects", "'ref' is not a list of strings")
     return listed
 
 
-def _boxes(objects: Mapping[str, Any], conversation: Conversation) -> list[Box]:
+def _bounding_boxes(objects: Mapping[str, Any], conversation: Conversation) -> list[BoundingBox]:
     listed = objects.get("bbox") or []
     kind = objects.get("bbox_type") or "real"
     images = [each for each in conversation.media if each.kind == "image"]
@@ -108,17 +108,17 @@ def _boxes(objects: Mapping[str, Any], conversation: Conversation) -> list[Box]:
         raise Unusable("malformed objects", f"'bbox_type' is {kind!r}; it can be {', '.join(_TYPES)}")
     if which is None:
         if len(images) != 1 and listed:
-            raise Unusable("malformed objects", f"{len(images)} images, and no 'image_id' says where the boxes are")
+            raise Unusable("malformed objects", f"{len(images)} images, and no 'image_id' of the bounding boxes")
         which = [0] * len(listed)
     if not isinstance(listed, list | tuple) or not isinstance(which, list | tuple) or len(which) != len(listed):
         raise Unusable("malformed objects", "'bbox' and 'image_id' are not lists of one length")
     if not all(isinstance(each, int) and 0 <= each < len(images) for each in which):
         raise Unusable("malformed objects", f"'image_id' is {list(which)}, and images are 0 to {len(images) - 1}")
-    return [Box(_numbers(box), kind, images[each]) for box, each in zip(listed, which, strict=True)]
+    return [BoundingBox(_numbers(box), kind, images[each]) for box, each in zip(listed, which, strict=True)]
 
 
 def _numbers(box: Any) -> tuple[float, ...]:
     usable = isinstance(box, list | tuple) and len(box) in (2, 4)
     if not usable or not all(isinstance(each, int | float) and math.isfinite(each) for each in box):
-        raise Unusable("malformed objects", f"a box is {box!r}; it should be [left, top, right, bottom] or [x, y]")
+        raise Unusable("malformed objects", f"the bounding box {box!r} is not [left, top, right, bottom] or [x, y]")
     return tuple(map(float, box))

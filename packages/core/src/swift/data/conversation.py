@@ -115,16 +115,16 @@ def raw_text(text: str) -> Conversation:
 
 def checked_text(conversation: Conversation) -> Conversation:
     """Refuse a conversation of one message that says nothing, or what no tokenizer takes."""
-    says = text_of(conversation.messages[0])
-    if not is_unicode(says):
+    text = text_of(conversation.messages[0])
+    if not is_unicode(text):
         raise _not_unicode("the text")
-    if not says.strip() and not conversation.has_parts:
-        raise Unusable("empty text", "the one message says nothing")
+    if not text.strip() and not conversation.has_parts:
+        raise Unusable("empty text", "the only message is empty")
     return conversation
 
 
-def told(content: str | list[dict[str, Any]], system: str | None = None) -> Conversation:
-    """Return what somebody says, perhaps after a system message, and nobody answers."""
+def prompt_only(content: str | list[dict[str, Any]], system: str | None = None) -> Conversation:
+    """Return a user message, after an optional system message, without a completion."""
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": content})
     if not all(is_unicode(text_of(message)) for message in messages):
@@ -133,10 +133,10 @@ def told(content: str | list[dict[str, Any]], system: str | None = None) -> Conv
 
 
 def rounds(turns: Sequence[tuple[str, str]], system: str | None, *, plain: bool = False) -> Conversation:
-    """Build a conversation from pairs of question and answer."""
+    """Build a conversation from pairs of prompt and completion."""
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    for question, answer in turns:
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    for question, completion in turns:
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": completion}]
     return checked(Conversation(tuple(messages), (1.0,) * len(messages), plain=plain))
 
 
@@ -146,12 +146,12 @@ def read_messages(
     system: str | None = None,
     tools: object = None,
     tags: RoleTags = STANDARD_TAGS,
-    answered: bool = True,
+    completed: bool = True,
     medium_of: MediumOf | None = None,
 ) -> Conversation:
     """Messages as a data set writes them: OpenAI's keys, ShareGPT's, or those that `tags` names.
 
-    With `answered` the assistant must have the last word. `medium_of` reads a part that is a
+    With `completed` the assistant must have the last word. `medium_of` reads a part that is a
     image, video or sound; None where it leaves that to a column.
     """
     written = parse_json(written, "messages")
@@ -181,29 +181,29 @@ def read_messages(
             raise Unusable("two system messages", "one in the column 'system' and another in the messages")
         if messages[0]["role"] != "system":
             messages, weights = [{"role": "system", "content": system}, *messages], [1.0, *weights]
-    return checked(Conversation(tuple(messages), tuple(weights), tuple(_read_tools(tools))), answered=answered)
+    return checked(Conversation(tuple(messages), tuple(weights), tuple(_read_tools(tools))), completed=completed)
 
 
-def checked(conversation: Conversation, *, answered: bool = True) -> Conversation:
+def checked(conversation: Conversation, *, completed: bool = True) -> Conversation:
     """Refuse roles out of order and turns in which the assistant says nothing."""
     before = ""
     for index, message in enumerate(conversation.messages):
         role = message["role"]
         if role not in _MAY_FOLLOW[before]:
             raise Unusable("roles out of order", f"message {index + 1} is the {role}'s{_after(before)}")
-        says = text_of(message)
-        if not is_unicode(says):
+        text = text_of(message)
+        if not is_unicode(text):
             raise _not_unicode(f"message {index + 1}, the {role}'s,")
         if len(message) > 2:
             _check_values(message, f"message {index + 1}, the {role}'s,")
-        if role == "assistant" and not says.strip() and not message.get("tool_calls"):
+        if role == "assistant" and not text.strip() and not message.get("tool_calls"):
             if not message.get("reasoning_content"):
-                raise Unusable("empty answer", f"message {index + 1}, the assistant's, says nothing")
-        elif role == "user" and not says.strip() and isinstance(message["content"], str):
-            raise Unusable("empty question", f"message {index + 1}, the user's, says nothing")
+                raise Unusable("empty completion", f"message {index + 1}, the assistant's, is empty")
+        elif role == "user" and not text.strip() and isinstance(message["content"], str):
+            raise Unusable("empty question", f"message {index + 1}, the user's, is empty")
         before = role
-    if before != "assistant" and answered:
-        raise Unusable("roles out of order", f"the last message is the {before}'s, so nothing answers it")
+    if before != "assistant" and completed:
+        raise Unusable("roles out of order", f"the last message is the {before}'s, not the assistant's")
     if conversation.tools:
         _check_values(conversation.tools, "the column 'tools'")
     return conversation
@@ -220,7 +220,7 @@ def _check_values(values: object, what: str) -> None:
 
 
 def _not_unicode(what: str) -> Unusable:
-    return Unusable("not Unicode text", f"{what} holds half of a surrogate pair, which no tokenizer takes")
+    return Unusable("not Unicode text", f"{what} contains an unpaired surrogate")
 
 
 def _after(before: str) -> str:
@@ -229,9 +229,9 @@ def _after(before: str) -> str:
 
 def _read_message(written: object, index: int, tags: RoleTags, medium_of: MediumOf | None) -> tuple[Message, float]:
     if type(written) is dict and len(written) == 2:  # most messages by far
-        said_by, content = written.get(tags.role_keys[0]), written.get(tags.content_keys[0])
-        if type(said_by) is str and type(content) is str and said_by in tags.roles:
-            return {"role": tags.roles[said_by], "content": content}, 1.0
+        role, content = written.get(tags.role_keys[0]), written.get(tags.content_keys[0])
+        if type(role) is str and type(content) is str and role in tags.roles:
+            return {"role": tags.roles[role], "content": content}, 1.0
     if not isinstance(written, Mapping):
         raise Unusable("malformed message", f"message {index + 1} is a {type(written).__name__}, not an object")
     fields = {key: value for key, value in written.items() if value is not None}
@@ -265,7 +265,7 @@ def _listed_calls(calls: object, role: str, index: int) -> list[Message]:
 
 
 def read_content(content: object, index: int, medium_of: MediumOf | None) -> str | list[dict[str, Any]]:
-    """Return a string, or the parts of a message where some of them are images; `index` is its place in a row."""
+    """Return a string, or the parts of a message where some of them are images; `index` is its position in the row."""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
@@ -300,16 +300,16 @@ def _part(part: object, index: int, medium_of: MediumOf | None) -> dict[str, Any
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if isinstance(part, Mapping):
-        said = part.get("type")
-        if said is None and "text" not in part:
-            said = next((key for key in MEDIA_PARTS if key in part), None)
-        if said in MEDIA_PARTS and medium_of is not None:
-            kind = MEDIA_PARTS[said]
+        kind_name = part.get("type")
+        if kind_name is None and "text" not in part:
+            kind_name = next((key for key in MEDIA_PARTS if key in part), None)
+        if kind_name in MEDIA_PARTS and medium_of is not None:
+            kind = MEDIA_PARTS[kind_name]
             return media_part(kind, medium_of(part, kind))
-        text = part.get("text", part.get("value") if said == "text" else None)
+        text = part.get("text", part.get("value") if kind_name == "text" else None)
         if isinstance(text, str):
             return {"type": "text", "text": text}
-        which = f"of the type {said!r} with the keys {', '.join(map(str, part)) or 'none'}"
+        which = f"of the type {kind_name!r} with the keys {', '.join(map(str, part)) or 'none'}"
     else:
         which = f"that is {_a(part)}"
     raise Unusable("not only text", f"message {index + 1} holds a part {which}: neither text nor media")
@@ -326,7 +326,7 @@ def take_weight(fields: Message, role: str, index: int) -> float:
     (weight,) = weights
     if weight and role not in ("assistant", "call"):
         raise Unusable(
-            "malformed message", f"message {index + 1}, the {role}'s, asks for a loss; only answers have one"
+            "malformed message", f"message {index + 1}, the {role}'s, has a loss; only the assistant's messages can"
         )
     return weight
 

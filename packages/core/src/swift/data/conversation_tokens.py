@@ -15,7 +15,7 @@ from swift.data.conversation import Conversation, Unusable, parts_of, text_of
 from swift.data.media_tokens import MediaTokens
 from swift.data.samples import Segment
 from swift.data.template import ChatTemplate
-from swift.data.texts import CompletionText, Raw, Rendered, Span, Steps, Text, Whole
+from swift.data.text import CompletionText, Raw, Rendered, Span, Steps, Text, Whole
 from swift.errors import DataError, ModelError
 
 _PLURALS = {"image": "images", "video": "videos", "audio": "audio"}
@@ -43,29 +43,29 @@ class ConversationEncoder:
         self.limits = self.template.limits if self.template else nullcontext
         self._loss_on = loss_on
 
-    def segments(self, conversation: Conversation, place: str) -> Steps[list[Segment]]:
+    def segments(self, conversation: Conversation, location: str) -> Steps[list[Segment]]:
         """Return the tokens of a conversation, however many: several where the template rewrites earlier turns."""
         conversation = self.with_images(conversation)
-        texts = self._texts(conversation, place)
-        return (yield [self.with_media(text, conversation) for text in texts])
+        sequences = self._sequences(conversation, location)
+        return (yield [self.with_media(text, conversation) for text in sequences])
 
-    def segment(self, conversation: Conversation, place: str) -> Steps[Segment]:
+    def segment(self, conversation: Conversation, location: str) -> Steps[Segment]:
         """Return the tokens of a conversation as one segment within data.max_length."""
-        return self.fit((yield from self._whole_segment(conversation, place)))[0]
+        return self.fit((yield from self._whole_segment(conversation, location)))[0]
 
-    def beginning(self, conversation: Conversation, place: str) -> Steps[Segment]:
+    def beginning(self, conversation: Conversation, location: str) -> Steps[Segment]:
         """Return as much of a conversation as fits into data.max_length, whatever happens to long samples."""
-        return _slice((yield from self._whole_segment(conversation, place)), 0, self.section.max_length)
+        return _slice((yield from self._whole_segment(conversation, location)), 0, self.section.max_length)
 
-    def prompt(self, conversation: Conversation, place: str) -> Steps[Segment]:
+    def prompt(self, conversation: Conversation, location: str) -> Steps[Segment]:
         """Return the tokens up to where the assistant is about to speak, within data.max_length.
 
         Without a chat template, the conversation is one text, which the model continues.
         """
-        (segment,) = yield [self.prompt_text(conversation, place)]
+        (segment,) = yield [self.prompt_text(conversation, location)]
         return self.fit(segment)[0]
 
-    def prompt_text(self, conversation: Conversation, place: str) -> Text:
+    def prompt_text(self, conversation: Conversation, location: str) -> Text:
         """Return what `prompt` tokenises."""
         conversation = self.with_images(conversation)
         if self.template is None:
@@ -73,7 +73,7 @@ class ConversationEncoder:
                 raise Unusable("no chat template", "several messages, and the tokenizer has no template to write them")
             text: Text = Whole(str(conversation.messages[0]["content"]))
         else:
-            text = self.template.prompt(self.as_told(conversation), place)
+            text = self.template.prompt(self.without_learning(conversation), location)
         return self.with_media(text, conversation)
 
     def fit(self, segment: Segment) -> list[Segment]:
@@ -108,47 +108,47 @@ class ConversationEncoder:
         if isinstance(text, Rendered):
             return self.images.expand(text, conversation.media)
         if conversation.media:
-            raise Unusable("no chat template", "images or sounds, and no chat template says where they stand")
+            raise Unusable("no chat template", "images or audio need a chat template")
         return text
 
-    def _whole_segment(self, conversation: Conversation, place: str) -> Steps[Segment]:
-        segments = yield from self.segments(conversation, place)
+    def _whole_segment(self, conversation: Conversation, location: str) -> Steps[Segment]:
+        segments = yield from self.segments(conversation, location)
         if len(segments) > 1:
-            raise _several_texts(place)
+            raise _several_texts(location)
         return segments[0]
 
-    def _texts(self, conversation: Conversation, place: str) -> Sequence[Text]:
+    def _sequences(self, conversation: Conversation, location: str) -> Sequence[Text]:
         if conversation.plain and (len(conversation.messages) == 1 or self.template is None):
             return [self._plain(conversation)]
         if self.template is None:
             raise ModelError(
-                f"{place}: this is a conversation, and the tokenizer has no chat template to write it with.",
+                f"{location}: this is a conversation, and the tokenizer has no chat template to write it with.",
                 hint="Give one with --model.chat_template FILE, or learn raw text with `swift pt`.",
             )
-        conversation = self.as_told(conversation)
+        conversation = self.without_learning(conversation)
         if self._loss_on == "all":
-            return [self._whole(self.template, conversation, place)]
+            return [self._whole(self.template, conversation, location)]
         turns = self._turns(conversation)
         if not turns:
-            raise Unusable("nothing to learn", "every answer carries a loss of 0")
-        return self.template.render(conversation, turns, place)
+            raise Unusable("nothing to learn", "the loss of every completion is 0")
+        return self.template.render(conversation, turns, location)
 
-    def _whole(self, template: ChatTemplate, conversation: Conversation, place: str) -> Rendered:
+    def _whole(self, template: ChatTemplate, conversation: Conversation, location: str) -> Rendered:
         """Return a text of which all is learned; answers that carry a loss of their own keep it."""
         own = [index for index, weight in enumerate(conversation.weights) if weight != 1.0]
         own = [index for index in own if conversation.messages[index]["role"] == "assistant"]
-        texts = template.render(conversation, own, place)
-        if len(texts) > 1:
-            raise _several_texts(place)
-        return Rendered(texts[0].text, (Span(0, len(texts[0].text), 1.0), *texts[0].spans))
+        sequences = template.render(conversation, own, location)
+        if len(sequences) > 1:
+            raise _several_texts(location)
+        return Rendered(sequences[0].text, (Span(0, len(sequences[0].text), 1.0), *sequences[0].spans))
 
     def _plain(self, conversation: Conversation) -> Text:
         if conversation.media and self.template is not None:
             return self._with_places(self.template, conversation)
-        texts = [text_of(message) for message in conversation.messages]
-        if len(texts) == 1 or self._loss_on == "all":
-            return Raw("".join(texts))
-        return CompletionText(texts[0], texts[1], conversation.weights[1])
+        strings = [text_of(message) for message in conversation.messages]
+        if len(strings) == 1 or self._loss_on == "all":
+            return Raw("".join(strings))
+        return CompletionText(strings[0], strings[1], conversation.weights[1])
 
     def _with_places(self, template: ChatTemplate, conversation: Conversation) -> Rendered:
         """Return a text by itself, with images where it has them, as the chat template writes images."""
@@ -163,7 +163,7 @@ class ConversationEncoder:
         text = "".join(tokens)
         return Rendered(text, (Span(0, len(text), 1.0),))
 
-    def as_told(self, conversation: Conversation) -> Conversation:
+    def without_learning(self, conversation: Conversation) -> Conversation:
         """Return the conversation with data.system where it has no system message, and with its objects written out."""
         if self.images is not None:
             conversation = self.images.with_objects(conversation)
@@ -181,9 +181,9 @@ class ConversationEncoder:
         ]
 
 
-def _several_texts(place: str) -> DataError:
+def _several_texts(location: str) -> DataError:
     return DataError(
-        f"{place}: the chat template rewrites earlier turns, so no single text holds all that is to be learned here.",
+        f"{location}: the chat template rewrites earlier turns, so no single sequence contains all learned tokens.",
         hint="Use --data.loss_on last_round.",
     )
 

@@ -40,13 +40,13 @@ class Part:
     root: Path | None = None
     """The folder that paths of images are taken from."""
 
-    def understand(self, row: RowData, encoding: Encoding, place: str) -> Sample:
+    def understand(self, row: RowData, encoding: Encoding, location: str) -> Sample:
         """Return what a row means; raise `Unusable`."""
-        return encoding.understand(rename(row, self.columns, place), place, self.tags, self.root)
+        return encoding.understand(rename(row, self.columns, location), location, self.tags, self.root)
 
-    def check_format(self, row: RowData, encoding: Encoding, place: str) -> None:
+    def check_format(self, row: RowData, encoding: Encoding, location: str) -> None:
         """Refuse the data set when this row, its first, has no known columns."""
-        encoding.check_format(rename(row, self.columns, place), place, self.tags)
+        encoding.check_format(rename(row, self.columns, location), location, self.tags)
 
 
 class Corpus:
@@ -60,7 +60,7 @@ class Corpus:
         for part in parts:
             self._ends.append(len(self) + part.count)
             if check:
-                part.check_format(part.rows[0], encoding, part.rows.place(0))
+                part.check_format(part.rows[0], encoding, part.rows.location(0))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -75,10 +75,10 @@ class Corpus:
         number = bisect_right(self._ends, index)
         return number, index - (self._ends[number - 1] if number else 0)
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return where a row stands, for people."""
         number, local = self.part_of(index)
-        return self.parts[number].rows.place(local)
+        return self.parts[number].rows.location(local)
 
     def row(self, index: int) -> RowData:
         """Return a row as it was read."""
@@ -89,7 +89,7 @@ class Corpus:
         """Return a row, understood; raises `Unusable`."""
         number, local = self.part_of(index)
         part = self.parts[number]
-        return part.understand(part.rows[local], self.encoding, part.rows.place(local))
+        return part.understand(part.rows[local], self.encoding, part.rows.location(local))
 
     def sample_after(self, index: int) -> Sample:
         """Return the next row that can be understood, going on at the start after the end."""
@@ -160,7 +160,7 @@ def corpus_of(rows: Any, name: str, section: DataSection, encoding: Encoding) ->
 def stream_rows(
     names: Sequence[str], section: DataSection, opened: dict[str, Part]
 ) -> Iterator[tuple[Part, str, RowData]]:
-    """Yield all rows once, in order, without knowing how many there are: the data set, the place and the row.
+    """Yield all rows once, in order, without knowing how many there are: the data set, the location and the row.
 
     Local data sets are opened into `opened` or taken from there: every epoch reads the same state of their files.
     """
@@ -171,7 +171,7 @@ def stream_rows(
             continue
         part = opened.get(name) or opened.setdefault(name, _open(source, section))
         for index in range(part.count):
-            yield part, part.rows.place(index), part.rows[index]
+            yield part, part.rows.location(index), part.rows[index]
 
 
 def _open(source: Source, section: DataSection) -> Part:

@@ -15,7 +15,7 @@ from swift.data.media_tokens import MediaTokens
 from swift.data.offsets import TextEncoder, check_offsets
 from swift.data.samples import Segment
 from swift.data.template import Omissions
-from swift.data.texts import CompletionText, Steps, Text
+from swift.data.text import CompletionText, Steps, Text
 from swift.errors import ConfigError, PluginError
 
 ENCODER_VERSION = 2
@@ -33,7 +33,7 @@ class SampleEncoder:
     ) -> None:
         if section.truncation == "split" and not encoding.can_split:
             raise ConfigError(
-                "data.truncation is split, which cuts texts into several samples; only pt can learn from such.",
+                "data.truncation is split, which only pt supports: it cuts documents into several samples.",
                 hint="Use --data.truncation delete, right or left.",
             )
         check_offsets(tokenizer)
@@ -57,12 +57,12 @@ class SampleEncoder:
         template = self._conversations.template
         return Omissions() if template is None else template.take_omissions()
 
-    def encode(self, sample: Sample, place: str, following: Sample | None = None) -> EncodedRow:
+    def encode(self, sample: Sample, location: str, following: Sample | None = None) -> EncodedRow:
         """Return what one row becomes; raise `Unusable` when there is nothing to learn from it.
 
         `following` is the next sample of the data set, for encodings that need it.
         """
-        (made,) = self.encode_many([ReadRow(sample, place, following)])
+        (made,) = self.encode_many([ReadRow(sample, location, following)])
         if isinstance(made, Unusable):
             raise made
         return made
@@ -71,11 +71,11 @@ class SampleEncoder:
         """Encode rows in order, many at once; rows are taken from the iterator as they are needed."""
         waiting = iter(rows)
         while group := self._begin(waiting):
-            while any(row.asked for row in group):
-                segments = iter(self._tokens.segments([text for row in group for text in row.asked]))
+            while any(row.requested for row in group):
+                segments = iter(self._tokens.segments([text for row in group for text in row.requested]))
                 with self._limits():
                     for row in group:
-                        row.resume([next(segments) for _ in row.asked])
+                        row.resume([next(segments) for _ in row.requested])
             for row in group:
                 if isinstance(row.made, EncodedRow):
                     self._check(row.made)
@@ -90,7 +90,7 @@ class SampleEncoder:
             for each in rows:
                 row = _RowInProgress(self.encoding.encode(each, self._conversations))
                 group.append(row)
-                characters += sum(map(_size, row.asked))
+                characters += sum(map(_size, row.requested))
                 if characters >= _CHARACTERS:
                     break
         return group
@@ -126,21 +126,21 @@ class _RowInProgress:
 
     def __init__(self, steps: Steps[EncodedRow]) -> None:
         self._steps = steps
-        self.asked: Sequence[Text] = ()
+        self.requested: Sequence[Text] = ()
         self.made: EncodedRow | Unusable | None = None
         if not isinstance(steps, Generator):
             raise _no_row(steps)
-        self._until_asked(lambda: next(steps))
+        self._advance(lambda: next(steps))
 
     def resume(self, segments: list[Segment]) -> None:
-        """Hand the row the tokens of the texts that it asked for."""
+        """Hand the row the tokens of the texts that it requested for."""
         if self.made is None:
-            self._until_asked(lambda: self._steps.send(segments))
+            self._advance(lambda: self._steps.send(segments))
 
-    def _until_asked(self, step: Callable[[], Sequence[Text]]) -> None:
-        self.asked = ()
+    def _advance(self, step: Callable[[], Sequence[Text]]) -> None:
+        self.requested = ()
         try:
-            self.asked = step()
+            self.requested = step()
         except StopIteration as done:
             if not isinstance(done.value, EncodedRow):
                 raise _no_row(done.value) from None
@@ -156,7 +156,7 @@ def _size(text: Text) -> int:
 def _no_row(value: object) -> PluginError:
     return PluginError(
         f"encode() of an encoding returned {value!r}, where it should be a generator that returns an EncodedRow.",
-        hint="segment = yield from encoder.segment(conversation, row.place), then return EncodedRow((sample,))",
+        hint="segment = yield from encoder.segment(conversation, row.location), then return EncodedRow((sample,))",
     )
 
 

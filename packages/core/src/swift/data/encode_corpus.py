@@ -95,9 +95,9 @@ def _encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
         if not encoder.encoding.keeps_columns:
             unused |= dict.fromkeys(sample.extras)
         formats[sample.format] += bool(sample.format)
-    pictured = encoder.images is not None
-    arrays = pack_arrays(samples, encoder.encoding.values, encoder.encoding.token_values, media=pictured)
-    held = [each for _, made in samples for segment in made.segments for each in segment.media] if pictured else []
+    with_images = encoder.images is not None
+    arrays = pack_arrays(samples, encoder.encoding.values, encoder.encoding.token_values, media=with_images)
+    held = [each for _, made in samples for segment in made.segments for each in segment.media] if with_images else []
     omissions = encoder.take_omissions()
     return Chunk(
         arrays,
@@ -109,7 +109,7 @@ def _encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
         dict(Counter(each.kind for each in held)),
         sum(each.length for each in held),
         omissions.keys,
-        len({corpus.place(row) for row in set(rows) - {row for row, _, _ in rejected}} & omissions.reasoning),
+        len({corpus.location(row) for row in set(rows) - {row for row, _, _ in rejected}} & omissions.reasoning),
         +formats,
     )
 
@@ -129,7 +129,7 @@ def _understood(
             rejected.append((row, unusable.reason, unusable.detail))
             continue
         understood.append((row, sample))
-        yield ReadRow(sample, corpus.place(row), following)
+        yield ReadRow(sample, corpus.location(row), following)
 
 
 def _counts(corpus: Corpus, arrays: Mapping[str, np.ndarray]) -> list[tuple[int, int, int]]:
@@ -158,7 +158,7 @@ def encode_corpus(
 
 def _count(report: DataReport, corpus: Corpus, chunk: Chunk) -> None:
     for row, reason, detail in chunk.rejected:
-        report.reject(reason, corpus.place(row), detail)
+        report.reject(reason, corpus.location(row), detail)
     report.turn_by_turn += chunk.turn_by_turn
     report.count_omissions(chunk.unused_keys, chunk.without_reasoning)
     report.count_formats(chunk.formats)
@@ -248,7 +248,7 @@ def _encode_shared(rows: range) -> tuple[Chunk, Spilled]:
         raise
     except Exception as error:  # whatever it is, it may not be one that can be sent to another process
         raise DataError(
-            f"Tokenising failed between {corpus.place(rows[0])} and {corpus.place(rows[-1])}: "
+            f"Tokenising failed between {corpus.location(rows[0])} and {corpus.location(rows[-1])}: "
             f"{type(error).__name__}: {first_line(error)}",
             hint="--data.workers 1 shows where.",
         ) from None

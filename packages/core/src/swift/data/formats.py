@@ -68,7 +68,7 @@ class Sample:
     """Columns that no format uses."""
 
 
-def rename(row: RowData, columns: Mapping[str, str], place: str) -> RowData:
+def rename(row: RowData, columns: Mapping[str, str], location: str) -> RowData:
     """Return the row under our names, without empty columns; raises `DataError` where two columns have one name."""
     renamed: RowData = {}
     source: dict[str, str] = {}
@@ -77,7 +77,7 @@ def rename(row: RowData, columns: Mapping[str, str], place: str) -> RowData:
             continue
         target = columns.get(column, column)
         if target in source:
-            raise _collision(source[target], column, target, place)
+            raise _collision(source[target], column, target, location)
         renamed[target], source[target] = value, column
     return renamed
 
@@ -99,19 +99,19 @@ class RowReader:
     Every method raises `Unusable` where the row cannot be used, and `DataError` where two columns claim one meaning.
     """
 
-    def __init__(self, row: RowData, place: str, tags: RoleTags, root: Path | None = None) -> None:
+    def __init__(self, row: RowData, location: str, tags: RoleTags, root: Path | None = None) -> None:
         self.used: set[str] = set()
         """Columns that were read; a report names the others."""
         self._row = row
-        self._place = place
+        self._location = location
         self._tags = tags
         self._root = root
         """The folder that paths of images are taken from."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The file and line of the row."""
-        return self._place
+        return self._location
 
     def conversation(self) -> Conversation:
         """Return the conversation of the row, in whichever format it is."""
@@ -123,7 +123,7 @@ class RowReader:
             for kind, columns in images.COLUMNS.items():
                 if self.has(*columns):
                     raise Unusable(
-                        f"holds {NAMES[kind]}s", f"a text by itself has no place for {NAMES[kind]}s: write messages"
+                        f"holds {NAMES[kind]}s", f"a text by itself has no position for {NAMES[kind]}s: write messages"
                     )
             return raw_text(self.text("text"))
         raise self.unknown("no known columns")
@@ -141,11 +141,11 @@ class RowReader:
         messages = parse_json(messages, "messages") if _is_json_list(messages) else messages
         if not isinstance(messages, list | tuple) or len(messages) != 1 or not isinstance(messages[0], Mapping):
             return None
-        said_by, content = (
+        role, content = (
             next((messages[0][key] for key in keys if key in messages[0]), None)
             for keys in (self._tags.role_keys, self._tags.content_keys)
         )
-        if not isinstance(said_by, str) or self._tags.roles.get(said_by) != "assistant":
+        if not isinstance(role, str) or self._tags.roles.get(role) != "assistant":
             return None
         self.take(MESSAGES)
         weight = take_weight({key: each for key, each in messages[0].items() if each is not None}, "assistant", 0)
@@ -183,49 +183,50 @@ class RowReader:
         more = [column for column in ("rejected_response", "rejected_messages", "label") if column in self._row]
         return " with ".join([name, *more[:1]])
 
-    def asked(self) -> Conversation:
-        """Return the conversation up to its last question, without the assistant's answer to it where there is one."""
+    def prompt(self) -> Conversation:
+        """Return the conversation up to its last prompt, without the completion."""
         messages = self.take(MESSAGES)
         if messages is None and self.has(*QUESTION):
             question = self.take(QUESTION)
             messages = question if isinstance(question, list | tuple) else self.history(self.with_input(question))
         if messages is None:
             raise self.unknown("no question")
-        conversation = self.messages(messages, answered=False)
+        conversation = self.messages(messages, completed=False)
         if conversation.messages[-1]["role"] != "assistant":
             return conversation
-        asked = conversation.last_round
-        if not asked:
-            raise Unusable("nothing is asked", "no message is the user's")
-        return replace(conversation, messages=conversation.messages[:asked], weights=conversation.weights[:asked])
+        last_round = conversation.last_round
+        if not last_round:
+            raise Unusable("no prompt", "no message is the user's")
+        messages, weights = conversation.messages[:last_round], conversation.weights[:last_round]
+        return replace(conversation, messages=messages, weights=weights)
 
-    def answered(self, prompt: Any, answer: object, tools: object = None, *, media: str = "") -> Conversation:
-        """Return the prompt's messages and the answer: a string, a message, or the messages of a round.
+    def completed(self, prompt: Any, completion: object, tools: object = None, *, media: str = "") -> Conversation:
+        """Return the prompt's messages and the completion: a string, a message, or the messages of a round.
 
         `media` is as in `messages`.
         """
         if not isinstance(prompt, list | tuple):
             raise Unusable("no messages", f"the question is a {type(prompt).__name__}, not a list of messages")
         added: Sequence[Any]
-        if isinstance(answer, str):
-            added = [{self._tags.role_keys[0]: "assistant", self._tags.content_keys[0]: answer}]
+        if isinstance(completion, str):
+            added = [{self._tags.role_keys[0]: "assistant", self._tags.content_keys[0]: completion}]
         else:
-            added = answer if isinstance(answer, list | tuple) else [answer]
+            added = completion if isinstance(completion, list | tuple) else [completion]
         return self.messages([*prompt, *added], tools=tools, media=media)
 
     def messages(
-        self, messages: object, tools: object = None, *, answered: bool = True, media: str = ""
+        self, messages: object, tools: object = None, *, completed: bool = True, media: str = ""
     ) -> Conversation:
         """Return the conversation that a list of messages is, with the row's system message, tools and images.
 
-        With `answered` the assistant must have the last word. `media` begins the names of columns of images, videos
+        With `completed` the assistant must have the last word. `media` begins the names of columns of images, videos
         and sounds that are read instead of the usual ones where the row has them: 'rejected' for `rejected_images`.
         """
         if tools is None:
             tools = self._row.get("tools")
             self.used.add("tools")
         conversation = read_messages(
-            messages, system=self._system(), tools=tools, tags=self._tags, answered=answered, medium_of=self._medium
+            messages, system=self._system(), tools=tools, tags=self._tags, completed=completed, medium_of=self._medium
         )
         return self._boxed(placed(conversation, self._media(media)))
 
@@ -264,7 +265,7 @@ class RowReader:
             if len(value) != count:
                 raise Unusable(
                     f"{NAMES[kind]}s do not match",
-                    f"{name}_{kind}s has {len(value)} lists, and there are {count} texts",
+                    f"{name}_{kind}s has {len(value)} lists, and there are {count} documents",
                 )
             for text, listed in zip(held, value, strict=True):
                 text[kind] = images.read_media(listed, self._root, kind)
@@ -274,18 +275,19 @@ class RowReader:
 
     def _question_and_answer(self) -> Conversation:
         plain = "prompt" in self._row and "completion" in self._row
-        question, answer = self.take(QUESTION), self.take(ANSWER)
-        if isinstance(question, list | tuple) or isinstance(answer, list | tuple):
+        question, completion = self.take(QUESTION), self.take(ANSWER)
+        if isinstance(question, list | tuple) or isinstance(completion, list | tuple):
             start = [{"role": "user", "content": question}] if isinstance(question, str) else question
-            return self.answered(start, answer)
-        question, answer = self.with_input(question), self._checked_text("answer", answer)
+            return self.completed(start, completion)
+        question, completion = self.with_input(question), self._checked_text("completion", completion)
         if "tools" in self._row:
-            return self.answered(self.history(question), answer)
-        conversation = self._pairs(question, answer)
+            return self.completed(self.history(question), completion)
+        conversation = self._pairs(question, completion)
         return replace(conversation, plain=plain and len(conversation.messages) == 2 and not conversation.media)
 
-    def _pairs(self, question: str, answer: str) -> Conversation:
-        return self._boxed(placed(checked(rounds([*self._past(), (question, answer)], self._system())), self._media()))
+    def _pairs(self, question: str, completion: str) -> Conversation:
+        conversation = checked(rounds([*self._past(), (question, completion)], self._system()))
+        return self._boxed(placed(conversation, self._media()))
 
     def _boxed(self, conversation: Conversation) -> Conversation:
         """Return the conversation with the row's objects; those of a row without images are somebody else's."""
@@ -310,8 +312,8 @@ class RowReader:
         """Return the messages of the column 'history', and the question that follows them."""
         role, content = self._tags.role_keys[0], self._tags.content_keys[0]
         messages = []
-        for asked, answered in self._past():
-            messages += [{role: "user", content: asked}, {role: "assistant", content: answered}]
+        for earlier, completion in self._past():
+            messages += [{role: "user", content: earlier}, {role: "assistant", content: completion}]
         return [*messages, {role: "user", content: question}]
 
     def _past(self) -> list[tuple[str, str]]:
@@ -322,8 +324,8 @@ class RowReader:
         ):
             raise Unusable("malformed history", "the history is not a list of [question, answer]")
         return [
-            (self._checked_text("history", asked), self._checked_text("history", answered))
-            for asked, answered in history
+            (self._checked_text("history", question), self._checked_text("history", completion))
+            for question, completion in history
         ]
 
     def with_input(self, question: object) -> str:
@@ -373,7 +375,7 @@ class RowReader:
         """Return the value of the one column among these synonyms that the row has, or None."""
         present = [name for name in names if name in self._row]
         if len(present) > 1:
-            raise _collision(present[0], present[1], names[0], self._place)
+            raise _collision(present[0], present[1], names[0], self._location)
         self.used.update(present)
         return self._row[present[0]] if present else None
 
@@ -392,8 +394,8 @@ def _is_json_list(value: object) -> bool:
     return isinstance(value, str) and value.lstrip().startswith("[")
 
 
-def _collision(one: str, other: str, target: str, place: str) -> DataError:
+def _collision(one: str, other: str, target: str, location: str) -> DataError:
     return DataError(
-        f"{place}: the columns {one!r} and {other!r} both mean {target!r}.",
+        f"{location}: the columns {one!r} and {other!r} both mean {target!r}.",
         hint=f'Rename the one that is not meant: --columns \'{{"{other}": "unused"}}\'.',
     )

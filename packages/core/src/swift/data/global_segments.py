@@ -22,7 +22,7 @@ class GlobalSegments:
     """bool [segments]: whether a token of the segment has weight. No segment of a dummy counts."""
     values: dict[str, torch.Tensor]
     """Per sample: `Encoded.values`."""
-    texts: torch.Tensor
+    hashes: torch.Tensor
     """int64 [segments]: a number made of the segment's tokens and of the files of its images, the same for equal
     segments and for no others."""
 
@@ -30,10 +30,11 @@ class GlobalSegments:
     def of(cls, batch: MicroBatch) -> GlobalSegments:
         """Return the facts of a micro-batch's segments, where its tensors are."""
         inside = batch.segment_ids >= 0
-        texts = _numbers(batch.input_ids[inside], batch.position_ids[inside], batch.segment_ids[inside], batch.segments)
+        ids, positions = batch.input_ids[inside], batch.position_ids[inside]
+        hashes = _numbers(ids, positions, batch.segment_ids[inside], batch.segments)
         if batch.media is not None and batch.media.numbers is not None:
-            texts = texts + batch.media.numbers[: batch.segments]  # a stand-in is the last, and no segment
-        return cls(batch.sample_segments, batch.segment_sum((batch.weights > 0).float()) > 0, batch.values, texts)
+            hashes = hashes + batch.media.numbers[: batch.segments]  # a stand-in is the last, and no segment
+        return cls(batch.sample_segments, batch.segment_sum((batch.weights > 0).float()) > 0, batch.values, hashes)
 
     @classmethod
     def of_slice(cls, batch: Batch) -> GlobalSegments:
@@ -45,13 +46,13 @@ class GlobalSegments:
         lengths = torch.tensor([len(segment) for segment in segments], dtype=torch.int64)
         ids = torch.tensor(np.concatenate([np.zeros(0, dtype=np.int64), *(each.input_ids for each in segments)]))
         number = torch.arange(len(segments)).repeat_interleave(lengths)
-        places = torch.arange(len(ids)) - (lengths.cumsum(0) - lengths)[number]
+        positions = torch.arange(len(ids)) - (lengths.cumsum(0) - lengths)[number]
         held = torch.tensor([number_of(each.media) for each in segments], dtype=torch.int64)
         return cls(
             torch.tensor([len(sample.segments) for sample in samples], dtype=torch.int64),
             torch.tensor(counts, dtype=torch.bool),
             {name: torch.tensor([sample.values[name] for sample in samples], dtype=torch.float32) for name in names},
-            _numbers(ids, places, number, len(segments)) + held,
+            _numbers(ids, positions, number, len(segments)) + held,
         )
 
     @classmethod
@@ -62,7 +63,7 @@ class GlobalSegments:
             torch.cat([part.sample_segments for part in parts]),
             torch.cat([part.counts for part in parts]),
             {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values},
-            torch.cat([part.texts for part in parts]),
+            torch.cat([part.hashes for part in parts]),
         )
 
     @property
@@ -77,9 +78,9 @@ class GlobalSegments:
         return samples.repeat_interleave(self.sample_segments)
 
 
-def _numbers(ids: torch.Tensor, places: torch.Tensor, segment: torch.Tensor, segments: int) -> torch.Tensor:
-    """Return a 64-bit hash of each segment's tokens and their places; sums and products wrap around."""
-    mixed = ids.long() * 0x1E3779B97F4A7C15 + (places.long() + 1) * 0x3F58476D1CE4E5B9
+def _numbers(ids: torch.Tensor, positions: torch.Tensor, segment: torch.Tensor, segments: int) -> torch.Tensor:
+    """Return a 64-bit hash of each segment's tokens and their positions; sums and products wrap around."""
+    mixed = ids.long() * 0x1E3779B97F4A7C15 + (positions.long() + 1) * 0x3F58476D1CE4E5B9
     for factor in (0x14D049BB133111EB, 0x2545F4914F6CDD1D):
         mixed = (mixed ^ (mixed >> 29)) * factor
     mixed = mixed ^ (mixed >> 32)

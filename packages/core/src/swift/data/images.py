@@ -40,7 +40,7 @@ _FORMATS = {
 }
 """How files of images begin."""
 _TURNED = frozenset({5, 6, 7, 8})
-"""Orientations of EXIF by which width and height change places."""
+"""Orientations of EXIF by which width and height are swapped."""
 
 
 def read_media(value: object, root: Path | None, kind: str = "image") -> list[Medium]:

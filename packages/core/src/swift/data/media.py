@@ -106,5 +106,5 @@ def number_of(held: Sequence[MediaRef]) -> int:
     """Return a 64-bit number of what a segment holds: the same for the same files in this order, and 0 for none."""
     if not held:
         return 0
-    told = "\0".join(f"{each.kind} {each.source} {each.size} {each.frames}" for each in held)
-    return xxhash.xxh64_intdigest(told.encode()) - 2**63
+    described = "\0".join(f"{each.kind} {each.source} {each.size} {each.frames}" for each in held)
+    return xxhash.xxh64_intdigest(described.encode()) - 2**63

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from swift.config.media import NAMES
 from swift.data.audio import measure_audio
-from swift.data.bounding_boxes import Box, has_objects, spelled
+from swift.data.bounding_boxes import BoundingBox, has_objects, spelled
 from swift.data.conversation import Conversation, Message, Unusable, media_part, medium_in, parts_of
 from swift.data.images import measure, path_of
 from swift.data.media import Measured, MediaRef, Medium
-from swift.data.texts import MediaSpan, Rendered, Span
+from swift.data.text import MediaSpan, Rendered, Span
 from swift.data.videos import EVENLY, Shown, images_of
 from swift.data.web import Web
 from swift.errors import ModelError, SwiftError
@@ -43,7 +43,7 @@ class MediaRules(Protocol):
         """All that only images and their kin may become: nobody may write one."""
 
     def replacement(self, each: Measured) -> str:
-        """Return what takes the place of the placeholder, by what the header says."""
+        """Return the tokens that replace the placeholder, by the sizes in the header."""
 
     def replacements(self, seen: Sequence[Measured]) -> list[str]:
         """Return the same for whole files, by the processor itself."""
@@ -51,7 +51,7 @@ class MediaRules(Protocol):
     def reference(self, text: str) -> str:
         """Return how the model reads and writes the name of an object in an image."""
 
-    def box(self, parts: Sequence[float], each: Measured) -> str:
+    def bounding_box(self, parts: Sequence[float], each: Measured) -> str:
         """Return how it writes a box, whose numbers are parts of the image's width and height."""
 
     def lacks(self, kind: str) -> str:
@@ -111,11 +111,11 @@ class MediaTokens:
             if each.kind not in self._rules.placeholders:
                 raise Unusable(f"holds {NAMES[each.kind]}s", self._rules.lacks(each.kind))
         marks = list(self._marks.finditer(rendered.text))
-        edges = [0, *(place for mark in marks for place in mark.span()), len(rendered.text)]
+        edges = [0, *(position for mark in marks for position in mark.span()), len(rendered.text)]
         pieces = [rendered.text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
         if len(marks) > len(media) or any(token in piece for token in self._rules.tokens for piece in pieces):
             token = self._rules.placeholders[marks[-1].lastgroup or ""] if marks else sorted(self._rules.tokens)[0]
-            raise Unusable("an image's own token in the text", f"somebody says {token}, or one that is like it")
+            raise Unusable("an image's own token in the text", f"the text contains {token} or a similar token")
         held = media[: len(marks)]
         if [mark.lastgroup for mark in marks] != [each.kind for each in held]:
             raise Unusable("left out by the template", "the chat template writes other media than the messages hold")
@@ -125,9 +125,9 @@ class MediaTokens:
             if (refusal := self._refusal_of(each.kind)) is not None:
                 raise refusal
         seen = [self._measured(each) for each in held]
-        texts = [self._replacement(each) for each in seen]
-        self._compare(seen, texts)
-        return _joined(rendered, pieces, texts, seen, [mark.group() for mark in marks])
+        replacements = [self._replacement(each) for each in seen]
+        self._compare(seen, replacements)
+        return _joined(rendered, pieces, replacements, seen, [mark.group() for mark in marks])
 
     def with_images_of_videos(self, conversation: Conversation) -> Conversation:
         """Return the conversation with images instead of the files of videos, where the model takes images."""
@@ -151,12 +151,12 @@ class MediaTokens:
         """Return the conversation in which objects in images are written as the model writes them."""
         if not has_objects(conversation.messages):
             return conversation
-        messages = [spelled(message, self._rules.reference, self._box) for message in conversation.messages]
+        messages = [spelled(message, self._rules.reference, self._bounding_box) for message in conversation.messages]
         return replace(conversation, messages=tuple(messages))
 
-    def _box(self, box: Box) -> str:
+    def _bounding_box(self, box: BoundingBox) -> str:
         seen = self._measured(box.image)
-        return self._rules.box(box.parts(seen.width, seen.height), seen)
+        return self._rules.bounding_box(box.parts(seen.width, seen.height), seen)
 
     def _measured(self, each: Medium) -> Measured:
         if each.kind == "audio":
@@ -176,7 +176,7 @@ class MediaTokens:
             self._known[key] = text
         return self._known[key]
 
-    def _compare(self, seen: Sequence[Measured], texts: Sequence[str]) -> None:
+    def _compare(self, seen: Sequence[Measured], replacements: Sequence[str]) -> None:
         """Decode the first few of a kind and refuse a model whose processor makes something else of them."""
         kinds = {each.kind for each in seen}
         if all(self._compared[kind] >= _COMPARED for kind in kinds):
@@ -188,10 +188,10 @@ class MediaTokens:
             made = self._rules.replacements(seen)
         except (OSError, ValueError, MemoryError) as error:
             raise Unusable(f"broken {NAMES[seen[0].kind]}", f"{paths}: {error or 'not enough memory'}") from None
-        if made != list(texts):
+        if made != list(replacements):
             raise ModelError(
                 f"The processor of this model makes {[len(each) for each in made]} characters of {paths}, "
-                f"and {[len(each) for each in texts]} of blank ones as large.",
+                f"and {[len(each) for each in replacements]} of blank ones as large.",
                 hint="What it makes of them cannot be counted by their sizes: it cannot be trained with them yet.",
             )
 
@@ -205,21 +205,25 @@ def described(each: Measured | MediaRef) -> str:
 
 
 def _joined(
-    rendered: Rendered, pieces: Sequence[str], texts: Sequence[str], seen: Sequence[Measured], tokens: Sequence[str]
+    rendered: Rendered,
+    pieces: Sequence[str],
+    replacements: Sequence[str],
+    seen: Sequence[Measured],
+    tokens: Sequence[str],
 ) -> Rendered:
     """Return the expanded text; spans move by what was added before them."""
     at, media = 0, []
-    for piece, text, each in zip(pieces, texts, seen, strict=False):
+    for piece, text, each in zip(pieces, replacements, seen, strict=False):
         start = at + len(piece)
         at = start + len(text)
         reference = MediaRef(each.kind, each.path, 0, 0, each.width, each.height, each.size, each.frames, each.rate)
         media.append(MediaSpan(start, at, reference))
     ends = list(accumulate(len(piece) + len(token) for piece, token in zip(pieces, tokens, strict=False)))
-    gains = [0, *accumulate(len(text) - len(token) for text, token in zip(texts, tokens, strict=True))]
+    gains = [0, *accumulate(len(text) - len(token) for text, token in zip(replacements, tokens, strict=True))]
 
-    def moved(place: int) -> int:
-        return place + gains[sum(end <= place for end in ends)]
+    def moved(position: int) -> int:
+        return position + gains[sum(end <= position for end in ends)]
 
     spans = [Span(moved(span.start), moved(span.end), span.weight) for span in rendered.spans]
-    whole = "".join(part for pair in zip(pieces, [*texts, ""], strict=True) for part in pair)
+    whole = "".join(part for pair in zip(pieces, [*replacements, ""], strict=True) for part in pair)
     return replace(rendered, text=whole, spans=tuple(spans), media=tuple(media))

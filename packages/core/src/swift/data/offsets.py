@@ -1,9 +1,8 @@
 """From characters to tokens: a text is tokenised once, and the stretches to learn are found by offsets.
 
-Many texts are tokenised at once. Where tokens are bytes of the text, as with most tokenizers of today, the lengths of
-the tokens say where each of them stands; asking the tokenizers library for offsets would cost more than all the rest.
-That the tokens, put together, are the text again is checked every time; texts of which it doesn't hold, and those of
-other tokenizers, take the library's offsets.
+Many sequences are tokenised at once. Where tokens are bytes of the text, as with most current tokenizers, the lengths
+of the tokens give their offsets, which is faster than the offsets of the tokenizers library. Each time it is checked
+that the joined tokens equal the text; otherwise, and for other tokenizers, the library's offsets are used.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 
 from swift.data.ascii_tokens import bytes_of_tokens, word_table
 from swift.data.samples import Segment
-from swift.data.texts import CompletionText, Raw, Rendered, Span, Text, Whole
+from swift.data.text import CompletionText, Raw, Rendered, Span, Text, Whole
 from swift.errors import ModelError
 
 
@@ -33,29 +32,29 @@ def check_offsets(tokenizer: Any) -> None:
 
 
 class TextEncoder:
-    """Tokenises texts of all kinds, many at once."""
+    """Tokenises sequences of all kinds, many at once."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer if _is_plain(tokenizer) else None
         """None where a class of its own may do more than the tokenizers library."""
-        self._words = word_table(tokenizer) if self._backend is not None else None
+        self._ascii_tokens = word_table(tokenizer) if self._backend is not None else None
         self._bytes = bytes_of_tokens(tokenizer) if self._backend is not None else None
         self._sizes = np.array([len(each) for each in self._bytes or ()], dtype=np.int64)
         self._frames = tokenizer.num_special_tokens_to_add() > 0
 
-    def segments(self, texts: Sequence[Text]) -> list[Segment]:
+    def segments(self, sequences: Sequence[Text]) -> list[Segment]:
         """Return the tokens of each text, and which of them are learned."""
-        rendered = iter(self._rendered([text for text in texts if isinstance(text, Rendered)]))
+        rendered = iter(self._rendered([text for text in sequences if isinstance(text, Rendered)]))
         begun = [
             text.prompt if isinstance(text, CompletionText) else text.text
-            for text in texts
+            for text in sequences
             if not isinstance(text, Rendered)
         ]
         starts = iter(self._ids(begun, special=True))
-        rests = iter(self._ids([text.text for text in texts if isinstance(text, CompletionText)], special=False))
+        rests = iter(self._ids([text.text for text in sequences if isinstance(text, CompletionText)], special=False))
         segments = []
-        for text in texts:
+        for text in sequences:
             match text:
                 case Rendered():
                     segments.append(next(rendered))
@@ -80,22 +79,22 @@ class TextEncoder:
             return ids
         return np.append(ids, np.int32(end))
 
-    def _rendered(self, texts: Sequence[Rendered]) -> list[Segment]:
-        segments: list[Segment | None] = [None] * len(texts)
+    def _rendered(self, sequences: Sequence[Rendered]) -> list[Segment]:
+        segments: list[Segment | None] = [None] * len(sequences)
         if self._bytes is not None:
-            ids, exact = self._found([rendered.text for rendered in texts], special=False)
+            ids, exact = self._found([rendered.text for rendered in sequences], special=False)
             same = [
                 at
-                for at, rendered in enumerate(texts)
+                for at, rendered in enumerate(sequences)
                 if not rendered.media and (exact[at] or self._text_of(ids[at]) == rendered.text.encode())
             ]
-            made = self._by_bytes([texts[at] for at in same], [ids[at] for at in same])
+            made = self._by_bytes([sequences[at] for at in same], [ids[at] for at in same])
             for at, segment in zip(same, made, strict=True):
                 segments[at] = segment
         others = [at for at, segment in enumerate(segments) if segment is None]
-        encoded = self._with_offsets([texts[at].text for at in others])
+        encoded = self._with_offsets([sequences[at].text for at in others])
         for at, (found, offsets) in zip(others, encoded, strict=True):
-            segments[at] = self._by_offsets(texts[at], found, offsets)
+            segments[at] = self._by_offsets(sequences[at], found, offsets)
         return [segment for segment in segments if segment is not None]
 
     def _text_of(self, ids: np.ndarray) -> bytes:
@@ -103,9 +102,9 @@ class TextEncoder:
         assert self._bytes is not None
         return b"".join(map(self._bytes.__getitem__, ids.tolist()))
 
-    def _by_bytes(self, texts: Sequence[Rendered], tokens: Sequence[np.ndarray]) -> list[Segment]:
-        """Return all texts end to end, in bytes: there, token i goes from `starts[i]` to `ends[i]`."""
-        if not texts:
+    def _by_bytes(self, sequences: Sequence[Rendered], tokens: Sequence[np.ndarray]) -> list[Segment]:
+        """Return all sequences end to end, in bytes: there, token i goes from `starts[i]` to `ends[i]`."""
+        if not sequences:
             return []
         ids = np.concatenate(tokens)
         ends = np.cumsum(self._sizes[ids])
@@ -114,7 +113,7 @@ class TextEncoder:
         bases = np.append(0, np.append(0, ends)[lasts_of]).tolist()
         spans = [
             (at, base + start, base + end, span.weight)
-            for at, (rendered, (base, after)) in enumerate(zip(texts, pairwise(bases), strict=True))
+            for at, (rendered, (base, after)) in enumerate(zip(sequences, pairwise(bases), strict=True))
             for span in rendered.spans
             for start, end in (_in_bytes(span, rendered.text, after - base),)
         ]
@@ -129,7 +128,7 @@ class TextEncoder:
         segments = []
         for at, (first, last) in enumerate(pairwise([0, *lasts_of.tolist()])):
             segment = Segment(ids[first:last].copy(), _without_first(weights[first:last].copy()))
-            segments.append(self._cut(texts[at], segment) if at in crossed else segment)
+            segments.append(self._cut(sequences[at], segment) if at in crossed else segment)
         return segments
 
     def _by_offsets(self, rendered: Rendered, ids: np.ndarray, offsets: np.ndarray) -> Segment:
@@ -156,34 +155,34 @@ class TextEncoder:
         joined = np.concatenate(moved)
         return _with_media(rendered, Segment(in_parts, _weights(joined, rendered.spans)), joined)
 
-    def _ids(self, texts: Sequence[str], *, special: bool) -> list[np.ndarray]:
+    def _ids(self, sequences: Sequence[str], *, special: bool) -> list[np.ndarray]:
         """Return the tokens of each text; with `special`, with those that the tokenizer begins or ends a text with."""
-        return self._found(texts, special=special)[0]
+        return self._found(sequences, special=special)[0]
 
-    def _found(self, texts: Sequence[str], *, special: bool) -> tuple[list[np.ndarray], list[bool]]:
+    def _found(self, sequences: Sequence[str], *, special: bool) -> tuple[list[np.ndarray], list[bool]]:
         """Return the tokens of each text, and of which it is certain that they are the text's bytes."""
         if self._backend is None:
-            each = [self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] for text in texts]
-            return [np.array(ids, dtype=np.int32) for ids in each], [False] * len(texts)
-        quick = self._words if not (special and self._frames) else None
-        found = [quick.ids(text) if quick is not None and text.isascii() else None for text in texts]
-        rest = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+            each = [self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] for text in sequences]
+            return [np.array(ids, dtype=np.int32) for ids in each], [False] * len(sequences)
+        quick = self._ascii_tokens if not (special and self._frames) else None
+        found = [quick.ids(text) if quick is not None and text.isascii() else None for text in sequences]
+        rest = [text for text, ids in zip(sequences, found, strict=True) if ids is None]
         with _one_thread(self._tokenizer):
             encoded = iter(self._backend.encode_batch_fast(rest, add_special_tokens=special) if rest else ())
         listed = [np.array(next(encoded).ids, dtype=np.int32) if ids is None else ids for ids in found]
         return listed, [ids is not None for ids in found]
 
-    def _with_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _with_offsets(self, sequences: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         if self._backend is None:
             listed = [
                 self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-                for text in texts
+                for text in sequences
             ]
             pairs = [(each["input_ids"], each["offset_mapping"]) for each in listed]
         else:
             with _one_thread(self._tokenizer):
                 pairs = [
-                    (each.ids, each.offsets) for each in self._backend.encode_batch(texts, add_special_tokens=False)
+                    (each.ids, each.offsets) for each in self._backend.encode_batch(sequences, add_special_tokens=False)
                 ]
         return [
             (np.array(ids, dtype=np.int32), np.array(offsets, dtype=np.int64).reshape(-1, 2)) for ids, offsets in pairs

@@ -19,7 +19,7 @@ from swift.data.encode_corpus import encode_corpus
 from swift.data.encodings import Encoding, encoding_of
 from swift.data.identity import cache_key
 from swift.data.media_tokens import MediaRules, MediaTokens
-from swift.data.rendering import place_of_template
+from swift.data.rendering import template_location
 from swift.data.report import DataReport
 from swift.data.schedules.epochs import shuffler
 from swift.data.shards import check_identity
@@ -42,14 +42,14 @@ class Prepared:
     """Rows of the corpus that belong to it; all of them take no memory."""
     store: Store | JoinedStore
 
-    def place(self, sample_id: int) -> str:
+    def location(self, sample_id: int) -> str:
         """Return where the row stands that a sample was made of, for people: `train.jsonl:17`.
 
         A schedule that makes samples of its own may number them otherwise: then it is the number.
         """
         if not 0 <= sample_id < len(self.store):
             return f"sample {sample_id}"
-        return self.corpus.place(int(self.store.rows[sample_id]))
+        return self.corpus.location(int(self.store.rows[sample_id]))
 
     def write_rows(self, path: Path) -> None:
         """Its rows as they were read, one JSON object per line."""
@@ -164,8 +164,8 @@ class DataPreparation:
         except DataError as error:
             if not any("template" in reason for reason in report.rejected):
                 raise
-            place = place_of_template(self.encoder.tokenizer)
-            which = f"The chat template is that {place}; another one is given by --model.chat_template FILE"
+            location = template_location(self.encoder.tokenizer)
+            which = f"The chat template is that {location}; another one is given by --model.chat_template FILE"
             raise DataError(error.message, hint=f"{error.hint}\n{which}") from None
 
     def _store(self, corpus: Corpus, folder: Path) -> Store:

@@ -31,7 +31,7 @@ def placed(conversation: Conversation, columns: Mapping[str, Sequence[Medium]]) 
 
 
 def _unrolled(message: Message) -> Message:
-    """Return a message in which the images of a video stand in its place."""
+    """Return a message in which the images of a video replace it."""
     if not parts_of(message):
         return message
     parts: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ def _placed(conversation: Conversation, kind: str, column: Sequence[Medium] | No
     if holes != len(column):
         raise Unusable(
             f"{name}s do not match",
-            f"{holes} places ({TAGS[kind]}) in the messages, and {len(column)} {name}s in the row",
+            f"{holes} tags ({TAGS[kind]}) in the messages, and {len(column)} {name}s in the row",
         )
     given = iter(column)
     return replace(conversation, messages=tuple(_filled(message, kind, given) for message in messages))
@@ -81,11 +81,11 @@ def _at_tags(message: Message, kind: str) -> Message:
         content = [{"type": "text", "text": content}]
     parts: list[dict[str, Any]] = []
     for part in content:
-        texts = re.split(re.escape(tag), part["text"]) if part["type"] == "text" else None
-        if texts is None:
+        pieces = re.split(re.escape(tag), part["text"]) if part["type"] == "text" else None
+        if pieces is None:
             parts.append(part)
             continue
-        for number, text in enumerate(texts):
+        for number, text in enumerate(pieces):
             parts += [media_part(kind)] * (number > 0)
             parts += [{"type": "text", "text": text}] * bool(text)
     return {**message, "content": parts}

@@ -45,14 +45,14 @@ def preview(tokenizer: Any, encoded: Encoded, encoding: Encoding) -> Group:
     """
     parts: list[Text] = []
     for segment in preview_segments(tokenizer, encoded, encoding):
-        parts += _drawn(segment)
+        parts += _colored(segment)
     if encoded.values:
         parts.append(Text(", ".join(f"{name} {value:g}" for name, value in encoded.values.items())))
     return Group(*parts)
 
 
 def preview_segments(tokenizer: Any, encoded: Encoded, encoding: Encoding) -> list[PreviewSegment]:
-    """Return the segments of a sample as texts, cut where what is learned begins and ends."""
+    """Return the segments of a sample as parts, cut where what is learned begins and ends."""
     names = encoding.segment_names
     named = zip(chain(names, repeat(names[-1])), encoded.segments, strict=False)
     return [
@@ -61,7 +61,7 @@ def preview_segments(tokenizer: Any, encoded: Encoded, encoding: Encoding) -> li
     ]
 
 
-def _drawn(segment: PreviewSegment) -> list[Text]:
+def _colored(segment: PreviewSegment) -> list[Text]:
     text = Text()
     for piece in segment.pieces:
         if piece.media is not None:

@@ -36,45 +36,45 @@ _PIECES = 64
 """Pieces of output after which the size is looked at."""
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Any], *, place: str, **arguments: Any) -> str:
-    """Return what `apply_chat_template` makes of one conversation, within the limits; `place` is for messages."""
+def render_chat(tokenizer: Any, messages: Sequence[Any], *, location: str, **arguments: Any) -> str:
+    """Return what `apply_chat_template` makes of one conversation, within the limits; `location` is for messages."""
     guard = Guard(tokenizer)
     with guard.limits():
-        return guard.run(place, lambda: str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments)))
+        return guard.run(location, lambda: str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments)))
 
 
-def render_asked(tokenizer: Any, messages: Sequence[Any], *, place: str, **arguments: Any) -> str:
+def render_prompt(tokenizer: Any, messages: Sequence[Any], *, location: str, **arguments: Any) -> str:
     """Return a conversation that a model is asked; `DataError` where its template refuses it, or leaves its end out."""
     try:
-        text = render_chat(tokenizer, messages, place=place, **arguments)
+        text = render_chat(tokenizer, messages, location=location, **arguments)
         if not text:
-            raise _refusal(tokenizer, place, "writes nothing of it")
-        if (said := _last_said(messages)) and said.strip() not in text:
-            other = [*messages[:-1], {**messages[-1], "content": f"{said} {_OTHERWISE}"}]
-            if render_chat(tokenizer, other, place=place, **arguments) == text:
-                raise _refusal(tokenizer, place, "leaves the last message out")
+            raise _refusal(tokenizer, location, "writes nothing of it")
+        if (last := _last_text(messages)) and last.strip() not in text:
+            other = [*messages[:-1], {**messages[-1], "content": f"{last} {_OTHERWISE}"}]
+            if render_chat(tokenizer, other, location=location, **arguments) == text:
+                raise _refusal(tokenizer, location, "leaves the last message out")
     except SwiftError:
         raise
     except Exception as error:  # templates raise what they like
         reason = shown(str(error)) if isinstance(error, TemplateError) else shown(f"{type(error).__name__}: {error}")
-        raise _refusal(tokenizer, place, f"refuses it: {reason}") from error
+        raise _refusal(tokenizer, location, f"refuses it: {reason}") from error
     return text
 
 
-def _last_said(messages: Sequence[Any]) -> str:
+def _last_text(messages: Sequence[Any]) -> str:
     """Return the text of the last message; nothing where it has parts, or none."""
     content = messages[-1].get("content") if messages and isinstance(messages[-1], Mapping) else None
     return content if isinstance(content, str) else ""
 
 
-def _refusal(tokenizer: Any, place: str, what: str) -> DataError:
+def _refusal(tokenizer: Any, location: str, what: str) -> DataError:
     return DataError(
-        f"{place}: the chat template {place_of_template(tokenizer)} {what}.",
+        f"{location}: the chat template {template_location(tokenizer)} {what}.",
         hint="Ask something else, or copy the template again.",
     )
 
 
-def place_of_template(tokenizer: Any) -> str:
+def template_location(tokenizer: Any) -> str:
     """Return the file that holds a tokenizer's chat template, where it is one of its folder."""
     folder = Path(str(getattr(tokenizer, "name_or_path", "") or "."))
     file = folder / "chat_template.jinja"
@@ -86,7 +86,7 @@ def place_of_template(tokenizer: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Texts:
+class RenderedMessages:
     """The text of a conversation, and those of its beginnings."""
 
     whole: str
@@ -109,25 +109,25 @@ class Renderer:
         with self.limits():
             self._guard.run("Before the first row", self._prepare)
 
-    def text(self, messages: Sequence[Any], tools: Sequence[Any], place: str, *, answering: bool = False) -> str:
+    def text(self, messages: Sequence[Any], tools: Sequence[Any], location: str, *, answering: bool = False) -> str:
         """Return messages as text; with `answering`, up to the start of the assistant's next answer."""
         if self._template is None or not _usual(messages, tools):
-            return self._guard.run(place, lambda: self._applied(messages, tools, answering))
+            return self._guard.run(location, lambda: self._applied(messages, tools, answering))
         template = self._template
-        return self._guard.run(place, lambda: self._written(template, messages, tools, answering))
+        return self._guard.run(location, lambda: self._written(template, messages, tools, answering))
 
-    def texts(self, messages: Sequence[Any], tools: Sequence[Any], place: str) -> Texts:
+    def render(self, messages: Sequence[Any], tools: Sequence[Any], location: str) -> RenderedMessages:
         """Return a conversation as text, and how to have the texts of its beginnings."""
         if self._turns is not None and _usual(messages, tools):
             turns = self._turns
-            marked = self._guard.run(place, lambda: self._written(turns.template, messages, tools, False))
+            marked = self._guard.run(location, lambda: self._written(turns.template, messages, tools, False))
             parts = marked.split(turns.mark)
             if len(parts) == len(messages) + 2:  # fewer where the template leaves the loop
                 whole, ends = "".join(parts), list(accumulate(map(len, parts)))
-                return Texts(whole, lambda count, answering: whole[: ends[count]] + turns.tail(answering))
-        return Texts(
-            self.text(messages, tools, place),
-            lambda count, answering: self.text(messages[:count], tools, place, answering=answering),
+                return RenderedMessages(whole, lambda count, answering: whole[: ends[count]] + turns.tail(answering))
+        return RenderedMessages(
+            self.text(messages, tools, location),
+            lambda count, answering: self.text(messages[:count], tools, location, answering=answering),
         )
 
     def _prepare(self) -> str:
@@ -143,9 +143,9 @@ class Renderer:
         return ""
 
     def _written(self, template: Template, messages: Sequence[Any], tools: Sequence[Any], answering: bool) -> str:
-        asked = {"messages": list(messages), "tools": list(tools) or None, "add_generation_prompt": answering}
+        variables = {"messages": list(messages), "tools": list(tools) or None, "add_generation_prompt": answering}
         context = Context(
-            template.environment, {**self._variables, **asked}, template.name, template.blocks, self._globals
+            template.environment, {**self._variables, **variables}, template.name, template.blocks, self._globals
         )
         return _joined(template.root_render_func(context))
 
@@ -165,7 +165,7 @@ class Guard:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._place = ""
+        self._location = ""
         self._begun = 0
         self._under_way = False
 
@@ -178,9 +178,9 @@ class Guard:
         ):
             yield
 
-    def run(self, place: str, rendering: Callable[[], str]) -> str:
+    def run(self, location: str, rendering: Callable[[], str]) -> str:
         """Render; `DataError` names the template and the location where it takes too much."""
-        self._place = place
+        self._location = location
         self._begun += 1
         self._under_way = True
         try:
@@ -188,7 +188,7 @@ class Guard:
             if len(text) > CHARACTERS:
                 raise _TooLarge
             if not is_unicode(text):
-                raise self._refused("writes half of a surrogate pair, which no tokenizer takes")
+                raise self._refused("writes an unpaired surrogate")
             return text
         except _TooLarge:
             raise self._refused(f"writes more than {CHARACTERS:,} characters") from None
@@ -204,7 +204,7 @@ class Guard:
         owner = getattr(self._tokenizer, "name_or_path", "") or "this tokenizer"
         source = str(self._tokenizer.chat_template)
         return DataError(
-            f"{self._place}: the chat template of {owner}, which begins {source[:40]!r}, {what}.",
+            f"{self._location}: the chat template of {owner}, which begins {source[:40]!r}, {what}.",
             hint="Give another one with --model.chat_template FILE.",
         )
 

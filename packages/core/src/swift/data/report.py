@@ -34,7 +34,7 @@ class Rejected:
     """Samples that could not be used for one reason."""
 
     count: int
-    place: str
+    location: str
     """Where the first of them stands."""
     detail: str
 
@@ -81,9 +81,9 @@ class DataReport:
     def unusable(self) -> int:
         return sum(rejected.count for rejected in self.rejected.values())
 
-    def reject(self, reason: str, place: str, detail: str, count: int = 1) -> None:
+    def reject(self, reason: str, location: str, detail: str, count: int = 1) -> None:
         """Count samples that cannot be used; the first one of each reason is kept to be shown."""
-        self.rejected.setdefault(reason, Rejected(0, place, detail)).count += count
+        self.rejected.setdefault(reason, Rejected(0, location, detail)).count += count
 
     def check(self, *, strict: bool, some: bool = True) -> None:
         """Refuse any unusable sample when strict, and data with nothing to learn from unless `some` is false."""
@@ -91,7 +91,7 @@ class DataReport:
         if strict and first is not None:
             reason, rejected = first
             raise DataError(
-                f"{rejected.place}: {reason}: {rejected.detail}.",
+                f"{rejected.location}: {reason}: {rejected.detail}.",
                 hint=f"{self.unusable} of {self.rows} rows cannot be used. Fix them, or leave data.strict out.",
             )
         if strict and self.unused_keys:
@@ -99,7 +99,7 @@ class DataReport:
         if self.samples == 0 and some:
             names = ", ".join(source.name for source in self.sources)
             why = "; ".join(
-                f"{reason}, first in {rejected.place}: {shown(rejected.detail)}"
+                f"{reason}, first in {rejected.location}: {shown(rejected.detail)}"
                 for reason, rejected in self.rejected.items()
             )
             raise DataError(
@@ -125,7 +125,7 @@ class DataReport:
                 "earlier turns; --data.loss_on last_round learns only the last"
             )
         if not self.ends_turns:
-            lines.append("The chat template ends an answer with no special token: the model may not learn to stop")
+            lines.append("The chat template ends completions without a special token: the model may not learn to stop")
         if self.without_reasoning:
             lines.append(
                 f"{self.without_reasoning:,} conversations are learned without the reasoning of earlier turns, which "
@@ -137,7 +137,7 @@ class DataReport:
         if self.unused_columns:
             lines.append(f"Columns that are not used: {', '.join(self.unused_columns)}")
         if self.unused_keys:
-            named = [f"{shown(key)} (first {place})" for key, place in islice(self.unused_keys.items(), _NAMED)]
+            named = [f"{shown(key)} (first {location})" for key, location in islice(self.unused_keys.items(), _NAMED)]
             more = f" and {len(self.unused_keys) - _NAMED:,} more" if len(self.unused_keys) > _NAMED else ""
             lines.append(f"Keys of messages that are not used: {', '.join(named)}{more}")
         return lines
@@ -149,7 +149,7 @@ class DataReport:
         of_all = f" of {self.rows:,}" if self.rows else ""
         often_first = sorted(self.rejected.items(), key=lambda item: -item[1].count)
         return [f"{self.unusable:,}{of_all} rows cannot be used:"] + [
-            f"  {rejected.count:,} × {reason}; first {rejected.place}: {rejected.detail}"
+            f"  {rejected.count:,} × {reason}; first {rejected.location}: {rejected.detail}"
             for reason, rejected in often_first
         ]
 
@@ -195,20 +195,20 @@ class DataReport:
         for source in self.sources:
             source.name = renamed[source.name]
 
-        def current(place: str) -> str:
-            before = next((name for name in renamed if place.startswith(name)), "")
-            return renamed.get(before, "") + place.removeprefix(before)
+        def current(location: str) -> str:
+            before = next((name for name in renamed if location.startswith(name)), "")
+            return renamed.get(before, "") + location.removeprefix(before)
 
         for rejected in self.rejected.values():
-            rejected.place = current(rejected.place)
-        self.unused_keys = {key: current(place) for key, place in self.unused_keys.items()}
+            rejected.location = current(rejected.location)
+        self.unused_keys = {key: current(location) for key, location in self.unused_keys.items()}
         return self
 
 
-def unused_key(key: str, place: str) -> DataError:
+def unused_key(key: str, location: str) -> DataError:
     """Return the error of strict data about a key of messages that is not used."""
     return DataError(
-        f"{place}: the key '{shown(key)}' of a message is not used: the chat template does not write it.",
+        f"{location}: the key '{shown(key)}' of a message is not used: the chat template does not write it.",
         hint="Remove it, give a template that writes it (--model.chat_template FILE), or leave data.strict out.",
     )
 
@@ -223,7 +223,7 @@ def merge_reports(parts: Sequence[DataReport]) -> DataReport:
             source.tokens += more.tokens
             source.loss_tokens += more.loss_tokens
         for reason, rejected in part.rejected.items():
-            merged.reject(reason, rejected.place, rejected.detail, rejected.count)
+            merged.reject(reason, rejected.location, rejected.detail, rejected.count)
         merged.unused_columns = merge_columns(merged.unused_columns, part.unused_columns)
         merged.turn_by_turn += part.turn_by_turn
         merged.count_omissions(part.unused_keys, part.without_reasoning)

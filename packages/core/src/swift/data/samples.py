@@ -63,7 +63,7 @@ class Segment:
 class Encoded:
     """One encoded sample of one or more segments.
 
-    'text' and 'chat' have one segment; 'preference' has (chosen, rejected); 'unpaired' has (completion, completion of
+    'text' and 'chat' have one segment; 'preference' has (chosen, rejected); 'kto' has (completion, completion of
     another sample after the same prompt).
     """
 

@@ -142,7 +142,7 @@ def read_index(folder: Path) -> dict[str, Any]:
         )
     index = read_json_object(folder / INDEX_FILE, DataError)
     if index.get("format") != FORMAT:
-        raise DataError(f"{folder / INDEX_FILE} is not of this release: it says '{shown(str(index.get('format')))}'.")
+        raise DataError(f"{folder / INDEX_FILE} has another format, '{shown(str(index.get('format')))}'.")
     return index
 
 

@@ -40,13 +40,13 @@ class SampleStream:
         """Yield all samples once, in the order of the data sets."""
         known = 0
         for group in _together(self._understood(number)):
-            for (sample, place, _), made in zip(group, self._encoder.encode_many(group), strict=True):
+            for (sample, location, _), made in zip(group, self._encoder.encode_many(group), strict=True):
                 if isinstance(made, Unusable):
-                    self._reject(number, made, place)
+                    self._reject(number, made, location)
                     continue
                 self._take_omissions()
                 if number == 0:
-                    self.report.without_reasoning += place in self._without_reasoning
+                    self.report.without_reasoning += location in self._without_reasoning
                     self.report.count_formats({sample.format: 1} if sample.format else {})
                     self.report.turn_by_turn += made.turn_by_turn
                     if not self._encoder.encoding.keeps_columns:
@@ -64,26 +64,26 @@ class SampleStream:
         """Return each sample, with the one after it where the encoding needs that; the first follows the last."""
         rows = self._samples(epoch)
         if not self._encoder.encoding.needs_following:
-            yield from (ReadRow(sample, place) for place, sample in rows)
+            yield from (ReadRow(sample, location) for location, sample in rows)
             return
         first = next(rows, None)
         if first is None:
             return
-        place, sample = first
-        for next_place, following in chain(rows, [first]):
-            yield ReadRow(sample, place, following)
-            place, sample = next_place, following
+        location, sample = first
+        for next_location, following in chain(rows, [first]):
+            yield ReadRow(sample, location, following)
+            location, sample = next_location, following
 
     def _samples(self, epoch: int) -> Iterator[tuple[str, Sample]]:
         seen = set()
-        for part, place, written in stream_rows(self._names, self._encoder.section, self._opened):
+        for part, location, written in stream_rows(self._names, self._encoder.section, self._opened):
             if part.name not in seen:
-                part.check_format(written, self._encoder.encoding, place)
+                part.check_format(written, self._encoder.encoding, location)
                 seen.add(part.name)
             try:
-                yield place, part.understand(written, self._encoder.encoding, place)
+                yield location, part.understand(written, self._encoder.encoding, location)
             except Unusable as unusable:
-                self._reject(epoch, unusable, place)
+                self._reject(epoch, unusable, location)
 
     def _take_omissions(self) -> None:
         omissions = self._encoder.take_omissions()
@@ -92,11 +92,11 @@ class SampleStream:
         self._without_reasoning |= omissions.reasoning
         self.report.count_omissions(omissions.keys, 0)
 
-    def _reject(self, epoch: int, unusable: Unusable, place: str) -> None:
+    def _reject(self, epoch: int, unusable: Unusable, location: str) -> None:
         if self._encoder.section.strict:
-            raise DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Fix it, or leave data.strict out.")
+            raise DataError(f"{location}: {unusable.reason}: {unusable.detail}.", hint="Fix it or disable data.strict.")
         if epoch == 0:
-            self.report.reject(unusable.reason, place, unusable.detail)
+            self.report.reject(unusable.reason, location, unusable.detail)
 
 
 def _together(rows: Iterator[ReadRow]) -> Iterator[list[ReadRow]]:

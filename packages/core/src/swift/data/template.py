@@ -18,8 +18,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from swift.data.conversation import REASONING_KEYS, Conversation, Message, Unusable, media_part, parts_of, text_of
-from swift.data.rendering import Renderer, Texts
-from swift.data.texts import Rendered, Span
+from swift.data.rendering import RenderedMessages, Renderer
+from swift.data.text import Rendered, Span
 from swift.errors import DataError, SwiftError
 
 _PROBE = "0123456789"
@@ -74,34 +74,35 @@ class ChatTemplate:
         """Whether a special token ends the assistant's turn, so that the model can learn to stop."""
         return self._after_turn is not None
 
-    def render(self, conversation: Conversation, turns: Sequence[int], place: str) -> list[Rendered]:
+    def render(self, conversation: Conversation, turns: Sequence[int], location: str) -> list[Rendered]:
         """Return texts in which the assistant's messages at the indices `turns` can be learned; mostly a single one."""
         self._check_place_for(conversation)
         with _refusals():
-            rendered = self._renderer.texts(self._spelled(conversation.messages), conversation.tools, place)
+            rendered = self._renderer.render(self._spelled(conversation.messages), conversation.tools, location)
             self._check_texts(conversation, rendered.whole)
-            rest = [self._turn(conversation, index, rendered, place) for index in turns]
+            rest = [self._turn(conversation, index, rendered, location) for index in turns]
             text = rendered.whole
-            self._check_keys(conversation, text, {at: turn.text for at, turn in zip(turns, rest, strict=True)}, place)
+            learned = {at: turn.text for at, turn in zip(turns, rest, strict=True)}
+            self._check_keys(conversation, text, learned, location)
         if all(turn.text is text for turn in rest):  # nearly always
             return [Rendered(text, tuple([Span(turn.start, turn.end, turn.weight) for turn in rest]))]
-        texts: list[Rendered] = []
-        while rest or not texts:
+        sequences: list[Rendered] = []
+        while rest or not sequences:
             fits = [turn.text is text or text.startswith(turn.text[: turn.end]) for turn in rest]
             spans = [Span(turn.start, turn.end, turn.weight) for turn, fit in zip(rest, fits, strict=True) if fit]
-            texts.append(Rendered(text, tuple(spans)))
+            sequences.append(Rendered(text, tuple(spans)))
             rest = [turn for turn, fit in zip(rest, fits, strict=True) if not fit]
             text = rest[-1].text if rest else ""
-        return texts[::-1]
+        return sequences[::-1]
 
-    def prompt(self, conversation: Conversation, place: str) -> Rendered:
+    def prompt(self, conversation: Conversation, location: str) -> Rendered:
         """Return the text up to where the assistant is about to speak; nothing of it is learned."""
         self._check_place_for(conversation)
         with _refusals():
             messages = self._spelled(conversation.messages)
-            text = self._renderer.text(messages, conversation.tools, place, answering=True)
+            text = self._renderer.text(messages, conversation.tools, location, answering=True)
             self._check_texts(conversation, text)
-            self._check_keys(conversation, text, None, place)
+            self._check_keys(conversation, text, None, location)
         return Rendered(text, ())
 
     def take_omissions(self) -> Omissions:
@@ -110,10 +111,10 @@ class ChatTemplate:
         return taken
 
     def written(self, kind: str) -> str:
-        """Return what the template writes for an image, video or sound of somebody who says something around it."""
+        """Return what the template writes for an image, video or audio between two texts of a message."""
         if kind not in self._written:
-            said = {"type": "text", "text": _PROBE}
-            message = {"role": "user", "content": [said, media_part(kind), said]}
+            probe = {"type": "text", "text": _PROBE}
+            message = {"role": "user", "content": [probe, media_part(kind), probe]}
             with _refusals():
                 text = self._renderer.text([message], (), "Before the first row")
             _, *between, _ = text.split(_PROBE)
@@ -122,17 +123,17 @@ class ChatTemplate:
             self._written[kind] = between[0]
         return self._written[kind]
 
-    def _turn(self, conversation: Conversation, index: int, texts: Texts, place: str) -> _Turn:
-        prompt = texts.until(index, True)
+    def _turn(self, conversation: Conversation, index: int, rendered: RenderedMessages, location: str) -> _Turn:
+        prompt = rendered.until(index, True)
         last = index + 1 == len(conversation.messages)
-        text = texts.whole if last else texts.until(index + 1, False)
+        text = rendered.whole if last else rendered.until(index + 1, False)
         if not text.startswith(prompt):
-            raise _not_prefix_stable(prompt, text, place)
+            raise _not_prefix_stable(prompt, text, location)
         end = len(text)
         if self._after_turn and text.endswith(self._after_turn):
             end -= len(self._after_turn)
         if end <= len(prompt):
-            raise Unusable("left out by the template", f"message {index + 1}, an answer, does not appear in the text")
+            raise Unusable("left out by the template", f"message {index + 1}, the assistant's, is not in the text")
         return _Turn(text, len(prompt), end, conversation.weights[index])
 
     def _spelled(self, messages: Sequence[Message]) -> list[Message]:
@@ -174,11 +175,13 @@ class ChatTemplate:
     def _check_place_for(self, conversation: Conversation) -> None:
         """Templates pass over what they do not know without a word."""
         if conversation.tools and "tools" not in self._source:
-            raise _left_out("the chat template has no place for tools")
+            raise _left_out("the chat template does not write tools")
         if "tool_calls" not in self._source and any("tool_calls" in message for message in conversation.messages):
-            raise _left_out("the chat template has no place for tool calls")
+            raise _left_out("the chat template does not write tool calls")
 
-    def _check_keys(self, conversation: Conversation, text: str, learned: Mapping[int, str] | None, place: str) -> None:
+    def _check_keys(
+        self, conversation: Conversation, text: str, learned: Mapping[int, str] | None, location: str
+    ) -> None:
         """Look for keys of messages without which the template would write the same.
 
         Reasoning must be in what is learned of its message, whose texts up to its end are in `learned` (None for a
@@ -195,7 +198,7 @@ class ChatTemplate:
                 keys -= {(role, key) for key in _LINKS}
             elif role == "assistant":
                 keys -= {(role, key) for key in REASONING_KEYS}
-                self._check_reasoning(conversation, index, text, learned, place)
+                self._check_reasoning(conversation, index, text, learned, location)
         if not keys or (key_set := frozenset(keys)) in self._key_sets:
             return
         self._key_sets.add(key_set)
@@ -203,13 +206,13 @@ class ChatTemplate:
             without = [
                 _without(message, key) if message["role"] == role else message for message in conversation.messages
             ]
-            if self._writes(without, conversation, place, answering=learned is None) == text:
-                self._omissions.keys.setdefault(key, place)
+            if self._writes(without, conversation, location, answering=learned is None) == text:
+                self._omissions.keys.setdefault(key, location)
             else:
                 self._known_keys.add((role, key))
 
     def _check_reasoning(
-        self, conversation: Conversation, index: int, text: str, learned: Mapping[int, str] | None, place: str
+        self, conversation: Conversation, index: int, text: str, learned: Mapping[int, str] | None, location: str
     ) -> None:
         message = conversation.messages[index]
         held = {key: message[key] for key in REASONING_KEYS if _holds_something(message.get(key))}
@@ -221,22 +224,22 @@ class ChatTemplate:
         written = []
         for key, value in held.items():
             without = [*messages[:index], _without(message, key), *messages[index + 1 :]]
-            if self._writes(without, conversation, place, answering=learned is None) != expected:
+            if self._writes(without, conversation, location, answering=learned is None) != expected:
                 written.append(value)
         dropped = next((key for key, value in held.items() if value not in written), None)
         if dropped is None:
             return
         if is_learned or index >= conversation.last_round:
             raise _left_out(f"the chat template does not write the {dropped!r} of message {index + 1}")
-        self._omissions.reasoning.add(place)
+        self._omissions.reasoning.add(location)
 
     def _writes(
-        self, messages: Sequence[Message], conversation: Conversation, place: str, *, answering: bool
+        self, messages: Sequence[Message], conversation: Conversation, location: str, *, answering: bool
     ) -> str | None:
         """Return what the template writes of other messages; None where it refuses them."""
         try:
             with _refusals():
-                return self._renderer.text(self._spelled(messages), conversation.tools, place, answering=answering)
+                return self._renderer.text(self._spelled(messages), conversation.tools, location, answering=answering)
         except Unusable:
             return None
 
@@ -245,10 +248,10 @@ class ChatTemplate:
             if message["role"] not in ("system", "user"):
                 continue
             if isinstance(message["content"], str):
-                says = [message["content"]]
+                strings = [message["content"]]
             else:
-                says = [part["text"] for part in parts_of(message) if part["type"] == "text"] or [text_of(message)]
-            if any(each.strip() not in text for each in says):
+                strings = [part["text"] for part in parts_of(message) if part["type"] == "text"] or [text_of(message)]
+            if any(each.strip() not in text for each in strings):
                 raise Unusable(
                     "left out by the template", f"message {index + 1}, the {message['role']}'s, is not in the text"
                 )
@@ -286,10 +289,10 @@ def special_tokens(tokenizer: Any) -> set[str]:
     return added | set(tokenizer.all_special_tokens)
 
 
-def _not_prefix_stable(prompt: str, text: str, place: str) -> DataError:
+def _not_prefix_stable(prompt: str, text: str, location: str) -> DataError:
     at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False)))
     return DataError(
-        f"{place}: the chat template is not prefix-stable, so what the model would learn is not what it will be asked: "
+        f"{location}: the chat template is not prefix-stable, so training text differs from the prompts at inference: "
         f"rendered for an answer the text continues with {prompt[at : at + 40]!r}, rendered with the answer "
         f"{text[at : at + 40]!r}, both after {text[max(0, at - 40) : at]!r}.",
         hint="Give a template that only ever appends (--model.chat_template FILE), or change its arguments "

@@ -19,7 +19,7 @@ from typing import Any
 
 from jinja2 import Environment, Template, nodes
 
-_ASKED = "add_generation_prompt"
+_GENERATION = "add_generation_prompt"
 _SO_FAR = frozenset({"first", "index", "index0"})
 """What a loop knows of itself before it has come to its end."""
 _CHANGING = frozenset({"strftime_now", "lipsum", "cycler", "joiner", "self", "caller", "context"})
@@ -46,9 +46,9 @@ class TurnsTemplate:
     ending: str
     """The tail that doesn't."""
 
-    def tail(self, asked: bool) -> str:
+    def tail(self, generation: bool) -> str:
         """Return one of the two."""
-        return self.asking if asked else self.ending
+        return self.asking if generation else self.ending
 
 
 def turns_template(environment: Environment, source: str, variables: Mapping[str, Any]) -> TurnsTemplate | None:
@@ -71,7 +71,7 @@ def turns_template(environment: Environment, source: str, variables: Mapping[str
     tree.body.insert(at + 1, _data(mark))
     try:
         asking, ending = (
-            _written(environment, source, at + 1, {**variables, _ASKED: asked}) for asked in (True, False)
+            _written(environment, source, at + 1, {**variables, _GENERATION: value}) for value in (True, False)
         )
     except Exception:  # templates raise what they like; whoever renders the conversation reports it
         return None
@@ -88,11 +88,11 @@ def _written(environment: Environment, source: str, start: int, variables: Mappi
 
 def _looks_back(node: nodes.Node, *, within: bool = False) -> bool:
     """Return whether a part of head or loop depends on nothing but the messages so far; `within` a loop of its own."""
-    if _is_first_message(node) or (not within and _is_place_so_far(node)):
+    if _is_first_message(node) or (not within and _is_known_loop_attribute(node)):
         return True
     match node:
         case nodes.Name():
-            forbidden = node.name in _CHANGING or node.name in (_ASKED, "messages")
+            forbidden = node.name in _CHANGING or node.name in (_GENERATION, "messages")
             return not forbidden and (within or node.name != "loop")
         case nodes.Filter(name="random"):
             return False
@@ -110,7 +110,7 @@ def _looks_back(node: nodes.Node, *, within: bool = False) -> bool:
 
 
 def _is_fixed(tail: Sequence[nodes.Node], stored: set[str]) -> bool:
-    """Return whether the tail depends on nothing but whether an answer is asked for."""
+    """Return whether the tail depends on nothing but whether an answer is generation for."""
     changing = stored | _CHANGING | {"messages", "tools", "loop"}
     every = [each for node in tail for each in (node, *node.find_all(nodes.Node))]
     names = {each.name for each in every if isinstance(each, nodes.Name | nodes.NSRef)}
@@ -140,7 +140,7 @@ def _is_first_message(node: nodes.Node) -> bool:
     )
 
 
-def _is_place_so_far(node: nodes.Node) -> bool:
+def _is_known_loop_attribute(node: nodes.Node) -> bool:
     """`loop.first` and the like."""
     return (
         isinstance(node, nodes.Getattr)

@@ -131,14 +131,14 @@ class _NotKept:
 
     def __getitem__(self, index: int) -> RowData:
         raise DataError(
-            f"{self.place(index)} is asked for, and of tokenised data only the tokens are there.",
+            f"{self.location(index)} was requested, but tokenised data has only tokens.",
             hint="Give the rows to the run: --dataset FILE",
         )
 
     def __iter__(self) -> Iterator[RowData]:
         return (self[index] for index in range(self._count))
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         return f"{self._name}, row {index + 1}"
 
     def fingerprint(self) -> str:
@@ -165,7 +165,7 @@ def tokenised_among(sources: Sequence[str], section: DataSection) -> Path | None
         if len(sources) > 1:
             others = ", ".join(each for each in sources if each != name)
             raise DataError(
-                f"{name} is tokenised data, which is a data set by itself, and {others} is named beside it.",
+                f"{name} is tokenised data, which cannot be combined with other data sets ({others}).",
                 hint="Build all of them together: swift data build ... --dataset ONE OTHER --out FOLDER",
             )
         return folder

@@ -43,7 +43,7 @@ class Shown:
         count = min(max(1, round(video.frames / video.rate * self.fps)), self.most, video.frames)
         if count == 1:
             return [1]
-        return [1 + round(place * (video.frames - 1) / (count - 1)) for place in range(count)]
+        return [1 + round(index * (video.frames - 1) / (count - 1)) for index in range(count)]
 
 
 EVENLY = Shown(2.0, 32)

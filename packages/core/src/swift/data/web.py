@@ -45,8 +45,8 @@ def fetched(url: str, folder: Path, web: Web, what: str) -> str:
         return str(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _opener(web).open(_request(url), timeout=_SECONDS) as answer:
-            _keep(answer, path)
+        with _opener(web).open(_request(url), timeout=_SECONDS) as response:
+            _keep(response, path)
     except (OSError, ValueError, http.client.HTTPException) as error:  # urllib's errors are of OSError's kin
         why = getattr(error, "reason", None) or error
         raise Unusable(reason, f"{url} cannot be fetched: {why}") from None
@@ -57,13 +57,13 @@ def _request(url: str) -> urllib.request.Request:
     return urllib.request.Request(url, headers={"User-Agent": _AGENT})
 
 
-def _keep(answer: Any, path: Path) -> None:
-    """Write an answer under a name of its own, and rename it when it is whole."""
-    announced = answer.headers.get("Content-Length")
+def _keep(response: Any, path: Path) -> None:
+    """Write an response under a name of its own, and rename it when it is whole."""
+    announced = response.headers.get("Content-Length")
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         temporary = Path(file.name)
         try:
-            size = _copy(answer, file)
+            size = _copy(response, file)
             if announced is not None and size != int(announced):
                 raise OSError(f"{size} of {announced} bytes came")
             temporary.rename(path)
@@ -73,9 +73,9 @@ def _keep(answer: Any, path: Path) -> None:
             raise
 
 
-def _copy(answer: Any, file: IO[bytes]) -> int:
+def _copy(response: Any, file: IO[bytes]) -> int:
     size = 0
-    while chunk := answer.read(_CHUNK):
+    while chunk := response.read(_CHUNK):
         size += len(chunk)
         if size > LARGEST_FILE:
             raise OSError(f"it is larger than {LARGEST_FILE >> 20} MiB")

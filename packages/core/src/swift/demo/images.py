@@ -1,6 +1,6 @@
-"""The demo's task for models that read images: a number is drawn, and read aloud digit by digit.
+"""The demo's task for vision models: read the digits of a number in an image.
 
-Digits are drawn from a table of dots: fonts differ from one version of Pillow to the next.
+Digits are rendered from a table of dots, as fonts differ between versions of Pillow.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift.demo.task import answer, split_numbers
+from swift.demo.task import completion, split_numbers
 from swift.errors import ModelError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 CELL = 28
-"""Pixels of a side of one digit's place, which is one token of the demo's model."""
+"""Width and height of one digit's cell in pixels; it is one token of the demo's model."""
 SCALE = 3
-"""Pixels of a side of one dot."""
+"""Width and height of one dot in pixels."""
 QUESTION = "<image>Read it."
 _DOTS = {
     "0": "01110 10001 10011 10101 11001 10001 01110",
@@ -36,21 +36,21 @@ _DOTS = {
 }
 
 
-def drawn(number: int, rng: random.Random) -> Image:
-    """Return an image of a number: dark digits on a light ground or the other way round, each a little displaced."""
+def render_number(number: int, rng: random.Random) -> Image:
+    """Return an image of a number in random colours, with each digit a little displaced."""
     try:
         from PIL import Image, ImageDraw
     except ImportError as error:
         raise ModelError(
-            "Images need the package Pillow, which is not installed.", hint='Type: pip install "swift-core[vision]"'
+            "Images need the package Pillow, which is not installed.", hint='Run: pip install "swift-core[vision]"'
         ) from error
     low, high = _colour(rng, 0, 90), _colour(rng, 165, 255)
     ink, ground = low, high
     image = Image.new("RGB", (CELL * len(str(number)), CELL), ground)
     pen = ImageDraw.Draw(image)
-    for place, digit in enumerate(str(number)):
+    for position, digit in enumerate(str(number)):
         rows = _DOTS[digit].split()
-        left = place * CELL + rng.randint(5, 8)
+        left = position * CELL + rng.randint(5, 8)
         top = rng.randint(2, 5)
         for y, row in enumerate(rows):
             for x, dot in enumerate(row):
@@ -61,24 +61,24 @@ def drawn(number: int, rng: random.Random) -> Image:
 
 
 def write_image_rows(
-    folder: Path, *, drawings: int, held_out: int = 100, seed: int = 0
+    folder: Path, *, variants: int, held_out: int = 100, seed: int = 0
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Draw all numbers of three digits into `folder`; return rows to learn from and rows that are never learned from.
+    """Write images of all three-digit numbers to `folder`; return training rows and held-out rows.
 
-    Of a number to learn from there are as many drawings as `drawings` says, of the others one each.
+    Each training number has `variants` images, each held-out number has one.
     """
     rng = random.Random(seed)
-    learned, asked = split_numbers(held_out=held_out, seed=seed)
+    trained, unseen = split_numbers(held_out=held_out, seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [_row(folder, number, index, rng) for index in range(drawings) for number in learned]
-    return rows, [_row(folder, number, 0, rng) for number in asked]
+    rows = [_row(folder, number, index, rng) for index in range(variants) for number in trained]
+    return rows, [_row(folder, number, 0, rng) for number in unseen]
 
 
 def shuffled(rows: Sequence[dict[str, Any]], *, seed: int = 0) -> list[dict[str, Any]]:
-    """Return the same rows, each with the image of another one: nothing but the image says the answer."""
+    """Return the same rows, each with the image of another row, so that images and completions do not match."""
     order = random.Random(seed).sample(range(len(rows)), len(rows))
-    places = dict(zip(order, [*order[1:], order[0]], strict=True))
-    return [{**row, "images": rows[places[index]]["images"]} for index, row in enumerate(rows)]
+    others = dict(zip(order, [*order[1:], order[0]], strict=True))
+    return [{**row, "images": rows[others[index]]["images"]} for index, row in enumerate(rows)]
 
 
 def write_lines(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
@@ -89,8 +89,8 @@ def write_lines(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 def _row(folder: Path, number: int, index: int, rng: random.Random) -> dict[str, Any]:
     name = f"{number}-{index}.png"
-    drawn(number, rng).save(folder / name)
-    messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": answer(number)}]
+    render_number(number, rng).save(folder / name)
+    messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": completion(number)}]
     return {"messages": messages, "images": [f"{folder.name}/{name}"]}
 
 

@@ -1,7 +1,7 @@
-"""Tasks for models that score, each learned in a minute: pairs of answers, texts of classes, and documents to be found.
+"""Tasks for reward models, classifiers, embedding models and rerankers, each learned in a minute.
 
-Every generator returns rows to learn from and rows that are never learned from. With `random_labels`, the rows to learn
-from hold nothing that can be learned: what a model then scores on the others is chance, or it has seen them.
+Every generator returns training rows and held-out rows. With `random_labels`, the training rows hold nothing that can
+be learned, so that the score on held-out rows is chance.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swift.demo.task import answer, question, split_numbers
+from swift.demo.task import completion, question, split_numbers
 
 SPREAD = 0.06
 """Standard deviation of the weights of a tiny model that compares digits: with 0.02 it learns more slowly."""
@@ -32,37 +32,37 @@ def spelled(number: int) -> str:
 def one_digit_wrong(number: int, rng: random.Random, count: int = 1) -> list[int]:
     """Return different numbers of three digits, each of which differs from `number` in one digit."""
     others = [
-        number + (digit - number // place % 10) * place
-        for place in (100, 10, 1)
+        number + (digit - number // unit % 10) * unit
+        for unit in (100, 10, 1)
         for digit in range(10)
-        if digit != number // place % 10
+        if digit != number // unit % 10
     ]
     return rng.sample([other for other in others if other >= 100], count)
 
 
 def reward_rows(
-    *, pairs: int = 1500, seed: int = 0, random_labels: bool = False, words: bool = True
+    *, pairs: int = 1500, seed: int = 0, random_labels: bool = False, in_words: bool = True
 ) -> tuple[Rows, Rows]:
     """Return pairs for a reward model: the digits of a number, in words or not, and the same with one digit wrong."""
-    answer_to, asks = (answer, question) if words else (spelled, "Read {}.".format)
+    complete, prompt = (completion, question) if in_words else (spelled, "Read {}.".format)
     rng = random.Random(seed)
     trained, held_out = split_numbers(seed=seed)
     numbers = [trained[index % len(trained)] for index in range(pairs)]
 
     def pair(number: int, swapped: bool) -> Row:
-        right, wrong = answer_to(number), answer_to(one_digit_wrong(number, rng)[0])
+        right, wrong = complete(number), complete(one_digit_wrong(number, rng)[0])
         chosen, rejected = (wrong, right) if swapped else (right, wrong)
-        asked = {"role": "user", "content": asks(number)}
-        return {"messages": [asked, {"role": "assistant", "content": chosen}], "rejected_response": rejected}
+        user = {"role": "user", "content": prompt(number)}
+        return {"messages": [user, {"role": "assistant", "content": chosen}], "rejected_response": rejected}
 
     train = [pair(number, random_labels and rng.random() < 0.5) for number in numbers]
     return train, [pair(number, False) for number in held_out]
 
 
 def class_rows(
-    *, kind: str = "largest", texts: int = 2000, held_out: int = 200, seed: int = 0, random_labels: bool = False
+    *, kind: str = "largest", size: int = 2000, held_out: int = 200, seed: int = 0, random_labels: bool = False
 ) -> tuple[Rows, Rows]:
-    """Return texts of three digits among three letters, and what their digits say.
+    """Return texts of three digits among three letters, labelled by their digits.
 
     The label is the largest digit (`kind='largest'`, ten classes, equally many of each), the list of digits that occur
     (`'present'`, several labels at a time), or the mean of the digits (`'mean'`, a number).
@@ -70,7 +70,7 @@ def class_rows(
     rng = random.Random(seed)
     seen: set[str] = set()
     rows: Rows = []
-    while len(rows) < texts + held_out:
+    while len(rows) < size + held_out:
         largest = len(rows) % 10
         digits = (
             [largest, *(rng.randint(0, largest) for _ in range(2))]
@@ -84,7 +84,7 @@ def class_rows(
             seen.add(text)
             label = {"largest": max(digits), "present": sorted(set(digits)), "mean": sum(digits) / 3}[kind]
             rows.append({"text": text, "label": label})
-    train, test = rows[:texts], rows[texts:]
+    train, test = rows[:size], rows[size:]
     if random_labels:
         _shuffle(train, "label", rng)
     rng.shuffle(train)
@@ -93,7 +93,9 @@ def class_rows(
 
 def embedding_rows(*, seed: int = 0, random_labels: bool = False) -> tuple[Rows, Rows]:
     """Return pairs of texts that mean the same: a number in digits, and in words."""
-    train, test = ([{"anchor": str(n), "positive": answer(n)} for n in numbers] for numbers in split_numbers(seed=seed))
+    train, test = (
+        [{"anchor": str(n), "positive": completion(n)} for n in numbers] for numbers in split_numbers(seed=seed)
+    )
     if random_labels:
         _shuffle(train, "positive", random.Random(seed))
     return train, test
@@ -103,10 +105,10 @@ def reranker_rows(
     *, rows: int = 3200, negatives: int = 7, seed: int = 0, random_labels: bool = False,
     document: Callable[[int], str] = "It is {}.".format, near: bool = True,
 ) -> tuple[Rows, Rows]:  # fmt: skip
-    """Return queries, the document with the number that each asks for, and others that are wrong in one digit.
+    """Return queries, each with the document of its number and with documents that are wrong in one digit.
 
-    Each number is learned from several times, with other wrong documents: few comparisons would be learned by heart.
-    Rows that are evaluated on have seven wrong documents. Those that are not `near` have any other numbers.
+    Numbers repeat with other wrong documents, as few comparisons would be memorised. Held-out rows have seven wrong
+    documents. Unless `near`, wrong documents have any other numbers.
     """
     rng = random.Random(seed)
 
@@ -132,21 +134,21 @@ class Demo:
 
     rows: Callable[..., tuple[Rows, Rows]]
     """Returns the rows to learn from, and the rows that are evaluated on."""
-    says: str
-    """What is to be learned."""
+    task: str
+    """The task, as a phrase for `The model learns to ...`."""
     command: str
-    """What a person types after `swift`."""
+    """The arguments of `swift`."""
     flags: str
     metric: str
     goal: float
-    """What the metric reaches on the rows that were never learned from."""
+    """The value of the metric that training reaches on held-out rows."""
     spread: float = 0.02
-    """Of the model's weights."""
+    """The standard deviation of the model's weights."""
 
 
 DEMOS = {
     "rm": Demo(
-        partial(reward_rows, pairs=6000, words=False),
+        partial(reward_rows, pairs=6000, in_words=False),
         "prefer the digits of a number to the same with one of them wrong",
         "rlhf --rlhf_type rm",
         "--per_device_train_batch_size 32 --max_steps 350 --learning_rate 1e-3",

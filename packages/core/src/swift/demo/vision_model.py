@@ -1,4 +1,4 @@
-"""A model of Qwen2.5-VL's architecture, tower and all, that is small enough for any laptop."""
+"""A model of Qwen2.5-VL's architecture, with its vision encoder, small enough for any laptop."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from swift.checkpoint.checksums import write_json
 from swift.errors import ExportError
 from swift.infer.find import GENERATIVE
 from swift.models.config_file import CONFIG
-from swift.models.pair_template import ANSWERS, with_pairs
+from swift.models.pair_template import TOKENS_KEY, with_pairs
 from swift.models.sentence_files import SETTINGS, leave_lengths, stored_prompts, write_prompts
 from swift.models.tokenizer import LARGEST_TEMPLATE, TEMPLATE
 from swift.untrusted import read_json_object, read_text
@@ -53,7 +53,7 @@ def _add_yes_and_no(folder: Path, objective: Mapping[str, Any], system: str | No
     reranker = GenerativeReranker(options_of(objective))
     (folder / TEMPLATE).write_text(pair_template_of(reranker, tokenizer, system), encoding="utf-8")
     config = read_json_object(folder / CONFIG, ExportError)
-    config[ANSWERS] = list(reversed(yes_no_tokens(reranker, tokenizer)))
+    config[TOKENS_KEY] = list(reversed(yes_no_tokens(reranker, tokenizer)))
     write_json(folder / CONFIG, config)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from swift.config.sections import DataSection
 from swift.config.tasks import check_generates
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
-from swift.data.rendering import render_asked, render_chat
+from swift.data.rendering import render_chat, render_prompt
 from swift.errors import DataError, ModelError, SwiftError, UsageError
 from swift.infer.image_messages import has_images
 from swift.infer.options import ModelOptions, is_address
@@ -206,10 +206,10 @@ class LocalChatEngine:
                     hint="Pass a single prompt, or set --model.chat_template when training.",
                 )
             return list(self.tokenizer(messages[0]["content"])["input_ids"])
-        text = render_asked(
+        text = render_prompt(
             self.tokenizer,
             messages,
-            place=source,
+            location=source,
             tools=tools or None,
             add_generation_prompt=True,
             **self._template_arguments,
@@ -287,7 +287,7 @@ def end_tokens(tokenizer: Any) -> tuple[int, ...]:
         response = "a response that ends here"
         messages = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": response}]
         try:
-            text = render_chat(tokenizer, messages, place="A question and its response")
+            text = render_chat(tokenizer, messages, location="A question and its response")
         except SwiftError:
             raise
         except Exception:  # templates raise any error, for roles that they do not know, for example

@@ -114,7 +114,7 @@ def _columns(section: DataSection) -> frozenset[str]:
     part = open_parts(section.train, section)[0]
     if not part.count:
         raise UsageError(f"{section.train[0]} has no rows.", hint="Pass a data set with rows.")
-    return frozenset(rename(part.rows[0], part.columns, part.rows.place(0)))
+    return frozenset(rename(part.rows[0], part.columns, part.rows.location(0)))
 
 
 def _outputs(scorer: Scorer, samples: Sequence[Encoded]) -> tuple[list[Outputs], list[list[int]]]:

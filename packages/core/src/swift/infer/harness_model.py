@@ -14,7 +14,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from swift.contracts import Sampling
-from swift.data.rendering import render_asked
+from swift.data.rendering import render_prompt
 from swift.infer.chat_engine import LocalChatEngine
 from swift.terminal import progress
 
@@ -53,10 +53,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Return a rendered conversation; a last turn of the assistant is continued."""
-        return render_asked(
+        return render_prompt(
             self.tokenizer,
             chat_history,
-            place="A question of the task",
+            location="A question of the task",
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
         )

@@ -14,7 +14,7 @@ from swift.data.conversation import Conversation, Unusable
 from swift.data.conversation_tokens import ConversationEncoder
 from swift.data.media_tokens import MediaTokens
 from swift.data.offsets import TextEncoder
-from swift.data.texts import Text
+from swift.data.text import Text
 from swift.data.videos import Shown
 from swift.errors import DataError
 from swift.infer.response import Messages

@@ -90,7 +90,7 @@ def with_system(messages: Sequence[dict[str, Any]], system: str | None) -> list[
 
 def read_row(part: Part, index: int) -> RowData:
     """Return one row with its columns renamed; raise `DataError` if it is not valid Unicode, so cannot be written."""
-    source = part.rows.place(index)
+    source = part.rows.location(index)
     renamed = rename(part.rows[index], part.columns, source)
     if not is_unicode(json.dumps(renamed, ensure_ascii=False, default=repr)):
         raise DataError(
@@ -100,7 +100,7 @@ def read_row(part: Part, index: int) -> RowData:
 
 
 def _question(part: Part, index: int, system: str | None) -> Question:
-    row, source = part.rows[index], part.rows.place(index)
+    row, source = part.rows[index], part.rows.location(index)
     renamed = read_row(part, index)
     extras = {name: value for name, value in renamed.items() if name not in _CONVERSATION}
     try:

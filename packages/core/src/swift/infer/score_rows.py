@@ -14,13 +14,13 @@ import numpy as np
 
 from swift.config.sections import DataSection
 from swift.config.tasks import EMBEDDING, task_of
-from swift.data.conversation import Conversation, Unusable, told
+from swift.data.conversation import Conversation, Unusable, prompt_only
 from swift.data.corpus import Part, open_parts
 from swift.data.encodings.classification import whole_text
-from swift.data.encodings.embedding import asked_whole, prompted
+from swift.data.encodings.embedding import prompt_text_of, prompted
 from swift.data.encodings.reranker import pair_of, text_of
 from swift.data.formats import RowReader
-from swift.data.rendering import render_asked
+from swift.data.rendering import render_prompt
 from swift.errors import DataError
 from swift.infer.batch import WINDOW
 from swift.infer.chat_engine import image_writer, no_images
@@ -38,7 +38,7 @@ from swift.untrusted import json_kind
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
     from swift.data.sources.rows import RowData
-    from swift.data.texts import Text
+    from swift.data.text import Text
     from swift.infer.batch import QuestionSequence
     from swift.infer.chat_engine import FoundModel
     from swift.infer.image_prompts import ImagePromptWriter
@@ -72,17 +72,17 @@ class TextRows(Questions):
         row = read_row(part, index)
         column = None if self._pairs else next((name for name in self._columns if isinstance(row.get(name), str)), None)
         if column is not None:
-            return self._messages(part, row, (column,), part.rows.place(index))
+            return self._messages(part, row, (column,), part.rows.location(index))
         if all(isinstance(row.get(name), str) for name in PAIR):
-            return self._messages(part, row, PAIR, part.rows.place(index))
+            return self._messages(part, row, PAIR, part.rows.location(index))
         if isinstance(row.get("query"), str) and "document" in row:
             raise DataError(
-                f"{part.rows.place(index)}: the column 'document' is {json_kind(row['document'])}, not a string.",
+                f"{part.rows.location(index)}: the column 'document' is {json_kind(row['document'])}, not a string.",
                 hint="Write one row per document.",
             )
         if self._pairs:
             raise DataError(
-                f"{part.rows.place(index)}: a generative reranker needs the columns query and document with strings.",
+                f"{part.rows.location(index)}: a generative reranker needs the columns query and document, as strings.",
                 hint='To rename columns: --columns \'{"yours": "document"}\'',
             )
         question = super().of(part, index)
@@ -93,7 +93,7 @@ class TextRows(Questions):
 
     def _messages(self, part: Part, row: RowData, columns: Sequence[str], source: str) -> Question:
         """Return some columns as messages, with the row's images if the model reads any."""
-        conversations, extras = [told(row[name]) for name in columns], _without(row, *columns)
+        conversations, extras = [prompt_only(row[name]) for name in columns], _without(row, *columns)
         if self._images:
             reader = RowReader(row, source, part.tags, part.root)
             try:
@@ -254,7 +254,7 @@ def tokens_of(
         return list(tokenizer("".join(message["content"] for message in messages))["input_ids"])
     if roles != ["query", "document"]:
         messages = with_system(messages, found.location.system)
-    text = render_asked(tokenizer, messages, place=question.source, tools=question.tools or None)
+    text = render_prompt(tokenizer, messages, location=question.source, tools=question.tools or None)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -263,13 +263,13 @@ def _image_text(question: Question, found: FoundModel, encoder: ConversationEnco
     messages, source = question.messages, question.source
     roles = [message["role"] for message in messages]
     if roles == list(PAIR):
-        query, document = (told(message["content"]) for message in messages)
-        return asked_whole(pair_of(query, document, found.location.objective.get("instruction")), source, encoder)
+        query, document = (prompt_only(message["content"]) for message in messages)
+        return prompt_text_of(pair_of(query, document, found.location.objective.get("instruction")), source, encoder)
     if _is_text(messages):
-        return asked_whole(prompted(_prompt(roles[0], found), told(messages[0]["content"])), source, encoder)
+        return prompt_text_of(prompted(_prompt(roles[0], found), prompt_only(messages[0]["content"])), source, encoder)
     messages = with_system(messages, found.location.system)
     whole = Conversation(tuple(messages), (1.0,) * len(messages), tuple(question.tools))
-    write = asked_whole if task_of(found.source) == EMBEDDING else whole_text
+    write = prompt_text_of if task_of(found.source) == EMBEDDING else whole_text
     return write(whole, source, encoder)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.sections import DataSection
 from swift.contracts import ImagePrompt
-from swift.data.conversation import Unusable, told
+from swift.data.conversation import Unusable, prompt_only
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import Sample
 from swift.data.encodings.reranker import pair_of
@@ -38,8 +38,8 @@ class YesNo:
 
     def tokens(self, query: Content, document: Content, source: str) -> ImagePrompt:
         """Return the tokens of the prompt and of yes; query and document may hold images."""
-        conversation = told(query)
-        pair = pair_of(conversation, told(document), self.options.instruction)
+        conversation = prompt_only(query)
+        pair = pair_of(conversation, prompt_only(document), self.options.instruction)
         try:
             made = self._encoder.encode(Sample(conversation, others=(pair,), values={"positives": 0.0}), source)
         except Unusable as unusable:

@@ -47,9 +47,9 @@ def _code(values: tl.tensor, first: tl.tensor, middles: tl.tensor) -> tl.tensor:
 def _update(
     weights: tl.tensor,
     gradients: tl.tensor,
-    mean_codes: tl.tensor,
+    mean_quantized: tl.tensor,
     mean_scales: tl.tensor,
-    square_codes: tl.tensor,
+    square_quantized: tl.tensor,
     square_scales: tl.tensor,
     signed_levels: tl.tensor,
     signed_middles: tl.tensor,
@@ -70,25 +70,25 @@ def _update(
 ) -> None:
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row_inside = rows < blocks
-    places = rows[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    positions = rows[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = row_inside[:, None] & (tl.arange(0, BLOCK) < BLOCK)[None, :]
-    gradient = tl.load(gradients + places, mask=inside, other=0.0).to(tl.float32) * factor
-    mean = tl.load(signed_levels + tl.load(mean_codes + places, mask=inside, other=0).to(tl.int32))
+    gradient = tl.load(gradients + positions, mask=inside, other=0.0).to(tl.float32) * factor
+    mean = tl.load(signed_levels + tl.load(mean_quantized + positions, mask=inside, other=0).to(tl.int32))
     mean *= tl.load(mean_scales + rows, mask=row_inside, other=0.0)[:, None]
-    square = tl.load(levels + tl.load(square_codes + places, mask=inside, other=0).to(tl.int32))
+    square = tl.load(levels + tl.load(square_quantized + positions, mask=inside, other=0).to(tl.int32))
     square *= tl.load(square_scales + rows, mask=row_inside, other=0.0)[:, None]
     mean += (1.0 - beta1) * (gradient - mean)
     square = square * beta2 + (1.0 - beta2) * gradient * gradient
-    weight = tl.load(weights + places, mask=inside, other=0.0).to(tl.float32) * decay
+    weight = tl.load(weights + positions, mask=inside, other=0.0).to(tl.float32) * decay
     weight += size * (mean / (tl.sqrt(square * unbias) + eps))
-    tl.store(weights + places, weight.to(weights.dtype.element_ty), mask=inside)
+    tl.store(weights + positions, weight.to(weights.dtype.element_ty), mask=inside)
     scale = tl.max(tl.abs(mean), axis=1)
     fraction = mean / tl.maximum(scale, 1.1754943508222875e-38)[:, None]
-    tl.store(mean_codes + places, _code(fraction, signed_first, signed_middles).to(tl.uint8), mask=inside)
+    tl.store(mean_quantized + positions, _code(fraction, signed_first, signed_middles).to(tl.uint8), mask=inside)
     tl.store(mean_scales + rows, scale, mask=row_inside)
     scale = tl.max(square, axis=1)
     fraction = square / tl.maximum(scale, 1.1754943508222875e-38)[:, None]
-    tl.store(square_codes + places, _code(fraction, first, middles).to(tl.uint8), mask=inside)
+    tl.store(square_quantized + positions, _code(fraction, first, middles).to(tl.uint8), mask=inside)
     tl.store(square_scales + rows, scale, mask=row_inside)
 
 
@@ -136,6 +136,6 @@ def tables_of(levels: torch.Tensor) -> Tables:
     bounds = middles.cpu()
     positive, negative = torch.bucketize(edges, bounds), torch.bucketize(-after, bounds, right=True)
     for low, high in ((positive, torch.bucketize(after, bounds)), (negative, torch.bucketize(-edges, bounds))):
-        assert int((high - low).max()) <= 1, "codes lie too close to each other"
+        assert int((high - low).max()) <= 1, "quantized values lie too close to each other"
     beyond = torch.cat([middles, middles.new_full((1,), torch.inf)])
     return Tables(levels, beyond, torch.cat([positive, negative]).to(torch.uint8).to(levels.device))

@@ -42,8 +42,8 @@ def _statistics(
         z = tl.load(logits + start + columns, mask=inside, other=0.0).to(tl.float32) * scale
         plain += tl.sum(z, axis=0)
         z = tl.where(inside, z, float("-inf"))
-        highest, place = tl.max(z, axis=0, return_indices=True)
-        best = tl.where(highest > top, start + place, best)
+        highest, index = tl.max(z, axis=0, return_indices=True)
+        best = tl.where(highest > top, start + index, best)
         new = tl.maximum(top, highest)
         less = z - new
         likely = tl.exp(less)

@@ -106,7 +106,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     if not file.exists() and not file.is_symlink():
         raise ModelError(
             f"{shown(folder)} is not an adapter: {ADAPTER_CONFIG} is missing.",
-            hint="Name the folder of an adapter, or a run or checkpoint that trained one.",
+            hint="Pass the folder of an adapter, or of a run or checkpoint that trained one.",
         )
     return checked_adapter(read_json_object(file, ModelError), str(file))
 
@@ -119,7 +119,7 @@ def checked_adapter(config: Mapping[str, Any], source: str, error: Failure = Mod
         found = f"of type {kind}" if isinstance(kind, str) else f"whose peft_type is {json_kind(kind)}"
         raise error(
             f"{shown(source)} describes an adapter {found:.100}, not LORA.",
-            hint=f"swift works with {', '.join(KINDS)}; merge others with PEFT.",
+            hint=f"swift supports {', '.join(KINDS)}. Merge other adapters with PEFT.",
         )
     if is_deeper(config, 8):
         raise error(f"{shown(source)}: its values are nested too deeply.")
@@ -144,10 +144,10 @@ def check_patterns(config: Mapping[str, Any], names: Iterable[str], source: str,
         try:
             compiled = re.compile(pattern)
         except (re.error, OverflowError, RecursionError) as problem:
-            raise error(f"{shown(source)}: {key} is no pattern: {problem}.") from None
+            raise error(f"{shown(source)}: {key} is not a valid regular expression: {problem}.") from None
         slow = error(
-            f"{shown(source)}: {key} holds a pattern that takes too long: it was stopped after {_SECONDS:.0f} seconds.",
-            hint="Name the modules instead of matching them by a pattern, if the adapter is yours.",
+            f"{shown(source)}: matching the pattern in {key} took longer than {_SECONDS:.0f} seconds and was stopped.",
+            hint="If this is your adapter, list the modules by name instead of a pattern.",
         )
         with time_limit(_SECONDS, slow):
             for name in known:

@@ -58,7 +58,7 @@ def add_start(tuned: Any, *, subtracted: bool = True) -> None:
 
 
 @torch.no_grad()
-def read_starts(run: Run, source: ModelSource, tuned: torch.nn.Module) -> dict[str, torch.Tensor]:
+def read_initialization(run: Run, source: ModelSource, tuned: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return what adapters begin with that weights or data decide, by names on disk; nothing for other adapters.
 
     What data decides was found before. Collective: each process decomposes some of the matrices, one at a time, and all
@@ -67,8 +67,9 @@ def read_starts(run: Run, source: ModelSource, tuned: torch.nn.Module) -> dict[s
     options = run.config.tuner.options(LoraOptions)
     if options.init in FROM_DATA and run.role != POLICY:
         raise ConfigError(
-            f"tuner.init {options.init} looks at the data that a model learns from, and is for the policy alone.",
-            hint=f"Let the adapters of the {run.role} begin otherwise, by pissa say.",
+            f"tuner.init {options.init} reads the training data, so it works for the policy only, not for the "
+            f"{run.role}.",
+            hint=f"Choose another initialization for the {run.role}, such as pissa.",
         )
     if options.init in FROM_DATA:
         return dict(run.adapter_start)
@@ -84,8 +85,8 @@ def read_starts(run: Run, source: ModelSource, tuned: torch.nn.Module) -> dict[s
             if options.init == "loftq":
                 weight = weight - in_low_bit(weight, run.config.tuner, _compute_dtype(run))
             weight = weight.T if getattr(layer, "fan_in_fan_out", False) else weight
-            draw = generator_of(run.config.train.seed, piece.name)
-            pair = _factors(weight, layer.r[ADAPTER], layer.scaling[ADAPTER], options, draw)
+            generator = generator_of(run.config.train.seed, piece.name)
+            pair = _factors(weight, layer.r[ADAPTER], layer.scaling[ADAPTER], options, generator)
             for part, value in zip("AB", pair, strict=True):
                 for adapter in (ADAPTER, START):
                     found[on_disk[f"{path}.lora_{part}.{adapter}.weight"]] = value.contiguous().cpu()
@@ -128,14 +129,14 @@ def check_matrix(tuned: Any, path: str, layer: Any) -> None:
     pieces = names.pieces(weight) if ADAPTER in layer.lora_A and weight in names.parameters() else ()
     if len(pieces) != 1 or len(pieces[0].shape) != 2:
         raise ConfigError(
-            f"tuner.init reads matrices of linear layers, and {inner_name(path)} of "
-            f"{type(base_model(tuned)).__name__} is none that is one tensor on disk.",
+            f"tuner.init needs linear layers with one weight tensor on disk. {inner_name(path)} of "
+            f"{type(base_model(tuned)).__name__} is not such a layer.",
             hint="Name linear layers: --target_modules q_proj k_proj v_proj o_proj, or type --tuner.init default",
         )
 
 
 def _factors(
-    weight: torch.Tensor, rank: int, scale: float, options: LoraOptions, draw: torch.Generator
+    weight: torch.Tensor, rank: int, scale: float, options: LoraOptions, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return A₀ and B₀ as PEFT has them: largest singular directions, or the first rows of R and columns of Q."""
     if options.init == "olora":
@@ -145,7 +146,7 @@ def _factors(
         left, values, right = torch.linalg.svd(weight, full_matrices=False)
     else:
         columns = rank + _OVERSAMPLED
-        left, values, right = randomised_svd(weight, columns, options.init_iterations, draw)
+        left, values, right = randomised_svd(weight, columns, options.init_iterations, generator)
     roots = (values[:rank] / scale).sqrt()
     a, b = roots[:, None] * right[:rank], left[:, :rank] * roots
     # A direction has two signs, and libraries differ: the largest entry of each row of A is positive here.
@@ -159,11 +160,11 @@ def signs_of(rows: torch.Tensor) -> torch.Tensor:
 
 
 def randomised_svd(
-    weight: torch.Tensor, columns: int, iterations: int, draw: torch.Generator
+    weight: torch.Tensor, columns: int, iterations: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Halko, Martinsson and Tropp's subspace iteration, from a draw that depends on the seed and the name alone."""
     columns = min(columns, *weight.shape)
-    basis = weight @ torch.randn(weight.shape[1], columns, generator=draw).to(weight.device)
+    basis = weight @ torch.randn(weight.shape[1], columns, generator=generator).to(weight.device)
     for _ in range(iterations):
         basis = torch.linalg.qr(basis)[0]
         basis = weight @ torch.linalg.qr(weight.T @ basis)[0]

@@ -72,7 +72,7 @@ def resolve_name(name: str) -> tuple[str, str | None]:
     if key in NEAREST:
         return NEAREST[
             key
-        ], f"this version of transformers cannot load {name!r}; {NEAREST[key]} is the nearest that it can"
+        ], f"this version of transformers cannot load {name!r}; using the nearest supported model, {NEAREST[key]}"
     return name, None
 
 

@@ -74,8 +74,8 @@ def choose_attention(
     model_class, config = causal_class(config), config.get_text_config()
     if flat and (mixing := _layer_types(config) - _SEPARABLE_LAYERS):
         raise ModelError(
-            f"{config.model_type} has {', '.join(sorted(mixing))} layers, in which swift cannot keep samples apart "
-            "that are laid end to end.",
+            f"{config.model_type} has {', '.join(sorted(mixing))} layers, and swift cannot keep packed "
+            "samples separate in them.",
             hint="Turn it off: --data.packing false --data.padding_free false",
         )
     flash_incompatibility = _flash_incompatibility(config, model_class, device, dtype)
@@ -88,9 +88,9 @@ def choose_attention(
             hint="Type --model.attention eager (or auto)",
         )
     if requested == FLASH or (requested == "auto" and not flash_incompatibility):
-        why = "asked for" if requested == FLASH else "the fastest here"
+        why = "requested" if requested == FLASH else "the fastest here"
         return AttentionChoice(FLASH, FLASH, flat, why)
-    why = "asked for" if requested != "auto" else f"not flash_attention_2: {flash_incompatibility}"
+    why = "requested" if requested != "auto" else f"not flash_attention_2: {flash_incompatibility}"
     if requested == "eager" or sdpa_incompatibility:
         if requested == "auto":
             why = f"{why}; not sdpa: {sdpa_incompatibility}"
@@ -130,7 +130,7 @@ def use_attention(model: Any, choice: AttentionChoice) -> None:
         model.set_attn_implementation(each)
     if text._attn_implementation != choice.implementation:
         raise ModelError(
-            f"{type(model).__name__} does not let its attention be changed from "
+            f"The attention implementation of {type(model).__name__} cannot be changed from "
             f"{text._attn_implementation} to {choice.name}.",
             hint=f"Type --model.attention {text._attn_implementation}",
         )
@@ -160,7 +160,7 @@ def varlen_attention(
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise ModelError(
-                f"{type(module).__name__} uses {name}, which attention without a mask does not know.",
+                f"{type(module).__name__} uses {name}, which attention without a mask does not support.",
                 hint="Type --model.attention eager",
             )
     if packing.edges is not None and len(query) == 1 and (dtype := _flash_dtype(query)) is not None:
@@ -227,8 +227,8 @@ def _causal(
     groups = query.shape[1] // key.shape[1]
     mask = None
     if window is not None and length > window:
-        places = torch.arange(length, device=query.device)
-        distance = places[:, None] - places[None, :]
+        positions = torch.arange(length, device=query.device)
+        distance = positions[:, None] - positions[None, :]
         mask = (distance >= 0) & (distance < window)
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)  # with a mask only the slow kernel knows groups
     output = scaled_dot_product_attention(
@@ -272,7 +272,7 @@ def _layer_types(config: Any) -> set[str]:
 
 
 def _masked(flat: bool) -> str:
-    return "; samples are kept apart by a mask of tokens x tokens, which is slow" if flat else ""
+    return "; samples are separated by a tokens x tokens mask, which is slow" if flat else ""
 
 
 def _flash_incompatibility(config: Any, model_class: Any, device: str, dtype: torch.dtype | None) -> str:
@@ -281,7 +281,7 @@ def _flash_incompatibility(config: Any, model_class: Any, device: str, dtype: to
     if importlib.util.find_spec("flash_attn") is None:
         return "the package flash-attn is not installed"
     if dtype is not None and dtype not in _HALVES:
-        return f"it has no {str(dtype).removeprefix('torch.')} arithmetic"
+        return f"it does not support {str(dtype).removeprefix('torch.')}"
     if model_class is not None and not model_class._supports_flash_attn:
         return f"{config.model_type} does not support it"
     return ""
@@ -289,7 +289,7 @@ def _flash_incompatibility(config: Any, model_class: Any, device: str, dtype: to
 
 def _sdpa_incompatibility(config: Any, model_class: Any) -> str:
     if getattr(config, "attn_logit_softcapping", None) is not None:
-        return f"{config.model_type} caps its attention logits, which sdpa leaves out"
+        return f"{config.model_type} caps its attention logits, which sdpa does not support"
     if model_class is not None and not model_class._supports_sdpa:
         return f"{config.model_type} does not support it"
     return ""
@@ -302,5 +302,5 @@ def _varlen_incompatibility(config: Any, model_class: Any) -> str:
     if not known or _layer_types(config) - _VARLEN_LAYERS:
         return f"{config.model_type} needs its mask"
     if not attends_causally(config):
-        return f"{config.model_type} does not attend causally"
+        return f"{config.model_type} does not use causal attention"
     return ""

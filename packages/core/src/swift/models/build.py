@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 
 from swift.config.incompatibilities import partly_quantized
 from swift.contracts import Decision, ModelFacts, QuantizedShare
-from swift.models.adapter_initialization import keep_starts, read_starts
+from swift.models.adapter_initialization import keep_starts, read_initialization
 from swift.models.attention import AttentionChoice, choose_attention
 from swift.models.fp8 import fp8_of, use_fp8, without_fp8
 from swift.models.media import ProcessorReader
 from swift.models.meta import meta_model
 from swift.models.padding_row import train_padding_row
 from swift.models.precision import resolve_dtype
-from swift.models.quantize import Place, quantized_build
+from swift.models.quantize import Placer, quantized_build
 from swift.models.tuners import adapter_config, apply_tuner, weight_counts
 from swift.models.view import ViewModule
 from swift.tuners.selected import tuner_of
@@ -39,13 +39,13 @@ def build_view(
     weights: bool = True,
     attention: AttentionChoice | None = None,
     view_class: Callable[..., ViewModule] = ViewModule,
-    place: Place | None = None,
+    placer: Placer | None = None,
 ) -> ViewModule:
     """Model → tuner → FP8 → gradient checkpointing → compile → view, in this order.
 
     With `weights=False` the parameters of all but a quantised model are on the meta device, for the backend to lay out
     and fill. `attention` is a kernel of the backend's own; by default the `model` section chooses. `view_class` is
-    called with the model, `attention` and `say`, and `place` with each quantised weight as soon as it is read: the
+    called with the model, `attention` and `say`, and `placer` with each quantised weight as soon as it is read: the
     backend leaves a part of it in this process, and fills all other weights, which are on the meta device.
     """
     config, device = run.config, run.topology.device
@@ -57,14 +57,14 @@ def build_view(
     run.facts.precision = Decision(dtype_name, dtype_reason)
     run.facts.attention = Decision(attention.name, attention.reason)
 
-    shares: list[QuantizedShare] = []
+    sizes: list[QuantizedShare] = []
     model: Any  # a transformers model, whose attributes torch's types do not know
     if config.tuner.quantize == "none":
         # Trained weights are fp32 masters; frozen ones need no more than the precision of the arithmetic.
         stored = compute if tuner_of(config.tuner).adapter else torch.float32
         model = source.build(dtype=stored, device=device) if weights else meta_model(source, stored)
     else:
-        model = quantized_build(source, config.tuner, compute, device, place, partial(_check_share, run, shares))
+        model = quantized_build(source, config.tuner, compute, device, placer, partial(_check_share, run, sizes))
     model.config.use_cache = False
     if config.train.pad_token:
         train_padding_row(model)
@@ -72,7 +72,7 @@ def build_view(
         _apply_liger(model)
     model = apply_tuner(model, config.tuner, seed=config.train.seed, say=run.say)
     run.adapter_config = adapter_config(model)
-    run.adapter_start = read_starts(run, source, model)
+    run.adapter_start = read_initialization(run, source, model)
     if weights:
         keep_starts(model, run.adapter_start, torch.Tensor.copy_)
     use_fp8(run, model, decoder_blocks(model))
@@ -84,7 +84,7 @@ def build_view(
     view = view_class(model, attention=attention, say=run.say)
     view.pooling = config.model.pooling
     if config.train.neftune_alpha:
-        view.add_noise(config.train.neftune_alpha)
+        view.add_neftune(config.train.neftune_alpha)
     with without_fp8(view):
         _look_at_images(view, run.media_reader, weights=weights)
     if config.train.compile:
@@ -92,15 +92,15 @@ def build_view(
     trained, total = weight_counts(model)
     fp8 = fp8_of(run)
     precision = dtype_name if fp8 is None else f"{dtype_name} fp8 {fp8}"
-    run.model_facts = ModelFacts(precision, total, trained, shares[0] if shares else None)
+    run.model_facts = ModelFacts(precision, total, trained, sizes[0] if sizes else None)
     return view
 
 
-def _check_share(run: Run, shares: list[QuantizedShare], share: QuantizedShare) -> None:
+def _check_share(run: Run, sizes: list[QuantizedShare], share: QuantizedShare) -> None:
     """Note how much of a model is quantized; `--strict` refuses less than all matrices of its layers."""
     if run.config.data.strict and not share.complete:
         raise partly_quantized(run.config.tuner.quantize, str(share))
-    shares.append(share)
+    sizes.append(share)
 
 
 def _look_at_images(view: ViewModule, reader: MediaReader | None, *, weights: bool) -> None:

@@ -1,4 +1,4 @@
-"""How many answers are drawn at once: as many as there is room for. Planners count with it too: no torch here."""
+"""How many completions are sampled at once: as many as fit into memory. Planners count with it too: no torch here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ MOST_ROWS = 256
 SHARE = 1 / 8
 """Of the device's memory, for the caches of a batch; a model in training may be beside it."""
 _PER_LOGIT = 40
-"""Bytes that drawing takes for each token of the vocabulary in a row: a few tensors in fp64."""
+"""Bytes that sampling takes for each token of the vocabulary in a row: a few tensors in fp64."""
 
 
 def row_bytes(vocabulary: int, of_token: float, tokens: int) -> float:
@@ -16,5 +16,5 @@ def row_bytes(vocabulary: int, of_token: float, tokens: int) -> float:
 
 
 def rows_at_once(device: float, row: float) -> int:
-    """Return how many rows of so many bytes are drawn at once on a device of so many bytes."""
+    """Return how many rows of so many bytes are sampled at once on a device of so many bytes."""
     return max(1, min(MOST_ROWS, int(SHARE * device / row)))

@@ -1,4 +1,4 @@
-"""Which transformers class a configuration of a causal language model stands for, with or without a tower."""
+"""Choose the transformers class of a configuration of a causal language model, with or without an encoder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENCODERS = frozenset(
 )  # fmt: skip
 """Types of encoders that people start embedders, rerankers and classifiers from, to be refused without torch."""
 
-DECODERS = "Start from a decoder, such as qwen3-0.6b, or, for vectors, Qwen/Qwen3-Embedding-0.6B."
+DECODERS = "Use a decoder such as qwen3-0.6b or, for embeddings, Qwen/Qwen3-Embedding-0.6B."
 """What to type where a model is not a causal language model."""
 
 
@@ -39,7 +39,7 @@ def causal_class(config: Any) -> Any:
 
 
 def towered_class(config: Any) -> Any:
-    """Return the class that reads images or sounds and writes text; None where transformers has no such class."""
+    """Return the class that reads images or audio and writes text; None where transformers has no such class."""
     from transformers.models.auto import modeling_auto as auto
 
     images = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
@@ -65,16 +65,17 @@ def refusal(config: Any, name: str) -> str:
 
     kind = f"{name} is a {config.model_type} model"
     if _encodes_first(config):
-        return f"{kind}, an encoder with a decoder: swift trains decoders alone."
+        return f"{kind}, an encoder-decoder. swift trains decoder-only models."
     if type(config) in auto.MODEL_FOR_MASKED_LM_MAPPING:
         return no_encoders(name, config.model_type)
     if type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         found = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].__name__
-        return f"{kind}, and swift does not train {found}: it has no get_image_features, which finds a vision encoder."
+        return f"{kind}. swift does not train {found}: it has no get_image_features, by which swift finds a vision "
+        "encoder."
     if type(config) in auto.MODEL_FOR_MULTIMODAL_LM_MAPPING:
         found = auto.MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)].__name__
-        return f"{kind}, and swift does not train {found}: it is not one audio encoder before a language model."
-    return f"{kind}, for which transformers has no language model."
+        return f"{kind}. swift does not train {found}: it is not one audio encoder followed by a language model."
+    return f"{kind}; transformers has no causal language model of this type."
 
 
 def _encodes_first(config: Any) -> bool:
@@ -84,8 +85,8 @@ def _encodes_first(config: Any) -> bool:
 def no_encoders(name: str, model_type: str) -> str:
     """Return the sentence that refuses an encoder, for every task."""
     return (
-        f"{name} is an encoder ({model_type}). swift trains decoders so far, for embeddings, rerankers and "
-        "classifiers too."
+        f"{name} is an encoder ({model_type}). swift trains decoder-only models, also as embedding "
+        "models, rerankers and classifiers."
     )
 
 
@@ -97,7 +98,7 @@ def check_no_encoder(name: str, content: Mapping[str, Any]) -> None:
 
 
 def has_encoder(config: Any) -> bool:
-    """Return whether the model of this configuration is one that reads images or hears sounds."""
+    """Return whether the model of this configuration is one that reads images or audio."""
     found = towered_class(config)
     return found is not None and causal_class(config) is found
 

@@ -59,7 +59,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG
     if not file.exists() and not file.is_symlink():
         raise ModelError(
-            f"{shown(folder)} is not a model: {CONFIG} is missing.", hint="Give the folder of a complete model."
+            f"{shown(folder)} is not a model: {CONFIG} is missing.", hint="Pass the folder of a complete model."
         )
     try:
         config = read_json_object(file, ModelError)
@@ -98,7 +98,7 @@ def check_config(config: Mapping[str, Any], source: str) -> None:
     for path, section in _sections(config, ""):
         for problem in _problems(section):
             raise ModelError(
-                f"{shown(source)}: {path}{problem}.", hint="No model has that: copy or download the file again."
+                f"{shown(source)}: {path}{problem}.", hint="The value is invalid. Copy or download the file again."
             )
 
 
@@ -118,12 +118,12 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     for whole, part in _HEADS:
         heads, groups = config.get(whole), config.get(part)
         if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
-            yield f"{whole} {heads} is no multiple of {part} {groups}"
+            yield f"{whole} {heads} is not a multiple of {part} {groups}"
     for width, part in _WIDTHS:
         size, heads = config.get(width), config.get(part)
         own = config.get("head_dim") is not None or "qk_nope_head_dim" in config
         if isinstance(size, int) and isinstance(heads, int) and size % heads and not own:
-            yield f"{width} {size} is no multiple of {part} {heads}, and there is no head_dim"
+            yield f"{width} {size} is not a multiple of {part} {heads}, and head_dim is missing"
 
 
 def _problem(key: str, value: Any) -> str | None:
@@ -132,15 +132,15 @@ def _problem(key: str, value: Any) -> str | None:
         return _size_problem(value, _LIMITS[key], lowest=0 if key in _MAY_BE_ZERO else 1)
     for covers, fits, rule in _RULES:
         if covers(key) and value is not None and not fits(value):
-            return f"is {_shown(value)}, and should {rule}"
-    if key in _KERNELS and any(map(_from_elsewhere, value.values() if isinstance(value, dict) else [value])):
-        return f"names {_shown(value)}, a kernel that is downloaded and run; swift chooses with --model.attention"
+            return f"is {_shown(value)}; it must {rule}"
+    if key in _KERNELS and any(map(_is_third_party, value.values() if isinstance(value, dict) else [value])):
+        return f"is {_shown(value)}, which would download and run a kernel; use --model.attention instead"
     if key in _NAMES and value is not None and len(value) > _LAYERS:
         return f"has {len(value):,} names"
     if _is_number(value) and math.isnan(value):
         return "is not a number (NaN)"
     if type(value) is int and abs(value) >= 1 << 62:
-        return f"is {_shown(value)}, a number that no model has"
+        return f"is {_shown(value)}, which is out of range"
     return None
 
 
@@ -150,9 +150,9 @@ def _size_problem(value: Any, limit: int, *, lowest: int) -> str | None:
         if each is None:
             continue
         if type(each) is not int:
-            return f"is {_shown(value)}, and should be a whole number"
+            return f"is {_shown(value)}; it must be an integer"
         if not lowest <= each <= limit:
-            return f"is {_shown(each)}, and should be from {lowest} to {limit:,}"
+            return f"is {_shown(each)}; it must be from {lowest} to {limit:,}"
     if isinstance(value, list) and not 0 < len(value) <= _LAYERS:
         return f"has {len(value):,} values"
     return None
@@ -175,7 +175,7 @@ def _is_token(value: Any) -> bool:
     return all(each is None or (type(each) is int and -1 <= each <= _SIZE) for each in listed)
 
 
-def _from_elsewhere(kernel: Any) -> bool:
+def _is_third_party(kernel: Any) -> bool:
     return isinstance(kernel, str) and any(mark in kernel for mark in "/@:")
 
 
@@ -199,7 +199,7 @@ _RULES: tuple[tuple[Callable[[str], bool], Callable[[Any], bool], str], ...] = (
     (_NAMES.__contains__, _is_list_of_names, "be a list of names"),
     (_PARTS.__contains__, lambda value: isinstance(value, dict), "be an object"),
     ("problem_type".__eq__, _PROBLEM_TYPES.__contains__, f"be one of {', '.join(_PROBLEM_TYPES)}"),
-    ("auto_map".__eq__, _is_auto_map, "name a class for each of transformers' own"),
-    (lambda key: key.endswith("_token_id"), _is_token, "be the number of a token, or several"),
+    ("auto_map".__eq__, _is_auto_map, "map class names of transformers to class names"),
+    (lambda key: key.endswith("_token_id"), _is_token, "be a token id or a list of token ids"),
 )
 """(which keys, which values fit, what a value should do); null fits everywhere."""

@@ -1,4 +1,4 @@
-"""Decodes images and sounds on threads of its own while a step runs, so that the next step need not wait for them."""
+"""Decode images and audio on threads of its own while a step runs, so that the next step need not wait for them."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class SafetensorsFolder:
             absent = sorted((names or set()) - header.entries.keys())
             if absent:
                 raise ModelError(
-                    f"{path} lacks {absent[0]}, which {INDEX} says is in it.", hint="Copy or download the model again."
+                    f"{path} lacks {absent[0]}, which {INDEX} lists for it.", hint="Copy or download the model again."
                 )
             self._entries.update({name: (path, entry) for name, entry in header.entries.items()})
 
@@ -108,21 +108,22 @@ def _weight_files(folder: Path) -> dict[Path, set[str] | None]:
     pickles = [file.name for pattern in PICKLES for file in folder.glob(pattern)]
     if pickles:
         raise ModelError(
-            f"{folder} has its weights in {pickles[0]}, a pickle, which can run code when it is opened; swift reads "
-            "safetensors only.",
-            hint="Convert it where you trust it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) "
+            f"{folder} stores its weights in {pickles[0]}, a pickle file, which can run code when it is loaded. "
+            "swift reads "
+            "only safetensors.",
+            hint="If you trust the file, convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) "
             "writes safetensors.",
         )
     raise ModelError(
-        f"{folder} has no weights: neither {SINGLE} nor {INDEX} is there.",
-        hint="Give the folder of a complete model, or --model.random_weights true to start from random ones.",
+        f"{folder} has no weights: both {SINGLE} and {INDEX} are missing.",
+        hint="Pass the folder of a complete model, or --model.random_weights true to train from scratch.",
     )
 
 
 def _shards(folder: Path, index: Path) -> dict[Path, set[str] | None]:
     weight_map = read_json_object(index, ModelError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index} has no weight_map, which says where each weight is.", hint="Copy it again.")
+        raise ModelError(f"{index} is invalid: it has no weight_map.", hint="Copy or download it again.")
     shards: dict[Path, set[str] | None] = {}
     for name, file in sorted(weight_map.items(), key=lambda item: str(item[1])):
         names = shards.setdefault(inside(folder, file, ModelError, source=str(index)), set())
@@ -131,7 +132,7 @@ def _shards(folder: Path, index: Path) -> dict[Path, set[str] | None]:
     missing = [path.name for path in shards if not path.exists()]
     if missing:
         raise ModelError(
-            f"{folder} lacks {missing[0]}, one of the {len(shards)} files that {INDEX} names.",
-            hint="Copy or download the model again; it is not complete.",
+            f"{folder} is incomplete: {missing[0]}, one of {len(shards)} files listed in {INDEX}, is missing.",
+            hint="Copy or download the model again.",
         )
     return shards

@@ -41,24 +41,25 @@ def check_fp8(run: Run) -> None:
     config, without = run.config, "--backend.fp8 none"
     if tuner_of(config.tuner).adapter:
         raise UnsupportedLayout(
-            "backend.fp8 is for training whole weights: under adapters torchao's layers would compute gradients of the "
-            "frozen weights too, and be slower.",
+            "backend.fp8 needs full-parameter training: with adapters, torchao's layers would also compute "
+            "gradients of "
+            "the frozen weights and be slower.",
             hint=f"Type {without}, or --train_type full",
         )
     if config.parallel.tp > 1:
         raise UnsupportedLayout(
-            "backend.fp8 finds one scale for a whole matrix, which tensor parallel shards.",
+            "backend.fp8 computes one scale per whole matrix, so it does not work with tensor parallelism.",
             hint=f"Type --parallel.tp 1, or {without}",
         )
     if config.model.dtype not in ("auto", "bfloat16"):
         raise UnsupportedLayout(
-            f"backend.fp8 goes with --torch_dtype bfloat16, not with {config.model.dtype}.",
+            f"backend.fp8 needs --torch_dtype bfloat16, not {config.model.dtype}.",
             hint=f"Type --torch_dtype bfloat16, or {without}",
         )
     if not run.elsewhere and not _emulated(run) and no_gpu_to_see(getattr(config.backend, "device", "auto")):
         raise UnsupportedLayout(
             "backend.fp8 needs a GPU of the Ada or Hopper generation or later, and this run is on the CPU.",
-            hint=f"Type {without}, or see its numbers, slowly: --backend.fp8_emulated true",
+            hint=f"Type {without}, or emulate FP8 (slow) with --backend.fp8_emulated true",
         )
 
 
@@ -71,7 +72,7 @@ def use_fp8(run: Run, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
         from torchao.float8 import CastConfig, Float8LinearConfig, convert_to_float8_training
     except ImportError as error:
         raise ModelError(
-            "backend.fp8 needs torchao, which is not installed or does not fit this torch.",
+            "backend.fp8 needs torchao, which is not installed or not compatible with this torch.",
             hint='Type: pip install "swift-core[fp8]"',
         ) from error
     emulated = _emulated(run)
@@ -84,8 +85,7 @@ def use_fp8(run: Run, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
     chosen = frozenset(layers_in_fp8(model, blocks))
     if not chosen:
         raise ModelError(
-            f"None of the linear layers of {type(model).__name__} has sides that are multiples of {MULTIPLE}, as FP8 "
-            "needs them.",
+            f"FP8 needs linear layers whose dimensions are multiples of {MULTIPLE}; {type(model).__name__} has none.",
             hint="Type --backend.fp8 none",
         )
     convert_to_float8_training(model, module_filter_fn=lambda _, path: path in chosen, config=config)

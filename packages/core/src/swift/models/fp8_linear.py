@@ -26,7 +26,7 @@ _MULTIPLE = 16
 """Sums of products have this many summands, or a multiple."""
 
 
-class Codes(NamedTuple):
+class Fp8Matrix(NamedTuple):
     """A matrix in eight bits: along its rows, along its columns, and what its codes are multiplied with."""
 
     along: torch.Tensor
@@ -37,12 +37,12 @@ class Codes(NamedTuple):
 class CopyingFloat8Linear(Float8Linear):  # type: ignore[misc]  # torchao has no types
     """torchao's layer, which multiplies with codes of its weight while a step has them, and as ever else."""
 
-    copy: Codes | None = None
+    copy: Fp8Matrix | None = None
 
     @torch.no_grad()
     def make_copy(self, _: torch.dtype) -> torch.Tensor:
         """Round the weight, and return the part of it that tells which gradient is meant."""
-        self.copy = Codes(*_encoded(self.weight, self.config.cast_config_weight.target_dtype))
+        self.copy = Fp8Matrix(*_encoded(self.weight, self.config.cast_config_weight.target_dtype))
         return self.copy.along
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ def _encoded(matrix: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, tor
         return _by_operators(matrix, kind)
     if not _kernel_is_right(matrix.device, matrix.dtype, kind):
         return _compiled_operators()(matrix, kind)
-    from swift.kernels.codes import encode
+    from swift.kernels.fp8 import encode
 
     return encode(matrix, kind)
 
@@ -82,7 +82,7 @@ def _compiled_operators() -> Callable[..., tuple[torch.Tensor, torch.Tensor, tor
 @cache
 def _kernel_is_right(device: torch.device, precision: torch.dtype, kind: torch.dtype) -> bool:
     """Try the kernel once. One like it was assembled to code that mixed numbers up, which nobody would have seen."""
-    from swift.kernels.codes import encode
+    from swift.kernels.fp8 import encode
 
     numbers = torch.randn(208, 1040, generator=torch.Generator(device).manual_seed(0), device=device)
     numbers = (numbers * numbers.abs().roll(1) ** 3).to(precision)
@@ -93,7 +93,8 @@ def _kernel_is_right(device: torch.device, precision: torch.dtype, kind: torch.d
     )
     if not right:
         warnings.warn(
-            f"Triton's kernel rounds {precision} to {kind} wrongly here: torch's operators do it.", stacklevel=2
+            f"The Triton kernel rounds {precision} to {kind} incorrectly on this GPU; using torch operators instead.",
+            stacklevel=2,
         )
     return right
 
@@ -173,13 +174,13 @@ class _Product(torch.autograd.Function):
         factor: torch.Tensor,
         config: Float8LinearConfig,
     ) -> torch.Tensor:
-        codes = Codes(*_encode(input.reshape(-1, input.shape[-1]), config.cast_config_input.target_dtype))
-        ctx.save_for_backward(codes.across, codes.factor, along, across, factor)
+        quantized = Fp8Matrix(*_encode(input.reshape(-1, input.shape[-1]), config.cast_config_input.target_dtype))
+        ctx.save_for_backward(quantized.across, quantized.factor, along, across, factor)
         ctx.config, ctx.shape, ctx.precision = config, input.shape, input.dtype
         output = _multiplied(
-            codes.along,
+            quantized.along,
             along.t(),
-            left_factor=codes.factor,
+            left_factor=quantized.factor,
             right_factor=factor,
             precision=input.dtype,
             emulated=config.emulate,

@@ -39,15 +39,14 @@ def class_of_task(config: Any, task: str) -> Any:
     writer = causal_class(config)
     if kind not in auto.MODEL_MAPPING or writer is None:
         raise ModelError(
-            f"{config.model_type} is no architecture of the installed transformers, so that model.task {task} cannot "
-            "put a head on it.",
-            hint="Type --model.task causal_lm, or take a model whose code comes with transformers.",
+            f"model.task {task} cannot add a head: the installed transformers has no architecture {config.model_type}.",
+            hint="Type --model.task causal_lm, or use a model that is part of transformers.",
         )
     if task == EMBEDDING:
         if kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING and kind not in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             raise ModelError(
-                f"{config.model_type} hears sounds, and embeddings are made of texts and images.",
-                hint="Take a model of those. Scores of sounds are learned by: swift rlhf --rlhf_type rm",
+                f"{config.model_type} is an audio model, and model.task embedding supports only text and images.",
+                hint="Use a text or vision model. To train a score of audio, use: swift rlhf --rlhf_type rm",
             )
         return auto.MODEL_MAPPING[kind]
     own = _own_class(config)

@@ -23,7 +23,7 @@ from swift.models.quiet import without_bitsandbytes
 from swift.models.weights_check import check_finite
 from swift.safetensors_header import FLOATING
 
-_OWN = "An adapter fits the model that it was trained on, and no other; or copy it again."
+_OWN = "Use the model that the adapter was trained on, or copy the adapter again."
 
 
 def peft_config(config: Mapping[str, Any], model: torch.nn.Module, source: str) -> Any:
@@ -32,7 +32,7 @@ def peft_config(config: Mapping[str, Any], model: torch.nn.Module, source: str) 
     check_patterns(settings, [name for name, _ in model.named_modules()], source)
     with without_bitsandbytes():
         from peft import PeftConfig
-    with as_model_error(f"{source} is not a configuration that PEFT takes", hint=_OWN):
+    with as_model_error(f"{source} is not a valid PEFT configuration", hint=_OWN):
         # What PEFT would import to find the class of the model, which already exists.
         return PeftConfig.from_peft_type(**{key: value for key, value in settings.items() if key != "auto_mapping"})
 
@@ -58,8 +58,8 @@ def load_adapter(
     missing = sorted(expected - set(weights.names()))
     if missing:
         raise ModelError(
-            f"{folder / ADAPTER_WEIGHTS} lacks {len(missing)} tensors of the adapter that {ADAPTER_CONFIG} describes, "
-            f"the first is {missing[0]}.",
+            f"{folder / ADAPTER_WEIGHTS} lacks {len(missing)} tensors that {ADAPTER_CONFIG} describes, "
+            f"first: {missing[0]}.",
             hint=_OWN,
         )
     # PEFT may have saved embeddings of the model next to the adapter.
@@ -67,8 +67,8 @@ def load_adapter(
     extra = sorted(name for name in weights.names() if name not in expected | own)
     if extra:
         raise ModelError(
-            f"{folder / ADAPTER_WEIGHTS} has {len(extra)} tensors that {ADAPTER_CONFIG} does not describe, the first "
-            f"is {extra[0]}.",
+            f"{folder / ADAPTER_WEIGHTS} has {len(extra)} tensors that {ADAPTER_CONFIG} does not describe, "
+            f"first: {extra[0]}.",
             hint=_OWN,
         )
     return tuned
@@ -84,13 +84,13 @@ def _weights(folder: Path, config: Mapping[str, Any]) -> SafetensorsFolder:
     for name in weights.names():
         if weights.dtype(name) not in FLOATING:
             raise ModelError(
-                f"{name} in {folder / ADAPTER_WEIGHTS} holds whole numbers ({weights.dtype(name)}).",
+                f"{name} in {folder / ADAPTER_WEIGHTS} holds integers ({weights.dtype(name)}) instead of floats.",
                 hint="Copy the adapter again.",
             )
         shape = weights.shape(name)
         if ".lora_A." in name and (not shape or shape[0] not in ranks):
             raise ModelError(
-                f"{name} in {folder / ADAPTER_WEIGHTS} has the shape {shape}, and {ADAPTER_CONFIG} names the rank "
+                f"{name} in {folder / ADAPTER_WEIGHTS} has the shape {shape}, but {ADAPTER_CONFIG} declares rank "
                 f"{' or '.join(map(str, sorted(ranks)))}.",
                 hint="The two files do not belong together: copy the adapter again.",
             )

@@ -26,7 +26,7 @@ def locate(section: ModelSection, *, say: Callable[[str], None]) -> tuple[str, P
     starts the same with and without a network.
     """
     if not section.path:
-        raise ModelError("No model is given.", hint="Say which: --model Qwen/Qwen3-0.6B, or --model path/to/folder")
+        raise ModelError("No model was passed.", hint="Pass one: --model Qwen/Qwen3-0.6B, or --model path/to/folder")
     path = folder_of(section.path)
     if path is not None:
         return str(path), path
@@ -46,10 +46,10 @@ def folder_of(typed: str) -> Path | None:
     if path.is_dir():
         return path
     if path.is_file():
-        raise ModelError(f"{path} is a file; a model is a folder.", hint=f"Type: --model {path.parent}")
+        raise ModelError(f"{path} is a file, not a model folder.", hint=f"Type: --model {path.parent}")
     name, _ = resolve_name(typed)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelError(f"There is no folder {typed}.", hint="Check the path given with --model.")
+        raise ModelError(f"Folder {typed} does not exist.", hint="Check the path passed with --model.")
     return None
 
 
@@ -64,8 +64,8 @@ def _cached(name: str, revision: str | None, patterns: list[str], *, need_weight
         return None
     except HFValidationError as error:
         raise ModelError(
-            f"{name!r} is neither a folder here nor the id of a model on the hub.{nearest_alias(name)}",
-            hint="An id looks like Qwen/Qwen3-0.6B.",
+            f"{name!r} is neither a local folder nor a valid model id.{nearest_alias(name)}",
+            hint="A model id looks like Qwen/Qwen3-0.6B.",
         ) from error
     whole = (folder / "config.json").is_file() and (not need_weights or any(folder.glob("*.safetensors")))
     return folder if whole else None
@@ -77,8 +77,9 @@ def _download(name: str, revision: str | None, patterns: list[str], say: Callabl
 
     if constants.is_offline_mode():
         raise ModelError(
-            f"{name} is not in the hub cache, and the hub is switched off (HF_HUB_OFFLINE).{nearest_alias(name)}",
-            hint="Give a folder with --model path/to/folder, or download the model where there is a network.",
+            f"{name} is not in the hub cache, and offline mode is on (HF_HUB_OFFLINE).{nearest_alias(name)}",
+            hint="Pass a local folder with --model path/to/folder, or download the model on a machine with network "
+            "access.",
         )
     try:
         # One short question first: a download against a silent network would retry for minutes.
@@ -87,18 +88,19 @@ def _download(name: str, revision: str | None, patterns: list[str], say: Callabl
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=UNWANTED))
     except GatedRepoError as error:
         raise ModelError(
-            f"{name} asks for a licence to be accepted before it can be downloaded.",
+            f"The license of {name} must be accepted before the model can be downloaded.",
             hint=f"Accept it on https://huggingface.co/{name}, then type: hf auth login",
         ) from error
     except RevisionNotFoundError as error:
         raise ModelError(f"{name} has no revision {revision!r}.", hint="Check --model.revision.") from error
     except RepositoryNotFoundError as error:
         raise ModelError(
-            f"There is neither a folder nor a model on the hub called {name}.{nearest_alias(name)}",
+            f"{name} is neither a local folder nor a model on the hub.{nearest_alias(name)}",
             hint="Check --model; private models need: hf auth login",
         ) from error
     except Exception as error:  # of the HTTP library, and which one that is depends on huggingface_hub
         raise ModelError(
             f"{name} is not in the hub cache, and the hub cannot be reached ({type(error).__name__}).",
-            hint="Give a folder with --model path/to/folder, or download the model where there is a network.",
+            hint="Pass a local folder with --model path/to/folder, or download the model on a machine with network "
+            "access.",
         ) from error

@@ -88,7 +88,7 @@ def token_logps(
     only what is in `want` is computed. `candidates` [tokens, K] are for `Need.CANDIDATE_LOGPS`. With a `shard` other
     processes have other rows of the head, and the same hidden states, targets and candidates.
     """
-    candidates = _asked(candidates, want)
+    candidates = _requested(candidates, want)
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
     transform = transform or LogitTransform()
     everything = shard is None and _is_everything(candidates, vocabulary)
@@ -133,7 +133,7 @@ def token_logps_of_module(
 ) -> TokenViews:
     """Do the same through a head that is more than a matrix (adapters, quantised weights, hooks), by checkpointing."""
     transform = transform or LogitTransform()
-    candidates = _asked(candidates, want)
+    candidates = _requested(candidates, want)
     everything = _is_everything(candidates, vocabulary)
 
     def view(
@@ -164,11 +164,11 @@ def token_logps_of_module(
     return TokenViews.joined([checkpoint(view, *piece, use_reentrant=False) for piece in pieces])
 
 
-def at_places(candidates: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def at_positions(candidates: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return the candidates [rows, width, K] of some tokens; those that all tokens share stay in the memory of one."""
     if candidates.numel() and candidates.stride()[:2] == (0, 0):
-        return candidates[0, 0].expand(len(places), -1)
-    return candidates.flatten(0, 1).index_select(0, places)
+        return candidates[0, 0].expand(len(positions), -1)
+    return candidates.flatten(0, 1).index_select(0, positions)
 
 
 def tokens_per_chunk(vocabulary: int, device: str) -> int:
@@ -188,11 +188,11 @@ def _product_dtype(weight: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
-def _asked(candidates: torch.Tensor | None, want: Collection[Need]) -> torch.Tensor | None:
+def _requested(candidates: torch.Tensor | None, want: Collection[Need]) -> torch.Tensor | None:
     if Need.CANDIDATE_LOGPS not in want:
         return None
     if candidates is None:
-        raise ValueError("the batch holds no candidates, which the objective needs")
+        raise ValueError("the batch has no candidates, which the objective needs")
     return candidates
 
 

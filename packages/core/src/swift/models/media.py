@@ -1,4 +1,4 @@
-"""Images and sounds of a micro-batch as inputs of a model's towers, with the positions that its tokens have."""
+"""Images and audio of a micro-batch as inputs of the encoders, with the positions that its tokens have."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ProcessorReader:
         self,
         images: MediaProcessor,
         rope_index: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None,
-        place: Callable[[int], str] = "sample {}".format,
+        label: Callable[[int], str] = "sample {}".format,
         decoder: MediaDecoder | None = None,
         kinds: frozenset[str] = frozenset({"image"}),
     ) -> None:
@@ -47,7 +47,7 @@ class ProcessorReader:
         self.kinds = kinds
         self._images = images
         self._rope_index = rope_index
-        self._place = place
+        self._label = label
         self.decoder = decoder
 
     @classmethod
@@ -66,9 +66,9 @@ class ProcessorReader:
             decoder = MediaDecoder(images, _open, threads=threads, megabytes=megabytes)
         return cls(images, getattr(skeleton.base_model, "get_rope_index", None), decoder=decoder, kinds=kinds)
 
-    def naming(self, place: Callable[[int], str]) -> ProcessorReader:
+    def naming(self, label: Callable[[int], str]) -> ProcessorReader:
         """Return the same reader, which names a sample in errors by where its row stands."""
-        return ProcessorReader(self._images, self._rope_index, place, self.decoder, self.kinds)
+        return ProcessorReader(self._images, self._rope_index, label, self.decoder, self.kinds)
 
     def announce(self, batches: Iterable[Batch]) -> None:
         """Begin to decode the images of batches that will be asked for next."""
@@ -124,7 +124,7 @@ class ProcessorReader:
         weights[0] = 0.0
         return Encoded(0, (replace(segment, weights=weights),))
 
-    def _blank_segment(self, media: Sequence[MediaRef], said: Sequence[str]) -> Segment:
+    def _blank_segment(self, media: Sequence[MediaRef], prompts: Sequence[str]) -> Segment:
         """Return a segment of these media, with the first text before each of them and the last after all."""
         parts: list[list[int]] = []
         placed = []
@@ -136,12 +136,12 @@ class ProcessorReader:
 
         for each in media:
             before, shown, after = self._images.written(each)
-            add(f"{said[0] if said else ''}{before}")
+            add(f"{prompts[0] if prompts else ''}{before}")
             start = sum(map(len, parts))
             placed.append(replace(each, start=start, length=len(add(shown))))
             add(after)
-        if said:
-            add(said[-1])
+        if prompts:
+            add(prompts[-1])
         array = np.array([token for part in parts for token in part], dtype=np.int32)
         return Segment(array, np.zeros(len(array), dtype=np.float32), media=tuple(placed))
 
@@ -186,7 +186,7 @@ class ProcessorReader:
         if self._rope_index is None:
             return None
         positions = batch.position_ids.expand(3, *batch.position_ids.shape).clone()
-        asked = inspect.signature(self._rope_index).parameters
+        parameters = inspect.signature(self._rope_index).parameters
         facts = _facts_of_positions(inputs)
         taken: Counter[str] = Counter()
         for row, start, length, held in _segments(batch, references):
@@ -196,7 +196,7 @@ class ProcessorReader:
             ids, count = batch.input_ids[row : row + 1, where], Counter(each.kind for each in held)
             given = {name: fact[taken[kind] : taken[kind] + count[kind]] for kind, name, fact in facts if count[kind]}
             given |= {"mm_token_type_ids": kinds[row : row + 1, where].int(), "attention_mask": torch.ones_like(ids)}
-            own, _ = self._rope_index(ids, **{name: each for name, each in given.items() if name in asked})
+            own, _ = self._rope_index(ids, **{name: each for name, each in given.items() if name in parameters})
             positions[:, row, where] = own[:, 0]
             taken += count
         return positions
@@ -209,8 +209,8 @@ class ProcessorReader:
             ends = torch.cumsum(batch.sample_segments, 0)
             sample = batch.sample_ids[int((ends <= segment).sum())]
             raise DataError(
-                f"{self._place(sample)}: the {NAMES[reference.kind]} {reference.source} cannot be read: {error}",
-                hint="Put it right and resume. --data.media_check decode finds broken files before training.",
+                f"{self._label(sample)}: the {NAMES[reference.kind]} {reference.source} cannot be read: {error}",
+                hint="Fix the file and resume. To find broken files before training, use --data.media_check decode.",
             ) from None
 
 
@@ -229,14 +229,14 @@ def _open(images: MediaProcessor, reference: MediaRef) -> Any:
     if reference.source.startswith(BLANK):
         return images.blank(reference)
     if reference.size and Path(reference.source).stat().st_size != reference.size:
-        raise OSError("it is not what it was when it was tokenised")
+        raise OSError("it has changed since it was tokenized")
     content = images.open(reference)
     if reference.kind == "audio":
         expected = length_at(reference.frames, reference.rate, images.rate)
         if len(content) != expected:
-            raise OSError(f"it has {len(content)} samples, and its header says {expected}")
+            raise OSError(f"it has {len(content)} audio samples, but its header declares {expected}")
     elif content.size != images.size_of(reference.width, reference.height):
-        raise OSError(f"it has {content.width}×{content.height} pixels, and its header says otherwise")
+        raise OSError(f"it has {content.width}×{content.height} pixels, but its header declares another size")
     return content
 
 

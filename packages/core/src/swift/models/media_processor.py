@@ -54,17 +54,17 @@ class _Style:
 
     counts: str = "norm1000"
     reference: str = "{}"
-    box: str = "{}"
+    bounding_box: str = "{}"
     in_pairs: bool = False
     """Whether a box is (left,top),(right,bottom), and no list."""
 
 
 _STYLES = {
     "Qwen2VLProcessor": _Style(
-        reference="<|object_ref_start|>{}<|object_ref_end|>", box="<|box_start|>{}<|box_end|>", in_pairs=True
+        reference="<|object_ref_start|>{}<|object_ref_end|>", bounding_box="<|box_start|>{}<|box_end|>", in_pairs=True
     ),
     "Qwen2_5_VLProcessor": _Style("none"),
-    "InternVLProcessor": _Style(reference="<ref>{}</ref>", box="<box>[{}]</box>"),
+    "InternVLProcessor": _Style(reference="<ref>{}</ref>", bounding_box="<box>[{}]</box>"),
 }
 """Of processors whose models write objects otherwise than as [left, top, right, bottom] in thousandths."""
 
@@ -88,7 +88,7 @@ class MediaProcessor:
         self._counts = hasattr(processor, "_get_num_multimodal_tokens")
         self._checked = 0
         self._style = _STYLES.get(type(processor).__name__, _Style())
-        self._boxes = self._style.counts if section.bounding_boxes == "auto" else section.bounding_boxes
+        self._bounding_boxes = self._style.counts if section.bounding_boxes == "auto" else section.bounding_boxes
         self._seen_sizes: dict[tuple[int, int], tuple[int, int]] = {}
         self._frames: dict[str, tuple[str, str]] = {}
 
@@ -103,8 +103,8 @@ class MediaProcessor:
         return sorted({each for kind, token in self.placeholders.items() for each in self._ids_of(kind, token)})
 
     def _ids_of(self, kind: str, token: str) -> list[int]:
-        told = [each for each in getattr(self.processor, f"{kind}_token_ids", ()) if each is not None]
-        return told or [self.processor.tokenizer.convert_tokens_to_ids(token)]
+        ids = [each for each in getattr(self.processor, f"{kind}_token_ids", ()) if each is not None]
+        return ids or [self.processor.tokenizer.convert_tokens_to_ids(token)]
 
     def written(self, each: MediaRef) -> tuple[str, str, str]:
         """Return what stands for something in a text, with what the chat template puts before and after it."""
@@ -119,20 +119,20 @@ class MediaProcessor:
     @property
     def rate(self) -> int:
         """Samples a second of the sounds that the processor is given."""
-        return int(_of_sounds(self.processor).sampling_rate)
+        return int(_audio_part(self.processor).sampling_rate)
 
     def reference(self, text: str) -> str:
         """Return how the model reads and writes the name of an object in an image."""
         return self._style.reference.format(text)
 
-    def box(self, parts: Sequence[float], each: Measured) -> str:
+    def bounding_box(self, parts: Sequence[float], each: Measured) -> str:
         """Return how it writes a box, whose numbers are parts of the image's width and height."""
-        sizes = self._seen_size(each.width, each.height) if self._boxes == "none" else (1000, 1000)
-        whole = [round(part * sizes[place % 2]) for place, part in enumerate(parts)]
+        sizes = self._seen_size(each.width, each.height) if self._bounding_boxes == "none" else (1000, 1000)
+        whole = [round(part * sizes[index % 2]) for index, part in enumerate(parts)]
         if not self._style.in_pairs:
-            return self._style.box.format(whole)
+            return self._style.bounding_box.format(whole)
         pairs = zip(whole[::2], whole[1::2], strict=True)
-        return self._style.box.format(",".join(f"({x},{y})" for x, y in pairs))
+        return self._style.bounding_box.format(",".join(f"({x},{y})" for x, y in pairs))
 
     def _seen_size(self, width: int, height: int) -> tuple[int, int]:
         """Return the size of an image as the tower sees it: after the processor has resized it."""
@@ -144,7 +144,8 @@ class MediaProcessor:
             patch = getattr(self.processor.image_processor, "patch_size", None)
             if "image_grid_thw" not in made or not isinstance(patch, int):
                 raise ModelError(
-                    "data.bounding_boxes none needs a model that reads each image as one piece, in its own size.",
+                    "data.bounding_boxes none needs a model that reads each image in one piece, at a size "
+                    "that depends on the image.",
                     hint="Type --data.bounding_boxes norm1000",
                 )
             _, rows, columns = made["image_grid_thw"][0].tolist()
@@ -153,7 +154,7 @@ class MediaProcessor:
 
     def lacks(self, kind: str) -> str:
         """Return why the model does not take this kind, in half a sentence."""
-        return f"the model takes no {NAMES[kind]}s"
+        return f"the model does not accept {NAMES[kind]}s"
 
     def fingerprint(self) -> str:
         """Return all that decides what media become."""
@@ -162,9 +163,9 @@ class MediaProcessor:
         whole = self.processor.to_dict()
         whole.pop("chat_template", None)
         settings = json.dumps(whole, sort_keys=True, default=str)
-        parts = [getattr(self.processor, "image_processor", None), _of_sounds(self.processor)]
+        parts = [getattr(self.processor, "image_processor", None), _audio_part(self.processor)]
         kinds = [type(each).__name__ for each in (self.processor, *parts)]
-        return json.dumps([settings, kinds, transformers.__version__, self._most, self._least, self._boxes])
+        return json.dumps([settings, kinds, transformers.__version__, self._most, self._least, self._bounding_boxes])
 
     def replacement(self, each: Measured | MediaRef) -> str:
         """Return what takes the place of the placeholder, by what the header says.
@@ -173,20 +174,20 @@ class MediaProcessor:
         checked on the first few sizes. Otherwise something blank as large is given to it.
         """
         if each.kind == "audio":
-            return self._of_sound(length_at(each.frames, each.rate, self.rate))
+            return self._of_audio(length_at(each.frames, each.rate, self.rate))
         width, height = self.size_of(each.width, each.height)
         counted = self._counted(width, height) if self._counts else None
         if counted is not None and self._checked >= 3:
             return counted
         from PIL import Image
 
-        (asked,) = self._asked([("image", Image.new("RGB", (width, height)))])
+        (expanded,) = self._expanded([("image", Image.new("RGB", (width, height)))])
         if not self._checked:
             self._check_sight(width, height)
         self._checked += 1
-        if counted is not None and counted != asked:
+        if counted is not None and counted != expanded:
             self._counts = False
-        return asked
+        return expanded
 
     def _check_sight(self, width: int, height: int) -> None:
         """Refuse settings by which every image looks the same, or has pixels beyond all that models have seen."""
@@ -198,25 +199,29 @@ class MediaProcessor:
         made, other = (self.inputs([("image", each)]) for each in (left, upper))
         pixels = [name for name, value in made.items() if value.is_floating_point()]
         if min(width, height) > 1 and pixels and all(made[name].equal(other[name]) for name in pixels):
-            raise ValueError("it makes the same of different images (rescale_factor, image_std)")
+            raise ValueError("it returns the same values for different images (check rescale_factor and image_std)")
         for name in pixels:
             if (largest := float(made[name].abs().max())) > _BRIGHTEST:
-                raise ValueError(f"it makes {largest:.3g} of white in {name} (rescale_factor, image_mean, image_std)")
+                raise ValueError(
+                    f"a white image becomes {largest:.3g} in {name} (check rescale_factor, image_mean and image_std)"
+                )
 
-    def _of_sound(self, length: int) -> str:
-        longest = getattr(_of_sounds(self.processor), "n_samples", None)
-        (asked,) = self._asked([("audio", np.zeros(length, np.float32))])
+    def _of_audio(self, length: int) -> str:
+        longest = getattr(_audio_part(self.processor), "n_samples", None)
+        (expanded,) = self._expanded([("audio", np.zeros(length, np.float32))])
         if (
             longest is not None
             and length > longest
-            and asked == self._asked([("audio", np.zeros(longest, np.float32))])[0]
+            and expanded == self._expanded([("audio", np.zeros(longest, np.float32))])[0]
         ):
-            raise ValueError(f"the processor hears the first {longest / self.rate:g} s of it alone: cut it into pieces")
-        return asked
+            raise ValueError(
+                f"the processor reads only the first {longest / self.rate:g} s of it; split it into shorter clips"
+            )
+        return expanded
 
     def replacements(self, seen: Sequence[Measured]) -> list[str]:
         """Return what takes the place of the placeholders of whole files."""
-        return self._asked([(each.kind, self.open(each)) for each in seen])
+        return self._expanded([(each.kind, self.open(each)) for each in seen])
 
     def inputs(self, contents: Sequence[tuple[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the inputs of the model's towers for some media, as the processor names them.
@@ -269,7 +274,7 @@ class MediaProcessor:
             return None
         return self.placeholders["image"] * int(counts[0])
 
-    def _asked(self, contents: Sequence[tuple[str, Any]]) -> list[str]:
+    def _expanded(self, contents: Sequence[tuple[str, Any]]) -> list[str]:
         if self._tells:
             offsets = self._call(contents, return_text_replacement_offsets=True)["text_replacement_offsets"]
             return [str(each["replacement"]) for each in offsets[0]]
@@ -292,26 +297,26 @@ class MediaProcessor:
             getattr(own, f"replace_{kind}_token") is not getattr(base, f"replace_{kind}_token") for kind in KINDS
         )
 
-    def prompt(self, contents: Sequence[tuple[str, Any]], said: str) -> dict[str, torch.Tensor]:
+    def prompt(self, contents: Sequence[tuple[str, Any]], text: str) -> dict[str, torch.Tensor]:
         """Return all that the processor makes of media and a text after them: tokens, and inputs of the towers."""
-        return dict(self._call(contents, said))
+        return dict(self._call(contents, text))
 
-    def _call(self, contents: Sequence[tuple[str, Any]], said: str = "", **options: Any) -> Any:
-        text = ["".join(self.placeholders[kind] for kind, _ in contents) + said]
+    def _call(self, contents: Sequence[tuple[str, Any]], text: str = "", **options: Any) -> Any:
+        prompt = ["".join(self.placeholders[kind] for kind, _ in contents) + text]
         given: dict[str, list[Any]] = {}
         for kind, content in contents:
             given.setdefault(_ARGUMENTS[kind], []).append(content)
         if "audio" in given:
             options["sampling_rate"] = self.rate
         try:
-            made = self.processor(text=text, return_tensors="pt", add_special_tokens=False, **given, **options)
+            made = self.processor(text=prompt, return_tensors="pt", add_special_tokens=False, **given, **options)
         except (SwiftError, ValueError, MemoryError):
             raise
         except Exception as error:  # numbers that are texts, in its files, fail in its arithmetic
             raise ValueError(first_line(error)) from error
         for name, value in made.items():
             if hasattr(value, "is_floating_point") and value.is_floating_point() and not value.isfinite().all():
-                raise ValueError(f"it makes numbers that are not finite in {name}")
+                raise ValueError(f"it returns values in {name} that are not finite")
         return made
 
 
@@ -322,13 +327,11 @@ def load_processor(folder: Path, config: Any, tokenizer: Any, *, trust_remote_co
     kind = _processor_class(config, folder)
     if kind is None:
         return None
-    with as_model_error(
-        f"The processor of {folder}, which prepares images, cannot be read", hint="Copy its files again."
-    ):
+    with as_model_error(f"The image processor of {folder} cannot be read", hint="Copy or download the model again."):
         try:
             processor = kind.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
         except ImportError as error:
-            raise ModelError(f"{kind.__name__}, which prepares images: {first_line(error)}", hint=_INSTALL) from error
+            raise ModelError(f"image processor {kind.__name__}: {first_line(error)}", hint=_INSTALL) from error
     processor.tokenizer = tokenizer
     return processor if any(_placeholder(processor, kind) is not None for kind in KINDS) else None
 
@@ -357,11 +360,11 @@ _MAKERS = frozenset({"image_processor", "feature_extractor", "audio_processor"})
 
 def _placeholder(processor: Any, kind: str) -> str | None:
     """Return what stands for one of a kind in a text; None where the processor does not take it."""
-    made_by = {"image": getattr(processor, "image_processor", None), "audio": _of_sounds(processor)}.get(kind)
+    made_by = {"image": getattr(processor, "image_processor", None), "audio": _audio_part(processor)}.get(kind)
     return None if made_by is None else getattr(processor, f"{kind}_token", None)
 
 
-def _of_sounds(processor: Any) -> Any:
+def _audio_part(processor: Any) -> Any:
     """Return the part of a processor that makes inputs of sounds; None where it has none."""
     return getattr(processor, "audio_processor", getattr(processor, "feature_extractor", None))
 
@@ -403,7 +406,7 @@ def _processor_class(config: Any, folder: Path) -> Any:
     kind = next((each for each in found if getattr(each, "is_dummy", False) or hasattr(each, "get_attributes")), None)
     if kind is not None and getattr(kind, "is_dummy", False):
         raise ModelError(
-            f"{kind.__name__}, which prepares the images of this model, needs packages that are not installed: "
+            f"This model's image processor {kind.__name__} needs packages that are not installed: "
             f"{', '.join(kind._backends)}.",
             hint=_INSTALL,
         )
@@ -445,9 +448,9 @@ def for_images_alone(kind: Any) -> Any:
 
     initialise.__signature__ = left  # type: ignore[attr-defined]  # transformers reads from it which parts there are
     # Those that count tokens ask the part for videos how it merges patches (Qwen-Omni's): that for images knows.
-    asked = property(lambda self: self.image_processor)
+    expanded = property(lambda self: self.image_processor)
     rest = type("WithoutVideos", (ProcessorMixin,), {"__init__": keep})
-    members = {"__init__": initialise, "__module__": kind.__module__, _OF_VIDEOS: asked}
+    members = {"__init__": initialise, "__module__": kind.__module__, _OF_VIDEOS: expanded}
     return type(kind.__name__, (kind, rest), members)
 
 

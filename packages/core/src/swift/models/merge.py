@@ -30,7 +30,7 @@ _UNSUPPORTED = (
 )  # fmt: skip
 # How adapters may have started. PiSSA and OLoRA take their start out of the base weight, so that it is not the one
 # on disk; PEFT is asked to take it out again.
-_STARTS_BESIDE = (True, False, None, "gaussian", "orthogonal", "eva")
+_MERGEABLE_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 _STARTS_INSIDE = ("pissa", "olora")
 
 
@@ -98,8 +98,9 @@ class _Merge:
         for name in touched:
             if self._base.shape(name) == embeddings:
                 raise ExportError(
-                    f"The adapter trains {name}, which this model uses for its input and for its output; merging "
-                    "would change both, training changed one.",
+                    f"The adapter trains only one use of {name}, which this model ties between input and output. "
+                    "Merging "
+                    "would change both.",
                     hint=_KEEP_ADAPTER,
                 )
 
@@ -126,7 +127,7 @@ class _Merge:
             down = parts["lora_embedding_A" if embedding else "lora_A"]
             up = parts["lora_embedding_B" if embedding else "lora_B"]
         except KeyError as missing:
-            raise ExportError(f"The adapter of {module} lacks its {missing.args[0]}.") from None
+            raise ExportError(f"The adapter of {module} lacks {missing.args[0]}.") from None
         # An embedding's rows, and Conv1D's, are its inputs.
         transposed = embedding or bool(self._config.get("fan_in_fan_out"))
         scale = self._scale(module, parts)
@@ -134,7 +135,8 @@ class _Merge:
         shape = (left.shape[0], right.shape[1])
         if shape != weight.shape:
             raise ExportError(
-                f"The adapter of {module} makes a {shape} update, its weight is {tuple(weight.shape)}.",
+                f"The adapter of {module} gives an update of shape {shape}, but the weight has shape "
+                f"{tuple(weight.shape)}.",
                 hint=_KEEP_ADAPTER,
             )
         if self._config.get("init_lora_weights") in _STARTS_INSIDE:
@@ -170,13 +172,13 @@ def _renamed(base: ModelSource) -> dict[str, str]:
 def _check_config(config: Mapping[str, Any]) -> None:
     used = [name for name in _UNSUPPORTED if config.get(name)]
     start = config.get("init_lora_weights", True)
-    if start not in (*_STARTS_BESIDE, *_STARTS_INSIDE):
+    if start not in (*_MERGEABLE_STARTS, *_STARTS_INSIDE):
         used.append(f"init_lora_weights={start}")
     if config.get("target_parameters"):
         used += [f"target_parameters and {name}" for name in ("use_dora", "lora_bias") if config.get(name)]
         used += [f"target_parameters and init_lora_weights={start}"] if start in _STARTS_INSIDE else []
     if used:
-        raise ExportError(f"Adapters with {_listed(used)} cannot be merged one weight at a time.", hint=_KEEP_ADAPTER)
+        raise ExportError(f"swift cannot merge adapters that use {_listed(used)}.", hint=_KEEP_ADAPTER)
 
 
 def _without_start(weight: torch.Tensor, config: Mapping[str, Any], scale: float, rank: int) -> torch.Tensor:

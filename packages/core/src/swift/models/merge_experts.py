@@ -41,7 +41,7 @@ class ExpertAdapters:
         for each in config["target_parameters"]:
             if not any(_is_named(key, each) for key in self._by_key):
                 raise ExportError(
-                    f"The adapter's target_parameters name {each!r:.100}, which is no parameter of this model.",
+                    f"The adapter's target_parameters list {each!r:.100}, which this model does not have.",
                     hint="Type: swift export --to adapter, and use the adapter with its own base model.",
                 )
 
@@ -67,7 +67,7 @@ class ExpertAdapters:
         try:
             down, up = target.parts["lora_A"], target.parts["lora_B"]
         except KeyError as missing:
-            raise ExportError(f"The adapter of {target.key} lacks its {missing.args[0]}.") from None
+            raise ExportError(f"The adapter of {target.key} lacks {missing.args[0]}.") from None
         inputs, outputs = target.columns, target.rows
         if target.transposed:
             inputs, outputs = outputs, inputs
@@ -76,7 +76,7 @@ class ExpertAdapters:
             raise ExportError(
                 f"The adapter of {target.key} has the shapes {tuple(down.shape)} and {tuple(up.shape)}, which do not "
                 f"fit {target.experts} experts of {inputs} inputs and {outputs} outputs.",
-                hint="Is it another model's?",
+                hint="Check that the adapter was trained on this model.",
             )
         # PEFT keeps the experts' A one after the other, and has the columns of their B take turns.
         update = up.view(outputs, rank, target.experts)[:, :, expert] @ down.view(target.experts, rank, inputs)[expert]

@@ -45,7 +45,10 @@ def _layer_of(name: str, inner: str, names: list[str]) -> str:
         path = path.rpartition(".")[0]
         if f"{path}.weight" in known:
             return path
-    raise ExportError(f"The adapter's {name} belongs to no weight of the base model.", hint="Is it another model's?")
+    raise ExportError(
+        f"The adapter's {name} matches no weight of the base model.",
+        hint="Check that the adapter was trained on this model.",
+    )
 
 
 def _stream(
@@ -75,7 +78,7 @@ def _vector(adapter: Mapping[str, torch.Tensor], path: str, part: str) -> torch.
     try:
         return adapter[f"{path}.{part}"]
     except KeyError:
-        raise ExportError(f"The adapter of {path} lacks its {part}.", hint="Copy the adapter again.") from None
+        raise ExportError(f"The adapter of {path} lacks {part}.", hint="Copy the adapter again.") from None
 
 
 @torch.no_grad()
@@ -104,7 +107,10 @@ def _merged_layer(
         tensors = {name: tensor.float() for name, tensor in adapter.items()}
         unplaced = set_peft_model_state_dict(holder, tensors, adapter_name=ADAPTER).unexpected_keys
     if unplaced:
-        raise ExportError(f"The adapter's {unplaced[0]} has no place in {path}.", hint="Is it another model's?")
+        raise ExportError(
+            f"The adapter's {unplaced[0]} matches no parameter of {path}.",
+            hint="Check that the adapter was trained on this model.",
+        )
     layer: Any = holder.get_submodule(path)
     layer.merge()
     return layer.get_base_layer()

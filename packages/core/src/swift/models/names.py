@@ -57,7 +57,7 @@ class NameMap:
 
     def __init__(self, pieces: Mapping[str, tuple[Piece, ...]]) -> None:
         self._pieces = dict(pieces)
-        self._owners = {piece.name: (name, piece) for name, parts in self._pieces.items() for piece in parts}
+        self._sources = {piece.name: (name, piece) for name, parts in self._pieces.items() for piece in parts}
 
     def pieces(self, parameter: str) -> tuple[Piece, ...]:
         """Return the tensors on disk that the parameter of this name in memory holds, in the order of their ranges."""
@@ -69,11 +69,11 @@ class NameMap:
 
     def names(self) -> list[str]:
         """Names on disk."""
-        return list(self._owners)
+        return list(self._sources)
 
     def owner(self, name: str) -> tuple[str, Piece]:
         """Return the parameter that holds the tensor of this name on disk, and where."""
-        return self._owners[name]
+        return self._sources[name]
 
 
 def name_map(model: torch.nn.Module) -> NameMap:
@@ -232,14 +232,14 @@ def _map_of_copy(skeleton: PreTrainedModel) -> NameMap:
     shapes = {name: tuple(tensor.shape) for name, tensor in kept.items()}
     # Fresh tensors, one storage each, so that a view tells by its storage which parameter it was cut from.
     originals = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    owners = {_storage(tensor): name for name, tensor in originals.items()}
+    names_by_storage = {_storage(tensor): name for name, tensor in originals.items()}
 
     pieces: dict[str, list[Piece]] = {name: [] for name in originals}
     unplaced = []
     with _NoCopies():
         on_disk = revert_weight_conversion(skeleton, dict(originals))
     for name, tensor in on_disk.items():
-        owner = owners.get(_storage(tensor))
+        owner = names_by_storage.get(_storage(tensor))
         if owner is None or not tensor.is_contiguous():
             unplaced.append(name)
         else:
@@ -247,9 +247,9 @@ def _map_of_copy(skeleton: PreTrainedModel) -> NameMap:
     incomplete = [name for name, parts in pieces.items() if sum(p.numel for p in parts) != math.prod(shapes[name])]
     if unplaced or incomplete:
         raise ModelError(
-            f"{type(skeleton).__name__} lays out {(unplaced or incomplete)[0]} on disk in another order than in "
-            "memory, so that its weights cannot be named one by one.",
-            hint="This architecture cannot be trained with swift yet.",
+            f"{type(skeleton).__name__} stores {(unplaced or incomplete)[0]} in another order on disk than in "
+            "memory, so swift cannot map its weights one by one.",
+            hint="swift does not support this architecture yet.",
         )
     return NameMap({name: tuple(sorted(parts, key=lambda piece: piece.start)) for name, parts in pieces.items()})
 

@@ -23,7 +23,7 @@ _TOGETHER = 1 << 22
 """Numbers that are computed at once."""
 
 
-class EmbeddingNoise:
+class NeftuneNoise:
     """Adds noise to what an embedding returns, inside of `around(batch)` and while the embedding is in training."""
 
     def __init__(self, embedding: torch.nn.Module, alpha: float) -> None:
@@ -44,11 +44,11 @@ class EmbeddingNoise:
     def _add(self, module: torch.nn.Module, _: Any, output: torch.Tensor) -> torch.Tensor:
         if self._batch is None or self._segments is None or not module.training:
             return output
-        return output + noise(self._batch, self._segments, output.shape[-1], self._alpha).to(output.dtype)
+        return output + neftune_noise(self._batch, self._segments, output.shape[-1], self._alpha).to(output.dtype)
 
 
 @torch.no_grad()
-def noise(batch: MicroBatch, whole_segments: torch.Tensor, width: int, alpha: float) -> torch.Tensor:
+def neftune_noise(batch: MicroBatch, whole_segments: torch.Tensor, width: int, alpha: float) -> torch.Tensor:
     """Return the noise of every token, uniform within ±alpha / √(tokens of the segment · width); 0 on padding."""
     inside = batch.segment_ids >= 0
     index = batch.segment_ids.clamp(min=0).long()
@@ -60,9 +60,9 @@ def noise(batch: MicroBatch, whole_segments: torch.Tensor, width: int, alpha: fl
     made = torch.empty(keys.numel(), width, device=keys.device)
     rows = max(1, _TOGETHER // width)
     for start in range(0, keys.numel(), rows):
-        drawn = _mixed(keys.flatten()[start : start + rows, None] + columns)
+        random_bits = _mixed(keys.flatten()[start : start + rows, None] + columns)
         # The 24 highest bits, which fp32 holds exactly, around 0.
-        uniform = ((drawn >> 40) & 0xFFFFFF).float() * 2.0**-23 - (1.0 - 2.0**-24)
+        uniform = ((random_bits >> 40) & 0xFFFFFF).float() * 2.0**-23 - (1.0 - 2.0**-24)
         made[start : start + rows] = uniform * size[start : start + rows, None]
     return made.view(*keys.shape, width)
 

@@ -52,7 +52,7 @@ def check_files(folder: Path) -> None:
         check_regular(path, ModelError)
         size = path.stat().st_size
         if size > LARGEST:
-            raise ModelError(f"{shown(path)} has {size:,} bytes, which no file of its kind needs.")
+            raise ModelError(f"{shown(path)} is too large for a file of this kind ({size:,} bytes).")
     for template in folder.glob("*.jinja"):
         read_text(template, ModelError)
     for name in _SETTINGS:

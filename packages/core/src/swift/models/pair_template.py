@@ -10,18 +10,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-ANSWERS = "classifier_from_token"
+TOKENS_KEY = "classifier_from_token"
 """Key of config.json with the tokens that say no and yes, by vLLM's name."""
 
 _PAIR = """\
 {%- if messages and messages[0]['role'] in ('query', 'document') -%}
 {%- set pair = namespace(query='', document='') -%}
 {%- for message in messages -%}
-{%- set said = message['content'] if message['content'] is string else message['content'][0]['text'] -%}
+{%- set content = message['content'] if message['content'] is string else message['content'][0]['text'] -%}
 {%- if message['role'] == 'query' -%}
-{%- set pair.query = said -%}
+{%- set pair.query = content -%}
 {%- else -%}
-{%- set pair.document = said -%}
+{%- set pair.document = content -%}
 {%- endif -%}
 {%- endfor -%}
 {%- set instruction = instruction if instruction is defined and instruction else INSTRUCTION -%}
@@ -53,9 +53,9 @@ def with_pairs(template: str | None, instruction: str | None, around: tuple[str,
     return pair + (_NO_TEMPLATE if template is None else template.removesuffix("\n")) + _END
 
 
-def stored_answers(config: Mapping[str, Any]) -> tuple[str, str] | None:
+def stored_tokens(config: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the tokens that say yes and no where a config.json names them, as vLLM reads them: no, then yes."""
-    named = config.get(ANSWERS)
+    named = config.get(TOKENS_KEY)
     if isinstance(named, list) and len(named) == 2 and all(isinstance(each, str) for each in named):
         return named[1], named[0]
     return None

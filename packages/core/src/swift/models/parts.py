@@ -85,8 +85,8 @@ def freeze_parts(model: torch.nn.Module, section: TunerSection, options: Any) ->
         parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
-            f"The frozen parts of this model ({', '.join(sorted(frozen))}) leave nothing to train.",
-            hint="Leave one of them to train: --tuner.freeze_llm false, --tuner.freeze_vit false or "
+            f"Nothing is left to train: all parts of this model are frozen ({', '.join(sorted(frozen))}).",
+            hint="Unfreeze one of them: --tuner.freeze_llm false, --tuner.freeze_vit false or "
             "--tuner.freeze_aligner false",
         )
 
@@ -95,8 +95,8 @@ def _check_text_model(section: TunerSection) -> None:
     """Refuse to freeze all of a model that has no other parts; that a tower is frozen changes nothing about it."""
     if section.freeze_llm:
         raise ConfigError(
-            "tuner.freeze_llm leaves nothing to train in a model that reads text alone.",
-            hint="Leave it out. To train some weights: --train_type full --freeze_parameters PATTERN",
+            "Nothing is left to train: tuner.freeze_llm freezes all of a text-only model.",
+            hint="Remove it. To train some weights, type --train_type full --freeze_parameters PATTERN",
         )
 
 

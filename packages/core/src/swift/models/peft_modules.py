@@ -99,18 +99,18 @@ def _check_on_experts(model: torch.nn.Module, options: TargetOptions, targets: l
         return
     if not isinstance(options, LoraOptions):
         raise ConfigError(
-            "The experts of a mixture are one tensor for each layer, on which PEFT has LoRA alone.",
-            hint="Type --tuner.kind lora, or leave the experts out of tuner.targets.",
+            "The experts of this model are one tensor per layer, for which PEFT supports only LoRA.",
+            hint="Type --tuner.kind lora, or remove the experts from tuner.targets.",
         )
     if not adapts_experts(model):
         if all(names_module(target, names) for target in targets):
             return  # dense layers or shared experts of this name are meant
         raise ConfigError(
-            f"PEFT has no adapters for the stacked experts of {base_model(model).config.model_type} models.",
-            hint=f"Leave {' '.join(targets)} out of tuner.targets.",
+            f"PEFT does not support adapters on the stacked experts of {base_model(model).config.model_type} models.",
+            hint=f"Remove {' '.join(targets)} from tuner.targets.",
         )
     if options.dropout > 0:
-        raise ConfigError("Adapters on the experts of a mixture take no dropout.", hint="Add --tuner.dropout 0")
+        raise ConfigError("Adapters on experts do not support dropout.", hint="Add --tuner.dropout 0")
 
 
 def _regex(model: torch.nn.Module, expression: str) -> str:
@@ -121,7 +121,7 @@ def _regex(model: torch.nn.Module, expression: str) -> str:
         linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
         raise ConfigError(
             f"tuner.target_regex: {expression!r} matches no module of this model.",
-            hint=f"It is matched against whole names such as {next(linear, names[-1])}.",
+            hint=f"It must match the full name of a module, such as {next(linear, names[-1])}.",
         )
     return expression
 
@@ -164,15 +164,15 @@ def resume_adapter(
     config = read_adapter_config(folder)
     if kind_of(config) != kind:
         raise ModelError(
-            f"The adapter in {folder} is of the kind {kind_of(config)}, and this tuner continues those of {kind}.",
+            f"The adapter in {folder} is {kind_of(config)}, and this tuner can only continue {kind}.",
             hint=f"Type --tuner.kind {kind_of(config).lower()}",
         )
     if head_of(base_model(model)) is not None and config.get("task_type") != "SEQ_CLS":
         raise ModelError(
-            f"The adapter in {folder} was trained for {config.get('task_type')}: it has no head for a model that "
-            "returns scores.",
-            hint="Merge it into its model first: swift export ADAPTER --to hf, and start from what that writes.",
+            f"The adapter in {folder} was trained for {config.get('task_type')} and has no score head, which this "
+            "model needs.",
+            hint="Merge it into its model first: swift export ADAPTER --to hf, and start from the exported model.",
         )
     tuned = load_adapter(model, folder, trainable=True, dropout=dropout)
-    say(f"continuing from the adapter in {folder}; its rank, alpha and targets are in force")
+    say(f"continuing from the adapter in {folder}; its rank, alpha and targets apply")
     return tuned

@@ -123,10 +123,10 @@ def _unfit(name: str, module: Any, owner: Any, mixture: bool) -> str | None:
     if "router" in parts or ("gate" in parts and mixture):
         return "a router"
     if not _multiplies(module):
-        return f"{type(module).__name__} is no plain linear layer"
+        return f"{type(module).__name__} is not a plain linear layer"
     # Mamba-type mixers; transformers names this parameter alike in all of them.
     if hasattr(owner, "A_log") and name.rpartition(".")[2] in _weights_read(owner.__class__):
-        return f"{type(owner).__name__} reads its weight itself, past an adapter"
+        return f"{type(owner).__name__} reads the weight directly and would bypass an adapter"
     return None
 
 

@@ -56,5 +56,5 @@ def _sums(
     indices = weights.flatten().nonzero()[:, 0]
     values = of(hidden.flatten(0, 1).index_select(0, indices)).float()
     values = values * weights.flatten().index_select(0, indices)[:, None]
-    owners = segment_ids.flatten().index_select(0, indices)
-    return values.new_zeros(segments, values.shape[-1]).index_add(0, owners, values)
+    segment_of = segment_ids.flatten().index_select(0, indices)
+    return values.new_zeros(segments, values.shape[-1]).index_add(0, segment_of, values)

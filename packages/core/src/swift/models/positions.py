@@ -66,9 +66,9 @@ def check_longest(longest: int, model_config: Any, name: str) -> str | None:
         return None
     if longest > positions.reach:
         raise DataError(
-            f"The longest sample has {longest:,} tokens, and {name} has {positions.reach:,.0f} positions.",
-            hint=f"Type --max_length {positions.reach:.0f}: longer samples are then left out, or shortened as "
-            "--truncation_strategy says. For longer texts, scale the positions in config.json (rope_scaling).",
+            f"The longest sample has {longest:,} tokens, but {name} has only {positions.reach:,.0f} positions.",
+            hint=f"Type --max_length {positions.reach:.0f}: longer samples are then dropped or truncated, see "
+            "--truncation_strategy. To train on longer sequences, set rope_scaling in config.json.",
         )
     return (
         f"The longest sample has {longest:,} tokens; {name} has {positions.count:,} positions, which its rope scaling "
@@ -81,8 +81,8 @@ def check_text(length: int, model_config: Any, name: str, what: str) -> None:
     positions = positions_of(model_config)
     if positions is not None and length > positions.reach:
         raise DataError(
-            f"{what} has {length:,} tokens, and {name} has {positions.reach:,.0f} positions.",
-            hint="Shorten it, or scale the positions in config.json (rope_scaling).",
+            f"{what} has {length:,} tokens, but {name} has only {positions.reach:,.0f} positions.",
+            hint="Shorten it, or set rope_scaling in config.json.",
         )
 
 
@@ -92,8 +92,8 @@ def limit_note(max_length: int, model_config: Any, name: str) -> str | None:
     if positions is None or max_length <= positions.reach:
         return None
     return (
-        f"data.max_length is {max_length:,}, and {name} has {positions.reach:,.0f} positions: a run with a sample that "
-        "is longer than these is refused"
+        f"data.max_length is {max_length:,}, and {name} has {positions.reach:,.0f} positions: a run with a longer "
+        "sample will fail"
     )
 
 

@@ -24,15 +24,15 @@ def resolve_dtype(requested: str, device: torch.device | str) -> tuple[str, str]
         if requested == "bfloat16" and device.type == "cuda" and not _has_bfloat16(device):
             name = torch.cuda.get_device_name(device)
             raise ConfigError(
-                f"model.dtype is bfloat16, but {name} has no bfloat16 arithmetic.",
+                f"model.dtype is bfloat16, but {name} does not support bfloat16.",
                 hint="Choose --model.dtype float16 or float32",
             )
-        return requested, "as asked"
+        return requested, "as requested"
     if device.type != "cuda":
         return "float32", f"auto: there is no GPU ({device.type})"
     if _has_bfloat16(device):
-        return "bfloat16", "auto: this GPU has bfloat16"
-    return "float32", "auto: this GPU has no bfloat16"
+        return "bfloat16", "auto: this GPU supports bfloat16"
+    return "float32", "auto: this GPU does not support bfloat16"
 
 
 def _has_bfloat16(device: torch.device) -> bool:

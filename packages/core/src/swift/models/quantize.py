@@ -30,7 +30,7 @@ NF4_BLOCK = 64
 NF4_SCALER_BLOCK = 256
 _QUANTISED = frozenset({"Params4bit", "Int8Params", "NF4Tensor"})
 
-Place = Callable[[torch.nn.Parameter], None]
+Placer = Callable[[torch.nn.Parameter], None]
 
 
 def is_quantised(weight: torch.Tensor) -> bool:
@@ -43,12 +43,12 @@ def quantized_build(
     section: TunerSection,
     dtype: torch.dtype,
     device: torch.device | str,
-    place: Place | None = None,
+    placer: Placer | None = None,
     report: Callable[[QuantizedShare], None] | None = None,
 ) -> torch.nn.Module:
     """Return the model on `device` with linear layers quantised as `tuner.quantize` says, all else frozen in `dtype`.
 
-    The output head stays as it is, and so do experts that are stacked into one parameter. `place` is called with each
+    The output head stays as it is, and so do experts that are stacked into one parameter. `placer` is called with each
     quantised weight before the next one is read, to leave a part of it in this process; all other weights are on the
     meta device then. `report` is called before the first weight is read.
     """
@@ -60,7 +60,7 @@ def quantized_build(
     names, linear = name_map(model), layers_to_quantise(model)
     buffers = {name for name, _ in model.named_buffers()}
     for name in names.parameters():
-        if name in buffers or (place is not None and name not in linear):
+        if name in buffers or (placer is not None and name not in linear):
             continue
         weight = torch.empty(model.get_parameter(name).shape, dtype=dtype)
         for piece in names.pieces(name):
@@ -68,8 +68,8 @@ def quantized_build(
         weight = weight.to(device)
         if name in linear:
             quantise(model, linear[name], weight)
-            if place is not None:
-                place(model.get_parameter(name))
+            if placer is not None:
+                placer(model.get_parameter(name))
         else:
             _set(model, name, torch.nn.Parameter(weight, requires_grad=False))
     _read_buffers(model, source, device)
@@ -202,9 +202,8 @@ def _torchao_nf4(model: torch.nn.Module, path: str, weight: torch.Tensor) -> Non
     nf4 = _import("torchao")
     if weight.numel() % (NF4_BLOCK * NF4_SCALER_BLOCK):
         raise ModelError(
-            f"{path} has {weight.numel()} weights, which torchao's NF4 cannot cut into blocks of "
-            f"{NF4_BLOCK * NF4_SCALER_BLOCK}.",
-            hint="Use --tuner.quantize bnb-nf4.",
+            f"{path} has {weight.numel()} weights; torchao's NF4 needs a multiple of {NF4_BLOCK * NF4_SCALER_BLOCK}.",
+            hint="Type --tuner.quantize bnb-nf4.",
         )
     packed = nf4.to_nf4(weight, block_size=NF4_BLOCK, scaler_block_size=NF4_SCALER_BLOCK)
     model.get_submodule(path).weight = torch.nn.Parameter(packed, requires_grad=False)

@@ -99,12 +99,12 @@ def _without_old_torchao() -> Iterator[None]:
     except ImportError:  # an older PEFT, which does not look
         yield
         return
-    asked = quantization_utils.is_torchao_available
+    original = quantization_utils.is_torchao_available
     quantization_utils.is_torchao_available = lambda: False
     try:
         yield
     finally:
-        quantization_utils.is_torchao_available = asked
+        quantization_utils.is_torchao_available = original
 
 
 @contextmanager
@@ -116,11 +116,11 @@ def _without_needless_types() -> Iterator[None]:
     from peft.tuners import tuners_utils
     from peft.tuners.lora import torchao
 
-    asked, sharded = torchao.is_torchao_available, getattr(tuners_utils, "_torch_supports_distributed", False)
-    torchao.is_torchao_available = lambda: "torchao" in sys.modules and asked()
+    original, sharded = torchao.is_torchao_available, getattr(tuners_utils, "_torch_supports_distributed", False)
+    torchao.is_torchao_available = lambda: "torchao" in sys.modules and original()
     tuners_utils._torch_supports_distributed = sharded and "torch.distributed.tensor" in sys.modules
     try:
         yield
     finally:
-        torchao.is_torchao_available = asked
+        torchao.is_torchao_available = original
         tuners_utils._torch_supports_distributed = sharded

@@ -61,7 +61,7 @@ def with_padding(config: Mapping[str, Any], padding: int | None) -> dict[str, An
 
 
 def _rank(name: str) -> int:
-    return next((place for place, part in enumerate(_LIKELY) if part in name.lower()), len(_LIKELY))
+    return next((index for index, part in enumerate(_LIKELY) if part in name.lower()), len(_LIKELY))
 
 
 def _ids(value: Any) -> list[int]:

@@ -35,8 +35,8 @@ def write_sentence_files(folder: Path, *, size: int, pooling: str) -> None:
     _write(
         folder / MODULES,
         [
-            {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for place, (path, kind) in enumerate(modules)
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (path, kind) in enumerate(modules)
         ],
     )
     (folder / _NORMALISE).mkdir(exist_ok=True)
@@ -74,8 +74,8 @@ def stored_pooling(folder: Path) -> str | None:
         found = [_NEWER[mode]] if mode in _NEWER else []
     if len(found) != 1:
         raise ModelError(
-            f"{path} asks for a pooling that swift does not have.",
-            hint=f"swift has these: {', '.join(_MODES)}.",
+            f"{path} declares a pooling mode that swift does not support.",
+            hint=f"Supported modes: {', '.join(_MODES)}.",
         )
     return found[0]
 
@@ -91,7 +91,7 @@ def stored_prompts(folder: Path) -> dict[str, str]:
     for name, text in prompts.items():
         if not isinstance(text, str | None):
             raise ModelError(
-                f"{path}: the prompt {shown(name)!r} is {json_kind(text)}, not a text.", hint="Copy the file again."
+                f"{path}: the prompt {shown(name)!r} is {json_kind(text)}, not a string.", hint="Copy the file again."
             )
         check_unicode(f"{name}{text}", f"{path}: a prompt", ModelError)
     return {name: text for name, text in prompts.items() if text is not None}
@@ -104,11 +104,11 @@ def _pooling_file(folder: Path) -> Path | None:
         return None
     modules: Any = read_json(file, ModelError)
     if not isinstance(modules, list):
-        raise ModelError(f"{file} should hold a list, and holds {json_kind(modules)}.", hint="Copy it again.")
-    for place, module in enumerate(modules):
+        raise ModelError(f"{file} must hold a list, not {json_kind(modules)}.", hint="Copy it again.")
+    for index, module in enumerate(modules):
         if not isinstance(module, dict):
             raise ModelError(
-                f"{file} should hold a list of objects, and holds {json_kind(module)} at place {place}.",
+                f"{file} must hold a list of objects; item {index} is {json_kind(module)}.",
                 hint="Copy it again.",
             )
     for module in modules:

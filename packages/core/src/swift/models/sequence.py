@@ -78,7 +78,7 @@ def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> Atten
         incompatibility = f"its rotary positions ({kind}) depend on the length of a whole sample."
     if incompatibility:
         raise UnsupportedLayout(
-            f"{model_config.model_type} cannot be trained with sharded sequences: {incompatibility}",
+            f"{model_config.model_type} does not support sharded sequences: {incompatibility}",
             hint="Type --parallel.ulysses 1 --parallel.cp 1",
         )
     heads = next(
@@ -126,7 +126,7 @@ class SequenceView(ViewModule):
             self._shard = self._whole = None
         if not shard.seen_by:
             raise UnsupportedLayout(
-                f"{type(causal_lm_of(self.model)).__name__} does not tell its attention that sequences are sharded.",
+                f"{type(causal_lm_of(self.model)).__name__} does not pass to its attention that sequences are sharded.",
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
             )
 
@@ -177,7 +177,8 @@ class SequenceView(ViewModule):
         """Check what every view checks, and that sharded sequences with images have the values of whole ones."""
         if self.own_logits:
             raise UnsupportedLayout(
-                f"{type(causal_lm_of(self.model)).__name__} computes its logits itself, from whole rows with images.",
+                f"{type(causal_lm_of(self.model)).__name__} computes the logits of samples with images itself, from "
+                "whole rows.",
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
             )
         super().check_images(reader)
@@ -194,7 +195,7 @@ class SequenceView(ViewModule):
         tolerance = 1e-4 if exact else 0.15
         if not bool(((parts - whole).abs() <= tolerance * (1 + whole.abs())).all()):
             raise UnsupportedLayout(
-                f"{type(causal_lm_of(self.model)).__name__} gives other numbers when {what} are sharded.",
+                f"{type(causal_lm_of(self.model)).__name__} computes different results when {what} are sharded.",
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
             )
 

@@ -22,7 +22,7 @@ def check_heads(model_config: Any, tp: int) -> None:
         return  # transformers knows a default for a key that is left out
     if not heads:
         raise UnsupportedLayout(
-            f"{text.model_type} has no attention heads that parallel.tp {tp} could divide.",
+            f"{text.model_type} has no attention heads, so parallel.tp {tp} cannot shard it.",
             hint="Type --parallel.tp 1",
         )
     if any(count % tp for count in (*heads, *groups)):
@@ -74,7 +74,7 @@ def check_width(name: str, width: int, ways: int) -> None:
     """Refuse a number of processes that does not divide one width."""
     if width % ways:
         raise UnsupportedLayout(
-            f"A width of {width} ({name}) cannot be divided evenly over parallel.tp {ways} processes.",
+            f"{name} {width} is not divisible by parallel.tp {ways}.",
             hint=f"Choose a divisor of {width}, or --parallel.tp 1.",
         )
 

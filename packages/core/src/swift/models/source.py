@@ -96,7 +96,7 @@ class HfSource:
         _ = self._config_json
         with as_model_error(
             f"{self.folder / CONFIG} cannot be read as a model's configuration",
-            hint=f"A newer transformers may know it; code that comes with a model needs {TRUST_FLAG}",
+            hint=f"Try a newer transformers. If the model comes with its own code, add {TRUST_FLAG}",
         ):
             config = AutoConfig.from_pretrained(self.folder, trust_remote_code=self._section.trust_remote_code)
         _check_quantisation(self._config_json, self.folder)
@@ -243,12 +243,13 @@ class HfSource:
         own = self.tokenizer.pad_token
         found = padding_of_scores(self.tokenizer, self.config, self.folder)
         if own is not None and found != self.tokenizer.pad_token_id:
-            other = "have no padding token, which transformers needs for several texts at a time"
+            other = "have no padding token, so transformers can score only one sequence at a time"
             if found is not None:
                 other = f"pad with {self.tokenizer.convert_ids_to_tokens(found)}"
             self._say(
-                f"{own} pads texts and also ends them. swift scores the last token; transformers scores the last one "
-                f"that is not {own}. Exported models {other}."
+                f"{own} is both the padding and the end-of-sequence token. swift scores the last token, "
+                "transformers the "
+                f"last one that is not {own}. Exported models {other}."
             )
         return found
 
@@ -288,8 +289,8 @@ class HfSource:
         """Refuse a model whose scores would be those of a head that nothing has trained."""
         if self.lacks_head:
             raise ModelError(
-                f"{self.folder} has no {HEAD}: the head that makes scores of a text is in none of its files.",
-                hint="Copy or download it again. A model gets a head by training: swift sft --task_type seq_cls",
+                f"{self.folder} has no score head ({HEAD}).",
+                hint="Copy or download the model again, or train a head: swift sft --task_type seq_cls",
             )
 
     def _labels(self) -> int:
@@ -304,14 +305,13 @@ class HfSource:
         stored = self._files.shape(HEAD)
         if len(stored) != 2 or not stored[0]:
             raise ModelError(
-                f"{HEAD} in {self.folder} has the shape {stored}, and a head for {self.task} has a row for each label.",
+                f"{HEAD} in {self.folder} has shape {stored}; model.task {self.task} needs [labels, hidden size].",
                 hint="Copy or download the model again.",
             )
         if stored[0] != self._labels():
             raise ModelError(
-                f"{self.folder} has a head with {stored[0]} labels, and model.task {self.task} asks for "
-                f"{self._labels()}.",
-                hint=f"Type --model.task seq_cls --model.num_labels {stored[0]}, or start from a model without a head.",
+                f"{self.folder} has a head with {stored[0]} labels, but model.task {self.task} needs {self._labels()}.",
+                hint=f"Type --model.task seq_cls --model.num_labels {stored[0]}, or use a model without a head.",
             )
 
     @cached_property
@@ -373,8 +373,8 @@ class HfSource:
 
     def _making(self) -> AbstractContextManager[None]:
         return as_model_error(
-            f"{self.folder / CONFIG} describes a model that cannot be made",
-            hint="Its values contradict each other, or are none that the architecture takes: copy it again.",
+            f"The model that {self.folder / CONFIG} describes cannot be built",
+            hint="Some of its values are invalid or contradict each other. Copy or download it again.",
             config=self._config_json,
         )
 
@@ -407,7 +407,7 @@ class HfSource:
                 return candidate
         raise ModelError(
             f"{self.folder} has no weight {name} of shape {self.shape(name)}.",
-            hint="The files and config.json do not belong together.",
+            hint="Check that config.json belongs to these weights.",
         )
 
     def _load(self, dtype: torch.dtype, device: str) -> torch.nn.Module:
@@ -436,12 +436,12 @@ class HfSource:
         missing = sorted(set(info["missing_keys"]) - ({HEAD} if self._fresh else set()))
         if missing:
             raise ModelError(
-                f"{self.folder} lacks {len(missing)} of the model's weights, the first is {missing[0]}.",
-                hint="The files and config.json do not belong together, or the model is not a causal language model.",
+                f"{self.folder} lacks {len(missing)} of the model's weights, first: {missing[0]}.",
+                hint="Check that config.json belongs to these weights and that this is a causal language model.",
             )
         extra = sorted(name for name in info["unexpected_keys"] if not self._is_dropped(name))
         if extra:
-            self._say(f"{len(extra)} weights in {self.folder} are not part of the model, the first is {extra[0]}")
+            self._say(f"{len(extra)} weights in {self.folder} are not part of the model, first: {extra[0]}")
         loaded: torch.nn.Module = model
         for name, parameter in loaded.named_parameters():
             check_finite(name, parameter, self.folder)
@@ -458,8 +458,8 @@ class HfSource:
             for stored in self.spellings(name):
                 if stored in self._files and self._files.shape(stored) != tuple(tensor.shape):
                     return ModelError(
-                        f"{stored} in {self.folder} has the shape {self._files.shape(stored)}, and {CONFIG} makes it "
-                        f"{tuple(tensor.shape)}.",
+                        f"{stored} in {self.folder} has shape {self._files.shape(stored)}, but {CONFIG} "
+                        f"requires {tuple(tensor.shape)}.",
                         hint=_COPY_AGAIN,
                     )
         return None
@@ -490,8 +490,8 @@ def _check_quantisation(config: Mapping[str, Any], folder: Path) -> None:
     known = method in AUTO_QUANTIZER_MAPPING if isinstance(method, str) else bool(quantization.get("load_in_8bit"))
     if not known and not quantization.get("load_in_4bit"):
         raise ModelError(
-            f"{folder / CONFIG}: quantization_config names the method {method!r}, which transformers does not know.",
-            hint="A newer transformers may know it.",
+            f"{folder / CONFIG}: transformers does not support the quantization method {method!r}.",
+            hint="Try a newer transformers.",
         )
 
 
@@ -503,11 +503,12 @@ def _check_causal(config: Any, section: ModelSection) -> None:
     if (thinker := getattr(config, "thinker_config", None)) is not None and not causal:
         kind = towered_class(thinker)
         raise ModelError(
-            f"{section.path} is a {config.model_type} model: several in one folder, one of which reads, hears and "
-            "writes.",
-            hint="Save that one by itself, in Python: "
+            f"{section.path} is a {config.model_type} model, which combines several models. swift trains only its "
+            "thinker, which reads text, images and audio.",
+            hint="Save the thinker in a folder of its own, in Python: "
             + (f"transformers.{kind.__name__}" if kind is not None else "the class of its thinker")
-            + f".from_pretrained({str(section.path)!r}).save_pretrained('thinker'); its processor in the same way.",
+            + f".from_pretrained({str(section.path)!r}).save_pretrained('thinker'); save its processor in the same "
+            "way.",
         )
     if not causal or reads_both_ways or getattr(config, "is_encoder_decoder", False):
         raise ModelError(refusal(config, str(section.path)), hint=DECODERS)

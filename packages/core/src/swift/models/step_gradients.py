@@ -39,7 +39,7 @@ def add_gradient(weight: nn.Parameter, found: torch.Tensor) -> None:
     if weight.grad is None:
         weight.grad = found.to(weight.dtype)
     elif kernels_for(found) and weight.grad.is_contiguous():
-        from swift.kernels.codes import add
+        from swift.kernels.fp8 import add
 
         add(weight.grad, found)
     else:

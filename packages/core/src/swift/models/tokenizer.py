@@ -50,8 +50,9 @@ def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Cal
 
     check_settings(folder)
     with as_model_error(
-        f"{folder} has no tokenizer that can be read",
-        hint="Copy tokenizer.json and tokenizer_config.json next to the weights; code that comes with a model needs "
+        f"The tokenizer in {folder} cannot be read",
+        hint="Copy tokenizer.json and tokenizer_config.json next to the weights; if the model comes with its own "
+        "code, add "
         f"{TRUST_FLAG}",
     ):
         tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=section.trust_remote_code)
@@ -78,15 +79,15 @@ def copy_tokenizer(source: Path, destination: Path, *, template: str | None) -> 
 
 
 def check_settings(folder: Path) -> None:
-    """Refuse tokenizer files that are none, or that name others outside of their folder."""
+    """Refuse invalid tokenizer files, and those that name others outside of their folder."""
     check_files(folder)
     file = folder / "tokenizer_config.json"
     if not file.exists():
         return
     settings = read_json_object(file, ModelError)
-    for key in ("gguf_file", "init_inputs"):  # transformers hands them on as names of files to open
+    for key in ("gguf_file", "init_inputs"):  # transformers opens the files that they name
         if settings.get(key):
-            raise ModelError(f"{file}: {key} is not read: it may name any file.", hint=f"Take {key} out of it.")
+            raise ModelError(f"{file}: {key} is not supported: it can name any file.", hint=f"Remove {key}.")
     files = settings.get("fast_tokenizer_files") or []
     if not isinstance(files, list):
         raise ModelError(f"{file}: fast_tokenizer_files is {json_kind(files)}, not a list.", hint="Copy it again.")
@@ -96,15 +97,16 @@ def check_settings(folder: Path) -> None:
 
 def _set_template(tokenizer: Any, path: Path) -> None:
     if not path.exists():
-        raise ConfigError(f"There is no chat template {path}.", hint="Check --model.chat_template.")
+        raise ConfigError(f"Chat template {path} does not exist.", hint="Check --model.chat_template.")
     tokenizer.chat_template = read_text(path, ConfigError, limit=LARGEST_TEMPLATE)
     _try_template(tokenizer, path, ConfigError)
 
 
 def _try_template(tokenizer: Any, path: Path, error: Failure) -> None:
-    """Raise `error` for a chat template that is none, or that does not come to an end; `path` is where it stands."""
+    """Raise `error` for a chat template that is invalid or does not end; `path` is named in the message."""
     endless = error(
-        f"The chat template {path} takes more than {PATIENCE:g} seconds for one word.", hint="Does it loop? Fix it."
+        f"The chat template {path} takes more than {PATIENCE:g} seconds for one word.",
+        hint="Check it for endless loops.",
     )
     try:
         with time_limit(PATIENCE, endless):
@@ -132,6 +134,9 @@ def _check_vocabulary(tokenizer: Any, config: Any, folder: Path, say: Callable[[
         raise ModelError(
             f"The tokenizer in {folder} has {max(beyond.values()) + 1} tokens, but the model's vocabulary has {rows}: "
             f"{reachable[0]!r} has no embedding.",
-            hint="Tokenizer and model do not belong together.",
+            hint="Use the tokenizer that belongs to the model.",
         )
-    say(f"{len(beyond)} special tokens of the tokenizer have no embedding and must not occur: {', '.join(beyond)}")
+    say(
+        f"{len(beyond)} special tokens of the tokenizer have no embedding and must not occur in data: "
+        f"{', '.join(beyond)}"
+    )

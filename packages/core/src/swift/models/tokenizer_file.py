@@ -75,11 +75,10 @@ def _say_once(
     found = tokenizer.encode(text, add_special_tokens=False)
     at = next((at for at, (one, other) in enumerate(zip(found, expected, strict=False)) if one != other), None)
     at = min(len(found), len(expected)) if at is None else at
-    words = [tokenizer.convert_ids_to_tokens(list(ids[max(0, at - 1) : at + 3])) for ids in (expected, found)]
+    kept, used = [tokenizer.convert_ids_to_tokens(list(ids[max(0, at - 1) : at + 3])) for ids in (expected, found)]
     say(
-        f"Warning: {path} is not followed. transformers makes a {kind} for this model, which cuts texts otherwise than "
-        f"the file: where the file has {words[0]}, it has {words[1]} (in {text[:24]!r}). If the model was trained with "
-        "the file's tokens, as models made before transformers 5 were, it reads other tokens than it knows. Then write "
-        f'"tokenizer_class": "TokenizersBackend" into tokenizer_config.json, and see whether this line goes away; '
-        "where it stays, the type of the model forces the class, and a transformers is needed that does not."
+        f"Warning: transformers uses {kind} for this model, which tokenizes differently from {path}: {used} instead of "
+        f"{kept} (in {text[:24]!r}). Models made before transformers 5 were usually trained with the tokens of the "
+        'file. To use the file, set "tokenizer_class": "TokenizersBackend" in tokenizer_config.json. If the warning '
+        "stays, the model type forces the class: use another version of transformers."
     )

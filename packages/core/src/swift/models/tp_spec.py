@@ -50,11 +50,13 @@ def tensor_parallel_spec(model: nn.Module, *, ways: int = 1) -> TensorParallelSp
             cut |= dict.fromkeys(_linear_modules(name, module, how), how)
         elif how is not None and how not in _KEPT_WHOLE and next(module.parameters(), None) is not None:
             raise UnsupportedLayout(
-                f"{type(base).__name__} wants {name} cut as {how!r}, which this backend cannot do.",
+                f"{type(base).__name__} shards {name} as {how!r}, which this backend does not support.",
                 hint="Type --parallel.tp 1",
             )
     if not cut:
-        raise UnsupportedLayout(f"{type(base).__name__} has no plan for tensor parallel.", hint="Type --parallel.tp 1")
+        raise UnsupportedLayout(
+            f"{type(base).__name__} does not support tensor parallelism.", hint="Type --parallel.tp 1"
+        )
     return TensorParallelSpec(cut, frozenset(partial))
 
 

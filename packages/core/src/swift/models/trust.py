@@ -25,8 +25,8 @@ def section_from_file(section: ModelSection, file: Path, *, trust_remote_code: b
     """
     if section.trust_remote_code and not trust_remote_code:
         raise ModelError(
-            f"{file} says that Python code which comes with the model {section.path} is to be run "
-            "(model.trust_remote_code: true). A file cannot decide that.",
-            hint=f"If you trust whoever made the model and this folder, add {TRUST_FLAG}",
+            f"{file} requests to run the Python code that comes with the model {section.path} "
+            "(model.trust_remote_code: true), and only the command line can allow that.",
+            hint=f"If you trust the authors of the model and of this folder, add {TRUST_FLAG}",
         )
     return section.model_copy(update={"trust_remote_code": trust_remote_code})

@@ -82,7 +82,7 @@ def adapters_off(model: torch.nn.Module) -> Iterator[None]:
 
     if not hasattr(model, "peft_config"):
         raise ModelError(
-            "There is no adapter that could be switched off: all weights are trained.",
+            "The objective needs the model without its adapter as a reference, but all weights are trained.",
             hint="Use --tuner.kind lora, or an objective that needs no reference.",
         )
     # PEFT's own switch also turns requires_grad off and on, which DDP and FSDP do not expect after wrapping.
@@ -157,12 +157,14 @@ def freeze_by_pattern(model: torch.nn.Module, options: FullOptions) -> None:
         trained = {_is_trained(piece.name, id(parameter) in below, options) for piece in pieces}
         if len(trained) > 1:
             raise ConfigError(
-                f"Patterns train a part of {pieces[0].name} and its neighbours, which are one tensor in memory.",
+                f"The patterns freeze only some of the experts fused with {pieces[0].name} into one tensor.",
                 hint="Freeze all experts of a layer, or none.",
             )
         parameter.requires_grad_(trained.pop())
     if not any(parameter.requires_grad for _, parameter in weights):
-        raise ConfigError("The tuner's options for freezing leave nothing to train.", hint="Freeze less.")
+        raise ConfigError(
+            "Nothing is left to train: the tuner's freeze options match all weights.", hint="Freeze less."
+        )
 
 
 def _check_matches(options: FullOptions, known: Sequence[str]) -> None:
@@ -172,14 +174,14 @@ def _check_matches(options: FullOptions, known: Sequence[str]) -> None:
             if not any(fnmatchcase(name, pattern) for name in known):
                 raise ConfigError(
                     f"tuner.{option}: no weight of this model matches {pattern!r}.{did_you_mean(pattern, known)}",
-                    hint=f"Patterns are matched against whole names such as {known[-1]}; * stands for anything.",
+                    hint=f"Patterns are matched against whole names such as {known[-1]}; * matches anything.",
                 )
     for option in ("freeze_regex", "unfreeze_regex"):
         expression = getattr(options, option)
         if expression is not None and not any(re.search(expression, name) for name in known):
             raise ConfigError(
-                f"tuner.{option}: {expression!r} is found in the name of no weight of this model.",
-                hint=f"Names are like {known[-1]}.",
+                f"tuner.{option}: {expression!r} matches the name of no weight of this model.",
+                hint=f"Names look like {known[-1]}.",
             )
 
 

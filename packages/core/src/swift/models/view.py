@@ -22,10 +22,10 @@ from swift.models.attention import FLASH, VARLEN, AttentionChoice, attends_causa
 from swift.models.fp8 import without_fp8
 from swift.models.heads import apply_head, head_of, value_head_of
 from swift.models.logits import LogitTransform
-from swift.models.logps import TokenViews, at_places, token_logps, token_logps_of_module, tokens_per_chunk
+from swift.models.logps import TokenViews, at_positions, token_logps, token_logps_of_module, tokens_per_chunk
 from swift.models.logps_autograd import chunks
 from swift.models.media import ProcessorReader
-from swift.models.neftune import EmbeddingNoise
+from swift.models.neftune import NeftuneNoise
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
 from swift.models.sample_rope import use_sample_rope
 from swift.models.shrunk import limits_of, shrunk_model
@@ -72,7 +72,7 @@ class ViewModule(nn.Module):
         """Which hidden states make the vector of a segment; see `swift.models.pooling`."""
         self.reader: ProcessorReader | None = None
         """Reads the images of the run, where it has any: then the check looks at samples with images too."""
-        self._noise: EmbeddingNoise | None = None
+        self._neftune: NeftuneNoise | None = None
         self._say = say
         causal_lm = causal_lm_of(model)
         use_attention(causal_lm, attention)
@@ -88,15 +88,15 @@ class ViewModule(nn.Module):
         if checked and not any(parameter.is_meta for parameter in model.parameters()):
             self.self_check()
 
-    def add_noise(self, alpha: float) -> None:
+    def add_neftune(self, alpha: float) -> None:
         """Add NEFTune's noise to embeddings from now on, while training."""
-        self._noise = EmbeddingNoise(causal_lm_of(self.model).get_input_embeddings(), alpha)
+        self._neftune = NeftuneNoise(causal_lm_of(self.model).get_input_embeddings(), alpha)
 
     def forward(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         """Return the views of `batch`. Tokens without weight are not looked at: their values are zero."""
-        if self._noise is None:
+        if self._neftune is None:
             return self._views(batch, needs)
-        with self._noise.around(self._embedded(batch), self._whole_segments(batch)):
+        with self._neftune.around(self._embedded(batch), self._whole_segments(batch)):
             return self._views(batch, needs)
 
     def _embedded(self, batch: MicroBatch) -> MicroBatch:
@@ -113,22 +113,22 @@ class ViewModule(nn.Module):
         causal_lm = causal_lm_of(self.model)
         if not self._unembeds:
             return self._without_logits(self._hidden(batch), batch, needs)
-        places = batch.learned()
-        asked = _Asked.of(batch, places, needs)
+        positions = batch.learned()
+        requested = _Requested.of(batch, positions, needs)
         hidden = None
         if self.own_logits:
             logits = (
-                causal_lm(**self.inputs(batch), **self._of_media(batch)).logits.flatten(0, 1).index_select(0, places)
+                causal_lm(**self.inputs(batch), **self._of_media(batch)).logits.flatten(0, 1).index_select(0, positions)
             )
-            views = asked.of_module(lambda piece: piece, logits, logits.shape[-1], LogitTransform())
+            views = requested.of_module(lambda piece: piece, logits, logits.shape[-1], LogitTransform())
         else:
             hidden = self._hidden(batch)
-            views = self._through_head(hidden.flatten(0, 1).index_select(0, places), asked)
+            views = self._through_head(hidden.flatten(0, 1).index_select(0, positions), requested)
 
         def spread(values: torch.Tensor) -> torch.Tensor:
             blank = values.new_zeros((*batch.targets.shape, *values.shape[1:]))
             # Not a view of something flat: FSDP hooks onto what comes out.
-            return blank.index_put((places // blank.shape[1], places % blank.shape[1]), values)
+            return blank.index_put((positions // blank.shape[1], positions % blank.shape[1]), values)
 
         view = views.laid_out(spread, needs)
         if hidden is not None and Need.POOLED in needs:
@@ -150,23 +150,25 @@ class ViewModule(nn.Module):
         """Return what the towers of the model are given, and which tokens stand for what where it asks for that."""
         if batch.media is None:
             return {}
-        asked = inspect.signature(causal_lm_of(self.model).base_model.forward).parameters
-        kinds = {name: batch.media.kinds.long() for name in ("mm_token_type_ids", "token_type_ids") if name in asked}
+        requested = inspect.signature(causal_lm_of(self.model).base_model.forward).parameters
+        kinds = {
+            name: batch.media.kinds.long() for name in ("mm_token_type_ids", "token_type_ids") if name in requested
+        }
         return {**batch.media.inputs, **kinds}
 
     def logits(self, batch: MicroBatch) -> Iterator[torch.Tensor]:
         """Yield the logits of the tokens that count, in order, in fp32 and a chunk of tokens at a time."""
         causal_lm = causal_lm_of(self.model)
-        places = batch.learned()
+        positions = batch.learned()
         head, transform = causal_lm.get_output_embeddings(), self._transform
         if self.own_logits:
             hidden = causal_lm(**self.inputs(batch)).logits
             head, transform = nn.Identity(), LogitTransform()
         else:
             hidden = self._hidden(batch)
-        hidden = hidden.flatten(0, 1).index_select(0, places)
+        hidden = hidden.flatten(0, 1).index_select(0, positions)
         size = tokens_per_chunk(causal_lm.config.get_text_config().vocab_size, hidden.device.type)
-        for rows in chunks(len(places), size):
+        for rows in chunks(len(positions), size):
             yield transform.at(batch.temperature)(head(hidden[rows]))
 
     def provides(self) -> frozenset[Need]:
@@ -249,9 +251,9 @@ class ViewModule(nn.Module):
                 )
             together = reader.collated(samples, flat=self.attention.flat).to(self._device())
             if not self._layout_agrees(together, expected):
-                how = "laid end to end" if self.attention.flat else "padded"
+                how = "packed" if self.attention.flat else "padded"
                 raise ModelError(
-                    f"{type(causal_lm).__name__} gives other numbers when samples with images are {how}.",
+                    f"{type(causal_lm).__name__} computes different results when samples with images are {how}.",
                     hint="Type --data.packing false --data.padding_free false"
                     if self.attention.flat
                     else "Type --train.micro_batch 1",
@@ -306,12 +308,12 @@ class ViewModule(nn.Module):
             own = torch.arange(own.shape[1], device=own.device).expand_as(own)
         return torch.cat([own[None], rows])
 
-    def _through_head(self, hidden: torch.Tensor, asked: _Asked) -> TokenViews:
+    def _through_head(self, hidden: torch.Tensor, requested: _Requested) -> TokenViews:
         causal_lm = causal_lm_of(self.model)
         head = causal_lm.get_output_embeddings()
         if _is_matrix(head):
-            return asked.of_matrix(head, hidden, self._transform)
-        return asked.of_module(head, hidden, causal_lm.config.get_text_config().vocab_size, self._transform)
+            return requested.of_matrix(head, hidden, self._transform)
+        return requested.of_module(head, hidden, causal_lm.config.get_text_config().vocab_size, self._transform)
 
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
@@ -325,8 +327,8 @@ class ViewModule(nn.Module):
         if not agrees:
             self.own_logits = True
             self._say(
-                f"{type(causal_lm).__name__} does something to its logits that is not known here: "
-                "they are computed all at once, as the model does it, which takes more memory."
+                f"{type(causal_lm).__name__} transforms its logits in a way that swift does not know. They are "
+                "computed all at once by the model itself, which takes more memory."
             )
 
     def _check_layout(self) -> None:
@@ -338,19 +340,21 @@ class ViewModule(nn.Module):
         causal = self._unembeds and attends_causally(causal_lm.config.get_text_config())
         if causal and not self._agree(expected[0][: len(expected[1])], expected[1]):
             raise ModelError(
-                f"{name} gives a token another probability where other tokens follow it. "
-                "swift trains causal language models."
+                f"The probability of a token in {name} depends on the tokens after it. "
+                "swift trains only causal language models."
             )
         if self._layout_agrees(batch, expected):
             return
         if self.attention.flat:
             raise ModelError(
-                f"{name} gives other numbers when samples are laid end to end: it would mix them.",
+                f"{name} mixes samples that are packed into one row.",
                 hint="Turn it off: --data.packing false --data.padding_free false",
             )
         self.masks_padding = True
         if not self._layout_agrees(batch, expected):
-            raise ModelError(f"{name} gives other numbers when samples are padded.", hint="Type --train.micro_batch 1")
+            raise ModelError(
+                f"{name} computes different results when samples are padded.", hint="Type --train.micro_batch 1"
+            )
 
     def _check_limits(self) -> None:
         """Check the layout on a small copy beyond every window, chunk and scale, which this model has at thousands."""
@@ -359,13 +363,15 @@ class ViewModule(nn.Module):
         if not limits:
             return
         name = type(causal_lm_of(self.model)).__name__
-        layout = "laid end to end" if self.attention.flat else "padded"
+        layout = "packed" if self.attention.flat else "padded"
         named = ", ".join(f"{key} {value:,}" for key, value in limits.items())
         hint = "Turn it off: --data.packing false --data.padding_free false" if self.attention.flat else None
         small = shrunk_model(self._class, config)
         if small is None:
             if self.attention.flat:
-                raise ModelError(f"{name} cannot be checked for samples that are {layout} beyond {named}.", hint=hint)
+                raise ModelError(
+                    f"{name} cannot be checked with samples {layout} in rows longer than {named}.", hint=hint
+                )
             return
         view = ViewModule(small, attention=_on_cpu(self.attention, config), checked=False)
         view._has_rows_of_positions, view.masks_padding = self._has_rows_of_positions, self.masks_padding
@@ -376,7 +382,7 @@ class ViewModule(nn.Module):
             agrees = view._layout_agrees(view.probe(FAR_PROBED), expected)
         if not agrees:
             raise ModelError(
-                f"{name} gives other numbers when samples are {layout} in rows beyond {named}.",
+                f"{name} computes different results when samples are {layout} in rows longer than {named}.",
                 hint=hint or "Type --train.micro_batch 1",
             )
 
@@ -396,7 +402,7 @@ class ViewModule(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Requested:
     """Requested values for the learned tokens of a micro-batch."""
 
     targets: torch.Tensor
@@ -405,11 +411,11 @@ class _Asked:
     needs: Collection[Need]
 
     @classmethod
-    def of(cls, batch: MicroBatch, places: torch.Tensor, needs: Collection[Need]) -> _Asked:
+    def of(cls, batch: MicroBatch, positions: torch.Tensor, needs: Collection[Need]) -> _Requested:
         candidates = batch.candidates
         if candidates is not None:
-            candidates = at_places(candidates, places)
-        return cls(batch.targets.flatten().index_select(0, places), candidates, batch.temperature, needs)
+            candidates = at_positions(candidates, positions)
+        return cls(batch.targets.flatten().index_select(0, positions), candidates, batch.temperature, needs)
 
     def of_matrix(self, head: Any, hidden: torch.Tensor, transform: LogitTransform) -> TokenViews:
         return token_logps(
@@ -438,10 +444,10 @@ class _Asked:
 
 def _hidden_without_head(causal_lm: Any, **given: Any) -> torch.Tensor:
     """Return what the decoder says in a model that has towers and unembedding in one class, with no body in between."""
-    said: list[torch.Tensor] = []
+    lines: list[torch.Tensor] = []
 
     def hear(_decoder: nn.Module, _given: Any, output: Any) -> None:
-        said.append(output.last_hidden_state)
+        lines.append(output.last_hidden_state)
 
     def give_nothing(_head: nn.Module, hidden: Any) -> Any:
         return (hidden[0][:, :0], *hidden[1:])
@@ -455,7 +461,7 @@ def _hidden_without_head(causal_lm: Any, **given: Any) -> torch.Tensor:
     finally:
         for hook in hooks:
             hook.remove()
-    return said[-1]
+    return lines[-1]
 
 
 def _values(head: Any, hidden: torch.Tensor, batch: MicroBatch) -> torch.Tensor:

@@ -23,24 +23,24 @@ _BLOCK = 1 << 24
 def check_weights(files: SafetensorsFolder, config: Mapping[str, Any], folder: Path) -> None:
     """Refuse, from the headers alone, integers instead of weights, and more layers than there are weights."""
     if not files.names():
-        raise ModelError(f"The weights in {folder} are empty: there is no tensor.", hint="Copy the model again.")
+        raise ModelError(f"The weights in {folder} are empty: they contain no tensor.", hint="Copy the model again.")
     text = config.get("text_config")
     for section in (config, text if isinstance(text, dict) else {}):
         for key in _LAYERS:
             layers = section.get(key)
             if isinstance(layers, int) and layers > len(files.names()):
                 raise ModelError(
-                    f"{folder / CONFIG} has {key} {layers:,}, and there are {len(files.names()):,} weights next to it.",
-                    hint="The files and config.json do not belong together.",
+                    f"{folder / CONFIG} has {key} {layers:,}, but the folder has only {len(files.names()):,} weights.",
+                    hint="Check that config.json belongs to these weights.",
                 )
     if "quantization_config" in config:
         return
     for name in files.names():
         if name.endswith(".weight") and files.dtype(name) not in FLOATING:
             raise ModelError(
-                f"{name} in {folder} holds whole numbers ({files.dtype(name)}), and config.json has no "
-                "quantization_config that would say how to read them.",
-                hint="Copy or download the model again, or quantise it from its full precision: swift export --quant",
+                f"{name} in {folder} holds integers ({files.dtype(name)}), but config.json has no "
+                "quantization_config, which describes how to decode them.",
+                hint="Copy or download the model again, or quantize the full-precision model: swift export --quant",
             )
 
 
@@ -55,6 +55,6 @@ def check_finite(name: str, tensor: torch.Tensor, folder: Path) -> None:
         if not bool(finite.all()):
             count = int((~finite).sum())
             raise ModelError(
-                f"{name} in {folder} holds values that are not finite (NaN or infinite: {count:,} or more).",
-                hint="The training that wrote it had diverged, or the file is damaged: take an earlier one.",
+                f"{name} in {folder} has at least {count:,} values that are NaN or infinite.",
+                hint="The training diverged or the file is damaged. Use an earlier checkpoint.",
             )

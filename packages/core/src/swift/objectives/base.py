@@ -40,7 +40,7 @@ class PerSampleObjective(BaseObjective[Options]):
 def viewed(tensor: torch.Tensor | None, need: Need) -> torch.Tensor:
     """Return the tensor that a backend promised to supply for `need`."""
     if tensor is None:
-        raise ValueError(f"the backend supplied no {need.value}, which the objective needs")
+        raise ValueError(f"the backend returned no {need.value}, which the objective needs")
     return tensor
 
 

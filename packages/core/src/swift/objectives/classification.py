@@ -44,17 +44,18 @@ class SeqClsOptions(Section):
 
     class_weights: Annotated[tuple[PositiveFloat | Literal["balanced"], ...], BeforeValidator(_listed)] = Field(
         (),
-        description="Weight of each label, in order: of texts of this class where a text has one label, of the texts "
-        "that have this label where they may have several; or balanced: the rarer in the training set, the heavier",
+        description="Loss weights, one per label: of the samples of a class (single-label), or of the samples that "
+        "have the "
+        "label (multi-label); or balanced: inversely proportional to the frequency in the training set",
     )
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.0, description="Probability that is spread over all classes; where a text has one label only"
+        0.0, description="Part of the target probability that is spread over all classes (single-label only)"
     )
 
     @model_validator(mode="after")
     def _balanced_stands_alone(self) -> SeqClsOptions:
         if BALANCED in self.class_weights and len(self.class_weights) > 1:
-            raise ValueError("class_weights is balanced, or a number for each label")
+            raise ValueError("class_weights must be balanced or one number per label")
         return self
 
 
@@ -89,7 +90,7 @@ class SeqCls(PerSampleObjective[SeqClsOptions]):
         labels = section.num_labels or (1 if section.task == "reward" else None)
         if labels is None:
             raise ConfigError(
-                "The number of labels is missing.",
+                "The number of labels is not configured.",
                 hint="Type --num_labels N, or their names: --labels negative,positive",
             )
         problem_type = problem_type_of(section, labels)
@@ -102,8 +103,9 @@ class SeqCls(PerSampleObjective[SeqClsOptions]):
             return self
         if samples is None:
             raise ConfigError(
-                "objective.class_weights balanced counts the labels of all texts, and those of a stream are not known.",
-                hint="Leave out --streaming, or type a weight for each label.",
+                "objective.class_weights balanced needs the labels of the whole training set, which streaming does "
+                "not provide.",
+                hint="Remove --streaming, or pass one weight per label.",
             )
         weights = balanced_weights(samples, self._problem_type, self._columns, len(self._names))
         named = zip((name or str(index) for index, name in enumerate(self._names)), weights, strict=True)
@@ -168,25 +170,28 @@ class SeqCls(PerSampleObjective[SeqClsOptions]):
         options = self.options
         if problem_type == SINGLE and labels == 1:
             raise ConfigError(
-                "model.num_labels is 1, and a text cannot be of one class among one.",
+                "model.num_labels is 1, but classification needs at least 2 classes.",
                 hint="Type --num_labels 2, or --problem_type regression (or multi_label_classification)",
             )
         if problem_type != SINGLE and options.label_smoothing:
             raise ConfigError(
-                f"objective.label_smoothing is for problem_type {SINGLE}, and this one is {problem_type}.",
-                hint="Leave it out.",
+                f"objective.label_smoothing needs problem_type {SINGLE}, not {problem_type}.",
+                hint="Remove it.",
             )
         if options.class_weights and problem_type == REGRESSION:
-            raise ConfigError("objective.class_weights is for classes, and this is a regression.", hint="Leave it out.")
+            raise ConfigError(
+                "objective.class_weights is for classification, and problem_type is regression.", hint="Remove it."
+            )
         if BALANCED not in options.class_weights and len(options.class_weights) not in (0, labels):
             raise ConfigError(
-                f"objective.class_weights has {len(options.class_weights)} numbers, and there are {labels} labels.",
-                hint="Give one for each label.",
+                f"objective.class_weights has {len(options.class_weights)} numbers for {labels} labels.",
+                hint="Pass one number per label.",
             )
         if problem_type != SINGLE and labels > MOST_COLUMNS:
             raise ConfigError(
-                f"model.num_labels is {labels}, and problem_type {problem_type} takes {MOST_COLUMNS} labels at most.",
-                hint=f"Divide the labels among several runs, or type --problem_type {SINGLE}",
+                f"model.num_labels is {labels}, but problem_type {problem_type} supports at most {MOST_COLUMNS} "
+                "labels.",
+                hint=f"Split the labels over several runs, or type --problem_type {SINGLE}",
             )
 
 

@@ -58,8 +58,8 @@ class Embedding(AcrossRows[EmbeddingOptions]):
         longest, size = max(self.options.matryoshka_dims, default=0), config.get_text_config().hidden_size
         if longest > size:
             raise ConfigError(
-                f"objective.matryoshka_dims has {longest}, and the model's vectors have {size} numbers.",
-                hint=f"Type numbers up to {size}.",
+                f"objective.matryoshka_dims has {longest}, but the model's embeddings have {size} dimensions.",
+                hint=f"Pass dimensions up to {size}.",
             )
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
@@ -75,14 +75,14 @@ class Embedding(AcrossRows[EmbeddingOptions]):
         negatives = any(len(each.segments) - 1 > each.values["positives"] for each in first)
         if self.options.loss != "infonce" or (known is not None and not negatives):
             raise ConfigError(
-                f"The loss {self.options.loss} compares the rows of a step with each other, and a step has one row: "
+                f"The loss {self.options.loss} compares the rows of a step with each other, but a step has one row: "
                 "nothing would be learned.",
-                hint="Type --per_device_train_batch_size 32, or with less memory also --gradient_accumulation_steps N: "
+                hint="Type --per_device_train_batch_size 32, or to save memory --gradient_accumulation_steps N: "
                 "rows are compared across both.",
             )
         context.say(
-            "A step has one row: its query is compared with the row's own negatives alone, and rows without any teach "
-            "nothing. For more, type --per_device_train_batch_size N."
+            "A step has one row, so its query is compared only with its own negatives, and rows without negatives "
+            "teach nothing. To compare with other rows, type --per_device_train_batch_size N."
         )
 
     def compare(self, vectors: torch.Tensor, samples: GlobalSegments) -> Compared:

@@ -25,7 +25,7 @@ class Roles:
 
     sample: torch.Tensor
     """[segments]: index of the sample."""
-    place: torch.Tensor
+    position: torch.Tensor
     """[segments]: index within the sample; 0 is the query."""
     positive: torch.Tensor
     """[segments], bool."""
@@ -37,7 +37,7 @@ class Roles:
     """[samples], bool: False for a dummy."""
     text: torch.Tensor
     """[segments]: equal numbers from 0 on for equal texts."""
-    answers: torch.Tensor
+    positive_keys: torch.Tensor
     """Sorted: sample * (number of texts) + text, for each text that is a positive of the sample."""
 
     @classmethod
@@ -46,23 +46,26 @@ class Roles:
         sample = samples.sample_of
         positives = samples.values["positives"].long()
         active = torch.zeros_like(positives).index_add(0, sample, samples.counts.long()) > 0
-        place = torch.arange(len(sample), device=sample.device) - samples.firsts[sample]
-        copies = torch.ones_like(place)
+        position = torch.arange(len(sample), device=sample.device) - samples.firsts[sample]
+        copies = torch.ones_like(position)
         if hard_negatives is not None:
             number = (samples.sample_segments - 1 - positives)[sample].clamp(min=1)
-            at = place - 1 - positives[sample]
+            at = position - 1 - positives[sample]
             copies = torch.where(at >= 0, hard_negatives // number + (at < hard_negatives % number), copies)
-        positive = (place > 0) & (place <= positives[sample]) & active[sample]
-        known, text = torch.unique(samples.texts, return_inverse=True)
-        answers = torch.unique((sample * len(known) + text)[positive])
-        return cls(sample, place, positive, copies * active[sample], samples.firsts, active, text, answers)
+        positive = (position > 0) & (position <= positives[sample]) & active[sample]
+        known, text = torch.unique(samples.hashes, return_inverse=True)
+        positive_keys = torch.unique((sample * len(known) + text)[positive])
+        return cls(sample, position, positive, copies * active[sample], samples.firsts, active, text, positive_keys)
 
-    def answered(self, samples: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
+    def is_positive(self, samples: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
         """Return whether the text of each segment is a positive of the sample, whichever row it is from."""
-        if not len(self.answers):
+        if not len(self.positive_keys):
             return torch.zeros_like(samples * segments, dtype=torch.bool)
         keys = samples * (int(self.text.max()) + 1) + self.text[segments]
-        return self.answers[torch.searchsorted(self.answers, keys).clamp(max=len(self.answers) - 1)] == keys
+        return (
+            self.positive_keys[torch.searchsorted(self.positive_keys, keys).clamp(max=len(self.positive_keys) - 1)]
+            == keys
+        )
 
 
 def infonce(vectors: torch.Tensor, roles: Roles, options: EmbeddingOptions) -> Compared:
@@ -81,16 +84,16 @@ def infonce(vectors: torch.Tensor, roles: Roles, options: EmbeddingOptions) -> C
             for block in blocks
         ]
         losses, found, best = (torch.cat(each) for each in zip(*parts, strict=True))
-    owners = roles.sample[positives]
+    rows_of = roles.sample[positives]
     zeros = vectors.new_zeros(len(roles.queries))
-    shares = zeros.index_add(0, owners, torch.ones_like(found))[owners]
-    first = roles.place[positives] == 1  # one of the positives of each query
+    own_positives = zeros.index_add(0, rows_of, torch.ones_like(found))[rows_of]
+    first = roles.position[positives] == 1  # one of the positives of each query
     active = roles.active.to(vectors.dtype)
     return Compared(
-        zeros.index_add(0, owners, losses / shares),
+        zeros.index_add(0, rows_of, losses / own_positives),
         {
-            "recall_at_1": (zeros.index_copy(0, owners[first], best[first].to(vectors.dtype)), active),
-            "similarity_positive": (zeros.index_add(0, owners, found / shares), active),
+            "recall_at_1": (zeros.index_copy(0, rows_of[first], best[first].to(vectors.dtype)), active),
+            "similarity_positive": (zeros.index_add(0, rows_of, found / own_positives), active),
         },
     )
 
@@ -99,13 +102,13 @@ def _of_positives(
     vectors: torch.Tensor, positives: torch.Tensor, roles: Roles, options: EmbeddingOptions
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return of some positives the loss, the similarity to the query, and whether the query's nearest is right."""
-    documents = (roles.place > 0).nonzero()[:, 0]
-    owners = roles.sample[positives]
-    asked, meant, asking = vectors[roles.queries[owners]], vectors[positives], vectors[roles.queries]
-    similar = asked @ vectors[documents].T  # [positives, documents]
+    documents = (roles.position > 0).nonzero()[:, 0]
+    rows_of = roles.sample[positives]
+    own_queries, meant, asking = vectors[roles.queries[rows_of]], vectors[positives], vectors[roles.queries]
+    similar = own_queries @ vectors[documents].T  # [positives, documents]
     target = positives[:, None] == documents
-    own = owners[:, None] == roles.sample[documents]
-    equal = roles.answered(owners[:, None], documents[None])
+    own = rows_of[:, None] == roles.sample[documents]
+    equal = roles.is_positive(rows_of[:, None], documents[None])
     right = equal if options.mask_equal_texts else own & roles.positive[documents]
     strange = torch.zeros_like(own) if options.in_batch_negatives else ~own
     copies = roles.copies[documents].to(vectors.dtype).log()  # -inf for dummies
@@ -120,18 +123,18 @@ def _of_positives(
 
     parts = [logits(similar, strange | ((right | too_near(similar)) & ~target)) + copies]
     if options.include_qq:
-        others = asked @ asking.T
-        itself = _same_query(owners, roles, options)
+        others = own_queries @ asking.T
+        itself = _same_query(rows_of, roles, options)
         parts.append(logits(others, itself | ~roles.active | too_near(others)))
     if options.include_dd:  # not masked by the margin: neither do Qwen3-Embedding and ms-swift
         parts.append(logits(meant @ vectors[documents].T, right) + copies)
     losses = torch.cat(parts, dim=1).logsumexp(1) - found / options.temperature
     if options.symmetric:
-        samples = torch.arange(len(asking), device=owners.device)
-        alike = _same_query(owners, roles, options)
+        samples = torch.arange(len(asking), device=rows_of.device)
+        alike = _same_query(rows_of, roles, options)
         if options.mask_equal_texts:
-            alike = alike | roles.answered(samples[None], positives[:, None])
-        left_out = ~roles.active | (alike & (owners[:, None] != samples))
+            alike = alike | roles.is_positive(samples[None], positives[:, None])
+        left_out = ~roles.active | (alike & (rows_of[:, None] != samples))
         back = logits(meant @ asking.T, left_out).logsumexp(1)
         losses = (losses + back - found / options.temperature) / 2
     candidates = similar.detach().masked_fill(strange | (copies == -torch.inf), -torch.inf)
@@ -139,12 +142,12 @@ def _of_positives(
     return losses, found.detach(), best
 
 
-def _same_query(owners: torch.Tensor, roles: Roles, options: EmbeddingOptions) -> torch.Tensor:
+def _same_query(rows_of: torch.Tensor, roles: Roles, options: EmbeddingOptions) -> torch.Tensor:
     """Return which queries are those of these samples, or have the same text, [of samples, queries]."""
     if options.mask_equal_texts:
-        texts = roles.text[roles.queries]
-        return texts[owners][:, None] == texts
-    return owners[:, None] == torch.arange(len(roles.queries), device=owners.device)
+        query_keys = roles.text[roles.queries]
+        return query_keys[rows_of][:, None] == query_keys
+    return rows_of[:, None] == torch.arange(len(roles.queries), device=rows_of.device)
 
 
 def labelled_pairs(vectors: torch.Tensor, roles: Roles, labels: torch.Tensor, options: EmbeddingOptions) -> Compared:

@@ -25,7 +25,7 @@ class EmbeddingOptions(Section):
     """Options of `embedding`. Defaults as in ms-swift."""
 
     loss: Literal["infonce", "cosine_similarity", "contrastive", "online_contrastive"] = Field(
-        "infonce", description="InfoNCE over documents, or a loss of pairs with labels"
+        "infonce", description="InfoNCE over documents, or a loss for labelled pairs"
     )
     temperature: PositiveFloat = Field(
         0.1, description="InfoNCE: divisor of the similarities (sentence-transformers' scale 20 is 0.05)"
@@ -35,28 +35,31 @@ class EmbeddingOptions(Section):
     )
     hard_negatives: PositiveInt | None = Field(
         None,
-        description="InfoNCE: negatives per row; more are left out, fewer count several times (default: all, once)",
+        description="InfoNCE: negatives per row; more are dropped, fewer are repeated (default: all, once)",
     )
     mask_false_negatives: bool = Field(
-        False, description="InfoNCE: leave out negatives that are more similar than the positive by the margin"
+        False, description="InfoNCE: drop negatives that are more similar to the query than the positive by the margin"
     )
     false_negative_margin: float = Field(
         0.1, description="Margin of mask_false_negatives, a difference of similarities"
     )
     mask_equal_texts: bool = Field(
-        True, description="InfoNCE: a document of another row with the text of a positive of the query is no negative"
+        True, description="InfoNCE: drop negatives from other rows that equal a positive of the query"
     )
-    include_qq: bool = Field(False, description="InfoNCE: the other queries are negatives of a query too")
-    include_dd: bool = Field(False, description="InfoNCE: the other documents are negatives of the positive too")
-    symmetric: bool = Field(False, description="InfoNCE: half the loss is that of finding the query by its positive")
+    include_qq: bool = Field(False, description="InfoNCE: also use the other queries as negatives of a query")
+    include_dd: bool = Field(False, description="InfoNCE: also use the other documents as negatives of the positive")
+    symmetric: bool = Field(
+        False, description="InfoNCE: average the loss with that of finding the query given its positive"
+    )
     normalize: bool = Field(True, description="InfoNCE: compare by cosine similarity; otherwise by the dot product")
     margin: PositiveFloat = Field(
-        0.5, description="contrastive, online_contrastive: distance from which a negative pair has no loss"
+        0.5, description="contrastive, online_contrastive: distance beyond which a negative pair has no loss"
     )
-    query_prompt: str = Field("", description="Text before every query (or first text of a pair)")
-    document_prompt: str = Field("", description="Text before every document (or second text of a pair)")
+    query_prompt: str = Field("", description="Prefix of every query (or of the first text of a pair)")
+    document_prompt: str = Field("", description="Prefix of every document (or of the second text of a pair)")
     matryoshka_dims: list[PositiveInt] = Field(
-        [], description="Learn vectors that are also good when cut to their first N numbers, for each N"
+        [],
+        description="Matryoshka learning: also train the embeddings truncated to their first N dimensions, for each N",
     )
     matryoshka_weights: list[PositiveFloat] = Field([], description="Weight of each of matryoshka_dims (default: 1)")
 
@@ -67,7 +70,7 @@ class EmbeddingOptions(Section):
             changed = [name for name in names if getattr(self, name) != defaults[name].default]
             if lacking and changed:
                 needed = "loss infonce" if self.loss != "infonce" else "in_batch_negatives"
-                raise ValueError(f"{changed[0]} is defined for {needed} only")
+                raise ValueError(f"{changed[0]} needs {needed}")
         if self.matryoshka_weights and len(self.matryoshka_weights) != len(self.matryoshka_dims):
-            raise ValueError("matryoshka_weights needs as many numbers as matryoshka_dims")
+            raise ValueError("matryoshka_weights must have as many numbers as matryoshka_dims")
         return self

@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 class KtoOptions(Section):
     """Options of `kto`."""
 
-    beta: PositiveFloat = Field(0.1, description="Strength of the pull towards the reference model")
-    desirable_weight: NonNegativeFloat = Field(1.0, description="Weight of good completions")
-    undesirable_weight: NonNegativeFloat = Field(1.0, description="Weight of bad completions")
+    beta: PositiveFloat = Field(0.1, description="KL penalty: how strongly the policy is kept near the reference model")
+    desirable_weight: NonNegativeFloat = Field(1.0, description="Loss weight of desirable completions")
+    undesirable_weight: NonNegativeFloat = Field(1.0, description="Loss weight of undesirable completions")
     reference: Literal["auto", "adapter", "cached"] = Field(
-        "auto", description="Reference: the model with its adapter switched off, or one scoring pass cached on disk"
+        "auto",
+        description="Reference model: the policy without its adapter, or log-probabilities precomputed and cached "
+        "on disk",
     )
 
 
 def _log_ratios(view: ModelView, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return log π/π_reference of each sample's own completion and of the mismatched one; 0.0 for dummy samples."""
     if batch.reference_logps is None:
-        raise ValueError(f"the batch holds no {Need.REFERENCE_LOGPS.value}, which the objective needs")
+        raise ValueError(f"the batch has no {Need.REFERENCE_LOGPS.value}, which the objective needs")
     logps, counts = segment_logps(view, batch)
     ratios = logps - batch.reference_logps
     active = ((counts[0::2] + counts[1::2]) > 0).float()
@@ -42,7 +44,7 @@ class KtoBaseline(PerSampleObjective[KtoOptions]):
     """The reference point of KTO: how far the policy has moved on completions that don't belong to their prompts."""
 
     name = "kto_baseline"
-    encoding = "unpaired"
+    encoding = "kto"
     needs = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
@@ -61,7 +63,7 @@ class Kto(PerSampleObjective[KtoOptions]):
 
     options_model = KtoOptions
     name = "kto"
-    encoding = "unpaired"
+    encoding = "kto"
     needs = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 
     def __init__(self, options: KtoOptions, *, kl: float | None = None) -> None:

@@ -20,7 +20,7 @@ class LikelihoodOptions(Section):
     """Options of `pt` and `sft`."""
 
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.0, description="Part of each target's probability that is spread evenly over the vocabulary"
+        0.0, description="Label smoothing: part of each target's probability spread evenly over the vocabulary"
     )
 
 

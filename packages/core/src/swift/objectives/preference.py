@@ -62,7 +62,7 @@ class Pairs:
     def log_ratios(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log π/π_reference of chosen and rejected."""
         if self.reference is None:
-            raise ValueError(f"the batch holds no {Need.REFERENCE_LOGPS.value}, which the objective needs")
+            raise ValueError(f"the batch has no {Need.REFERENCE_LOGPS.value}, which the objective needs")
         return self.chosen - self.reference[0], self.rejected - self.reference[1]
 
 
@@ -116,22 +116,26 @@ def pair_loss(margin: torch.Tensor, kind: str, smoothing: float) -> torch.Tensor
 
 class _SmoothedOptions(Section):
     loss: str
-    label_smoothing: Smoothing = Field(0.0, description="Assumed rate of swapped labels; loss sigmoid only")
+    label_smoothing: Smoothing = Field(0.0, description="Assumed rate of swapped labels (loss sigmoid only)")
 
     @model_validator(mode="after")
     def _only_sigmoid_is_smoothed(self) -> _SmoothedOptions:
         if self.label_smoothing > 0 and self.loss != "sigmoid":
-            raise ValueError(f"label_smoothing is defined for loss sigmoid, not for {self.loss}")
+            raise ValueError(f"label_smoothing needs loss sigmoid, not {self.loss}")
         return self
 
 
 class DpoOptions(_SmoothedOptions):
     """Options of `dpo`."""
 
-    beta: PositiveFloat = Field(0.1, description="Strength of the pull towards the reference model (IPO: its tau)")
-    loss: Literal["sigmoid", "hinge", "ipo"] = Field("sigmoid", description="Shape of the loss of a pair")
+    beta: PositiveFloat = Field(
+        0.1, description="KL penalty: how strongly the policy is kept near the reference model (IPO: tau)"
+    )
+    loss: Literal["sigmoid", "hinge", "ipo"] = Field("sigmoid", description="Loss function of a pair")
     reference: Literal["auto", "adapter", "cached"] = Field(
-        "auto", description="Reference: the model with its adapter switched off, or one scoring pass cached on disk"
+        "auto",
+        description="Reference model: the policy without its adapter, or log-probabilities precomputed and cached "
+        "on disk",
     )
 
 
@@ -150,8 +154,8 @@ class Dpo(PairObjective[DpoOptions]):
         options = self.options
         chosen, rejected = pairs.log_ratios()
         if options.loss == "ipo":
-            gap = chosen / pairs.chosen_tokens - rejected / pairs.rejected_tokens
-            losses = (gap - 1 / (2 * options.beta)) ** 2
+            lead = chosen / pairs.chosen_tokens - rejected / pairs.rejected_tokens
+            losses = (lead - 1 / (2 * options.beta)) ** 2
         else:
             losses = pair_loss(options.beta * (chosen - rejected), options.loss, options.label_smoothing)
         return Judged(losses, options.beta * chosen, options.beta * rejected)
@@ -162,7 +166,7 @@ class CpoOptions(_SmoothedOptions):
 
     beta: PositiveFloat = Field(0.1, description="Scale of the log-probability margin")
     alpha: NonNegativeFloat = Field(1.0, description="Weight of the chosen completion's likelihood")
-    loss: Literal["sigmoid", "hinge"] = Field("sigmoid", description="Shape of the loss of a pair")
+    loss: Literal["sigmoid", "hinge"] = Field("sigmoid", description="Loss function of a pair")
 
 
 class Cpo(PairObjective[CpoOptions]):
@@ -189,7 +193,7 @@ class SimPoOptions(Section):
     """Options of `simpo`. Defaults as in ms-swift (TRL: beta 0.1, gamma 0.5)."""
 
     beta: PositiveFloat = Field(2.0, description="Scale of the rewards, which are log-probabilities per token")
-    gamma: NonNegativeFloat = Field(1.0, description="Margin by which the chosen reward should lead")
+    gamma: NonNegativeFloat = Field(1.0, description="Target margin between the chosen and the rejected reward")
     alpha: NonNegativeFloat = Field(0.0, description="Weight of the chosen completion's likelihood (CPO-SimPO)")
 
 
@@ -211,7 +215,7 @@ class SimPo(PairObjective[SimPoOptions]):
 class OrpoOptions(Section):
     """Options of `orpo`."""
 
-    beta: NonNegativeFloat = Field(0.1, description="Weight of the odds ratio (lambda in the paper)")
+    beta: NonNegativeFloat = Field(0.1, description="Weight of the odds-ratio loss (lambda in the paper)")
 
 
 class Orpo(PairObjective[OrpoOptions]):

@@ -27,9 +27,12 @@ class ProcessRewardOptions(Section):
     """Options of `prm`."""
 
     step_separator: Annotated[str, Field(min_length=1)] = Field(
-        "\n", description="Text behind each step of an answer; what the model says of a step is said at its last token"
+        "\n",
+        description="Separator after each step of a completion; a step is scored at the last token of the separator",
     )
-    train_on_last_step_only: bool = Field(False, description="Learn the label of the last step of each answer alone")
+    train_on_last_step_only: bool = Field(
+        False, description="Train only on the label of the last step of each completion"
+    )
 
 
 class ProcessReward(BaseObjective[ProcessRewardOptions]):
@@ -61,10 +64,10 @@ class ProcessReward(BaseObjective[ProcessRewardOptions]):
         outputs = viewed(view.values, Need.VALUES)[marked]
         labels, counts = batch.token_values[STEP_LABELS][marked], batch.weights[marked]
         losses = binary_cross_entropy_with_logits(outputs, labels, reduction="none")
-        right, said = labels > 0.5, outputs.detach() > 0
+        right, predicted = labels > 0.5, outputs.detach() > 0
         scores = outputs.detach().sigmoid()
         metrics: dict[str, tuple[torch.Tensor, torch.Tensor | float]] = {
-            "step_accuracy": ((counts * (said == right)).sum(), counts.sum()),
+            "step_accuracy": ((counts * (predicted == right)).sum(), counts.sum()),
             "score_of_right_steps": ((counts * scores * right).sum(), (counts * right).sum()),
             "score_of_wrong_steps": ((counts * scores * ~right).sum(), (counts * ~right).sum()),
         }

@@ -29,15 +29,16 @@ class RerankerOptions(Section):
     """Options of `reranker`."""
 
     loss: Literal["pointwise", "listwise"] = Field(
-        "pointwise", description="pointwise: each document by itself; listwise: the right one among those of its query"
+        "pointwise",
+        description="pointwise: score each document by itself; listwise: pick the relevant one among those of a query",
     )
-    temperature: PositiveFloat = Field(1.0, description="Divisor of the scores in the loss listwise")
-    instruction: str | None = Field(None, description="What the query asks for, in front of it; a row may have its own")
+    temperature: PositiveFloat = Field(1.0, description="Temperature of the listwise loss (divisor of the scores)")
+    instruction: str | None = Field(None, description="Instruction in front of every query; a row may have its own")
     max_positives: PositiveInt | None = Field(
-        None, description="Documents of a row that answer its query and are learned from, the first ones (default: all)"
+        None, description="Relevant documents per row; the first N are used (default: all)"
     )
     max_negatives: PositiveInt | None = Field(
-        None, description="Documents of a row that don't, and are learned from, the first ones (default: all)"
+        None, description="Irrelevant documents per row; the first N are used (default: all)"
     )
 
 
@@ -46,10 +47,10 @@ class GenerativeRerankerOptions(RerankerOptions):
 
     instruction: str | None = Field(
         "Given a web search query, retrieve relevant passages that answer the query",
-        description="What the query asks for, in front of it; a row may have its own",
+        description="Instruction in front of every query; a row may have its own",
     )
-    positive_token: str = Field("yes", description="The token that says that a document answers the query")
-    negative_token: str = Field("no", description="The token that says that it doesn't")
+    positive_token: str = Field("yes", description="Token that means that a document is relevant")
+    negative_token: str = Field("no", description="Token that means that a document is irrelevant")
 
 
 @dataclass
@@ -71,13 +72,13 @@ class Groups:
         import torch
 
         sizes = batch.sample_segments.to(scores.device)
-        place = torch.arange(int(sizes.max()), device=scores.device)
-        exists = place < sizes[:, None]
+        index = torch.arange(int(sizes.max()), device=scores.device)
+        exists = index < sizes[:, None]
         counts = torch.zeros_like(exists).masked_scatter(exists, batch.segment_sum((batch.weights > 0).float()) > 0)
         return cls(
             scores.new_full(exists.shape, -torch.inf).masked_scatter(exists, scores),
             exists,
-            place < batch.values["positives"][:, None],
+            index < batch.values["positives"][:, None],
             counts.any(1),
         )
 
@@ -187,8 +188,8 @@ def _single_token(tokenizer: Any, key: str, text: str) -> int:
     if len(ids) == 1:
         return int(ids[0])
     raise ConfigError(
-        f"objective.{key} is {text!r}, which is {len(ids)} tokens of this model, and the score is read from one.",
-        hint=f"Name a text that is one token: --objective.{key} TEXT",
+        f"objective.{key} is {text!r}, which is {len(ids)} tokens for this model; it must be one token.",
+        hint=f"Pass a string that is one token: --objective.{key} TEXT",
     )
 
 

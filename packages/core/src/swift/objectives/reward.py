@@ -47,18 +47,18 @@ class RewardModel(PerSampleObjective[RewardModelOptions]):
         chosen, rejected = scores[0::2], scores[1::2]  # segments lie in the order chosen, rejected, chosen, ...
         counts = batch.segment_sum(batch.weights)
         active = ((counts[0::2] + counts[1::2]) > 0).float()
-        gap = chosen - rejected
+        lead = chosen - rejected
         margin = batch.values.get("margin")
         # Of a data set of which some rows have a margin, the others hold NaN.
-        losses = -log_sigmoid(gap if margin is None else gap - margin.nan_to_num(0.0))
+        losses = -log_sigmoid(lead if margin is None else lead - margin.nan_to_num(0.0))
         centering = self.options.center_rewards_coefficient
         if centering:
             losses = losses + centering * (chosen + rejected) ** 2
         values = {
             "rewards_chosen": chosen,
             "rewards_rejected": rejected,
-            "reward_margin": gap,
-            "reward_accuracy": (gap > 0).float(),
+            "reward_margin": lead,
+            "reward_accuracy": (lead > 0).float(),
         }
         metrics: dict[str, tuple[torch.Tensor, torch.Tensor | float]] = {
             name: ((value.detach() * active).sum(), active.sum()) for name, value in values.items()

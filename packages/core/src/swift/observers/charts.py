@@ -1,11 +1,11 @@
-"""Which charts a run's lines make: known ones first, then one for every other metric."""
+"""The charts of a run's logged lines: known metrics first, then one chart for every other metric."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SHARES, SPEED, Line
+from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SPEED, TIME_PARTS, Line
 from swift.observers.text import label
 
 KNOWN = {
@@ -21,8 +21,8 @@ KNOWN = {
 FROM_ZERO = {"learning_rate", "grad_norm", "tokens_per_second", MEMORY, "mfu"}
 """Amounts, whose axis starts at zero; the axis of the others frames the values."""
 
-SHARES_TITLE = "Where the time of a step goes"
-PARTS = (
+TIME_TITLE = "Time breakdown of a step"
+TIME_SERIES = (
     ("compute_fraction", "compute", "compute"),
     ("communication_fraction", "communication", "communication"),
     ("optimizer_fraction", "optimizer", "optimizer"),
@@ -30,8 +30,8 @@ PARTS = (
 )
 """Name, label and kind of the parts of a step's time."""
 
-NOT_DRAWN = {
-    *SHARES,
+NOT_CHARTED = {
+    *TIME_PARTS,
     "slowest_rank",
     "step",
     "epoch",
@@ -46,34 +46,34 @@ NOT_DRAWN = {
 
 
 def charts_of(lines: list[Line], peak: float | None = None) -> list[dict[str, Any]]:
-    """Titles and series for the page's script: training and evaluation of one metric share a chart.
+    """Return titles and series for the page's script: training and evaluation of one metric share a chart.
 
-    A metric that is missing throughout has none, nor has GPU memory on a CPU. `peak` is the learning rate that the axis
-    reaches, whether or not a line was logged at it.
+    Metrics without values have no chart, nor has GPU memory on a CPU. `peak` is the learning rate that the axis
+    reaches, whether or not a line was logged there.
     """
-    drawn = dict.fromkeys(name for line in lines for name, value in line.items() if _is_number(value))
+    present = dict.fromkeys(name for line in lines for name, value in line.items() if _is_number(value))
     if not any(line.get(MEMORY) for line in lines):
-        drawn.pop(MEMORY, None)
-    metrics = dict.fromkeys(name.removeprefix(EVAL_PREFIX) for name in drawn if name not in NOT_DRAWN)
+        present.pop(MEMORY, None)
+    metrics = dict.fromkeys(name.removeprefix(EVAL_PREFIX) for name in present if name not in NOT_CHARTED)
     ordered = [name for name in KNOWN if name in metrics] + [name for name in metrics if name not in KNOWN]
     charts = []
     for metric in ordered:
         series = []
-        if metric in drawn:
+        if metric in present:
             series.append({"name": metric, "label": "train", "kind": "train"})
-        if EVAL_PREFIX + metric in drawn:
+        if EVAL_PREFIX + metric in present:
             series.append({"name": EVAL_PREFIX + metric, "label": "evaluation", "kind": "evaluation"})
         title = KNOWN.get(metric, label(metric))
         charts.append({"title": title, "metric": metric, "from_zero": metric in FROM_ZERO, "series": series})
         if metric == "learning_rate" and peak is not None:
             charts[-1]["reaches"] = peak
-    return charts + _shares_chart(drawn)
+    return charts + _time_chart(present)
 
 
-def _shares_chart(drawn: Collection[str]) -> list[dict[str, Any]]:
-    """Return the chart of the parts of a step's time, one on the other, where they were measured."""
-    series = [{"name": name, "label": label, "kind": kind} for name, label, kind in PARTS if name in drawn]
-    return [{"title": SHARES_TITLE, "metric": "shares", "stacked": True, "series": series}] if series else []
+def _time_chart(present: Collection[str]) -> list[dict[str, Any]]:
+    """Return the stacked chart of the parts of a step's time, where they were measured."""
+    series = [{"name": name, "label": label, "kind": kind} for name, label, kind in TIME_SERIES if name in present]
+    return [{"title": TIME_TITLE, "metric": "time_breakdown", "stacked": True, "series": series}] if series else []
 
 
 def _is_number(value: object) -> bool:

@@ -1,6 +1,6 @@
-"""The terminal: what the run is, how far it has come, and what to type next.
+"""Terminal output of a run: a header, one line per logged step, and the commands to run next.
 
-Every logged step is a line that stays. On a terminal a progress bar with the newest figures moves below these lines.
+On a terminal, a progress bar with the latest values moves below these lines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import RankFacts, Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
 from swift.observers.facts import next_commands, setup_facts, unusable_samples
-from swift.observers.lines import MEMORY, SHARES, Line, Meter, evaluation_of
+from swift.observers.lines import MEMORY, TIME_PARTS, Line, Meter, evaluation_of
 from swift.observers.text import count, duration, figure, label, plural
 from swift.terminal import can_redraw, shows_work, work_at_hand
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 FRAMES_PER_SECOND = 4
 
 SHOWN = ("token_acc", "reward_accuracy", "reward_margin", "kl", "reward", "completion_length")
-"""Metrics that the lines show, of those that an objective has; all of them are in `logging.jsonl` and the report."""
+"""The objective's metrics that are printed; `logging.jsonl` and the report have all of them."""
 
 
 class ConsoleObserver:
-    """Header, progress, evaluations, checkpoints and a last word."""
+    """Prints the header, progress, evaluations, checkpoints and the summary."""
 
     def __init__(self) -> None:
         self._bar: _Bar | None = None
@@ -46,7 +46,7 @@ class ConsoleObserver:
             run.say(f"  {label(name):<{width}}  {value}")
         self._meter = Meter(run.config.logging.steps)
         if run.config.train.compile:
-            run.say("torch.compile compiles the model in the first step, which may take minutes.")
+            run.say("torch.compile compiles the model during the first step. This may take minutes.")
         if can_redraw(sys.stdout):
             self._bar = _Bar(run.total_steps, compiles=run.config.train.compile)
 
@@ -57,14 +57,14 @@ class ConsoleObserver:
             self._bar.advance(record, line)
         if line is not None:
             run.say(step_text(line))
-        if line is not None and (spent := shares_text(line)):
-            run.say(f"  {spent}")
+        if line is not None and (breakdown := time_text(line)):
+            run.say(f"  {breakdown}")
         self._name_slowest(run, record)
         if line is not None and record.evaluation is not None:
             run.say(f"  evaluation at step {record.step}: {metrics_text(evaluation_of(line))}")
 
     def _name_slowest(self, run: Run, record: StepRecord) -> None:
-        """Say once which process holds the others up."""
+        """Report each process that slows down the others once."""
         slow = record.slowest
         if slow is not None and slow.rank != self._slowest:
             run.say(f"  {slowest_text(slow, record.ranks)}")
@@ -82,7 +82,7 @@ class ConsoleObserver:
             self._bar = None
         if (line := self._meter.rest()) is not None:
             run.say(step_text(line))
-        for text in summary_texts(run, summary):
+        for text in summary_lines(run, summary):
             run.say(text)
 
 
@@ -92,21 +92,21 @@ def step_text(line: Line) -> str:
     return "  ".join([f"step {line['global_step/max_steps']}", *_figures(line), remaining])
 
 
-def shares_text(line: Line) -> str:
+def time_text(line: Line) -> str:
     """`time: computing 71 %, communication 20 %, waiting for data 1 %, optimizer 8 %`, where it was measured."""
-    if line.get(SHARES[0]) is None:
+    if line.get(TIME_PARTS[0]) is None:
         return ""
-    words = dict(zip(SHARES, ("computing", "communication", "waiting for data", "optimizer"), strict=True))
-    parts = [f"{word} {line[name]:.0%}" for name, word in words.items() if line[name] or name != SHARES[1]]
+    labels = dict(zip(TIME_PARTS, ("computing", "communication", "waiting for data", "optimizer"), strict=True))
+    parts = [f"{label} {line[name]:.0%}" for name, label in labels.items() if line[name] or name != TIME_PARTS[1]]
     return f"time: {', '.join(parts)}"
 
 
 def slowest_text(slow: RankFacts, ranks: Sequence[RankFacts]) -> str:
-    """`process 3 on node-b holds the others up: its own part of a step takes 0.41s, the median process's 0.30s`."""
+    """`process 3 on node-b slows down the others: its step takes 0.41s without communication (median: 0.3s)`."""
     own = median_low([each.own_seconds or 0.0 for each in ranks])
     return (
-        f"process {slow.rank} on {slow.host} holds the others up: without communication its step takes "
-        f"{figure(slow.own_seconds)}s, the median process's {figure(own)}s"
+        f"process {slow.rank} on {slow.host} slows down the others: its step takes {figure(slow.own_seconds)}s "
+        f"without communication (median: {figure(own)}s)"
     )
 
 
@@ -115,20 +115,20 @@ def metrics_text(metrics: Mapping[str, Any]) -> str:
     return "  ".join(f"{name.replace('_', ' ')} {figure(value)}" for name, value in metrics.items())
 
 
-def summary_texts(run: Run, summary: RunSummary) -> list[str]:
+def summary_lines(run: Run, summary: RunSummary) -> list[str]:
     """Return the last lines of a run."""
     speed = f", {count(summary.tokens / summary.seconds)} tokens/s" if summary.seconds else ""
-    texts = [
+    lines = [
         f"{label(summary.status)} after {plural(summary.steps, 'step')} and {count(summary.tokens)} tokens"
         f" in {duration(summary.seconds)}{speed}."
     ]
     left_out = unusable_samples(run)
     if left_out:
         reasons = ", ".join(f"{each.reason} {each.count:,}" for each in left_out)
-        texts.append(f"Unusable samples: {sum(each.count for each in left_out):,} ({reasons}).")
+        lines.append(f"Unusable samples: {sum(each.count for each in left_out):,} ({reasons}).")
     if (run.folder / "report.html").exists():
-        texts.append(f"Curves: {run.folder / 'report.html'}")
-    return texts + [f"{purpose}: {command}" for purpose, command in next_commands(run, summary)]
+        lines.append(f"Curves: {run.folder / 'report.html'}")
+    return lines + [f"{purpose}: {command}" for purpose, command in next_commands(run, summary)]
 
 
 def _figures(line: Line) -> list[str]:
@@ -144,7 +144,7 @@ def _figures(line: Line) -> list[str]:
 
 
 class _Bar:
-    """A bar with the time to go, and the newest figures under it."""
+    """A progress bar with the remaining time, and the latest values below it."""
 
     def __init__(self, total_steps: int, *, compiles: bool) -> None:
         from rich.console import Console
@@ -177,7 +177,7 @@ class _Bar:
         self._open.enter_context(self._live)
 
     def advance(self, record: StepRecord, line: Line | None) -> None:
-        """Move the bar and show the step's own loss; speeds are those of the newest logged line."""
+        """Move the bar and show the step's loss, with the speed of the latest logged line."""
         self._line = line or self._line
         result = record.result
         newest = {"loss": result.loss, "grad_norm": result.grad_norm, "learning_rate": result.learning_rate}
@@ -185,7 +185,7 @@ class _Bar:
         self._progress.update(self._task, completed=record.step)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._open.close()
 
     def _render(self) -> Any:

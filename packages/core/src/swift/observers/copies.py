@@ -1,4 +1,4 @@
-"""Copies of checkpoints and of the run's files behind a URL, made while the training goes on."""
+"""Copies of checkpoints and of the run's files to a URL, made during training."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from swift.hookspecs import hookimpl
 from swift.remote.queue import CopyQueue, hold
 
 WAITING = ".copies"
-"""Where checkpoints wait in the run's folder until they are copied, by further names of the same files."""
+"""The folder in the run's folder with hard links to checkpoints that wait to be copied."""
 
 
 class CopiesObserver:
-    """Copies to `checkpoint.copy_to`: each checkpoint once it is whole, with the files beside it, one after the other.
+    """Copies each complete checkpoint and the run's files to `checkpoint.copy_to`, one after the other.
 
-    Checkpoints that the run removes are removed there with the next copy. Of those that wait meanwhile, only the newest
-    is copied.
+    Checkpoints that the run removes are removed there with the next copy. Of those that wait, only the newest is
+    copied.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class CopiesObserver:
 
     @hookimpl
     def swift_run_start(self, run: Run) -> None:
-        """Begin with the checkpoint that the run goes on from, unless it is there already."""
+        """Begin with the checkpoint that the run resumes from, unless it is there already."""
         shutil.rmtree(run.folder / WAITING, ignore_errors=True)
         self._queue = CopyQueue(
             copy_url(run.config, run.folder),
@@ -57,7 +57,8 @@ class CopiesObserver:
         if self._queue.busy:
             run.say(f"Waiting for copies to {self._queue.url}")
         self._queue.finish()
-        run.say(f"{'Copied' if self._queue.complete else 'Not all of it was copied'} to {self._queue.url}")
+        done = "Copied the run to" if self._queue.complete else "Could not copy all of the run to"
+        run.say(f"{done} {self._queue.url}")
         shutil.rmtree(run.folder / WAITING, ignore_errors=True)
 
     def _add(self, run: Run, folder: Path) -> None:
@@ -72,5 +73,5 @@ class CopiesObserver:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    """Return the files of a run beside its checkpoints."""
+    """Return the files of a run, without its checkpoints."""
     return sorted(each for each in folder.iterdir() if each.is_file() and not each.name.startswith("."))

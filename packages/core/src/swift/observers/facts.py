@@ -1,4 +1,4 @@
-"""Facts that observers show besides steps: how the run is set up, which samples were rejected, what to type next."""
+"""Facts that observers show besides steps: the run's setup, rejected samples and the commands to run next."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class UnusableSamples:
     reason: str
     count: int
     first: str = ""
-    """Where the first of them stands, and what is wrong with it."""
+    """The position of the first of them, and what is wrong with it."""
 
 
 def unusable_samples(run: Run) -> list[UnusableSamples]:
@@ -31,7 +31,7 @@ def unusable_samples(run: Run) -> list[UnusableSamples]:
 
 
 def setup_facts(run: Run) -> dict[str, str]:
-    """Describe the run in a few words, for a header: what is trained, on what, how and where, then every fact."""
+    """Return the header of a run by name: model, data, batch, backend and so on, then plugins' facts."""
     facts, data, model = run.facts, run.facts.data, run.model_facts
     sentences = {
         "model": run.config.model.path or "",
@@ -87,7 +87,7 @@ def rows_per_step(run: Run) -> str:
 
 
 def length(run: Run) -> str:
-    """`3 epochs, 90 steps`, or `90 steps` where these were asked for."""
+    """`3 epochs, 90 steps`, or `90 steps` where `train.max_steps` is set."""
     train = run.config.train
     steps = plural(run.total_steps, "step")
     if train.max_steps is not None:
@@ -117,44 +117,44 @@ def _sentence(decision: Decision | None) -> str:
 def backend_and_layout(run: Run) -> str:
     """`fsdp, 4 processes (dp_shard 2, tp 2)`."""
     size = run.world.size
-    words = f"{run.config.backend.name}, {size} process{'es' if size > 1 else ''}"
+    text = f"{run.config.backend.name}, {size} process{'es' if size > 1 else ''}"
     layout = run.topology.layout
     parts = [f"{name} {ways}" for name, ways in layout.items() if ways > 1]
-    return f"{words} ({', '.join(parts)})" if parts else words
+    return f"{text} ({', '.join(parts)})" if parts else text
 
 
 def next_commands(run: Run, summary: RunSummary) -> list[tuple[str, str]]:
-    """Return (purpose, command) pairs that make sense now; none where no checkpoint was saved."""
+    """Return the commands to run next as (purpose, command); none without a checkpoint."""
     best = summary.best_checkpoint or summary.last_checkpoint
     if summary.last_checkpoint is None or best is None:
         return []
     if summary.status == "completed":
         out = run.folder / "export"
         task = run.config.model.task
-        ask = ("Talk to it", _command("swift", "chat", best))
+        use = ("Chat", _command("swift", "chat", best))
         if task != CAUSAL_LM:
-            ask = (f"Ask it for {returns(task)}", _command("swift", "infer", best, "--dataset", "FILE"))
+            use = (f"Predict {returns(task)}", _command("swift", "infer", best, "--dataset", "FILE"))
         return [
-            ask,
-            ("Export it", _command("swift", "export", best, "--to", "hf", "--out", out)),
+            use,
+            ("Export", _command("swift", "export", best, "--to", "hf", "--out", out)),
         ]
     on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(run.world.size)
-    words = resume_words(
+    argv = resume_argv(
         run.folder,
         summary.last_checkpoint,
         processes=run.world.size if on_one_machine else 1,
         optimizer_state=run.config.checkpoint.optimizer_state,
     )
-    return [("Resume", _command("swift", *words))]
+    return [("Resume", _command("swift", *argv))]
 
 
-def resume_words(folder: Path, checkpoint: Path, *, processes: int = 1, optimizer_state: bool = True) -> list[str]:
-    """Return what is typed after `swift` to go on with a run from a checkpoint, on so many processes."""
-    words = ["train", "--config", str(folder / "config.yaml"), "--resume_from_checkpoint", str(checkpoint)]
+def resume_argv(folder: Path, checkpoint: Path, *, processes: int = 1, optimizer_state: bool = True) -> list[str]:
+    """Return the arguments of `swift` that resume a run from a checkpoint."""
+    argv = ["train", "--config", str(folder / "config.yaml"), "--resume_from_checkpoint", str(checkpoint)]
     if not optimizer_state:
-        words += ["--resume_only_model", "true"]  # its weights are all that there is to go on from
-    return [*words, *(["--nproc", str(processes)] if processes > 1 else [])]
+        argv += ["--resume_only_model", "true"]  # the checkpoint holds nothing but weights
+    return [*argv, *(["--nproc", str(processes)] if processes > 1 else [])]
 
 
-def _command(*words: object) -> str:
-    return shlex.join(str(word) for word in words)
+def _command(*argv: object) -> str:
+    return shlex.join(str(argument) for argument in argv)

@@ -20,8 +20,8 @@ FILE_NAME = "logging.jsonl"
 class JsonlObserver:
     """Appends to the run's `logging.jsonl`.
 
-    A resumed run goes on in the same file: lines of steps that are made again are dropped first, and so are the
-    summary of the earlier session and a line that a crash left half written. A step is never there twice.
+    A resumed run appends to the same file, after dropping the lines of steps that it repeats, the earlier summary and
+    a line that a crash left incomplete. No step is there twice.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,8 @@ class JsonlObserver:
                 _append(path, line)
         except OSError as error:
             raise TrainingError(
-                f"Cannot write {path} at step {record.step}: {error.strerror}.", hint="Make room for it, then resume."
+                f"Cannot write {path} at step {record.step}: {error.strerror}.",
+                hint="Free disk space or fix the permissions, then resume the run.",
             ) from error
 
     @hookimpl
@@ -57,8 +58,8 @@ class JsonlObserver:
                 _append(path, line)
             _append(path, _summary_line(run, summary))
         except OSError as error:
-            # The run is over, and the other observers have yet to tell how.
-            run.say(f"Cannot write the end of {path}: {error.strerror}.")
+            # The run is over, and the other observers still have to report it.
+            run.say(f"Cannot write the summary to {path}: {error.strerror}.")
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -97,7 +98,7 @@ def _append(path: Path, line: dict[str, Any]) -> None:
 
 
 def _add_to_last(path: Path, line: Line) -> None:
-    """Append a line, or add it to the last one where that is of the same step: a resumed run's."""
+    """Append a line, or merge it into the last one where both are of the same step, as in a resumed run."""
     lines = read_lines(path) if path.exists() else []
     if not lines or lines[-1]["step"] != line["step"]:
         _append(path, line)

@@ -1,7 +1,7 @@
-"""Logged lines: what the console, `logging.jsonl`, TensorBoard and the report say of a step.
+"""Logged lines: what the console, `logging.jsonl`, TensorBoard and the report show of a step.
 
 A line is a flat dictionary. Loss, gradient norm, learning rate and metrics are those of the line's own step,
-unrounded; speeds and shares are averages since the line before. A value that is not finite is None.
+unrounded; speeds and fractions are averages since the previous line. Values that are not finite become None.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MEMORY = "memory(GiB)"
 SPEED = "train_speed(s/it)"
 EVAL_PREFIX = "eval_"
 RANKS = "ranks"
-SHARES = ("compute_fraction", "communication_fraction", "data_fraction", "optimizer_fraction")
-"""Of a step, on lines since whose line before one was measured (`logging.time_breakdown`); their sum is 1."""
+TIME_PARTS = ("compute_fraction", "communication_fraction", "data_fraction", "optimizer_fraction")
+"""Parts of a step's time, which sum to 1; on lines after a measured step (`logging.time_breakdown`)."""
 
 
 class Meter:
-    """Turns step records into lines, for the steps that are to be logged.
+    """Turns the records of steps that are to be logged into lines.
 
-    Logged are the first step that it sees, every `every`-th, the last, and each that was evaluated.
-    `mfu` turns tokens per second into a share of the hardware's peak, or None where that is not known.
+    These are the first step that it sees, every `every`-th, the last, and each that was evaluated.
+    `mfu` turns tokens per second into a fraction of the hardware's peak, or None where that is not known.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Meter:
         return {name: _finite(value) for name, value in line.items()}
 
     def _times(self, record: StepRecord) -> Line:
-        """Seconds since this process began to train, and seconds to go at the pace so far."""
+        """Return the seconds since this process began to train, and the seconds left at the pace so far."""
         elapsed = self._clock() - self._started
         steps_made = record.step - (self._logged.first or record.step) + 1
         remaining = elapsed / steps_made * (record.total_steps - record.step)
@@ -117,11 +117,11 @@ def _averages(records: list[StepRecord]) -> Line:
 
 
 def _measured(records: list[StepRecord]) -> Line:
-    """Where the time of steps went, and what each process measured, as far as records tell."""
+    """Return the time breakdown and what each process measured, where records have them."""
     line: Line = {}
-    shares = next((record.shares for record in reversed(records) if record.shares is not None), None)
-    if shares is not None:
-        line |= {f"{name}_fraction": part for name, part in shares.fractions.items()}
+    times = next((record.time_breakdown for record in reversed(records) if record.time_breakdown is not None), None)
+    if times is not None:
+        line |= {f"{name}_fraction": part for name, part in times.fractions.items()}
     ranks = next((record.ranks for record in reversed(records) if record.ranks), ())
     if ranks:
         line[RANKS] = [_row(each) for each in ranks]

@@ -1,4 +1,4 @@
-"""`report.html`: one file with the run's curves and facts that opens in any browser, without a network."""
+"""`report.html`: the run's curves and facts in one file, for any browser, without a network."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _DATA_BLOCK = re.compile(r'<script type="application/json" id="run-data">(.*?)</
 class ReportObserver:
     """Writes the report when the run starts, at every evaluation and checkpoint, and when it ends.
 
-    A resumed run goes on with the curves that the report in its folder holds. A report that cannot be written does not
-    stop the run: that is said once.
+    A resumed run continues the curves of the report in its folder. If the report cannot be written, the run goes on
+    and the user is warned once.
     """
 
     def __init__(self) -> None:
@@ -86,14 +86,14 @@ class ReportObserver:
             replace_file(run.folder / FILE_NAME, page)
         except OSError as error:
             if not self._failed:
-                run.say(f"Cannot write {run.folder / FILE_NAME}: {error.strerror}. Training continues without it.")
+                run.say(f"Cannot write {run.folder / FILE_NAME}: {error.strerror}. Training continues.")
             self._failed = True
 
 
 def render_report(
     run: Run, config: str, lines: list[Line], checkpoints: list[dict[str, Any]], summary: RunSummary | None = None
 ) -> str:
-    """Return the whole page, with all settings as text. Without a summary the run is said to be running."""
+    """Return the whole page, with all settings as text. Without a summary, the status is `running`."""
     last = lines[-1] if lines else {}
     data = {
         "columns": _columns(lines),
@@ -149,7 +149,7 @@ def key_figures(lines: list[Line], total_steps: int, summary: RunSummary | None)
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Return the logged lines and checkpoints that a report holds; empty where it is not one of ours."""
+    """Return the logged lines and checkpoints in a report; both are empty where swift did not write the file."""
     found = _DATA_BLOCK.search(path.read_text(encoding="utf-8"))
     data = json.loads(found[1]) if found else {"columns": {}, "checkpoints": []}
     columns: Mapping[str, list[Any]] = data["columns"]
@@ -159,7 +159,7 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def _columns(lines: list[Line]) -> dict[str, list[Any]]:
-    """Column by column, None where a line lacks the name: a tenth of the size of the lines themselves."""
+    """Return columns, with None where a line lacks the name: a tenth of the size of rows."""
     names = dict.fromkeys(name for line in lines for name in line if name != RANKS)
     return {name: [line.get(name) for line in lines] for name in names}
 
@@ -191,7 +191,7 @@ def _marked(summary: RunSummary) -> list[tuple[Path | None, str]]:
 
 
 def _pages(folder: Path) -> list[str]:
-    """Return the pages that others have written into folders of the run, as links from the report."""
+    """Return the pages that plugins have written into folders of the run, as links from the report."""
     return sorted(page.relative_to(folder).as_posix() for page in folder.glob("*/*.html"))
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoardObserver:
-    """Writes `train/...` and `eval/...` scalars; without the tensorboard package it says so once and does nothing."""
+    """Writes `train/...` and `eval/...` scalars; without the tensorboard package it prints a note and does nothing."""
 
     def __init__(self) -> None:
         self._installed = find_spec("tensorboard") is not None
@@ -26,16 +26,16 @@ class TensorBoardObserver:
     def swift_run_start(self, run: Run) -> None:
         self._meter = Meter(run.config.logging.steps, mfu=mfu_of(run))
         if not self._installed:
-            run.say('TensorBoard is not installed (pip install "swift-core[tensorboard]"); curves are in report.html.')
+            run.say('TensorBoard is not installed (pip install "swift-core[tensorboard]"). Curves are in report.html.')
 
     @hookimpl
     def swift_step_end(self, run: Run, record: StepRecord) -> None:
         if not self._installed or not run.folder.is_dir():
-            return  # a thread of TensorBoard's, which nobody hears, would write into a folder that is gone
+            return  # a thread of TensorBoard would raise, unnoticed, on writing into a folder that is gone
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            # A resumed run makes some steps again: what an earlier session wrote of them is not to be shown.
+            # A resumed run repeats some steps: what an earlier session wrote of them must not be shown.
             self._writer = SummaryWriter(str(run.folder / "runs"), purge_step=record.step)
         line = self._meter.take(record)
         if line is not None:

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers, durations and names formatted for people."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def figure(value: object) -> str:
 
 def label(name: str) -> str:
     """Return a field's name as a heading: `trainable_weights` becomes `Trainable weights`."""
-    words = name.replace("_", " ")
-    return words[:1].upper() + words[1:]
+    spaced = name.replace("_", " ")
+    return spaced[:1].upper() + spaced[1:]
 
 
 def plural(number: int, noun: str) -> str:

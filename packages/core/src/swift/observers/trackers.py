@@ -1,7 +1,7 @@
-"""Experiment trackers: Weights & Biases, SwanLab, MLflow, Trackio and Aim get the logged lines of a run.
+"""Observers that send logged lines to Weights & Biases, SwanLab, MLflow, Trackio and Aim (`--report_to wandb`).
 
-Each is an observer that users name: `--report_to wandb`. Where a tracker keeps what it gets, and whether it asks a
-server, is decided by its own environment variables and configuration (`WANDB_MODE=offline`, `MLFLOW_TRACKING_URI`).
+Each tracker's own environment variables and configuration decide where it stores runs and whether it contacts a
+server (`WANDB_MODE=offline`, `MLFLOW_TRACKING_URI`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from swift.observers.mfu import mfu_of
 from swift.observers.scalars import scalars_of
 
 IDS = "trackers.json"
-"""File in the run's folder: tracker → its id of the run, so that a resumed run is the same one there."""
+"""The file in the run's folder that maps trackers to their ids of the run, for a resumed run."""
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The facts of a run that a tracker gets when it begins."""
+    """The facts of a run that a tracker receives when it begins."""
 
     name: str
     project: str | None
@@ -39,7 +39,7 @@ class TrackedRun:
     config: Mapping[str, Any]
     """The configuration by dotted keys."""
     id: str | None
-    """What the tracker called this run in an earlier session."""
+    """The tracker's id of this run from an earlier session."""
 
     def project_or(self, variable: str) -> str:
         """Return the project: the user's flag, the tracker's environment variable, or 'swift'."""
@@ -47,16 +47,16 @@ class TrackedRun:
 
 
 class Tracker(ABC):
-    """Base of the observers: what a step is, and when there is a line, is the same for all."""
+    """Base class of the observers of trackers."""
 
     package: ClassVar[str]
-    """What is imported. It may be absent: importing this module does not need it."""
+    """The package to import when a run begins; importing this module does not need it."""
     extra: ClassVar[str]
-    """The extra of swift-core that installs it, which is also the name that users type."""
+    """The extra of swift-core that installs it, which is also the observer's name."""
 
     @abstractmethod
     def begin(self, run: TrackedRun) -> str:
-        """Open the run in the tracker, or the one of that id again; returns its id."""
+        """Open the run in the tracker, or reopen the one with its id; return the id."""
 
     @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -64,7 +64,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def end(self, completed: bool) -> None:
-        """Close the run; it failed or was stopped unless it `completed`."""
+        """Close the run, as failed unless it `completed`."""
 
     @hookimpl(wrapper=True)
     def swift_check_layout(self) -> Generator[None, Any, Any]:
@@ -105,7 +105,7 @@ class Tracker(ABC):
 
 
 class WandbObserver(Tracker):
-    """Logs to Weights & Biases. Its files are in the run's folder unless `WANDB_DIR` says otherwise."""
+    """Logs to Weights & Biases. Its files are in the run's folder unless `WANDB_DIR` is set."""
 
     package = extra = "wandb"
 
@@ -130,7 +130,7 @@ class WandbObserver(Tracker):
 
 
 class SwanLabObserver(Tracker):
-    """Logs to SwanLab. Its files are in the run's folder unless `SWANLAB_LOG_DIR` says otherwise."""
+    """Logs to SwanLab. Its files are in the run's folder unless `SWANLAB_LOG_DIR` is set."""
 
     package = extra = "swanlab"
 
@@ -158,7 +158,7 @@ class SwanLabObserver(Tracker):
 
 
 class MlflowObserver(Tracker):
-    """Logs to MLflow, at its tracking address."""
+    """Logs to the tracking URI of MLflow."""
 
     package = extra = "mlflow"
 

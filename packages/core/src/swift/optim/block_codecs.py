@@ -24,7 +24,7 @@ _BLOCKS = 64 * 1024
 class Moments:
     """Codes and scales of one moment."""
 
-    codes: torch.Tensor
+    quantized: torch.Tensor
     scales: torch.Tensor
 
 
@@ -63,33 +63,33 @@ class BlockCodec:
     def zeros(self, elements: int, *, signed: bool, device: torch.device) -> Moments:
         """Return what `encode` makes of as many zeros, which are a multiple of the block, with nothing in fp32."""
         one = self.encode(torch.zeros(self.block, device=device), signed=signed)
-        return Moments(one.codes.repeat(elements // self.block), one.scales.repeat(elements // self.block))
+        return Moments(one.quantized.repeat(elements // self.block), one.scales.repeat(elements // self.block))
 
     def encode(self, values: torch.Tensor, *, signed: bool) -> Moments:
         """Return the codes of a tensor whose size is a multiple of the block."""
         blocks = torch.split(values.reshape(-1, self.block), _BLOCKS)
         parts = [self._encode(part, signed=signed) for part in blocks]
-        return Moments(torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts]))
+        return Moments(torch.cat([part.quantized for part in parts]), torch.cat([part.scales for part in parts]))
 
     def _encode(self, blocks: torch.Tensor, *, signed: bool) -> Moments:
         levels = self.levels(signed, blocks.device)
         scales = blocks.abs().amax(dim=1)
         fractions = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
-        codes = torch.bucketize(fractions, (levels[1:] + levels[:-1]) / 2)
-        return Moments(self.packed(codes.to(torch.uint8).view(-1)), scales)
+        quantized = torch.bucketize(fractions, (levels[1:] + levels[:-1]) / 2)
+        return Moments(self.packed(quantized.to(torch.uint8).view(-1)), scales)
 
     def decode(self, moments: Moments, *, signed: bool) -> torch.Tensor:
         """Return the numbers in fp32, flat."""
-        values = self.levels(signed, moments.codes.device)[self.unpacked(moments.codes).int()]
+        values = self.levels(signed, moments.quantized.device)[self.unpacked(moments.quantized).int()]
         return (values.view(-1, self.block) * moments.scales.unsqueeze(1)).view(-1)
 
-    def packed(self, codes: torch.Tensor) -> torch.Tensor:
+    def packed(self, quantized: torch.Tensor) -> torch.Tensor:
         """Return codes as they are kept."""
-        return codes
+        return quantized
 
-    def unpacked(self, codes: torch.Tensor) -> torch.Tensor:
+    def unpacked(self, quantized: torch.Tensor) -> torch.Tensor:
         """Return a code for each element."""
-        return codes
+        return quantized
 
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, first: Moments, second: Moments, hyper: AdamStep
@@ -105,7 +105,7 @@ class BlockCodec:
         adam(weight, mean.view_as(weight), square.view_as(weight), hyper)
         for kept, values, signed in ((first, mean, True), (second, square, False)):
             again = self.encode(values, signed=signed)
-            kept.codes.copy_(again.codes)
+            kept.quantized.copy_(again.quantized)
             kept.scales.copy_(again.scales)
 
 
@@ -122,13 +122,13 @@ class FourBits(BlockCodec):
         """Return 16 values; those of second moments have no 0, by which an update would be divided."""
         return torch.tensor(self._SIGNED, device=device) if signed else torch.linspace(0, 1, 17, device=device)[1:]
 
-    def packed(self, codes: torch.Tensor) -> torch.Tensor:
+    def packed(self, quantized: torch.Tensor) -> torch.Tensor:
         """Return two codes a byte."""
-        return (codes[::2] << 4) | codes[1::2]
+        return (quantized[::2] << 4) | quantized[1::2]
 
-    def unpacked(self, codes: torch.Tensor) -> torch.Tensor:
+    def unpacked(self, quantized: torch.Tensor) -> torch.Tensor:
         """Return one code a byte."""
-        return torch.stack([codes >> 4, codes & 15], dim=1).view(-1)
+        return torch.stack([quantized >> 4, quantized & 15], dim=1).view(-1)
 
 
 class EightBits(BlockCodec):
@@ -149,7 +149,7 @@ class EightBits(BlockCodec):
             from swift.kernels.adam_8bit import update
 
             levels = _dynamic_levels(True, weight.device), _dynamic_levels(False, weight.device)
-            moments = first.codes, first.scales, second.codes, second.scales
+            moments = first.quantized, first.scales, second.quantized, second.scales
             update(weights, gradients, moments, levels, betas=hyper.betas, eps=hyper.eps, factors=hyper.factors)
             return
         gradients = hyper.scaled(gradients)
@@ -161,8 +161,8 @@ class EightBits(BlockCodec):
                 "adam",
                 gradients[elements],
                 weights[elements],
-                first.codes[elements],
-                second.codes[elements],
+                first.quantized[elements],
+                second.quantized[elements],
                 *hyper.betas,
                 0.0,
                 0.0,

@@ -62,7 +62,7 @@ class _Part:
 
 
 @dataclass
-class MatrixOwners:
+class MatrixSharding:
     """Who updates which matrix. Made once, on every process that has parts of these parameters."""
 
     placements: Sequence[Placement]

@@ -17,7 +17,7 @@ _KEYS = frozenset({"k_proj", "wk", "key"})
 """What modules that make queries and keys are called."""
 
 
-def place(
+def add_placements(
     groups: Sequence[dict[str, Any]],
     model: torch.nn.Module,
     *,

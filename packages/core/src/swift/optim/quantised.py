@@ -1,6 +1,6 @@
-"""AdamW whose moments are kept in few bits, and which resumes anywhere, as plain AdamW too.
+"""AdamW with low-bit moments, and which resumes anywhere, as plain AdamW too.
 
-Whether a weight is kept in few bits is decided by the whole weight: where its rows are cut into whole blocks. Blocks of
+The whole weight decides whether its moments are low-bit: where its rows are cut into whole blocks. Blocks of
 a part are then those of the whole, so that every layout computes the same numbers. A checkpoint has AdamW's own
 moments, in fp32.
 """
@@ -22,7 +22,7 @@ _MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
 
 
 class QuantisedAdamW(torch.optim.Optimizer):
-    """AdamW with moments in few bits; of vectors, and of rows that are no whole blocks, in fp32."""
+    """AdamW with low-bit moments; of vectors, and of rows that are no whole blocks, in fp32."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ def _in_low_bit(placement: Placement, block: int) -> bool:
     columns = placement.region[-1]
     if columns.start % block or columns.stop % block:
         raise ConfigError(
-            f"Moments in few bits have a scale for {block} elements of a row, and the layout cuts rows of "
-            f"{placement.name} inside of them (elements {columns.start} to {columns.stop} are here).",
-            hint="Use --optim.name adamw, or less tensor parallelism.",
+            f"Low-bit moments have one scale per {block} elements of a row, but the layout splits rows of "
+            f"{placement.name} within such a block (this rank has elements {columns.start} to {columns.stop}).",
+            hint="Type --optim.name adamw, or reduce --parallel.tp.",
         )
     return True

@@ -23,15 +23,16 @@ def kept(
         slot = slots.get(name)
         if slot is None:
             raise CheckpointError(
-                f"The optimizer keeps {name!r} for a weight, which is not among its slots ({', '.join(slots)}): a "
+                f"The optimizer keeps {name!r} for a weight but declares only the slots {', '.join(slots)}, so the "
                 "checkpoint would lack it.",
                 hint="Add it to the slots of the optimizer's plugin.",
             )
         held = value if torch.is_tensor(value) else torch.as_tensor(value, dtype=getattr(torch, slot.dtype))
         if slot.shape == "like" and held.shape != parameter.shape:
             raise CheckpointError(
-                f"The optimizer declares its slot {name!r} as like the weight, and keeps a tensor of the shape "
-                f"{tuple(held.shape)} for one of the shape {tuple(parameter.shape)}.",
+                f"The optimizer declares that its slot {name!r} has the shape of the weight, "
+                f"{tuple(parameter.shape)}, but "
+                f"keeps a tensor of shape {tuple(held.shape)}.",
                 hint="Declare the slot with shape='own' in the optimizer's plugin.",
             )
         yield slot, held

@@ -1,1 +1,1 @@
-"""Files and folders behind URLs, in any file system that fsspec opens: brought to this machine, and put there."""
+"""Files and folders behind URLs of any file system that fsspec opens: fetched to this machine, and uploaded."""

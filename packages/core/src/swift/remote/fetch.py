@@ -1,4 +1,4 @@
-"""Copies on this machine of what lies behind URLs, made once, and again when it changes."""
+"""Local copies of the contents of URLs, made once, and again when the contents change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import xxhash
 
 from swift.errors import SwiftError
-from swift.remote.apart import apart
+from swift.remote.forked import forked
 from swift.remote.urls import check_protocol, open_url, unreachable
 from swift.untrusted import shown
 
@@ -22,19 +22,19 @@ LOCK = ".fetch.lock"
 
 
 def fetch(url: str, cache: Path, *, error: type[SwiftError], last: str = "", hint: str = "") -> Path:
-    """Return the local copy of a file or folder, which is made anew when what the URL names has changed.
+    """Return the local copy of a file or folder, which is renewed when the contents of the URL have changed.
 
-    `last` is the file of a folder that is copied after all others, and `hint` what to type where `cache` has no room.
+    `last` is the file of a folder that is copied after all others, and `hint` the hint where `cache` is full.
     """
-    check_protocol(url, error=error, hint="Copy it to this machine, and name the file or folder.")
+    check_protocol(url, error=error, hint="Copy it to this machine and pass the local path.")
     work = partial(_copied, error=error, last=last, hint=hint)
-    return Path(apart(work, url, cache, error=error))
+    return Path(forked(work, url, cache, error=error))
 
 
 def fetch_into(url: str, folder: Path, *, error: type[SwiftError], last: str = "") -> Path:
-    """Return the folder, which what lies behind the URL is copied to unless it is there; it is whole, or is not."""
-    check_protocol(url, error=error, hint="Copy it to this machine, and name the folder.")
-    return Path(apart(partial(_copied_into, error=error, last=last), url, folder, error=error))
+    """Copy the contents of a URL to a folder unless it exists, all or nothing; return the folder."""
+    check_protocol(url, error=error, hint="Copy it to this machine and pass the local path.")
+    return Path(forked(partial(_copied_into, error=error, last=last), url, folder, error=error))
 
 
 def _copied(url: str, cache: Path, *, error: type[SwiftError], last: str, hint: str) -> str:
@@ -69,14 +69,14 @@ def _copied_into(url: str, folder: Path, *, error: type[SwiftError], last: str) 
 
 
 def _found(url: str, *, error: type[SwiftError], last: str) -> tuple[Any, str, list[tuple[str, dict[str, Any]]]]:
-    """Return the file system of a URL, the path in it, and the files that lie there."""
+    """Return the file system of a URL, the path in it, and the files there."""
     system, path = open_url(url, error=error)
     try:
         return system, path, _files(system, path, url, error=error, last=last)
     except SwiftError:
         raise
     except FileNotFoundError:
-        raise error(f"There is nothing at '{shown(url)}'.", hint="Look for a spelling mistake in the URL.") from None
+        raise error(f"'{shown(url)}' does not exist.", hint="Check the URL for spelling mistakes.") from None
     except Exception as problem:
         raise unreachable(url, problem, error=error) from None
 
@@ -87,7 +87,7 @@ def _reason(problem: OSError) -> str:
 
 
 def _files(system: Any, path: str, url: str, *, error: type[SwiftError], last: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the files of a folder by their names in it, an index last; a file by itself has the empty name."""
+    """Return the files of a folder by their names in it, with `last` at the end; a single file has the empty name."""
     about = system.info(path)
     if about["type"] == "file":
         return [("", about)]
@@ -96,7 +96,7 @@ def _files(system: Any, path: str, url: str, *, error: type[SwiftError], last: s
     for full, each in sorted(system.find(path, detail=True).items()):
         name = PurePosixPath(str(full).strip("/")).relative_to(base)
         if ".." in name.parts:
-            raise error(f"'{shown(url)}' holds a file whose name leads out of it: '{shown(full)}'.")
+            raise error(f"'{shown(url)}' contains a file outside of it: '{shown(full)}'.")
         found.append((str(name), each))
     if not found:
         raise FileNotFoundError(url)
@@ -104,14 +104,14 @@ def _files(system: Any, path: str, url: str, *, error: type[SwiftError], last: s
 
 
 def _state(system: Any, about: dict[str, Any]) -> str:
-    """Return what changes when a file does, as far as its file system says."""
+    """Return the metadata of a file that changes with it, where its file system has some."""
     kept = ("size", "ETag", "etag", "md5Hash", "blob_id", "mtime", "created", "LastModified", "last_modified")
     return str([(key, str(about[key])) for key in kept if key in about])
 
 
 @contextmanager
 def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
-    """Let one process of this machine copy at a time."""
+    """Lock a folder against other processes of this machine."""
     import fcntl
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def _copy(system: Any, files: list[tuple[str, dict[str, Any]]], made: Path) -> N
             target.parent.mkdir(parents=True, exist_ok=True)
             system.get_file(about["name"], str(target))
             if target.stat().st_size != about["size"]:
-                raise OSError(0, f"{about['name']} came in part only")
+                raise OSError(0, f"{about['name']} is incomplete: {target.stat().st_size} of {about['size']} bytes")
         (temporary / made.name).rename(made)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Folders of this machine, put behind a URL: what says that one is whole is written last, and goes first.
+"""Uploads of folders to a URL: the files that make a folder complete are written last, and removed first.
 
-As a program it does what standard input asks for, so that a run needs no thread of a file system in its own process:
-`python -m swift.remote.put` reads one line of JSON, and prints what went wrong in one line. When standard input is
-closed, whoever asked is gone, and the program ends.
+A run uploads in another process, to have no threads of file systems in its own: `python -m swift.remote.put` reads one
+line of JSON from standard input, and prints errors in one line. It ends when standard input is closed, as then the
+parent process is gone.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import ExportError, SwiftError
-from swift.remote.apart import apart
+from swift.remote.forked import forked
 from swift.remote.urls import LOCAL, check_protocol, open_url, protocol_of, unreachable
 
 MANIFEST = "manifest.json"
-"""What a checkpoint says of itself, its files' hashes included: no two have the same."""
-WHOLE = ("model.safetensors.index.json", "adapter_config.json", "config.json", MANIFEST)
-"""Files without which nothing loads a folder, in the order in which they are written after all others."""
+"""The manifest of a checkpoint. It has the hashes of its files, so that no two checkpoints have the same."""
+COMPLETE = ("model.safetensors.index.json", "adapter_config.json", "config.json", MANIFEST)
+"""Files that loading a folder needs, in the order in which they are written after all others."""
 
 
 def put(folder: Path, url: str, *, error: type[SwiftError] = ExportError) -> None:
-    """Copy a folder to a URL. Whoever looks there meanwhile finds no whole one."""
-    check_protocol(url, error=error, hint="Name a folder in a file system that fsspec knows: s3://BUCKET/FOLDER")
-    apart(partial(_put, error=error), url, folder, error=error)
+    """Copy a folder to a URL. Until it is complete, other programs cannot load it."""
+    check_protocol(url, error=error, hint="Pass a URL such as s3://BUCKET/FOLDER.")
+    forked(partial(_put, error=error), url, folder, error=error)
 
 
 def put_now(folder: Path, url: str, *, error: type[SwiftError] = ExportError) -> None:
-    """Do as `put` does, in this process; a checkpoint that is there already stays as it is."""
+    """Copy a folder to a URL in this process, unless it is a checkpoint that is there already."""
     if not _has_manifest(url, folder, error=error):
         _put(url, folder, error=error)
 
 
 def put_files(files: Sequence[Path], url: str, *, error: type[SwiftError] = ExportError) -> None:
-    """Copy single files to a folder behind a URL, in this process; those that are gone by now are left out."""
+    """Copy the files that still exist to a folder behind a URL, in this process."""
     system, base = open_url(url, error=error)
     try:
         _make_room(url, system, base)
@@ -51,7 +51,7 @@ def put_files(files: Sequence[Path], url: str, *, error: type[SwiftError] = Expo
 
 
 def remove(url: str, *, error: type[SwiftError] = ExportError) -> None:
-    """Remove a folder behind a URL, in this process: what says that it is whole first."""
+    """Remove a folder behind a URL, in this process; the files that make it complete go first."""
     system, base = open_url(url, error=error)
     try:
         _unmark(system, base)
@@ -64,7 +64,7 @@ def remove(url: str, *, error: type[SwiftError] = ExportError) -> None:
 def _put(url: str, folder: Path, *, error: type[SwiftError]) -> str:
     system, base = open_url(url, error=error)
     names = sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file())
-    names.sort(key=lambda name: WHOLE.index(name) if name in WHOLE else -1)
+    names.sort(key=lambda name: COMPLETE.index(name) if name in COMPLETE else -1)
     try:
         _unmark(system, base)
         for name in names:
@@ -74,14 +74,14 @@ def _put(url: str, folder: Path, *, error: type[SwiftError]) -> str:
             system.invalidate_cache()
             size = system.info(target)["size"]
             if size != (folder / name).stat().st_size:
-                raise OSError(f"{target} arrived in part only, {size} bytes")
+                raise OSError(f"{target} is incomplete: {size} of {(folder / name).stat().st_size} bytes")
     except Exception as problem:
         raise unreachable(url, problem, error=error, command="written") from None
     return url
 
 
 def _has_manifest(url: str, folder: Path, *, error: type[SwiftError]) -> bool:
-    """Return whether what lies there has the same manifest, which is written last."""
+    """Return whether the copy there has the same manifest, which is written last."""
     if not (folder / MANIFEST).is_file():
         return False
     system, base = open_url(url, error=error)
@@ -94,26 +94,26 @@ def _has_manifest(url: str, folder: Path, *, error: type[SwiftError]) -> bool:
 
 
 def _make_room(url: str, system: Any, folder: str) -> None:
-    """Make a folder, where there is such a thing: in a bucket there is none."""
+    """Create a folder in file systems that have folders, unlike buckets."""
     if protocol_of(url) == LOCAL:
         system.makedirs(folder, exist_ok=True)
 
 
 def _unmark(system: Any, base: str) -> None:
-    """Remove the files that say that a folder is whole."""
-    for name in reversed(WHOLE):
+    """Remove the files that make a folder complete."""
+    for name in reversed(COMPLETE):
         if system.exists(f"{base.rstrip('/')}/{name}"):
             system.rm_file(f"{base.rstrip('/')}/{name}")
 
 
 def main() -> int:
-    """Do the task on standard input: `{"folder": ..., "to": ..., "gone": [...], "files": [...], "beside": ...}`."""
+    """Do the task on standard input: `{"folder": ..., "to": ..., "gone": [...], "files": [...], "files_to": ...}`."""
     task = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_the_other, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         if task["folder"] is not None:
             put_now(Path(task["folder"]), task["to"])
-        put_files([Path(each) for each in task["files"]], task["beside"])
+        put_files([Path(each) for each in task["files"]], task["files_to"])
         for url in task["gone"]:
             remove(url)
     except SwiftError as error:
@@ -122,8 +122,8 @@ def main() -> int:
     return 0
 
 
-def _end_with_the_other() -> None:
-    """End this process when the one that holds the other end of standard input has."""
+def _end_with_parent() -> None:
+    """End this process when the parent, which holds the other end of standard input, has ended."""
     sys.stdin.read()
     os._exit(1)
 

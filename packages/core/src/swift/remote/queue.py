@@ -1,7 +1,7 @@
-"""Folders that wait to be copied to a URL, one after the other, while this process does something else.
+"""A queue of folders to copy to a URL, one after the other, in the background.
 
-Each copy is made by a process of its own (`swift.remote.put`), without a thread in this one: file systems of fsspec
-leave threads behind, next to which processes cannot be forked safely.
+Each copy is made by another process (`swift.remote.put`): file systems of fsspec leave threads behind, and a process
+with threads cannot fork safely.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from swift.terminal import Say
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A folder that is to be copied."""
+    """A folder in the queue."""
 
     name: str
-    """Of the folder; empty for one that is not there, where only the files beside are copied."""
+    """The folder's name; empty where only the run's files are copied."""
     held: Path | None = None
-    """Where its files are kept until then."""
+    """The folder with hard links to its files until it is copied."""
 
 
 @dataclass
@@ -39,13 +39,13 @@ class _Running:
 
 
 class CopyQueue:
-    """Copies folders below a URL, with the files beside them, and removes there what is no longer wanted.
+    """Copies folders and the files next to them below a URL, and removes folders there that are no longer wanted.
 
-    A copy that fails is said aloud, and tried anew with the next one and at the end, as long as it is wanted.
+    A failed copy is reported, and tried again with the next one and at the end, as long as it is wanted.
     """
 
     def __init__(self, url: str, *, wanted: Callable[[], set[str]], files: Callable[[], list[Path]], say: Say) -> None:
-        """Copy below `url`. `wanted` returns the folders that should be there, `files` what is copied beside them."""
+        """Copy below `url`. `wanted` returns the folders that should be there, `files` the files next to them."""
         self.url = url
         self._wanted = wanted
         self._files = files
@@ -58,7 +58,7 @@ class CopyQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether a copy is being made, or waits for it."""
+        """Whether a copy is being made or waits."""
         return self._running is not None or bool(self._waiting)
 
     @property
@@ -67,20 +67,20 @@ class CopyQueue:
         return not self.busy and not self._failed
 
     def add(self, folder: Path, held: Path) -> None:
-        """Have a folder copied, whose files are kept in `held` until then; before it, what could not be before."""
+        """Queue a folder whose files are kept in `held`, after those that failed before."""
         self._waiting = [*self._failed, *self._waiting, Waiting(folder.name, held)]
         self._failed = []
         self.go_on()
 
     def go_on(self) -> None:
-        """Look whether the copy that is being made has ended, and begin the next one if so."""
+        """Begin the next copy if the current one has ended."""
         if self._running is not None and self._running.process.poll() is not None:
             self._end()
         while self._running is None and self._waiting:
             self._begin(self._waiting.pop(0))
 
     def finish(self) -> None:
-        """Wait for all copies, try those that failed once more, and copy the files beside as they are at the end."""
+        """Wait for all copies, retry those that failed, and copy the final state of the run's files."""
         self._drain()
         self._waiting, self._failed = [*self._failed, Waiting("")], []
         self._drain()
@@ -101,11 +101,11 @@ class CopyQueue:
             "folder": None if what.held is None else str(what.held),
             "to": f"{self.url}/{what.name}",
             "files": [str(each) for each in self._files()],
-            "beside": self.url,
+            "files_to": self.url,
             "gone": [f"{self.url}/{each}" for each in sorted(gone)],
         }
         errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when the process has ended
-        # In a session of its own: Ctrl-C of the terminal is the run's, which has a last checkpoint copied after it.
+        # In a session of its own: Ctrl-C stops the run, which then copies its last checkpoint.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "swift.remote.put"],
             stdin=subprocess.PIPE,
@@ -118,9 +118,9 @@ class CopyQueue:
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(task) + "\n")
-            process.stdin.flush()  # and left open: its end is how the other process learns that this one is gone
+            process.stdin.flush()  # and left open: when it closes, the other process knows that this one is gone
         except BrokenPipeError:
-            pass  # it has ended, and says why
+            pass  # the process has ended and reported why
 
     def _end(self) -> None:
         assert self._running is not None
@@ -136,7 +136,7 @@ class CopyQueue:
             self._there = (self._there | ({name} if name else set())) - running.gone
             _drop(running.what)
             return
-        reason = (lines or [f"its process ended with {code}"])[-1]
+        reason = (lines or [f"its process ended with exit code {code}"])[-1]
         self._say(f"{name} was not copied: {reason}" if name else f"The run's files were not copied: {reason}")
         if name and name in self._wanted():
             self._failed.append(running.what)
@@ -144,21 +144,21 @@ class CopyQueue:
             _drop(running.what)
 
 
-def hold(folder: Path, place: Path) -> Path:
-    """Return a folder with the same files, which stays when the first one is removed.
+def hold(folder: Path, target: Path) -> Path:
+    """Hard-link a folder's files into `target`, which stays when `folder` is removed; return it.
 
-    Where a file system has no second names for files, the files are copied.
+    In file systems without hard links, the files are copied.
     """
 
-    def second_name(source: str, target: str) -> None:
+    def link(source: str, target: str) -> None:
         try:
             os.link(source, target)
         except OSError:
             shutil.copy2(source, target)
 
-    shutil.rmtree(place, ignore_errors=True)
-    made: Any = shutil.copytree(folder, place, copy_function=second_name)
-    return Path(made)
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(folder, target, copy_function=link)
+    return target
 
 
 def _drop(what: Waiting) -> None:

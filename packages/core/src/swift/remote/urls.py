@@ -1,4 +1,4 @@
-"""URLs of file systems: which are known, what they need, and how they are opened."""
+"""URLs of file systems: the known protocols, the packages that they need, and how they are opened."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from swift.untrusted import shown
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub", "az": "adlfs", "abfs": "adlfs"}
 """Protocols of URLs, and the packages that fsspec needs for them."""
 LOCAL = "file"
-"""The protocol of folders on this machine, such as those that a network file system brings."""
+"""The protocol of folders on this machine, mounted network file systems included."""
 IN_PROCESS = "memory"
-"""The protocol of what only this process has."""
+"""The protocol of files in this process's memory."""
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)", re.DOTALL)
 
 
@@ -23,7 +23,7 @@ def is_remote(name: str) -> bool:
 
 
 def protocol_of(url: str) -> str:
-    """Return the protocol of a URL; the empty text where it is none."""
+    """Return the protocol of a URL; the empty string for other names."""
     match = _URL.fullmatch(url)
     return "" if match is None else match[1]
 
@@ -32,10 +32,10 @@ def check_protocol(url: str, *, error: type[SwiftError], hint: str) -> None:
     """Refuse a URL of a protocol that is not known."""
     protocol = protocol_of(url)
     if not protocol:
-        raise error(f"'{shown(url)}' is no URL. A folder on this machine has one too: file:///FOLDER", hint=hint)
+        raise error(f"'{shown(url)}' is not a URL. For a folder on this machine, pass file:///FOLDER.", hint=hint)
     if protocol not in (*PROTOCOLS, LOCAL, IN_PROCESS):
         known = ", ".join(f"{each}://" for each in (*PROTOCOLS, LOCAL))
-        raise error(f"'{shown(url)}' cannot be opened: {protocol}:// is not among {known}.", hint=hint)
+        raise error(f"Unknown protocol {protocol}:// in '{shown(url)}'. Known protocols: {known}.", hint=hint)
 
 
 def open_url(url: str, *, error: type[SwiftError]) -> tuple[Any, str]:
@@ -46,7 +46,7 @@ def open_url(url: str, *, error: type[SwiftError]) -> tuple[Any, str]:
         system, path = url_to_fs(url)
     except ImportError:
         package = PROTOCOLS[protocol_of(url)]
-        raise error(f"'{shown(url)}' needs the package {package}.", hint=f"pip install {package}") from None
+        raise error(f"'{shown(url)}' needs the package {package}.", hint=f"Run: pip install {package}") from None
     except Exception as problem:  # every file system raises what it likes
         raise unreachable(url, problem, error=error) from None
     return system, str(path)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.models.config_file import read_config
-from swift.models.pair_template import stored_answers
+from swift.models.pair_template import stored_tokens
 from swift.terminal import waiting
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def yes_no_question(location: WeightsLocation, folder: Path, *, say: Callable[[s
         tokenizer = open_source(section, say=say).tokenizer
         reranker = GenerativeReranker(options_of(location.objective))
         text = pair_template_of(reranker, tokenizer, location.system)
-        stored = None if location.objective else stored_answers(read_config(folder))
+        stored = None if location.objective else stored_tokens(read_config(folder))
         return YesNoQuestion(_cached(text), stored or yes_no_tokens(reranker, tokenizer))
 
 

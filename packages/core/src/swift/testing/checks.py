@@ -52,7 +52,7 @@ class Checks:
         plain = BY_NAME["clipped"]
         if check == "all_processes_end_alike":
             self.trials.announce(layout, (layout, "poisoned"), lambda: self._poisoned(layout))
-        elif check == "shares":
+        elif check == "time_breakdown":
             self.trials.announce(self._shared_layout, (self._shared_layout, "measured"), self._measured)
         elif check == "two_roles" and self.trials.capabilities.roles > 1:
             self.trials.announce_both(plain, layout, AFTER_RESUME)
@@ -272,22 +272,23 @@ class Checks:
         sample = _sample_of_step(case, self.trials.model(case), POISONED_STEP)
         return partial(self.trials.trial(case, layout, "poisoned").poisoned, POISONED_STEP, sample)
 
-    def shares(self) -> None:
+    def time_breakdown(self) -> None:
         """Check that what a step's time goes into is measured: a slow part of it is the one that grows."""
         layout = self._shared_layout
         key = (layout, "measured")
         everyone = succeeded(self.trials.results(layout, {key: self._measured()})[key])
         for rank, records in enumerate(everyone):
             for record in records:
-                at = f"shares under {layout}, process {rank}, step {record.step}"
-                assert record.shares is not None, f"{at}: not measured"
-                assert record.shares == everyone[0][record.step - 1].shares, f"{at}: others than on process 0"
-                shares, slow = record.shares, SLOW_AT.get(record.step)
-                parts = shares.communication + shares.data + shares.optimizer
-                assert parts <= 1.001 * shares.seconds, f"{at}: parts of {parts:.3f} s, of {shares.seconds:.3f} s"
-                near(f"{at}: sum of the parts", sum(shares.fractions.values()), 1.0, 1e-6)
+                at = f"time breakdown under {layout}, process {rank}, step {record.step}"
+                assert record.time_breakdown is not None, f"{at}: not measured"
+                first = everyone[0][record.step - 1].time_breakdown
+                assert record.time_breakdown == first, f"{at}: differs from process 0"
+                times, slow = record.time_breakdown, SLOW_AT.get(record.step)
+                parts = times.communication + times.data + times.optimizer
+                assert parts <= 1.001 * times.seconds, f"{at}: parts of {parts:.3f} s, of {times.seconds:.3f} s"
+                near(f"{at}: sum of the parts", sum(times.fractions.values()), 1.0, 1e-6)
                 if slow in ("data", "optimizer"):
-                    _slept(f"{at}: {slow}", getattr(shares, slow))
+                    _slept(f"{at}: {slow}", getattr(times, slow))
                 elif slow == "late":
                     _slept(f"{at}: own time of process {LATE_RANK}", record.ranks[LATE_RANK].own_seconds)
                     waited = max(each.communication_seconds or 0.0 for each in record.ranks if each.rank != LATE_RANK)

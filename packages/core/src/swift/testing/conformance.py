@@ -131,8 +131,8 @@ class BackendConformance:
     def test_all_processes_end_alike(self, checks: Checks, layout: Layout) -> None:
         checks.all_processes_end_alike(layout)
 
-    def test_shares(self, checks: Checks) -> None:
-        checks.shares()
+    def test_time_breakdown(self, checks: Checks) -> None:
+        checks.time_breakdown()
 
     def test_resume(self, checks: Checks, layout: Layout, resumed: Case) -> None:
         checks.resume(resumed, layout)

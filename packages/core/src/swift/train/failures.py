@@ -77,7 +77,7 @@ def not_finite(job: Job, step: int, failure: NonFiniteStep, last: Path | None) -
     samples = sorted({sample for samples in job.comms.gather(failure.sample_ids) for sample in samples})
     if samples:
         data = job.data.train
-        sources = [data.place(sample) if data is not None else str(sample) for sample in samples]
+        sources = [data.location(sample) if data is not None else str(sample) for sample in samples]
         shown = ", ".join(sources[:8]) + (" ..." if len(sources) > 8 else "")
         where = f"The loss of these samples is not finite: {shown}."
     else:

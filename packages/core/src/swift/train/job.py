@@ -117,7 +117,7 @@ class Job:
         """Return what reads images, naming rows of the data set that is being read."""
         part = self.data.train if training else self.data.validation
         reader = self.run.media_reader
-        return reader.naming(part.place) if isinstance(reader, ProcessorReader) and part is not None else reader
+        return reader.naming(part.location) if isinstance(reader, ProcessorReader) and part is not None else reader
 
     def validation_batches(self) -> Iterator[Batch] | None:
         """Return the validation set in order, or None when there is none."""

@@ -43,7 +43,7 @@ class Turns:
     def of(cls, run: Run, model: torch.nn.Module) -> Turns | None:
         """Return the turns of the run's tuner, if its weights take any; nobody has one before the first `take`."""
         tuner = tuner_of(run.config.tuner)
-        if not tuner.takes_turns:
+        if not tuner.rotates_layers:
             return None
         turns = cls(tuner, model, run.config.train.seed)
         turns._compare(run)

@@ -376,7 +376,7 @@ def report_data(run: Run, data: PreparedData) -> None:
     for line in data.report.lines():
         run.say(line)
     rejected = {
-        reason: RejectedSamples(each.count, f"{each.place}: {each.detail}")
+        reason: RejectedSamples(each.count, f"{each.location}: {each.detail}")
         for reason, each in data.report.rejected.items()
     }
     held_out = validation = 0

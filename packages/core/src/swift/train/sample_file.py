@@ -44,7 +44,7 @@ def write_samples(job: Job) -> None:
 def left_out(report: DataReport) -> list[dict[str, Any]]:
     """Return why samples were left out: how many, where the first stands and what is wrong with it."""
     return [
-        {"reason": reason, "count": each.count, "first": f"{each.place}: {each.detail}"}
+        {"reason": reason, "count": each.count, "first": f"{each.location}: {each.detail}"}
         for reason, each in report.rejected.items()
     ]
 
@@ -63,7 +63,7 @@ def _samples(job: Job, data: PreparedData) -> list[dict[str, Any]]:
         segments = preview_segments(job.source.tokenizer, encoded, encoding)
         chosen.append(
             {
-                "place": data.train.place(encoded.sample_id),
+                "place": data.train.location(encoded.sample_id),
                 "segments": [_segment(each) for each in segments],
                 "values": dict(encoded.values),
             }

@@ -155,7 +155,7 @@ class StepMeter:
         self._adapt(rows)
         return replace(
             record,
-            shares=_mean_times(rows),
+            time_breakdown=_mean_times(rows),
             ranks=sorted(facts, key=_longest)[:MOST_ROWS] if len(facts) > MOST_ROWS else facts,
             slowest=slowest,
         )

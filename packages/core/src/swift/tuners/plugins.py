@@ -55,12 +55,12 @@ class Lora:
 
     def needs(self, options: LoraOptions) -> frozenset[str]:
         """Return what is next to the matrices: magnitudes under DoRA, biases of the model, factors of weights."""
-        beside = {
+        extra = {
             Trains.DORA: options.dora,
             Trains.WEIGHTS: options.bias != "none",
             Trains.START: options.init in (*STARTED, *FROM_DATA),
         }
-        return frozenset({Trains.LORA, *(need for need, present in beside.items() if present)})
+        return frozenset({Trains.LORA, *(need for need, present in extra.items() if present)})
 
     def attach(self, model: torch.nn.Module, options: LoraOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model with adapters: those of a folder, or new ones."""

@@ -42,11 +42,9 @@ class SelectedTuner:
             if not isinstance(tuned, torch.nn.Module):
                 raise wrong(self.entry, "attach", "the model", tuned)
             if not any(parameter.requires_grad for parameter in tuned.parameters()):
-                raise wrong(
-                    self.entry, "attach", "a model in which something is trained", words="one that is all frozen"
-                )
+                raise wrong(self.entry, "attach", "a model with trainable parameters", words="one that is all frozen")
             if self.adapter != hasattr(tuned, "peft_config"):
-                what = "a model of PEFT, since it trains an adapter" if self.adapter else "a model without adapters"
+                what = "a PEFT model, since the tuner trains an adapter" if self.adapter else "a model without adapters"
                 raise wrong(self.entry, "attach", what, tuned)
             return tuned
 
@@ -61,21 +59,21 @@ class SelectedTuner:
         return cast("torch.Tensor | None", came)
 
     @property
-    def takes_turns(self) -> bool:
-        """Return whether the weights take turns."""
+    def rotates_layers(self) -> bool:
+        """Return whether the tuner rotates the layers that are trained."""
         with failing(self.entry, "needs"):
             return Trains.TURNS in self.tuner.needs(self.options)
 
     def trained(self, names: Sequence[str], step: int, seed: int) -> Collection[str]:
-        """Return which of the weights have their turn at a step."""
+        """Return which weights a step trains."""
         with failing(self.entry, "trained"):
             due: Any = self.tuner.trained(names, step, self.options, seed)  # type: ignore[attr-defined]  # of those whose weights take turns
             if not isinstance(due, Collection) or not due or not set(due) <= set(names):
-                raise self.wrong("trained", "some of the names that it was given", due)
+                raise self.wrong("trained", "some of the names that were passed to it", due)
         return cast("Collection[str]", due)
 
     def wrong(self, method: str, expected: str, came: object) -> PluginError:
-        """Return the error for an answer of the tuner that is none."""
+        """Return the error for an invalid return value of the tuner."""
         return wrong(self.entry, method, expected, came)
 
     def lr_scale(self, name: str) -> float:
@@ -83,7 +81,7 @@ class SelectedTuner:
         with failing(self.entry, "lr_scale"):
             came: object = self.tuner.lr_scale(name, self.options)
             if not is_finite(came) or cast(float, came) < 0:
-                raise self.wrong("lr_scale", "a finite number that is not negative", came)
+                raise self.wrong("lr_scale", "a finite number ≥ 0", came)
         return cast(float, came)
 
 

@@ -60,7 +60,7 @@ class Prompts:
             token_ids=np.asarray(sample.segments[0].input_ids),
             messages=[dict(message) for message in read.conversation.messages],
             columns=dict(read.extras),
-            source=self._data.corpus.place(row),
+            source=self._data.corpus.location(row),
             tools=list(read.conversation.tools),
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swift.errors import SwiftError, UsageError
-from swift.forms import resume_words
+from swift.forms import resume_argv
 from swift.runs import CONFIG_FILE, holder_of
 from swift_ui.acting.jobs import JobBook, StartedCommand, end_process
 from swift_ui.looking.view import arguments, configuration
@@ -64,7 +64,7 @@ def stop_run(folder: Path, jobs: JobBook, *, now: bool) -> None:
 
 def _resume(folder: Path, checkpoints: tuple[Path, ...]) -> tuple[str, ...]:
     return tuple(
-        resume_words(folder, checkpoints[0], processes=_processes(folder), optimizer_state=_has_optimizer_state(folder))
+        resume_argv(folder, checkpoints[0], processes=_processes(folder), optimizer_state=_has_optimizer_state(folder))
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from pydantic_core import from_json
 
-from swift.runs import LOGGING_FILE, MEMORY, NOT_DRAWN, SHARES, Line, charts_of
+from swift.runs import LOGGING_FILE, MEMORY, NOT_CHARTED, TIME_PARTS, Line, charts_of
 from swift.untrusted import open_regular
 from swift_ui.looking.missing import NotThere, file_in
 
@@ -30,7 +30,7 @@ GLANCES, _A_GLANCE = 600, 4096
 _LAST_STEP = 1 << 53
 """From there on not every step is a number of its own for a page."""
 _MISSING = math.nan
-_ONLY_NEWEST = NOT_DRAWN - {*SHARES}
+_ONLY_NEWEST = NOT_CHARTED - {*TIME_PARTS}
 """Numbers and texts of a line of which no curve is drawn."""
 
 

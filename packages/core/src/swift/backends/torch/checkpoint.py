@@ -85,9 +85,9 @@ def _slot_view(slot: Slot, value: torch.Tensor, piece: Piece, pieces: list[Piece
     if slot.shape == "scalar" or len(pieces) == 1:
         return value
     raise CheckpointError(
-        f"The optimizer keeps a state of shape {tuple(value.shape)} for fused experts ({piece.name}), which cannot be "
+        f"The optimizer state of the fused experts ({piece.name}) has shape {tuple(value.shape)}, which cannot be "
         "stored per expert.",
-        hint="Use --optim.name adamw with this model.",
+        hint="Type --optim.name adamw.",
     )
 
 

@@ -13,16 +13,18 @@ from swift.config.sections import Section
 class TorchConfig(Section):
     """Options of the built-in backend."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
-    bucket_mb: PositiveFloat = Field(25.0, description="Gradients are added up across processes in pieces this large")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Device to train on; auto: a GPU if there is one"
+    )
+    bucket_mb: PositiveFloat = Field(25.0, description="Bucket size of the gradient all-reduce between processes")
     cpu_threads: Threads | None = Field(
-        None, description="Threads per process on the CPU; default: the cores divided by the processes here"
+        None, description="CPU threads per process; default: the cores divided by the processes on this machine"
     )
     fp8: Literal["none", "e4m3", "hybrid"] = Field(
         "none",
-        description="Matrix products of blocks in FP8, by torchao on GPUs that have it; with hybrid, gradients are in "
-        "e5m2. Weights, optimizer and checkpoints stay as they are",
+        description="Multiply matrices of the transformer blocks in FP8 with torchao; hybrid: gradients in "
+        "e5m2. Weights, optimizer and checkpoints keep their precision",
     )
     fp8_emulated: bool = Field(
-        False, description="Round as FP8 does, and multiply in higher precision: its numbers on any device, slowly"
+        False, description="Emulate FP8 on any device (slow): round as FP8 does, multiply in higher precision"
     )

@@ -18,5 +18,5 @@ def check_run(run: Run) -> None:
     if replicas not in (None, run.world.size):
         raise UnsupportedLayout(
             f"parallel.dp_replicate is {replicas}, but {run.world.size} processes were started.",
-            hint=f"Leave it out, or start with --nproc {replicas}.",
+            hint=f"Remove it, or start with --nproc {replicas}.",
         )

@@ -16,7 +16,7 @@ from swift.models.build import decoder_blocks
 from swift.models.parts import rates_of_parts, reaches_trained, trains_on_images
 from swift.models.step_copies import use_copies
 from swift.optim.build import build_optimizer, parameter_groups
-from swift.optim.placements import place
+from swift.optim.placements import add_placements
 from swift.optim.selected import slots_of
 from swift.train.layer_rotation import Turns
 from swift.train.steps import Arithmetic
@@ -90,7 +90,7 @@ def _optimizer(run: Run, view: ViewModule, device: torch.device) -> torch.optim.
     groups = parameter_groups(
         view.model.named_parameters(), config.optim, config.tuner, rates=rates_of_parts(config, view.model)
     )
-    place(groups, view.model)
+    add_placements(groups, view.model)
     return build_optimizer(groups, config.optim, config.learning_rate, device)
 
 

@@ -6,11 +6,11 @@ from swift.data.conversation import Conversation, Unusable, raw_text
 from swift.data.conversation_tokens import ConversationEncoder
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.encodings.chat import ChatEncoding
+from swift.data.encodings.kto import KtoEncoding
 from swift.data.encodings.preference import PreferenceEncoding
 from swift.data.encodings.text import TextEncoding
-from swift.data.encodings.unpaired import UnpairedEncoding
 from swift.data.formats import RowReader, Sample
-from swift.data.texts import Steps
+from swift.data.text import Steps
 from swift.errors import ConfigError
 
 __all__ = [
@@ -20,20 +20,20 @@ __all__ = [
     "ConversationEncoder",
     "EncodedRow",
     "Encoding",
+    "KtoEncoding",
     "PreferenceEncoding",
     "ReadRow",
     "RowReader",
     "Sample",
     "Steps",
     "TextEncoding",
-    "UnpairedEncoding",
     "Unusable",
     "encoding_of",
     "raw_text",
 ]
 
 BY_NAME: dict[str, Encoding] = {
-    each.name: each for each in (TextEncoding(), ChatEncoding(), PreferenceEncoding(), UnpairedEncoding())
+    each.name: each for each in (TextEncoding(), ChatEncoding(), PreferenceEncoding(), KtoEncoding())
 }
 """Core's own encodings, which an objective may name."""
 

@@ -15,7 +15,7 @@ from swift.data.formats import UNDERSTOOD, UNKNOWN_FORMAT, RowReader, Sample
 from swift.data.images import COLUMNS
 from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.data.sources.rows import RowData
-from swift.data.texts import Steps
+from swift.data.text import Steps
 from swift.errors import DataError, PluginError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class ReadRow(NamedTuple):
     """A row that was read, and what else encoding it may take."""
 
     sample: Sample
-    place: str
+    location: str
     """Where the row stands, for messages: `train.jsonl:17`."""
     following: Sample | None = None
     """The next usable row of the data set, for encodings with `needs_following`; the first one follows the last."""
@@ -83,7 +83,7 @@ class Encoding(ABC):
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return the samples that a row becomes; raise `Unusable` when there is nothing to learn from it.
 
-        A generator: `segment = yield from encoder.segment(conversation, row.place)` gives a conversation's tokens.
+        A generator: `segment = yield from encoder.segment(conversation, row.location)` gives a conversation's tokens.
         """
 
     def remarks(self, samples: SampleSet) -> Sequence[str]:
@@ -106,12 +106,14 @@ class Encoding(ABC):
             ) from None
         return f"{cls.__module__}.{cls.__qualname__} {self.version} {settings}"
 
-    def understand(self, row: RowData, place: str, tags: RoleTags = STANDARD_TAGS, root: Path | None = None) -> Sample:
+    def understand(
+        self, row: RowData, location: str, tags: RoleTags = STANDARD_TAGS, root: Path | None = None
+    ) -> Sample:
         """Return what a renamed row means, with the columns that were not used; paths of images begin at `root`.
 
         Raise `Unusable` when the row cannot be used, and `DataError` when two columns claim the same meaning.
         """
-        reader = RowReader(row, place, tags, root)
+        reader = RowReader(row, location, tags, root)
         sample = self.read(reader)
         self._check_media(row, sample)
         extras = {name: value for name, value in row.items() if name not in reader.used}
@@ -127,13 +129,13 @@ class Encoding(ABC):
                 where = f"the column {named!r}" if named is not None else "in the messages"
                 raise Unusable(f"holds {NAMES[kind]}s", f"{where}: this objective does not learn from {NAMES[kind]}s")
 
-    def check_format(self, row: RowData, place: str, tags: RoleTags = STANDARD_TAGS) -> None:
+    def check_format(self, row: RowData, location: str, tags: RoleTags = STANDARD_TAGS) -> None:
         """Refuse a data set whose first row has no known columns."""
         try:
-            self.understand(row, place, tags)
+            self.understand(row, location, tags)
         except Unusable as unusable:
             if unusable.reason == UNKNOWN_FORMAT:
                 raise DataError(
-                    f"{place}: {unusable.detail}",
+                    f"{location}: {unusable.detail}",
                     hint=f'The columns can be {self.columns}. Rename columns with --columns \'{{"yours": "query"}}\'.',
                 ) from None

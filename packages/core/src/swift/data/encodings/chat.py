@@ -1,4 +1,4 @@
-"""Conversations, each one segment, of which the assistant's answers are learned."""
+"""Conversations, each one segment, of which the assistant's messages are learned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swift.data.conversation import Unusable
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import RowReader, Sample
 from swift.data.samples import Encoded
-from swift.data.texts import Steps
+from swift.data.text import Steps
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder, LossOn
@@ -34,13 +34,13 @@ class ChatEncoding(Encoding):
 
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return a sample for each text of the conversation that has something to learn."""
-        segments = yield from encoder.segments(row.sample.conversation, row.place)
+        segments = yield from encoder.segments(row.sample.conversation, row.location)
         fitting = [part for segment in segments for part in encoder.fit(segment)]
         if row.sample.weight != 1.0:
             fitting = [replace(part, weights=part.weights * np.float32(row.sample.weight)) for part in fitting]
         learned = [part for part in fitting if part.weights.any()]
         if not learned:
-            raise Unusable("nothing to learn", "no token of the answers counts")
+            raise Unusable("nothing to learn", "no token of the completions has a loss")
         samples = tuple(Encoded(0, (part,)) for part in learned)
         return EncodedRow(samples, turn_by_turn=len(segments) > 1)
 

@@ -13,7 +13,7 @@ from swift.data.conversation import Conversation, Unusable, parse_json
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import ANSWER, MESSAGES, QUESTION, RowReader, Sample
 from swift.data.samples import Encoded
-from swift.data.texts import Rendered, Span, Steps, Text, Whole
+from swift.data.text import Rendered, Span, Steps, Text, Whole
 from swift.errors import DataError, ModelError
 from swift.untrusted import shown
 
@@ -54,12 +54,12 @@ class ClassificationEncoding(Encoding):
         try:
             numbers = {SINGLE: self._single, MULTI: self._multi, REGRESSION: self._numbers}[self.problem_type](label)
         except DataError as error:
-            raise DataError(f"{row.place}: {error.message}", hint=error.hint) from None
+            raise DataError(f"{row.location}: {error.message}", hint=error.hint) from None
         return Sample(conversation, values=dict(zip(self.values, numbers, strict=True)))
 
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return the whole text as one segment, all of which counts."""
-        (whole,) = yield [whole_text(row.sample.conversation, row.place, encoder)]
+        (whole,) = yield [whole_text(row.sample.conversation, row.location, encoder)]
         segment = encoder.fit(whole)[0]
         if not segment.weights.any():
             raise Unusable("too short", "a text needs two tokens")
@@ -136,29 +136,29 @@ class ClassificationEncoding(Encoding):
 def _conversation(row: RowReader) -> Conversation:
     """Return the conversation of the row, which may end with the user, or its text."""
     if row.has(*MESSAGES):
-        return row.messages(row.take(MESSAGES), answered=False)
+        return row.messages(row.take(MESSAGES), completed=False)
     if row.has(*QUESTION) and not row.has(*ANSWER):
         question = row.take(QUESTION)
         if isinstance(question, list | tuple):
-            return row.messages(question, answered=False)
-        return row.messages(row.history(row.with_input(question)), answered=False)
+            return row.messages(question, completed=False)
+        return row.messages(row.history(row.with_input(question)), completed=False)
     conversation = row.conversation()
     if conversation.plain and not conversation.messages[-1]["content"].strip():
         raise Unusable("empty text", "the text is empty")
     return conversation
 
 
-def whole_text(conversation: Conversation, place: str, encoder: ConversationEncoder) -> Text:
+def whole_text(conversation: Conversation, location: str, encoder: ConversationEncoder) -> Text:
     """Return what is tokenised of a text, or of a conversation as the chat template writes it; all of it counts."""
     if conversation.plain and (len(conversation.messages) == 1 or encoder.template is None):
         return Whole("".join(message["content"] for message in conversation.messages))
     if encoder.template is None:
         raise ModelError(
-            f"{place}: this is a conversation, and the tokenizer has no chat template to write it with.",
+            f"{location}: this is a conversation, and the tokenizer has no chat template to write it with.",
             hint="Give one with --model.chat_template FILE, or put the text into a column 'text'.",
         )
     conversation = encoder.with_images(conversation)
-    text = encoder.template.render(encoder.as_told(conversation), (), place)[0].text
+    text = encoder.template.render(encoder.without_learning(conversation), (), location)[0].text
     return encoder.with_media(Rendered(text, (Span(0, len(text), 1.0),)), conversation)
 
 

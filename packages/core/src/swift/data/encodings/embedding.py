@@ -1,4 +1,4 @@
-"""Texts that are compared by their vectors: a query with documents, or two texts with a label."""
+"""Texts that are compared by their vectors: a query with documents, or two strings with a label."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from swift.config.media import KINDS
-from swift.data.conversation import Conversation, Unusable, parse_json, raw_text, text_of, told
+from swift.data.conversation import Conversation, Unusable, parse_json, prompt_only, raw_text, text_of
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import NEGATIVE, POSITIVE, RowReader, Sample
 from swift.data.samples import Encoded, Segment
-from swift.data.texts import Rendered, Span, Steps, Text, Whole
+from swift.data.text import Rendered, Span, Steps, Text, Whole
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
@@ -24,12 +24,12 @@ NEGATIVES = (*NEGATIVE, "rejected_response")
 LABELS = ("label", "score")
 
 Labels = Literal["none", "similarity", "binary"]
-"""What the label of a row says: nothing (documents are positives or negatives), how similar two texts are, or
+"""What the label of a row says: nothing (documents are positives or negatives), how similar two strings are, or
 whether they belong together."""
 
 
 class EmbeddingEncoding(Encoding):
-    """One sample of a query, its positives and its negatives; with labels, one sample for each pair of texts.
+    """One sample of a query, its positives and its negatives; with labels, one sample for each pair of strings.
 
     A text is tokenised as the tokenizer does it when it is called, with the special tokens that it adds: so does
     sentence-transformers. One with images is what the chat template makes of a user who says it, up to where the
@@ -42,9 +42,9 @@ class EmbeddingEncoding(Encoding):
     values = ("positives", "label")
     media = frozenset(KINDS)
     columns = (
-        "messages with positive_messages (and negative_messages); or texts in "
+        "messages with positive_messages (and negative_messages); or strings in "
         f"{', '.join(QUERIES)}, with {', '.join(POSITIVES)}, and {', '.join(NEGATIVES)} or negative_1, ...; "
-        f"each a text or a list of texts; and a number in {' or '.join(LABELS)}"
+        f"each a text or a list of strings; and a number in {' or '.join(LABELS)}"
     )
 
     def __init__(
@@ -70,7 +70,7 @@ class EmbeddingEncoding(Encoding):
         if queries is None or positives is None:
             raise row.unknown("no query with a text that belongs to it")
         if len(queries) != 1:
-            raise Unusable("not one query", f"{len(queries)} texts stand where the query belongs")
+            raise Unusable("not one query", f"{len(queries)} strings stand where the query belongs")
         if not positives:
             raise Unusable("no positive", "no text belongs to the query")
         (query,), positives, negatives = with_media(row, queries, positives, negatives or [])
@@ -86,9 +86,9 @@ class EmbeddingEncoding(Encoding):
         )
 
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
-        """Return the texts as one sample, or as one for each labelled pair."""
+        """Return the strings as one sample, or as one for each labelled pair."""
         sample = row.sample
-        found = yield [_written(each, row.place, encoder) for each in (sample.conversation, *sample.others)]
+        found = yield [_written(each, row.location, encoder) for each in (sample.conversation, *sample.others)]
         query, *documents = (_fitted(segment, encoder) for segment in found)
         if self.labels == "none":
             return EncodedRow((_compared((query, *documents), sample.values),))
@@ -111,7 +111,7 @@ class EmbeddingEncoding(Encoding):
             return {}
         if label is None:
             if self.labels == "similarity":
-                raise row.unknown("no number that says how similar the texts are (label or score)")
+                raise row.unknown("no number for the similarity (label or score)")
             return {}
         if negatives:
             raise Unusable("a label and negatives", f"the {column} is {label:g}, and there are negatives too")
@@ -122,7 +122,7 @@ class EmbeddingEncoding(Encoding):
 
 
 def _texts(row: RowReader, what: str, columns: tuple[str, ...]) -> list[Conversation] | None:
-    """Return all texts of a kind, of one column and of the numbered ones; None where there is no such column."""
+    """Return all strings of a kind, of one column and of the numbered ones; None where there is no such column."""
     named = row.take(columns)
     numbered = [row.value(name) for name in row.numbered(what)]
     if named is None and not numbered:
@@ -131,11 +131,11 @@ def _texts(row: RowReader, what: str, columns: tuple[str, ...]) -> list[Conversa
 
 
 def _listed(value: object, what: str, row: RowReader) -> list[Conversation]:
-    """Return the texts that a value holds: one, a list of them, the messages of one, or a list of such."""
+    """Return the strings that a value holds: one, a list of them, the messages of one, or a list of such."""
     if isinstance(value, str) and value.lstrip().startswith(("[{", "[[")):
         value = parse_json(value, f"the {what}")
     if isinstance(value, str):
-        return [told(value)]
+        return [prompt_only(value)]
     if isinstance(value, Mapping):
         return [_spoken([value], what, row)]
     if not isinstance(value, list | tuple):
@@ -154,7 +154,7 @@ def _spoken(messages: Sequence[object], what: str, row: RowReader) -> Conversati
         raise Unusable("not one message", f"a {what} has {len(contents)} messages with text, not one")
     if any(not isinstance(each, str) for each in system):
         raise Unusable("malformed message", f"the system message of a {what} is more than a text")
-    return told(contents[0], next(map(str, system), None))
+    return prompt_only(contents[0], next(map(str, system), None))
 
 
 def _role_and_content(message: object, what: str, row: RowReader) -> tuple[object, str | list[dict[str, Any]]]:
@@ -185,7 +185,7 @@ def with_media(row: RowReader, *sides: list[Conversation]) -> tuple[list[Convers
 
 
 def prompted(prompt: str, text: Conversation) -> Conversation:
-    """Return a text after the prompt: by itself, its system message before it as ms-swift joins them, or as it is told.
+    """Return a text after the prompt: by itself, after its system message as ms-swift joins them, or unchanged.
 
     Only what holds images stays a conversation.
     """
@@ -196,15 +196,15 @@ def prompted(prompt: str, text: Conversation) -> Conversation:
     return replace(text, messages=(*before, {**message, "content": content}))
 
 
-def _written(text: Conversation, place: str, encoder: ConversationEncoder) -> Text:
+def _written(text: Conversation, location: str, encoder: ConversationEncoder) -> Text:
     """Return what is tokenised of a text; all of it counts."""
-    return asked_whole(text, place, encoder) if text.media else Whole(text_of(text.messages[0]))
+    return prompt_text_of(text, location, encoder) if text.media else Whole(text_of(text.messages[0]))
 
 
-def asked_whole(text: Conversation, place: str, encoder: ConversationEncoder) -> Text:
-    """Return what the chat template makes of somebody who says this, up to the answer; all of it counts."""
-    asked = encoder.prompt_text(text, place)
-    return replace(asked, spans=(Span(0, len(asked.text), 1.0),)) if isinstance(asked, Rendered) else asked
+def prompt_text_of(text: Conversation, location: str, encoder: ConversationEncoder) -> Text:
+    """Return the prompt with a text as the user message; all of it counts."""
+    prompt = encoder.prompt_text(text, location)
+    return replace(prompt, spans=(Span(0, len(prompt.text), 1.0),)) if isinstance(prompt, Rendered) else prompt
 
 
 def _fitted(segment: Segment, encoder: ConversationEncoder) -> Segment:
@@ -221,5 +221,5 @@ def _compared(segments: tuple[Segment, ...], values: Mapping[str, float]) -> Enc
     if not all(len(segment) for segment in segments):
         raise Unusable("empty text", "the tokenizer makes no tokens of a text")
     if not any(segment.weights.any() for segment in segments):
-        raise Unusable("texts of one token", "at least one text of a row needs two tokens or more")
+        raise Unusable("strings of one token", "at least one text of a row needs two tokens or more")
     return Encoded(0, segments, values=dict(values))

@@ -1,4 +1,4 @@
-"""Pairs of answers to the same prompt: one that was chosen, and one that was rejected."""
+"""Pairs of completions of the same prompt: one that was chosen, and one that was rejected."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from swift.data.conversation import Conversation, Unusable, parse_json
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import MESSAGES, QUESTION, RowReader, Sample
 from swift.data.samples import Encoded, Segment
-from swift.data.texts import Steps
+from swift.data.text import Steps
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
 
 _WORSE = "rejected"
-"""How columns of the worse answer begin."""
+"""Prefix of the columns of the rejected completion."""
 
 
 class PreferenceEncoding(Encoding):
@@ -33,9 +33,9 @@ class PreferenceEncoding(Encoding):
         """Return the better and the worse conversation, which share the prompt."""
         better, worse = _pair(row)
         if better.messages == worse.messages:
-            raise Unusable("chosen equals rejected", "the better and the worse answer are the same")
+            raise Unusable("chosen equals rejected", "the chosen and the rejected completion are equal")
         if better.messages[: better.last_round] != worse.messages[: worse.last_round]:
-            raise Unusable("chosen and rejected answer different questions", "their prompts differ")
+            raise Unusable("chosen and rejected have different prompts", "their prompts differ")
         values = {"margin": row.number("margin")} if row.has("margin") else {}
         return Sample(better, rejected=worse, values=values)
 
@@ -44,8 +44,8 @@ class PreferenceEncoding(Encoding):
         sample = row.sample
         if sample.rejected is None:
             raise ValueError("a pair needs a rejected conversation")
-        chosen = yield from encoder.segment(sample.conversation, row.place)
-        rejected = yield from encoder.segment(sample.rejected, row.place)
+        chosen = yield from encoder.segment(sample.conversation, row.location)
+        rejected = yield from encoder.segment(sample.rejected, row.location)
         return compared((chosen, rejected), sample.values)
 
     def cache_key(self) -> str:
@@ -58,7 +58,7 @@ def compared(segments: tuple[Segment, ...], values: Mapping[str, float]) -> Enco
     if not all(np.isin(segment.weights, (0.0, 1.0)).all() for segment in segments):
         raise Unusable("a fractional weight", "completions that are compared count or not: their weights are 0 or 1")
     if not all(segment.weights.any() for segment in segments):
-        raise Unusable("nothing to learn", "no token of an answer counts")
+        raise Unusable("nothing to learn", "no token of the completions has a loss")
     return EncodedRow((Encoded(0, segments, values=dict(values)),))
 
 
@@ -74,32 +74,32 @@ def _pair(row: RowReader) -> tuple[Conversation, Conversation]:
     if row.has("rejected_response"):
         better = row.conversation()
         prompt = better.messages[: better.last_round]
-        return better, row.answered(prompt, row.value("rejected_response"), tools=list(better.tools), media=_WORSE)
+        return better, row.completed(prompt, row.value("rejected_response"), tools=list(better.tools), media=_WORSE)
     if row.has("completions") and row.has("labels"):
-        raise row.unknown("steps with labels, which --rlhf_type prm learns, and no worse answer")
-    raise row.unknown("no worse answer (rejected_response, rejected_messages, or chosen and rejected)")
+        raise row.unknown("steps with labels, which --rlhf_type prm learns, and no rejected completion")
+    raise row.unknown("no rejected completion (rejected_response, rejected_messages, or chosen and rejected)")
 
 
 def _completed(row: RowReader, column: str) -> Conversation:
-    """Read `chosen` or `rejected`: a whole conversation, the end of one, or an answer to the question columns."""
-    answer, media = row.value(column), column if column == _WORSE else ""
-    messages = row.take(MESSAGES) if _speaks_last(answer) else None
-    if messages is not None:  # LLaMA-Factory's ranking: the conversation so far, and the two answers to it
-        return row.answered(parse_json(messages, "messages"), answer, media=media)
-    if isinstance(answer, str) or _speaks_last(answer):
+    """Read `chosen` or `rejected`: a whole conversation, the end of one, or a completion of the question columns."""
+    completion, media = row.value(column), column if column == _WORSE else ""
+    messages = row.take(MESSAGES) if _speaks_last(completion) else None
+    if messages is not None:  # LLaMA-Factory's ranking: the conversation so far, and its two completions
+        return row.completed(parse_json(messages, "messages"), completion, media=media)
+    if isinstance(completion, str) or _speaks_last(completion):
         question = row.take(QUESTION)
         if question is None:
-            raise row.unknown(f"an answer ({column!r}) but no question (prompt, query or instruction)")
+            raise row.unknown(f"a completion ({column!r}) but no question (prompt, query or instruction)")
         if isinstance(question, list | tuple):
-            return row.answered(question, answer, media=media)
-        return row.answered(row.history(row.with_input(question)), answer, media=media)
+            return row.completed(question, completion, media=media)
+        return row.completed(row.history(row.with_input(question)), completion, media=media)
     row.take(QUESTION)  # the conversation repeats it
-    return row.messages(answer, media=media)
+    return row.messages(completion, media=media)
 
 
-def _speaks_last(answer: object) -> bool:
-    """Return whether it is one message, or begins with the assistant: an answer rather than a whole conversation."""
-    if isinstance(answer, Mapping):
+def _speaks_last(completion: object) -> bool:
+    """Return whether it is one message, or begins with the assistant: a completion rather than a whole conversation."""
+    if isinstance(completion, Mapping):
         return True
-    first = answer[0] if isinstance(answer, list | tuple) and answer else None
+    first = completion[0] if isinstance(completion, list | tuple) and completion else None
     return isinstance(first, Mapping) and (first.get("role") or first.get("from")) in ("assistant", "gpt")

@@ -1,4 +1,4 @@
-"""Queries with documents: each document, together with its query, is a segment, those that answer the query first."""
+"""Queries with documents: each document is a segment with its query, relevant documents first."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swift.config.media import KINDS
-from swift.data.conversation import Conversation, Message, Unusable, parse_json, parts_of, raw_text, told
+from swift.data.conversation import Conversation, Message, Unusable, parse_json, parts_of, prompt_only, raw_text
 from swift.data.conversation import text_of as said_in
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
-from swift.data.encodings.embedding import asked_whole, with_media
+from swift.data.encodings.embedding import prompt_text_of, with_media
 from swift.data.formats import MESSAGES, NEGATIVE, POSITIVE, RowReader, Sample
 from swift.data.samples import Encoded, Segment
-from swift.data.texts import Raw, Rendered, Span, Steps, Text
+from swift.data.text import Raw, Rendered, Span, Steps, Text
 from swift.errors import ModelError
 
 if TYPE_CHECKING:
@@ -61,26 +61,26 @@ def _sample(segments: Sequence[Segment], positives: int) -> Encoded:
 
 def text_of(query: str, document: str, instruction: str | None) -> str:
     """Return what a reranker reads, in the words of Qwen3-Reranker; without an instruction, no line for it."""
-    before, between = _words(instruction)
+    before, between = _instruction_parts(instruction)
     return f"{before}{query}{between}{document}"
 
 
 def pair_of(query: Conversation, document: Conversation, instruction: str | None) -> Conversation:
     """Return the text of `text_of`; where query or document hold images, what somebody says who shows them."""
-    said, shown = query.messages[-1], document.messages[-1]
+    first, shown = query.messages[-1], document.messages[-1]
     if not query.media and not document.media:
-        return raw_text(text_of(said_in(said), said_in(shown), instruction))
-    before, between = _words(instruction)
-    parts = [_word(before), *_parts(said), _word(between), *_parts(shown)]
+        return raw_text(text_of(said_in(first), said_in(shown), instruction))
+    before, between = _instruction_parts(instruction)
+    parts = [_word(before), *_parts(first), _word(between), *_parts(shown)]
     joined: list[dict[str, Any]] = []
     for part in parts:
         if part["type"] == "text" and joined and joined[-1]["type"] == "text":
             part = _word(joined.pop()["text"] + part["text"])
         joined.append(part)
-    return told(joined)
+    return prompt_only(joined)
 
 
-def _words(instruction: str | None) -> tuple[str, str]:
+def _instruction_parts(instruction: str | None) -> tuple[str, str]:
     """Return what stands before the query, and what between it and the document."""
     return f"<Instruct>: {instruction}\n<Query>: " if instruction else "<Query>: ", "\n<Document>: "
 
@@ -107,7 +107,7 @@ class RerankerEncoding(Encoding):
     segments_vary = True
     values = ("positives", "documents")
     columns = (
-        "query, positive, negative (texts, or lists of them); query, document, label (0 or 1); query, documents, "
+        "query, positive, negative (sequences, or lists of them); query, document, label (0 or 1); query, documents, "
         "labels; messages, positive_messages, negative_messages"
     )
 
@@ -130,16 +130,16 @@ class RerankerEncoding(Encoding):
 
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return a sample of all documents, or one for each that answers the query."""
-        segments = yield self.texts(row.sample.others, row.place, encoder)
+        segments = yield self.sequences(row.sample.others, row.location, encoder)
         segments = [self.scored(encoder.fit(segment)[0]) for segment in segments]
         return EncodedRow(self._documents.samples(segments, int(row.sample.values["positives"])))
 
-    def texts(self, pairs: Sequence[Conversation], place: str, encoder: ConversationEncoder) -> Sequence[Text]:
+    def sequences(self, pairs: Sequence[Conversation], location: str, encoder: ConversationEncoder) -> Sequence[Text]:
         """Return what is tokenised of queries with their documents."""
-        return [asked_whole(pair, place, encoder) if pair.media else Raw(_said(pair)) for pair in pairs]
+        return [prompt_text_of(pair, location, encoder) if pair.media else Raw(_joined_text(pair)) for pair in pairs]
 
     def scored(self, segment: Segment) -> Segment:
-        """Return the segment with weight where it is scored; raise `Unusable` where there is no such place."""
+        """Return the segment with weight where it is scored; raise `Unusable` where there is none."""
         return segment
 
     def cache_key(self) -> str:
@@ -159,36 +159,36 @@ class GenerativeRerankerEncoding(RerankerEncoding):
         super().__init__(documents)
         self._positive, self._negative = positive, negative
 
-    def texts(self, pairs: Sequence[Conversation], place: str, encoder: ConversationEncoder) -> Sequence[Text]:
+    def sequences(self, pairs: Sequence[Conversation], location: str, encoder: ConversationEncoder) -> Sequence[Text]:
         """Return the conversations in which a model is asked about these, each up to the answer."""
         if encoder.template is None:
             raise ModelError(
-                f"{place}: a generative reranker is asked in a conversation, and the tokenizer has no chat template.",
+                f"{location}: a generative reranker needs a tokenizer with a chat template.",
                 hint="Give one with --model.chat_template FILE, or type --task_type reranker.",
             )
         judge = encoder.section.system or JUDGE.format(yes=self._positive, no=self._negative)
         made = []
         for pair in map(encoder.with_images, pairs):
-            until = _until_answer(encoder.template, judge, pair.messages[-1]["content"], place)
-            asked = until + self._positive
-            made.append(encoder.with_media(Rendered(asked, (Span(len(until), len(asked), 1.0),)), pair))
+            until = _until_completion(encoder.template, judge, pair.messages[-1]["content"], location)
+            prompt = until + self._positive
+            made.append(encoder.with_media(Rendered(prompt, (Span(len(until), len(prompt), 1.0),)), pair))
         return made
 
     def around(self, template: ChatTemplate, system: str | None) -> tuple[str, str]:
         """Return what stands before the text of `text_of`, and what between it and the answer."""
         judge = system or JUDGE.format(yes=self._positive, no=self._negative)
-        until = _until_answer(template, judge, _TEXT, "A query with a document")
+        until = _until_completion(template, judge, _TEXT, "A query with a document")
         before, _, after = until.rpartition(_TEXT)
         return before, after
 
     def scored(self, segment: Segment) -> Segment:
         """Return the segment if it ends with the answer, and with nothing else of it."""
         if not segment.weights[-1]:
-            raise Unusable("too long", "the answer was cut off; data.truncation left cuts at the start")
+            raise Unusable("too long", "the end was cut off; data.truncation left cuts at the start")
         if np.count_nonzero(segment.weights) > 1:
             raise ModelError(
                 f"{self._positive!r} is more than one token after this chat template.",
-                hint="Name an answer that is one: --objective.positive_token TEXT --objective.negative_token TEXT",
+                hint="Pass single tokens: --objective.positive_token TEXT --objective.negative_token TEXT",
             )
         return segment
 
@@ -197,15 +197,15 @@ class GenerativeRerankerEncoding(RerankerEncoding):
         return f"{super().cache_key()} {self._positive!r} {self._negative!r}"
 
 
-def _said(pair: Conversation) -> str:
+def _joined_text(pair: Conversation) -> str:
     return said_in(pair.messages[-1])
 
 
-def _until_answer(template: ChatTemplate, judge: str, text: str | list[dict[str, Any]], place: str) -> str:
+def _until_completion(template: ChatTemplate, judge: str, text: str | list[dict[str, Any]], location: str) -> str:
     """Return the conversation in which a model is asked about a text, up to where its answer begins."""
     roles = {"system": judge, "user": text, "assistant": _PROBE}
     messages = tuple({"role": role, "content": content} for role, content in roles.items())
-    whole = template.render(Conversation(messages, (1.0,) * len(messages)), (), place)[0].text
+    whole = template.render(Conversation(messages, (1.0,) * len(messages)), (), location)[0].text
     return whole[: whole.rindex(_PROBE)]
 
 
@@ -227,7 +227,7 @@ def _query(row: RowReader) -> tuple[Conversation, str | None]:
 
 
 def _documents(row: RowReader) -> tuple[list[Conversation], list[Conversation]]:
-    """Return the documents that answer the query, and those that don't."""
+    """Return the documents that are relevant to the query, and those that don't."""
     if row.has("positive_messages", "negative_messages"):
         sides = [row.value(name) if row.has(name) else () for name in ("positive_messages", "negative_messages")]
         return _texts_of(row, sides[0]), _texts_of(row, sides[1])
@@ -241,16 +241,16 @@ def _documents(row: RowReader) -> tuple[list[Conversation], list[Conversation]]:
 
 def _labelled(row: RowReader) -> tuple[list[Conversation], list[Conversation]]:
     """Return the documents by the labels next to them."""
-    texts = _texts(row.take(DOCUMENTS if row.has(*DOCUMENTS) else DOCUMENT))
+    sequences = _texts(row.take(DOCUMENTS if row.has(*DOCUMENTS) else DOCUMENT))
     labels = row.take(LABELS)
     if labels is None:
-        raise row.unknown("documents, but no labels that say which of them answer the query (label or labels)")
+        raise row.unknown("documents, but no labels of their relevance (label or labels)")
     labels = parse_json(labels, "labels") if isinstance(labels, str) else labels
     labels = [_label(each) for each in (labels if isinstance(labels, list | tuple) else [labels])]
-    if len(labels) != len(texts):
-        raise Unusable("malformed label", f"{len(texts)} documents, and {len(labels)} labels")
+    if len(labels) != len(sequences):
+        raise Unusable("malformed label", f"{len(sequences)} documents, and {len(labels)} labels")
     sides: tuple[list[Conversation], list[Conversation]] = ([], [])
-    for text, label in zip(texts, labels, strict=True):
+    for text, label in zip(sequences, labels, strict=True):
         sides[0 if label else 1].append(text)
     return sides
 
@@ -266,11 +266,11 @@ def _texts_of(row: RowReader, conversations: object) -> list[Conversation]:
     conversations = parse_json(conversations, "messages")
     if not isinstance(conversations, list | tuple):
         raise Unusable("malformed document", "the documents are not a list of lists of messages")
-    texts = []
+    sequences = []
     for each in conversations:
         messages = _dicts(each if isinstance(each, list | tuple) else [each])
-        texts.append(_content(row, messages[-1].get("content") if messages else None, "document"))
-    return texts
+        sequences.append(_content(row, messages[-1].get("content") if messages else None, "document"))
+    return sequences
 
 
 def _dicts(messages: object) -> list[Mapping[str, Any]]:
@@ -284,11 +284,11 @@ def _content(row: RowReader, content: object, what: str) -> Conversation:
     if not isinstance(content, list | tuple):
         return _text(content, what)
     read = row.content(content)
-    return _text(read, what) if isinstance(read, str) else told(read)
+    return _text(read, what) if isinstance(read, str) else prompt_only(read)
 
 
 def _texts(written: object) -> list[Conversation]:
-    """Return the texts of a column that holds one or several."""
+    """Return the sequences of a column that holds one or several."""
     if written is None:
         return []
     return [_text(each, "document") for each in (written if isinstance(written, list | tuple) else [written])]
@@ -299,7 +299,7 @@ def _text(text: object, what: str) -> Conversation:
         raise Unusable("not a text", f"the {what} is a {type(text).__name__}, not a text")
     if not text.strip():
         raise Unusable(f"empty {what}", f"the {what} has no text")
-    return told(text)
+    return prompt_only(text)
 
 
 def _check(
@@ -307,10 +307,10 @@ def _check(
 ) -> None:
     """Raise `Unusable` where there is nothing to rank."""
     if not positives and not negatives:
-        raise Unusable("no documents", f"the query {_said(query)!r} has none")
-    if both := [_said(each) for each in positives if each in negatives]:
+        raise Unusable("no documents", f"the query {_joined_text(query)!r} has none")
+    if both := [_joined_text(each) for each in positives if each in negatives]:
         raise Unusable("a document is both right and wrong", repr(min(both)))
     if listwise and not positives:
-        raise Unusable("no right document", "the loss listwise needs one that answers the query")
+        raise Unusable("no right document", "the listwise loss needs a relevant document")
     if listwise and not negatives:
-        raise Unusable("no wrong document", "the loss listwise needs one that doesn't answer the query")
+        raise Unusable("no wrong document", "the listwise loss needs an irrelevant document")

@@ -13,7 +13,7 @@ from swift.data.conversation import Unusable, parse_json
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import RowReader, Sample
 from swift.data.samples import Encoded, Segment
-from swift.data.texts import Rendered, Steps
+from swift.data.text import Rendered, Steps
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
@@ -26,7 +26,7 @@ STEP_LABELS = "step_labels"
 
 @dataclass(frozen=True)
 class StepSample(Sample):
-    """A question, and the steps of an answer to it."""
+    """A question, and the steps of a completion."""
 
     steps: tuple[str, ...] = ()
     labels: tuple[float, ...] = ()
@@ -50,7 +50,7 @@ class StepEncoding(Encoding):
     def __init__(self, separator: str, *, last_only: bool = False) -> None:
         self.separator = separator
         self.last_only = last_only
-        """Whether the last step of an answer alone is learned."""
+        """Whether only the last step of a completion is learned."""
 
     def read(self, row: RowReader) -> StepSample:
         """Return the question, the steps and their labels."""
@@ -60,13 +60,13 @@ class StepEncoding(Encoding):
             raise row.unknown(f"no {missing}")
         if len(steps) != len(marks):
             raise Unusable("malformed labels", f"{len(steps)} steps, and {len(marks)} labels")
-        return StepSample(row.asked(), steps=_texts(steps), labels=tuple(map(_label, marks)))
+        return StepSample(row.prompt(), steps=_step_strings(steps), labels=tuple(map(_label, marks)))
 
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return the question and its steps as one segment, in which the end of each step counts."""
         sample = row.sample
         assert isinstance(sample, StepSample)
-        prompt = yield from encoder.prompt(sample.conversation, row.place)
+        prompt = yield from encoder.prompt(sample.conversation, row.location)
         *steps, separator = yield [Rendered(text, ()) for text in (*sample.steps, self.separator)]
         segment = encoder.fit(self._joined(prompt, steps, separator, sample.labels, encoder.tokenizer.eos_token_id))[0]
         if not segment.weights.any():
@@ -79,7 +79,7 @@ class StepEncoding(Encoding):
         pieces = [prompt.input_ids]
         for step in steps:
             pieces += [step.input_ids, separator.input_ids]
-        behind = np.cumsum([len(piece) for piece in pieces])[2::2]  # the place after each separator
+        behind = np.cumsum([len(piece) for piece in pieces])[2::2]  # the position after each separator
         after_all = pieces[-1][-1] if end is None else end  # no mark stands behind it, so no score sees it
         ids = np.concatenate([*pieces, [after_all]]).astype(np.int32)
         weights, marks = np.zeros(len(ids), dtype=np.float32), np.zeros(len(ids), dtype=np.float32)
@@ -101,7 +101,7 @@ def _listed(value: object, column: str) -> Sequence[Any] | None:
     return value
 
 
-def _texts(steps: Sequence[Any]) -> tuple[str, ...]:
+def _step_strings(steps: Sequence[Any]) -> tuple[str, ...]:
     for number, step in enumerate(steps, 1):
         if not isinstance(step, str) or not step.strip():
             raise Unusable("malformed step", f"step {number} is {step!r}, not a text")

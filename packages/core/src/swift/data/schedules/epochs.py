@@ -26,7 +26,7 @@ from swift.errors import CheckpointError
 Indices = tuple[int, ...]
 """A row as indices of samples: one, or a pack."""
 LISTED = 1 << 20
-"""Samples up to which the order of an epoch is a list. That of more is computed place by place, and takes no memory."""
+"""Most samples whose order is stored as a list; the order of more is computed element by element, without memory."""
 _KEYED = "keyed-1"
 """How a checkpoint names that order. One that names none goes on with the list that it began with."""
 
@@ -110,7 +110,7 @@ class EpochOrder:
         self._shuffle = layout.shuffle
         self._capacity = layout.capacity
         self.keyed = layout.shuffle and layout.capacity is None and len(lengths) > LISTED
-        """Whether the order is computed place by place. Packs are planned over a list."""
+        """Whether the order is computed element by element. Packs are planned over a list."""
         self.rows = lru_cache(maxsize=2)(self._rows)
 
     @property

@@ -1,4 +1,4 @@
-"""An order of millions of samples that nothing holds: where each place of it leads is computed when it is asked for."""
+"""A permutation of millions of samples without memory: each element is computed on request."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class KeyedPermutation:
         self._count = count
         bits = max(2, (count - 1).bit_length())
         self._widths = (bits // 2, bits - bits // 2)
-        said = hashlib.blake2b(f"swift order {seed % 2**32} {epoch}".encode(), digest_size=8).digest()
-        random = np.random.RandomState(np.frombuffer(said, dtype="<u4"))
+        digest = hashlib.blake2b(f"swift order {seed % 2**32} {epoch}".encode(), digest_size=8).digest()
+        random = np.random.RandomState(np.frombuffer(digest, dtype="<u4"))
         self._keys = np.frombuffer(random.bytes(8 * ROUNDS), dtype="<u8")
 
     def __len__(self) -> int:
         return self._count
 
-    def __call__(self, places: np.ndarray) -> np.ndarray:
-        """Return the samples at these places of the order."""
-        samples = self._turned(places.astype(np.uint64))
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Return the samples at these positions of the permutation."""
+        samples = self._turned(positions.astype(np.uint64))
         outside = np.flatnonzero(samples >= self._count)
         while len(outside):
             samples[outside] = self._turned(samples[outside])

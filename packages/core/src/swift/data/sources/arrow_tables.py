@@ -49,12 +49,12 @@ class TableRows:
         except SwiftError:
             raise
         except Exception as error:  # arrow's own, and Python's for values that it cannot hold
-            raise DataError(f"{self.place(index)} cannot be read: {first_line(error)}") from None
+            raise DataError(f"{self.location(index)} cannot be read: {first_line(error)}") from None
 
     def __iter__(self) -> Iterator[RowData]:
         return (self[index] for index in range(len(self)))
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         return f"{self._file.name}, row {index + 1}"
 
     def fingerprint(self) -> str:
@@ -75,8 +75,8 @@ class TableRows:
             if _unpacked(part) > ROW:
                 at, part = local, self._group.slice(local, 1)
                 if (size := _unpacked(part)) > ROW:
-                    place = self.place(self._ends[number] - self._group.num_rows + local)
-                    raise DataError(f"{place} unpacks to {size:,} bytes; a row has {ROW:,} at most.")
+                    location = self.location(self._ends[number] - self._group.num_rows + local)
+                    raise DataError(f"{location} unpacks to {size:,} bytes; a row has {ROW:,} at most.")
             self._window = at, part.to_pylist()
         return self._window[1][local - self._window[0]]
 
@@ -89,12 +89,12 @@ class ParquetRows(TableRows):
 
         try:
             about = pyarrow.parquet.read_metadata(file.as_file())
-            texts = [
+            strings = [
                 column.path
                 for column in map(about.schema.column, range(about.num_columns))
                 if column.physical_type == "BYTE_ARRAY"
             ]
-            self._reader = pyarrow.parquet.ParquetFile(file.as_file(), metadata=about, read_dictionary=texts)
+            self._reader = pyarrow.parquet.ParquetFile(file.as_file(), metadata=about, read_dictionary=strings)
             names = list(self._reader.schema_arrow.names)
         except SwiftError:
             raise

@@ -74,8 +74,8 @@ def known_names(folder: Path) -> list[str]:
 
 def _candidates(name: str, folder: Path) -> list[tuple[Path, str]]:
     path = Path(name)
-    beside = [(folder / path.parent, path.name)] if path.parent != Path() else []
-    return [(folder, name), (folder / "data", name), *beside]
+    siblings = [(folder / path.parent, path.name)] if path.parent != Path() else []
+    return [(folder, name), (folder / "data", name), *siblings]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _entry(name: str, entry: Mapping[str, Any], directory: Path) -> InfoEntry:
     file_name = entry.get("file_name")
     hf_id, ms_id = entry.get("hf_hub_url"), entry.get("ms_hub_url")
     if not (file_name or hf_id or ms_id):
-        raise DataError(f"{where} says neither file_name nor hf_hub_url nor ms_hub_url.")
+        raise DataError(f"{where} has no file_name, hf_hub_url or ms_hub_url.")
     path = inside(directory, file_name, DataError, source=where) if file_name else None
     if path is not None and not path.exists():
         raise DataError(f"{where} names the file '{shown(path)}', which does not exist.")

@@ -21,12 +21,12 @@ class DatasetRows:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> RowData:
-        return as_row(self._dataset[index], self.place(index))
+        return as_row(self._dataset[index], self.location(index))
 
     def __iter__(self) -> Iterator[RowData]:
         return (as_row(row, self._name) for row in self._dataset)
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         return f"{self._name}, row {index + 1}"
 
     def fingerprint(self) -> str:

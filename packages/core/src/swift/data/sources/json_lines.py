@@ -61,8 +61,8 @@ class JsonLines:
             row = self._parse_slowly(line, index)
         # Only a line with many brackets can be deep.
         if line.count(b"{") + line.count(b"[") > DEPTH and is_deeper(row, DEPTH):
-            raise DataError(f"{self.place(index)}: the JSON is nested more than {DEPTH} levels deep.")
-        return row if type(row) is dict else as_row(row, self.place(index))
+            raise DataError(f"{self.location(index)}: the JSON is nested more than {DEPTH} levels deep.")
+        return row if type(row) is dict else as_row(row, self.location(index))
 
     def _row(self, index: int) -> tuple[int, bytes]:
         """Return the number of a row's line, and what it holds."""
@@ -80,21 +80,21 @@ class JsonLines:
     def __iter__(self) -> Iterator[RowData]:
         return (self[index] for index in range(len(self)))
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         return f"{self._file.name}:{index + 1 if self._lines == self._count else self._row(index)[0]}"
 
     def fingerprint(self) -> str:
         return self._file.fingerprint()
 
     def _parse_slowly(self, line: bytes, index: int) -> object:
-        """Parse a line that may be malformed, or begin with a byte order mark; raises `DataError` with the place."""
-        return parse_json(self._decoded(line, index), self.place(index), DataError)
+        """Parse a line that may be malformed, or begin with a byte order mark; raises `DataError` with the location."""
+        return parse_json(self._decoded(line, index), self.location(index), DataError)
 
     def _decoded(self, line: bytes, index: int) -> str:
         try:
             return line.removeprefix(_BYTE_ORDER_MARK).decode()
         except UnicodeDecodeError as error:
-            raise DataError(f"{self.place(index)}: not UTF-8 text (byte {error.start + 1} of the line).") from None
+            raise DataError(f"{self.location(index)}: not UTF-8 text (byte {error.start + 1} of the line).") from None
 
 
 class TextLines(JsonLines):

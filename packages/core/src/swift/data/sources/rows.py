@@ -24,7 +24,7 @@ class Rows(Protocol):
 
     def __iter__(self) -> Iterator[RowData]: ...
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return where the row stands, for people: `train.jsonl:17`."""
 
     def fingerprint(self) -> str:
@@ -46,15 +46,15 @@ class ListRows:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> RowData:
-        row = as_row(self._rows[index], self.place(index))
+        row = as_row(self._rows[index], self.location(index))
         if is_deeper(row, DEPTH):
-            raise DataError(f"{self.place(index)}: the row is nested more than {DEPTH} levels deep.")
+            raise DataError(f"{self.location(index)}: the row is nested more than {DEPTH} levels deep.")
         return row
 
     def __iter__(self) -> Iterator[RowData]:
         return (self[index] for index in range(len(self)))
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         return f"{self._name}:{self._lines[index]}" if self._lines else f"{self._name}, row {index + 1}"
 
     def fingerprint(self) -> str:
@@ -86,9 +86,9 @@ class Chained:
         for part in self._parts:
             yield from part
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         part, local = self._find(index)
-        return part.place(local)
+        return part.location(local)
 
     def fingerprint(self) -> str:
         return xxhash.xxh3_128(" ".join(part.fingerprint() for part in self._parts).encode()).hexdigest()
@@ -98,13 +98,13 @@ class Chained:
         return self._parts[part], index - (self._ends[part - 1] if part else 0)
 
 
-def as_row(value: object, place: str) -> RowData:
+def as_row(value: object, location: str) -> RowData:
     """Return a row as a dict; raises `DataError` unless it is a mapping from names to values."""
     if not isinstance(value, Mapping):
-        raise DataError(f"{place}: a row should be an object with named columns, but this is a {type(value).__name__}.")
+        raise DataError(f"{location}: a row must be an object with named columns, not a {type(value).__name__}.")
     for name in value:
         if type(name) is not str:
-            raise DataError(f"{place}: the names of columns should be texts, but there is a {type(name).__name__}.")
+            raise DataError(f"{location}: column names must be strings, not {type(name).__name__}.")
     return dict(value)
 
 

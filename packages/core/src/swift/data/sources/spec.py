@@ -103,14 +103,14 @@ def _refuse_unknown_entry(body: str, folder: Path) -> None:
     if body.endswith(SUFFIXES):
         return
     if parent != Path():
-        places = [folder / parent.expanduser()] if _exists(folder, str(parent)) else []
+        candidates = [folder / parent.expanduser()] if _exists(folder, str(parent)) else []
     else:
-        places = [] if body.partition(":")[0] in ALIASES else [folder, folder / "data"]
-    found = {place: names for place in places if (names := entry_names(place))}
+        candidates = [] if body.partition(":")[0] in ALIASES else [folder, folder / "data"]
+    found = {candidate: names for candidate in candidates if (names := entry_names(candidate))}
     if not found:
         return
     names = [each for listed in found.values() for each in listed]
-    indexes = " or ".join(shown(str(place / FILE)) for place in found)
+    indexes = " or ".join(shown(str(candidate / FILE)) for candidate in found)
     at_hub = f" From the Hugging Face hub: --dataset hf::{body}" if _HUB_ID.fullmatch(body.partition(":")[0]) else ""
     raise DataError(
         f"There is no data set '{shown(name)}' in {indexes}.{did_you_mean(name, names)}",

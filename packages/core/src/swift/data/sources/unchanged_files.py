@@ -34,7 +34,7 @@ _THIRD_PARTY = {
 
 
 class SteadyFile:
-    """A regular file whose content must not change between two readings of the same place."""
+    """A regular file whose content must not change between two reads of the same bytes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -70,7 +70,7 @@ def _rendered(tokenizer: Any, conversation: dict[str, Any]) -> str | None:
         return None
     try:
         arguments = {name: value for name, value in conversation.items() if name != "conversation"}
-        return render_chat(tokenizer, conversation["conversation"], place="A conversation to compare", **arguments)
+        return render_chat(tokenizer, conversation["conversation"], location="A conversation to compare", **arguments)
     except (TemplateError, TypeError, ValueError, KeyError):
         return None
 

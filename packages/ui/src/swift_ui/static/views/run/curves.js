@@ -4,7 +4,7 @@ import { Charts } from "../../charts.js";
 import { element } from "../../dom.js";
 
 const MEMORY = "memory(GiB)";
-const SHARES = [
+const TIME_PARTS = [
   ["compute_fraction", "compute", "compute"],
   ["communication_fraction", "communication", "communication"],
   ["optimizer_fraction", "optimizer", "optimizer"],
@@ -24,10 +24,10 @@ export const chartsOf = (run, data) => {
   }));
   // What a run of rewards is about stands beside its loss.
   charts.sort((a, b) => FIRST.indexOf(b.metric) - FIRST.indexOf(a.metric));
-  const shares = SHARES.filter(([name]) => data.series[name]?.[0].length);
-  if (shares.length > 1) charts.splice(1, 0, {
-    metric: "shares", title: "Where the time of a step goes", stacked: true,
-    series: shares.map(([name, label, kind]) => ({ name, label, kind, ...pointsOf(data, name) })),
+  const parts = TIME_PARTS.filter(([name]) => data.series[name]?.[0].length);
+  if (parts.length > 1) charts.splice(1, 0, {
+    metric: "time_breakdown", title: "Time breakdown of a step", stacked: true,
+    series: parts.map(([name, label, kind]) => ({ name, label, kind, ...pointsOf(data, name) })),
   });
   const planned = run.plan?.predicted?.peak_bytes;
   const memory = charts.find((chart) => chart.metric === MEMORY);

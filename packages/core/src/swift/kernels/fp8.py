@@ -21,8 +21,10 @@ def _largest(
     found = tl.zeros((CHUNK,), tl.float32)
     start = tl.program_id(0).to(tl.int64) * CHUNK * CHUNKS
     for chunk in tl.static_range(CHUNKS):  # not one after the other: all are asked for at once
-        places = start + chunk * CHUNK + tl.arange(0, CHUNK)
-        found = tl.maximum(found, tl.abs(tl.load(matrix + places, mask=places < elements, other=0.0).to(tl.float32)))
+        positions = start + chunk * CHUNK + tl.arange(0, CHUNK)
+        found = tl.maximum(
+            found, tl.abs(tl.load(matrix + positions, mask=positions < elements, other=0.0).to(tl.float32))
+        )
     # Numbers that are not negative have the order of their bits.
     tl.atomic_max(largest, tl.max(found, axis=0).to(tl.int32, bitcast=True))
 
@@ -46,10 +48,10 @@ def _round(
     scale = (TOP / tl.maximum(most, _LEAST)).to(tl.float32)
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(inverse, 1.0 / scale)
-    places = row[:, None] * columns + column[None, :]
-    values = tl.load(matrix + places, mask=inside, other=0.0).to(tl.float32) * scale
+    positions = row[:, None] * columns + column[None, :]
+    values = tl.load(matrix + positions, mask=inside, other=0.0).to(tl.float32) * scale
     values = tl.clamp(values, -TOP, TOP, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(along + places, values.to(along.dtype.element_ty), mask=inside)
+    tl.store(along + positions, values.to(along.dtype.element_ty), mask=inside)
     # Read and rounded again: where codes are used twice, NVIDIA's assembler mixes up those that it packs into a word.
     row, column = row[None, :], column[:, None]
     inside = (row < rows) & (column < columns)
@@ -65,10 +67,10 @@ def _round(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add(kept: tl.tensor, found: tl.tensor, elements: tl.tensor, CHUNK: tl.constexpr) -> None:
-    places = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    inside = places < elements
-    total = tl.load(kept + places, mask=inside) + tl.load(found + places, mask=inside).to(tl.float32)
-    tl.store(kept + places, total, mask=inside)
+    positions = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    inside = positions < elements
+    total = tl.load(kept + positions, mask=inside) + tl.load(found + positions, mask=inside).to(tl.float32)
+    tl.store(kept + positions, total, mask=inside)
 
 
 def encode(matrix: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

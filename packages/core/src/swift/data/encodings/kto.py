@@ -1,4 +1,4 @@
-"""Answers that are each marked good or bad, next to an answer that belongs to another prompt."""
+"""KTO: completions that are each marked good or bad, next to a mismatched completion."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swift.data.conversation import Unusable
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.encodings.preference import compared
 from swift.data.formats import RowReader, Sample
-from swift.data.texts import Steps
+from swift.data.text import Steps
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-class UnpairedEncoding(Encoding):
-    """One sample of two segments: the prompt with its own answer, and with the answer of the next row."""
+class KtoEncoding(Encoding):
+    """One sample of two segments: the prompt with its own completion, and with the completion of the next row."""
 
-    name = "unpaired"
+    name = "kto"
     segment_names = ("completion", "completion of another sample")
     values = ("label",)
     media = frozenset(KINDS)
     needs_following = True
 
     def read(self, row: RowReader) -> Sample:
-        """Return the conversation of the row, and whether its answer is a good one."""
+        """Return the conversation of the row, and whether its completion is a good one."""
         return Sample(row.conversation(), values={"label": _label(row)})
 
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return the conversation and the mismatched one as one sample."""
         own, other = row.sample.conversation, (row.following or row.sample).conversation
-        answer = other.messages[other.last_round :]
-        messages = (*own.messages[: own.last_round], *answer)
+        response = other.messages[other.last_round :]
+        messages = (*own.messages[: own.last_round], *response)
         mixed = replace(own, messages=messages, weights=(1.0,) * len(messages))
-        # The mismatched answer only estimates a divergence: it may be cut, whatever happens to long samples.
-        mismatched = yield from encoder.beginning(mixed, row.place)
-        completion = yield from encoder.segment(own, row.place)
+        # The mismatched completion only estimates a divergence: it may be cut, whatever happens to long samples.
+        mismatched = yield from encoder.beginning(mixed, row.location)
+        completion = yield from encoder.segment(own, row.location)
         return compared((completion, mismatched), row.sample.values)
 
     def cache_key(self) -> str:

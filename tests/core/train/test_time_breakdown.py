@@ -14,7 +14,7 @@ from tiny_runs import conversations, run_training
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from swift.contracts import RankFacts, StepTimes
-from swift.observers.lines import SHARES
+from swift.observers.lines import TIME_PARTS
 from swift.processes.traces import length_within, uncovered, waits_of
 from swift.testing.subjects import Subject, shared_model
 from swift.train import time_breakdown
@@ -117,7 +117,7 @@ def test_a_part_that_sleeps_has_that_time_in_the_log(tmp_path: Path, monkeypatch
     finally:
         hook.remove()
     for line in lines.values():
-        assert sum(line[name] for name in SHARES) == pytest.approx(1)
+        assert sum(line[name] for name in TIME_PARTS) == pytest.approx(1)
         assert line["communication_fraction"] == 0.0
         assert "ranks" not in line
     assert lines[2]["data_fraction"] * lines[2]["train_speed(s/it)"] >= 0.9 * SLEEP

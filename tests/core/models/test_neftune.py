@@ -15,7 +15,7 @@ from tiny_runs import Trained, conversations, run_training, write_model
 
 from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
-from swift.models.neftune import noise
+from swift.models.neftune import neftune_noise
 
 ROWS = conversations(16)
 GOLDEN, MASK = 0x9E3779B97F4A7C15, 2**64 - 1
@@ -44,7 +44,7 @@ def sample(number: int, *lengths: int) -> Encoded:
 
 def noise_of(batch: MicroBatch, step_seed: int = 77) -> torch.Tensor:
     batch.step_seed = step_seed
-    return noise(batch, batch.segment_ids, WIDTH, ALPHA)
+    return neftune_noise(batch, batch.segment_ids, WIDTH, ALPHA)
 
 
 @pytest.mark.parametrize("flat", [True, False], ids=["end to end", "padded"])
@@ -65,7 +65,7 @@ def test_neftune_depends_on_seed_step_sample_and_position(flat: bool) -> None:
 def test_neftune_noise_is_uniform_within_bound() -> None:
     batch = collate([sample(number, 512) for number in range(8)], flat=False)
     size = ALPHA / math.sqrt(512 * 64)
-    values = noise(batch, batch.segment_ids, 64, ALPHA).flatten() / size
+    values = neftune_noise(batch, batch.segment_ids, 64, ALPHA).flatten() / size
     assert values.abs().max() <= 1
     shares = torch.histc(values, bins=16, min=-1, max=1) / len(values)
     assert (shares - 1 / 16).abs().max() < 2e-3

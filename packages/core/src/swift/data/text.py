@@ -27,7 +27,7 @@ class MediaSpan:
     start: int
     end: int
     media: MediaRef
-    """Without its place among the tokens, which is not known yet."""
+    """Without its position among the tokens, which is not known yet."""
 
 
 @dataclass(frozen=True)
