@@ -12,7 +12,7 @@ ANSWERS = torch.tensor(list(product(range(VOCABULARY), repeat=LENGTH)))
 
 
 def parameters(seed: int) -> torch.Tensor:
-    """Logits of the next token after each prefix: one row per token before it (4: none), per place."""
+    """Logits of the next token after each prefix: one row per token before it (4: none), per position."""
     noise = torch.Generator().manual_seed(seed)
     return torch.randn(LENGTH, VOCABULARY + 1, VOCABULARY, generator=noise, dtype=torch.float64)
 

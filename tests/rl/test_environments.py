@@ -1,4 +1,4 @@
-"""Environments of several turns: what is learned, what stays as it was drawn, and what happens when they fail."""
+"""Environments of several turns: what is learned, which sampled tokens stay, and how failures are handled."""
 
 from __future__ import annotations
 
@@ -692,10 +692,10 @@ def test_a_reward_of_another_kind_of_number_is_that_number() -> None:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("wants = None", "has wants that are no names of columns"),
-        ("wants = 'word'", "has wants that are no names of columns"),
-        ("wants = [5]", "has wants that are no names of columns"),
-        ("options_model = dict", "has an options_model that is no pydantic model"),
+        ("wants = None", "has wants that are not column names"),
+        ("wants = 'word'", "has wants that are not column names"),
+        ("wants = [5]", "has wants that are not column names"),
+        ("options_model = dict", "has an options_model that is not a pydantic model"),
         ("raise KeyError('wheel')", "failed in its constructor: KeyError: 'wheel'."),
     ],
 )

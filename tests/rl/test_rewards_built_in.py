@@ -237,7 +237,7 @@ def _items(*texts: str) -> list[RewardItem]:
 
 
 def test_judge_is_asked_once_for_equal_completions(server: str) -> None:
-    """A judge is asked once for equal completions at temperature 0."""
+    """A judge scores equal completions once, at temperature 0."""
     judge = made("judge", reward_options={"judge": {"base_url": f"{server}/v1"}})
     first, again, unclear, broken = judge.score(_items("good", "good", "unclear", "broken"))
     assert (first, again) == (0.7, 0.7)

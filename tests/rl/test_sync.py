@@ -1,4 +1,4 @@
-"""Updates of an engine are verified: a tensor that is missing, old or in another's place stops the run by its name."""
+"""Updates of an engine are verified: a missing, stale or swapped tensor stops the run with its name."""
 
 from __future__ import annotations
 

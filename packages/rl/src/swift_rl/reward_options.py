@@ -119,6 +119,6 @@ class RewardOptions(CosineFields, RepetitionFields, OverlongFields):
             raise ConfigError(
                 f"reward_weights has {len(self.reward_weights)} values for {count} rewards "
                 f"({', '.join((*self.reward_funcs, *self.reward_model)) or 'none'}).",
-                hint="Give one weight for each of reward_funcs, then one for each of reward_model.",
+                hint="Pass one weight for each of reward_funcs, then one for each of reward_model.",
             )
         return self

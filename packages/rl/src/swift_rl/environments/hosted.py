@@ -52,7 +52,7 @@ class HostedEpisodes:
             wants = getattr(episode_class(task["environment"]), "wants", ())
             listed = isinstance(wants, Iterable) and not isinstance(wants, str)
             if not listed or not all(isinstance(each, str) for each in wants):
-                fault = fault or "has wants that are no names of columns"
+                fault = fault or "has wants that are not column names"
             return {"fault": fault, "wants": [] if fault else [*wants]}
         except BaseException as problem:
             return {"failure": in_one_line(problem), "traceback": traceback_text(problem)}

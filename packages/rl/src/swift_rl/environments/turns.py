@@ -35,7 +35,7 @@ class TurnRenderer:
         if not tokenizer.chat_template:
             raise ConfigError(
                 "An environment takes several turns, and the tokenizer has no chat template.",
-                hint="Give one with --model.chat_template FILE",
+                hint="Pass one with --model.chat_template FILE.",
             )
         self._tokenizer = tokenizer
         self._renderer = Renderer(tokenizer, arguments)

@@ -66,7 +66,7 @@ class RegexReward:
         try:
             re.compile(options.pattern or "")
         except re.error as problem:
-            raise ConfigError(f"reward_options.regex.pattern is no regular expression: {problem}.") from None
+            raise ConfigError(f"reward_options.regex.pattern is not a valid regular expression: {problem}.") from None
 
     def score(self, items: Sequence[RewardItem]) -> list[float | None]:
         """Return a value for each item."""

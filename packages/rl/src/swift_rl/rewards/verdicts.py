@@ -39,7 +39,7 @@ def checked(returned: Any, count: int) -> list[Checked]:
     """Return a value or a reason for each completion of a call that returned `returned`."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        return [(None, f"returned {_shown(returned)}, which is no list of {count}")] * count
+        return [(None, f"returned {_shown(returned)}, expected a list of {count}")] * count
     if len(values) != count:
         return [(None, f"returned {len(values)} values for {count} completions")] * count
     return [_checked_value(value) for value in values]
