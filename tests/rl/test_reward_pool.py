@@ -179,7 +179,7 @@ def test_bad_reward_return_fails_and_calls_have_own_folder(file: Path) -> None:
         home = Path(first["where"].output.strip())
         assert home.is_dir()
     assert first["short"].failure == "returned 0 values for 1 completions"
-    assert first["number"].failure == "returned 1.0, which is no list of 1"
+    assert first["number"].failure == "returned 1.0, expected a list of 1"
     assert first["where"].value == 0.0
     assert not home.exists()
     assert home.resolve() != Path.cwd().resolve()
