@@ -109,11 +109,11 @@ def test_every_backend_has_the_same_following_reference(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tuner.kind": "lora"}, "it has no weights that could move"),
-        ({"tuner.kind": "lora", "tuner.bias": "all"}, "two adapters is not the mixture"),
-        ({"objective.beta": 0.0}, "there is none with beta 0"),
-        ({"objective.sync_ref_model": False}, "choose sync_ref_model true"),
-        ({"objective.name": "ppo", "objective.kl_coef": 0.0}, "there is none with kl_coef 0"),
+        ({"tuner.kind": "lora"}, "no effect with new adapters"),
+        ({"tuner.kind": "lora", "tuner.bias": "all"}, "cannot mix adapters"),
+        ({"objective.beta": 0.0}, "but beta is 0"),
+        ({"objective.sync_ref_model": False}, "needs sync_ref_model true"),
+        ({"objective.name": "ppo", "objective.kl_coef": 0.0}, "but kl_coef is 0"),
     ],
 )
 def test_what_cannot_follow_is_refused_before_weights_load(

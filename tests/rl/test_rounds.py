@@ -150,8 +150,8 @@ def test_groups_without_spread_give_way_to_the_next_prompts(tied: Path, rewards:
         for prompt in range(len(each.prompts)):
             spread = len({completion.reward for completion in each.group(prompt)}) > 1
             assert spread is (prompt not in each.dropped)
-    turns = [prompt.turn for each in made for prompt in each.prompts]
-    assert turns == list(range(len(turns)))
+    positions = [prompt.position for each in made for prompt in each.prompts]
+    assert positions == list(range(len(positions)))
 
 
 @pytest.fixture(scope="module")
