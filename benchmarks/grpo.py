@@ -166,7 +166,7 @@ class Clock:
 def swift_side(order: dict[str, Any], clock: Clock) -> None:
     from swift.cli.main import run
     from swift.plugins.hooks import Hooks
-    from swift_rl.rounds.draw import Rollouts
+    from swift_rl.rounds.rollouts import Rollouts
     from swift_rl.rounds.schedule import RolloutSchedule
 
     local, train_step = Rollouts.local, Hooks.swift_train_step

@@ -93,7 +93,7 @@ def trained(model: Path, rewards: Path, out: Path, name: str, tuner: str, **chan
 
 def answers(run: Trained) -> list[list[list[int]]]:
     made = [read_round(run.folder / "rollouts", number) for number in range(ROUNDS)]
-    return [[answer.token_ids.tolist() for answer in each.answers] for each in made if each is not None]
+    return [[answer.token_ids.tolist() for answer in each.completions] for each in made if each is not None]
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def playing(train: Train, name: str, **changes: Any) -> Trained:
 def assert_same_episodes(run: Trained, alone: Trained) -> None:
     assert_same(run, alone)
     played = [
-        [answer.episode for answer in made.answers]
+        [answer.episode for answer in made.completions]
         for made in (read_round(each.folder / "rollouts", 0) for each in (run, alone))
         if made is not None
     ]
@@ -129,7 +129,7 @@ def assert_same(run: Trained, alone: Trained) -> None:
     assert answers(run) == drawn
     assert run.losses == pytest.approx(alone.losses, rel=1e-4, abs=1e-6)
     assert run.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
-    assert max(line["gap/mean"] for line in run.lines.values()) < 1e-5
+    assert max(line["mismatch/mean"] for line in run.lines.values()) < 1e-5
 
 
 # --- in process -----------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from spoil import BAD, Spoil, put
 from strategies import bad_file, examples, spoiled
 
 from swift.errors import DataError
-from swift_rl.rewards.stored import read_answers
-from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
+from swift_rl.rewards.stored import read_completions
+from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 from swift_rl.rounds.files import read_round, write_round
 
 FILE = "round.jsonl"
@@ -27,16 +27,16 @@ REWARDS = ["rewards", "test", FILE, "--reward_funcs", "format"]
 SAMPLE = ["sample", "--engine", "no", "--cache_files", FILE, "--reward_funcs", "format", "--result_path", "best.jsonl"]
 ROW: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Hello"}],
-    "completion": "<think>a</think><drawn>4</drawn>",
+    "completion": "<think>a</think><answer>4</answer>",
     "solution": "4",
 }
 PROMPT: dict[str, Any] = {
-    "number": 0, "turn": 0, "token_ids": [1], "messages": [{"role": "user", "content": "Hello"}],
-    "columns": {"solution": "4"}, "place": "data.jsonl:1", "tools": [],
+    "number": 0, "position": 0, "token_ids": [1], "messages": [{"role": "user", "content": "Hello"}],
+    "columns": {"solution": "4"}, "source": "data.jsonl:1", "tools": [],
 }  # fmt: skip
 HEAD: dict[str, Any] = {"round": 0, "version": 0, "cursor": 0, "facts": {}, "dropped": {}, "prompts": [PROMPT]}
 COMPLETION: dict[str, Any] = {
-    "prompt": 0, "place": 0, "finish_reason": "stop", "text": "4", "rewards": {}, "remarks": {}, "failed": [],
+    "prompt": 0, "index": 0, "finish_reason": "stop", "text": "4", "rewards": {}, "remarks": {}, "failed": [],
     "reward": 1.0, "why_not": "",
 }  # fmt: skip
 EPISODE: dict[str, Any] = {
@@ -148,7 +148,7 @@ def test_wrong_value_in_stored_completions_is_named(tmp_path: Path, changed: tup
     lines = put(changed[0], *changed[1])
     (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     try:
-        items = read_answers(tmp_path / FILE)
+        items = read_completions(tmp_path / FILE)
     except DataError as error:
         items = []
         named = FILE in error.message
@@ -165,10 +165,10 @@ def test_wrong_value_in_stored_completions_is_named(tmp_path: Path, changed: tup
 
 def test_round_with_other_line_separators_is_read_back(tmp_path: Path) -> None:
     prompt = Prompt(0, 0, np.array([1], np.int32), [{"role": "user", "content": "a\u2028b"}], {"note": "c\x85d"})
-    drawn = DrawnAnswer(0, 0, np.array([2, 3], np.int32), np.zeros(2, np.float32), "stop", "e\u2029f\x1cg")
+    drawn = RolloutCompletion(0, 0, np.array([2, 3], np.int32), np.zeros(2, np.float32), "stop", "e\u2029f\x1cg")
     write_round(tmp_path, Round(0, 0, [prompt], [drawn]), "made so")
     found = read_round(tmp_path, 0, "made so")
     assert found is not None
     assert [each.messages for each in found.prompts] == [prompt.messages]
-    assert [each.text for each in found.answers] == [drawn.text]
-    assert read_answers(tmp_path / "round-000000.jsonl")[0].completion == drawn.text
+    assert [each.text for each in found.completions] == [drawn.text]
+    assert read_completions(tmp_path / "round-000000.jsonl")[0].completion == drawn.text

@@ -34,10 +34,10 @@ def test_reference_and_engine_are_counted_as_they_are_held(tmp_path: Path) -> No
     words = ["--rlhf_type", "grpo", "--train_type", "full", "--beta", "0.1"]
     plan = _plan(tmp_path, *words, "--parallel.dp_shard", "8", "--torch_dtype", "bfloat16")
     assert _of(plan, "reference: weights") == pytest.approx(2 * LLAMA / 8, rel=0.01)  # cut as the policy is
-    assert _of(plan, "engine that answers") == pytest.approx(2 * LLAMA, rel=0.01)  # whole
+    assert _of(plan, "rollout engine") == pytest.approx(2 * LLAMA, rel=0.01)  # whole
     assert {"generating completions", "scoring completions"} <= set(plan["seconds"])
     served = _plan(tmp_path, *words, "--rollout_engine", "http://127.0.0.1:8000")
-    assert not _of(served, "engine that answers")
+    assert not _of(served, "rollout engine")
     assert "generating completions" not in served["seconds"]  # by devices that are not the run's
 
 

@@ -16,7 +16,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def rewards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with rewards that anyone can compute again from the tokens of an answer."""
+    """A file with rewards that anyone can compute again from the tokens of a completion."""
     file = tmp_path_factory.mktemp("rewards") / "rewards.py"
     file.write_text(
         "def evens(completion_ids, **columns):\n"

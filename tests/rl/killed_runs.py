@@ -11,18 +11,18 @@ from processes import on_processes
 
 from swift.testing.crew import Lost
 from swift_rl.rounds import schedule as plan_module
-from swift_rl.rounds.files import DrawJournal
-from swift_rl.rounds.judge import Judge
+from swift_rl.rounds.files import RolloutLog
+from swift_rl.rounds.scoring import RewardScorer
 
 PHASES: dict[str, tuple[object, str, int, bool]] = {
-    "drawing": (DrawJournal, "add", 21, False),
-    "scoring": (Judge, "score", 1, True),
+    "drawing": (RolloutLog, "add", 21, False),
+    "scoring": (RewardScorer, "score", 1, True),
     "before the file": (plan_module, "write_round", 1, True),
     "after the file": (plan_module, "write_round", 1, False),
     "between steps": (plan_module.RolloutSchedule, "batch", 3, True),
 }
-"""Where the second of two rounds of 16 answers is interrupted: what is called, how often that goes well, and whether
-the next call is the last thing that does not happen (True) or that does (False)."""
+"""Where the second of two rounds of 16 completions is interrupted: the call, how many calls succeed, and whether the
+next one is prevented (True) or still happens (False)."""
 
 
 def assert_killed(phase: str, run: Callable[[], object], *, lag: int = 0) -> None:
@@ -34,8 +34,8 @@ def assert_killed(phase: str, run: Callable[[], object], *, lag: int = 0) -> Non
         setattr(owner, name, _killing(getattr(owner, name), well, before=before))
         run()
 
-    ((answer,),) = on_processes(1, ends)
-    assert isinstance(answer, Lost), f"it was not killed while {phase}: {answer}"
+    ((completion,),) = on_processes(1, ends)
+    assert isinstance(completion, Lost), f"it was not killed while {phase}: {completion}"
 
 
 def _killing(function: Callable[..., Any], well: int, *, before: bool) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The objective `stored_grpo`: the losses of `grpo` over answers that a seed makes.
+"""The objective `stored_grpo`: the losses of `grpo` over completions that a seed makes.
 
 So runs on any backend learn from exactly the same numbers.
 """
@@ -24,16 +24,16 @@ MODEL_SAYS = -float(np.log(264))
 @pytest.fixture
 def stored_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the entry points of this module known for one test."""
-    info = tmp_path / "site" / "made_up_answers-1.0.dist-info"
+    info = tmp_path / "site" / "made_up_completions-1.0.dist-info"
     info.mkdir(parents=True)
-    metadata = "Metadata-Version: 2.1\nName: made-up-answers\nVersion: 1.0\nRequires-Dist: swift-rl>=0.1\n"
+    metadata = "Metadata-Version: 2.1\nName: made-up-completions\nVersion: 1.0\nRequires-Dist: swift-rl>=0.1\n"
     (info / "METADATA").write_text(metadata)
     (info / "entry_points.txt").write_text(POINTS)
     monkeypatch.syspath_prepend(str(info.parent))
 
 
 class StoredGrpo(Grpo):
-    """`grpo` whose schedule makes the answers up."""
+    """`grpo` whose schedule makes the completions up."""
 
     name = "stored_grpo"
     encoding = "chat"  # type: ignore[assignment]
@@ -43,7 +43,7 @@ class StoredGrpo(Grpo):
 
 
 class StoredSchedule(BatchSchedule):
-    """Answers of 1 to 20 tokens, two of a round of twelve never learned from; a round serves two steps."""
+    """Completions of 1 to 20 tokens, two of a round of twelve never learned from; a round serves two steps."""
 
     steps_per_epoch = None
 
@@ -61,7 +61,7 @@ class StoredSchedule(BatchSchedule):
 
 
 def made_up(number: int) -> Encoded:
-    """An answer after a prompt, with all numbers that a schedule may give to its tokens."""
+    """A completion after a prompt, with all numbers that a schedule may give to its tokens."""
     noise = np.random.default_rng(number)
     prompt, length = int(noise.integers(2, 12)), int(noise.integers(1, 21))
     tokens = noise.integers(3, 250, size=prompt + length).astype(np.int32)

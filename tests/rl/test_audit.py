@@ -1,4 +1,4 @@
-"""The page of a round: everything that is known of an answer is on it, and nothing that a model wrote is markup."""
+"""The page of a round: everything that is known of a completion is on it, and nothing that a model wrote is markup."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from swift_rl.audit import page_of, read_page, token_values, write_page
-from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
+from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 
 HOSTILE = '</script><img src=x onerror="alert(1)"><!--<script>'
 
@@ -26,11 +26,11 @@ def a_round() -> Round:
         Prompt(4, 1, np.array([1, 3]), [{"role": "user", "content": HOSTILE}], {"grade": [1, 2]}),
     ]
     old = np.array([-1.0, -2.0, -0.5], np.float32)
-    first = DrawnAnswer(
+    first = RolloutCompletion(
         0, 0, np.array([65, 66, 67]), old + np.float32(0.1), "stop", "four three eight", {"right": 1.0, "form": None},
         {"form": HOSTILE}, 1.0, np.full(3, 0.7), old, old - 0.3, np.ones(3), np.array([0.1, 0.2, 0.3]),
     )  # fmt: skip
-    second = DrawnAnswer(
+    second = RolloutCompletion(
         1, 1, np.array([70]), np.array([-3.0]), "length", HOSTILE, {"right": None}, {"right": "no number"},
         float("nan"), np.zeros(1), why_not="no reward could be computed",
     )  # fmt: skip
@@ -46,14 +46,14 @@ def test_audit_page_shows_prompt_completions_and_rewards(tmp_path: Path) -> None
     assert (kept["number"], kept["columns"], kept["dropped"]) == (17, {"solution": "four three eight"}, "")
     assert kept["messages"] == [{"role": "user", "content": "Read 438 aloud."}]
     assert dropped["dropped"] == "all the same"
-    (answer,), (cut_off,) = kept["answers"], dropped["answers"]
-    assert answer["rewards"] == {"right": {"value": 1.0, "remark": ""}, "form": {"value": None, "remark": HOSTILE}}
-    assert (answer["reward"], answer["advantage"], answer["steps"]) == (1.0, 0.7, [23])
-    assert answer["pieces"] == ["A", "B", "C"]
-    assert answer["values"]["gap to the engine"] == pytest.approx([-0.1] * 3, rel=1e-3)
-    assert answer["values"]["ratio to the engine"] == pytest.approx([np.exp(-0.1)] * 3, rel=1e-3)
-    assert answer["values"]["log-ratio to the reference"] == pytest.approx([0.3] * 3, rel=1e-3)
-    assert answer["values"]["entropy"] == [0.1, 0.2, 0.3]
+    (completion,), (cut_off,) = kept["completions"], dropped["completions"]
+    assert completion["rewards"] == {"right": {"value": 1.0, "remark": ""}, "form": {"value": None, "remark": HOSTILE}}
+    assert (completion["reward"], completion["advantage"], completion["steps"]) == (1.0, 0.7, [23])
+    assert completion["pieces"] == ["A", "B", "C"]
+    assert completion["values"]["log-ratio to the engine"] == pytest.approx([-0.1] * 3, rel=1e-3)
+    assert completion["values"]["ratio to the engine"] == pytest.approx([np.exp(-0.1)] * 3, rel=1e-3)
+    assert completion["values"]["log-ratio to the reference"] == pytest.approx([0.3] * 3, rel=1e-3)
+    assert completion["values"]["entropy"] == [0.1, 0.2, 0.3]
     assert (cut_off["reward"], cut_off["ended"]) == (None, "length")
     assert cut_off["why_not"] == "no reward could be computed"
     assert cut_off["pieces"] == ["F"]
@@ -63,8 +63,8 @@ def test_audit_page_shows_prompt_completions_and_rewards(tmp_path: Path) -> None
 
 def test_what_was_not_measured_is_not_offered() -> None:
     made = a_round()
-    assert set(token_values(made.answers[1])) == {"log-probability", "advantage"}
-    assert json.loads(_data(page_of(made)))["groups"][0]["answers"][0]["pieces"] == ["65", "66", "67"]
+    assert set(token_values(made.completions[1])) == {"log-probability", "advantage"}
+    assert json.loads(_data(page_of(made)))["groups"][0]["completions"][0]["pieces"] == ["65", "66", "67"]
 
 
 def _data(page: str) -> str:
@@ -82,7 +82,7 @@ def test_model_output_is_escaped_and_nothing_is_loaded() -> None:
     assert "<img" not in page
     assert "innerHTML" not in page
     assert not re.findall(r'(?:src|href)="', page)
-    assert json.loads(_data(page))["groups"][1]["answers"][0]["text"] == HOSTILE
+    assert json.loads(_data(page))["groups"][1]["completions"][0]["text"] == HOSTILE
 
 
 BROWSER = """
@@ -135,7 +135,7 @@ def test_script_shows_completions_with_colored_tokens(tmp_path: Path) -> None:
                  "not learned from: no reward could be computed", "cut off", HOSTILE, "no value"):  # fmt: skip
         assert part in seen["text"]
     assert "entropy" in seen["options"]
-    assert "gap to the engine" in seen["options"]
+    assert "log-ratio to the engine" in seen["options"]
     strengths = [float(each.split("/")[1].strip(" )")) for each in seen["colours"]]
     assert strengths[:3] == pytest.approx([0.65 / 3, 0.65 * 2 / 3, 0.65])
     assert "entropy: 0.3" in seen["titles"][2]

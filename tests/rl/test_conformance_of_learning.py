@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not WHOLE_KIT, reason="takes minutes: make confo
 CONTROL = '''
 
 def noise(completions, **columns):
-    """0 or 1 by the letters of an answer, whatever was asked."""
+    """0 or 1 by the letters of a completion, whatever the prompt."""
     return [sum(map(ord, text)) % 2 for text in completions]
 
 
@@ -126,7 +126,7 @@ def played_anyhow(rng: random.Random) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the game, and a model that has learned from examples to stay within what it was told."""
+    """Return a folder with the game and a model that learned from examples to guess within the known bounds."""
     out = tmp_path_factory.mktemp("guesser")
     (out / "game.py").write_text(GAMES)
     rng = random.Random(0)

@@ -1,4 +1,4 @@
-"""`swift demo --task grpo`: from few good answers to many, on the screen."""
+"""`swift demo --task grpo`: from few good completions to many, on the screen."""
 
 from __future__ import annotations
 

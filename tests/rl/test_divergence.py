@@ -17,7 +17,7 @@ from swift.models.logps import token_logps
 from swift_rl.distill import divergence
 from swift_rl.distill.objective import Gkd
 from swift_rl.distill.options import GkdOptions
-from swift_rl.distill.rounds import student_answers
+from swift_rl.distill.rounds import is_on_policy
 
 TOKENS, VOCABULARY = 11, 37
 BETAS = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -186,8 +186,8 @@ def test_batch_without_targets_has_metrics_and_no_loss() -> None:
 def test_student_share_of_rounds_follows_seed() -> None:
     """The student generates in its part of the rounds, and other seeds choose others."""
     for part in (0.0, 0.3, 1.0):
-        chosen = np.array([[student_answers(seed, number, part) for number in range(1000)] for seed in range(4)])
+        chosen = np.array([[is_on_policy(seed, number, part) for number in range(1000)] for seed in range(4)])
         spread = 4 * (part * (1 - part) / chosen.size) ** 0.5  # four standard deviations of a mean of coins
         assert abs(chosen.mean() - part) <= spread
-    agreeing = [student_answers(0, number, 0.5) == student_answers(1, number, 0.5) for number in range(1000)]
+    agreeing = [is_on_policy(0, number, 0.5) == is_on_policy(1, number, 0.5) for number in range(1000)]
     assert 400 < sum(agreeing) < 600

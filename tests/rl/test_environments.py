@@ -1,4 +1,4 @@
-"""Environments of several turns: what is learned, what stays as it was drawn, and what happens when they fail."""
+"""Environments of several turns: what is learned, which sampled tokens stay, and how failures are handled."""
 
 from __future__ import annotations
 
@@ -95,47 +95,49 @@ def rounds(run: Trained) -> list[Round]:
 
 
 def told(made: Round) -> list[Any]:
-    return [(each.token_ids.tolist(), each.episode, each.rewards) for each in made.answers]
+    return [(each.token_ids.tolist(), each.episode, each.rewards) for each in made.completions]
 
 
 def test_episode_is_one_sample_with_learned_completions(tied: Path, counting: str, tmp_path: Path) -> None:
     """An episode is one sample of which the completions are learned."""
     run = run_training(tied, tmp_path, ROWS, settings(counting))
     (made,) = rounds(run)
-    assert {answer.episode.turns for answer in made.answers if answer.episode} >= {1, 2, 3}
+    assert {completion.episode.turns for completion in made.completions if completion.episode} >= {1, 2, 3}
     model = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tied)
     loss, tokens = torch.zeros(()), 0
     for group in (made.group(prompt) for prompt in range(len(made.prompts))):
         scores = []
-        for answer in group:
-            episode = answer.episode
+        for completion in group:
+            episode = completion.episode
             assert episode is not None
             said = [message["content"] for message in episode.messages if message["role"] == "assistant"]
             assert len(said) == episode.turns
             scores.append(sum(episode.rewards))
         advantages = (np.array(scores) - np.mean(scores)) / (np.std(scores, ddof=1) + 1e-4)
-        for answer, advantage in zip(group, advantages, strict=True):
-            episode = answer.episode
-            assert answer.reward == answer.rewards["environment"] == sum(episode.rewards)
-            prompt = made.prompts[answer.prompt]
+        for completion, advantage in zip(group, advantages, strict=True):
+            episode = completion.episode
+            assert completion.reward == completion.rewards["environment"] == sum(episode.rewards)
+            prompt = made.prompts[completion.prompt]
             ids = torch.tensor([[*prompt.token_ids.tolist(), *episode.token_ids]])
             own = torch.tensor(episode.written)
-            assert ids[0, len(prompt.token_ids) :][own].tolist() == answer.token_ids.tolist()
+            assert ids[0, len(prompt.token_ids) :][own].tolist() == completion.token_ids.tolist()
             whole = tokenizer.decode(ids[0])
             for message in episode.messages[len(prompt.messages) :]:
                 assert message["content"] in whole
             logps = (
                 model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[len(prompt.token_ids) - 1 :, 0]
             )
-            # What the engine drew from is what training sees: every turn began with the tokens before it.
-            assert answer.logps == pytest.approx(logps[own].detach().numpy(), abs=1e-5)
+            # What the engine sampled from is what training sees: every turn began with the tokens before it.
+            assert completion.logps == pytest.approx(logps[own].detach().numpy(), abs=1e-5)
             loss = loss - (logps[own] * float(advantage)).sum()
             tokens += int(own.sum())
     (loss / tokens).backward()
     norm = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]).norm()
     assert run.grad_norms == [pytest.approx(float(norm), rel=1e-4)]
-    assert run.lines[1]["turns"] == pytest.approx(np.mean([answer.episode.turns for answer in made.answers]))
+    assert run.lines[1]["turns"] == pytest.approx(
+        np.mean([completion.episode.turns for completion in made.completions])
+    )
 
 
 def test_environment_cannot_affect_other_episodes(tied: Path, counting: str, tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ def test_environment_cannot_affect_other_episodes(tied: Path, counting: str, tmp
         "ZeroDivisionError",
         "",
     ]
-    for number in (1, 3, 5):  # begun again in another process, whose answers are the same
+    for number in (1, 3, 5):  # begun again in another process, whose completions are the same
         assert [seen.messages[0]["content"] for seen in calls[number].seen] == [
             f"x {total} {number}" for total in (3, 6, 9)
         ]
@@ -217,13 +219,13 @@ def test_a_failed_episode_is_left_out_and_too_many_end_the_run(tied: Path, count
     rows = [{**row, "trap": {"a": "raise", "b": "begin"}.get(str(row["word"]), "")} for row in ROWS]
     more = {"objective.reward_max_failed": 0.8, "train.global_batch": 12, "objective.beta": 0.1, "tuner.kind": "lora"}
     (made,) = rounds(run_training(tied, tmp_path / "some", rows, settings(counting, **more)))
-    failed = [answer for answer in made.answers if answer.episode and answer.episode.failure]
-    assert {answer.prompt for answer in failed} == {0, 1}
-    for answer in failed:
-        assert not answer.learned
-        assert answer.rewards["environment"] is None
-        assert ("no game" if answer.prompt else "ZeroDivisionError") in answer.remarks["environment"]
-    assert {answer.prompt for answer in made.answers if answer.learned} >= {2}
+    failed = [completion for completion in made.completions if completion.episode and completion.episode.failure]
+    assert {completion.prompt for completion in failed} == {0, 1}
+    for completion in failed:
+        assert not completion.learned
+        assert completion.rewards["environment"] is None
+        assert ("no game" if completion.prompt else "ZeroDivisionError") in completion.remarks["environment"]
+    assert {completion.prompt for completion in made.completions if completion.learned} >= {2}
     with pytest.raises(SwiftError, match=r"environment failed for .* of 8 episodes.*ZeroDivisionError"):
         run_training(tied, tmp_path / "none", rows, settings(counting, **{"objective.reward_on_error": "stop"}))
 
@@ -242,14 +244,14 @@ def test_a_run_of_episodes_is_resumed_to_the_same_bits(tied: Path, counting: str
 @pytest.mark.full
 def test_stale_episodes_use_weights_of_previous_round(tied: Path, counting: str, tmp_path: Path) -> None:
     """Stale episodes use the weights of the previous round."""
-    changes = {"objective.rollout_lag": 1, "train.max_steps": 3, "optim.lr": 1e-2, "optim.warmup_steps": 0}
+    changes = {"objective.rollout_staleness": 1, "train.max_steps": 3, "optim.lr": 1e-2, "optim.warmup_steps": 0}
     whole = run_training(tied, tmp_path, ROWS, settings(counting, **changes))
     gaps = []
     for made in rounds(whole):
         assert made.version == max(0, made.number - 1)
         writers = [tied if not step else whole.folder / f"checkpoint-{step}" for step in (made.version, made.number)]
         wrote, learns = (logps_of(folder, made) for folder in writers)
-        assert np.concatenate([answer.logps for answer in made.answers]) == pytest.approx(wrote, abs=1e-5)
+        assert np.concatenate([completion.logps for completion in made.completions]) == pytest.approx(wrote, abs=1e-5)
         gaps.append(np.abs(wrote - learns).max())
     assert gaps[0] == 0
     assert min(gaps[1:]) > 1e-3
@@ -262,12 +264,12 @@ def logps_of(folder: Path, made: Round) -> np.ndarray:
     """Return the log-probabilities of all tokens that the model wrote in a round, by a plain model of a folder."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     found = []
-    for answer in made.answers:
-        assert answer.episode is not None
-        before = made.prompts[answer.prompt].token_ids.tolist()
-        ids = torch.tensor([[*before, *answer.episode.token_ids]])
+    for completion in made.completions:
+        assert completion.episode is not None
+        before = made.prompts[completion.prompt].token_ids.tolist()
+        ids = torch.tensor([[*before, *completion.episode.token_ids]])
         logps = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[len(before) - 1 :, 0]
-        found.append(logps[torch.tensor(answer.episode.written)].detach().numpy())
+        found.append(logps[torch.tensor(completion.episode.written)].detach().numpy())
     return np.concatenate(found)
 
 
@@ -282,16 +284,16 @@ def test_episode_length_includes_observations(tied: Path, counting: str, tmp_pat
     }
     (made,) = rounds(run_training(tied, tmp_path, ROWS, settings(counting, **limits)))
     lengths, turns, reasons = [], [], set()
-    for answer in made.answers:
-        episode = answer.episode
+    for completion in made.completions:
+        episode = completion.episode
         assert episode is not None
-        assert episode.written[-1], "nothing is told after the last answer"
-        assert answer.token_ids.tolist() == [
+        assert episode.written[-1], "nothing is told after the last completion"
+        assert completion.token_ids.tolist() == [
             token for token, own in zip(episode.token_ids, episode.written, strict=True) if own
         ]
         lengths.append(len(episode.token_ids))
         turns.append(episode.turns)
-        reasons.add((episode.turns, answer.finish_reason))
+        reasons.add((episode.turns, completion.finish_reason))
     assert max(lengths) == 40
     assert max(turns) == 2
     assert {(1, "length"), (2, "length")} <= reasons
@@ -303,7 +305,7 @@ def test_too_long_initial_observation_is_refused(tied: Path, counting: str, tmp_
     file = tmp_path / "long.py"
     begin = "        return [{'role': 'user', 'content': 'word ' * 400}]\n\n    def step"
     file.write_text(COUNTING.replace("\n    def step", begin))
-    with pytest.raises(SwiftError, match=r"begins with \d+ tokens, which leaves no room .* the 512 positions"):
+    with pytest.raises(SwiftError, match=r"its prompt has \d+ tokens, which leaves no room .* the 512 positions"):
         run_training(tied, tmp_path, ROWS, settings(f"{file}:Counting"))
 
 
@@ -353,14 +355,14 @@ TRIMMING = (
 )
 
 
-def following(tied: Path, template: str, answer: str, *, keep: bool = False) -> str:
+def following(tied: Path, template: str, completion: str, *, keep: bool = False) -> str:
     tokenizer = AutoTokenizer.from_pretrained(tied)
     tokenizer.chat_template = template
     turns = TurnRenderer(tokenizer, {}, keep=keep)
     turns.check()
     asked = [{"role": "user", "content": "How much?"}]
     before = turns.first(asked, (), "row 1").text
-    rendering = turns.following(before, asked, answer, [{"role": "user", "content": "More."}], (), "row 1, turn 1")
+    rendering = turns.following(before, asked, completion, [{"role": "user", "content": "More."}], (), "row 1, turn 1")
     return str(tokenizer.decode(rendering.token_ids))
 
 
@@ -421,7 +423,7 @@ class Tips(MultiTurnScheduler):
 
 
 class Doubts(MultiTurnScheduler):
-    # As ms-swift's own math_tip_trick: of a wrong answer the beginning stays, and a doubt follows it, once.
+    # As ms-swift's own math_tip_trick: of a wrong completion the beginning stays, and a doubt follows it, once.
     tip = ' But wait,'
 
     def __init__(self, *args, **kwargs):
@@ -473,7 +475,7 @@ envs['door'] = Door
 
 
 def played(
-    tied: Path, folder: Path, name: str, *answers: str, source: str | None = MS_SWIFT, **columns: Any
+    tied: Path, folder: Path, name: str, *completions: str, source: str | None = MS_SWIFT, **columns: Any
 ) -> EpisodeCall:
     plugin = folder / "plugin.py"
     plugin.write_text(source or "")
@@ -485,8 +487,8 @@ def played(
     pool = EnvironmentPool(selected, options)
     try:
         pool.advance([call])
-        for number, answer in enumerate(answers, 1):
-            call.turns.append(Turn(answer, number, [1, 2]))
+        for number, completion in enumerate(completions, 1):
+            call.turns.append(Turn(completion, number, [1, 2]))
             pool.advance([call])
     finally:
         pool.close()
@@ -539,7 +541,7 @@ def test_schedulers_that_ms_swift_brings_with_it_have_its_names(tied: Path, tmp_
     assert doubted.seen[0] == Observation([], text=TIP, keep=len("<think>2 + 2 is 5"))
     assert doubted.seen[1].done
     assert played(tied, tmp_path, "math_tip_trick", "<answer>4</answer>", source=None, solution="$4$").seen[0].done
-    with pytest.raises(DataError, match="wants the column 'solution'"):
+    with pytest.raises(DataError, match="needs the column 'solution'"):
         played(tied, tmp_path, "math_tip_trick", source=None)
 
     asked = {"env_config": {"name": "math_env"}, "problem": "2 + 2?", "solution": "$4$"}
@@ -556,7 +558,7 @@ def test_schedulers_that_ms_swift_brings_with_it_have_its_names(tied: Path, tmp_
 @pytest.mark.parametrize("name", ["base_scheduler", "math_tip_trick_multi_turn", "thinking_tips_scheduler"])
 def test_unsupported_schedulers_are_refused(tied: Path, name: str) -> None:
     """Other schedulers of ms-swift are refused with what to type."""
-    with pytest.raises(ConfigError, match=f"'{name}' of ms-swift is not here") as refused:
+    with pytest.raises(ConfigError, match=f"'{name}' of ms-swift is not available") as refused:
         select_environment(GrpoOptions(environment=name), [], tied)
     assert refused.value.hint
 
@@ -649,37 +651,37 @@ def test_plugin_files_derive_from_the_schedulers_of_ms_swift(tied: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("returned", "message"),
     [
-        ("Observation([], float('nan'))", "the reward nan, which is no finite number"),
-        ("Observation([], 'much')", "the reward 'much', which is no finite number"),
-        ("Observation([5], 1.0)", "messages are no mappings"),
-        ("Observation(text=5)", "text is none"),
-        ("Observation([], 10**400)", "which is no finite number"),
-        ("Observation([], [1.0])", "the reward [1.0], which is no finite number"),
-        ("Observation(None)", "messages that are no list of them, but of the type NoneType"),
-        ("Observation([{'role': 'user', 'content': b'a'}])", "messages that JSON cannot say"),
-        ("Observation([{'role': 'user', 'content': chr(0xD800)}])", "messages with half of a surrogate pair"),
-        ("Observation(text=chr(0xD800))", "text with half of a surrogate pair"),
-        ("Observation(text='a', keep=-1)", "keeps -1 letters of the answer"),
-        ("Observation(text='a', keep='b')", "keeps 'b' letters of the answer"),
-        ("Observation([], done='no')", "done is 'no'"),
-        ("Observation([], info='a')", "info is no mapping"),
-        ("Observation([], info={(1, 2): 3})", "info is no mapping of texts"),
+        ("Observation([], float('nan'))", "the reward nan. Expected: a finite number"),
+        ("Observation([], 'much')", "the reward 'much'. Expected: a finite number"),
+        ("Observation([5], 1.0)", "messages that are not mappings"),
+        ("Observation(text=5)", "text=5. Expected: a string"),
+        ("Observation([], 10**400)", "Expected: a finite number"),
+        ("Observation([], [1.0])", "the reward [1.0]. Expected: a finite number"),
+        ("Observation(None)", "returned NoneType as messages"),
+        ("Observation([{'role': 'user', 'content': b'a'}])", "messages that cannot be written as JSON"),
+        ("Observation([{'role': 'user', 'content': chr(0xD800)}])", "messages with an unpaired surrogate"),
+        ("Observation(text=chr(0xD800))", "text with an unpaired surrogate"),
+        ("Observation(text='a', keep=-1)", "keep=-1. Expected: a whole number"),
+        ("Observation(text='a', keep='b')", "keep='b'. Expected: a whole number"),
+        ("Observation([], done='no')", "done='no'. Expected: True or False"),
+        ("Observation([], info='a')", "info='a'. Expected: a mapping"),
+        ("Observation([], info={(1, 2): 3})", "info={(1, 2): 3}. Expected: a mapping with string keys"),
         ("1 / 0", "ZeroDivisionError: division by zero (in step)"),
     ],
 )
-def test_untrainable_observation_fails_its_episode(answer: str, said: str) -> None:
+def test_untrainable_observation_fails_its_episode(returned: str, message: str) -> None:
     """An observation that nothing can be learned from fails its episode."""
     episodes = HostedEpisodes()
     scope: dict[str, Any] = {}
-    exec(f"def step(self, turn):\n    return {answer}", {"Observation": Observation}, scope)
+    exec(f"def step(self, turn):\n    return {returned}", {"Observation": Observation}, scope)
     environment = type("Odd", (), {"reset": lambda self, start: None, **scope})
     task = {"key": "0", "turns": [asdict(Turn("a", 1))], "environment": {}, "start": asdict(EpisodeStart([], {}))}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("swift_rl.environments.hosted.new_episode", lambda _: environment())
-        assert episodes.answer({**task, "turns": []}, lambda: None) == {"first": None}
-        assert said in episodes.answer(task, lambda: None)["failure"]
+        assert episodes.reply({**task, "turns": []}, lambda: None) == {"first": None}
+        assert message in episodes.reply(task, lambda: None)["failure"]
 
 
 def test_a_reward_of_another_kind_of_number_is_that_number() -> None:
@@ -690,10 +692,10 @@ def test_a_reward_of_another_kind_of_number_is_that_number() -> None:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("wants = None", "has wants that are no names of columns"),
-        ("wants = 'word'", "has wants that are no names of columns"),
-        ("wants = [5]", "has wants that are no names of columns"),
-        ("options_model = dict", "has an options_model that is no pydantic model"),
+        ("wants = None", "has wants that are not column names"),
+        ("wants = 'word'", "has wants that are not column names"),
+        ("wants = [5]", "has wants that are not column names"),
+        ("options_model = dict", "has an options_model that is not a pydantic model"),
         ("raise KeyError('wheel')", "failed in its constructor: KeyError: 'wheel'."),
     ],
 )
@@ -737,5 +739,5 @@ def test_what_user_code_writes_into_the_channel_ends_its_process(words: bytes, t
     with theirs, contextlib.suppress(OSError):
         theirs.sendall(words)
         theirs.shutdown(socket.SHUT_WR)
-        assert worker.answer() is None
+        assert worker.reply() is None
     worker.kill()

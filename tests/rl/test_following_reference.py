@@ -66,14 +66,14 @@ def test_ema_reference_survives_resume(tied: Path, rewards: Path, tmp_path: Path
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=3e-7)
     assert max(float((first[name] - begun[name]).abs().max()) for name in begun) > 1e-4
 
-    # What the reference says of the answers of the third round is what a plain model with these weights says.
+    # What the reference says of the completions of the third round is what a plain model with these weights says.
     model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in first.items()}, strict=False)
     made = rounds(whole)[2]
-    for answer in made.answers:
-        prompt = made.prompts[answer.prompt].token_ids
-        ids = torch.tensor(np.concatenate([prompt, answer.token_ids])[None].astype("int64"))
+    for completion in made.completions:
+        prompt = made.prompts[completion.prompt].token_ids
+        ids = torch.tensor(np.concatenate([prompt, completion.token_ids])[None].astype("int64"))
         logps = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
-        assert answer.ref_logps == pytest.approx(logps.detach().numpy(), abs=1e-5)
+        assert completion.ref_logps == pytest.approx(logps.detach().numpy(), abs=1e-5)
 
     for step in (2, 3):  # before it follows for the first time, and after
         resume = {"checkpoint.resume": str(saved[step - 1]), "logging.run_name": f"resumed-{step}"}
@@ -109,11 +109,11 @@ def test_every_backend_has_the_same_following_reference(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tuner.kind": "lora"}, "it has no weights that could move"),
-        ({"tuner.kind": "lora", "tuner.bias": "all"}, "two adapters is not the mixture"),
-        ({"objective.beta": 0.0}, "there is none with beta 0"),
-        ({"objective.sync_ref_model": False}, "choose sync_ref_model true"),
-        ({"objective.name": "ppo", "objective.kl_coef": 0.0}, "there is none with kl_coef 0"),
+        ({"tuner.kind": "lora"}, "no effect with new adapters"),
+        ({"tuner.kind": "lora", "tuner.bias": "all"}, "cannot mix adapters"),
+        ({"objective.beta": 0.0}, "but beta is 0"),
+        ({"objective.sync_ref_model": False}, "needs sync_ref_model true"),
+        ({"objective.name": "ppo", "objective.kl_coef": 0.0}, "but kl_coef is 0"),
     ],
 )
 def test_what_cannot_follow_is_refused_before_weights_load(

@@ -1,4 +1,4 @@
-"""Distillation as runs: what a step learns from, who answers, runs that are resumed, and what is refused."""
+"""Runs of distillation: what a step learns from, who generates, resumed runs, and refused settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def distilled(student: Path, out: Path, teacher: Path, **changes: Any) -> Trained:
-    """A run of `gkd` whose answers are short."""
+    """A run of `gkd` whose completions are short."""
     settings = {
         "objective.name": "gkd", "objective.teacher_model": str(teacher), "objective.max_completion_length": 6,
         "objective.gkd_logits_topk": 16, "train.max_steps": 4, "train.global_batch": 4, "optim.eps": 1e-6,
@@ -63,7 +63,7 @@ def by_hand(student: Path, teacher: Path, texts: list[tuple[list[int], int]]) ->
 
 
 def answers_of_the_data(student: Path, rows: list[dict[str, Any]]) -> list[tuple[list[int], int]]:
-    """Rows up to the end of their answers, and where these begin; what follows the turn is not learned."""
+    """Rows up to the end of their completions, and where these begin; what follows the turn is not learned."""
     tokenizer = AutoTokenizer.from_pretrained(student)
     texts = []
     for row in rows:
@@ -73,8 +73,8 @@ def answers_of_the_data(student: Path, rows: list[dict[str, Any]]) -> list[tuple
     return texts
 
 
-def likeliest_answers(teacher: Path, rows: list[dict[str, Any]], longest: int) -> list[tuple[list[int], int]]:
-    """The same of answers that the teacher itself writes, by `generate` of transformers."""
+def likeliest_completions(teacher: Path, rows: list[dict[str, Any]], longest: int) -> list[tuple[list[int], int]]:
+    """The same of completions that the teacher itself writes, by `generate` of transformers."""
     tokenizer = AutoTokenizer.from_pretrained(teacher)
     model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
     texts = []
@@ -118,11 +118,11 @@ def test_gkd_teacher_step_matches_plain_models(tied: Path, teacher: Path, tmp_pa
     changes = {"objective.lmbda": 0.0, "objective.seq_kd": True, "objective.beta": BETA, "objective.sft_alpha": ALPHA}
     changes |= {"objective.gkd_logits_topk": 0, "objective.top_k": 1}  # the likeliest token, always
     run = distilled(tied, tmp_path, teacher, **changes, **{"train.max_steps": 1, "train.global_batch": len(ROWS)})
-    texts = likeliest_answers(teacher, ROWS, longest=6)
+    texts = likeliest_completions(teacher, ROWS, longest=6)
     made = read_round(run.folder / "rollouts", 0)
     assert made is not None
-    answers = [answer.token_ids.tolist() for answer in made.answers]
-    assert sorted(answers) == sorted(ids[start:] for ids, start in texts)
+    completions = [completion.token_ids.tolist() for completion in made.completions]
+    assert sorted(completions) == sorted(ids[start:] for ids, start in texts)
     loss, norm = by_hand(tied, teacher, texts)
     assert run.losses == pytest.approx([loss], rel=1e-5)
     assert run.grad_norms == pytest.approx([norm], rel=1e-4)
@@ -154,19 +154,19 @@ def test_unsupported_gkd_input_is_refused_before_loading(tied: Path, teacher: Pa
     size = len(tokenizer)
     assert tokenizer.add_tokens(["quokka"]) == 1
     tokenizer.save_pretrained(other)
-    of = rf"another vocabulary than the student, of {size + 1} and {size} tokens: 2 numbers"
+    of = rf"\({size + 1} tokens\) and the student \({size} tokens\) differ in 2 ids"
     with pytest.raises(ConfigError, match=of):
         distilled(tied, tmp_path / "vocabulary", other)
-    with pytest.raises(ConfigError, match="no teacher to learn from"):
+    with pytest.raises(ConfigError, match="No teacher is configured"):
         distilled(tied, tmp_path / "none", teacher, **{"objective.teacher_model": None})
-    with pytest.raises(ConfigError, match="the tokens that gkd_logits_topk leaves out"):
+    with pytest.raises(ConfigError, match="divergence_temperature needs the whole vocabulary"):
         distilled(tied, tmp_path / "warm", teacher, **{"objective.divergence_temperature": 2.0})
     role = {"objective.teacher_as_role": True}
-    with pytest.raises(ConfigError, match="With seq_kd the teacher writes answers"):
+    with pytest.raises(ConfigError, match="seq_kd cannot be combined with teacher_as_role"):
         distilled(tied, tmp_path / "writes", teacher, **role, **{"objective.seq_kd": True, "objective.lmbda": 0.0})
-    with pytest.raises(ConfigError, match="teacher_batch_size is about an engine, and teacher_as_role asks none"):
+    with pytest.raises(ConfigError, match="teacher_batch_size has no effect with teacher_as_role"):
         distilled(tied, tmp_path / "engine", teacher, **role, **{"objective.teacher_batch_size": 2})
-    with pytest.raises(ConfigError, match="together more than the"):
+    with pytest.raises(ConfigError, match="exceeds the model's"):
         distilled(tied, tmp_path / "long", teacher, **{"objective.max_completion_length": 4096})
 
 
@@ -196,7 +196,7 @@ MIXED = {
     "train.seed": 0,
 }  # fmt: skip
 SAVED_AT = 3
-"""In the middle of the second round, whose answers are the student's."""
+"""In the middle of the second round, whose completions are the student's."""
 
 
 @pytest.fixture(scope="module")
@@ -225,4 +225,4 @@ def test_gkd_layouts_match_and_resume_mid_round(
     assert whole.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4, abs=1e-6)
     assert rest.losses == pytest.approx(alone.losses[SAVED_AT:], rel=1e-4, abs=1e-6)
     assert rest.grad_norms == pytest.approx(alone.grad_norms[SAVED_AT:], rel=1e-4, abs=1e-6)
-    assert not list((rest.folder / "rollouts").glob("round-000001*")), "the answers were drawn again"
+    assert not list((rest.folder / "rollouts").glob("round-000001*")), "the completions were sampled again"

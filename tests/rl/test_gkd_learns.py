@@ -21,7 +21,7 @@ COMMON: dict[str, Any] = {
 
 
 def apart(teacher: Path, student: Path) -> float:
-    """KL(teacher ‖ student) of the tokens of the data's answers, by plain models over the whole vocabulary."""
+    """KL(teacher ‖ student) of the tokens of the data's completions, by plain models over the whole vocabulary."""
     tokenizer = AutoTokenizer.from_pretrained(teacher)
     models = [AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (teacher, student)]
     total, count = 0.0, 0

@@ -13,7 +13,7 @@ from swift.demo.model import write_model
 from swift_rl.rounds.files import read_round
 
 TOKEN = 64
-"""One of 264 that may be drawn: by chance a token of an answer is this one every 264th time."""
+"""One of 264 that may be sampled: by chance a token of a completion is this one every 264th time."""
 ROWS = [{"messages": [{"role": "user", "content": letter}]} for letter in "abcdefghijklmnopqrstuvwxyz"]
 REWARDS = f"""
 import hashlib
@@ -36,7 +36,7 @@ share.batched = noise.batched = share_of_some.batched = True
 
 
 def shares(folder: Path, reward: str, rows: list[dict[str, Any]] = ROWS, **changes: Any) -> list[float]:
-    """Return the share of the token in the answers of each round, as the rounds themselves tell it."""
+    """Return the share of the token in the completions of each round, as the rounds themselves tell it."""
     (folder / "rewards.py").write_text(REWARDS)
     settings = {
         "objective.name": "grpo",
@@ -54,8 +54,8 @@ def shares(folder: Path, reward: str, rows: list[dict[str, Any]] = ROWS, **chang
     for number in range(len(list((run.folder / "rollouts").glob("*.safetensors")))):
         made = read_round(run.folder / "rollouts", number)
         assert made is not None
-        drawn = [token for answer in made.answers for token in answer.token_ids.tolist()]
-        found.append(drawn.count(TOKEN) / len(drawn))
+        sampled = [token for completion in made.completions for token in completion.token_ids.tolist()]
+        found.append(sampled.count(TOKEN) / len(sampled))
     return found
 
 
@@ -72,7 +72,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "objective.steps_per_generation": 2,
         "train.max_steps": 96,
     },
-    "lag": {"objective.rollout_lag": 1},
+    "lag": {"objective.rollout_staleness": 1},
 }
 
 
@@ -127,14 +127,14 @@ def test_dynamic_sampling_replaces_prompts_without_signal(tmp_path: Path) -> Non
         folder.mkdir()
         shares(folder, "share_of_some", rows, **settings, **{"objective.dynamic_sample": chosen})
         rounds = [read_round(next(folder.glob("*/run/rollouts")), number) for number in range(24, 32)]
-        drawn = [
+        sampled = [
             token
             for made in rounds
             if made is not None
-            for answer in made.answers
-            if not made.prompts[answer.prompt].columns["hopeless"]
-            for token in answer.token_ids.tolist()
+            for completion in made.completions
+            if not made.prompts[completion.prompt].columns["hopeless"]
+            for token in completion.token_ids.tolist()
         ]
-        found[chosen] = drawn.count(TOKEN) / len(drawn)
+        found[chosen] = sampled.count(TOKEN) / len(sampled)
     assert found[True] > 0.8
     assert found[False] < found[True] - 0.2

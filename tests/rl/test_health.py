@@ -11,34 +11,35 @@ import pytest
 from swift_rl import advantages
 from swift_rl.algorithm_options import AlgorithmOptions
 from swift_rl.health import Health, NothingToLearn, signs_of
-from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
+from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 
 GROUP = 4
 
 
 def made_up(rewards: Sequence[float | None], number: int = 0, **changes: Any) -> Round:
-    """A round with groups of four; `changes` are what each answer has besides."""
+    """A round with groups of four; `changes` are what each completion has besides."""
     prompts = [Prompt(index, index, np.arange(3), []) for index in range(len(rewards) // GROUP)]
-    answers = []
+    completions = []
     for index, reward in enumerate(rewards):
         given: dict[str, Any] = {
-            "prompt": index // GROUP, "place": index % GROUP, "token_ids": np.arange(5), "logps": np.full(5, -1.0),
-            "finish_reason": "stop", "text": f"answer {index}", "rewards": {"right": reward}, "reward": reward or 0.0,
+            "prompt": index // GROUP, "index": index % GROUP, "token_ids": np.arange(5), "logps": np.full(5, -1.0),
+            "finish_reason": "stop", "text": f"completion {index}",
+            "rewards": {"right": reward}, "reward": reward or 0.0,
         }  # fmt: skip
-        answers.append(DrawnAnswer(**{**given, **changes}))
+        completions.append(RolloutCompletion(**{**given, **changes}))
     table = np.array([[np.nan if reward is None else reward] for reward in rewards])
-    groups = np.array([answer.prompt for answer in answers])
-    made = advantages.estimate(table, groups, np.full(len(answers), 5), AlgorithmOptions())
-    for answer, values in zip(answers, made.tokens, strict=True):
-        answer.advantages = values
-    return Round(number, number, prompts, answers)
+    groups = np.array([completion.prompt for completion in completions])
+    made = advantages.estimate(table, groups, np.full(len(completions), 5), AlgorithmOptions())
+    for completion, values in zip(completions, made.tokens, strict=True):
+        completion.advantages = values
+    return Round(number, number, prompts, completions)
 
 
 def taught_alone() -> Round:
     """A round without rewards, whose teacher says what the policy says."""
     made = made_up([0.0] * 8)
-    for answer in made.answers:
-        answer.rewards = {}
+    for completion in made.completions:
+        completion.rewards = {}
     return made
 
 
@@ -51,15 +52,15 @@ EQUAL = [0.0] * 4 + [1.0] * 4
     [
         (
             lambda: made_up([0.0] * 8, finish_reason="length"),
-            "100% of the answers were cut off",
+            "100% of the completions were cut off",
             "max_completion_length",
         ),
-        (lambda: made_up([0.5] * 8), "every answer got the reward 0.5", "what the reward expects"),
+        (lambda: made_up([0.5] * 8), "every completion has the reward 0.5", "the reward expects"),
         (lambda: made_up([None] * 8), "no reward could be computed", "swift rewards test"),
-        (taught_alone, "the teacher says of every token what the policy says", "--teacher_model"),
-        (lambda: made_up([0.0] * 8, text="the same"), "answers to a prompt are all the same", "--temperature"),
-        (lambda: made_up(EQUAL, logps=np.full(5, -0.001)), "the entropy is down to 0.001", "--temperature"),
-        (lambda: made_up(EQUAL), "within each group all answers got the same reward", "--num_generations"),
+        (taught_alone, "teacher and policy agree on every token", "--teacher_model"),
+        (lambda: made_up([0.0] * 8, text="the same"), "completions of each prompt are identical", "--temperature"),
+        (lambda: made_up(EQUAL, logps=np.full(5, -0.001)), "the entropy fell to 0.001", "--temperature"),
+        (lambda: made_up(EQUAL), "within each group all completions have the same reward", "--num_generations"),
         (lambda: made_up(LEARNS, why_not="overlong", finish_reason="length"), "were cut off", "max_completion_length"),
     ],
     ids=["truncated", "constant", "unscorable", "no rewards", "alike", "entropy", "equal", "filtered"],
@@ -114,7 +115,7 @@ def test_groups_that_were_left_out_teach_nothing() -> None:
 def test_wrong_reference_ends_run_before_first_step() -> None:
     """A reference that is not the first model ends the run before its first step."""
     apart = {"old_logps": np.full(5, -1.0), "ref_logps": np.full(5, -1.2)}
-    with pytest.raises(NothingToLearn, match=r"differs from the model before the first step: by 0\.2 nats"):
+    with pytest.raises(NothingToLearn, match=r"reference differs from the model by 0\.2 nats"):
         Health(5, lambda line: None).look(made_up(LEARNS, **apart))
     Health(5, lambda line: None).look(made_up(LEARNS, number=1, **apart))
     Health(5, lambda line: None).look(made_up(LEARNS, **{**apart, "ref_logps": np.full(5, -1.0001)}))

@@ -25,9 +25,9 @@ def test_round_pages_name_step_of_each_completion(tied: Path, rewards: Path, tmp
     pages = sorted((run.folder / "rollouts").glob("*.html"))
     assert [page.name for page in pages] == ["round-000000.html", "round-000001.html"]
     groups = read_page(pages[1])["groups"]
-    steps = [answer["steps"] for group in groups for answer in group["answers"]]
+    steps = [completion["steps"] for group in groups for completion in group["completions"]]
     assert sorted(steps) == [[3]] * 4 + [[4]] * 4
-    first = groups[0]["answers"][0]
+    first = groups[0]["completions"][0]
     assert len(first["pieces"]) == len(first["ids"])
     assert "".join(first["pieces"]).startswith(first["text"][:1])
     assert first["values"]["gap to the engine"] == pytest.approx([0.0] * len(first["ids"]), abs=1e-4)
@@ -41,6 +41,6 @@ def test_a_run_whose_reward_never_differs_ends_with_advice(tied: Path, tmp_path:
     }  # fmt: skip
     with pytest.raises(NothingToLearn, match="last 2 rounds taught nothing") as raised:
         run_training(tied, tmp_path, ROWS, settings(source, **changes))
-    assert "max_completion_length" in str(raised.value), "a model with random weights never ends an answer"
+    assert "max_completion_length" in str(raised.value), "a model with random weights never ends a completion"
     (folder,) = tmp_path.glob("*/*/rollouts")
     assert len(list(folder.glob("*.html"))) == 2

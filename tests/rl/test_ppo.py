@@ -120,7 +120,7 @@ NAMES = ("advantages", "old_logps", "returns", "old_values")
 
 
 def rows() -> list[Encoded]:
-    """Answers after prompts of three tokens, with numbers that clip on both sides."""
+    """Completions after prompts of three tokens, with numbers that clip on both sides."""
     noise = np.random.default_rng(3)
     made = []
     for number, length in enumerate(LENGTHS):

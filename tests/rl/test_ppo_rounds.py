@@ -19,7 +19,7 @@ from swift_rl.ppo_options import PpoOptions
 
 
 def settings(rewards: Path, **changes: Any) -> dict[str, Any]:
-    """Eight answers to as many prompts in a round, which serves four steps."""
+    """Eight completions to as many prompts in a round, which serves four steps."""
     return {
         "objective.name": "ppo",
         "objective.reward_funcs": [f"{rewards}:evens"],
@@ -63,33 +63,33 @@ def test_ppo_resumes_mid_round_bit_for_bit(tied: Path, rewards: Path, tmp_path: 
     assert first["critic/learning_rate"] == pytest.approx(3 * first["learning_rate"])
 
     model = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32)
-    answers, scores = made[1].answers, []
-    for answer in made[0].answers:  # the reference, the reward and its place, from the tokens alone
-        prompt = made[0].prompts[answer.prompt].token_ids
-        ids = torch.tensor(np.concatenate([prompt, answer.token_ids])[None].astype("int64"))
+    completions, scores = made[1].completions, []
+    for completion in made[0].completions:  # the reference, the reward and its place, from the tokens alone
+        prompt = made[0].prompts[completion.prompt].token_ids
+        ids = torch.tensor(np.concatenate([prompt, completion.token_ids])[None].astype("int64"))
         logps = (model(ids).logits[0, :-1] / 0.8).log_softmax(-1).gather(-1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
-        assert answer.ref_logps == pytest.approx(logps.detach().numpy(), abs=1e-5)
-        even = float(np.mean(answer.token_ids % 2 == 0))
-        scores.append(even - 0.5 * (answer.finish_reason == "length"))
-    values = [answer.token_values["old_values"] for answer in made[0].answers]
+        assert completion.ref_logps == pytest.approx(logps.detach().numpy(), abs=1e-5)
+        even = float(np.mean(completion.token_ids % 2 == 0))
+        scores.append(even - 0.5 * (completion.finish_reason == "length"))
+    values = [completion.token_values["old_values"] for completion in made[0].completions]
     masks = [np.ones(len(value), dtype=bool) for value in values]
     expected = gae.estimate(np.array(scores), values, None, masks, PpoOptions(whiten_rewards=True), kl_coef=0.0)
-    for place, answer in enumerate(made[0].answers):
-        assert answer.token_values["returns"] == pytest.approx(expected.returns[place], abs=1e-9)
-        assert answer.advantages == pytest.approx(expected.advantages[place], abs=1e-9)
-    assert any(np.abs(each.old_logps - each.ref_logps).max() > 1e-4 for each in answers)
+    for place, completion in enumerate(made[0].completions):
+        assert completion.token_values["returns"] == pytest.approx(expected.returns[place], abs=1e-9)
+        assert completion.advantages == pytest.approx(expected.advantages[place], abs=1e-9)
+    assert any(np.abs(each.old_logps - each.ref_logps).max() > 1e-4 for each in completions)
 
     # The second round, in which the policy has moved: by what its file says of policy, reference and critic.
-    scores = [np.mean(each.token_ids % 2 == 0) - 0.5 * (each.finish_reason == "length") for each in answers]
-    values = [each.token_values["old_values"] for each in answers]
+    scores = [np.mean(each.token_ids % 2 == 0) - 0.5 * (each.finish_reason == "length") for each in completions]
+    values = [each.token_values["old_values"] for each in completions]
     masks = [np.ones(len(value), dtype=bool) for value in values]
-    apart = [each.old_logps.astype(np.float64) - each.ref_logps for each in answers]
+    apart = [each.old_logps.astype(np.float64) - each.ref_logps for each in completions]
     facts = made[1].facts
     options = PpoOptions(whiten_rewards=True)
     expected = gae.estimate(np.array(scores), values, apart, masks, options, kl_coef=facts["kl_coef"])
-    for place, answer in enumerate(answers):
-        assert answer.token_values["returns"] == pytest.approx(expected.returns[place], abs=1e-6)
-        assert answer.advantages == pytest.approx(expected.advantages[place], abs=1e-6)
+    for place, completion in enumerate(completions):
+        assert completion.token_values["returns"] == pytest.approx(expected.returns[place], abs=1e-6)
+        assert completion.advantages == pytest.approx(expected.advantages[place], abs=1e-6)
     told, said = (np.concatenate(each).astype(np.float64) for each in (expected.returns, values))
     assert facts["explained_variance"] == pytest.approx(1 - (told - said).var() / told.var(), abs=1e-6)
     assert facts["kl"] == pytest.approx(np.concatenate(apart).mean(), abs=1e-9)
@@ -105,14 +105,14 @@ def test_while_the_critic_warms_up_the_policy_stays_as_it_is(tied: Path, rewards
     assert [line["approx_kl"] for line in run.lines.values()][:5] == pytest.approx([0] * 5, abs=1e-9)
     assert run.lines[6]["approx_kl"] > 1e-8
     losses = [loss for loss, _ in of_critic(run)]
-    assert sum(losses[2:4]) < sum(losses[:2])  # the same answers, once more
+    assert sum(losses[2:4]) < sum(losses[:2])  # the same completions, once more
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"objective.dynamic_sample": True}, "ppo compares none"),
-        ({"objective.reward_funcs": []}, "Nothing says which answers are good"),
+        ({"objective.dynamic_sample": True}, "ppo, which compares no groups"),
+        ({"objective.reward_funcs": []}, "No reward is configured"),
         ({"objective.critic_model": "nowhere/at-all"}, "nowhere"),
     ],
 )

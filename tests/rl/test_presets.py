@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stored_answers import answer, grpo, summed
+from stored_completions import completion, grpo, summed
 
 from swift_rl import advantages, correction, kl
 from swift_rl.algorithm_options import AlgorithmOptions
@@ -102,7 +102,7 @@ def test_a_ratio_far_away_is_bounded_where_the_library_bounds_it(like: str) -> N
 @pytest.mark.parametrize(("like", "low", "high"), [("trl", None, 1.5), ("verl", 0.8, 2.5), ("nemo", 0.8, 2.5)])
 def test_the_bounds_of_cispo(like: str, low: float | None, high: float) -> None:
     assert options(like, loss_type="cispo", epsilon_high=1.5).cispo_limits == (low, high)
-    samples = [answer(number, 6) for number in range(5)]
+    samples = [completion(number, 6) for number in range(5)]
     absolute, relative = (
         summed(grpo(like=name, loss_type="cispo", epsilon_high=1.5), samples, 5, flat=False)[0]
         for name in ("trl", "verl")
@@ -111,21 +111,21 @@ def test_the_bounds_of_cispo(like: str, low: float | None, high: float) -> None:
 
 
 def test_the_correction_of_each_library() -> None:
-    old, drawn = [np.log([0.5, 0.2, 0.9])], [np.log([0.25, 0.05, 0.45])]
+    old, sampled = [np.log([0.5, 0.2, 0.9])], [np.log([0.25, 0.05, 0.45])]
     mask = [np.ones(3, dtype=bool)]
-    assert correction.weights(old, drawn, mask, options("trl")).weights[0].tolist() == [0, 0, 0]
+    assert correction.weights(old, sampled, mask, options("trl")).weights[0].tolist() == [0, 0, 0]
     near = correction.weights(old, [old[0] - 0.3], mask, options("trl")).weights[0]
     assert near == pytest.approx([math.exp(0.9)] * 3)
     for like in ("verl", "openrlhf", "nemo"):
-        assert correction.weights(old, drawn, mask, options(like)).weights[0].tolist() == [1, 1, 1]
+        assert correction.weights(old, sampled, mask, options(like)).weights[0].tolist() == [1, 1, 1]
     kept = options("openrlhf", rollout_importance_sampling_mode="sequence_mask",
                    rollout_importance_sampling_threshold=5.0)  # fmt: skip
-    assert correction.weights(old, drawn, mask, kept).weights[0] == pytest.approx([2, 4, 2])
+    assert correction.weights(old, sampled, mask, kept).weights[0] == pytest.approx([2, 4, 2])
 
 
 @pytest.mark.parametrize("like", LIBRARIES)
 def test_what_the_user_types_counts_before_the_preset(like: str) -> None:
-    mine = {"advantage_eps": 0.5, "kl_clamp": 3.0, "lone_answer": "zero", "rollout_importance_sampling_mode": "off"}
+    mine = {"advantage_eps": 0.5, "kl_clamp": 3.0, "lone_completion": "zero", "rollout_importance_sampling_mode": "off"}
     made = options(like, **mine)
     assert {name: getattr(made, name) for name in mine} == mine
     again = AlgorithmOptions.model_validate(made.model_dump())

@@ -64,11 +64,11 @@ def test_process_reward_model_scores_steps(language_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(language_model)
     tokenizer.save_pretrained(folder)
     asked = [{"role": "user", "content": "What is 2 + 2?"}]
-    answers = ["Two and two\n\nis what?\nIt is 4.", "4", "  \n"]
+    completions = ["Two and two\n\nis what?\nIt is 4.", "4", "  \n"]
     scores = []
-    for answer in answers:
+    for completion in completions:
         ids, found = tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"], []
-        for step in answer.splitlines():
+        for step in completion.splitlines():
             if not step.strip():
                 continue
             ids = [*ids, *tokenizer(step)["input_ids"], *tokenizer("\n")["input_ids"]]
@@ -80,17 +80,18 @@ def test_process_reward_model_scores_steps(language_model: Path) -> None:
         options = RewardOptions(reward_model=(str(folder),), step_reward=kind)
         with RewardPool(select_rewards([], options), options) as pool:
             found = [
-                each["reward_model"].value for each in pool.score([RewardItem(asked, answer) for answer in answers])
+                each["reward_model"].value
+                for each in pool.score([RewardItem(asked, completion) for completion in completions])
             ]
         assert found == pytest.approx([of_steps(each) if each else 0.0 for each in scores], abs=1e-5)
 
 
 def test_rewards_of_steps_are_refused_where_they_cannot_be_had(language_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="step_reward is about the models of reward_model"):
+    with pytest.raises(ValueError, match="step_reward needs reward_model"):
         RewardOptions(step_reward="min")
     with pytest.raises(ValueError, match="choose step_reward min, or leave it out"):
         RewardOptions(reward_model=("a",), step_separator="\n")
-    with pytest.raises(ValueError, match="scores whole answers: name the model's folder"):
+    with pytest.raises(ValueError, match="scores whole completions: choose the model's folder"):
         RewardOptions(reward_model=("http://127.0.0.1:1",), step_reward="min")
     with pytest.raises(ModelError, match="not a process reward model"):
         select_rewards([], RewardOptions(reward_model=(str(language_model),), step_reward="min"))
@@ -131,10 +132,10 @@ def test_trained_reward_model_rewards_another_run(language_model: Path, tmp_path
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     expected = []
-    for answer in made.answers:
-        messages = [*made.prompts[answer.prompt].messages, {"role": "assistant", "content": answer.text}]
+    for completion in made.completions:
+        messages = [*made.prompts[completion.prompt].messages, {"role": "assistant", "content": completion.text}]
         ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True)["input_ids"]
         with torch.no_grad():
             expected.append(float(model(ids).logits[0, 0]))
-    assert [answer.reward for answer in made.answers] == pytest.approx(expected, abs=1e-4)
+    assert [completion.reward for completion in made.completions] == pytest.approx(expected, abs=1e-4)
     assert len({*expected}) > 4

@@ -30,7 +30,7 @@ def deeds(completions, deed, **columns):
 
 def do(deed, text, columns):
     if deed == "raise":
-        raise ValueError("no such answer")
+        raise ValueError("no such completion")
     if deed == "hang":
         print("before it hangs", flush=True)
         time.sleep(1000)
@@ -100,7 +100,7 @@ def impatient(file: Path) -> Iterator[RewardPool]:
         yield made
 
 
-def item(deed: str, note: Path | str = "", completion: str = "an answer") -> RewardItem:
+def item(deed: str, note: Path | str = "", completion: str = "a completion") -> RewardItem:
     return RewardItem([{"role": "user", "content": "?"}], completion, columns={"deed": deed, "note": str(note)})
 
 
@@ -109,15 +109,15 @@ def scored(pool: RewardPool, *items: RewardItem) -> list[Verdict]:
 
 
 FAILURES = {
-    "raise": "ValueError: no such answer",
+    "raise": "ValueError: no such completion",
     "exit": "ended itself with the exit code 3",
     "leave": "SystemExit: gone",
     "abort": "was ended by SIGABRT",
     "memory": "MemoryError",
-    "nan": "returned nan, which is no finite number",
-    "inf": "returned inf, which is no finite number",
-    "text": "returned '1.0', which is no finite number",
-    "list": "returned [1], which is no finite number",
+    "nan": "returned nan, expected a finite number",
+    "inf": "returned inf, expected a finite number",
+    "text": "returned '1.0', expected a finite number",
+    "list": "returned [1], expected a finite number",
 }
 
 
@@ -133,7 +133,7 @@ def test_failed_reward_is_missing_and_others_stay(pool: RewardPool) -> None:
     assert verdicts["print"].value == 1.0
     assert f"and {100 * 2**20 - MOST_OUTPUT} bytes more" in verdicts["print"].output
     assert len(verdicts["print"].output) < 2 * MOST_OUTPUT
-    assert 'raise ValueError("no such answer")' in verdicts["raise"].output
+    assert 'raise ValueError("no such completion")' in verdicts["raise"].output
     assert "swift_rl" not in verdicts["raise"].output
 
 
@@ -178,8 +178,8 @@ def test_bad_reward_return_fails_and_calls_have_own_folder(file: Path) -> None:
         first, _ = pool.score([item("none"), item("none", completion="b")])
         home = Path(first["where"].output.strip())
         assert home.is_dir()
-    assert first["short"].failure == "returned 0 values for 1 answers"
-    assert first["number"].failure == "returned 1.0, which is no list of 1"
+    assert first["short"].failure == "returned 0 values for 1 completions"
+    assert first["number"].failure == "returned 1.0, expected a list of 1"
     assert first["where"].value == 0.0
     assert not home.exists()
     assert home.resolve() != Path.cwd().resolve()
@@ -190,9 +190,9 @@ def test_failed_reward_counts_zero_on_request(file: Path) -> None:
     said: list[str] = []
     with RewardPool(select_rewards([f"{file}:deeds"], options), options, said.append) as pool:
         failed, fine = scored(pool, item("raise"), item("true"))
-    assert (failed.value, failed.failure, fine.value) == (0.0, "ValueError: no such answer", 1.0)
+    assert (failed.value, failed.failure, fine.value) == (0.0, "ValueError: no such completion", 1.0)
     assert said == [
-        "The reward 'deeds' failed for 1 of 2 answers, it counts as 0. Answer 1: ValueError: no such answer"
+        "The reward 'deeds' failed for 1 of 2 completions, it counts as 0. Completion 1: ValueError: no such completion"
     ]
 
 
@@ -200,15 +200,15 @@ def test_too_many_failed_rewards_stop_run(file: Path, tmp_path: Path) -> None:
     """A run stops when too many rewards fail and says how to repeat one."""
     options = RewardOptions(reward_max_failed=0.2, reward_workers=1, reward_retries=0)
     rows = [RewardItem([], str(place), columns={"deed": "true"}) for place in range(8)]
-    rows[3] = RewardItem([], "x", columns={"deed": "raise"}, place="rows.jsonl, row 4")
+    rows[3] = RewardItem([], "x", columns={"deed": "raise"}, source="rows.jsonl, row 4")
     with RewardPool(select_rewards([f"{file}:deeds"], options), options, folder=tmp_path) as pool:
         assert pool.score(rows)[3]["deeds"].failure  # one always may
         rows[5] = RewardItem([], "y", columns={"deed": "raise"})
         with pytest.raises(RewardFailed) as stop:
             pool.score(rows)
-    assert "The reward 'deeds' failed for 2 of 8 answers, and 1 may" in stop.value.message
-    assert "rows.jsonl, row 4: ValueError: no such answer" in stop.value.message
-    assert 'raise ValueError("no such answer")' in stop.value.message
+    assert "The reward 'deeds' failed for 2 of 8 completions; 1 may fail" in stop.value.message
+    assert "rows.jsonl, row 4: ValueError: no such completion" in stop.value.message
+    assert 'raise ValueError("no such completion")' in stop.value.message
     words = shlex.split(str(stop.value.hint).removeprefix("Repeat it: "))
     assert words[:3] == ["swift", "rewards", "test"]
     assert words[4:] == ["--reward_funcs", f"{file}:deeds", "--row", "1"]

@@ -112,13 +112,13 @@ def test_soft_overlong_and_repetition_are_trls_formulas() -> None:
     )
     for tokens in (0, 79, 80, 81, 90, 100, 101, 500):
         assert [one(ours, "", tokens)] == pytest.approx(theirs([[1] * tokens]))
-    draw = random.Random(5)
+    rng = random.Random(5)
     ours, trl = (
         made("repetition", repetition_n_grams=2, repetition_max_penalty=-2.0),
         get_repetition_penalty_reward(2, -2.0),
     )
     for count in range(12):
-        words = [draw.choice("ab") for _ in range(count)]
+        words = [rng.choice("ab") for _ in range(count)]
         assert [one(ours, " ".join(words))] == pytest.approx(trl([words]))
 
 
@@ -208,11 +208,11 @@ class _Judge(BaseHTTPRequestHandler):
         self.asked.append({"path": self.path, **body})
         text = body["messages"][-1]["content"]
         if self.path == "/classify":
-            answer: dict[str, Any] = {"data": [{"probs": [len(text) / 4]}]}
+            completion: dict[str, Any] = {"data": [{"probs": [len(text) / 4]}]}
         else:
             said = "I cannot say." if "unclear" in text else "It is fine.\nScore: 7"
-            answer = {"choices": [{"message": {"content": said}}]}
-        data = json.dumps(answer).encode()
+            completion = {"choices": [{"message": {"content": said}}]}
+        data = json.dumps(completion).encode()
         self.send_response(500 if "broken" in text else 200)
         self.end_headers()
         self.wfile.write(data)
@@ -237,7 +237,7 @@ def _items(*texts: str) -> list[RewardItem]:
 
 
 def test_judge_is_asked_once_for_equal_completions(server: str) -> None:
-    """A judge is asked once for equal completions at temperature 0."""
+    """A judge scores equal completions once, at temperature 0."""
     judge = made("judge", reward_options={"judge": {"base_url": f"{server}/v1"}})
     first, again, unclear, broken = judge.score(_items("good", "good", "unclear", "broken"))
     assert (first, again) == (0.7, 0.7)

@@ -153,14 +153,16 @@ def refused(names: list[str], **options: object) -> str:
 def test_what_cannot_be_selected_is_refused_with_what_to_type(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert "Did you mean 'number'?" in refused(["numbr"])
     assert "FILE.py:FUNCTION" in refused(["numbr"])
-    assert "register dummy, exact_match, slow, told" in refused(["dumy"], external_plugins=(files[1],))
-    assert "there is no such file" in refused([f"{tmp_path}/other.py:f"])
+    assert "Registered by external_plugins: dummy, exact_match, slow, told" in refused(
+        ["dumy"], external_plugins=(files[1],)
+    )
+    assert "the file does not exist" in refused([f"{tmp_path}/other.py:f"])
     assert "mine.py:FUNCTION" in refused([str(files[0])])
     assert "has no function 'nothing'" in refused([f"{files[0]}:nothing"])
     assert "reward_weights has 1 values for 2 rewards (number, format)" in refused(
         ["number", "format"], reward_weights=(1.0,)
     )
-    assert "Two rewards are called 'number'" in refused(["number", "number"])
+    assert "Two rewards have the name 'number'" in refused(["number", "number"])
     assert "Did you mean 'tolerance'?" in refused(["number"], reward_options={"number": {"tolerances": 1}})
     assert "reward_options.number.tolerance" in refused(["number"], reward_options={"number": {"tolerance": 7}})
     assert "no reward of this name is selected" in refused(["number"], reward_options={"numbers": {}})
@@ -182,27 +184,28 @@ def test_missing_reward_column_is_refused_before_run(files: tuple[Path, Path]) -
     """A column that a reward wants and no row has is an error before the run."""
     selected = select_rewards(["number", f"{files[0]}:plain"], RewardOptions())
     check_columns(selected, ["solution"])
-    with pytest.raises(DataError, match=r"'number' wants the column 'solution'.*Did you mean 'solutions'"):
+    with pytest.raises(DataError, match=r"'number' needs the column 'solution'.*Did you mean 'solutions'"):
         check_columns(selected, ["solutions"])
 
 
 @pytest.fixture
-def answers(tmp_path: Path) -> Path:
+def completions(tmp_path: Path) -> Path:
     rows = [
         {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}], "solution": "4"},
         {"prompt": "3+3?", "completion": "7", "solution": "6"},
     ]
-    path = tmp_path / "answers.jsonl"
+    path = tmp_path / "completions.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def test_command_shows_rewards_of_stored_completions(
-    answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    completions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     done = typed(
-        ["rewards", "test", str(answers), "--reward_funcs", "number", "format", "--reward_weights", "2", "1"], tmp_path
+        ["rewards", "test", str(completions), "--reward_funcs", "number", "format", "--reward_weights", "2", "1"],
+        tmp_path,
     )
     assert done.code == 0, done.output
     lines = [line.split() for line in done.output.splitlines()]
@@ -210,16 +213,16 @@ def test_command_shows_rewards_of_stored_completions(
     assert "number: mean 0.5, 0 to 1" in done.output
 
 
-def test_command_repeats_row_with_printed_output(answers: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_command_repeats_row_with_printed_output(completions: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
     file = tmp_path / "shaky.py"
     file.write_text("def shaky(completions):\n    print('looking')\n    return [1 / (completions[0] == '4')]\n")
-    done = typed(["rewards", "test", str(answers), "--reward_funcs", f"{file}:shaky", "--row", "2"], tmp_path)
+    done = typed(["rewards", "test", str(completions), "--reward_funcs", f"{file}:shaky", "--row", "2"], tmp_path)
     assert done.code == 1
     assert "shaky: ZeroDivisionError" in done.output
     assert "    looking\n" in done.output
     assert f'File "{file}", line 3' in done.output
     assert "line 2: 7" in done.output
-    assert typed(["rewards", "test", str(answers), "--reward_funcs", "number", "--row", "3"], tmp_path).code == 2
+    assert typed(["rewards", "test", str(completions), "--reward_funcs", "number", "--row", "3"], tmp_path).code == 2
 
 
 def test_command_reads_rounds_with_tokens(tmp_path: Path) -> None:
@@ -241,9 +244,9 @@ def test_command_reads_rounds_with_tokens(tmp_path: Path) -> None:
 def test_file_without_completions_names_line(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     for text, said in (
-        ('{"prompt": "a"}', "line 1: there is no answer"),
-        ("{", "line 1: this is no JSON"),
-        ("", "no answers"),
+        ('{"prompt": "a"}', "line 1: the row has no completion"),
+        ("{", "line 1: invalid JSON"),
+        ("", "no completions"),
     ):
         file.write_text(text)
         done = typed(["rewards", "test", str(file), "--reward_funcs", "format"], tmp_path)

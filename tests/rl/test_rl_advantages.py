@@ -1,4 +1,4 @@
-"""Advantages: each estimator against its formula, written answer by answer, and what must hold for any rewards."""
+"""Advantages: each estimator compared with its formula, and properties that hold for any rewards."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LENGTHS = NOISE.integers(1, 9, size=24)
 KL = [NOISE.normal(size=length) for length in LENGTHS]
 
 
-def per_answer(rewards: Any, groups: Any = GROUPS, lengths: Any = LENGTHS, **options: Any) -> np.ndarray:
-    """The advantage of the first token of each answer."""
+def per_completion(rewards: Any, groups: Any = GROUPS, lengths: Any = LENGTHS, **options: Any) -> np.ndarray:
+    """The advantage of the first token of each completion."""
     made = advantages.estimate(np.asarray(rewards, dtype=float), groups, lengths, AlgorithmOptions(**options))
     assert [len(each) for each in made.tokens] == list(lengths)
     assert all(np.all(each == each[0]) for each in made.tokens)
@@ -27,13 +27,13 @@ def per_answer(rewards: Any, groups: Any = GROUPS, lengths: Any = LENGTHS, **opt
 
 
 def by_formula(kind: str, rewards: np.ndarray) -> list[float]:
-    """The advantages of one group, by a loop over its answers."""
-    count, answers = len(rewards), [float(each) for each in rewards]
-    mean = math.fsum(answers) / count
-    std = math.sqrt(math.fsum((each - mean) ** 2 for each in answers) / (count - 1))
+    """The advantages of one group, by a loop over its completions."""
+    count, completions = len(rewards), [float(each) for each in rewards]
+    mean = math.fsum(completions) / count
+    std = math.sqrt(math.fsum((each - mean) ** 2 for each in completions) / (count - 1))
     made = []
-    for index, reward in enumerate(answers):
-        others = answers[:index] + answers[index + 1 :]
+    for index, reward in enumerate(completions):
+        others = completions[:index] + completions[index + 1 :]
         mean_of_others = math.fsum(others) / len(others)
         std_of_others = math.sqrt(math.fsum((each - mean_of_others) ** 2 for each in others) / (len(others) - 1))
         made.append(
@@ -58,9 +58,9 @@ def by_formula(kind: str, rewards: np.ndarray) -> list[float]:
 )
 def test_completion_is_compared_with_its_group(kind: str, options: dict[str, Any]) -> None:
     expected = [value for group in range(4) for value in by_formula(kind, REWARDS[group == GROUPS].sum(axis=1))]
-    assert per_answer(REWARDS, **options) == pytest.approx(expected, rel=1e-12)
+    assert per_completion(REWARDS, **options) == pytest.approx(expected, rel=1e-12)
     order = NOISE.permutation(24)
-    shuffled = per_answer(REWARDS[order], GROUPS[order], LENGTHS[order], **options)
+    shuffled = per_completion(REWARDS[order], GROUPS[order], LENGTHS[order], **options)
     assert shuffled == pytest.approx(np.array(expected)[order], rel=1e-12)
 
 
@@ -68,7 +68,7 @@ def test_rewards_are_weighted_and_summed() -> None:
     """Rewards of several functions are added with their weights."""
     made = advantages.estimate(REWARDS, GROUPS, LENGTHS, AlgorithmOptions(), weights=(2.0, 0.5))
     assert made.total == pytest.approx(REWARDS @ [2.0, 0.5])
-    assert [each[0] for each in made.tokens] == pytest.approx(per_answer(REWARDS @ [[2.0], [0.5]]))
+    assert [each[0] for each in made.tokens] == pytest.approx(per_completion(REWARDS @ [[2.0], [0.5]]))
 
 
 def test_batch_scale_is_std_of_all_rewards() -> None:
@@ -76,7 +76,7 @@ def test_batch_scale_is_std_of_all_rewards() -> None:
     total = REWARDS.sum(axis=1)
     means = np.array([total[group == GROUPS].mean() for group in GROUPS])
     expected = (total - means) / (total.std(ddof=1) + 1e-4)
-    assert per_answer(REWARDS, scale_rewards="batch") == pytest.approx(expected)
+    assert per_completion(REWARDS, scale_rewards="batch") == pytest.approx(expected)
 
 
 def test_opo_weighs_the_baseline_by_length() -> None:
@@ -85,7 +85,7 @@ def test_opo_weighs_the_baseline_by_length() -> None:
         reward - (total * LENGTHS)[group == GROUPS].sum() / LENGTHS[group == GROUPS].sum()
         for reward, group in zip(total, GROUPS, strict=True)
     ]
-    assert per_answer(REWARDS, advantage_estimator="opo") == pytest.approx(expected)
+    assert per_completion(REWARDS, advantage_estimator="opo") == pytest.approx(expected)
 
 
 def test_gdpo_standardises_each_function_before_it_adds_them_up() -> None:
@@ -95,9 +95,9 @@ def test_gdpo_standardises_each_function_before_it_adds_them_up() -> None:
         standard[group == GROUPS] = (rows - rows.mean(axis=0)) / (rows.std(axis=0, ddof=1) + 1e-4)
     summed = standard.sum(axis=1)
     expected = (summed - summed.mean()) / (summed.std(ddof=1) + 1e-4)
-    assert per_answer(REWARDS, scale_rewards="gdpo") == pytest.approx(expected)
-    loud = per_answer(REWARDS * [1.0, 1000.0], scale_rewards="gdpo", advantage_eps=1e-12)
-    assert loud == pytest.approx(per_answer(REWARDS, scale_rewards="gdpo", advantage_eps=1e-12))
+    assert per_completion(REWARDS, scale_rewards="gdpo") == pytest.approx(expected)
+    loud = per_completion(REWARDS * [1.0, 1000.0], scale_rewards="gdpo", advantage_eps=1e-12)
+    assert loud == pytest.approx(per_completion(REWARDS, scale_rewards="gdpo", advantage_eps=1e-12))
 
 
 @pytest.mark.parametrize("baseline", [False, True])
@@ -126,19 +126,21 @@ def test_kl_in_reward_is_subtracted_before_comparison(estimator: str) -> None:
     options = AlgorithmOptions(advantage_estimator=estimator, beta=0.5, kl_in_reward=True)
     made = advantages.estimate(REWARDS, GROUPS, LENGTHS, options, KL)
     less = REWARDS.sum(axis=1) - 0.5 * np.array([each.sum() for each in KL])
-    assert [each[0] for each in made.tokens] == pytest.approx(per_answer(less[:, None], advantage_estimator=estimator))
+    assert [each[0] for each in made.tokens] == pytest.approx(
+        per_completion(less[:, None], advantage_estimator=estimator)
+    )
     assert made.total == pytest.approx(REWARDS.sum(axis=1))
 
 
 def test_advantages_ignore_reward_scale_and_sum_to_zero() -> None:
     """The scale and the zero of rewards do not matter and advantages of a group sum to zero."""
-    plain = per_answer(REWARDS, advantage_eps=1e-12)
-    assert per_answer(7 * REWARDS + 3, advantage_eps=1e-12) == pytest.approx(plain, rel=1e-9)
+    plain = per_completion(REWARDS, advantage_eps=1e-12)
+    assert per_completion(7 * REWARDS + 3, advantage_eps=1e-12) == pytest.approx(plain, rel=1e-9)
     for options in ({}, {"scale_rewards": "none"}, {"scale_rewards": "batch"}, {"advantage_estimator": "rloo"}):
-        made = per_answer(REWARDS, **options)
+        made = per_completion(REWARDS, **options)
         assert [made[group == GROUPS].sum() for group in range(4)] == pytest.approx([0] * 4, abs=1e-9)
-    centred = per_answer(REWARDS, scale_rewards="none")
-    assert per_answer(REWARDS, advantage_estimator="rloo") == pytest.approx(centred * 6 / 5)
+    centred = per_completion(REWARDS, scale_rewards="none")
+    assert per_completion(REWARDS, advantage_estimator="rloo") == pytest.approx(centred * 6 / 5)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_equal_rewards_give_zero_advantage(options: dict[str, Any], reward: floa
     assert made.spread.tolist() == [0.0]
     winner = equal.copy()
     winner[3] = 2 * reward
-    assert np.abs(per_answer(winner, groups, lengths, **options)).max() <= max(3.0, 2 * reward)
+    assert np.abs(per_completion(winner, groups, lengths, **options)).max() <= max(3.0, 2 * reward)
 
 
 def test_unscored_completion_is_ignored() -> None:
@@ -163,11 +165,11 @@ def test_unscored_completion_is_ignored() -> None:
     rewards[2] = np.nan
     rewards[7, 0] = np.nan
     for options in ({}, {"advantage_estimator": "rloo"}, {"leave_one_out": True}, {"scale_rewards": "batch"}):
-        made = per_answer(rewards, **options)
+        made = per_completion(rewards, **options)
         kept = np.delete(np.arange(24), 2)
         known = np.nan_to_num(rewards[kept])
         assert made[2] == 0
-        assert made[kept] == pytest.approx(per_answer(known, GROUPS[kept], LENGTHS[kept], **options))
+        assert made[kept] == pytest.approx(per_completion(known, GROUPS[kept], LENGTHS[kept], **options))
     made_all = advantages.estimate(rewards, GROUPS, LENGTHS, AlgorithmOptions())
     assert not made_all.scored[2]
     assert made_all.scored.sum() == 23

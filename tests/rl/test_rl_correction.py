@@ -50,12 +50,10 @@ def test_each_mode_bounds_the_ratio_in_its_own_way(options: dict[str, Any], expe
 def test_correction_applies_only_to_other_engines_by_default() -> None:
     """Only engines that compute otherwise are corrected unless the user says more."""
     auto, asked = AlgorithmOptions(), AlgorithmOptions(rollout_importance_sampling_mode="sequence_mask")
-    assert correction.mode_of(auto, third_party=False) == "off"
-    assert correction.mode_of(auto, third_party=True) == "token_truncate"
-    assert (
-        correction.mode_of(asked, third_party=False) == correction.mode_of(asked, third_party=True) == "sequence_mask"
-    )
-    kept = correction.weights(OLD, DRAWN, MASKS, auto, third_party=False)
+    assert correction.mode_of(auto, off_policy=False) == "off"
+    assert correction.mode_of(auto, off_policy=True) == "token_truncate"
+    assert correction.mode_of(asked, off_policy=False) == correction.mode_of(asked, off_policy=True) == "sequence_mask"
+    kept = correction.weights(OLD, DRAWN, MASKS, auto, off_policy=False)
     assert all(np.all(each == 1) for each in kept.weights)
 
 

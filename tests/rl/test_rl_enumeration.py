@@ -1,4 +1,4 @@
-"""Estimators by enumeration: all 64 answers of a small policy, so that an expectation is a sum and not a guess."""
+"""Estimators by enumeration: all 64 completions of a small policy, so that an expectation is a sum and not a guess."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def exact(logits: torch.Tensor) -> torch.Tensor:
 
 
 def expected_step(logits: torch.Tensor, options: AlgorithmOptions, size: int = 2) -> torch.Tensor:
-    """Minus the mean gradient of the loss, over all groups of `size` answers with their probabilities."""
+    """Minus the mean gradient of the loss, over all groups of `size` completions with their probabilities."""
     groups = np.array(list(product(range(len(ANSWERS)), repeat=size)))
     members = torch.from_numpy(groups.ravel())
     numbers, lengths = np.repeat(np.arange(len(groups)), size), np.full(groups.size, LENGTH)
     made = advantages.estimate(REWARDS[members].numpy()[:, None], numbers, lengths, options)
     logps = token_logps(logits)
     chance = logps.detach().sum(1).exp()[torch.from_numpy(groups)].prod(dim=1).repeat_interleave(size)
-    drawn = logps[members]
-    policy = losses.policy_losses(drawn, drawn - drawn.detach(), torch.from_numpy(np.stack(made.tokens)), options)
+    sampled = logps[members]
+    policy = losses.policy_losses(sampled, sampled - sampled.detach(), torch.from_numpy(np.stack(made.tokens)), options)
     return -gradient((policy.loss.sum(1) * chance).sum() / size, logits)
 
 
@@ -50,7 +50,7 @@ def expected_step(logits: torch.Tensor, options: AlgorithmOptions, size: int = 2
     ],
 )
 def test_the_mean_step_is_the_policy_gradient(options: dict[str, Any], factor: float) -> None:
-    """`factor` is (G - 1) / G where an answer is part of its own baseline."""
+    """`factor` is (G - 1) / G where a completion is part of its own baseline."""
     logits = parameters(0).requires_grad_()
     torch.testing.assert_close(expected_step(logits, AlgorithmOptions(**options)), factor * exact(logits))
 
@@ -105,7 +105,7 @@ def test_k2_gradient_is_that_of_kl() -> None:
 def test_divergences_of_arrays_are_those_of_tensors_in_float64() -> None:
     _, logps, reference = policy_and_reference()
     options = AlgorithmOptions(kl_estimator="k3", kl_clamp=0.5)
-    made = kl.of_answers(list(logps.detach().float().numpy()), list(reference.float().numpy()), options)
+    made = kl.of_completions(list(logps.detach().float().numpy()), list(reference.float().numpy()), options)
     assert made[0].dtype == np.float64
     torch.testing.assert_close(
         torch.from_numpy(np.stack(made)), kl.divergence(logps.detach(), reference, options), rtol=1e-5, atol=1e-6
@@ -113,7 +113,7 @@ def test_divergences_of_arrays_are_those_of_tensors_in_float64() -> None:
 
 
 def under(policy: torch.Tensor, engine: torch.Tensor, **options: Any) -> float:
-    """The mean reward that the corrected answers of the engine estimate."""
+    """The mean reward that the corrected completions of the engine estimate."""
     given = AlgorithmOptions(**options)
     masks = [np.ones(LENGTH, dtype=bool)] * len(ANSWERS)
     made = correction.weights(list(policy.numpy()), list(engine.numpy()), masks, given)
@@ -153,19 +153,19 @@ def test_other_temperature_log_probs_do_not_correct() -> None:
 def test_never_sampled_completions_bias_the_mean() -> None:
     """Completions that the engine never samples are missing from the mean."""
     policy = token_logps(parameters(4))
-    drawn = (ANSWERS != 3).all(dim=1)
-    engine = (policy.sum(1).exp() * drawn).sum().log()
-    truncated = torch.where(drawn[:, None], policy - engine / LENGTH, -torch.inf)
-    chance = truncated[drawn].sum(1).exp()
+    sampled = (ANSWERS != 3).all(dim=1)
+    engine = (policy.sum(1).exp() * sampled).sum().log()
+    truncated = torch.where(sampled[:, None], policy - engine / LENGTH, -torch.inf)
+    chance = truncated[sampled].sum(1).exp()
     assert float(chance.sum()) == pytest.approx(1.0)
     options = AlgorithmOptions(
         rollout_importance_sampling_mode="sequence_truncate", rollout_importance_sampling_threshold=1e9
     )
-    masks = [np.ones(LENGTH, dtype=bool)] * int(drawn.sum())
-    made = correction.weights(list(policy[drawn].numpy()), list(truncated[drawn].numpy()), masks, options)
+    masks = [np.ones(LENGTH, dtype=bool)] * int(sampled.sum())
+    made = correction.weights(list(policy[sampled].numpy()), list(truncated[sampled].numpy()), masks, options)
     weights = torch.tensor([each[0] for each in made.weights])
-    estimated = float((chance * weights * REWARDS[drawn]).sum())
-    assert estimated == pytest.approx(float((policy[drawn].sum(1).exp() * REWARDS[drawn]).sum()))
+    estimated = float((chance * weights * REWARDS[sampled]).sum())
+    assert estimated == pytest.approx(float((policy[sampled].sum(1).exp() * REWARDS[sampled]).sum()))
     assert estimated != pytest.approx(float((policy.sum(1).exp() * REWARDS).sum()), abs=0.01)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from stored_answers import answer, grpo, logps_of, summed
+from stored_completions import completion, grpo, logps_of, summed
 
 from swift.data.batch import collate
 
-SAMPLES = [answer(number, length) for number, length in enumerate((5, 1, 7, 2, 4, 3, 6, 2, 9))]
+SAMPLES = [completion(number, length) for number, length in enumerate((5, 1, 7, 2, 4, 3, 6, 2, 9))]
 KINDS: dict[str, dict[str, Any]] = {
     "dapo": {},
     "clip-higher": {"epsilon_high": 0.28},
@@ -31,7 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "unbiased k3": {"beta": 0.1, "use_bias_correction_kl": True},
     "clamped k3": {"beta": 0.1, "kl_log_ratio_clamp": 0.8, "kl_clamp": 0.3},
     "clamped ratio": {"log_ratio_clamp": 0.1},
-    "answers that drifted": {"off_policy_sequence_mask_delta": 0.2},
+    "completions that drifted": {"off_policy_sequence_mask_delta": 0.2},
 }
 
 
@@ -44,7 +44,7 @@ def kl_of_formula(logps: torch.Tensor, reference: torch.Tensor, options: dict[st
 
 
 def by_formula(kind: str, options: dict[str, Any], logps: list[torch.Tensor]) -> torch.Tensor:
-    """The loss of all samples at once, an answer after the other, as the papers write it."""
+    """The loss of all samples at once, a completion after the other, as the papers write it."""
     rows: list[torch.Tensor] = []
     for sample, logp in zip(SAMPLES, logps, strict=True):
         given = {name: torch.from_numpy(each[3:]).double() for name, each in sample.segments[0].token_values.items()}
@@ -112,7 +112,7 @@ def test_padding_and_packing_do_not_change_loss(kind: str) -> None:
 def test_missing_old_log_probs_give_policy_gradient(kind: str) -> None:
     """Without old log-probabilities the ratio is exactly one and the gradient that of the policy."""
     options = {name: value for name, value in KINDS[kind].items() if name != "off_policy_sequence_mask_delta"}
-    samples = [answer(number, 4, without=("old_logps", "ref_logps", "is_weights")) for number in range(6)]
+    samples = [completion(number, 4, without=("old_logps", "ref_logps", "is_weights")) for number in range(6)]
     objective = grpo(**options)
     _, gradient, metrics = summed(objective, samples, 2, flat=True)
     assert (metrics["ratio"], metrics["approx_kl"]) == (1.0, 0.0)
@@ -126,7 +126,7 @@ def test_masked_completion_is_outside_loss_and_divisor() -> None:
     """A completion that is not learned from has no part in the loss or in what divides it."""
     from dataclasses import replace
 
-    left_out = answer(99, 5)
+    left_out = completion(99, 5)
     muted = replace(left_out, segments=(replace(left_out.segments[0], weights=left_out.segments[0].weights * 0),))
     for kind in ("dapo", "grpo", "dr_grpo", "gspo", "k3"):
         objective = grpo(**KINDS[kind])

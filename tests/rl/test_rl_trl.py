@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from stored_answers import PROMPT, answer, grpo, logps_of, summed
+from stored_completions import PROMPT, completion, grpo, logps_of, summed
 
 pytest.importorskip("trl")
 
-SAMPLES = [answer(number, length) for number, length in enumerate((5, 1, 7, 2, 4, 3))]
+SAMPLES = [completion(number, length) for number, length in enumerate((5, 1, 7, 2, 4, 3))]
 WIDTH = 7
 CASES: dict[str, dict[str, Any]] = {
     "dapo": {},
@@ -30,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def rows(name: str) -> torch.Tensor:
-    """One value per token of each answer, padded on the right."""
+    """One value per token of each completion, padded on the right."""
     given = [torch.from_numpy(each.segments[0].token_values[name][PROMPT:]).double() for each in SAMPLES]
     return torch.nn.utils.rnn.pad_sequence(given, batch_first=True)
 

@@ -18,14 +18,14 @@ from transformers import AutoModelForCausalLM
 from swift.errors import CheckpointError, ConfigError, SwiftError
 from swift_rl.health import NothingToLearn
 from swift_rl.rounds.data import Round
-from swift_rl.rounds.files import DrawJournal, path_of, read_round
+from swift_rl.rounds.files import RolloutLog, path_of, read_round
 from swift_rl.rounds.reference import RunReference
 
 ROWS = [{"messages": [{"role": "user", "content": f"Say {word}."}], "bonus": 0.01} for word in "abcdefghijkl"]
 
 
 def settings(rewards: Path, **changes: Any) -> dict[str, Any]:
-    """Four answers to each of two prompts per step."""
+    """Four completions to each of two prompts per step."""
     return {
         "objective.name": "grpo",
         "objective.reward_funcs": [f"{rewards}:evens"],
@@ -59,17 +59,17 @@ def test_first_step_is_policy_gradient_of_round(tied: Path, rewards: Path, tmp_p
     for group in (made.group(prompt) for prompt in range(len(made.prompts))):
         scores = np.array([sum(token % 2 == 0 for token in each.token_ids) / len(each.token_ids) for each in group])
         advantages = (scores - scores.mean()) / (scores.std(ddof=1) + 1e-4)
-        for answer, advantage in zip(group, advantages, strict=True):
-            prompt = made.prompts[answer.prompt].token_ids
-            ids = torch.tensor(np.concatenate([prompt, answer.token_ids])[None].astype("int64"))
+        for completion, advantage in zip(group, advantages, strict=True):
+            prompt = made.prompts[completion.prompt].token_ids
+            ids = torch.tensor(np.concatenate([prompt, completion.token_ids])[None].astype("int64"))
             logps = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
-            assert answer.logps == pytest.approx(logps.detach().numpy(), abs=1e-5)
+            assert completion.logps == pytest.approx(logps.detach().numpy(), abs=1e-5)
             loss = loss - (logps * float(advantage)).sum()
             tokens += len(logps)
     (loss / tokens).backward()
     norm = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]).norm()
     assert run.grad_norms == [pytest.approx(float(norm), rel=1e-4)]
-    assert run.lines[1]["reward"] == pytest.approx(np.mean([answer.reward for answer in made.answers]))
+    assert run.lines[1]["reward"] == pytest.approx(np.mean([completion.reward for completion in made.completions]))
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_first_step_is_policy_gradient_of_round(tied: Path, rewards: Path, tmp_p
     [
         ({}, 2),
         ({"objective.steps_per_generation": 2, "objective.num_iterations": 2, "train.max_steps": 6}, 3),
-        ({"objective.rollout_lag": 1}, 2),
+        ({"objective.rollout_staleness": 1}, 2),
     ],
-    ids=["between rounds", "in the middle of a round", "with the next round drawn ahead"],
+    ids=["between rounds", "in the middle of a round", "with the next round sampled ahead"],
 )
 def test_a_run_is_resumed_to_the_same_bits(
     tied: Path, rewards: Path, tmp_path: Path, changes: dict[str, Any], step: int
@@ -100,15 +100,15 @@ def test_a_run_that_is_killed_anywhere_goes_on_to_the_same_bits(
     tied: Path, rewards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: tuple[str, int]
 ) -> None:
     phase, lag = killed
-    changes = {"objective.steps_per_generation": 2, "objective.rollout_lag": lag, "train.max_steps": 6}
-    changes["objective.rollout_batch_size"] = 4  # the batch in which a run is killed is drawn again, others are not
+    changes = {"objective.steps_per_generation": 2, "objective.rollout_staleness": lag, "train.max_steps": 6}
+    changes["objective.rollout_batch_size"] = 4  # the batch in which a run is killed is sampled again, others are not
     whole = run_training(tied, tmp_path / "whole", ROWS, settings(rewards, **changes))
     assert_killed(phase, lambda: run_training(tied, tmp_path / "ends", ROWS, settings(rewards, **changes)), lag=lag)
-    drawn = []
+    sampled = []
     monkeypatch.setattr(
-        DrawJournal,
+        RolloutLog,
         "add",
-        lambda self, number, each, add=DrawJournal.add: drawn.append(number) or add(self, number, each),
+        lambda self, number, each, add=RolloutLog.add: sampled.append(number) or add(self, number, each),
     )
     ended = tmp_path / "ends" / tied.name / "run"
     rest = run_training(
@@ -116,19 +116,19 @@ def test_a_run_that_is_killed_anywhere_goes_on_to_the_same_bits(
     )
     assert learned(rest)[-4:] == learned(whole)[-4:]
     if phase == "drawing":
-        assert len(drawn) < 32
+        assert len(sampled) < 32
     for number in range(1, 3):
         ours, theirs = (read_round(run.folder / "rollouts", number) for run in (rest, whole))
         assert ours is not None
         assert theirs is not None
-        for one, other in zip(ours.answers, theirs.answers, strict=True):
+        for one, other in zip(ours.completions, theirs.completions, strict=True):
             assert one.token_ids.tolist() == other.token_ids.tolist()
             assert one.logps.tolist() == other.logps.tolist()
 
 
 def test_stale_completions_use_previous_weights(tied: Path, rewards: Path, tmp_path: Path) -> None:
     """Completions of a stale round use the weights of the step before."""
-    ahead = run_training(tied, tmp_path / "a", ROWS, settings(rewards, **{"objective.rollout_lag": 1}))
+    ahead = run_training(tied, tmp_path / "a", ROWS, settings(rewards, **{"objective.rollout_staleness": 1}))
     assert [each.version for each in rounds(ahead)] == [0, 0, 1, 2]
     atonce = run_training(tied, tmp_path / "b", ROWS, settings(rewards))
     assert [each.version for each in rounds(atonce)] == [0, 1, 2, 3]
@@ -148,10 +148,10 @@ def test_groups_without_spread_give_way_to_the_next_prompts(tied: Path, rewards:
     for each in made:
         assert len(each.prompts) - len(each.dropped) == 2
         for prompt in range(len(each.prompts)):
-            spread = len({answer.reward for answer in each.group(prompt)}) > 1
+            spread = len({completion.reward for completion in each.group(prompt)}) > 1
             assert spread is (prompt not in each.dropped)
-    turns = [prompt.turn for each in made for prompt in each.prompts]
-    assert turns == list(range(len(turns)))
+    positions = [prompt.position for each in made for prompt in each.prompts]
+    assert positions == list(range(len(positions)))
 
 
 @pytest.fixture(scope="module")
@@ -190,9 +190,9 @@ def test_policy_equals_reference_before_first_step(
         changes["tuner.adapter"] = str(adapter)
     rows = [{"messages": [{"role": "user", "content": f"Say {'again ' * times}."}]} for times in range(12)]
     run = run_training(tied, tmp_path, rows, settings(rewards, **changes))
-    for answer in rounds(run)[0].answers:
-        assert answer.old_logps is not None
-        assert answer.old_logps.tobytes() == answer.ref_logps.tobytes()
+    for completion in rounds(run)[0].completions:
+        assert completion.old_logps is not None
+        assert completion.old_logps.tobytes() == completion.ref_logps.tobytes()
     divergence = [abs(line["kl"]) for line in run.lines.values()]
     assert divergence[0] == 0
     assert divergence[-1] > 1e-6
@@ -215,17 +215,20 @@ def test_missing_round_file_is_reported_on_resume(tied: Path, rewards: Path, tmp
     whole = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
     path_of(whole.folder / "rollouts", 0, "safetensors").unlink()
     resume = {"checkpoint.resume": str(whole.folder / "checkpoint-1"), "logging.run_name": "resumed"}
-    with pytest.raises(CheckpointError, match="learns from round 1, whose answers are in no file"):
+    with pytest.raises(CheckpointError, match="The files of round 1, which step"):
         run_training(tied, tmp_path, ROWS, settings(rewards, **changes, **resume))
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"train.global_batch": 6}, "groups have 4"),
-        ({"objective.reward_funcs": []}, "Nothing says which answers are good"),
-        ({"objective.max_completion_length": 5000}, "positions of the model"),
-        ({"objective.rollout_lag": 1, "objective.dynamic_sample": True}, "lag behind"),
+        ({"train.global_batch": 6}, "groups of 4"),
+        ({"objective.reward_funcs": []}, "No reward is configured"),
+        ({"objective.max_completion_length": 5000}, "exceeds the model's"),
+        (
+            {"objective.rollout_staleness": 1, "objective.dynamic_sample": True},
+            "rollout_staleness 1 cannot be combined",
+        ),
     ],
 )
 def test_unsupported_rl_input_is_refused_before_loading(
@@ -252,9 +255,9 @@ def test_report_shows_rounds_compared_with_reference(
     (charts,) = re.findall(r'id="run-data">(.*?)</script>', report)
     metrics = {chart["metric"] for chart in json.loads(charts)["charts"]}
     assert {"reward", "rewards/evens", "completion_length", "truncated"} <= metrics
-    assert [each.answers[0].old_logps is not None for each in rounds(run)] == [True, False]
+    assert [each.completions[0].old_logps is not None for each in rounds(run)] == [True, False]
 
     logps = RunReference.logps
     monkeypatch.setattr(RunReference, "logps", lambda *asked: [each + 0.01 for each in logps(*asked)])
-    with pytest.raises(NothingToLearn, match=r"reference differs from the model before the first step: by 0\.01"):
+    with pytest.raises(NothingToLearn, match=r"reference differs from the model by 0\.01"):
         run_training(tied, tmp_path / "other", ROWS, settings(rewards, **changes))

@@ -1,4 +1,4 @@
-"""Online learning on every backend: the same prompts, draws, answers and steps, and torch's numbers.
+"""Online learning on every backend: the same prompts, samples, completions and steps, and torch's numbers.
 
 A run that was killed on one process is resumed on each of them as well.
 """
@@ -59,7 +59,7 @@ def alone(tied: Path, rewards: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def interrupted(tied: Path, rewards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run on one process of torch that was killed while the answers of its second round were scored."""
+    """Return the folder of a torch run that was killed while the completions of its second round were scored."""
     folder = tmp_path_factory.mktemp("interrupted")
     assert_killed("scoring", lambda: trained(tied, folder, rewards, {"checkpoint.save_steps": 1}))
     return folder / tied.name / "run"
@@ -79,16 +79,16 @@ def test_layouts_sample_and_learn_the_same(
         partial(trained, tied, tmp_path, rewards, schedule),
         partial(trained, tied, killed, rewards, {**schedule, **resume}),
     ]
-    answers, rest = (succeeded(each)[0] for each in on_processes(processes, *jobs))
-    assert_same(answers, alone)
+    completions, rest = (succeeded(each)[0] for each in on_processes(processes, *jobs))
+    assert_same(completions, alone)
     # Before the first step the policy is its reference, and the one that answered, to the last bit.
-    assert [answers.lines[1][name] for name in ("kl", "approx_kl", "ratio")] == [0, 0, 1]
+    assert [completions.lines[1][name] for name in ("kl", "approx_kl", "ratio")] == [0, 0, 1]
     assert json.loads((interrupted / "logging.jsonl").read_text().splitlines()[-1])["step"] == 2
     assert_same(rest, alone, since=3)
 
 
 def assert_same(run: Trained, alone: Trained, since: int = 1) -> None:
-    """The same answers, and the same numbers of the steps from one on."""
+    """The same completions, and the same numbers of the steps from one on."""
     assert tokens(run) == tokens(alone)
     for name in ("loss", "grad_norm", "reward", "kl", "ratio", "completion_length"):
         ours, theirs = (

@@ -11,8 +11,8 @@ from tiny_runs import run_training, write_jsonl
 
 from swift.cli.main import run
 from swift.infer import ResumeFile
-from swift_rl.sample.answers import SampledAnswer, SampledPrompt
 from swift_rl.sample.choice import Choice
+from swift_rl.sample.completions import SampledCompletion, SampledPrompt
 from swift_rl.sample.options import SampleOptions
 
 ROWS: list[dict[str, Any]] = [
@@ -25,7 +25,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def sample(model: Path, folder: Path, *more: str, reward: str = "length") -> int:
-    """Four answers to each of six prompts, of at most eight tokens; letters end them, and short ones are the best."""
+    """Sample four completions of at most eight tokens for each of six prompts; the reward prefers short ones."""
     data = folder / "prompts.jsonl"
     write_jsonl(data, ROWS)
     words = ["sample", str(model), "--dataset", str(data), "--num_return_sequences", "4", "--max_new_tokens", "8"]
@@ -45,7 +45,7 @@ class Killed(KeyboardInterrupt):
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Let the files of answers and scores be written to so often, and end the command with the next time."""
+    """Let the files of completions and scores be written to so often, and end the command with the next time."""
     written, write = [0], ResumeFile.write
 
     def counting(self: ResumeFile, *arguments: Any) -> None:
@@ -64,7 +64,7 @@ def test_a_sample_that_was_interrupted_goes_on_to_the_same_rows(
     whole.mkdir()
     ended.mkdir()
     assert sample(tied, whole) == 0
-    for after in (9, 24 - 9 + 7):  # while answers are drawn, and while they are scored
+    for after in (9, 24 - 9 + 7):  # while completions are sampled, and while they are scored
         with monkeypatch.context() as patched:
             dying(patched, after)
             assert sample(tied, ended) == 130
@@ -72,11 +72,11 @@ def test_a_sample_that_was_interrupted_goes_on_to_the_same_rows(
     assert sample(tied, ended) == 0
     assert "already has 24 of 24 responses" in capsys.readouterr().err
     assert (ended / "rows.jsonl").read_bytes() == (whole / "rows.jsonl").read_bytes()
-    drawn, chosen = lines(whole / "rows.answers.jsonl"), lines(whole / "rows.jsonl")
-    assert len({json.dumps(each["messages"]) for each in drawn}) > 6
+    sampled, chosen = lines(whole / "rows.completions.jsonl"), lines(whole / "rows.jsonl")
+    assert len({json.dumps(each["messages"]) for each in sampled}) > 6
     for place, row in enumerate(chosen):
-        sizes = [len(each["completion_ids"]) for each in drawn[4 * place : 4 * place + 4]]
-        best = drawn[4 * place + sizes.index(min(sizes))]
+        sizes = [len(each["completion_ids"]) for each in sampled[4 * place : 4 * place + 4]]
+        best = sampled[4 * place + sizes.index(min(sizes))]
         assert row["messages"] == best["messages"]
         assert row["reward"] == row["rewards"]["length"] == -min(sizes) / 8
         assert row["subject"] == ROWS[place]["subject"]
@@ -84,16 +84,16 @@ def test_a_sample_that_was_interrupted_goes_on_to_the_same_rows(
 
 def test_new_rewards_reuse_stored_completions(tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sample(tied, tmp_path) == 0
-    answers = (tmp_path / "rows.answers.jsonl").read_bytes()
+    completions = (tmp_path / "rows.completions.jsonl").read_bytes()
     monkeypatch.setattr("swift.infer.chat_engine.open_local", None)  # no model is loaded again
     more = ["--reward_options", '{"target_length": {"tokens": 8}}', "--rows", "kto", "--reward_threshold", "-0.5"]
     assert sample(tied, tmp_path, *more, reward="target_length") == 0
     rows = lines(tmp_path / "rows.jsonl")
     assert [row["label"] for row in rows] == [
-        len(each["completion_ids"]) > 4 for each in map(json.loads, answers.splitlines())
+        len(each["completion_ids"]) > 4 for each in map(json.loads, completions.splitlines())
     ]
-    assert (tmp_path / "rows.answers.jsonl").read_bytes() == answers
-    part = ["--result_path", str(tmp_path / "part.jsonl"), "--cache_files", str(tmp_path / "rows.answers.jsonl")]
+    assert (tmp_path / "rows.completions.jsonl").read_bytes() == completions
+    part = ["--result_path", str(tmp_path / "part.jsonl"), "--cache_files", str(tmp_path / "rows.completions.jsonl")]
     assert sample(tied, tmp_path, "--engine", "no", *part, "--data_range", "1", "3") == 0
     assert [row["subject"] for row in lines(tmp_path / "part.jsonl")] == ["c", "d"]
 
@@ -115,13 +115,13 @@ def test_rows_are_trained_on(tied: Path, tmp_path: Path) -> None:
 
 
 def prompt(*rewards: float | None, cut: int = 0) -> SampledPrompt:
-    answers = [
-        SampledAnswer(f"answer {value}", rewards={"right": value}, failed=["right"] if value is None else [])
+    completions = [
+        SampledCompletion(f"completion {value}", rewards={"right": value}, failed=["right"] if value is None else [])
         for value in rewards
     ]
-    for answer in answers[:cut]:
-        answer.finish_reason = "length"
-    return SampledPrompt([{"role": "user", "content": "?"}], {}, "row 1", answers)
+    for completion in completions[:cut]:
+        completion.finish_reason = "length"
+    return SampledPrompt([{"role": "user", "content": "?"}], {}, "row 1", completions)
 
 
 def chosen(given: SampledPrompt, **options: Any) -> list[Any]:
@@ -130,7 +130,7 @@ def chosen(given: SampledPrompt, **options: Any) -> list[Any]:
 
 
 def left_out(given: SampledPrompt, **options: Any) -> int:
-    """How many answers were no candidates because they were cut off."""
+    """How many completions were no candidates because they were cut off."""
     choice = Choice(SampleOptions(dataset=("x",), reward_funcs=("right",), **options), {"right": 1.0})
     choice.rows(given)
     return choice.tally.cut_off

@@ -56,14 +56,14 @@ def test_shared_critic_resumes_and_head_is_not_exported(tied: Path, rewards: Pat
     assert not [name for name in SafetensorsFolder(exported).names() if "value_head" in name]
     assert not [name for name in SafetensorsFolder(whole.folder / "checkpoint-4").names() if "value_head" in name]
 
-    # What the critic said of the answers of the second round, from the weights of its first step alone.
+    # What the critic said of the completions of the second round, from the weights of its first step alone.
     model = AutoModelForCausalLM.from_pretrained(whole.folder / "checkpoint-4", dtype=torch.float32)
     head, made = saved.read(HEAD), rounds(whole)[1]
-    for answer in made.answers:
-        prompt = made.prompts[answer.prompt].token_ids
-        ids = torch.tensor(np.concatenate([prompt, answer.token_ids])[None].astype("int64"))
+    for completion in made.completions:
+        prompt = made.prompts[completion.prompt].token_ids
+        ids = torch.tensor(np.concatenate([prompt, completion.token_ids])[None].astype("int64"))
         values = (model.model(ids).last_hidden_state @ head.T)[0, len(prompt) - 1 : -1, 0]
-        assert answer.token_values["old_values"] == pytest.approx(values.detach().numpy(), abs=1e-5)
+        assert completion.token_values["old_values"] == pytest.approx(values.detach().numpy(), abs=1e-5)
 
 
 def test_shared_critic_head_is_trained_with_adapters(tied: Path, rewards: Path, tmp_path: Path) -> None:
@@ -89,13 +89,13 @@ def test_shared_critic_head_is_trained_with_adapters(tied: Path, rewards: Path, 
     # PEFT's own model with the adapter, and the head: what policy and critic said when the second round began.
     base = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32)
     model, made = PeftModel.from_pretrained(base, str(folder)), rounds(whole)[1]
-    for answer in made.answers:
-        prompt = made.prompts[answer.prompt].token_ids
-        ids = torch.tensor(np.concatenate([prompt, answer.token_ids])[None].astype("int64"))
+    for completion in made.completions:
+        prompt = made.prompts[completion.prompt].token_ids
+        ids = torch.tensor(np.concatenate([prompt, completion.token_ids])[None].astype("int64"))
         values = (base.model(ids).last_hidden_state @ head.T)[0, len(prompt) - 1 : -1, 0]
-        assert answer.token_values["old_values"] == pytest.approx(values.detach().numpy(), abs=1e-5)
+        assert completion.token_values["old_values"] == pytest.approx(values.detach().numpy(), abs=1e-5)
         logps = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
-        assert answer.old_logps == pytest.approx(logps.detach().numpy(), abs=1e-5)
+        assert completion.old_logps == pytest.approx(logps.detach().numpy(), abs=1e-5)
 
 
 @pytest.mark.full
@@ -139,9 +139,9 @@ def test_shared_critic_resumes_mid_round_elsewhere(tied: Path, rewards: Path, tm
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"objective.critic_lr": 1e-3}, "critic_lr is about a critic that is a model of its own"),
-        ({"objective.critic_warmup": 2}, "critic_warmup is about a critic"),
-        ({"objective.critic_model": "some/model"}, "critic_model is about a critic"),
+        ({"objective.critic_lr": 1e-3}, "critic_lr needs critic separate"),
+        ({"objective.critic_warmup": 2}, "critic_warmup needs critic separate"),
+        ({"objective.critic_model": "some/model"}, "critic_model needs critic separate"),
         ({"model.task": "value"}, "needs token_logps"),
         ({"objective.critic": "separate", "model.value_head": True}, "does not train a value head"),
     ],

@@ -1,4 +1,4 @@
-"""The losses of `grpo` on every backend: over the same answers, ten steps have torch's numbers."""
+"""The losses of `grpo` on every backend: over the same completions, ten steps have torch's numbers."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ def test_every_layout_has_the_numbers_of_one_process(tmp_path: Path, layout: str
     on_torch = [partial(trained, model, tmp_path / "torch", name, {}) for name in OTHERS]
     runs = [partial(trained, model, tmp_path / "runs", name, schedule) for name in OTHERS]
     alone = on_processes(1, *on_torch)
-    for expected, answers in zip(alone, on_processes(processes, *runs), strict=True):
-        assert_same(succeeded(answers)[0], succeeded(expected)[0])
+    for expected, completions in zip(alone, on_processes(processes, *runs), strict=True):
+        assert_same(succeeded(completions)[0], succeeded(expected)[0])

@@ -1,4 +1,4 @@
-"""Updates of an engine are verified: a tensor that is missing, old or in another's place stops the run by its name."""
+"""Updates of an engine are verified: a missing, stale or swapped tensor stops the run with its name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from swift.contracts import Completion, Sampling, Score, WeightStream
 from swift.infer import open_engine
 from swift.testing.subjects import write_model
-from swift_rl.mismatch import gap, worst_tokens
-from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
+from swift_rl.mismatch import mismatch, worst_tokens
+from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 from swift_rl.sync import Probe, ProbeResult, SyncError, VerifiedEngine, checksum
 
 TEXTS = [[5, 9, 11, 40, 41], [7, 7, 3, 200, 1, 2, 90]]
@@ -79,7 +79,7 @@ class Trainer:
 def test_complete_update_reports_version(model: Path) -> None:
     trainer, engine = Trainer(model), VerifiedEngine(open_engine("transformers", model, dtype="float32", device="cpu"))
     probe = Probe.of([*TEXTS, TEXTS[0]], tolerance=1e-4)
-    assert probe.texts == TEXTS
+    assert probe.sequences == TEXTS
     for step in range(2):
         trainer.step(0.02)
         engine.update_weights(trainer.weights())
@@ -120,8 +120,11 @@ def _rounded(weights: WeightStream) -> WeightStream:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_kept_back(FIRST), f"1 of 25 differ: {FIRST} is still that of the update before"),
-        (_swapped, f"2 of 25 differ: {FIRST} holds what was sent as {SECOND}"),
+        (
+            _kept_back(FIRST),
+            f"1 of 25 weights of the engine differ from those sent: {FIRST} is still that of the previous update",
+        ),
+        (_swapped, f"2 of 25 weights of the engine differ from those sent: {FIRST} holds what was sent as {SECOND}"),
         (_rounded, f"{FIRST} arrived changed"),
     ],
     ids=["one step old", "swapped", "rounded"],
@@ -148,7 +151,7 @@ def test_a_token_that_the_model_does_not_have_is_refused() -> None:
             yield 0, Completion([3, 264], [-1.0, -1.0], "stop")
 
     assert len([*VerifiedEngine(cast("Any", Strange())).generate([[1]], Sampling())]) == 1
-    with pytest.raises(SyncError, match="answered with the token 264, and the model in training has 264 tokens"):
+    with pytest.raises(SyncError, match="generated token 264, but the model in training has 264 tokens"):
         next(iter(VerifiedEngine(cast("Any", Strange()), vocabulary=264).generate([[1]], Sampling())))
 
 
@@ -163,7 +166,7 @@ def test_an_engine_that_shows_no_weights_is_caught_by_the_probe(model: Path) -> 
     with pytest.raises(SyncError, match=r"After the update at step 7 .* at most 0.001 are allowed") as raised:
         probe.check(engine, trainer.scores())
     assert "cannot show its weights" in raised.value.message
-    with pytest.raises(SyncError, match="nan nats"):
+    with pytest.raises(SyncError, match="by nan nats"):
         probe.check(engine, [np.full(len(text) - 1, np.nan) for text in TEXTS])
     engine.close()
 
@@ -172,7 +175,7 @@ def test_different_trainer_numerics_differ_from_failed_sync(model: Path) -> None
     """A trainer that computes differently is distinguished from a failed update."""
     trainer, engine = Trainer(model), VerifiedEngine(open_engine("transformers", model, dtype="float32", device="cpu"))
     engine.update_weights(trainer.weights())
-    with pytest.raises(SyncError, match="Every weight arrived as it was sent: the engine computes differently"):
+    with pytest.raises(SyncError, match="Every weight arrived unchanged, so the engine computes differently"):
         Probe(TEXTS, tolerance=1e-3).check(engine, [scores * 1.1 for scores in trainer.scores()])
     engine.close()
 
@@ -189,39 +192,39 @@ def test_checksum_detects_bits_and_positions() -> None:
 
 
 def round_of(engine: list[list[float]], trainer: list[list[float]]) -> Round:
-    answers = [
-        DrawnAnswer(0, place, np.arange(len(said)), np.array(said), "stop", "", old_logps=np.array(known))
+    completions = [
+        RolloutCompletion(0, place, np.arange(len(said)), np.array(said), "stop", "", old_logps=np.array(known))
         for place, (said, known) in enumerate(zip(engine, trainer, strict=True))
     ]
-    return Round(0, 4, [Prompt(0, 0, np.array([1]), [])], answers)
+    return Round(0, 4, [Prompt(0, 0, np.array([1]), [])], completions)
 
 
 def test_mismatch_matches_formulas() -> None:
     said, known = [[-1.0, -2.0, -0.5], [-3.0]], [[-1.1, -1.9, -0.5], [-2.0]]
-    found = gap(round_of(said, known))
+    found = mismatch(round_of(said, known))
     log = np.concatenate(known) - np.concatenate(said)
     weights = np.exp(log)
-    assert found["gap/mean"] == pytest.approx(0.3)
-    assert found["gap/max"] == pytest.approx(1.0)
-    assert found["gap/kl_engine_trainer"] == pytest.approx(float(np.mean(weights - 1 - log)))
-    assert found["gap/kl_trainer_engine"] == pytest.approx(float(np.mean(weights * log - weights + 1)))
-    assert found["gap/ess_tokens"] == pytest.approx(weights.sum() ** 2 / (4 * (weights**2).sum()))
+    assert found["mismatch/mean"] == pytest.approx(0.3)
+    assert found["mismatch/max"] == pytest.approx(1.0)
+    assert found["mismatch/kl_engine_trainer"] == pytest.approx(float(np.mean(weights - 1 - log)))
+    assert found["mismatch/kl_trainer_engine"] == pytest.approx(float(np.mean(weights * log - weights + 1)))
+    assert found["mismatch/ess_tokens"] == pytest.approx(weights.sum() ** 2 / (4 * (weights**2).sum()))
     whole = np.exp([0.0, 1.0])
-    assert found["gap/ess_answers"] == pytest.approx(whole.sum() ** 2 / (2 * (whole**2).sum()))
-    assert [(each.answer, each.place) for each in worst_tokens(round_of(said, known), 2)] == [(1, 0), (0, 0)]
-    assert gap(Round(0, 0, [], [])) == {}
+    assert found["mismatch/ess_completions"] == pytest.approx(whole.sum() ** 2 / (2 * (whole**2).sum()))
+    assert [(each.completion, each.position) for each in worst_tokens(round_of(said, known), 2)] == [(1, 0), (0, 0)]
+    assert mismatch(Round(0, 0, [], [])) == {}
 
 
 def test_mismatch_estimates_match_known_divergences() -> None:
     """Estimates of the gap are the divergences of a known pair of models."""
     generator = np.random.default_rng(0)
     engine, trainer = (np.log(generator.dirichlet(np.ones(5) * 4)) for _ in range(2))
-    drawn = np.repeat(np.arange(5), np.round(np.exp(engine) * 200_000).astype(int))
-    found = gap(round_of([engine[drawn].tolist()], [trainer[drawn].tolist()]))
+    sampled = np.repeat(np.arange(5), np.round(np.exp(engine) * 200_000).astype(int))
+    found = mismatch(round_of([engine[sampled].tolist()], [trainer[sampled].tolist()]))
     forward = float((np.exp(engine) * (engine - trainer)).sum())
     backward = float((np.exp(trainer) * (trainer - engine)).sum())
-    assert found["gap/kl_engine_trainer"] == pytest.approx(forward, rel=1e-3)
-    assert found["gap/kl_trainer_engine"] == pytest.approx(backward, rel=1e-3)
+    assert found["mismatch/kl_engine_trainer"] == pytest.approx(forward, rel=1e-3)
+    assert found["mismatch/kl_trainer_engine"] == pytest.approx(backward, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +236,7 @@ def test_mismatch_estimates_match_known_divergences() -> None:
     ],
 )
 def test_what_the_probe_does_not_explain_is_given_its_cause(cause: str, given: Any) -> None:
-    found = gap(round_of([[-1.0, -2.0]], [[-1.1, -2.3]]), probe=ProbeResult(0.05, 0.1), **given)
-    assert found["gap/arithmetic"] == pytest.approx(0.05)
-    parts = {name: found[f"gap/{name}"] for name in ("staleness", "truncation", "unexplained")}
+    found = mismatch(round_of([[-1.0, -2.0]], [[-1.1, -2.3]]), probe=ProbeResult(0.05, 0.1), **given)
+    assert found["mismatch/arithmetic"] == pytest.approx(0.05)
+    parts = {name: found[f"mismatch/{name}"] for name in ("staleness", "truncation", "unexplained")}
     assert parts == {**dict.fromkeys(parts, 0.0), cause: pytest.approx(0.15)}

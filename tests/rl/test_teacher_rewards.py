@@ -1,4 +1,4 @@
-"""A teacher as a reward for each token that the policy draws: against plain models, and beside other rewards."""
+"""A teacher as a reward for each token that the policy samples: against plain models, and beside other rewards."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def by_hand(student: Path, teacher: Path, made: Round) -> tuple[float, float, fl
     """Loss, gradient norm and mean log-ratio: the policy gradient of A = c (log p_teacher - log p_student)."""
     ours, theirs = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (student, teacher))
     loss, apart, count = torch.zeros(()), 0.0, 0
-    for answer in made.answers:
-        prompt = made.prompts[answer.prompt].token_ids.tolist()
-        ids = torch.tensor([prompt + answer.token_ids.tolist()])
-        drawn = ids[0, len(prompt) :, None]
+    for completion in made.completions:
+        prompt = made.prompts[completion.prompt].token_ids.tolist()
+        ids = torch.tensor([prompt + completion.token_ids.tolist()])
+        sampled = ids[0, len(prompt) :, None]
 
-        def logps(model: Any, ids: torch.Tensor = ids, drawn: torch.Tensor = drawn) -> torch.Tensor:
-            said: torch.Tensor = model(ids).logits[0, -len(drawn) - 1 : -1].log_softmax(-1).gather(-1, drawn)[:, 0]
+        def logps(model: Any, ids: torch.Tensor = ids, sampled: torch.Tensor = sampled) -> torch.Tensor:
+            said: torch.Tensor = model(ids).logits[0, -len(sampled) - 1 : -1].log_softmax(-1).gather(-1, sampled)[:, 0]
             return said
 
         mine = logps(ours)
@@ -60,7 +60,7 @@ def by_hand(student: Path, teacher: Path, made: Round) -> tuple[float, float, fl
             likelier = logps(theirs) - mine
         loss = loss - (COEF * likelier * (mine - mine.detach()).exp()).sum()
         apart -= float(likelier.sum())
-        count += len(drawn)
+        count += len(sampled)
     (loss / count).backward()
     squares = [parameter.grad.square().sum() for parameter in ours.parameters() if parameter.grad is not None]
     return float(loss.detach() / count), float(torch.stack(squares).sum().sqrt()), apart / count
@@ -80,8 +80,8 @@ def test_teacher_term_is_added_to_advantages(tied: Path, teacher: Path, tmp_path
     rewards = {"objective.reward_funcs": ["regex"], "objective.reward_options": {"regex": {"pattern": ".*[a-z].*"}}}
     alone = first_round(learned(tied, tmp_path / "alone", None, **rewards))
     both = first_round(learned(tied, tmp_path / "both", teacher, **rewards))
-    assert any(np.any(answer.advantages) for answer in alone.answers)
-    for rewarded, taught in zip(alone.answers, both.answers, strict=True):
+    assert any(np.any(completion.advantages) for completion in alone.completions)
+    for rewarded, taught in zip(alone.completions, both.completions, strict=True):
         assert rewarded.token_ids.tolist() == taught.token_ids.tolist()
         assert taught.old_logps is not None
         added = COEF * (taught.token_values["teacher_logps"] - taught.old_logps)
@@ -91,23 +91,23 @@ def test_teacher_term_is_added_to_advantages(tied: Path, teacher: Path, tmp_path
 def test_teachers_that_would_not_be_heard_are_refused(tied: Path, teacher: Path, tmp_path: Path) -> None:
     named = {"teacher_model": "teacher"}
     for options, message in (
-        ({"teacher_kl_coef": 0.5}, "teacher_kl_coef is about a teacher, and none is named"),
-        ({"teacher_device": "cpu"}, "teacher_device is about a teacher, and none is named"),
+        ({"teacher_kl_coef": 0.5}, "teacher_kl_coef needs a teacher"),
+        ({"teacher_device": "cpu"}, "teacher_device needs a teacher"),
         ({**named, "teacher_kl_coef": 0.0}, "leave the teacher out"),
-        ({**named, "temperature": 0.7}, "scored at temperature 1, and answers are drawn at temperature 0.7"),
-        ({**named, "dynamic_sample": True}, "dynamic_sample is about rewards, and there are none"),
-        ({**named, "beta": 0.1, "kl_in_reward": True}, "kl_in_reward is about rewards, and there are none"),
+        ({**named, "temperature": 0.7}, "a teacher needs temperature 1, not 0.7"),
+        ({**named, "dynamic_sample": True}, "dynamic_sample needs rewards"),
+        ({**named, "beta": 0.1, "kl_in_reward": True}, "kl_in_reward needs rewards"),
     ):
         with pytest.raises(ValueError, match=message):
             GrpoOptions(**options)
     for given, said in (
-        ({**named, "teacher_dtype": "bfloat16"}, "teacher_dtype is about an engine"),
-        ({"teacher_model_server": "http://a"}, "holds teacher_model in the run, and teacher_model_server is named"),
+        ({**named, "teacher_dtype": "bfloat16"}, "teacher_dtype has no effect with teacher_as_role"),
+        ({"teacher_model_server": "http://a"}, "teacher_as_role cannot be combined with teacher_model_server"),
     ):
         problem = GrpoOptions(teacher_as_role=True, **given).problem_of_teacher()
         assert problem is not None
         assert said in problem[0]
-    with pytest.raises(ConfigError, match="a server has loaded its own model"):
+    with pytest.raises(ConfigError, match="cannot be combined with teacher_model_server"):
         learned(tied, tmp_path, None, **{
             "objective.teacher_model_server": "http://127.0.0.1:1", "objective.teacher_adapters": "adapter"
         })  # fmt: skip
@@ -129,7 +129,7 @@ def test_ranks_sharing_completions_learn_same(tied: Path, teacher: Path, tmp_pat
         partial(learned, tied, tmp_path / "asked", teacher, **several, **sharded),
         partial(learned, tied, tmp_path / "held", teacher, **several, **sharded, **role),
     ]
-    for answers in on_processes(2, *jobs):
-        run = succeeded(answers)[0]
+    for completions in on_processes(2, *jobs):
+        run = succeeded(completions)[0]
         assert run.losses == pytest.approx(alone.losses, rel=1e-4, abs=1e-6)
         assert run.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)

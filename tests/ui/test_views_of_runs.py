@@ -229,7 +229,7 @@ def test_run_page_shows_checkpoints_plan_and_config(page: TestClient, root: Path
 def test_rounds_are_shown_prompt_by_prompt(page: TestClient, root: Path) -> None:
     folder = write_run(root / "m" / "v0", [line_of(1)])
     (folder / "rollouts").mkdir()
-    prompts = [{"place": "p:1", "messages": [{"role": "user", "content": "2+2?"}]}, {"place": "p:2", "messages": []}]
+    prompts = [{"source": "p:1", "messages": [{"role": "user", "content": "2+2?"}]}, {"source": "p:2", "messages": []}]
     lines = [
         {"round": 0, "facts": {"reward": 0.5}, "dropped": {"1": "all the same"}, "prompts": prompts},
         *({"prompt": number % 2, "text": f"answer {number}", "reward": number / 4} for number in range(4)),

@@ -89,7 +89,7 @@ def test_every_third_party_grpo_flag_is_handled(flag: str) -> None:
         ("--mask_truncated_completions", {"overlong_filter": True}),
         ("--tau_pos 1.2", {"sapo_temperature_pos": "1.2"}),
         ("--top_k -1", {"top_k": 0}),
-        ("--async_generate true", {"rollout_lag": 1}),
+        ("--async_generate true", {"rollout_staleness": 1}),
         ("--vllm_importance_sampling_correction false", {"rollout_importance_sampling_mode": "off"}),
         ("--vllm_importance_sampling_mode token_mask", {"rollout_importance_sampling_mode": "token_mask"}),
         ("--use_vllm true", {"rollout_engine": "vllm"}),

@@ -94,7 +94,7 @@ def test_ms_swift_grpo_recipe_keeps_flags_and_defaults() -> None:
     assert lost(run) == {}
     assert run.command == "swift rlhf run.yaml --external_plugins plugin.py"
     objective = settled(content)
-    expected = {"rollout_engine": "vllm", "rollout_options": {"gpu_memory_utilization": 0.5}, "rollout_lag": 1}
+    expected = {"rollout_engine": "vllm", "rollout_options": {"gpu_memory_utilization": 0.5}, "rollout_staleness": 1}
     expected |= {"beta": 0.04, "temperature": 0.9, "loss_type": "grpo", "rollout_importance_sampling_mode": "off"}
     assert objective.items() >= expected.items()
     assert content["train"]["accumulation"] == 1

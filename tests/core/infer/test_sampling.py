@@ -150,5 +150,5 @@ def test_do_sample_enables_sampling(options: dict[str, Any], temperature: float)
 
 
 def test_drawing_at_temperature_zero_is_refused() -> None:
-    with pytest.raises(UsageError, match="--do_sample true draws"):
+    with pytest.raises(UsageError, match="--do_sample true samples"):
         _ = SamplingOptions(do_sample=True, temperature=0).sampling

@@ -253,7 +253,7 @@ class VllmInProcess:
             )
 
     def _check_logprobs(self, sampling: Sampling) -> None:
-        if self._logprobs != sampling.logprobs and not (self._logprobs and sampling.draws_as_is):
+        if self._logprobs != sampling.logprobs and not (self._logprobs and sampling.samples_unmodified):
             mode = next(mode for mode, kind in KINDS.items() if kind == sampling.logprobs)
             raise UsageError(
                 f"vLLM returns {self._llm.model_config.logprobs_mode}, but log-probabilities "

@@ -10,12 +10,12 @@ import numpy as np
 
 from swift.contracts import Score
 
-Kind = Literal["model", "drawn"]
-KINDS: Mapping[str, Kind] = {"raw_logprobs": "model", "processed_logprobs": "drawn"}
+Kind = Literal["model", "sampled"]
+KINDS: Mapping[str, Kind] = {"raw_logprobs": "model", "processed_logprobs": "sampled"}
 """vLLM's `logprobs_mode` → `Sampling.logprobs`. Its other modes return logits."""
 DISTRIBUTIONS: Mapping[str, str] = {
     "model": "of the model itself",
-    "drawn": "of the sampling distribution",
+    "sampled": "of the sampling distribution",
 }
 _COLD, _WARM = 0.5, 2.0
 _SAME = 1e-4
@@ -29,7 +29,7 @@ def kind_of(likeliest: Callable[[float], float]) -> Kind | None:
     """
     cold, warm, plain = likeliest(_COLD), likeliest(_WARM), likeliest(1.0)
     if abs(cold - warm) > _SAME:
-        return "drawn"
+        return "sampled"
     return None if plain > -_SAME else "model"
 
 

@@ -164,7 +164,7 @@ class _Served:
 
     def check_logprobs(self, prompt: Sequence[int], sampling: Sampling) -> None:
         """Raise `ModelError` if the server returns log-probabilities of another kind, which is found by a request."""
-        if sampling.draws_as_is:
+        if sampling.samples_unmodified:
             return
 
         def likeliest(temperature: float) -> float:

@@ -101,14 +101,14 @@ class Beside:
             for index, terms in enumerate(always):
                 if everywhere or index == 0:
                     terms[name] = terms.get(name, 0.0) + size
-        if self.work.drawn and self.work.drawn_here:
+        if self.work.completions and self.work.sampled_here:
             peaks.append((DRAWING, [self._at_once * self._row]))
         return BesideMemory(always, peaks)
 
     def _engines(self) -> list[tuple[str, float, bool]]:
         """Return name, bytes and whether every process has it, of all models that engines hold whole."""
         held = {each.role.name for each in self._roles}
-        missing = [EngineModel(f"engine of the {name}") for name in self.work.asked if name not in held]
+        missing = [EngineModel(f"engine of the {name}") for name in self.work.role_forwards if name not in held]
         size = self._workload.compute_bytes
         return [
             (each.name, self._shape(each.model).parameters * size, each.everywhere)
@@ -125,7 +125,7 @@ class Beside:
     @cached_property
     def _at_once(self) -> float:
         """Return how many answers a process draws at once."""
-        mine = max(1.0, self._workload.rows * self.work.drawn / self._drawing)
+        mine = max(1.0, self._workload.rows * self.work.completions / self._drawing)
         most = self.work.at_once or rows_at_once(self._cluster.device.gigabytes * 1e9, self._row)
         return min(mine, most)
 
@@ -141,13 +141,13 @@ class Beside:
         scored = self.work.scored
         steps = 0.0
         for each in self._roles:
-            scored += each.length * self.work.asked.get(each.role.name, 0.0)
+            scored += each.length * self.work.role_forwards.get(each.role.name, 0.0)
             steps += each.length * step.total if each.role.trained else 0.0
         drawing = 0.0
-        if self.work.drawn and self.work.drawn_here:
-            mine = self._workload.rows * self.work.drawn / self._drawing
-            prompt, size = max(0, self._workload.length - self.work.answer_tokens), self._workload.compute_bytes
-            once = timing.drawing(self._policy, self._at_once, prompt, self.work.answer_tokens, size)
+        if self.work.completions and self.work.sampled_here:
+            mine = self._workload.rows * self.work.completions / self._drawing
+            prompt, size = max(0, self._workload.length - self.work.completion_tokens), self._workload.compute_bytes
+            once = timing.drawing(self._policy, self._at_once, prompt, self.work.completion_tokens, size)
             drawing = ceil(mine / self._at_once) * once
         return replace(step, drawing=drawing, scoring=scored * forward, roles=steps)
 

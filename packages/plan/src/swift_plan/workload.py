@@ -60,7 +60,7 @@ class Workload:
         rows = config.train.global_batch
         return cls(
             rows=rows or max(_ROWS, processes),
-            length=config.data.max_length + backend.rounds.answer_tokens,
+            length=config.data.max_length + backend.rounds.completion_tokens,
             rows_assumed=rows is None,
             compute_bytes=compute,
             adapted=backend.trained_values(1, 1) is not None,

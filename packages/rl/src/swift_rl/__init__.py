@@ -1,3 +1,3 @@
-"""Online learning for swift: objectives whose data are answers of the model in training."""
+"""Online learning for swift: objectives whose data are completions of the model in training."""
 
 __version__ = "0.1.0"

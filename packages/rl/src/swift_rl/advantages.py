@@ -20,12 +20,12 @@ class Estimated:
     """The advantages of a round."""
 
     tokens: list[np.ndarray]
-    """float64, one value per token of each answer."""
+    """float64, one value per token of each completion."""
     scored: np.ndarray
-    """bool [N]: False where no reward function had a value. Such answers have advantage 0 and count nowhere."""
+    """bool [N]: False if no reward function had a value. Such completions have advantage 0 and are not counted."""
     spread: np.ndarray
-    """float64 [groups], in the order of their numbers: standard deviation of the reward, exactly 0 where all answers
-    have the same or fewer than two have one."""
+    """float64 [groups], in the order of their numbers: standard deviation of the reward, exactly 0 if all completions
+    have the same reward, or fewer than two have one."""
     total: np.ndarray
     """float64 [N]: the weighted sum of the rewards, nan where there is none."""
 
@@ -39,10 +39,10 @@ def estimate(
     *,
     weights: Sequence[float] | None = None,
 ) -> Estimated:
-    """Return the advantages of answers.
+    """Return the advantages of completions.
 
-    `rewards` is [answers, functions] with nan where a function had no value, `groups` says which answers are to the
-    same prompt, `lengths` how many tokens each has. `kl` is the divergence of each token from the reference, which
+    `rewards` is [completions, functions], with nan where a function had no value. `groups` numbers the prompt of each
+    completion, `lengths` has the number of its tokens. `kl` is the divergence of each token from the reference, which
     `kl_in_reward` subtracts `beta` times. `weights` are those of the functions.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
@@ -51,26 +51,26 @@ def estimate(
     grouped = GroupStatistics(groups, scored)
     penalties = _penalties(kl, lengths, options)
     if options.scaling == "gdpo":
-        per_answer = _each_function_by_itself(rewards, share, groups, scored, options)
-        per_answer = per_answer - _summed(penalties)
+        per_completion = _each_function_by_itself(rewards, share, groups, scored, options)
+        per_completion = per_completion - _summed(penalties)
     elif options.advantage_estimator == "reinforce_plus_plus":
-        per_answer = total
+        per_completion = total
     elif options.advantage_estimator == "reinforce_plus_plus_baseline":
-        per_answer = grouped.centred(total)
-        if options.lone_answer == "reward":
-            per_answer = np.where(grouped.size == 1, total, per_answer)
+        per_completion = grouped.centred(total)
+        if options.lone_completion == "reward":
+            per_completion = np.where(grouped.size == 1, total, per_completion)
     else:
-        per_answer = _compared(total - _summed(penalties), lengths, grouped, options)
+        per_completion = _compared(total - _summed(penalties), lengths, grouped, options)
         penalties = None
-    per_answer = np.where(scored, per_answer, 0.0)
-    tokens = [np.full(length, value) for length, value in zip(lengths, per_answer, strict=True)]
+    per_completion = np.where(scored, per_completion, 0.0)
+    tokens = [np.full(length, value) for length, value in zip(lengths, per_completion, strict=True)]
     if options.advantage_estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline"):
         tokens = _whitened(_returns(tokens, penalties), scored, options)
     return Estimated(tokens, scored, grouped.spread(total), total)
 
 
 def totals(rewards: np.ndarray, weights: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which answers have a reward, and the weighted sum of each answer's rewards, nan for none."""
+    """Return which completions have a reward, and the weighted sum of each completion's rewards, nan for none."""
     scored = ~np.isnan(rewards).all(axis=1)
     return scored, np.where(scored, np.nansum(rewards * np.asarray(weights, dtype=np.float64), axis=1), np.nan)
 
@@ -84,16 +84,16 @@ def entropy_mask(entropies: Sequence[np.ndarray], part: float) -> list[np.ndarra
 
 
 class GroupStatistics:
-    """Statistics of the scored answers of each group, spread back to the answers."""
+    """Statistics of the scored completions of each group, spread back to the completions."""
 
     def __init__(self, groups: np.ndarray, scored: np.ndarray) -> None:
         self._numbers, self._group = np.unique(np.asarray(groups), return_inverse=True)
         self._scored = scored
         self.size = self._sums(scored.astype(np.float64))[self._group]
-        """How many answers of its group are scored, for each answer."""
+        """How many completions of its group are scored, for each completion."""
 
     def mean(self, values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-        """Return the mean of its group for each answer, weighted where there are weights."""
+        """Return the mean of its group for each completion, weighted where there are weights."""
         weights = np.ones(len(values)) if weights is None else weights.astype(np.float64)
         weights = np.where(self._scored, weights, 0.0)
         sums, counts = self._sums(np.where(self._scored, values, 0.0) * weights), self._sums(weights)
@@ -106,7 +106,7 @@ class GroupStatistics:
         return np.where((low == high)[self._group], 0.0, values - self.mean(values, weights))
 
     def std(self, values: np.ndarray) -> np.ndarray:
-        """Return the standard deviation of its group (divided by n − 1) for each answer; 0 for a lone answer."""
+        """Return the standard deviation (n − 1) of its group for each completion; 0 for a lone one."""
         squares = self._sums(np.where(self._scored, self.centred(values) ** 2, 0.0))[self._group]
         stds: np.ndarray = np.sqrt(squares / np.maximum(self.size - 1, 1))
         return stds
@@ -118,7 +118,7 @@ class GroupStatistics:
         return spreads
 
     def of_others(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and standard deviation (n − 1) of the other answers of its group, for each answer."""
+        """Return mean and standard deviation (n − 1) of the other completions of its group, for each completion."""
         others = np.maximum(self.size - 1, 1)
         apart = self.centred(values)
         means = values - apart * self.size / others
@@ -159,7 +159,7 @@ def _compared(
     else:
         apart = groups.centred(rewards)
     scale = _scale(rewards, groups, options)
-    if options.lone_answer == "reward":
+    if options.lone_completion == "reward":
         lone = groups.size == 1
         apart, scale = np.where(lone, rewards, apart), np.where(lone, 1.0, scale)
     return apart / (scale + _eps(options))
@@ -170,7 +170,7 @@ def _eps(options: AlgorithmOptions) -> float:
 
 
 def _scale(rewards: np.ndarray, groups: GroupStatistics, options: AlgorithmOptions) -> np.ndarray:
-    """Return what divides each answer's centred reward, before `advantage_eps` is added."""
+    """Return what divides each completion's centred reward, before `advantage_eps` is added."""
     if options.scaling == "group":
         return groups.std(rewards)
     if options.scaling == "batch":
@@ -205,7 +205,7 @@ def _penalties(
         return None
     for index, (each, length) in enumerate(zip(kl, lengths, strict=True)):
         if len(each) != length:
-            raise ValueError(f"answer {index} has {length} tokens, but divergences of {len(each)}")
+            raise ValueError(f"completion {index} has {length} tokens, but {len(each)} divergences")
     return [options.beta * np.asarray(each, dtype=np.float64) for each in kl]
 
 
@@ -221,7 +221,7 @@ def _returns(tokens: list[np.ndarray], penalties: list[np.ndarray] | None) -> li
 
 
 def _whitened(tokens: list[np.ndarray], scored: np.ndarray, options: AlgorithmOptions) -> list[np.ndarray]:
-    """Standardise over all tokens of the scored answers."""
+    """Standardise over all tokens of the scored completions."""
     kept = [each for each, known in zip(tokens, scored, strict=True) if known and len(each)]
     if not kept:
         return tokens

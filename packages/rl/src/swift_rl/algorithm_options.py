@@ -27,23 +27,23 @@ class AlgorithmOptions(KlOptions, CorrectionOptions):
     loss_type: LossType = Field(
         "dapo",
         description="Shape of the loss and what it is a mean over: dapo, cispo over tokens; grpo, gspo, sapo over "
-        "answers; dr_grpo over answers of max_completion_length tokens",
+        "completions; dr_grpo over completions of max_completion_length tokens",
     )
     importance_sampling_level: Level | None = Field(
         None,
-        description="One importance ratio per token, or one per answer (sequence; sequence_token with a gradient per "
+        description="Importance ratios per token, or per completion (sequence; sequence_token with a gradient per "
         "token); default: sequence for gspo, else token",
     )
-    num_iterations: Annotated[int, Field(ge=1)] = Field(1, description="How often each answer is learned from")
+    num_iterations: Annotated[int, Field(ge=1)] = Field(1, description="How many steps learn from each completion")
     steps_per_generation: Annotated[int, Field(ge=1)] = Field(
-        1, description="Optimizer steps that one round of answers serves"
+        1, description="Optimizer steps that one round of completions serves"
     )
     epsilon: Annotated[float, Field(gt=0.0, le=1.0)] = Field(0.2, description="The ratio is clipped below 1 - epsilon")
     epsilon_high: PositiveFloat | None = Field(
         None, description="The ratio is clipped above 1 + epsilon_high; default: epsilon. cispo: see cispo_bound"
     )
     delta: Annotated[float, Field(gt=1.0)] | None = Field(
-        None, description="Dual clip: the ratio of an answer with a negative advantage counts at most so much"
+        None, description="Dual clip: the ratio of a completion with a negative advantage counts at most so much"
     )
     cispo_bound: Literal["absolute", "relative"] = Field(
         "absolute",
@@ -61,10 +61,10 @@ class AlgorithmOptions(KlOptions, CorrectionOptions):
     )
     advantage_eps: PositiveFloat = Field(1e-4, description="Added to that standard deviation")
     leave_one_out: bool = Field(
-        False, description="The mean and standard deviation of grpo are those of the group's other answers"
+        False, description="The mean and standard deviation of grpo are those of the group's other completions"
     )
-    lone_answer: Literal["zero", "reward"] = Field(
-        "zero", description="Advantage of an answer that has no other to be compared with"
+    lone_completion: Literal["zero", "reward"] = Field(
+        "zero", description="Advantage of a completion that is alone in its group"
     )
     whiten_variance: Literal["unbiased", "biased"] = Field(
         "unbiased", description="Variance by which reinforce_plus_plus whitens over tokens: divided by n - 1, or by n"
@@ -78,7 +78,7 @@ class AlgorithmOptions(KlOptions, CorrectionOptions):
     )
     off_policy_sequence_mask_delta: PositiveFloat | None = Field(
         None,
-        description="Leave out answers with a negative advantage that have become unlikelier by more than this, in "
+        description="Leave out completions with a negative advantage that became less likely by more than this, in "
         "nats per token",
     )
     top_entropy_quantile: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
@@ -122,15 +122,15 @@ class AlgorithmOptions(KlOptions, CorrectionOptions):
 
     @property
     def level(self) -> Level:
-        """Whether each token has an importance ratio, or each answer."""
+        """Whether each token has an importance ratio, or each completion."""
         return self.importance_sampling_level or ("sequence" if self.loss_type == "gspo" else "token")
 
     @property
-    def mean_over(self) -> Literal["tokens", "answers", "length"]:
-        """Whether the loss is a mean over tokens, answers, or answers times the length that they may have."""
+    def mean_over(self) -> Literal["tokens", "completions", "length"]:
+        """Whether the loss is a mean over tokens, completions, or completions times their maximum length."""
         if self.loss_type == "dr_grpo":
             return "length"
-        return "tokens" if self.loss_type in ("dapo", "cispo", "bnpo") else "answers"
+        return "tokens" if self.loss_type in ("dapo", "cispo", "bnpo") else "completions"
 
     @property
     def scaling(self) -> Literal["group", "batch", "none", "gdpo"]:

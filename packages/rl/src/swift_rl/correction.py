@@ -1,4 +1,4 @@
-"""Importance weights for what the engine that drew the answers says otherwise than the model in training."""
+"""Importance weights that correct the train-inference mismatch of sampled completions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from swift_rl.policy_options import CorrectionOptions
 
 LOG_LIMIT = 20.0
-"""A log-weight beyond ± this is taken as this, so that no weight is infinite."""
+"""Log-weights are clipped to ± this, so that no weight is infinite."""
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,15 @@ class Corrected:
     """Weights of the tokens of a round."""
 
     weights: list[np.ndarray]
-    """float64, one per token; 1 where nothing is corrected."""
+    """float64, one per token; 1 without correction."""
     facts: dict[str, float]
-    """Mean weight, part of the weights that met a bound, and the effective part of the sample."""
+    """Mean weight, fraction of bounded weights, and effective sample size."""
 
 
-def mode_of(options: CorrectionOptions, *, third_party: bool) -> str:
-    """Return the mode in force; `third_party` engines compute otherwise than the model in training."""
+def mode_of(options: CorrectionOptions, *, off_policy: bool) -> str:
+    """Return the mode in effect; `off_policy`: the engine computes differently from the model in training."""
     if options.rollout_importance_sampling_mode == "auto":
-        return "token_truncate" if third_party else "off"
+        return "token_truncate" if off_policy else "off"
     return options.rollout_importance_sampling_mode
 
 
@@ -38,16 +38,16 @@ def weights(
     masks: Sequence[np.ndarray],
     options: CorrectionOptions,
     *,
-    third_party: bool = True,
+    off_policy: bool = True,
 ) -> Corrected:
-    """Return policy / engine for every token, bounded as the options say.
+    """Return policy / engine for every token, bounded by the options.
 
-    `old_logps` are the trainer's, `rollout_logps` the engine's, of the same tokens; `masks` says which of them count.
+    `old_logps` are the trainer's, `rollout_logps` the engine's, of the same tokens; `masks` selects those that count.
     """
-    mode = mode_of(options, third_party=third_party)
+    mode = mode_of(options, off_policy=off_policy)
     apart = [
-        np.where(mask, old.astype(np.float64) - drawn, 0.0)
-        for old, drawn, mask in zip(old_logps, rollout_logps, masks, strict=True)
+        np.where(mask, old.astype(np.float64) - engine, 0.0)
+        for old, engine, mask in zip(old_logps, rollout_logps, masks, strict=True)
     ]
     if mode == "off":
         return Corrected([np.ones(len(each)) for each in apart], {})

@@ -1,4 +1,4 @@
-"""The critic of `ppo`: the role that it is, its loss, and what it is asked."""
+"""The critic of `ppo`: its role, its loss, and its values."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CRITIC = "critic"
 
 
 class ValueLoss(BaseObjective[PpoOptions]):
-    """The critic's loss: the squared error of its values, clipped to what they were when the round began."""
+    """The critic's loss: the squared error of its values, clipped around those at the beginning of the round."""
 
     name = "ppo_values"
     task = "value"
     needs = frozenset({Need.VALUES})
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """Return how many tokens are learned."""
+        """Return the number of learned tokens."""
         return learned_tokens(samples)
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
@@ -38,7 +38,7 @@ class ValueLoss(BaseObjective[PpoOptions]):
 
 
 class TokenValues(PerSampleObjective[PpoOptions]):
-    """No loss: what the critic says that each learned token is worth before it is seen."""
+    """The critic's value before each learned token; its loss is 0."""
 
     name = "token_values"
     task = "value"
@@ -87,5 +87,5 @@ def critic_role(config: Config, options: PpoOptions) -> ModelRole:
 
 
 def learned_tokens(samples: Iterable[SampleFacts]) -> float:
-    """Return what both losses of a step are a mean over."""
+    """Return the number of learned tokens, over which both losses of a step are a mean."""
     return float(sum(sample.loss_weight for sample in samples if sample.loss_weight > 0))

@@ -21,12 +21,12 @@ class EnvironmentOptions(Section):
     environment_options: dict[str, Any] = Field(default_factory=dict, description="The environment's own options")
     environment_weight: float = Field(1.0, description="Weight of the environment's rewards in the sum")
     max_turns: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Most answers of an episode; nothing leaves it to the environment"
+        None, description="Maximum number of completions per episode; default: chosen by the environment"
     )
     completion_length_limit_scope: Literal["total", "per_round"] = Field(
         "total",
-        description="Whether max_completion_length is for all turns of an episode together, with what the environment "
-        "says, or for each answer",
+        description="Whether max_completion_length limits a whole episode, the environment's tokens included, or each "
+        "completion",
     )
     environment_timeout: Annotated[PositiveFloat, Field(le=86400)] = Field(
         30.0, description="Seconds after which one step of an environment is ended; the episode then has no reward"
@@ -36,6 +36,6 @@ class EnvironmentOptions(Section):
     )
     template_drift: Literal["refuse", "keep"] = Field(
         "refuse",
-        description="Where the chat template writes earlier answers otherwise than they were drawn: end the run, or go "
-        "on with the tokens that were drawn",
+        description="If the chat template changes earlier completions: end the run (refuse), or keep the sampled "
+        "tokens (keep)",
     )

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Estimates:
-    """One value per token of each answer, in float64."""
+    """One value per token of each completion, in float64."""
 
     advantages: list[np.ndarray]
     """Whitened over the tokens that are learned from; 0 elsewhere."""
     returns: list[np.ndarray]
-    """What the critic is to say; the critic's own value where nothing is learned."""
+    """Targets of the critic; its own value at tokens that are not learned."""
 
 
 def estimate(
@@ -35,8 +35,8 @@ def estimate(
 ) -> Estimates:
     """Return the advantages of the tokens of a round, and the returns.
 
-    `scores` are the rewards of whole answers, which the last token of each earns. `divergences` are those of tokens
-    from the reference. `masks` say which tokens the policy drew and learns from: all others are passed over.
+    `scores` are the rewards of whole completions, which the last token of each earns. `divergences` are those of tokens
+    from the reference. `masks` select the tokens that the policy sampled and learns from.
     """
     rewards = [
         _rewards(score, mask, None if divergences is None else kl_coef * divergences[index])
@@ -55,24 +55,24 @@ def estimate(
 def advantages(
     rewards: np.ndarray, values: np.ndarray, mask: np.ndarray | None = None, *, gamma: float, lam: float
 ) -> np.ndarray:
-    """Return generalised advantage estimates (arXiv 1506.02438) of one answer; 0 at tokens outside of the mask.
+    """Return generalised advantage estimates (arXiv 1506.02438) of one completion; 0 at tokens outside of the mask.
 
     Tokens outside of it are no steps of the policy: the value that follows a token is that of the next token inside.
     """
     found = np.zeros(len(values), dtype=np.float64)
     inside = np.arange(len(values)) if mask is None else np.flatnonzero(mask)
-    carried, following = 0.0, 0.0
-    for place in inside[::-1]:
-        here = float(values[place])
-        carried = float(rewards[place]) + gamma * following - here + gamma * lam * carried
-        found[place], following = carried, here
+    advantage, following = 0.0, 0.0
+    for index in inside[::-1]:
+        here = float(values[index])
+        advantage = float(rewards[index]) + gamma * following - here + gamma * lam * advantage
+        found[index], following = advantage, here
     return found
 
 
 def whitened(values: Sequence[np.ndarray], masks: Sequence[np.ndarray], *, shift_mean: bool = True) -> list[np.ndarray]:
     """Return values divided by their deviation over all tokens inside of the masks, and 0 outside.
 
-    Their mean becomes 0, or without `shift_mean` stays as it was.
+    Their mean becomes 0, or without `shift_mean` stays unchanged.
     """
     every = np.concatenate([np.asarray(each, dtype=np.float64)[mask] for each, mask in zip(values, masks, strict=True)])
     if len(every) < 2:  # nothing to compare with
@@ -86,19 +86,19 @@ def whitened(values: Sequence[np.ndarray], masks: Sequence[np.ndarray], *, shift
 def explained_variance(
     returns: Sequence[np.ndarray], values: Sequence[np.ndarray], masks: Sequence[np.ndarray]
 ) -> float:
-    """Return which part of the variance of the returns the critic foresaw: 1 is all, 0 none; 0 where there is none."""
+    """Return the fraction of the returns' variance that the critic explains; 0 if they have none."""
     came = np.concatenate([each[mask] for each, mask in zip(returns, masks, strict=True)])
     missed = came - np.concatenate([each[mask] for each, mask in zip(values, masks, strict=True)])
     spread = float(came.var()) if len(came) else 0.0
     return 1 - float(missed.var()) / spread if spread > 0 else 0.0
 
 
-def adapted(kl_coef: float, kl: float, answers: int, options: PpoOptions) -> float:
+def adapted(kl_coef: float, kl: float, completions: int, options: PpoOptions) -> float:
     """Return the coefficient of the next round, after one whose mean divergence was `kl` (arXiv 1909.08593)."""
     if options.kl_target is None:
         return kl_coef
     error = float(np.clip(kl / options.kl_target - 1, -0.2, 0.2))
-    return kl_coef * (1 + error * answers / options.kl_horizon)
+    return kl_coef * (1 + error * completions / options.kl_horizon)
 
 
 def _rewards(score: float, mask: np.ndarray, penalty: np.ndarray | None) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Whether anything can be learned: what each round shows, and the line that ends a run which only costs time.
+"""Detect runs that learn nothing, say why, and end them.
 
-A round teaches something where the answers of a group have different advantages. Rounds that teach nothing are counted;
-a run whose reward has risen since its first round is not ended by them: it has learned what its prompts can teach.
+A round teaches something if the completions of a group have different advantages. Idle rounds in a row end a run,
+unless its reward has risen since its first round: it may have learned all that its prompts can teach.
 """
 
 from __future__ import annotations
@@ -15,65 +15,65 @@ import numpy as np
 from swift.errors import TrainingError
 
 if TYPE_CHECKING:
-    from swift_rl.rounds.data import DrawnAnswer, Round
+    from swift_rl.rounds.data import RolloutCompletion, Round
 
 MOST = 0.9
-"""Part of the answers that makes a sign of a round what is wrong with it."""
+"""Fraction of the completions from which on a sign is named as the cause."""
 LEAST_ENTROPY = 0.01
-"""Nats per token below which the answers to a prompt are practically one."""
-REFERENCE_GAP = 1e-3
-"""Nats per token by which a reference may differ from the model that it is a copy of: rounding, and nothing else."""
+"""Nats per token below which the completions of a prompt are practically identical."""
+REFERENCE_TOLERANCE = 1e-3
+"""Nats per token by which a reference may differ from the model that it copies, by rounding."""
 
 
 class NothingToLearn(TrainingError):
-    """A run of online learning that can make no progress as it is set up."""
+    """A run of online learning makes no progress with its settings."""
 
 
 @dataclass(frozen=True)
 class Signs:
-    """Figures of a round by which it is judged."""
+    """Figures of a round that show whether it teaches anything."""
 
     reward: float
-    """Mean over the answers that have one; nan where none has."""
+    """Mean over the scored completions; nan without any."""
     taught: float
-    """Part of the groups whose answers have different advantages."""
+    """Fraction of the groups whose completions have different advantages."""
     truncated: float
-    """Part of the answers that were cut off at `max_completion_length`."""
+    """Fraction of the completions that were cut off at `max_completion_length`."""
     unscorable: float
-    """Part of the answers that have rewards of which none could be computed."""
+    """Fraction of the completions all of whose rewards failed or do not apply."""
     rewarded: bool
-    """Whether the answers have rewards at all: a teacher may be all that is learned from."""
+    """Whether completions have rewards; a run may learn from a teacher alone."""
     alike: float
-    """Part of the groups whose answers are all the same text."""
+    """Fraction of the groups whose completions all have the same text."""
     constant: bool
-    """Whether all answers of the round have the same reward."""
+    """Whether all completions of the round have the same reward."""
     entropy: float
-    """Nats per token: measured where the round has entropies, else the mean of -log p of what was drawn."""
+    """Nats per token: the round's entropies if it has them, else the mean of -log p of the sampled tokens."""
     off_reference: float | None
-    """Mean |log policy − log reference| per token, where the round has both."""
+    """Mean |log policy − log reference| per token, if the round has both."""
 
 
 def signs_of(made: Round) -> Signs:
-    """Return what a round shows."""
-    answers = made.answers
-    rewards = np.array([each.reward for each in answers if _scored(each)])
+    """Return the signs of a round."""
+    completions = made.completions
+    rewards = np.array([each.reward for each in completions if _scored(each)])
     by_prompt = {prompt: made.group(prompt) for prompt in range(len(made.prompts))}
     groups = [group for group in by_prompt.values() if group]
     return Signs(
         reward=float(rewards.mean()) if len(rewards) else float("nan"),
         taught=_part(prompt not in made.dropped and _teaches(group) for prompt, group in by_prompt.items()),
-        truncated=_part(each.finish_reason == "length" for each in answers),
-        unscorable=_part(bool(each.rewards) and not _scored(each) for each in answers),
-        rewarded=any(each.rewards for each in answers),
+        truncated=_part(each.finish_reason == "length" for each in completions),
+        unscorable=_part(bool(each.rewards) and not _scored(each) for each in completions),
+        rewarded=any(each.rewards for each in completions),
         alike=_part(len(group) > 1 and len({each.text for each in group}) == 1 for group in groups),
         constant=len(rewards) > 1 and bool(np.ptp(rewards) == 0),
-        entropy=_entropy(answers),
-        off_reference=_off_reference(answers),
+        entropy=_entropy(completions),
+        off_reference=_off_reference(completions),
     )
 
 
 class Health:
-    """Look at every round; say once what is odd, and raise when too many rounds in a row have taught nothing."""
+    """Checks every round: reports each cause once, and raises after too many idle rounds in a row."""
 
     def __init__(self, max_idle_rounds: int, say: Callable[[str], None]) -> None:
         self._most = max_idle_rounds
@@ -83,7 +83,7 @@ class Health:
         self._reported: set[str] = set()
 
     def look(self, made: Round) -> Signs:
-        """Take a round whose advantages are known; the same on every process."""
+        """Check a round whose advantages are known; the same on every process."""
         signs = signs_of(made)
         self._compare_with_reference(made, signs)
         if self._first is None and not np.isnan(signs.reward):
@@ -98,19 +98,19 @@ class Health:
             rounds = "round" if self._idle == 1 else f"{self._idle} rounds"
             raise NothingToLearn(f"The last {rounds} taught nothing: {what}.", hint=f"{advice} (max_idle_rounds)")
         if gained and signs.constant:
-            what, advice = f"every answer got the reward {signs.reward:g}", "There may be no more to learn."
+            what, advice = f"every completion has the reward {signs.reward:g}", "There may be no more to learn."
         if what not in self._reported:
             self._reported.add(what)
             self._say(f"Round {made.number + 1} teaches nothing: {what}. {advice}")
         return signs
 
     def _compare_with_reference(self, made: Round, signs: Signs) -> None:
-        """Refuse a reference that is not the model that the run begins with."""
-        if made.number == 0 and signs.off_reference is not None and signs.off_reference > REFERENCE_GAP:
+        """Raise if the reference is not the model that the run begins with."""
+        if made.number == 0 and signs.off_reference is not None and signs.off_reference > REFERENCE_TOLERANCE:
             raise NothingToLearn(
-                f"The reference differs from the model before the first step: by {signs.off_reference:.2g} nats per "
-                "token, which ought to be 0.",
-                hint="Train from the weights that the reference has, with --tuner.dropout 0; or leave --beta out.",
+                f"Before the first step the reference differs from the model by {signs.off_reference:.2g} nats per "
+                "token; expected 0.",
+                hint="Start from the reference's weights with --tuner.dropout 0, or leave --beta out.",
             )
 
 
@@ -119,45 +119,45 @@ def cause_of(signs: Signs) -> tuple[str, str]:
     if signs.unscorable >= MOST:
         return (
             "no reward could be computed",
-            "Read why in the round's page, and repeat one answer with swift rewards test.",
+            "The round's page shows the errors; repeat one completion with swift rewards test.",
         )
     if not signs.rewarded:
         return (
-            "the teacher says of every token what the policy says",
-            "Name a --teacher_model that differs from the model in training.",
+            "teacher and policy agree on every token",
+            "Pass a --teacher_model that differs from the model in training.",
         )
     if signs.truncated >= MOST:
         return (
-            f"{signs.truncated:.0%} of the answers were cut off at max_completion_length",
-            "Type a larger --max_completion_length, or start from a model that ends its answers.",
+            f"{signs.truncated:.0%} of the completions were cut off at max_completion_length",
+            "Raise --max_completion_length, or start from a model that ends its completions.",
         )
     if signs.alike >= MOST:
         return (
-            f"the answers to a prompt are all the same (entropy {signs.entropy:.2g} nats per token)",
-            "Type a larger --temperature, a smaller learning rate, or start from an earlier checkpoint.",
+            f"the completions of each prompt are identical (entropy {signs.entropy:.2g} nats per token)",
+            "Raise --temperature, lower the learning rate, or start from an earlier checkpoint.",
         )
     if signs.constant:
         return (
-            f"every answer got the reward {signs.reward:g}",
-            "See in the round's page what the reward expects: prompts may be too hard, or no answer has its form.",
+            f"every completion has the reward {signs.reward:g}",
+            "The prompts may be too hard, or no completion has the form that the reward expects: see the round's page.",
         )
     if signs.entropy < LEAST_ENTROPY:
         return (
-            f"the entropy is down to {signs.entropy:.2g} nats per token",
-            "Type a larger --temperature, a smaller learning rate, or start from an earlier checkpoint.",
+            f"the entropy fell to {signs.entropy:.2g} nats per token",
+            "Raise --temperature, lower the learning rate, or start from an earlier checkpoint.",
         )
     return (
-        "within each group all answers got the same reward",
-        "Type a larger --num_generations, or take prompts that the model answers right now and then.",
+        "within each group all completions have the same reward",
+        "Raise --num_generations, or choose prompts that the model solves some of the time.",
     )
 
 
-def _scored(answer: DrawnAnswer) -> bool:
-    return answer.scored
+def _scored(completion: RolloutCompletion) -> bool:
+    return completion.scored
 
 
-def _teaches(group: Iterable[DrawnAnswer]) -> bool:
-    """Return whether a step learns from any of them; where objectives have no advantages, all are learned from."""
+def _teaches(group: Iterable[RolloutCompletion]) -> bool:
+    """Return whether a step learns from any of them; without advantages it learns from all."""
     return any(each.learned and (each.advantages is None or np.any(each.advantages != 0)) for each in group)
 
 
@@ -166,16 +166,16 @@ def _part(found: Iterable[bool]) -> float:
     return sum(flags) / len(flags) if flags else 0.0
 
 
-def _entropy(answers: Iterable[DrawnAnswer]) -> float:
-    """Return the mean over tokens; `-log p` of a drawn token has the entropy as its mean."""
-    values = [-each.logps if each.entropies is None else each.entropies for each in answers if len(each.token_ids)]
+def _entropy(completions: Iterable[RolloutCompletion]) -> float:
+    """Return the mean over tokens; `-log p` of a sampled token has the entropy as its mean."""
+    values = [-each.logps if each.entropies is None else each.entropies for each in completions if len(each.token_ids)]
     return float(np.concatenate(values).mean()) if values else 0.0
 
 
-def _off_reference(answers: Iterable[DrawnAnswer]) -> float | None:
+def _off_reference(completions: Iterable[RolloutCompletion]) -> float | None:
     apart = [
         np.abs(each.old_logps - each.ref_logps)
-        for each in answers
+        for each in completions
         if each.old_logps is not None and each.ref_logps is not None and len(each.token_ids)
     ]
     return float(np.concatenate(apart).mean()) if apart else None

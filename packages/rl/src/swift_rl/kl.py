@@ -1,4 +1,4 @@
-"""Estimators of the KL divergence KL(policy ‖ reference) from the tokens that the policy drew.
+"""Estimators of the KL divergence KL(policy ‖ reference) from the tokens that the policy sampled.
 
 With x = log policy − log reference of a token: k1 = x, k2 = x²/2, k3 = exp(−x) − 1 + x (John Schulman, "Approximating
 KL divergence"). The mean of k1 and of k3 is the divergence. The mean gradient of k2 is the gradient of the divergence;
@@ -32,8 +32,10 @@ def divergence(logps: torch.Tensor, reference: torch.Tensor, options: KlOptions)
     return estimate if options.kl_clamp is None else estimate.clamp(-options.kl_clamp, options.kl_clamp)
 
 
-def of_answers(logps: Sequence[np.ndarray], reference: Sequence[np.ndarray], options: KlOptions) -> list[np.ndarray]:
-    """Return the chosen estimate for every token of every answer, in float64."""
+def of_completions(
+    logps: Sequence[np.ndarray], reference: Sequence[np.ndarray], options: KlOptions
+) -> list[np.ndarray]:
+    """Return the chosen estimate for every token of every completion, in float64."""
     import torch
 
     def double(values: np.ndarray) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Losses of single tokens, as pure functions of tensors in the layout of a micro-batch.
 
-None of them looks beyond the segment that a token belongs to, so how answers are cut into micro-batches, packed or
+None of them looks beyond the segment that a token belongs to, so how completions are cut into micro-batches, packed or
 padded changes nothing.
 """
 
@@ -22,7 +22,7 @@ class TokenLosses:
 
     loss: torch.Tensor
     ratio: torch.Tensor
-    """Importance ratio between the policy and the one that the answers were drawn from."""
+    """Importance ratio between the policy and the one that the completions were sampled from."""
     clipped_low: torch.Tensor
     """True where the ratio lies below the clip and a lower one would not change the loss."""
     clipped_high: torch.Tensor
@@ -38,10 +38,10 @@ def segment_means(values: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
 def log_ratios(
     logps: torch.Tensor, old_logps: torch.Tensor, batch: MicroBatch, options: AlgorithmOptions
 ) -> torch.Tensor:
-    """Return the logarithm of the importance ratio at every position: its token's, or that of its answer.
+    """Return the logarithm of the importance ratio at every position: its token's, or that of its completion.
 
-    The ratio of an answer is the geometric mean over its tokens. `sequence_token` has the value of `sequence`, and at
-    each token the gradient of this token alone (GSPO-token, arXiv 2507.18071).
+    The ratio of a completion is the geometric mean over its tokens. `sequence_token` has the value of `sequence`, and
+    at each token the gradient of this token alone (GSPO-token, arXiv 2507.18071).
     """
     log_ratio = torch.where(batch.weights > 0, logps - old_logps, 0.0)
     if options.log_ratio_clamp is not None:
@@ -92,9 +92,9 @@ def _soft_gate(ratio: torch.Tensor, advantages: torch.Tensor, options: Algorithm
 def on_policy_enough(
     logps: torch.Tensor, old_logps: torch.Tensor, advantages: torch.Tensor, batch: MicroBatch, most: float
 ) -> torch.Tensor:
-    """Return 0.0 at the tokens of answers with a negative advantage that have become too unlikely, else 1.0.
+    """Return 0.0 at the tokens of completions with a negative advantage that have become too unlikely, else 1.0.
 
-    An answer has become too unlikely where its mean log-ratio old − current is above `most` (DeepSeek-V3.2).
+    A completion has become too unlikely where its mean log-ratio old − current is above `most` (DeepSeek-V3.2).
     """
     drift = segment_means(old_logps - logps.detach(), batch)
     return ((advantages >= 0) | (drift <= most)).to(logps.dtype)

@@ -1,4 +1,4 @@
-"""The objective `grpo`: a loss over answers of the model in training, and the schedule that makes them."""
+"""The objective `grpo`: a loss over completions that the model in training samples."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from swift.contracts import LossSums, ModelView, Need
+from swift.data.encodings import ConversationEncoder, EncodedRow, Encoding, ReadRow, RowReader, Sample, Steps
+from swift.data.samples import Encoded
 from swift.errors import ConfigError
 from swift.objectives.base import BaseObjective, viewed
-from swift_rl.encoding import PromptEncoding
 from swift_rl.options import GrpoOptions
 
 if TYPE_CHECKING:
@@ -23,15 +24,33 @@ if TYPE_CHECKING:
 
 
 POLICY_DEFAULTS: Mapping[str, tuple[Any, str]] = {
-    "tuner.dropout": (0.0, "dropout would make the policy that learns another than the one that answered"),
-    "optim.schedule": ("constant", "the rewards of later answers count as much as those of the first"),
-    "optim.warmup_ratio": (0.0, "warm-up begins with learning rate 0, at which a round of answers teaches nothing"),
+    "tuner.dropout": (0.0, "with dropout the policy that learns would differ from the one that sampled"),
+    "optim.schedule": ("constant", "later rewards should count as much as the first"),
+    "optim.warmup_ratio": (0.0, "warm-up begins with learning rate 0, which would waste a round"),
 }
-"""Values of other sections, for objectives that learn from the model's own answers."""
+"""Values of other sections, for objectives that learn from the model's own completions."""
+
+
+class PromptEncoding(Encoding):
+    """Samples of one segment: the prompt's tokens, none of which is learned."""
+
+    name = "prompt"
+    segment_names = ("prompt",)
+    keeps_columns = True
+    columns = "messages; prompt, query, instruction or question; any others are for rewards"
+
+    def read(self, row: RowReader) -> Sample:
+        """Return the conversation up to the last question, without a response after it."""
+        return Sample(row.prompt())
+
+    def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
+        """Return the prompt as tokens."""
+        segment = yield from encoder.prompt(row.sample.conversation, row.location)
+        return EncodedRow((Encoded(0, (replace(segment, weights=segment.weights * 0),)),))
 
 
 class Grpo(BaseObjective[GrpoOptions]):
-    """Policy gradients whose baseline is the group of answers to the same prompt.
+    """Policy gradients whose baseline is the group of completions to the same prompt.
 
     The schedule gives each token its numbers: `advantages`, and where they are needed `old_logps` (the policy at the
     beginning of the round; without them the ratio is exactly 1), `ref_logps` (the reference) and `is_weights` (what
@@ -50,41 +69,41 @@ class Grpo(BaseObjective[GrpoOptions]):
             self.needs |= {Need.TOKEN_ENTROPY}
 
     def check_config(self, config: Any) -> None:
-        """Refuse a teacher that is not named as a whole."""
+        """Raise for options of a teacher that contradict each other."""
         if (problem := self.options.problem_of_teacher()) is not None:
             raise ConfigError(problem[0], hint=problem[1])
 
     def roles(self, config: Config) -> list[ModelRole]:
-        """Return the reference, where it is a model of its own, and the teacher, where the run holds it."""
-        from swift_rl.held import reference_roles, teacher_roles
+        """Return the reference, if it is a model of its own, and the teacher, if the run holds it as a role."""
+        from swift_rl.roles import reference_roles, teacher_roles
 
         references = reference_roles(config, self.options) if self.options.beta > 0 else []
         return [*references, *teacher_roles(config, self.options)]
 
     def rounds(self, config: Config) -> RoundWork:
-        """Return what rounds hold and do besides the policy's steps."""
-        from swift_rl import planned
-        from swift_rl.held import TEACHER
+        """Return the work of rounds besides the policy's steps."""
+        from swift_rl import round_work
+        from swift_rl.roles import TEACHER
 
         options = self.options
-        work = planned.work_of_rounds(
+        work = round_work.work_of_rounds(
             config,
             options,
-            scores=options.asks_policy or planned.corrects(config, options, options),
+            scores=options.evaluates_policy or round_work.corrects(config, options, options),
             reference=options.beta > 0,
             roles=(TEACHER,) if options.teacher_as_role else (),
         )
-        return replace(work, engines=(*work.engines, *planned.teaching(options)))
+        return replace(work, engines=(*work.engines, *round_work.teaching(options)))
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
-        """Return the schedule that lets the model answer prompts, in rounds."""
+        """Return the schedule of rounds of sampled completions."""
         from swift_rl.rounds.group_values import GroupValuer
         from swift_rl.rounds.schedule import RolloutSchedule
 
         return RolloutSchedule(context, self.options, GroupValuer)
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """Return what the loss is a mean over: tokens, answers, or answers times the length that they may have."""
+        """Return the loss's divisor: tokens, completions, or completions times their maximum length."""
         learned = [sample.loss_weight for sample in samples if sample.loss_weight > 0]
         if self.options.mean_over == "tokens":
             return float(sum(learned))
@@ -92,7 +111,7 @@ class Grpo(BaseObjective[GrpoOptions]):
         return rows * self.options.max_completion_length if self.options.mean_over == "length" else rows
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
-        """Return the sum over the micro-batch, and what tells how far the policy has moved."""
+        """Return the sum over the micro-batch, and metrics of how far the policy has moved."""
         from swift_rl import kl, losses
 
         options, values = self.options, batch.token_values
@@ -109,7 +128,7 @@ class Grpo(BaseObjective[GrpoOptions]):
             each = each * values["is_weights"]
         metrics = movement(policy, logps.detach() - old_logps)
         if "rollout_logps" in values and "old_logps" not in values:
-            metrics["gap/mean"] = (logps.detach() - values["rollout_logps"]).abs()
+            metrics["mismatch/mean"] = (logps.detach() - values["rollout_logps"]).abs()
         if options.kl_in_loss:
             apart = kl.divergence(logps, values["ref_logps"], options)
             metrics["kl"] = apart.detach()
@@ -119,24 +138,24 @@ class Grpo(BaseObjective[GrpoOptions]):
         counts = (batch.weights > 0).to(each.dtype)
         tokens = counts.sum()
         return LossSums(
-            loss=(counted(counts, each) * self._shares(batch, counts)).sum(),
+            loss=(counted(counts, each) * self._token_weights(batch, counts)).sum(),
             metrics={name: (counted(counts, value).sum(), tokens) for name, value in metrics.items()},
         )
 
-    def _shares(self, batch: MicroBatch, counts: torch.Tensor) -> torch.Tensor:
-        """Return how much each token counts in its answer."""
-        if self.options.mean_over != "answers":
+    def _token_weights(self, batch: MicroBatch, counts: torch.Tensor) -> torch.Tensor:
+        """Return the weight of each token in its completion."""
+        if self.options.mean_over != "completions":
             return counts
         return counts / batch.segment_sum(counts).clamp(min=1)[batch.segment_ids.clamp(min=0)]
 
 
 def counted(counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return values where a token counts, and 0 elsewhere, whatever stands there."""
+    """Return values where a token counts, else 0, also instead of nan."""
     return values.masked_fill(counts == 0, 0.0)
 
 
 def movement(policy: TokenLosses, log_ratio: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return for every token how far the policy is from the one that wrote it."""
+    """Return metrics of every token: how far the policy is from the one that sampled it."""
     return {
         "ratio": policy.ratio,
         "clip_ratio_low": policy.clipped_low.to(log_ratio.dtype),

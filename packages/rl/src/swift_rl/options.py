@@ -1,4 +1,4 @@
-"""Options of objectives that learn from answers in rounds, as flags and in the section `objective`."""
+"""Options of objectives that learn in rounds, as flags and in the section `objective`."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ class OnlineOptions(RolloutOptions, EnvironmentOptions, RewardOptions):
 
     @property
     def steps_per_pass(self) -> int:
-        """Return over how many optimizer steps the answers of a round are dealt out."""
+        """Return the number of optimizer steps of a pass over a round."""
         return 1
 
     @property
     def passes(self) -> int:
-        """Return how often each answer of a round is learned from."""
+        """Return the number of passes over a round."""
         return 1
 
     @property
     def learns_without_rewards(self) -> bool:
-        """Return whether something else than a reward says what to learn."""
+        """Return whether the run can learn without rewards."""
         return False
 
     @property
     def steps_per_round(self) -> int:
-        """Return how many optimizer steps one round serves."""
+        """Return the number of optimizer steps of a round."""
         return self.steps_per_pass * self.passes
 
     def notes(self) -> list[str]:
-        """Return what the user ought to know about these options, one line each."""
+        """Return notes for the user about these options, one line each."""
         return []
 
 
@@ -46,8 +46,7 @@ class GrpoOptions(AlgorithmOptions, TeacherOptions, OnlineOptions):
 
     teacher_kl_coef: NonNegativeFloat = Field(
         1.0,
-        description="With a teacher: added to the advantage of a token is so many times by how much likelier the "
-        "teacher takes it to be than the policy, a sample of -KL(policy || teacher)",
+        description="With a teacher: add this times log p(teacher) - log p(policy) to the advantage of each token",
     )
 
     @model_validator(mode="after")
@@ -61,39 +60,38 @@ class GrpoOptions(AlgorithmOptions, TeacherOptions, OnlineOptions):
             ]
             if given:
                 raise ValueError(
-                    f"{given[0]} is about a teacher, and none is named: choose teacher_model or teacher_model_server"
+                    f"{given[0]} needs a teacher: choose teacher_model or teacher_model_server, or leave it out"
                 )
             return self
         if not self.teacher_kl_coef:
-            raise ValueError("teacher_kl_coef 0 asks a teacher for nothing: leave the teacher out")
-        if self.temperature != 1.0:
             raise ValueError(
-                f"a teacher is scored at temperature 1, and answers are drawn at temperature {self.temperature:g}: "
-                "leave temperature out"
+                "teacher_kl_coef 0 ignores the teacher: leave the teacher out, or choose a coefficient above 0"
             )
-        looked_at = {"dynamic_sample": self.dynamic_sample, "kl_in_reward": self.kl_in_reward}
-        for name, on in looked_at.items():
+        if self.temperature != 1.0:
+            raise ValueError(f"a teacher needs temperature 1, not {self.temperature:g}: leave temperature out")
+        of_rewards = {"dynamic_sample": self.dynamic_sample, "kl_in_reward": self.kl_in_reward}
+        for name, on in of_rewards.items():
             if on and self.learns_without_rewards:
-                raise ValueError(f"{name} is about rewards, and there are none: leave it out, or choose reward_funcs")
+                raise ValueError(f"{name} needs rewards: choose reward_funcs, or leave it out")
         return self
 
     @property
     def learns_without_rewards(self) -> bool:
-        """Return whether a teacher alone says what to learn."""
+        """Return whether the run learns from a teacher alone."""
         return self.has_teacher and not (self.reward_funcs or self.reward_model or self.environment)
 
     @property
-    def asks_policy(self) -> bool:
-        """Whether the policy has to be asked about answers before it learns from them, whatever draws them."""
+    def evaluates_policy(self) -> bool:
+        """Whether the policy is evaluated on completions before it learns from them, whichever engine samples them."""
         in_reward = self.beta > 0 and self.kl_in_reward
         return self.steps_per_round > 1 or in_reward or self.has_teacher or self.top_entropy_quantile < 1
 
     @property
     def steps_per_pass(self) -> int:
-        """Return over how many optimizer steps the answers of a round are dealt out."""
+        """Return the number of optimizer steps of a pass over a round."""
         return self.steps_per_generation
 
     @property
     def passes(self) -> int:
-        """Return how often each answer of a round is learned from."""
+        """Return the number of passes over a round."""
         return self.num_iterations

@@ -26,10 +26,10 @@ class KlOptions(Section):
 
     sync_ref_model: bool = Field(
         False,
-        description="Let the reference follow the policy: a mixture of both takes its place every ref_model_sync_steps",
+        description="Let the reference follow the policy: mix the policy into it every ref_model_sync_steps",
     )
     ref_model_mixup_alpha: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.6, description="Part of the policy in that mixture, the rest is the reference as it was"
+        0.6, description="Fraction of the policy in that mixture"
     )
     ref_model_sync_steps: Annotated[int, Field(ge=1)] = Field(
         512, description="Optimizer steps after which the reference follows"
@@ -40,12 +40,11 @@ class KlOptions(Section):
         strength = self._kl_strength
         if self.sync_ref_model and not getattr(self, strength):
             raise ValueError(
-                f"sync_ref_model moves the reference of the KL divergence, and there is none with {strength} 0: leave "
-                f"it out, or choose a {strength} above 0"
+                f"sync_ref_model needs a reference, but {strength} is 0: leave it out, or choose a {strength} above 0"
             )
         for name in ("ref_model_mixup_alpha", "ref_model_sync_steps"):
             if not self.sync_ref_model and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} is about a reference that follows the policy: choose sync_ref_model true")
+                raise ValueError(f"{name} needs sync_ref_model true")
         return self
 
     @property
@@ -55,12 +54,12 @@ class KlOptions(Section):
 
 
 class CorrectionOptions(Section):
-    """How answers are weighed where the engine that drew them computes otherwise than the model in training."""
+    """Importance weights that correct the train-inference mismatch."""
 
     rollout_importance_sampling_mode: CorrectionMode = Field(
         "auto",
-        description="Correction of what the engine says otherwise than the trainer; auto: token_truncate for engines "
-        "other than the one in this process, else off",
+        description="Importance weights against the train-inference mismatch; auto: token_truncate for engines other "
+        "than the one in this process, else off",
     )
     rollout_importance_sampling_threshold: PositiveFloat = Field(2.0, description="Largest weight of that correction")
     rollout_importance_sampling_min: PositiveFloat | None = Field(

@@ -1,4 +1,4 @@
-"""The objective `ppo`: a clipped loss of the policy, and a critic beside it that says what its tokens are worth."""
+"""The objective `ppo`: a clipped policy loss, with a critic that estimates the value of each token."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from swift.contracts import LossSums, ModelRole, ModelView, Need
 from swift.objectives.base import BaseObjective, viewed
 from swift_rl.critic import critic_role, learned_tokens, value_sums
-from swift_rl.encoding import PromptEncoding
-from swift_rl.objective import POLICY_DEFAULTS, counted, movement
+from swift_rl.objective import POLICY_DEFAULTS, PromptEncoding, counted, movement
 from swift_rl.ppo_options import PpoOptions
 
 if TYPE_CHECKING:
@@ -37,33 +36,33 @@ class Ppo(BaseObjective[PpoOptions]):
         self.needs = frozenset({Need.TOKEN_LOGPS, *([Need.VALUES] if options.critic == "shared" else ())})
 
     def roles(self, config: Config) -> list[ModelRole]:
-        """Return the critic, where it is a model of its own, and so the reference."""
-        from swift_rl.held import reference_roles
+        """Return the critic and the reference, if they are models of their own."""
+        from swift_rl.roles import reference_roles
 
         critic = [] if self.options.critic == "shared" else [critic_role(config, self.options)]
         return [*critic, *(reference_roles(config, self.options) if self.options.kl_coef > 0 else ())]
 
     def rounds(self, config: Config) -> RoundWork:
-        """Return what rounds hold and do besides the steps of policy and critic."""
+        """Return the work of rounds besides the steps of policy and critic."""
         from swift_rl.critic import CRITIC
-        from swift_rl.planned import work_of_rounds
+        from swift_rl.round_work import work_of_rounds
 
         critic = () if self.options.critic == "shared" else (CRITIC,)
         return work_of_rounds(config, self.options, scores=True, reference=self.options.kl_coef > 0, roles=critic)
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
-        """Return the schedule that lets the model answer prompts, in rounds."""
+        """Return the schedule of rounds of sampled completions."""
         from swift_rl.rounds.critic_values import CriticValuer
         from swift_rl.rounds.schedule import RolloutSchedule
 
         return RolloutSchedule(context, self.options, CriticValuer)
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """Return how many tokens are learned."""
+        """Return the number of learned tokens."""
         return learned_tokens(samples)
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
-        """Return the sum over the micro-batch of the policy's loss, and what tells how far the policy has moved."""
+        """Return the sum over the micro-batch of the policy's loss, and metrics of how far the policy has moved."""
         from swift_rl import losses
 
         values, most = batch.token_values, self.options.cliprange

@@ -14,7 +14,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "trl": {
         "advantage_eps": 1e-4,
         "leave_one_out": False,
-        "lone_answer": "zero",
+        "lone_completion": "zero",
         "cispo_bound": "absolute",
         "delta": None,
         "log_ratio_clamp": None,
@@ -27,7 +27,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "verl": {
         "advantage_eps": 1e-6,
         "leave_one_out": False,
-        "lone_answer": "reward",
+        "lone_completion": "reward",
         "whiten_variance": "unbiased",
         "cispo_bound": "relative",
         "delta": 3.0,
@@ -41,7 +41,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "openrlhf": {
         "advantage_eps": 1e-9,
         "leave_one_out": False,
-        "lone_answer": "zero",
+        "lone_completion": "zero",
         "whiten_variance": "biased",
         "delta": None,
         "log_ratio_clamp": 20.0,
@@ -54,7 +54,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "nemo": {
         "advantage_eps": 1e-6,
         "leave_one_out": True,
-        "lone_answer": "zero",
+        "lone_completion": "zero",
         "whiten_variance": "biased",
         "cispo_bound": "relative",
         "delta": None,
@@ -82,15 +82,15 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 def _without_effect(given: Mapping[str, Any]) -> set[str]:
     """Return the constants that have no meaning together with what is given."""
     names: set[str] = set()
-    if given.get("loss_type", "dapo") in ("cispo", "sapo", "gspo") or _by_answer(given):
+    if given.get("loss_type", "dapo") in ("cispo", "sapo", "gspo") or _by_completion(given):
         names |= {"delta"}
-    if _by_answer(given):
+    if _by_completion(given):
         names |= {"log_ratio_clamp"}
     if given.get("advantage_estimator", "grpo") != "grpo" or given.get("scale_rewards") in ("batch", "gdpo"):
         names |= {"leave_one_out"}
     return names
 
 
-def _by_answer(given: Mapping[str, Any]) -> bool:
+def _by_completion(given: Mapping[str, Any]) -> bool:
     level = given.get("importance_sampling_level") or ("sequence" if given.get("loss_type") == "gspo" else "token")
     return level != "token"

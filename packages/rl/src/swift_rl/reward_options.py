@@ -19,12 +19,12 @@ def is_address(model: str) -> bool:
 class CosineFields(Section):
     """The bounds of `cosine`."""
 
-    cosine_min_len_value_wrong: float = Field(-0.5, description="Reward `cosine` of the shortest wrong answer")
-    cosine_max_len_value_wrong: float = Field(0.0, description="Reward `cosine` of the longest wrong answer")
-    cosine_min_len_value_correct: float = Field(1.0, description="Reward `cosine` of the shortest right answer")
-    cosine_max_len_value_correct: float = Field(0.5, description="Reward `cosine` of the longest right answer")
+    cosine_min_len_value_wrong: float = Field(-0.5, description="Reward `cosine` of the shortest wrong completion")
+    cosine_max_len_value_wrong: float = Field(0.0, description="Reward `cosine` of the longest wrong completion")
+    cosine_min_len_value_correct: float = Field(1.0, description="Reward `cosine` of the shortest right completion")
+    cosine_max_len_value_correct: float = Field(0.5, description="Reward `cosine` of the longest right completion")
     cosine_max_len: Tokens | None = Field(
-        None, description="Tokens of the longest answer for `cosine`; max_completion_length where it is left out"
+        None, description="Tokens of the longest completion for `cosine`; default: max_completion_length"
     )
 
 
@@ -35,7 +35,7 @@ class RepetitionFields(Section):
         3, description="Words in a row whose repetition counts, for the reward `repetition`"
     )
     repetition_max_penalty: Annotated[float, Field(le=0.0)] = Field(
-        -1.0, description="Reward `repetition` of an answer that repeats itself all the time"
+        -1.0, description="Reward `repetition` of a completion that consists of repetitions"
     )
 
 
@@ -51,7 +51,7 @@ class OverlongFields(Section):
 
 
 class RewardOptions(CosineFields, RepetitionFields, OverlongFields):
-    """Which rewards score the answers, and within which limits they work."""
+    """The rewards of completions, and their limits."""
 
     reward_funcs: Annotated[tuple[Name, ...], RunsCode()] = Field(
         (), description="Rewards: names (swift plugins), FILE.py:FUNCTION, or what external_plugins registers"
@@ -61,15 +61,15 @@ class RewardOptions(CosineFields, RepetitionFields, OverlongFields):
     )
     reward_model: tuple[Name, ...] = Field(
         (),
-        description="Models that score answers: runs, checkpoints, exports, or http:// addresses of servers",
+        description="Models that score completions: runs, checkpoints, exports, or http:// addresses of servers",
     )
     step_reward: Literal["min", "prod", "last", "mean"] | None = Field(
         None,
-        description="The models of reward_model score the steps of an answer (rlhf_type prm), and its reward is the "
-        "least, the product, the last or the mean of their scores",
+        description="Use process reward models (rlhf_type prm) as reward_model: the reward of a completion is the "
+        "minimum, product, last or mean of the scores of its steps",
     )
     step_separator: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="Text between the steps of an answer; default: that of the model's run, or a line break"
+        None, description="Separator of the steps of a completion; default: that of the model's run, or a line break"
     )
     external_plugins: Annotated[tuple[FilePath, ...], RunsCode()] = Field(
         (), description="Python files, run as they are, that register rewards in `orms` as ms-swift's plugins do"
@@ -78,7 +78,7 @@ class RewardOptions(CosineFields, RepetitionFields, OverlongFields):
         default_factory=dict, description='Options of single rewards: {"regex": {"pattern": "yes|no"}}'
     )
     reward_timeout: Annotated[PositiveFloat, Field(le=86400)] = Field(
-        30.0, description="Seconds after which a call of a reward is ended; the answer then has no reward"
+        30.0, description="Seconds after which a reward function is stopped; its completion then has no reward"
     )
     reward_workers: Threads | None = Field(
         None, description="Processes that compute rewards; without it as many as there are cores, up to 8"
@@ -91,23 +91,24 @@ class RewardOptions(CosineFields, RepetitionFields, OverlongFields):
     )
     reward_on_error: Literal["drop", "zero", "stop"] = Field(
         "drop",
-        description="An answer whose reward failed is left out (drop), has the reward 0 (zero), or ends the run (stop)",
+        description="If a reward fails: leave the completion out (drop), use reward 0 (zero), or end the run (stop)",
     )
     reward_max_failed: Fraction = Field(
-        0.05, description="Part of a round's answers that may fail for one reward before the run stops; one always may"
+        0.05,
+        description="Fraction of a round's completions for which a reward may fail; the run tolerates at least one",
     )
 
     @model_validator(mode="after")
     def _steps_have_a_model(self) -> RewardOptions:
         if self.step_separator is not None and self.step_reward is None:
-            raise ValueError("step_separator divides answers for step_reward: choose step_reward min, or leave it out")
+            raise ValueError("step_separator needs step_reward: choose step_reward min, or leave it out")
         if self.step_reward is not None and not self.reward_model:
-            raise ValueError("step_reward is about the models of reward_model, and none is named: choose one")
+            raise ValueError("step_reward needs reward_model: choose one, or leave it out")
         served = next((each for each in self.reward_model if is_address(each)), None)
         if self.step_reward is not None and served is not None:
             raise ValueError(
-                f"step_reward asks for the score of each step, and the server {served} scores whole answers: name the "
-                "model's folder in reward_model"
+                f"step_reward needs scores of steps, but the server {served} scores whole completions: choose the "
+                "model's folder as reward_model"
             )
         return self
 
@@ -118,6 +119,6 @@ class RewardOptions(CosineFields, RepetitionFields, OverlongFields):
             raise ConfigError(
                 f"reward_weights has {len(self.reward_weights)} values for {count} rewards "
                 f"({', '.join((*self.reward_funcs, *self.reward_model)) or 'none'}).",
-                hint="Give one weight for each of reward_funcs, then one for each of reward_model.",
+                hint="Pass one weight for each of reward_funcs, then one for each of reward_model.",
             )
         return self

@@ -1,4 +1,4 @@
-"""Verified updates of an engine: what arrived is what was sent, and it computes what the model in training computes."""
+"""Verified updates of an engine: it holds the weights that were sent, and computes what the trainer computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from swift.contracts import Completion, InferenceEngine, Sampling, Score, WeightStream
 
 Checksum = tuple[int, int]
-"""Of the bits of a tensor: their sum, and one in which places count."""
+"""Two sums of a tensor's bits: plain, and weighted by position."""
 _BLOCK = 64
 _NAMED = 4
 """Tensors named in an error; the rest are counted."""
@@ -23,7 +23,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class SyncError(TrainingError):
-    """An engine does not answer with the weights in training."""
+    """An engine does not generate with the weights in training."""
 
 
 class VerifiedEngine:
@@ -43,35 +43,34 @@ class VerifiedEngine:
         self._before: dict[str, Checksum] = {}
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Yield the engine's answers; one by other weights than the last update's, or of other tokens, is an error."""
-        for place, completion in self.engine.generate(prompts, sampling):
+        """Yield the engine's completions; raise for wrong weights or unknown tokens."""
+        for index, completion in self.engine.generate(prompts, sampling):
             if self.version is not None and completion.version not in (None, self.version):
                 raise SyncError(
-                    f"The engine answered with the weights of step {completion.version}, and was sent those of step "
+                    f"The engine generated with the weights of step {completion.version}; expected those of step "
                     f"{self.version}.",
                     hint="Does another run send its weights to the same server?",
                 )
             if (strange := self._strange(completion.token_ids)) is not None:
                 raise SyncError(
-                    f"The engine answered with the token {strange}, and the model in training has {self._vocabulary} "
-                    "tokens.",
+                    f"The engine generated token {strange}, but the model in training has {self._vocabulary} tokens.",
                     hint="Does the server serve another model?",
                 )
-            yield place, completion
+            yield index, completion
 
     def _strange(self, ids: Sequence[int]) -> int | None:
-        """Return a token of an answer that the model does not have."""
+        """Return a token of a completion that the model does not have."""
         if self._vocabulary is None:
             return None
         return next((token for token in ids if not 0 <= token < self._vocabulary), None)
 
     def batches(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]] | None:
-        """Return the places of prompts that the engine answers together; None where that makes no difference."""
+        """Return the indices of prompts that share a batch of the engine; None if batches do not affect results."""
         batches: Callable[..., list[list[int]]] | None = getattr(self.engine, "batches", None)
         return None if batches is None else batches(prompts, sampling)
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-        """Yield the tokens of one answer."""
+        """Yield the tokens of one completion."""
         return self.engine.stream(prompt, sampling)
 
     def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
@@ -79,7 +78,7 @@ class VerifiedEngine:
         return self.engine.score(prompts, top=top) if top else self.engine.score(prompts)
 
     def update_weights(self, weights: WeightStream) -> None:
-        """Update the engine, and raise `SyncError` by the names of tensors that did not arrive as they were sent."""
+        """Update the engine; raise `SyncError` with the names of tensors that differ from those sent."""
         held: Callable[[], WeightStream] | None = getattr(self.engine, "weights", None)
         kinds = {} if held is None else {name: tensor.dtype for name, tensor in held()}
         self._before, self._sent = self._sent, {}
@@ -98,11 +97,11 @@ class VerifiedEngine:
 
     @property
     def takes_adapters(self) -> bool:
-        """Return whether the engine is sent the adapters in training alone."""
+        """Return whether the engine receives only the adapters in training."""
         return bool(getattr(self.engine, "takes_adapters", False))
 
     def update_adapter(self, weights: WeightStream, config: Mapping[str, Any]) -> None:
-        """Put the adapters in training on the engine's model; the probe compares what becomes of it."""
+        """Put the adapters in training on the engine's model; the probe checks the result."""
         self.version = None
         self.verified = False
         self._before, self._sent = {}, {}
@@ -113,30 +112,29 @@ class VerifiedEngine:
         self.engine.close()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Tell the engine its version as well."""
+        """Set the engine's version too."""
         super().__setattr__(name, value)
         if name == "version" and hasattr(self.engine, "version"):
             self.engine.version = value
 
     def _compare(self, held: Mapping[str, Checksum]) -> None:
-        wrong = {name: told for name, told in held.items() if told != self._sent.get(name)}
+        wrong = {name: sum_held for name, sum_held in held.items() if sum_held != self._sent.get(name)}
         if not wrong:
             return
-        named = "; ".join(f"{name} {self._why(name, told)}" for name, told in list(wrong.items())[:_NAMED])
+        named = "; ".join(f"{name} {self._why(name, sum_held)}" for name, sum_held in list(wrong.items())[:_NAMED])
         more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         raise SyncError(
-            f"After an update the engine does not hold the weights that were sent, {len(wrong)} of {len(held)} differ: "
-            f"{named}{more}.",
-            hint="The engine's update_weights or the backend's swift_iter_weights is wrong. Another engine: "
-            "--rollout_engine",
+            f"{len(wrong)} of {len(held)} weights of the engine differ from those sent: {named}{more}.",
+            hint="Fix the engine's update_weights or the backend's swift_iter_weights, or choose another "
+            "--rollout_engine.",
         )
 
-    def _why(self, name: str, told: Checksum) -> str:
+    def _why(self, name: str, sum_held: Checksum) -> str:
         if name not in self._sent:
             return "was not sent"
-        if told == self._before.get(name):
-            return "is still that of the update before"
-        other = next((other for other, sent in self._sent.items() if sent == told), None)
+        if sum_held == self._before.get(name):
+            return "is still that of the previous update"
+        other = next((other for other, sent in self._sent.items() if sent == sum_held), None)
         return "arrived changed" if other is None else f"holds what was sent as {other}"
 
 
@@ -146,9 +144,9 @@ def checksum(tensor: torch.Tensor) -> Checksum:
     whole = len(bits) // _BLOCK * _BLOCK
     blocks = bits[:whole].view(-1, _BLOCK).sum(1, dtype=torch.int64)
     rest = bits[whole:].to(torch.int64)
-    places = torch.arange(1, len(blocks) + 1, device=bits.device)
+    positions = torch.arange(1, len(blocks) + 1, device=bits.device)
     ends = torch.arange(len(blocks) + 1, len(blocks) + 1 + len(rest), device=bits.device)
-    return int(blocks.sum() + rest.sum()), int((blocks * places).sum() + (rest * ends).sum())
+    return int(blocks.sum() + rest.sum()), int((blocks * positions).sum() + (rest * ends).sum())
 
 
 @dataclass(frozen=True)
@@ -160,50 +158,53 @@ class ProbeResult:
 
 
 class Probe:
-    """A few fixed texts that engine and trainer score after every update."""
+    """A few fixed sequences that engine and trainer score after every update."""
 
-    def __init__(self, texts: Sequence[Sequence[int]], *, tolerance: float) -> None:
-        self.texts = [list(text) for text in texts if len(text) > 1]
+    def __init__(self, sequences: Sequence[Sequence[int]], *, tolerance: float) -> None:
+        self.sequences = [list(each) for each in sequences if len(each) > 1]
         self.tolerance = tolerance
         """Largest mean difference, in nats per token."""
 
     @classmethod
     def of(cls, prompts: Sequence[Sequence[int]], *, tolerance: float, count: int = 4, longest: int = 64) -> Probe:
         """Return a probe of the ends of the first prompts that differ."""
-        texts = dict.fromkeys(tuple(int(token) for token in prompt[-longest:]) for prompt in prompts)
-        return cls(list(texts)[:count], tolerance=tolerance)
+        sequences = dict.fromkeys(tuple(int(token) for token in prompt[-longest:]) for prompt in prompts)
+        return cls(list(sequences)[:count], tolerance=tolerance)
 
     def check(self, engine: VerifiedEngine, logps: Sequence[np.ndarray]) -> ProbeResult:
-        """Compare the engine with the trainer's log-probabilities, one for every token of a text after its first.
+        """Compare the engine with the trainer's log-probabilities of every token after the first of each sequence.
 
         Raise `SyncError` where they differ by more than the tolerance.
         """
-        scores = dict(engine.score(self.texts))
-        gaps = [
-            np.abs(np.asarray(scores[place].logprobs, dtype=np.float64) - np.asarray(known, dtype=np.float64))
-            for place, known in enumerate(logps)
+        scores = dict(engine.score(self.sequences))
+        differences = [
+            np.abs(np.asarray(scores[index].logprobs, dtype=np.float64) - np.asarray(known, dtype=np.float64))
+            for index, known in enumerate(logps)
         ]
-        together = np.concatenate(gaps) if gaps else np.zeros(1)
+        together = np.concatenate(differences) if differences else np.zeros(1)
         result = ProbeResult(float(together.mean()), float(together.max()))
-        # A number that is none compares with nothing.
+        # nan must fail
         if not result.mean <= self.tolerance:
-            raise self._failure(engine, result, gaps)
+            raise self._failure(engine, result, differences)
         return result
 
-    def _failure(self, engine: VerifiedEngine, result: ProbeResult, gaps: Sequence[np.ndarray]) -> SyncError:
-        text = max(range(len(gaps)), key=lambda place: float(np.nan_to_num(gaps[place], nan=np.inf).max(initial=0.0)))
-        token = int(np.nan_to_num(gaps[text], nan=np.inf).argmax()) + 1
+    def _failure(self, engine: VerifiedEngine, result: ProbeResult, differences: Sequence[np.ndarray]) -> SyncError:
+        worst = max(
+            range(len(differences)),
+            key=lambda index: float(np.nan_to_num(differences[index], nan=np.inf).max(initial=0.0)),
+        )
+        token = int(np.nan_to_num(differences[worst], nan=np.inf).argmax()) + 1
         differs = (
-            f"After the update at step {engine.version} the engine scores known texts {result.mean:.2g} nats per token "
-            f"differently than the model in training, at most {self.tolerance:.2g} are allowed; furthest "
-            f"({result.largest:.2g}) at token {token} of text {text}."
+            f"After the update at step {engine.version} the engine's scores of known sequences differ from the "
+            f"trainer's by {result.mean:.2g} nats per token; at most {self.tolerance:.2g} are allowed. The largest "
+            f"difference ({result.largest:.2g}) is at token {token} of sequence {worst}."
         )
         if engine.verified:
             return SyncError(
-                f"{differs} Every weight arrived as it was sent: the engine computes differently.",
-                hint="Give it the precision and the attention of the training, or raise --rollout_tolerance.",
+                f"{differs} Every weight arrived unchanged, so the engine computes differently.",
+                hint="Use the precision and attention of the training, or raise --rollout_tolerance.",
             )
         return SyncError(
-            f"{differs} The engine cannot show its weights: some may be missing, old, or in each other's place.",
-            hint="Try --rollout_engine transformers, which names them; in lower precision raise --rollout_tolerance.",
+            f"{differs} The engine cannot show its weights: some may be missing, stale or swapped.",
+            hint="Try --rollout_engine transformers, which names them, or raise --rollout_tolerance for low precision.",
         )

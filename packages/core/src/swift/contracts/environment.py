@@ -23,7 +23,7 @@ class EpisodeStart:
     """The other columns of the row."""
     seed: int = 0
     """Decides everything random in the episode. The same for all answers to a prompt in a round, which are compared."""
-    place: str = ""
+    source: str = ""
     """Where the row stands, for messages."""
 
 

@@ -38,13 +38,13 @@ class Sampling:
     is_over: Callable[[Sequence[int]], bool] | None = None
     """Tells of the tokens of an answer so far whether it is over, because its text holds a stop string. The engine ends
     the answer with that token, by 'stop'."""
-    logprobs: Literal["model", "drawn"] = "model"
-    """Whose log-probabilities answers bring: 'model' for the model as it is, 'drawn' for the distribution that each
+    logprobs: Literal["model", "sampled"] = "model"
+    """Whose log-probabilities answers bring: 'model' for the model as it is, 'sampled' for the distribution that each
     token was drawn from, after repetition penalty, temperature, `top_k` and `top_p`. At temperature 0 nothing is
     drawn, and they are the model's after the penalty."""
 
     @property
-    def draws_as_is(self) -> bool:
+    def samples_unmodified(self) -> bool:
         """Return whether tokens are drawn from the model as it is, so that both kinds of log-probabilities agree."""
         return self.temperature in (0.0, 1.0) and self.top_p >= 1 and not self.top_k and self.repetition_penalty == 1
 

@@ -27,7 +27,7 @@ class RewardItem:
     """'stop', or 'length' where the answer was still going on at the most tokens allowed."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of the row: `solution` and whatever else the data set brings."""
-    place: str = ""
+    source: str = ""
     """Where the row stands, for messages."""
 
 

@@ -25,16 +25,16 @@ class EngineModel:
 class RoundWork:
     """The answer of `Objective.rounds`. Counts are means over the steps, for each row of a global batch."""
 
-    answer_tokens: int = 0
+    completion_tokens: int = 0
     """Most tokens of an answer; a row has so many more than `data.max_length`, which its prompt may have."""
-    drawn: float = 0.0
+    completions: float = 0.0
     """Answers that the policy draws."""
-    drawn_here: bool = True
+    sampled_here: bool = True
     """Whether the run's own devices draw them."""
     at_once: int | None = None
     """Answers that an engine draws at a time; None leaves it to the engine."""
     scored: float = 0.0
     """How often the policy is evaluated without gradient."""
-    asked: Mapping[str, float] = field(default_factory=dict)
+    role_forwards: Mapping[str, float] = field(default_factory=dict)
     """The same of the roles, by name."""
     engines: Sequence[EngineModel] = ()

@@ -50,7 +50,7 @@ class Sampler:
         self._step += 1
         if self._seen is not None:
             self._seen.scatter_(-1, chosen[:, None], True)
-        if self._sampling.logprobs == "drawn":
+        if self._sampling.logprobs == "sampled":
             return chosen, _logps(penalised, chosen) if logps is None else logps
         return chosen, _logps(logits, chosen)
 

@@ -137,7 +137,7 @@ class TransformersReference:
 
 GREEDY = Sampling(max_new_tokens=LENGTH)
 SAMPLED = Sampling(max_new_tokens=LENGTH, temperature=1.3, top_p=0.9, seed=7)
-NARROW = replace(SAMPLED, temperature=0.8, top_k=30, repetition_penalty=1.2, logprobs="drawn")
+NARROW = replace(SAMPLED, temperature=0.8, top_k=30, repetition_penalty=1.2, logprobs="sampled")
 
 
 def completions_are_those_of_transformers(engine: InferenceEngine, reference: TransformersReference) -> None:

@@ -24,49 +24,49 @@ for (const [name, value] of Object.entries(data.facts)) {
 
 const names = new Set();
 for (const group of data.groups)
-  for (const answer of group.answers) Object.keys(answer.values).forEach((name) => names.add(name));
+  for (const completion of group.completions) Object.keys(completion.values).forEach((name) => names.add(name));
 const neutral = { "ratio to the engine": 1, "importance weight": 1 };
 const widest = {};
 for (const name of names) {
   make(colour, "option", name).value = name;
   let most = 0;
   for (const group of data.groups)
-    for (const answer of group.answers)
-      for (const value of answer.values[name] || [])
+    for (const completion of group.completions)
+      for (const value of completion.values[name] || [])
         if (Number.isFinite(value)) most = Math.max(most, Math.abs(value - (neutral[name] || 0)));
   widest[name] = most;
 }
 
 // Red is below the neutral value, blue above it; the stronger, the farther.
-function paint(tokens, answer) {
+function paint(tokens, completion) {
   const name = colour.value;
-  const values = answer.values[name] || [];
+  const values = completion.values[name] || [];
   tokens.forEach((token, index) => {
     const value = values[index];
     const apart = Number.isFinite(value) && widest[name] ? (value - (neutral[name] || 0)) / widest[name] : 0;
     token.style.background = `rgb(${apart < 0 ? "220 60 50" : "50 110 220"} / ${Math.abs(apart) * 0.65})`;
-    const told = Object.entries(answer.values).map(([each, known]) => `${each}: ${known[index]}`);
-    token.title = [`token ${answer.ids[index]}`, ...told].join("\n");
+    const lines = Object.entries(completion.values).map(([each, known]) => `${each}: ${known[index]}`);
+    token.title = [`token ${completion.ids[index]}`, ...lines].join("\n");
   });
 }
 
 const painters = [];
 colour.addEventListener("change", () => painters.forEach((painter) => painter()));
 
-function fillAnswer(parent, answer) {
-  for (const message of answer.begins || []) {
+function fillCompletion(parent, completion) {
+  for (const message of completion.begins || []) {
     make(parent, "div", message.role, "quiet");
     make(parent, "pre", typeof message.content === "string" ? message.content : JSON.stringify(message.content));
   }
   const text = make(parent, "pre");
-  const told = answer.told || [];
-  const tokens = answer.pieces.map((piece, index) => make(text, "span", piece, told[index] ? "told" : undefined));
-  const painter = () => paint(tokens, answer);
+  const environment = completion.environment || [];
+  const tokens = completion.pieces.map((piece, index) => make(text, "span", piece, environment[index] ? "environment" : undefined));
+  const painter = () => paint(tokens, completion);
   painter();
   painters.push(painter);
-  if (answer.turns) make(parent, "div", `rewards by turn: ${answer.turn_rewards.map(shown).join(", ")} ${answer.info}`, "quiet");
+  if (completion.turns) make(parent, "div", `rewards by turn: ${completion.turn_rewards.map(shown).join(", ")} ${completion.info}`, "quiet");
   const table = make(parent, "table");
-  for (const [name, reward] of Object.entries(answer.rewards)) {
+  for (const [name, reward] of Object.entries(completion.rewards)) {
     const row = make(table, "tr");
     make(row, "th", name);
     make(row, "td", reward.value === null ? "no value" : reward.value);
@@ -78,21 +78,21 @@ function whenOpened(details, fill) {
   details.addEventListener("toggle", () => { if (details.open) fill(); }, { once: true });
 }
 
-function addAnswer(parent, answer) {
+function addCompletion(parent, completion) {
   const details = make(parent, "details");
-  const ended = answer.ended === "length" ? ", cut off" : "";
+  const ended = completion.ended === "length" ? ", cut off" : "";
   const summary = make(details, "summary",
-    `#${answer.place + 1}: reward ${shown(answer.reward)}, advantage ${shown(answer.advantage)}, ${answer.ids.length} tokens${answer.turns ? ` in ${answer.turns} turns` : ""}${ended}`);
-  if (answer.steps.length) make(summary, "span", ` · learned from in step ${answer.steps.join(", ")}`, "quiet");
-  if (answer.why_not) make(summary, "span", ` · not learned from: ${answer.why_not}`, "left-out");
-  whenOpened(details, () => fillAnswer(details, answer));
+    `#${completion.index + 1}: reward ${shown(completion.reward)}, advantage ${shown(completion.advantage)}, ${completion.ids.length} tokens${completion.turns ? ` in ${completion.turns} turns` : ""}${ended}`);
+  if (completion.steps.length) make(summary, "span", ` · learned from in step ${completion.steps.join(", ")}`, "quiet");
+  if (completion.why_not) make(summary, "span", ` · not learned from: ${completion.why_not}`, "left-out");
+  whenOpened(details, () => fillCompletion(details, completion));
 }
 
-const boxes = data.groups.map((group) => {
+const panels = data.groups.map((group) => {
   const details = make(document.getElementById("groups"), "details");
   const last = group.messages.length ? group.messages[group.messages.length - 1].content : "";
   const question = typeof last === "string" ? last : JSON.stringify(last);
-  const rewards = group.answers.map((answer) => shown(answer.reward)).join(" ");
+  const rewards = group.completions.map((completion) => shown(completion.reward)).join(" ");
   const summary = make(details, "summary", `Prompt ${group.number}: ${question.slice(0, 120)} · ${rewards}`);
   if (group.dropped) make(summary, "span", ` · left out: ${group.dropped}`, "left-out");
   whenOpened(details, () => {
@@ -109,12 +109,12 @@ const boxes = data.groups.map((group) => {
         make(make(row, "td"), "pre", value);
       }
     }
-    group.answers.forEach((answer) => addAnswer(details, answer));
+    group.completions.forEach((completion) => addCompletion(details, completion));
   });
   return details;
 });
 
 const onlyDropped = document.getElementById("dropped");
 onlyDropped.addEventListener("change", () => {
-  boxes.forEach((box, index) => { box.hidden = onlyDropped.checked && !data.groups[index].dropped; });
+  panels.forEach((panel, index) => { panel.hidden = onlyDropped.checked && !data.groups[index].dropped; });
 });

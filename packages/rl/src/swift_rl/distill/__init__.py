@@ -1,1 +1,1 @@
-"""Distillation: a student learns what a teacher says about the answers of both, or of the data."""
+"""Distillation: a student learns a teacher's distribution on completions of either, or of the data."""

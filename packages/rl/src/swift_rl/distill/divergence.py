@@ -16,7 +16,7 @@ import torch
 LEAST_REST = 1e-6
 """Probability that a teacher leaves to the tokens that are no candidates at least: what single precision can tell."""
 BLOCK_BYTES = {"cpu": 2**19, "cuda": 2**28}
-"""Log-probabilities that are looked at together, by type of device: as many as a processor's caches hold."""
+"""Bytes of log-probabilities computed at once, by type of device: as many as a processor's caches hold."""
 
 
 @dataclass(frozen=True)

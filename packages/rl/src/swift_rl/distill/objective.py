@@ -1,4 +1,4 @@
-"""The objective `gkd`: the student learns to say what the teacher says about each token of an answer."""
+"""The objective `gkd`: the student learns the teacher's distribution at each token of a completion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from swift.contracts import LossSums, ModelView, Need
 from swift.errors import ConfigError
 from swift.objectives.base import BaseObjective, viewed
 from swift_rl.distill.options import GkdOptions
-from swift_rl.encoding import PromptEncoding
+from swift_rl.objective import PromptEncoding
 
 if TYPE_CHECKING:
     import torch
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 class Gkd(BaseObjective[GkdOptions]):
     """Generalized knowledge distillation (arXiv 2306.13649).
 
-    The schedule gives each token `candidates`, and what the teacher says of them: `teacher_logps`, [tokens, K]. With
-    `sft_alpha` it also gives `is_taught`, 1 where the answer is not the student's own.
+    The schedule gives each token `candidates` and the teacher's log-probabilities of them, `teacher_logps` [tokens, K].
+    With `sft_alpha` it also gives `is_taught`, 1 if the completion is not the student's own.
     """
 
     options_model = GkdOptions
     name = "gkd"
     defaults: ClassVar[Mapping[str, tuple[Any, str]]] = {
-        "tuner.dropout": (0.0, "dropout would make the student that learns another than the one that answered"),
+        "tuner.dropout": (0.0, "with dropout the student that learns would differ from the one that sampled"),
     }
 
     def __init__(self, options: GkdOptions) -> None:
@@ -42,27 +42,27 @@ class Gkd(BaseObjective[GkdOptions]):
         self.encoding: str | Encoding = PromptEncoding() if options.reads_prompts_alone else "chat"
 
     def check_config(self, config: Any) -> None:
-        """Refuse options that contradict each other, and a run without a teacher."""
+        """Raise for contradicting options, and without a teacher."""
         if (problem := self.options.problem()) is not None:
             raise ConfigError(problem[0], hint=problem[1])
 
     def roles(self, config: Config) -> list[ModelRole]:
-        """Return the teacher, where the run holds it."""
-        from swift_rl.held import teacher_roles
+        """Return the teacher, if the run holds it as a role."""
+        from swift_rl.roles import teacher_roles
 
         return teacher_roles(config, self.options)
 
     def rounds(self, config: Config) -> RoundWork:
-        """Return what rounds hold and do besides the student's steps."""
-        from swift_rl.planned import work_of_distillation
+        """Return the work of rounds besides the student's steps."""
+        from swift_rl.round_work import work_of_distillation
 
         return work_of_distillation(self.options)
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
-        """Return the schedule that asks the teacher, and where the options say so the student, in rounds."""
-        from swift_rl.distill.schedule import plan_of
+        """Return the schedule: over the data, or in rounds of sampled completions."""
+        from swift_rl.distill.schedule import schedule_of
 
-        return plan_of(context, self.options)
+        return schedule_of(context, self.options)
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return the number of tokens that are learned."""
@@ -80,7 +80,7 @@ class Gkd(BaseObjective[GkdOptions]):
         theirs, ours = divergence.outcomes(teacher, student, rest)
         found = divergence.divergences(theirs, ours, self.options.beta)
         loss = (found.learned * weights).sum()
-        told = {
+        values_by_name = {
             "divergence": found.learned.detach(),
             "kl": found.kl,
             "reverse_kl": found.reverse_kl,
@@ -88,7 +88,7 @@ class Gkd(BaseObjective[GkdOptions]):
         }
         tokens = weights.sum()
         metrics: dict[str, tuple[torch.Tensor, torch.Tensor | float]] = {
-            name: ((values * weights).sum(), tokens) for name, values in told.items()
+            name: ((values * weights).sum(), tokens) for name, values in values_by_name.items()
         }
         if self.options.sft_alpha:
             taught = batch.token_values["is_taught"] * batch.weights

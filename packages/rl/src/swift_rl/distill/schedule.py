@@ -1,4 +1,4 @@
-"""Plans of distillation: which answers each step learns from, with what the teacher says of them."""
+"""Batch schedules of distillation: which completions each step learns from, with the teacher's scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import BatchSchedule
-from swift_rl.distill.rounds import AnswerRounds
+from swift_rl.distill.rounds import CompletionRounds
 from swift_rl.distill.teacher import Teacher
 
 if TYPE_CHECKING:
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from swift_rl.distill.options import GkdOptions
 
 MEASURED = ("loss", "kl", "reverse_kl")
-"""Numbers of an evaluation."""
+"""Metrics of an evaluation."""
 
 
-def plan_of(context: ScheduleContext, options: GkdOptions) -> BatchSchedule:
-    """Return the schedule of a run: over the data alone, or in rounds in which the student or the teacher answers."""
-    if options.asks_student or options.seq_kd:
+def schedule_of(context: ScheduleContext, options: GkdOptions) -> BatchSchedule:
+    """Return the schedule of a run: over the data alone, or in rounds that the student or the teacher generates."""
+    if options.samples_student or options.seq_kd:
         return TaughtRounds(context, options)
     return TaughtData(context, options)
 
 
 class _Taught(BatchSchedule):
-    """The teacher and the evaluation, which both plans share."""
+    """The teacher and the evaluation, which both schedules share."""
 
     def __init__(self, context: ScheduleContext, options: GkdOptions) -> None:
         self._context = context
@@ -36,7 +36,7 @@ class _Taught(BatchSchedule):
         self._teacher = Teacher(context, options)
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        """Return how far the student is from the teacher on the held-out rows."""
+        """Return the divergence of the student from the teacher on the held-out rows."""
         rows = self._held_out(step)
         topology, size = self._context.topology, self._context.layout.global_rows
         sums = dict.fromkeys(("divergence", "kl", "reverse_kl"), (0.0, 0.0))
@@ -49,7 +49,7 @@ class _Taught(BatchSchedule):
         return {"loss": means["divergence"], "kl": means["kl"], "reverse_kl": means["reverse_kl"]}
 
     def close(self) -> None:
-        """Give the teacher back."""
+        """Close the teacher."""
         self._teacher.close()
 
     def _held_out(self, step: int) -> Sequence[Row]:
@@ -59,37 +59,37 @@ class _Taught(BatchSchedule):
 
 
 class TaughtData(_Taught):
-    """The schedule of the data, epoch after epoch, with what the teacher says of its answers."""
+    """The data, epoch after epoch, with the teacher's scores of its completions."""
 
     def __init__(self, context: ScheduleContext, options: GkdOptions) -> None:
         super().__init__(context, options)
-        self._plan = context.default()
-        self.total_steps = self._plan.total_steps
-        self.steps_per_epoch = self._plan.steps_per_epoch
+        self._default = context.default()
+        self.total_steps = self._default.total_steps
+        self.steps_per_epoch = self._default.steps_per_epoch
 
     def epoch_at(self, step: int) -> float:
         """Return how many passes over the data are complete before this step."""
-        return self._plan.epoch_at(step)
+        return self._default.epoch_at(step)
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
         """Return one process's slice of the data's batch."""
-        return self._teacher.annotated(self._plan.batch(step, data_rank, data_size), is_taught=True)
+        return self._teacher.annotated(self._default.batch(step, data_rank, data_size), is_taught=True)
 
     def state(self) -> Mapping[str, Any]:
-        """Return what the schedule of the data keeps."""
-        return self._plan.state()
+        """Return the state of the data's schedule."""
+        return self._default.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state` was asked for."""
-        self._plan.restore(state)
+        """Continue from what `state` returned."""
+        self._default.restore(state)
 
 
 class TaughtRounds(_Taught):
-    """Rounds of answers: the student's own, the teacher's, or those of the data."""
+    """Rounds of completions: the student's own, the teacher's, or those of the data."""
 
     def __init__(self, context: ScheduleContext, options: GkdOptions) -> None:
         super().__init__(context, options)
-        self._rounds = AnswerRounds(context, options, self._teacher)
+        self._rounds = CompletionRounds(context, options, self._teacher)
         self.steps_per_epoch: int | None = self._rounds.steps_per_epoch
         self.total_steps = self._rounds.total_steps
         self._facts: Mapping[str, float] = {}
@@ -99,26 +99,26 @@ class TaughtRounds(_Taught):
         return self._rounds.epoch_at(step)
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
-        """Return one process's slice of the answers that a step learns from."""
+        """Return one process's slice of the completions that a step learns from."""
         rows, self._facts = self._rounds.rows(step)
         batch = self._context.batch(step, rows, data_rank, data_size)
         batch = batch if batch.weight else replace(batch, weight=1.0)
         return self._teacher.annotated(batch, is_taught=not self._facts["on_policy"])
 
     def metrics(self, step: int) -> Mapping[str, float]:
-        """Return the figures of the answers that a step learned from."""
+        """Return the figures of the completions that a step learned from."""
         return self._facts
 
     def state(self) -> Mapping[str, Any]:
-        """Return where the answers of the rounds are kept."""
+        """Return the folder of the rounds."""
         return self._rounds.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state` was asked for."""
+        """Continue from what `state` returned."""
         self._rounds.restore(state)
 
     def close(self) -> None:
-        """Give engines back."""
+        """Close the engines."""
         try:
             self._rounds.close()
         finally:

@@ -1,4 +1,4 @@
-"""The words of a teacher: what it would say instead of each token of an answer, as a batch carries them."""
+"""A teacher's log-probabilities for every token of a batch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from swift import LossSums, Need, Section
 from swift.errors import ConfigError
 from swift.objectives.base import PerSampleObjective, viewed
 from swift.toolkit import heartbeat
-from swift_rl.distill.engine import TeacherEngine
-from swift_rl.distill.vocabulary import size_of
-from swift_rl.held import TEACHER
+from swift_rl.distill.engine import TeacherEngine, size_of
+from swift_rl.roles import TEACHER
 
 if TYPE_CHECKING:
     from swift.contracts import Completion, ModelView, Sampling, ScheduleContext, Score
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TeacherScore:
-    """A teacher's candidates for every token of a text after the first."""
+    """A teacher's candidates for every token of a sequence after the first."""
 
     candidates: np.ndarray | None
-    """int32 [tokens, K]; None where they are all tokens that both have, in their order: `Batch.candidates`."""
+    """int32 [tokens, K]; None if they are all shared tokens, in order: `Batch.candidates`."""
     logps: np.ndarray
     """float32 [tokens, K]"""
 
     def of(self, segment: Segment, *, is_taught: bool) -> Segment:
-        """Return the segment that was scored, with its scores."""
+        """Return the scored segment with these scores."""
         nothing = np.zeros((1, self.logps.shape[1]), np.float32)
         values = {
             "teacher_logps": np.concatenate([nothing, self.logps]),
@@ -46,7 +45,7 @@ class TeacherScore:
 
 
 class LikeliestTokens(PerSampleObjective[Section]):
-    """No loss: of the candidates of every token the likeliest, and their log-probabilities; or those of all."""
+    """The likeliest candidates of every token, or all, with their log-probabilities; its loss is 0."""
 
     name = "likeliest_tokens"
     needs = frozenset({Need.CANDIDATE_LOGPS})
@@ -74,10 +73,10 @@ class Teacher:
         self._engine = TeacherEngine(context, options, top=options.gkd_logits_topk or size_of(context.source))
         self._engine.check_server()
         self._everything = tuple(range(self._engine.shared)) if self._engine.kept == self._engine.shared else ()
-        """The tokens that are compared, where these are all that both have."""
+        """The compared tokens, if these are all shared ones."""
 
     def annotated(self, batch: Batch, *, is_taught: bool) -> Batch:
-        """Return a batch with what the teacher says of its tokens; `is_taught` where the student wrote none of them."""
+        """Return a batch with the teacher's scores; `is_taught`: the completions are not the student's own."""
         scores = iter(self._scores(batch))
 
         def changed(sample: Encoded) -> Encoded:
@@ -92,36 +91,36 @@ class Teacher:
         spare = None if batch.spare_row is None else tuple(blank(sample) for sample in batch.spare_row)
         return replace(batch, rows=rows, spare_row=spare, temperature=self._temperature, candidates=self._everything)
 
-    def scored(self, texts: Sequence[Sequence[int]]) -> list[TeacherScore]:
-        """Return what the teacher says of the texts of this process's slice, in order."""
-        return self._engine.of_slices(texts, self._score)
+    def scored(self, sequences: Sequence[Sequence[int]]) -> list[TeacherScore]:
+        """Return the teacher's scores of this process's slice, in order."""
+        return self._engine.of_slices(sequences, self._score)
 
     def _scores(self, batch: Batch) -> list[TeacherScore]:
-        """Return what the teacher says of the segments of a batch, in order."""
+        """Return the teacher's scores of the segments of a batch, in order."""
         if not self._as_role:
             rows = [segment for row in batch.rows for sample in row for segment in sample.segments]
             return self.scored([segment.input_ids.tolist() for segment in rows])
         engine = self._engine
-        asked = replace(batch, candidates=tuple(range(engine.shared)), temperature=self._temperature)
-        found = self._context.role(TEACHER).forward(asked, LikeliestTokens(engine.kept)).tokens or ()
+        request = replace(batch, candidates=tuple(range(engine.shared)), temperature=self._temperature)
+        found = self._context.role(TEACHER).forward(request, LikeliestTokens(engine.kept)).tokens or ()
         return [TeacherScore(each["ids"][1:] if "ids" in each else None, each["logps"][1:]) for each in found]
 
-    def answers(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
-        """Return the teacher's own answers to prompts, the same on every process."""
-        return self._engine.answers(prompts, sampling)
+    def completions(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
+        """Return the teacher's completions of prompts, the same on every process."""
+        return self._engine.completions(prompts, sampling)
 
     def close(self) -> None:
-        """Give the engine back."""
+        """Close the engine."""
         self._engine.close()
 
-    def _score(self, texts: Sequence[Sequence[int]]) -> list[TeacherScore]:
-        if not texts:
+    def _score(self, sequences: Sequence[Sequence[int]]) -> list[TeacherScore]:
+        if not sequences:
             return []
         found: dict[int, TeacherScore] = {}
-        for place, score in self._engine.opened().score(texts, top=self._engine.asked):
+        for index, score in self._engine.opened().score(sequences, top=self._engine.requested):
             heartbeat()
-            found[place] = self._kept_of(score)
-        return [found[place] for place in range(len(texts))]
+            found[index] = self._kept_of(score)
+        return [found[index] for index in range(len(sequences))]
 
     def _kept_of(self, score: Score) -> TeacherScore:
         assert score.top_ids is not None
@@ -129,7 +128,7 @@ class Teacher:
         ids, logps = score.top_ids, score.top_logprobs
         if self._everything:
             return TeacherScore(None, self._warmed(self._in_order(ids, logps)))
-        if self._engine.asked > self._engine.kept:
+        if self._engine.requested > self._engine.kept:
             order = np.argsort(np.where(ids < self._engine.students_tokens, -logps, np.inf), axis=1, kind="stable")
             order = order[:, : self._engine.kept]
             ids, logps = np.take_along_axis(ids, order, 1), np.take_along_axis(logps, order, 1)
@@ -137,7 +136,7 @@ class Teacher:
         return TeacherScore(ids, self._warmed(logps))
 
     def _in_order(self, ids: np.ndarray, logps: np.ndarray) -> np.ndarray:
-        """Return the log-probabilities of all tokens that both have, in the order of these."""
+        """Return the log-probabilities of all shared tokens, in order."""
         size = self._engine.teachers_tokens
         self._check_known(ids[:1] if ids.strides[0] == 0 else ids, size)
         if ids.strides[0] != 0 or not np.array_equal(ids[:1], np.arange(size)[None]):
@@ -147,12 +146,12 @@ class Teacher:
         return logps[:, : self._engine.kept]
 
     def _check_known(self, ids: np.ndarray, size: int) -> None:
-        """Refuse tokens of a teacher on a server that the student does not have."""
+        """Raise if a teacher's server returned tokens that the student does not have."""
         if ids.size and (largest := int(ids.max())) >= size:
             raise ConfigError(
-                f"The teacher has a token {largest}, and the student's vocabulary is of {size} tokens.",
-                hint="Choose a teacher with the student's tokenizer. With --teacher_model FOLDER vocabularies are "
-                "compared before training begins.",
+                f"The teacher returned token {largest}, but the student's vocabulary has {size} tokens.",
+                hint="Choose a teacher with the student's tokenizer. --teacher_model FOLDER compares the vocabularies "
+                "before training.",
             )
 
     def _warmed(self, logps: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Episodes: the model answers, the environment says what follows, and all of it becomes one sample of tokens."""
+"""Episodes: turns of the model and the environment alternate and become one sample of tokens."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from swift_rl.environments.turns import TurnRenderer
 from swift_rl.options import OnlineOptions
 from swift_rl.rewards.tool_calls import calls_in
 from swift_rl.rounds.data import Episode, Prompt
-from swift_rl.rounds.files import Drawn
+from swift_rl.rounds.files import Generated
 
 _TURN_BITS = 96
-"""Bits of the number of a draw, below those that tell the turn."""
+"""Bits of the number of a sample, below the bits of the turn."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class _Played:
     def context(self) -> list[int]:
         return [*self.prompt_ids, *self.token_ids]
 
-    def drawn(self) -> Drawn:
+    def sampled(self) -> Generated:
         """Return the episode as it is kept."""
         own = [token for token, mine in zip(self.token_ids, self.written, strict=True) if mine]
         call = self.call
@@ -66,7 +66,7 @@ class _Played:
             failure=call.failure,
             output=call.output,
         )
-        return Drawn(own, self.logps, self.finish_reason, episode)
+        return Generated(own, self.logps, self.finish_reason, episode)
 
 
 class Episodes:
@@ -85,22 +85,22 @@ class Episodes:
         self._positions = getattr(context.source.config.get_text_config(), "max_position_embeddings", None)
 
     def play(
-        self, engine: InferenceEngine, draws: Sequence[tuple[int, Prompt]], sampling: Sampling
-    ) -> Iterator[tuple[int, Drawn]]:
-        """Yield (number of the draw, what was drawn) of episodes as they are over."""
-        played = [_begun(number, prompt, sampling.seed) for number, prompt in draws]
+        self, engine: InferenceEngine, samples: Sequence[tuple[int, Prompt]], sampling: Sampling
+    ) -> Iterator[tuple[int, Generated]]:
+        """Yield (number of the sample, generated episode) as episodes end."""
+        played = [_begun(number, prompt, sampling.seed) for number, prompt in samples]
         self._pool.advance([each.call for each in played])
         for each in played:
             self._first(each)
         while played:
             live = [each for each in played if not each.call.over and self._budget(each) > 0]
-            self._answer(engine, live, sampling)
+            self._sample_turns(engine, live, sampling)
             self._pool.advance([each.call for each in live])
             going_on = [each for each in live if self._goes_on(each)]
             over = [each for each in played if not any(each is other for other in going_on)]
             self._pool.forget([each.call for each in over])
             for each in over:
-                yield each.number, each.drawn()
+                yield each.number, each.sampled()
             played = going_on
 
     def close(self) -> None:
@@ -112,19 +112,19 @@ class Episodes:
         if each.call.first is not None:
             system = [] if self._system is None or _has_system(each.call.first) else [self._system]
             each.messages = [*system, *each.call.first]
-        rendering = self._turns.first(each.messages, each.prompt.tools, each.prompt.place)
+        rendering = self._turns.first(each.messages, each.prompt.tools, each.prompt.source)
         each.rendered = rendering.text
         if each.call.first is None:
             return
         each.begins_with = each.prompt_ids = rendering.token_ids
         if not each.call.failure and not self._budget(each):
             each.call.failure = (
-                f"it begins with {len(each.prompt_ids)} tokens, which leaves no room for an answer in the "
+                f"its prompt has {len(each.prompt_ids)} tokens, which leaves no room for a completion in the "
                 f"{self._positions} positions of the model"
             )
 
     def _budget(self, each: _Played) -> int:
-        """Return how many tokens the next answer may have."""
+        """Return how many tokens the next completion may have."""
         most = self._options.max_completion_length
         if self._options.completion_length_limit_scope == "total":
             most -= len(each.token_ids)
@@ -132,19 +132,19 @@ class Episodes:
             most = min(most, self._positions - len(each.prompt_ids) - len(each.token_ids))
         return max(most, 0)
 
-    def _answer(self, engine: InferenceEngine, live: Sequence[_Played], sampling: Sampling) -> None:
-        """Draw the next answer of each episode: a function of seed, prompt, place and turn."""
+    def _sample_turns(self, engine: InferenceEngine, live: Sequence[_Played], sampling: Sampling) -> None:
+        """Sample the next turn of each episode, as a function of seed, prompt, index and turn."""
         if not live:
             return
         budgets = [self._budget(each) for each in live]
         numbers = [each.number | len(each.call.turns) << _TURN_BITS for each in live]
-        asked = replace(sampling, numbers=numbers, max_new_tokens=max(budgets))
-        for place, came in engine.generate([each.context for each in live], asked):
+        request = replace(sampling, numbers=numbers, max_new_tokens=max(budgets))
+        for index, found in engine.generate([each.context for each in live], request):
             heartbeat()
-            # Draws do not depend on how long they may go on: a shorter limit gives the beginning of the same answer.
-            cut = len(came.token_ids) > budgets[place]
-            ids, logps = list(came.token_ids)[: budgets[place]], list(came.logprobs)[: budgets[place]]
-            self._take(live[place], ids, logps, "length" if cut else came.finish_reason)
+            # A shorter limit gives the beginning of the same completion: samples do not depend on max_new_tokens.
+            cut = len(found.token_ids) > budgets[index]
+            ids, logps = list(found.token_ids)[: budgets[index]], list(found.logprobs)[: budgets[index]]
+            self._take(live[index], ids, logps, "length" if cut else found.finish_reason)
 
     def _take(self, each: _Played, ids: list[int], logps: list[float], finish_reason: str) -> None:
         whole = self._text(ids)
@@ -160,7 +160,7 @@ class Episodes:
         each.call.turns.append(Turn(text, number, ids, finish_reason, self._tool_calls(text)))
 
     def _goes_on(self, each: _Played) -> bool:
-        """Append what the environment says; return whether the model is asked again."""
+        """Append what the environment returned; return whether the model takes another turn."""
         call = each.call
         turn = call.turns[-1]
         last = each.messages[-1] if each.messages else {}
@@ -172,12 +172,12 @@ class Episodes:
             return False
         seen = call.seen[-1]
         if seen.text:
-            self._continue_answer(each, seen, continued)
+            self._continue_completion(each, seen, continued)
         else:
             self._observe(each, seen, continued)
         if self._budget(each) > 0:
             return True
-        # Nobody answers to this any more.
+        # The model does not see this any more.
         while each.written and not each.written[-1]:
             del each.token_ids[-1], each.written[-1]
         each.messages = ended
@@ -188,26 +188,26 @@ class Episodes:
         turn = each.call.turns[-1]
         ids = list(turn.token_ids)
         by_token = turn.finish_reason == "stop" and not self._stops.before(self._text(ids))[1]
-        answer = self._raw(ids[:-1] if by_token else ids)
+        completion = self._raw(ids[:-1] if by_token else ids)
         before = each.messages[:-1] if continued else each.messages
         if continued:
-            answer = str(each.messages[-1]["content"]) + answer
+            completion = str(each.messages[-1]["content"]) + completion
         observed = [dict(message) for message in seen.messages]
         rendering = self._turns.following(
             each.rendered,
             before,
-            answer,
+            completion,
             observed,
             each.prompt.tools,
-            f"{each.prompt.place}, turn {turn.number}",
+            f"{each.prompt.source}, turn {turn.number}",
             ended=ids[-1] if by_token else None,
         )
-        each.messages = [*before, {"role": "assistant", "content": answer}, *observed]
+        each.messages = [*before, {"role": "assistant", "content": completion}, *observed]
         each.rendered = rendering.text
         self._append(each, rendering.token_ids)
 
-    def _continue_answer(self, each: _Played, seen: Observation, continued: bool) -> None:
-        """Take back what does not stay of the answer, and go on with the environment's text within it."""
+    def _continue_completion(self, each: _Played, seen: Observation, continued: bool) -> None:
+        """Remove what the environment does not keep of the completion, and append its text to the rest."""
         turn = each.call.turns[-1]
         ids = list(turn.token_ids)
         kept = turn.text if seen.keep is None else turn.text[: seen.keep]
@@ -225,13 +225,13 @@ class Episodes:
         each.written += [False] * len(ids)
 
     def _tool_calls(self, text: str) -> list[dict[str, Any]]:
-        """Return the calls of tools in an answer: by the tokenizer where it can read them, else by their notation."""
+        """Return the tool calls in a completion: parsed by the tokenizer if it can, else by their notation."""
         parse: Callable[[str], Any] | None = getattr(self._tokenizer, "parse_response", None)
         if parse is not None and getattr(self._tokenizer, "response_schema", None):
             try:
                 found = parse(text).get("tool_calls") or []
                 return [dict(each.get("function", each)) for each in found]
-            except Exception:  # it is no answer that the tokenizer can read
+            except Exception:  # the tokenizer cannot parse the completion
                 return []
         return [{"name": name, "arguments": arguments} for name, arguments in calls_in(text) or ()]
 
@@ -243,13 +243,13 @@ class Episodes:
 
 
 def _begun(number: int, prompt: Prompt, seed: int) -> _Played:
-    start = EpisodeStart(prompt.messages, prompt.columns, episode_seed(seed, prompt.turn), prompt.place)
+    start = EpisodeStart(prompt.messages, prompt.columns, episode_seed(seed, prompt.position), prompt.source)
     ids = prompt.token_ids.tolist()
     return _Played(number, prompt, EpisodeCall(str(number), start), [*prompt.messages], "", None, ids)
 
 
 def episode_seed(seed: int, turn: int) -> int:
-    """Return the seed of the episodes of a prompt, by its place in the order in which the run takes prompts."""
+    """Return the seed of the episodes of a prompt, by its position in the order of the run."""
     digest = hashlib.blake2b(f"episode {seed} {turn}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 

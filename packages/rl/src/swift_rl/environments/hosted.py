@@ -33,7 +33,7 @@ class _Held:
 
 
 class HostedEpisodes:
-    """Begins episodes, gives them answers, and closes them, as the run asks."""
+    """Starts episodes, passes them completions and closes them, as the run requests."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
@@ -52,22 +52,22 @@ class HostedEpisodes:
             wants = getattr(episode_class(task["environment"]), "wants", ())
             listed = isinstance(wants, Iterable) and not isinstance(wants, str)
             if not listed or not all(isinstance(each, str) for each in wants):
-                fault = fault or "has wants that are no names of columns"
+                fault = fault or "has wants that are not column names"
             return {"fault": fault, "wants": [] if fault else [*wants]}
         except BaseException as problem:
             return {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
 
-    def answer(self, task: Mapping[str, Any], begun: Callable[[], None]) -> dict[str, Any]:
+    def reply(self, task: Mapping[str, Any], begun: Callable[[], None]) -> dict[str, Any]:
         """Return what follows the last of an episode's turns, or its first messages where it has none yet.
 
-        An episode that is not held here, because another process was ended, is begun again and given the same answers;
-        `replayed` has what it said to them this time, and `closing` why episodes before it did not close.
+        An episode that is not held here, because its process ended, starts again with the same completions;
+        `replayed` has its observations of this time, and `closing` the reasons why earlier episodes did not close.
         """
-        answer = self._answer(task, begun)
-        told, self._not_closed = self._not_closed, []
-        return {**answer, "closing": told} if told else answer
+        reply = self._reply(task, begun)
+        not_closed, self._not_closed = self._not_closed, []
+        return {**reply, "closing": not_closed} if not_closed else reply
 
-    def _answer(self, task: Mapping[str, Any], begun: Callable[[], None]) -> dict[str, Any]:
+    def _reply(self, task: Mapping[str, Any], begun: Callable[[], None]) -> dict[str, Any]:
         key, turns = task["key"], task["turns"]
         try:
             held = self._held.get(key)

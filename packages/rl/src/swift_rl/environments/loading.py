@@ -58,6 +58,6 @@ def faults(described: Mapping[str, Any]) -> str | None:
         return f"lacks {' and '.join(missing)}"
     model = getattr(found, "options_model", None)
     if model is not None and not callable(getattr(model, "model_validate", None)):
-        return "has an options_model that is no pydantic model"
+        return "has an options_model that is not a pydantic model"
     new_episode(described)
     return None

@@ -36,7 +36,7 @@ class RolloutRequest:
 
 @dataclass
 class ResponseChoice:
-    """One answer, as schedulers see it."""
+    """One completion, as schedulers see it."""
 
     index: int
     message: Any
@@ -65,7 +65,7 @@ class TurnScheduler:
         """Return the tokenizer of the model."""
         return _loaded(self._tokenizer) if isinstance(self._tokenizer, str) else self._tokenizer
 
-    async def on_trajectory_start(self, requests: Any) -> None:
+    async def on_trajectory_start(self, protocol: Any) -> None:
         """Do nothing before the first turn."""
 
     async def on_turn_end(self, infer_request: Any, response_choice: Any, current_turn: int) -> Mapping[str, Any]:
@@ -82,11 +82,11 @@ class TurnScheduler:
 
     async def run(self, *_: Any, **__: Any) -> Any:
         """Raise: turns are driven by the run."""
-        raise NotImplementedError("turns are driven by the run: a scheduler defines step and check_finished")
+        raise NotImplementedError("the run drives the turns: a scheduler must define step and check_finished")
 
     @staticmethod
     def _extract_logprobs_from_choice(response_choice: Any) -> list[float]:
-        """Return no log-probabilities: those of the draws stay with the run."""
+        """Return no log-probabilities: those of the samples stay with the run."""
         return []
 
 
@@ -103,7 +103,7 @@ class GymEpisode:
         config = start.columns.get("env_config") or {}
         name = config.get("name", self._name) if self._row_may_choose else self._name
         if name not in ENVS:
-            raise LookupError(f"no environment {name!r} is registered; there are {', '.join(ENVS) or 'none'}")
+            raise LookupError(f"no environment {name!r} is registered. Registered: {', '.join(ENVS) or 'none'}")
         self._env = ENVS[name](config)
         question, _, system = await self._env.reset(_request(start))
         first = [{"role": "system", "content": system}] if system else []
@@ -114,9 +114,9 @@ class GymEpisode:
         """Return the next observation and the reward."""
         self._messages.append({"role": "assistant", "content": turn.text})
         reply, reward, done, info = await self._env.step(copy.deepcopy(self._messages))
-        told = [] if done else [{"role": "user", "content": reply}]
-        self._messages += told
-        return Observation(copy.deepcopy(told), float(reward), bool(done), info or {})
+        added = [] if done else [{"role": "user", "content": reply}]
+        self._messages += added
+        return Observation(copy.deepcopy(added), float(reward), bool(done), info or {})
 
     async def close(self) -> None:
         """Close the environment."""
@@ -141,7 +141,7 @@ class ScheduledEpisode:
         return None if self._request.messages == before else copy.deepcopy(self._request.messages)
 
     async def step(self, turn: Turn) -> Observation:
-        """Return what the scheduler adds to the conversation after an answer."""
+        """Return what the scheduler adds to the conversation after a completion."""
         messages = self._request.messages
         if messages and messages[-1]["role"] == "assistant":
             messages[-1]["content"] += turn.text
@@ -150,10 +150,10 @@ class ScheduledEpisode:
         before = copy.deepcopy(messages)
         message = SimpleNamespace(role="assistant", content=turn.text, tool_calls=None)
         choice = ResponseChoice(0, message, turn.finish_reason, None, list(turn.token_ids))
-        told = dict(await self._scheduler.on_turn_end(self._request, choice, turn.number) or {})
-        info = dict(told.get("rollout_infos") or {})
+        result = dict(await self._scheduler.on_turn_end(self._request, choice, turn.number) or {})
+        info = dict(result.get("rollout_infos") or {})
         over = self._scheduler.check_finished(self._request, choice, turn.number)
-        if told.get("done", over):
+        if result.get("done", over):
             return Observation((), self._reward(info), done=True, info=info)
         returned = self._scheduler.step(self._request, choice, turn.number)
         self._request = returned["infer_request"]
@@ -178,21 +178,21 @@ class ScheduledEpisode:
 def _difference(
     before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], turn: Turn, reward: float | None, info: Any
 ) -> Observation:
-    """Return what was added to a conversation, or to its last answer."""
+    """Return what was added to a conversation, or to its last completion."""
     same = len(before) - 1
     if list(after[:same]) != list(before[:same]) or len(after) <= same or after[same].get("role") != "assistant":
-        raise ValueError("step changes earlier messages, and later turns must begin with what was drawn")
+        raise ValueError("step changes earlier messages, but later turns must begin with the sampled tokens")
     then, now = str(before[same]["content"]), str(after[same]["content"])
     added = [dict(message) for message in after[same + 1 :] if message.get("content")]
     if now == then:
         return Observation(added, reward, not added, info)
     if added:
-        raise ValueError("step changes the answer and adds messages: it does one or the other")
+        raise ValueError("step changes the completion and adds messages. Expected: only one of both")
     kept = next((at for at, (one, other) in enumerate(zip(then, now, strict=False)) if one != other), len(then))
     kept = min(kept, len(now))
     own = len(then) - len(turn.text)
     if kept < own:
-        raise ValueError("step changes an earlier answer, and later turns must begin with what was drawn")
+        raise ValueError("step changes an earlier completion, but later turns must begin with the sampled tokens")
     keep = None if kept == len(then) else kept - own
     return Observation((), reward, info=info, text=now[kept:], keep=keep)
 
@@ -213,20 +213,20 @@ def _names_tokenizer(scheduler: type) -> bool:
 
 def _request(start: EpisodeStart) -> RolloutRequest:
     messages = [dict(message) for message in start.messages]
-    return RolloutRequest(messages, dict(start.columns), f"{start.place}#{start.seed}#{random.getrandbits(64):x}")
+    return RolloutRequest(messages, dict(start.columns), f"{start.source}#{start.seed}#{random.getrandbits(64):x}")
 
 
 def provide() -> None:
     """Make the imports of ms-swift's plugin files for several turns work in this process."""
     gym = {"Env": GymEnv, "envs": ENVS}
     turns = {"MultiTurnScheduler": TurnScheduler, "RolloutScheduler": TurnScheduler, "multi_turns": SCHEDULERS}
-    asked = {
+    protocol = {
         "RolloutInferRequest": RolloutRequest,
         "InferRequest": RolloutRequest,
         "ChatCompletionResponseChoice": ResponseChoice,
         **dict.fromkeys(("ChatCompletionResponse", "RequestConfig", "RolloutOutput"), SimpleNamespace),
     }
-    engines = {**asked, **dict.fromkeys(("TransformersEngine", "PtEngine", "VllmEngine", "GRPOVllmEngine"), object)}
+    engines = {**protocol, **dict.fromkeys(("TransformersEngine", "PtEngine", "VllmEngine", "GRPOVllmEngine"), object)}
     template = {"Messages": list, "Template": object}
     for name, members in (
         ("swift.rollout", gym | turns),
@@ -235,9 +235,9 @@ def provide() -> None:
         ("swift.plugin.multi_turn", turns),
         ("swift.plugin.env", gym),
         ("swift.infer_engine", engines),
-        ("swift.infer_engine.protocol", asked),
+        ("swift.infer_engine.protocol", protocol),
         ("swift.llm", engines | template),
-        ("swift.llm.infer.protocol", asked),
+        ("swift.llm.infer.protocol", protocol),
         ("swift.template", template),
     ):
         module = ModuleType(name, "Stands in for ms-swift's module of this name, for plugin files.")

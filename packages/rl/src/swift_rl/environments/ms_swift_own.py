@@ -15,7 +15,7 @@ from swift_rl.rewards.ms_swift import MathAccuracy
 
 
 class MathTipsScheduler(TurnScheduler):
-    """`math_tip_trick`: a wrong answer goes on with a doubt instead of its conclusion, once."""
+    """`math_tip_trick`: continues a wrong completion once, with a doubt instead of its conclusion."""
 
     wants = ("solution",)
     tips_prompt = "But wait... It seems I made a mistake,"
@@ -25,23 +25,23 @@ class MathTipsScheduler(TurnScheduler):
         self.acc_func = named.get("acc_function") or MathAccuracy()
 
     def check_finished(self, infer_request: Any, response_choice: Any, current_turn: int) -> bool:
-        """Return whether the answer is right, or was doubted before."""
-        said = infer_request.messages[-1]["content"]
-        if self.tips_prompt in said or self.acc_func([said], [infer_request.data_dict["solution"]])[0] == 1:
+        """Return whether the completion is right, or was doubted before."""
+        text = infer_request.messages[-1]["content"]
+        if self.tips_prompt in text or self.acc_func([text], [infer_request.data_dict["solution"]])[0] == 1:
             return True
         return super().check_finished(infer_request, response_choice, current_turn)
 
     def step(self, infer_request: Any, response_choice: Any, current_turn: int) -> Mapping[str, Any]:
         """Put the doubt where the reasoning ends."""
-        said, last = response_choice.message.content, infer_request.messages[-1]
-        ends = [said.index(tag) for tag in ("<answer>", "</think>") if tag in said]
-        before = len(last["content"]) - len(said)
-        last["content"] = last["content"][: before + min(ends, default=len(said))] + self.tips_prompt
+        text, last = response_choice.message.content, infer_request.messages[-1]
+        ends = [text.index(tag) for tag in ("<answer>", "</think>") if tag in text]
+        before = len(last["content"]) - len(text)
+        last["content"] = last["content"][: before + min(ends, default=len(text))] + self.tips_prompt
         return {"infer_request": infer_request}
 
 
 class GymScheduler(TurnScheduler):
-    """`gym_scheduler`: what follows an answer is what a gym environment observes."""
+    """`gym_scheduler`: continues after a completion with the observation of a gym environment."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -81,7 +81,7 @@ class GymScheduler(TurnScheduler):
     def _create_env(self, env_config: Mapping[str, Any]) -> Any:
         name = env_config.get("name", self.gym_env_name)
         if name not in ENVS:
-            raise LookupError(f"no environment {name!r} is registered; there are {', '.join(ENVS)}")
+            raise LookupError(f"no environment {name!r} is registered. Registered: {', '.join(ENVS)}")
         return ENVS[name](env_config)
 
     def _begin(self, request: Any, env: Any, question: Any, system: str | None) -> None:
@@ -95,14 +95,14 @@ class GymScheduler(TurnScheduler):
         self._total_rewards[uuid] += float(reward)
         self._step_rewards[uuid].append(float(reward))
         self._pending_obs[uuid] = None if done else seen
-        told = {
+        info = {
             "total_reward": self._total_rewards[uuid],
             "step_rewards": [*self._step_rewards[uuid]],
             "gym_done": done,
         }
         if done:
             await self._close_and_remove(uuid)
-        return {"done": done, "rollout_infos": told}
+        return {"done": done, "rollout_infos": info}
 
     async def _close_and_remove(self, uuid: str) -> None:
         env = self._envs.pop(uuid, None)
@@ -126,7 +126,7 @@ class OpenEnvScheduler(GymScheduler):
             self._begin(request, env, self.format_observation(seen), config.get("system_message"))
 
     async def on_turn_end(self, infer_request: Any, response_choice: Any, current_turn: int) -> Mapping[str, Any]:
-        """Act as the answer says."""
+        """Take the action in the completion."""
         env = self._envs.get(infer_request.uuid)
         if env is None:
             return {"done": True, "rollout_infos": {}}
@@ -134,13 +134,13 @@ class OpenEnvScheduler(GymScheduler):
         return await self._end_turn(infer_request.uuid, None if done else self.format_observation(seen), reward, done)
 
     def parse_action(self, text: str) -> Any:
-        """Return the JSON object that an answer is, in a fence or not, or else the answer as a message."""
+        """Return the JSON object of a completion, fenced or not, or else the completion as a message."""
         fenced = re.fullmatch(r"```[^\n]*\n(.*)\n\s*```", text.strip(), re.DOTALL)
-        told = (fenced[1] if fenced else text).strip()
+        content = (fenced[1] if fenced else text).strip()
         try:
-            found = json.loads(told)
+            found = json.loads(content)
         except ValueError:
-            return {"message": told}
+            return {"message": content}
         return found if isinstance(found, dict) else {"message": str(found)}
 
     def format_observation(self, observation: Any) -> Any:
@@ -173,12 +173,12 @@ class OpenEnvClient:
         self._client.__enter__()
 
     def reset(self) -> tuple[Any, Any]:
-        """Return the first observation, and what the server tells besides."""
+        """Return the first observation, and the metadata of the server."""
         found = self._client.reset(**self._reset_with)
         return found.observation, getattr(found, "metadata", None)
 
     def step(self, action: Mapping[str, Any]) -> tuple[Any, float, bool, Any]:
-        """Return observation, reward, whether the episode is over, and what the server tells besides."""
+        """Return observation, reward, whether the episode is over, and the metadata of the server."""
         found = self._client.step(action)
         return found.observation, float(found.reward or 0.0), bool(found.done), getattr(found, "metadata", None)
 
@@ -188,7 +188,7 @@ class OpenEnvClient:
 
 
 class MathEnv(GymEnv):
-    """`math_env`: a problem that is asked until the answer is right."""
+    """`math_env`: repeats a problem until the answer is right."""
 
     wants = ("problem", "solution")
     tips_prompt = "The answer is not correct, It seems You made a mistake, you need to recheck very carefully."

@@ -1,4 +1,4 @@
-"""The processes that run environments: each holds several episodes, and is ended where a step takes too long."""
+"""The processes that run environments: each holds several episodes, and is ended if a step takes too long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from swift_rl.rewards.process import WorkerProcess, with_news
 
 @dataclass
 class EpisodeCall:
-    """An episode as the run knows it, and what the last call of its environment said."""
+    """An episode as the run knows it, with the result of its environment's last call."""
 
     key: str
     start: EpisodeStart
@@ -60,7 +60,7 @@ class EnvironmentPool:
         self._options = options
         self._heartbeat = heartbeat
         self._say = say
-        self._said_closing = False
+        self._reported_closing = False
         self._most = options.reward_workers or min(os.cpu_count() or 1, MOST_WORKERS)
         self._workers: list[WorkerProcess[EpisodeCall]] = []
         self._homes: dict[str, WorkerProcess[EpisodeCall]] = {}
@@ -78,12 +78,12 @@ class EnvironmentPool:
             busy = [worker for worker in self._workers if worker.task is not None]
             for worker in with_news(busy):
                 call = worker.task
-                answer = worker.answer()
-                if answer is None:
+                reply = worker.reply()
+                if reply is None:
                     self._lost(worker, f"the process of the environment {worker.bury()}")
-                elif answer and call is not None:
+                elif reply and call is not None:
                     worker.task = None
-                    self._answered(call, worker.began, answer, worker.output())
+                    self._received(call, worker.began, reply, worker.output())
             for worker in busy:
                 if worker.task is None:
                     continue
@@ -150,34 +150,37 @@ class EnvironmentPool:
         self._workers.append(WorkerProcess(folder, self._options.reward_memory))
         return self._workers[-1]
 
-    def _answered(self, call: EpisodeCall, began: float, answer: Mapping[str, Any], output: str) -> None:
+    def _received(self, call: EpisodeCall, began: float, reply: Mapping[str, Any], output: str) -> None:
         self._heartbeat()
         call.seconds += time.monotonic() - began
-        if (closing := answer.get("closing")) and not self._said_closing:
-            self._said_closing = True
-            self._say(f"The environment {self._options.environment} failed in close: {closing[0]}. This is said once.")
-        if "failure" in answer:
-            call.failure = answer["failure"]
-            call.output = "\n".join(filter(None, (output.rstrip(), answer.get("traceback", ""))))
+        if (closing := reply.get("closing")) and not self._reported_closing:
+            self._reported_closing = True
+            self._say(
+                f"The environment {self._options.environment} failed in close: {closing[0]}. "
+                "Further failures are not reported."
+            )
+        if "failure" in reply:
+            call.failure = reply["failure"]
+            call.output = "\n".join(filter(None, (output.rstrip(), reply.get("traceback", ""))))
         elif call.turns:
-            self._observed(call, answer)
+            self._observed(call, reply)
         else:
-            call.first = answer["first"]
+            call.first = reply["first"]
 
-    def _observed(self, call: EpisodeCall, answer: Mapping[str, Any]) -> None:
-        again = [_told(Observation(**each)) for each in answer["replayed"] or ()]
-        if answer["replayed"] is not None and again != [_told(each) for each in call.seen]:
+    def _observed(self, call: EpisodeCall, reply: Mapping[str, Any]) -> None:
+        again = [_compared(Observation(**each)) for each in reply["replayed"] or ()]
+        if reply["replayed"] is not None and again != [_compared(each) for each in call.seen]:
             call.failure = (
-                "it was begun again, because its process was ended, and did not say the same: an environment is to "
-                "be a function of its seed and of the answers"
+                "it was started again after its process ended, and its observations differ: an environment must be a "
+                "function of its seed and the completions"
             )
             return
-        call.seen.append(Observation(**answer["observation"]))
+        call.seen.append(Observation(**reply["observation"]))
 
     def _lost(self, worker: WorkerProcess[EpisodeCall], failure: str) -> None:
         call, worker.task = worker.task, None
         if call is not None:
-            self._answered(call, worker.began, {"failure": failure}, worker.kept())
+            self._received(call, worker.began, {"failure": failure}, worker.kept())
         self._end(worker)
 
     def _too_long(self, call: EpisodeCall) -> str:
@@ -193,6 +196,6 @@ class EnvironmentPool:
             del self._homes[key]
 
 
-def _told(seen: Observation) -> tuple[Any, ...]:
+def _compared(seen: Observation) -> tuple[Any, ...]:
     """Return what the model and its reward depend on."""
     return list(map(dict, seen.messages)), seen.text, seen.keep, seen.reward, seen.done

@@ -18,11 +18,11 @@ GROUP = "swift.environments"
 OF_MS_SWIFT = ("gym_scheduler", "math_env", "math_tip_trick", "openenv_scheduler")
 """Schedulers and gym environments that ms-swift brings with it (`swift_rl.environments.ms_swift_own`)."""
 _OTHERS_OF_MS_SWIFT = {
-    "base_scheduler": "leave it out: without an environment the model answers once",
-    "math_tip_trick_multi_turn": "type --gym_env math_env, which says the same after a wrong answer",
-    "thinking_scheduler": "type --template_drift keep, and your environment's or scheduler's name in its place",
-    "thinking_tips_scheduler": "type --multi_turn_scheduler math_tip_trick --template_drift keep, which doubts a wrong "
-    "answer too",
+    "base_scheduler": "leave it out: without an environment the model completes each prompt once",
+    "math_tip_trick_multi_turn": "pass --gym_env math_env, which does the same after a wrong completion",
+    "thinking_scheduler": "pass --template_drift keep, and your own environment or scheduler instead",
+    "thinking_tips_scheduler": "pass --multi_turn_scheduler math_tip_trick --template_drift keep, which doubts a wrong "
+    "completion too",
 }
 """Names of ms-swift, or of earlier versions of it, that are refused, with what to do instead."""
 
@@ -41,36 +41,36 @@ def select_environment(options: OnlineOptions, columns: Collection[str], tokeniz
     if options.environment is None:
         return None
     described = _described(options.environment, options, tokenizer)
-    told = _asked(described)
+    reported = _reported(described)
     title = who(options.environment) or f"The environment {options.environment!r}"
-    if "failure" in told:
+    if "failure" in reported:
         wrong = PluginError if described["kind"] == "installed" else ConfigError
-        failure = wrong(f"{title} failed in its constructor: {told['failure'].rstrip('.')}.")
-        raise with_traceback(failure, told.get("traceback", ""))
-    if told["fault"]:
-        raise ConfigError(f"{title} {told['fault']}.", hint="See swift.contracts.Environment")
-    for column in told["wants"]:
+        failure = wrong(f"{title} failed in its constructor: {reported['failure'].rstrip('.')}.")
+        raise with_traceback(failure, reported.get("traceback", ""))
+    if reported["fault"]:
+        raise ConfigError(f"{title} {reported['fault']}.", hint="See swift.contracts.Environment")
+    for column in reported["wants"]:
         if column not in columns:
             raise DataError(
-                f"{title} wants the column {column!r}, which the data set does not have."
+                f"{title} needs the column {column!r}, which the data set does not have."
                 f"{did_you_mean(column, columns)}",
                 hint=f"Its columns: {', '.join(columns) or 'none'}.",
             )
-    return SelectedEnvironment(described, tuple(told["wants"]))
+    return SelectedEnvironment(described, tuple(reported["wants"]))
 
 
 def who(environment: str) -> str | None:
-    """Return an installed environment as messages name it, with who publishes it; None for one in a file."""
+    """Return the title of an installed environment, with its distribution; None for one in a file."""
     return f"The {load_plugin(GROUP, environment).entry}" if environment in plugin_names(GROUP) else None
 
 
 def _described(name: str, options: OnlineOptions, tokenizer: Path) -> dict[str, Any]:
     file, _, found = name.rpartition(":")
     if name.endswith(".py"):
-        raise ConfigError(f"--environment {name} names no class.", hint=f"Type --environment {name}:CLASS")
+        raise ConfigError(f"--environment {name} has no class name.", hint=f"Pass --environment {name}:CLASS")
     if file.endswith(".py") and found.isidentifier():
         if not Path(file).is_file():
-            raise ConfigError(f"--environment {name}: there is no such file.", hint="Name a Python file.")
+            raise ConfigError(f"--environment {name}: the file does not exist.", hint="Pass a Python file.")
         return {
             "kind": "file",
             "file": str(Path(file).resolve()),
@@ -79,7 +79,7 @@ def _described(name: str, options: OnlineOptions, tokenizer: Path) -> dict[str, 
         }
     if not options.external_plugins and name in _OTHERS_OF_MS_SWIFT:
         raise ConfigError(
-            f"The scheduler {name!r} of ms-swift is not here: an episode is one sample, of all its turns.",
+            f"The scheduler {name!r} of ms-swift is not available: an episode is one sample with all its turns.",
             hint=_OTHERS_OF_MS_SWIFT[name][0].upper() + _OTHERS_OF_MS_SWIFT[name][1:],
         )
     if name in plugin_names(GROUP) or not (options.external_plugins or name in OF_MS_SWIFT):
@@ -89,8 +89,8 @@ def _described(name: str, options: OnlineOptions, tokenizer: Path) -> dict[str, 
     files = [str(path.resolve()) for path in options.external_plugins]
     if options.environment_options:
         raise ConfigError(
-            f"environment_options: {name} is of ms-swift's kind, which has no options.",
-            hint="A gym environment reads the column env_config of its row.",
+            f"environment_options: schedulers and environments of ms-swift such as {name!r} have no options.",
+            hint="A gym environment reads the env_config column of its row.",
         )
     return {"kind": "registered", "files": files, "name": name, "settings": settings}
 
@@ -100,15 +100,15 @@ def _installed(name: str, options: OnlineOptions) -> dict[str, Any]:
         loaded = load_plugin(GROUP, name)
     except PluginError as error:
         if name not in plugin_names(GROUP):
-            error.hint = f"{error.hint}. An environment of your own: --environment FILE.py:CLASS"
+            error.hint = f"{error.hint}. For your own environment pass --environment FILE.py:CLASS"
         raise
     if loaded.config_model is None and options.environment_options:
         raise ConfigError(f"environment_options: the environment {name!r} has no options.", hint="Leave it out.")
     return {"kind": "installed", "target": loaded.entry.target, "options": options.environment_options}
 
 
-def _asked(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a process of its own finds in the environment: user code may hang there, or end it."""
+def _reported(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the environment in a separate process: user code may hang or end it."""
     with tempfile.TemporaryDirectory(prefix="swift-environment-", ignore_cleanup_errors=True) as home:
         worker: WorkerProcess[str] = WorkerProcess(Path(home, "describe"), memory=0)
         try:
@@ -116,8 +116,8 @@ def _asked(described: Mapping[str, Any]) -> dict[str, Any]:
             while not worker.readable(0.25):
                 worker.drain()
                 if worker.late:
-                    return {"failure": f"it takes longer than {LOADING:g} s"}
-            answer = worker.answer()
-            return {"failure": f"the process that ran it {worker.bury()}"} if answer is None else answer
+                    return {"failure": f"it took longer than {LOADING:g} s"}
+            reply = worker.reply()
+            return {"failure": f"the process that ran it {worker.bury()}"} if reply is None else reply
         finally:
             worker.kill()

@@ -1,4 +1,4 @@
-"""`swift rewards test FILE`: computes rewards of answers that are stored in a file, and shows what they print."""
+"""`swift rewards test FILE`: computes rewards of completions that are stored in a file, and shows what they print."""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ from swift.errors import UsageError
 from swift_rl.reward_options import RewardOptions
 from swift_rl.rewards.pool import RewardPool
 from swift_rl.rewards.select import SelectedReward, check_columns, select_rewards
-from swift_rl.rewards.stored import read_answers
+from swift_rl.rewards.stored import read_completions
 from swift_rl.rewards.verdicts import Verdict
 
 _SHOWN = 40
-"""Characters of an answer in the table."""
+"""Characters of a completion in the table."""
 
 
 class RewardsOptions(RewardOptions):
-    """Computes rewards as a run does, for answers in a file: a round of a run, or rows with messages and a completion.
+    """Computes rewards as a run does, for completions in a file: a round of a run, or rows with messages.
 
     Exit 1 if a reward fails.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
-        "swift rewards test answers.jsonl --reward_funcs exact_match format",
-        "swift rewards test answers.jsonl --reward_funcs mine.py:reward --row 3",
+        "swift rewards test completions.jsonl --reward_funcs exact_match format",
+        "swift rewards test completions.jsonl --reward_funcs mine.py:reward --row 3",
     )
     action: Annotated[Literal["test"], Argument("test")] = Field(description="What to do: test")
-    file: Annotated[FilePath, Argument("FILE")] = Field(description="Answers, a line of JSON each")
-    row: Rows | None = Field(None, description="Only this answer, counted from 1, with what the rewards print")
-    max_completion_length: Rows | None = Field(None, description="Most tokens of an answer, for rewards of its length")
+    file: Annotated[FilePath, Argument("FILE")] = Field(description="Completions, a line of JSON each")
+    row: Rows | None = Field(None, description="Only this completion, counted from 1, with what the rewards print")
+    max_completion_length: Rows | None = Field(
+        None, description="Most tokens of a completion, for rewards of its length"
+    )
 
 
 class RewardsCommand:
     """Implements `swift.contracts.Command`."""
 
-    summary = "Compute rewards of stored answers: swift rewards test FILE"
+    summary = "Compute rewards of stored completions: swift rewards test FILE"
     options_model = RewardsOptions
 
     def run(self, options: RewardsOptions) -> int:
@@ -50,9 +52,11 @@ class RewardsCommand:
         selected = select_rewards(options.reward_funcs, options)
         if not selected:
             raise UsageError("No reward is named.", hint=f"For example: {options.examples[0]}")
-        items = read_answers(options.file)
+        items = read_completions(options.file)
         if options.row is not None and options.row > len(items):
-            raise UsageError(f"--row {options.row}: the file holds {len(items)} answers.", hint="They count from 1.")
+            raise UsageError(
+                f"--row {options.row}: the file holds {len(items)} completions.", hint="They count from 1."
+            )
         chosen = items if options.row is None else [items[options.row - 1]]
         check_columns(selected, {name for item in items for name in item.columns})
         shown_whatever_fails = {"reward_on_error": "drop", "reward_max_failed": 1.0, "reward_retries": 0}
@@ -66,7 +70,7 @@ class RewardsCommand:
 
 
 def _print_row(item: RewardItem, verdicts: dict[str, Verdict]) -> None:
-    lines = [f"{item.place}: {item.completion}"]
+    lines = [f"{item.source}: {item.completion}"]
     for name, verdict in verdicts.items():
         shown = verdict.failure or ("does not apply" if verdict.value is None else f"{verdict.value:g}")
         lines.append(f"{name}: {shown} ({verdict.seconds:.3f} s)")
@@ -86,7 +90,7 @@ def _print_table(
     for reward in selected:
         table.add_column(Text(reward.name), justify="right", no_wrap=True)
     table.add_column("Sum", justify="right", no_wrap=True)
-    table.add_column("Answer", no_wrap=True)
+    table.add_column("Completion", no_wrap=True)
     for number, (item, of_one) in enumerate(zip(items, verdicts, strict=True), 1):
         values = [_cell(of_one[reward.name]) for reward in selected]
         table.add_row(str(number), *values, _sum(selected, of_one), Text(_beginning(item.completion)))

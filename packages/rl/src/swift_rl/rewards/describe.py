@@ -20,33 +20,33 @@ class Described:
     registered: tuple[str, ...] = ()
     """The names in `orms`."""
     rewards: tuple[Mapping[str, Any] | None, ...] = ()
-    """`wants` and `batched` of each reward that was asked about; None for one that is not registered."""
+    """`wants` and `batched` of each requested reward; None for one that is not registered."""
 
 
-def describe_files(files: Sequence[str], asked: Sequence[Mapping[str, Any]]) -> Described:
+def describe_files(files: Sequence[str], rewards: Sequence[Mapping[str, Any]]) -> Described:
     """Run plugin files, and the files of functions, and return what is in them; raise where they fail."""
-    if not files and not asked:
+    if not files and not rewards:
         return Described()
     with tempfile.TemporaryDirectory(prefix="swift-rewards-", ignore_cleanup_errors=True) as home:
         worker: WorkerProcess[str] = WorkerProcess(Path(home, "describe"), memory=0)
         try:
-            worker.give("describe", {"do": "describe", "files": list(files), "rewards": list(asked)}, LOADING)
-            answer = _answer(worker)
+            worker.give("describe", {"do": "describe", "files": list(files), "rewards": list(rewards)}, LOADING)
+            reply = _reply(worker)
         finally:
             worker.kill()
-    named = " or ".join(dict.fromkeys([*files, *(each["file"] for each in asked if each["kind"] == "function")]))
-    if "failure" in answer:
-        told = "\n".join(filter(None, (answer["output"], answer["traceback"])))
-        raise ConfigError(f"{named} could not be used: {answer['failure']}\n{told}".rstrip())
-    return Described(tuple(answer["names"]), tuple(answer["rewards"]))
+    named = " or ".join(dict.fromkeys([*files, *(each["file"] for each in rewards if each["kind"] == "function")]))
+    if "failure" in reply:
+        output = "\n".join(filter(None, (reply["output"], reply["traceback"])))
+        raise ConfigError(f"{named} failed to load: {reply['failure']}\n{output}".rstrip())
+    return Described(tuple(reply["names"]), tuple(reply["rewards"]))
 
 
-def _answer(worker: WorkerProcess[str]) -> dict[str, Any]:
+def _reply(worker: WorkerProcess[str]) -> dict[str, Any]:
     while not worker.readable(0.25):
         worker.drain()
         if time.monotonic() > worker.deadline:
-            return {"failure": f"it takes longer than {LOADING:g} s", "output": worker.output(), "traceback": ""}
-    answer = worker.answer()
-    if answer is None:
+            return {"failure": f"it took longer than {LOADING:g} s", "output": worker.output(), "traceback": ""}
+    reply = worker.reply()
+    if reply is None:
         return {"failure": f"the process that ran it {worker.bury()}", "output": worker.kept(), "traceback": ""}
-    return {**answer, "output": worker.output()}
+    return {**reply, "output": worker.output()}

@@ -18,11 +18,11 @@ from swift_rl.rewards.verdicts import Verdict, with_traceback
 
 
 class RewardFailed(SwiftError):
-    """A reward that failed for more answers of a round than may."""
+    """A reward that failed for more completions of a round than may."""
 
 
 class Failures:
-    """Counts for how many answers of a round one reward failed."""
+    """Counts for how many completions of a round one reward failed."""
 
     def __init__(
         self, reward: SelectedReward, items: Sequence[RewardItem], options: RewardOptions, folder: Path | None
@@ -35,32 +35,32 @@ class Failures:
         share = int(options.reward_max_failed * len(items))
         self._most = 0 if options.reward_on_error == "stop" else max(share, min(1, len(items) - 1))
 
-    def noted(self, place: int, verdict: Verdict) -> Verdict:
-        """Return the verdict on an answer as it counts; raise where too many failed."""
+    def noted(self, index: int, verdict: Verdict) -> Verdict:
+        """Return the verdict that counts for a completion; raise if too many failed."""
         if verdict.failure is None:
             return verdict
-        self._failed[place] = verdict
+        self._failed[index] = verdict
         if len(self._failed) > self._most:
             raise self._error()
         return replace(verdict, value=0.0) if self._options.reward_on_error == "zero" else verdict
 
     def summary(self) -> str | None:
-        """Return a line about answers that failed and did not end the run; None where none did."""
+        """Return a line about completions that failed and did not end the run; None where none did."""
         if not self._failed:
             return None
-        place, verdict = next(iter(self._failed.items()))
+        index, verdict = next(iter(self._failed.items()))
         became = {"zero": "it counts as 0", "drop": "nothing is learned from these"}[self._options.reward_on_error]
         return (
-            f"{self._reward.title} failed for {len(self._failed)} of {len(self._items)} answers, {became}. "
-            f"{self._where(place)}: {verdict.failure}"
+            f"{self._reward.title} failed for {len(self._failed)} of {len(self._items)} completions, {became}. "
+            f"{self._where(index)}: {verdict.failure}"
         )
 
     def _error(self) -> RewardFailed:
-        place, verdict = next(iter(self._failed.items()))
+        index, verdict = next(iter(self._failed.items()))
         allowed = "none" if not self._most else f"{self._most}"
         message = (
-            f"{self._reward.title} failed for {len(self._failed)} of {len(self._items)} answers, and {allowed} may. "
-            f"{self._where(place)}: {verdict.failure}"
+            f"{self._reward.title} failed for {len(self._failed)} of {len(self._items)} completions; {allowed} may "
+            f"fail. {self._where(index)}: {verdict.failure}"
         )
         if verdict.output and not self._reward.origin:  # else it is nothing that its user could mend
             message += f"\n{verdict.output.rstrip()}"
@@ -68,12 +68,12 @@ class Failures:
         failure = RewardFailed(message, hint=f"Repeat it: {again}")
         return with_traceback(failure, verdict.output) if self._reward.origin else failure
 
-    def _where(self, place: int) -> str:
-        return self._items[place].place or f"Answer {place + 1}"
+    def _where(self, index: int) -> str:
+        return self._items[index].source or f"Completion {index + 1}"
 
     def _written(self) -> Path:
-        """Write the answers that failed where `swift rewards test` can read them, and return the file."""
-        lines = "".join(json.dumps(row_of(self._items[place]), default=str) + "\n" for place in self._failed)
+        """Write the completions that failed where `swift rewards test` can read them, and return the file."""
+        lines = "".join(json.dumps(row_of(self._items[index]), default=str) + "\n" for index in self._failed)
         if self._folder is not None and self._folder.is_dir():
             path = self._folder / "failed-rewards.jsonl"
         else:
@@ -83,7 +83,7 @@ class Failures:
 
 
 def row_of(item: RewardItem) -> dict[str, Any]:
-    """Return an answer as a row of a file: its columns, the conversation and the completion."""
+    """Return a completion as a row of a file: its columns, the conversation and the completion."""
     return {
         **item.columns,
         "messages": list(item.messages),

@@ -10,7 +10,7 @@ _BOXED = "\\boxed{"
 
 
 def final_answer(text: str) -> str:
-    """Return the last tagged answer, else the last boxed one, else all that comes after the thinking."""
+    """Return the last tagged answer, else the last boxed one, else everything after the thinking."""
     rest = text.rpartition("</think>")[2]
     tagged = _TAGGED.findall(rest)
     if tagged:
@@ -26,20 +26,20 @@ def tagged_answer(text: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    """Return what the last box that is closed holds; None without one."""
+    """Return the content of the last closed LaTeX box; None without one."""
     end = len(text)
     while (start := text.rfind(_BOXED, 0, end)) >= 0:
         depth = 1
-        for place in range(start + len(_BOXED), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
+        for index in range(start + len(_BOXED), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[index], 0)
             if not depth:
-                return text[start + len(_BOXED) : place]
+                return text[start + len(_BOXED) : index]
         end = start
     return None
 
 
 def solutions_of(columns: Any, column: str = "solution") -> list[str]:
-    """Return the accepted solutions of a row, as texts; an empty list where the row has none."""
+    """Return the accepted solutions of a row, as strings; an empty list if it has none."""
     value = columns.get(column)
     values = value if isinstance(value, list | tuple) else [value]
     return [str(each) for each in values if each is not None]

@@ -1,4 +1,4 @@
-"""Rewards for the form of an answer, whatever it says."""
+"""Rewards for the form of a completion, whatever its content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swift.contracts import RewardItem
 from swift.errors import ConfigError
 from swift_rl.rewards.final_answers import final_answer
 
-_THINK_ANSWER = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
+_THINK_TAGS = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
 _REACT = re.compile(r"<think>.*?</think>\s*Action:.*?Action Input:.*", re.DOTALL)
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
@@ -23,7 +23,7 @@ _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 class FormatReward:
     """1 for `<think>...</think><answer>...</answer>` and nothing else, 0 otherwise."""
 
-    _form = _THINK_ANSWER
+    _form = _THINK_TAGS
 
     def score(self, items: Sequence[RewardItem]) -> list[float]:
         """Return a value for each item."""
@@ -43,7 +43,7 @@ class JsonSchemaOptions(Section):
 
 
 class JsonSchemaReward:
-    """1 where the final answer, or its last fenced block, is JSON that a schema allows; 0 otherwise."""
+    """1 if the final answer, or its last fenced block, is JSON that a schema allows, else 0."""
 
     options_model = JsonSchemaOptions
 
@@ -66,11 +66,11 @@ class JsonSchemaReward:
         schema = self._schema if self._schema is not None else item.columns.get("schema")
         if schema is None:
             return None
-        answer = final_answer(item.completion)
-        fenced = _FENCED.findall(answer)
+        final = final_answer(item.completion)
+        fenced = _FENCED.findall(final)
         try:
             jsonschema.validate(
-                json.loads(fenced[-1] if fenced else answer),
+                json.loads(fenced[-1] if fenced else final),
                 json.loads(schema) if isinstance(schema, str) else schema,
             )
         except (json.JSONDecodeError, RecursionError, jsonschema.ValidationError):

@@ -90,12 +90,12 @@ def _arguments(items: Sequence[RewardItem]) -> dict[str, Any]:
     names = dict.fromkeys(name for item in items for name in item.columns)
     columns = {name: [item.columns.get(name) for item in items] for name in names}
     ids = [list(item.completion_ids) for item in items]
-    answered = [[*item.messages, {"role": "assistant", "content": item.completion}] for item in items]
+    conversations = [[*item.messages, {"role": "assistant", "content": item.completion}] for item in items]
     values = (
         [list(item.messages) for item in items],
         [CompletionOrMessages(item.completion) for item in items],
         ids,
-        answered,
+        conversations,
         ids,
         [item.finish_reason for item in items],
     )

@@ -1,4 +1,4 @@
-"""Requests to servers that score answers."""
+"""Requests to servers that score completions."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ WAITED = 120.0
 
 
 def posted(address: str, body: Mapping[str, Any], *, key: str | None = None, seconds: float = WAITED) -> Any:
-    """Send JSON to a server and return the JSON that it answers; an `OSError` says what went wrong, and where."""
+    """Send JSON to a server and return the JSON of its response. Raise `OSError` with the reason and the address."""
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     try:
         request = urllib.request.Request(address, json.dumps(body, default=str).encode(), headers)
-        answer = read_response(opener_without_redirects(), request, seconds)
+        response = read_response(opener_without_redirects(), request, seconds)
     except RequestRefused as problem:
-        told = (
-            f"sends requests on, to {problem.leads_to}"
-            if problem.leads_to
-            else problem.body[:500].decode("utf-8", "replace")
+        reason = (
+            f"redirects to {problem.leads_to}" if problem.leads_to else problem.body[:500].decode("utf-8", "replace")
         )
-        raise OSError(f"{address} answers {problem.code} {problem.reason}: {told}") from None
+        raise OSError(f"{address} returned {problem.code} {problem.reason}: {reason}") from None
     except (*BROKEN, ValueError) as problem:
         raise OSError(f"{address} cannot be reached: {getattr(problem, 'reason', problem)}") from None
     try:
-        return json.loads(answer)
+        return json.loads(response)
     except (ValueError, RecursionError):
-        raise OSError(f"{address} answers with what is no JSON") from None
+        raise OSError(f"{address} returned invalid JSON") from None

@@ -1,4 +1,4 @@
-"""The reward `judge`: a model behind an OpenAI address gives an answer points."""
+"""The reward `judge`: a model behind an OpenAI-compatible address scores a completion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swift_rl.rewards.http import posted
 
 _PROMPT = (
     "Rate the answer to the question from 0 (useless) to {most} (perfect).\n\n"
-    "Question:\n{question}\n\nReference solution:\n{solution}\n\nAnswer:\n{answer}\n\n"
+    "Question:\n{question}\n\nReference solution:\n{solution}\n\nAnswer:\n{completion}\n\n"
     "Explain briefly, and end with a line of the form: Score: N"
 )
 _SCORE = re.compile(r"score\W*?(-?\d+(?:\.\d+)?)", re.IGNORECASE)
@@ -29,18 +29,18 @@ class JudgeOptions(Section):
     """Options of `judge`."""
 
     base_url: Name | None = Field(None, description="Address of the server: http://127.0.0.1:8000/v1")
-    judge_model: Name | None = Field(None, description="Name of the model there; without it, the server decides")
-    prompt: str = Field(_PROMPT, description="What it is asked, with {question}, {solution}, {answer} and {most}")
+    judge_model: Name | None = Field(None, description="Model name on the server; default: chosen by the server")
+    prompt: str = Field(_PROMPT, description="Prompt template, with {question}, {solution}, {completion} and {most}")
     most: PositiveFloat = Field(10.0, description="The best score; the reward is the score divided by it")
     key_variable: Name = Field(
-        "OPENAI_API_KEY", description="Environment variable that holds the key, if one is needed"
+        "OPENAI_API_KEY", description="Environment variable with the API key, if the server needs one"
     )
-    at_once: Threads = Field(8, description="Requests at the same time")
-    seconds: Annotated[PositiveFloat, Field(le=86400)] = Field(120.0, description="Time for one request")
+    at_once: Threads = Field(8, description="Maximum number of concurrent requests")
+    seconds: Annotated[PositiveFloat, Field(le=86400)] = Field(120.0, description="Timeout of a request")
 
 
 class JudgeReward:
-    """The score that a model gives, divided by the best one. Equal answers are shown to it once, at temperature 0."""
+    """The score that a model gives, divided by the best one. It scores equal completions once, at temperature 0."""
 
     options_model = JudgeOptions
     isolation = "inline"
@@ -50,25 +50,25 @@ class JudgeReward:
         if options.base_url is None or not options.base_url.startswith(("http://", "https://")):
             raise ConfigError(
                 "The reward 'judge' needs the address of a server.",
-                hint='Type --reward_options \'{"judge": {"base_url": "http://127.0.0.1:8000/v1"}}\'',
+                hint='Pass --reward_options \'{"judge": {"base_url": "http://127.0.0.1:8000/v1"}}\'',
             )
         try:
-            options.prompt.format(question="", solution="", answer="", most=0)
+            options.prompt.format(question="", solution="", completion="", most=0)
         except (LookupError, ValueError) as problem:
             raise ConfigError(
-                f"reward_options.judge.prompt cannot be filled in: {problem!r}.",
-                hint="It may have {question}, {solution}, {answer} and {most}; other braces are written twice.",
+                f"reward_options.judge.prompt is an invalid template: {problem!r}.",
+                hint="Use {question}, {solution}, {completion} and {most}, and double other braces.",
             ) from None
         self._options = options
         self._address = f"{options.base_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
         self._known: dict[str, float] = {}
 
     def score(self, items: Sequence[RewardItem]) -> list[float | Exception]:
-        """Return the score of each answer, or why there is none."""
+        """Return the score of each completion, or why there is none."""
         prompts = [self._prompt(item) for item in items]
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._known]
         with ThreadPoolExecutor(self._options.at_once) as threads:
-            scored = dict(zip(new, threads.map(self._asked, new), strict=True))
+            scored = dict(zip(new, threads.map(self._requested, new), strict=True))
         self._known.update({prompt: score for prompt, score in scored.items() if isinstance(score, float)})
         return [self._known[prompt] if prompt in self._known else scored[prompt] for prompt in prompts]
 
@@ -77,24 +77,24 @@ class JudgeReward:
         return self._options.prompt.format(
             question=question,
             solution=item.columns.get("solution", "(none)"),
-            answer=item.completion,
+            completion=item.completion,
             most=f"{self._options.most:g}",
         )
 
-    def _asked(self, prompt: str) -> float | Exception:
+    def _requested(self, prompt: str) -> float | Exception:
         options = self._options
         body: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}], "temperature": 0}
         if options.judge_model is not None:
             body["model"] = options.judge_model
         try:
             key = os.environ.get(options.key_variable)
-            answer = posted(self._address, body, key=key, seconds=options.seconds)
-            return self._read(json_field(self._address, answer, "choices", 0, "message", "content", kind=str))
+            response = posted(self._address, body, key=key, seconds=options.seconds)
+            return self._read(json_field(self._address, response, "choices", 0, "message", "content", kind=str))
         except (OSError, ModelError) as problem:
             return problem
 
     def _read(self, reply: str) -> float:
         scores = _SCORE.findall(reply)
         if not scores or not 0 <= float(scores[-1]) <= self._options.most:
-            raise ModelError(f"The judge gives no score from 0 to {self._options.most:g}: {reply[-200:]!r}.")
+            raise ModelError(f"The judge returned no score from 0 to {self._options.most:g}: {reply[-200:]!r}.")
         return float(scores[-1]) / self._options.most

@@ -1,4 +1,4 @@
-"""Rewards for how long an answer is, and how often it repeats itself."""
+"""Rewards for how long a completion is, and how often it repeats itself."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LengthReward:
 class TargetLengthOptions(Section):
     """Options of `target_length`."""
 
-    tokens: Tokens | None = Field(None, description="Length that is wanted")
+    tokens: Tokens | None = Field(None, description="Target length")
 
 
 class TargetLengthReward:
@@ -58,7 +58,7 @@ class TargetLengthReward:
 class SoftOverlongOptions(OverlongFields):
     """Options of `soft_overlong`."""
 
-    max_completion_length: Tokens | None = Field(None, description="The run's own, for soft_max_length")
+    max_completion_length: Tokens | None = Field(None, description="Default of soft_max_length")
 
 
 class SoftOverlongReward:
@@ -73,8 +73,8 @@ class SoftOverlongReward:
         self._cache = _known(options.soft_cache_length, "soft_overlong", "soft_cache_length")
         if self._cache >= self._longest:
             raise ConfigError(
-                f"soft_cache_length {self._cache} is to be less than soft_max_length {self._longest}.",
-                hint=f"Type --soft_cache_length {max(self._longest // 4, 1)}",
+                f"soft_cache_length {self._cache} must be less than soft_max_length {self._longest}.",
+                hint=f"Pass --soft_cache_length {max(self._longest // 4, 1)}",
             )
 
     def score(self, items: Sequence[RewardItem]) -> list[float]:
@@ -90,26 +90,26 @@ class RepetitionReward:
     isolation = "inline"
 
     def __init__(self, options: RepetitionFields) -> None:
-        self._words = options.repetition_n_grams
+        self._size = options.repetition_n_grams
         self._penalty = options.repetition_max_penalty
 
     def score(self, items: Sequence[RewardItem]) -> list[float]:
         """Return a value for each item."""
         return [self._score(item.completion.lower().split()) for item in items]
 
-    def _score(self, words: list[str]) -> float:
-        grams = [*zip(*(words[start:] for start in range(self._words)), strict=False)]
+    def _score(self, tokens: list[str]) -> float:
+        grams = [*zip(*(tokens[start:] for start in range(self._size)), strict=False)]
         return (1 - len(set(grams)) / len(grams)) * self._penalty if grams else 0.0
 
 
 class CosineOptions(CosineFields):
     """Options of `cosine`."""
 
-    max_completion_length: Tokens | None = Field(None, description="The run's own, for cosine_max_len")
+    max_completion_length: Tokens | None = Field(None, description="Default of cosine_max_len")
 
 
 class CosineReward:
-    """A reward between two bounds along a cosine of the length, one pair for right answers and one for wrong ones.
+    """A reward between two bounds along a cosine of the length, one pair for right completions and one for wrong ones.
 
     Right and wrong are what `accuracy` says (arXiv 2502.03373, appendix C.1).
     """
@@ -142,5 +142,5 @@ class CosineReward:
 
 def _known(value: int | None, reward: str, flag: str) -> int:
     if value is None:
-        raise ConfigError(f"The reward {reward!r} needs --{flag.split()[0]}.", hint=f"Type --{flag} and a value.")
+        raise ConfigError(f"The reward {reward!r} needs --{flag.split()[0]}.", hint=f"Pass --{flag} and a value.")
     return value

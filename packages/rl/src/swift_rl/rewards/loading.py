@@ -62,7 +62,7 @@ def run_file(file: str) -> ModuleType:
     name = f"reward_file_{len(sys.modules)}_{path.stem}"  # none that any other module has
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
+        raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     # Its source as it is now: bytecode is taken for current where a change within a second left the size as it was.

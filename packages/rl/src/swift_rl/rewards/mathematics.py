@@ -1,4 +1,4 @@
-"""The reward `accuracy`: whether an answer and the solution are the same mathematically."""
+"""The reward `accuracy`: whether a completion and the solution are the same mathematically."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from swift_rl.rewards.final_answers import solutions_of, tagged_answer
 
 
 class AccuracyReward:
-    """1 where math-verify finds the answer equal to the solution, 0 otherwise; None where it cannot read the solution.
+    """1 if math-verify finds the answer equal to the solution, else 0; None if it cannot read the solution.
 
     The answer is what stands between `<answer>` tags, or else the LaTeX in a box or after words such as "the final
-    answer is". The limits of math-verify on time are off: they are signals, and a process that can be ended needs none.
+    answer is". The time limits of math-verify are off: they use signals, and the reward's process can be ended.
     """
 
     wants = ("solution",)
@@ -25,7 +25,7 @@ class AccuracyReward:
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
                 "The rewards 'accuracy' and 'cosine' need math-verify, which is not installed.",
-                hint='Run: pip install "swift-rl[math]"; --reward_funcs number and exact_match do without',
+                hint='Run: pip install "swift-rl[math]"; or use --reward_funcs number or exact_match',
             )
 
     def score(self, items: Sequence[RewardItem]) -> list[float | None]:
@@ -40,8 +40,8 @@ class AccuracyReward:
         if not golds:
             return None
         tagged = tagged_answer(item.completion)
-        answer = _parsed(tagged) if tagged is not None else _parsed(item.completion, latex=True)
-        return float(any(verify(gold, answer, timeout_seconds=None) for gold in golds))
+        parsed = _parsed(tagged) if tagged is not None else _parsed(item.completion, latex=True)
+        return float(any(verify(gold, parsed, timeout_seconds=None) for gold in golds))
 
 
 def _parsed(text: str, *, latex: bool = False) -> list[Any]:

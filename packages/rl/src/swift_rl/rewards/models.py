@@ -1,4 +1,4 @@
-"""Models that score answers: a run, checkpoint or export in this process, or a server that classifies."""
+"""Models that score completions: a run, checkpoint or export in this process, or a server that classifies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModelReward:
         self._scorer = open_scorer(model)
 
     def score(self, items: Sequence[RewardItem]) -> list[float]:
-        """Return the score of each conversation with its answer."""
+        """Return the score of each conversation with its completion."""
         return self._scorer.scores([conversation_of(item) for item in items])
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class ModelReward:
 
 
 class StepReward:
-    """A process reward model in this process: the scores of an answer's steps, made one number."""
+    """A process reward model in this process: the scores of a completion's steps, made one number."""
 
     def __init__(self, model: str, kind: str, separator: str | None) -> None:
         from swift.infer import open_step_scorer
@@ -59,7 +59,7 @@ class StepReward:
         self._of_steps = _OF_STEPS[kind]
 
     def score(self, items: Sequence[RewardItem]) -> list[float]:
-        """Return the reward of each answer, from 0 to 1; 0 of one without steps."""
+        """Return the reward of each completion, from 0 to 1; 0 of one without steps."""
         scores = self._scorer.scores([(item.messages, item.completion) for item in items])
         return [self._of_steps(each.tolist()) if len(each) else 0.0 for each in scores]
 
@@ -82,19 +82,19 @@ class ServerReward:
 
     def _score(self, item: RewardItem) -> float | Exception:
         try:
-            asked = {"messages": conversation_of(item), "use_activation": False}
-            answer = posted(self._address, asked, seconds=self._seconds)
-            return _only_number(json_numbers(self._address, answer, "data", 0, "probs"))
+            body = {"messages": conversation_of(item), "use_activation": False}
+            response = posted(self._address, body, seconds=self._seconds)
+            return _only_number(json_numbers(self._address, response, "data", 0, "probs"))
         except (OSError, ModelError) as problem:
             return problem
 
 
 def conversation_of(item: RewardItem) -> list[dict[str, Any]]:
-    """Return the conversation with the answer as its last message."""
+    """Return the conversation with the completion as its last message."""
     return [*map(dict, item.messages), {"role": "assistant", "content": item.completion}]
 
 
 def _only_number(outputs: Sequence[float]) -> float:
     if len(outputs) != 1:
-        raise ModelError(f"The server classifies into {len(outputs)} labels; a reward model has one output.")
+        raise ModelError(f"The server returned {len(outputs)} scores. Expected: 1, from a reward model.")
     return float(outputs[0])

@@ -44,12 +44,12 @@ class MathAccuracy(ORM):
     def __call__(self, completions: Sequence[str], solution: Sequence[str], **_: Any) -> list[float]:  # type: ignore[override]  # as ms-swift's
         """Return 1 for each completion that is equal to its solution mathematically, and 0 for others."""
         pairs = zip(completions, solution, strict=True)
-        items = [RewardItem((), answer, columns={"solution": known}) for answer, known in pairs]
+        items = [RewardItem((), completion, columns={"solution": known}) for completion, known in pairs]
         return [value or 0.0 for value in self._reward.score(items)]
 
 
 def remove_response(messages: list[dict[str, Any]]) -> Any:
-    """Take the answer that ends a conversation away, and return it; None where none does."""
+    """Remove the response that ends a conversation and return it; None if there is none."""
     return messages.pop()["content"] if messages and messages[-1]["role"] == "assistant" else None
 
 

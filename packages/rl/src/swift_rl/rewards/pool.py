@@ -1,4 +1,4 @@
-"""The pool of processes that compute rewards: one call for one answer each, ended where it takes too long."""
+"""The pool of processes that compute rewards: each call scores one completion, and is ended if it takes too long."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ MOST_WORKERS = 8
 
 @dataclass
 class Call:
-    """One call of a reward: for one answer, or for all of a round where it takes them at once."""
+    """One call of a reward: for one completion, or for all of a round where it takes them at once."""
 
     reward: SelectedReward
     items: list[RewardItem]
-    places: list[list[int]]
-    """Of each item: the places in the round of the answers that are just like it."""
+    positions: list[list[int]]
+    """Of each item: the positions in the round of the completions that equal it."""
     made: int = 0
     """How often it was made and failed."""
 
 
 class RewardPool:
-    """Scores answers by the rewards that a run selected. Its processes are started when they are first needed.
+    """Scores completions by the rewards that a run selected. Its processes are started when they are first needed.
 
-    `heartbeat` is called whenever a call is done; `folder` is where answers whose rewards failed are written when they
-    end the run, a temporary one without it.
+    `heartbeat` is called whenever a call is done. If failed rewards end the run, their completions are written to
+    `folder` (by default a temporary one).
     """
 
     def __init__(
@@ -64,17 +64,17 @@ class RewardPool:
         self._home: tempfile.TemporaryDirectory[str] | None = None
 
     def score(self, items: Sequence[RewardItem]) -> list[dict[str, Verdict]]:
-        """Return, for each answer in order, what each reward says of it. Answers that are alike are scored once.
+        """Return the verdicts of the rewards on each completion, in order. Equal completions are scored once.
 
-        Raises `SwiftError` where a reward fails for more answers than the options allow.
+        Raise `SwiftError` if a reward fails for more completions than the options allow.
         """
         verdicts: list[dict[str, Verdict]] = [{} for _ in items]
         failures = {reward.name: Failures(reward, items, self._options, self._folder) for reward in self._selected}
         calls = [call for reward in self._selected for call in _calls(reward, items)]
 
-        def note(call: Call, places: Sequence[int], verdict: Verdict) -> None:
-            for place in places:
-                verdicts[place][call.reward.name] = failures[call.reward.name].noted(place, verdict)
+        def note(call: Call, positions: Sequence[int], verdict: Verdict) -> None:
+            for index in positions:
+                verdicts[index][call.reward.name] = failures[call.reward.name].noted(index, verdict)
 
         try:
             for call in calls:
@@ -96,7 +96,7 @@ class RewardPool:
             try:
                 if (close := getattr(reward.reward, "close", None)) is not None:
                     close()
-            except BaseException as problem:  # its answers are scored
+            except BaseException as problem:  # its completions are scored
                 if issubclass(type(problem), SwiftError) or interrupts(problem):
                     raise
                 self._say(f"{reward.title} failed in close: {in_one_line(problem)}")
@@ -114,32 +114,32 @@ class RewardPool:
         """Make a call in this process, as often as it may fail."""
         while True:
             started = time.monotonic()
-            answer: dict[str, Any]
+            reply: dict[str, Any]
             try:
                 assert call.reward.reward is not None
-                answer = {"values": checked(call.reward.reward.score(call.items), len(call.items))}
+                reply = {"values": checked(call.reward.reward.score(call.items), len(call.items))}
             except BaseException as problem:  # SystemExit too: this process is the run's
                 if issubclass(type(problem), SwiftError) or interrupts(problem):
                     raise
-                answer = {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
+                reply = {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
             call.made += 1
-            if "values" in answer or call.made > self._options.reward_retries:
-                self._finish(call, {**answer, "seconds": time.monotonic() - started}, "", note)
+            if "values" in reply or call.made > self._options.reward_retries:
+                self._finish(call, {**reply, "seconds": time.monotonic() - started}, "", note)
                 return
 
     def _compute(self, waiting: deque[Call], note: Note) -> None:
-        """Make calls in as many processes as there may be, until each has its answer."""
+        """Make calls in as many processes as there may be, until each has its reply."""
         while waiting or any(worker.task is not None for worker in self._workers):
             self._deal(waiting)
             busy = [worker for worker in self._workers if worker.task is not None]
             for worker in with_news(busy):
                 call = worker.task
-                answer = worker.answer()
-                if answer is None:
+                reply = worker.reply()
+                if reply is None:
                     self._lost(worker, f"the process that computed it {worker.bury()}", waiting, note)
-                elif answer and call is not None:
+                elif reply and call is not None:
                     worker.task = None
-                    self._answered(call, answer, worker.output(), waiting, note)
+                    self._received(call, reply, worker.output(), waiting, note)
             for worker in busy:
                 if worker.task is None:
                     continue
@@ -176,24 +176,24 @@ class RewardPool:
         call, worker.task = worker.task, None
         self._workers.remove(worker)
         if call is not None:
-            answer = {"failure": failure, "seconds": time.monotonic() - worker.began}
-            self._answered(call, answer, worker.kept(), waiting, note)
+            reply = {"failure": failure, "seconds": time.monotonic() - worker.began}
+            self._received(call, reply, worker.kept(), waiting, note)
 
-    def _answered(self, call: Call, answer: Mapping[str, Any], output: str, waiting: deque[Call], note: Note) -> None:
+    def _received(self, call: Call, reply: Mapping[str, Any], output: str, waiting: deque[Call], note: Note) -> None:
         call.made += 1
-        if "failure" in answer and call.made <= self._options.reward_retries:
+        if "failure" in reply and call.made <= self._options.reward_retries:
             waiting.append(call)
         else:
-            self._finish(call, answer, output, note)
+            self._finish(call, reply, output, note)
 
-    def _finish(self, call: Call, answer: Mapping[str, Any], output: str, note: Note) -> None:
-        """Note the verdict on each answer of a call."""
+    def _finish(self, call: Call, reply: Mapping[str, Any], output: str, note: Note) -> None:
+        """Note the verdict on each completion of a call."""
         self._heartbeat()
-        seconds = float(answer.get("seconds", 0.0))
-        values = answer.get("values") or [(None, answer["failure"])] * len(call.items)
-        told = "\n".join(filter(None, (output.rstrip(), answer.get("traceback", ""))))[: 2 * MOST_OUTPUT]
-        for (value, failure), places in zip(values, call.places, strict=True):
-            note(call, places, Verdict(value, failure, told, seconds))
+        seconds = float(reply.get("seconds", 0.0))
+        values = reply.get("values") or [(None, reply["failure"])] * len(call.items)
+        printed = "\n".join(filter(None, (output.rstrip(), reply.get("traceback", ""))))[: 2 * MOST_OUTPUT]
+        for (value, failure), positions in zip(values, call.positions, strict=True):
+            note(call, positions, Verdict(value, failure, printed, seconds))
 
     def _end(self, workers: Any) -> None:
         for worker in workers:
@@ -205,13 +205,13 @@ Note = Callable[[Call, Sequence[int], Verdict], None]
 
 
 def _calls(reward: SelectedReward, items: Sequence[RewardItem]) -> list[Call]:
-    """Return the calls that score some answers: one for all of them, or one for each that differs."""
+    """Return the calls that score some completions: one for all of them, or one for each that differs."""
     if reward.batched:
-        return [Call(reward, list(items), [[place] for place in range(len(items))])] if items else []
+        return [Call(reward, list(items), [[index] for index in range(len(items))])] if items else []
     alike: dict[str, list[int]] = {}
-    for place, item in enumerate(items):
-        alike.setdefault(_key(item), []).append(place)
-    return [Call(reward, [items[places[0]]], [places]) for places in alike.values()]
+    for index, item in enumerate(items):
+        alike.setdefault(_key(item), []).append(index)
+    return [Call(reward, [items[positions[0]]], [positions]) for positions in alike.values()]
 
 
 def _key(item: RewardItem) -> str:

@@ -23,8 +23,8 @@ LOADING = 180.0
 _DYING = 10.0
 """Seconds between the end of a process's channel and its own."""
 
-_LAST_WORDS = 5.0
-"""Seconds for an answer that has begun to come."""
+_REPLY_TIMEOUT = 5.0
+"""Seconds for the rest of a reply that has begun to arrive."""
 _TICK = 0.25
 """Seconds after which it is looked whether a process is gone without a word."""
 
@@ -66,12 +66,12 @@ class WorkerProcess(Generic[Task]):
         self.deadline = self.began + max(LOADING, seconds)
         try:
             send(self.channel, {**message, "seconds": seconds})
-        except OSError:  # it is dead, which whoever waits for its answer finds out
+        except OSError:  # it ended, which `reply` reports
             return
 
-    def answer(self) -> dict[str, Any] | None:
-        """Return the answer to the task, an empty one when its reward is loaded, None where the process ended."""
-        self.channel.settimeout(max(self.deadline - time.monotonic(), _LAST_WORDS))
+    def reply(self) -> dict[str, Any] | None:
+        """Return the reply to the task, an empty one when its reward is loaded, None if the process ended."""
+        self.channel.settimeout(max(self.deadline - time.monotonic(), _REPLY_TIMEOUT))
         message: Any = receive(self.channel)
         self.channel.settimeout(None)
         if not isinstance(message, dict):  # its code wrote into the channel
@@ -83,7 +83,7 @@ class WorkerProcess(Generic[Task]):
         return message
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Send a message that has no answer, to a process without a task."""
+        """Send a message without a reply to a process without a task."""
         with suppress(OSError):  # it is dead, which the next task finds out
             send(self.channel, message)
 
@@ -93,7 +93,7 @@ class WorkerProcess(Generic[Task]):
         return time.monotonic() > self.deadline
 
     def readable(self, seconds: float) -> bool:
-        """Wait so long for an answer, or for the end of the process; return whether there is one."""
+        """Wait so long for a reply or the end of the process; return whether there is one."""
         return bool(select.select([self.channel], [], [], seconds)[0])
 
     def drain(self) -> None:
@@ -147,7 +147,7 @@ class WorkerProcess(Generic[Task]):
 
 
 def with_news(busy: Sequence[WorkerProcess[Task]]) -> list[WorkerProcess[Task]]:
-    """Wait until a process has an answer, or for a moment; take what all print meanwhile."""
+    """Wait a moment or until a process has a reply; collect what all print meanwhile."""
     found = []
     with selectors.DefaultSelector() as selector:
         for worker in busy:
@@ -155,8 +155,8 @@ def with_news(busy: Sequence[WorkerProcess[Task]]) -> list[WorkerProcess[Task]]:
             selector.register(worker.printed, selectors.EVENT_READ, (worker, False))
         soonest = min((worker.deadline for worker in busy), default=0.0) - time.monotonic()
         for key, _ in selector.select(min(max(soonest, 0.0), _TICK)):
-            worker, answers = key.data
-            if answers:
+            worker, is_channel = key.data
+            if is_channel:
                 found.append(worker)
             else:
                 worker.drain()

@@ -1,4 +1,4 @@
-"""The reward `code`: runs the program of an answer against the tests of its row. This is no security boundary."""
+"""The reward `code`: runs the program of a completion against the tests of its row. This is no security boundary."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ memory, seconds = int(sys.argv[1]), math.ceil(float(sys.argv[2]))
 for limit, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_FSIZE, 2**24),
                     (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_CORE, 0)):
     resource.setrlimit(limit, (most, most))
-sys.argv = ["answer.py"]
-runpy.run_path("answer.py", run_name="__main__")
+sys.argv = ["completion.py"]
+runpy.run_path("completion.py", run_name="__main__")
 """
 """Sets the limits in the process that they hold for."""
 
@@ -31,13 +31,13 @@ runpy.run_path("answer.py", run_name="__main__")
 class CodeOptions(Section):
     """Options of `code`."""
 
-    seconds: Annotated[PositiveFloat, Field(le=3600)] = Field(5.0, description="Time for one test")
-    memory: Annotated[float, Field(gt=0.0, le=1024)] = Field(1.0, description="GiB of address space for a program")
-    all_or_nothing: bool = Field(False, description="1 only where all tests pass, and 0 otherwise")
+    seconds: Annotated[PositiveFloat, Field(le=3600)] = Field(5.0, description="Timeout of a test")
+    memory: Annotated[float, Field(gt=0.0, le=1024)] = Field(1.0, description="GiB of address space of the program")
+    all_or_nothing: bool = Field(False, description="1 if all tests pass, else 0")
 
 
 class CodeReward:
-    """The part of a row's tests that the last Python block of the answer passes.
+    """The part of a row's tests that the last Python block of the completion passes.
 
     The column `tests` holds Python statements that fail by raising (a text, or a list of texts, one for each test), or
     pairs of standard input and output: `[{"input": "2", "output": "4"}]`.
@@ -75,7 +75,7 @@ class CodeReward:
     def _run(self, program: str, given: str) -> tuple[int, str]:
         """Return the exit code of a program and what it printed; it has a folder of its own and no variables."""
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            Path(folder, "answer.py").write_text(program, encoding="utf-8", errors="replace")
+            Path(folder, "completion.py").write_text(program, encoding="utf-8", errors="replace")
             printed = Path(folder, "printed")
             with printed.open("wb") as out:
                 process = subprocess.Popen(

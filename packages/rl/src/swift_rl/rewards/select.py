@@ -27,7 +27,7 @@ class SelectedReward:
     """One reward of a run."""
 
     name: str
-    """As metrics and rows of a round call it."""
+    """Its name in metrics and rounds."""
     described: Mapping[str, Any]
     """How a process finds it: see `swift_rl.rewards.loading`."""
     weight: float = 1.0
@@ -50,10 +50,10 @@ class SelectedReward:
 def select_rewards(names: Iterable[str], options: RewardOptions) -> list[SelectedReward]:
     """Return the rewards of these names, and the models that `reward_model` names, with their weights.
 
-    Files that the user names are run in a process of their own, to learn what is in them.
+    Python files of the user are described in a separate process.
     """
     typed = [*names]
-    in_files = {name: asked for name in typed if (asked := _in_a_file(name, options)) is not None}
+    in_files = {name: file for name in typed if (file := _in_a_file(name, options)) is not None}
     found = describe_files(_files(options), [*in_files.values()])
     described = dict(zip(in_files, found.rewards, strict=True))
     selected = []
@@ -70,12 +70,12 @@ def select_rewards(names: Iterable[str], options: RewardOptions) -> list[Selecte
 
 
 def check_columns(selected: Iterable[SelectedReward], columns: Collection[str]) -> None:
-    """Raise where a reward wants a column that the data set does not have."""
+    """Raise if a reward needs a column that the data set does not have."""
     for reward in selected:
         for column in reward.wants:
             if column not in columns:
                 raise DataError(
-                    f"The reward {reward.name!r} wants the column {column!r}, which the data set does not have."
+                    f"The reward {reward.name!r} needs the column {column!r}, which the data set does not have."
                     f"{did_you_mean(column, columns)}",
                     hint=f'Its columns: {", ".join(columns) or "none"}. To read another: --columns \'{{"OTHER": '
                     f'"{column}"}}\'',
@@ -88,7 +88,7 @@ def _files(options: RewardOptions) -> list[str]:
 
 def _existing(path: Path, flag: str) -> str:
     if not path.is_file():
-        raise ConfigError(f"--{flag} {path}: there is no such file.", hint="Name a Python file.")
+        raise ConfigError(f"--{flag} {path}: the file does not exist.", hint="Pass a Python file.")
     return str(path.resolve())
 
 
@@ -98,7 +98,7 @@ def _in_a_file(name: str, options: RewardOptions) -> dict[str, Any] | None:
     if file.endswith(".py") and function.isidentifier():
         return {"kind": "function", "file": _existing(Path(file), "reward_funcs"), "name": function}
     if name.endswith(".py"):
-        raise ConfigError(f"--reward_funcs {name} names no function.", hint=f"Type {name}:FUNCTION")
+        raise ConfigError(f"--reward_funcs {name} has no function name.", hint=f"Pass --reward_funcs {name}:FUNCTION.")
     if not options.external_plugins:
         return None
     settings = options.model_dump(mode="json")
@@ -123,8 +123,8 @@ def _installed(name: str, options: RewardOptions, registered: Sequence[str]) -> 
         loaded = load_plugin(GROUP, name)
     except PluginError as error:
         if name not in plugin_names(GROUP):
-            files = f"The files of external_plugins register {', '.join(registered)}. " if registered else ""
-            error.hint = f"{error.hint}. {files}A function of your own: --reward_funcs FILE.py:FUNCTION"
+            files = f"Registered by external_plugins: {', '.join(registered)}. " if registered else ""
+            error.hint = f"{error.hint}. {files}For your own function pass --reward_funcs FILE.py:FUNCTION"
         raise
     with blaming_on(loaded, "its options_model"):
         values = _values(name, loaded.config_model, options)
@@ -157,8 +157,8 @@ def _values(name: str, model: type[BaseModel] | None, options: RewardOptions) ->
     for key in given:
         if key not in fields:
             raise ConfigError(
-                f"reward_options.{name}.{key}: there is no such option.{did_you_mean(key, fields)}",
-                hint=f"Its options: {', '.join(fields)}",
+                f"reward_options.{name}.{key}: unknown option.{did_you_mean(key, fields)}",
+                hint=f"Options: {', '.join(fields)}",
             )
     of_the_run = {field: getattr(options, field) for field in fields if hasattr(options, field)}
     try:
@@ -172,8 +172,8 @@ def _values(name: str, model: type[BaseModel] | None, options: RewardOptions) ->
 def _model(number: int, address: str, options: RewardOptions) -> SelectedReward:
     from swift_rl.rewards.models import open_reward_model
 
-    asked = {"step_reward": options.step_reward, "step_separator": options.step_separator}
-    of_steps = {name: value for name, value in asked.items() if value is not None}
+    settings = {"step_reward": options.step_reward, "step_separator": options.step_separator}
+    of_steps = {name: value for name, value in settings.items() if value is not None}
     return SelectedReward(
         "reward_model" if number == 1 else f"reward_model_{number}",
         {"kind": "model", "model": address, **of_steps},
@@ -188,9 +188,7 @@ def _check_names(selected: Sequence[SelectedReward], options: RewardOptions) -> 
     names = [reward.name for reward in selected]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(
-                f"Two rewards are called {name!r}.", hint="Name each once; a function in a file can be renamed."
-            )
+            raise ConfigError(f"Two rewards have the name {name!r}.", hint="Pass each once, or rename a function.")
     for name in options.reward_options:
         if name not in names:
             raise ConfigError(

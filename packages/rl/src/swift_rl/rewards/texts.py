@@ -1,4 +1,4 @@
-"""Rewards that compare the final answer with the column `solution`: as a text, a letter or a number."""
+"""Rewards that compare the final answer with the column `solution`: as a string, a letter or a number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swift.errors import ConfigError
 from swift_rl.rewards.final_answers import final_answer, solutions_of
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
-_SAID_CHOICE = re.compile(r"answer(?:\s+is)?\s*:?\s*\(?([A-J])\b(?!')", re.IGNORECASE)
+_STATED_CHOICE = re.compile(r"answer(?:\s+is)?\s*:?\s*\(?([A-J])\b(?!')", re.IGNORECASE)
 _CHOICE = re.compile(r"(?<![\w'])([A-J])(?![\w'])")
 
 
@@ -52,11 +52,11 @@ class RegexOptions(Section):
     """Options of `regex`."""
 
     pattern: Pattern | None = Field(None, description="Regular expression; without it, the column `pattern`")
-    whole: bool = Field(False, description="Whether the whole answer is to match, and not a part of it")
+    whole: bool = Field(False, description="Match the whole completion instead of a part")
 
 
 class RegexReward:
-    """1 where a regular expression is found in the answer (`.` matches line breaks too); 0 otherwise."""
+    """1 if a regular expression matches in the completion (`.` matches line breaks too); 0 otherwise."""
 
     options_model = RegexOptions
 
@@ -66,7 +66,7 @@ class RegexReward:
         try:
             re.compile(options.pattern or "")
         except re.error as problem:
-            raise ConfigError(f"reward_options.regex.pattern is no regular expression: {problem}.") from None
+            raise ConfigError(f"reward_options.regex.pattern is not a valid regular expression: {problem}.") from None
 
     def score(self, items: Sequence[RewardItem]) -> list[float | None]:
         """Return a value for each item."""
@@ -81,7 +81,7 @@ class RegexReward:
 
 
 class ChoiceReward:
-    """1 where the letter that the answer chooses, A to J, is the solution's; 0 otherwise.
+    """1 where the letter that the completion chooses, A to J, is the solution's; 0 otherwise.
 
     That is the one after the last "answer is", or else the last that stands alone.
     """
@@ -100,10 +100,10 @@ class ChoiceReward:
 
 def chosen_letter(text: str) -> str | None:
     """Return the letter that a text chooses; None where it chooses none."""
-    answer = final_answer(text)
-    if len(answer.strip("().: ")) == 1:
-        return answer.strip("().: ").upper()
-    letters = _SAID_CHOICE.findall(answer) or _CHOICE.findall(answer)
+    final = final_answer(text)
+    if len(final.strip("().: ")) == 1:
+        return final.strip("().: ").upper()
+    letters = _STATED_CHOICE.findall(final) or _CHOICE.findall(final)
     return letters[-1].upper() if letters else None
 
 

@@ -1,4 +1,4 @@
-"""The reward `toolcalls`: whether an answer calls the tools that the solution calls."""
+"""The reward `toolcalls`: whether a completion calls the tools that the solution calls."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ Call = tuple[str, Any]
 class ToolCallsOptions(Section):
     """Options of `toolcalls`."""
 
-    partial: bool = Field(
-        False, description="Score shared calls and arguments (F1) where not all are the same, and not 0"
-    )
+    partial: bool = Field(False, description="Use the F1 score of calls and arguments instead of 0 if some differ")
 
 
 class ToolCallsReward:
-    """1 where the answer makes the solution's calls, in any order; 0 otherwise. None where the solution is none.
+    """1 if the completion makes the solution's calls, in any order, else 0; None without a valid solution.
 
     Calls are `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or `Action:` with `Action Input:`; the column
     `solution` may also be JSON: a call or a list of them.

@@ -1,4 +1,4 @@
-"""Verdicts of rewards on answers, and the check of what a reward returned."""
+"""Verdicts of rewards on completions, and the check of what a reward returned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_OUTPUT = 4000
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of one reward on one answer."""
+    """The verdict of one reward on one completion."""
 
     value: float | None
     """None where the reward does not apply, or failed and `reward_on_error` is not 'zero'."""
@@ -36,12 +36,12 @@ Checked = tuple[float | None, str | None]
 
 
 def checked(returned: Any, count: int) -> list[Checked]:
-    """Return a value or a reason for each answer of a call that returned `returned`."""
+    """Return a value or a reason for each completion of a call that returned `returned`."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        return [(None, f"returned {_shown(returned)}, which is no list of {count}")] * count
+        return [(None, f"returned {_shown(returned)}, expected a list of {count}")] * count
     if len(values) != count:
-        return [(None, f"returned {len(values)} values for {count} answers")] * count
+        return [(None, f"returned {len(values)} values for {count} completions")] * count
     return [_checked_value(value) for value in values]
 
 
@@ -54,7 +54,7 @@ def _checked_value(value: Any) -> Checked:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    return (number, None) if math.isfinite(number) else (None, f"returned {_shown(value)}, which is no finite number")
+    return (number, None) if math.isfinite(number) else (None, f"returned {_shown(value)}, expected a finite number")
 
 
 def in_one_line(problem: BaseException) -> str:
@@ -81,11 +81,11 @@ def traceback_text(problem: BaseException) -> str:
     return text[-MOST_OUTPUT:]
 
 
-def with_traceback(failure: Failure, told: str) -> Failure:
-    """Return an error that keeps for a file what the process of somebody's code printed, and its traceback."""
-    if told:
+def with_traceback(failure: Failure, output: str) -> Failure:
+    """Return the error with the output and traceback of the user code's process, for the traceback file."""
+    if output:
         failure.traceback_of = RuntimeError("the process that ran it printed:")
-        failure.traceback_of.add_note(told)
+        failure.traceback_of.add_note(output)
     return failure
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Answer tasks until the run is gone."""
+    """Perform tasks until the run ends."""
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         _limit(float(sys.argv[2]))
         threading.Thread(target=_end_with_the_run, args=(os.getppid(),), daemon=True).start()
@@ -52,12 +52,12 @@ def _score(channel: socket.socket, rewards: dict[str, Any], task: Mapping[str, A
         _limit_cpu(task["seconds"])
         items = [RewardItem(**item) for item in task["items"]]
         started = time.monotonic()
-        answer: dict[str, Any] = {"values": checked(rewards[key].score(items), len(items))}
+        reply: dict[str, Any] = {"values": checked(rewards[key].score(items), len(items))}
     except BaseException as problem:  # SystemExit too: this process decides when it ends
-        answer = {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
+        reply = {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
     seconds = time.monotonic() - started
     _flush()
-    return {**answer, "seconds": seconds}
+    return {**reply, "seconds": seconds}
 
 
 def _describe(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,11 +70,11 @@ def _describe(task: Mapping[str, Any]) -> dict[str, Any]:
         for each in task["rewards"]:
             reward = None if each["kind"] == "registered" and each["name"] not in names else load_reward(each)
             rewards.append(reward and {"wants": reward.wants, "batched": reward.batched})
-        answer: dict[str, Any] = {"names": names, "rewards": rewards}
+        reply: dict[str, Any] = {"names": names, "rewards": rewards}
     except BaseException as problem:
-        answer = {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
+        reply = {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
     _flush()
-    return answer
+    return reply
 
 
 def _play(channel: socket.socket, task: Mapping[str, Any]) -> None:
@@ -88,9 +88,9 @@ def _play(channel: socket.socket, task: Mapping[str, Any]) -> None:
         send(channel, {"loaded": True})
         _limit_cpu(task["seconds"])
 
-    answer = episodes.describe(task) if task["do"] == "describe_environment" else episodes.answer(task, begun)
+    reply = episodes.describe(task) if task["do"] == "describe_environment" else episodes.reply(task, begun)
     _flush()
-    send(channel, answer)
+    send(channel, reply)
 
 
 @cache
@@ -101,7 +101,7 @@ def _episodes() -> HostedEpisodes:
 
 
 def _flush() -> None:
-    """Hand over what was printed, before the answer is."""
+    """Flush what was printed before the reply is sent."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,1 +1,1 @@
-"""Rounds: prompts, the answers to them, their rewards, and the steps that learn from them."""
+"""Rounds: prompts, their completions and rewards, and the steps that learn from them."""

@@ -1,4 +1,4 @@
-"""A round in memory: prompts, the answers to them, and what is known of each."""
+"""A round in memory: prompts, their completions, and the values of each completion."""
 
 from __future__ import annotations
 
@@ -15,66 +15,66 @@ class Prompt:
 
     number: int
     """Its sample in the training set: the same in every run over the same data."""
-    turn: int
-    """Its place in the order in which the run takes prompts."""
+    position: int
+    """Its position in the order in which the run takes prompts."""
     token_ids: np.ndarray
-    """int32, up to where the assistant speaks."""
+    """int32, up to the beginning of the completion."""
     messages: list[dict[str, Any]]
     """The conversation so far."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The row's other columns, for rewards."""
-    place: str = ""
-    """Where the row stands, for people."""
+    source: str = ""
+    """File and line of the row, for messages."""
     tools: list[Any] = field(default_factory=list)
-    """What the chat template is told of tools."""
+    """Tools for the chat template."""
 
 
 @dataclass
 class Episode:
-    """The turns of an answer that was given in an environment."""
+    """The turns of a completion in an environment."""
 
     messages: list[dict[str, Any]]
-    """The conversation with all answers; the last one ends it."""
+    """The whole conversation; it ends with the model's last message."""
     turns: int
-    """How many answers the model gave."""
+    """How many turns the model took."""
     token_ids: list[int]
-    """All tokens after those that the conversation begins with: the model's and, between them, what it was told."""
+    """All tokens after `begins_with`: the model's and, between them, the environment's."""
     written: list[bool]
-    """Of each of these tokens: whether the model wrote it."""
+    """For each of these tokens: whether the model wrote it."""
     begins_with: list[int] | None = None
-    """The tokens that the conversation begins with, where they are not the prompt's."""
+    """The first tokens of the conversation, where they differ from the prompt's."""
     text: str = ""
-    """The last answer."""
+    """The model's last message."""
     reward: float | None = None
     """The sum of the environment's rewards; None where it gave none."""
     rewards: list[float | None] = field(default_factory=list)
     """By turn."""
     info: dict[str, Any] = field(default_factory=dict)
-    """What the environment told besides."""
+    """Other values that the environment reported."""
     failure: str = ""
     """Why it has no reward; empty where it has one."""
     output: str = ""
     """What the environment printed where it failed."""
 
     def seen_by_rewards(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the columns of a row with what the environment told, under ms-swift's name for it."""
-        told = {"num_turns": self.turns, "total_reward": self.reward, "step_rewards": self.rewards}
-        return {**columns, "rollout_infos": {**told, **self.info}}
+        """Return the columns of a row with what the environment reported, under ms-swift's name for it."""
+        reported = {"num_turns": self.turns, "total_reward": self.reward, "step_rewards": self.rewards}
+        return {**columns, "rollout_infos": {**reported, **self.info}}
 
 
 @dataclass
-class DrawnAnswer:
-    """One answer, and what became of it."""
+class RolloutCompletion:
+    """One completion with its rewards and the values of its tokens."""
 
     prompt: int
     """Index into `Round.prompts`."""
-    place: int
-    """Its number within the group, from 0."""
+    index: int
+    """Its index within the group, from 0."""
     token_ids: np.ndarray
-    """int32, with the token that ended it, where one did. Of an episode the tokens of all answers, one after the other;
-    so are all values of tokens."""
+    """int32, with the token that ended it, where one did. An episode has the tokens of all its turns, concatenated; the
+    same holds for all values of tokens."""
     logps: np.ndarray
-    """float32: log-probability of each token in the distribution that it was drawn from, as the engine says."""
+    """float32: log-probability of each token under the distribution that it was sampled from, as the engine reports."""
     finish_reason: str
     """'stop' or 'length'."""
     text: str
@@ -94,18 +94,18 @@ class DrawnAnswer:
     is_weights: np.ndarray | None = None
     """float32: importance weights against the engine."""
     entropies: np.ndarray | None = None
-    """float32, in nats, where asked for."""
+    """float32, in nats, where requested."""
     token_values: dict[str, np.ndarray] = field(default_factory=dict)
-    """What else an objective knows of its tokens, by name: arrays whose first axis is the tokens."""
+    """Further values of tokens that an objective adds, by name: arrays whose first axis is the tokens."""
     episode: Episode | None = None
-    """The turns, where it was given in an environment."""
+    """Its turns, in runs with an environment."""
     why_not: str = ""
-    """Why nothing is learned from it; empty where something is."""
+    """Why no step learns from it; empty where one does."""
     failed: list[str] = field(default_factory=list)
-    """Rewards that could not be computed: nothing is learned from the answer then."""
+    """Rewards that could not be computed: no step learns from the completion then."""
 
     def layout(self, prompt: Prompt) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return the tokens before the answer, those from there on, and which of these are its own; None for all."""
+        """Return the tokens before the completion, its tokens, and which of them the model wrote; None for all."""
         if self.episode is None:
             return prompt.token_ids, self.token_ids, None
         begins_with = self.episode.begins_with
@@ -125,26 +125,26 @@ class DrawnAnswer:
 
 @dataclass
 class Round:
-    """The answers that some optimizer steps learn from."""
+    """The completions that some optimizer steps learn from."""
 
     number: int
     version: int
-    """The optimizer step whose weights wrote the answers: how many steps had been made."""
+    """How many optimizer steps had made the weights that the completions were sampled with."""
     prompts: list[Prompt]
-    answers: list[DrawnAnswer]
-    """By prompt, and by place within the group. Those of dropped groups too."""
+    completions: list[RolloutCompletion]
+    """Ordered by prompt and by index within the group, including dropped groups."""
     facts: dict[str, float] = field(default_factory=dict)
-    """Figures of the round: mean rewards, lengths, the gap between engine and trainer, seconds."""
+    """Figures of the round: mean rewards, lengths, the train-inference mismatch, seconds."""
     dropped: dict[int, str] = field(default_factory=dict)
     """Index of a prompt whose group no step learns from → why."""
     cursor: int = 0
     """How many prompts of the run's order are used up, this round's included."""
 
-    def group(self, prompt: int) -> list[DrawnAnswer]:
-        """Return the answers to a prompt."""
-        return [answer for answer in self.answers if answer.prompt == prompt]
+    def group(self, prompt: int) -> list[RolloutCompletion]:
+        """Return the completions to a prompt."""
+        return [completion for completion in self.completions if completion.prompt == prompt]
 
 
-def draw_number(turn: int, place: int) -> int:
-    """Return the number that alone decides, with the run's seed, how an answer is drawn."""
-    return (turn << 16) | place
+def completion_number(position: int, index: int) -> int:
+    """Return the number that decides, together with the run's seed alone, how a completion is sampled."""
+    return (position << 16) | index

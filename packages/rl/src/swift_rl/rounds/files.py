@@ -1,7 +1,7 @@
 """Rounds on disk: `round-000012.jsonl` for people and programs, `round-000012.safetensors` for the steps.
 
-A round is there when its second file is, which is written last and names the checksum of the first. Answers that are
-drawn before the round is whole are kept in a journal, so that a run that ends meanwhile does not draw them again.
+A round exists once its second file does, which is written last and has the checksum of the first. Until the round is
+complete, its completions are in a rollout log, so that an interrupted run does not sample them again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from swift.files import replace_file
-from swift_rl.rounds.data import DrawnAnswer, Episode, Prompt, Round
+from swift_rl.rounds.data import Episode, Prompt, RolloutCompletion, Round
 
 FOLDER = "rollouts"
 """Under the run's folder."""
 _ARRAYS = ("token_ids", "logps", "advantages", "old_logps", "ref_logps", "is_weights", "entropies")
 _LENGTHS = "lengths"
-_TOLD = ("prompt", "place", "finish_reason", "text", "rewards", "remarks", "failed", "reward", "why_not")
+_REPORTED = ("prompt", "index", "finish_reason", "text", "rewards", "remarks", "failed", "reward", "why_not")
 
 
 def path_of(folder: Path, number: int, ending: str) -> Path:
@@ -34,24 +34,24 @@ def path_of(folder: Path, number: int, ending: str) -> Path:
 
 
 def write_round(folder: Path, made: Round, fingerprint: str) -> Path:
-    """Write a round whole, and return the file that people read."""
+    """Write a round, and return its JSON Lines file."""
     folder.mkdir(parents=True, exist_ok=True)
-    told, arrays = (path_of(folder, made.number, ending) for ending in ("jsonl", "safetensors"))
+    lines, arrays = (path_of(folder, made.number, ending) for ending in ("jsonl", "safetensors"))
     text = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in _lines(made))
-    replace_file(told, text, synced=True)
+    replace_file(lines, text, synced=True)
     unfinished = arrays.with_suffix(".tmp")
     facts = {"fingerprint": fingerprint, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    save_file(_columns(made.answers), unfinished, metadata=facts)
+    save_file(_columns(made.completions), unfinished, metadata=facts)
     _synced(unfinished)
     unfinished.replace(arrays)
-    return told
+    return lines
 
 
 def read_round(folder: Path, number: int, fingerprint: str | None = None) -> Round | None:
-    """Return a round that was written whole; None where there is none, or it was made under other settings."""
-    told, arrays = (path_of(folder, number, ending) for ending in ("jsonl", "safetensors"))
+    """Return a round; None where it is missing, incomplete, or was made under other settings."""
+    lines, arrays = (path_of(folder, number, ending) for ending in ("jsonl", "safetensors"))
     try:
-        text = told.read_text(encoding="utf-8")
+        text = lines.read_text(encoding="utf-8")
         with safe_open(arrays, framework="numpy") as file:
             facts = file.metadata() or {}
             columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
@@ -61,7 +61,7 @@ def read_round(folder: Path, number: int, fingerprint: str | None = None) -> Rou
         return None
     if fingerprint is not None and facts.get("fingerprint") != fingerprint:
         return None
-    # Not splitlines: texts may hold other separators of lines as they are.
+    # Not splitlines: completions may hold other line separators.
     return _round_of([json.loads(line) for line in text.split("\n")[:-1]], columns)
 
 
@@ -77,16 +77,19 @@ def _lines(made: Round) -> Iterator[Mapping[str, Any]]:
             for prompt in made.prompts
         ],
     }
-    for answer in made.answers:
-        episode = {} if answer.episode is None else {"episode": asdict(answer.episode)}
-        yield {name: getattr(answer, name) for name in _TOLD} | episode
+    for completion in made.completions:
+        episode = {} if completion.episode is None else {"episode": asdict(completion.episode)}
+        yield {name: getattr(completion, name) for name in _REPORTED} | episode
 
 
-def _columns(answers: Sequence[DrawnAnswer]) -> dict[str, np.ndarray]:
-    columns = {_LENGTHS: np.array([len(answer.token_ids) for answer in answers], dtype=np.int64)}
-    others = dict.fromkeys(name for answer in answers for name in answer.token_values)
+def _columns(completions: Sequence[RolloutCompletion]) -> dict[str, np.ndarray]:
+    columns = {_LENGTHS: np.array([len(completion.token_ids) for completion in completions], dtype=np.int64)}
+    others = dict.fromkeys(name for completion in completions for name in completion.token_values)
     for name in (*_ARRAYS, *others):
-        values = [answer.token_values.get(name) if name in others else getattr(answer, name) for answer in answers]
+        values = [
+            completion.token_values.get(name) if name in others else getattr(completion, name)
+            for completion in completions
+        ]
         known = [value for value in values if value is not None]
         if known and len(known) == len(values):
             columns[name] = np.concatenate(known)
@@ -98,19 +101,19 @@ def _round_of(lines: Sequence[Mapping[str, Any]], columns: Mapping[str, np.ndarr
     prompts = [Prompt(**{**each, "token_ids": np.array(each["token_ids"], dtype=np.int32)}) for each in head["prompts"]]
     ends = np.cumsum(columns[_LENGTHS])[:-1]
     pieces = {name: np.split(values, ends) for name, values in columns.items() if name != _LENGTHS}
-    answers = []
+    completions = []
     for index, line in enumerate(rest):
         own = {name: parts[index] for name, parts in pieces.items()}
         others = {name: own.pop(name) for name in list(own) if name not in _ARRAYS}
         values: dict[str, Any] = {**line, **own, "token_values": others, "episode": _episode(line.get("episode"))}
-        answers.append(DrawnAnswer(**values))
+        completions.append(RolloutCompletion(**values))
     dropped = {int(prompt): why for prompt, why in head["dropped"].items()}
-    return Round(head["round"], head["version"], prompts, answers, head["facts"], dropped, head["cursor"])
+    return Round(head["round"], head["version"], prompts, completions, head["facts"], dropped, head["cursor"])
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """An answer as an engine gave it."""
+class Generated:
+    """A completion as an engine returned it."""
 
     token_ids: list[int]
     logps: list[float]
@@ -118,43 +121,43 @@ class Drawn:
     episode: Episode | None = None
 
 
-def _episode(told: Mapping[str, Any] | None) -> Episode | None:
-    return None if told is None else Episode(**told)
+def _episode(stored: Mapping[str, Any] | None) -> Episode | None:
+    return None if stored is None else Episode(**stored)
 
 
-class DrawJournal:
-    """The answers of a round that were drawn so far, by all processes, in `round-000012.drawn/`."""
+class RolloutLog:
+    """The completions of an unfinished round, from all processes, in `round-000012.sampled/`."""
 
     def __init__(self, folder: Path, number: int, version: int, rank: int) -> None:
-        self._folder = path_of(folder, number, "drawn")
+        self._folder = path_of(folder, number, "sampled")
         self._file = self._folder / f"rank-{rank}.jsonl"
         self._version = version
 
-    def read(self) -> dict[int, Drawn]:
-        """Return what is known: the number of the draw → the answer. Lines that were not finished do not count."""
-        known: dict[int, Drawn] = {}
+    def read(self) -> dict[int, Generated]:
+        """Return the number of each completion → the completion. Unfinished lines are ignored."""
+        known: dict[int, Generated] = {}
         for file in sorted(self._folder.glob("rank-*.jsonl")):
             for line in file.read_bytes().split(b"\n")[:-1]:
                 try:
                     entry = json.loads(line)
                     if entry["version"] == self._version:
                         own = (entry["token_ids"], entry["logps"], entry["finish_reason"])
-                        known[entry["number"]] = Drawn(*own, _episode(entry.get("episode")))
+                        known[entry["number"]] = Generated(*own, _episode(entry.get("episode")))
                 except (ValueError, KeyError, TypeError):
                     continue
         return known
 
-    def add(self, number: int, drawn: Drawn) -> None:
-        """Keep an answer."""
+    def add(self, number: int, generated: Generated) -> None:
+        """Append a completion."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"version": self._version, "number": number, **asdict(drawn)}) + "\n"
+        line = json.dumps({"version": self._version, "number": number, **asdict(generated)}) + "\n"
         with self._file.open("ab") as file:
             if file.tell() and not self._ends_whole():
                 file.write(b"\n")
             file.write(line.encode())
 
     def clear(self) -> None:
-        """Take everything away; on one process only."""
+        """Delete the log; on one process only."""
         for file in self._folder.glob("rank-*.jsonl"):
             file.unlink(missing_ok=True)
         if self._folder.is_dir():

@@ -1,4 +1,4 @@
-"""Values of tokens for GRPO and its family: advantages against the group, and what corrects and bounds them."""
+"""Token values of GRPO and its family: advantages relative to the group, importance weights, references."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 
 from swift_rl import advantages, kl
 from swift_rl.options import GrpoOptions
-from swift_rl.rounds.judge import CUT_OFF
 from swift_rl.rounds.reference import RunReference
+from swift_rl.rounds.scoring import CUT_OFF
 from swift_rl.rounds.teacher import RoleTeacher, TokenTeacher, open_teacher
-from swift_rl.rounds.values import TakenAnswers, Valuer
+from swift_rl.rounds.values import KeptCompletions, Valuer
 
 if TYPE_CHECKING:
     from swift.contracts import ScheduleContext
-    from swift_rl.rounds.data import DrawnAnswer, Round
+    from swift_rl.rounds.data import RolloutCompletion, Round
     from swift_rl.sync import ProbeResult
 
 
 class GroupValuer(Valuer[GrpoOptions]):
     """Values of `grpo`."""
 
-    carried = ("advantages", "old_logps", "ref_logps", "is_weights")
+    token_columns = ("advantages", "old_logps", "ref_logps", "is_weights")
 
     def __init__(self, context: ScheduleContext, options: GrpoOptions, columns: Sequence[str]) -> None:
         super().__init__(context, options, columns)
@@ -32,79 +32,79 @@ class GroupValuer(Valuer[GrpoOptions]):
         self._is_first = False
 
     def close(self) -> None:
-        """End the rewards' processes, and give the reference back."""
+        """End the rewards' processes, and close reference and teacher."""
         super().close()
         for model in (self._reference, self._teacher):
             if model is not None:
                 model.close()
 
     def before_step(self, step: int) -> None:
-        """Let the reference follow the policy where that is asked for."""
+        """Let the reference follow the policy, with `sync_ref_model`."""
         if self._reference is not None:
             self._reference.before_step(step, self.options)
 
-    def value(self, answers: Sequence[DrawnAnswer]) -> list[float]:
+    def value(self, completions: Sequence[RolloutCompletion]) -> list[float]:
         """Fill in advantages and summed rewards; return the spread of each group's rewards in order."""
-        return self._value(answers, None)
+        return self._value(completions, None)
 
     def fill(self, made: Round, step: int, probed: ProbeResult | None) -> None:
-        """Complete a round; in a run's first one the model is compared with its reference (`swift_rl.health`)."""
+        """Complete a round; a run's first one compares the model with its reference (`swift_rl.health`)."""
         self._is_first = made.number == 0
         super().fill(made, step, probed)
 
-    def fill_in(self, taken: TakenAnswers) -> Mapping[str, float]:
-        """Fill in what the model in training and its reference say, and what follows from it."""
+    def fill_in(self, kept: KeptCompletions) -> Mapping[str, float]:
+        """Fill in log-probabilities of policy and reference, and the values derived from them."""
         options = self.options
         by_entropy = options.top_entropy_quantile < 1
-        if self._asks_policy:
-            self.ask_policy(taken, entropy=by_entropy)
+        if self._evaluates_policy:
+            self.evaluate_policy(kept, entropy=by_entropy)
         if self._reference is not None:
-            logps = self._reference.logps(taken, lambda objective: self.ask(taken, objective))
-            for answer, each in zip(taken.answers, taken.of_answers(logps), strict=True):
-                answer.ref_logps = each
+            logps = self._reference.logps(kept, lambda objective: self.evaluate(kept, objective))
+            for completion, each in zip(kept.completions, kept.of_completions(logps), strict=True):
+                completion.ref_logps = each
         if options.beta > 0 and options.kl_in_reward:
-            self._value(taken.answers, kl.of_answers(taken.all("old_logps"), taken.all("ref_logps"), options))
-        told = {} if self._teacher is None else self._taught(taken, self._teacher)
+            self._value(kept.completions, kl.of_completions(kept.all("old_logps"), kept.all("ref_logps"), options))
+        facts = {} if self._teacher is None else self._add_teacher(kept, self._teacher)
         if by_entropy:
-            high = advantages.entropy_mask(taken.all("entropies"), options.top_entropy_quantile)
-            for answer, values, kept in zip(taken.answers, taken.all("advantages"), high, strict=True):
-                answer.advantages = np.where(kept, values, 0.0)
-        return {**told, **(self.correct(taken, options) if self.corrects(options) else {})}
+            high = advantages.entropy_mask(kept.all("entropies"), options.top_entropy_quantile)
+            for completion, values, high_entropy in zip(kept.completions, kept.all("advantages"), high, strict=True):
+                completion.advantages = np.where(high_entropy, values, 0.0)
+        return {**facts, **(self.correct(kept, options) if self.corrects(options) else {})}
 
-    def _taught(self, taken: TakenAnswers, teacher: TokenTeacher | RoleTeacher) -> Mapping[str, float]:
-        """Add to the advantages what a teacher says of each token against what the policy says, nat for nat."""
-        logps = taken.of_answers(teacher.logps(taken.samples))
+    def _add_teacher(self, kept: KeptCompletions, teacher: TokenTeacher | RoleTeacher) -> Mapping[str, float]:
+        """Add the difference of the teacher's and the policy's log-probability of each token to its advantage."""
+        logps = kept.of_completions(teacher.logps(kept.samples))
         apart = []
-        for answer, each in zip(taken.answers, logps, strict=True):
-            assert answer.old_logps is not None
-            answer.token_values["teacher_logps"] = each.astype(np.float32)
-            further = answer.old_logps.astype(np.float64) - each
-            answer.advantages = answer.advantages - self.options.teacher_kl_coef * further
-            apart += [further] if answer.learned else []
+        for completion, each in zip(kept.completions, logps, strict=True):
+            assert completion.old_logps is not None
+            completion.token_values["teacher_logps"] = each.astype(np.float32)
+            further = completion.old_logps.astype(np.float64) - each
+            completion.advantages = completion.advantages - self.options.teacher_kl_coef * further
+            apart += [further] if completion.learned else []
         return {"teacher_kl": float(np.concatenate(apart).mean())} if apart else {}
 
-    def _value(self, answers: Sequence[DrawnAnswer], divergences: Sequence[np.ndarray] | None) -> list[float]:
-        groups = np.array([answer.prompt for answer in answers])
-        lengths = np.array([len(answer.token_ids) for answer in answers])
-        if self.judge is None:
-            for answer, length in zip(answers, lengths, strict=True):
-                answer.advantages = np.zeros(length)
-                cut = self.options.overlong_filter and answer.finish_reason == "length"
-                answer.why_not = CUT_OFF if cut else ""
+    def _value(self, completions: Sequence[RolloutCompletion], divergences: Sequence[np.ndarray] | None) -> list[float]:
+        groups = np.array([completion.prompt for completion in completions])
+        lengths = np.array([len(completion.token_ids) for completion in completions])
+        if self.scorer is None:
+            for completion, length in zip(completions, lengths, strict=True):
+                completion.advantages = np.zeros(length)
+                cut = self.options.overlong_filter and completion.finish_reason == "length"
+                completion.why_not = CUT_OFF if cut else ""
             return [0.0] * len(set(groups))
-        table, weights = self.judge.table(answers), self.judge.weights
+        table, weights = self.scorer.table(completions), self.scorer.weights
         found = advantages.estimate(table, groups, lengths, self.options, divergences, weights=weights)
-        for answer, tokens in zip(answers, found.tokens, strict=True):
-            answer.advantages = np.asarray(tokens, dtype=np.float64)
-        self.judge.summed(answers, found.total)
+        for completion, tokens in zip(completions, found.tokens, strict=True):
+            completion.advantages = np.asarray(tokens, dtype=np.float64)
+        self.scorer.fill_totals(completions, found.total)
         return [float(each) for each in found.spread]
 
     @property
-    def _asks_policy(self) -> bool:
-        """Whether the model in training is asked about the answers before it learns from them.
+    def _evaluates_policy(self) -> bool:
+        """Whether the policy is evaluated on the completions before it learns from them.
 
-        Where one step learns from each answer once, its own log-probabilities are the old ones. The first round of a
-        run with a reference asks all the same, to see that both are the same model.
+        If one step learns from each completion once, its own log-probabilities are the old ones. The first round of a
+        run with a reference evaluates the policy anyway, to check that both are the same model.
         """
         first = self._is_first and self._reference is not None
-        return first or self.options.asks_policy or self.corrects(self.options)
+        return first or self.options.evaluates_policy or self.corrects(self.options)

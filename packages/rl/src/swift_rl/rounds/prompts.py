@@ -1,4 +1,4 @@
-"""The prompts of a run by their place in its order: epoch after epoch, each in an order of its own."""
+"""The prompts of a run by their position in its order: epoch after epoch, each shuffled anew."""
 
 from __future__ import annotations
 
@@ -29,35 +29,38 @@ class Prompts:
 
     @property
     def fingerprint(self) -> str:
-        """Return what changes when any prompt changes."""
+        """Return a hash of all prompts."""
         return self._data.samples.fingerprint
 
     def columns(self) -> list[str]:
-        """Return the columns that rewards find, as the first rows have them."""
-        looked_at = [self.at(index, index).columns for index in range(min(len(self), 20))]
-        return list(dict.fromkeys(column for columns in looked_at for column in columns))
+        """Return the columns of the first rows, for rewards."""
+        first = [self.at(index, index).columns for index in range(min(len(self), 20))]
+        return list(dict.fromkeys(column for columns in first for column in columns))
 
     def next(self, cursor: int, count: int) -> list[Prompt]:
-        """Return the prompts from one place of the run's order on."""
-        turns = range(cursor, cursor + count)
-        return [self.at(int(self._order(turn // len(self))[turn % len(self)]), turn) for turn in turns]
+        """Return the next prompts from a position of the run's order on."""
+        epoch_size = len(self)
+        return [
+            self.at(int(self._order(position // epoch_size)[position % epoch_size]), position)
+            for position in range(cursor, cursor + count)
+        ]
 
     def all(self) -> Sequence[Prompt]:
         """Return every prompt, in the order of the data set."""
         return [self.at(index, index) for index in range(len(self))]
 
-    def at(self, index: int, turn: int) -> Prompt:
-        """Return the prompt of one sample, as the run takes it at that place of its order."""
+    def at(self, index: int, position: int) -> Prompt:
+        """Return the prompt of a sample, which the run takes at a position of its order."""
         sample = self._data.samples[index]
         row = int(self._data.store.rows[sample.sample_id])
         read = self._data.corpus.sample(row)
         return Prompt(
             number=sample.sample_id,
-            turn=turn,
+            position=position,
             token_ids=np.asarray(sample.segments[0].input_ids),
             messages=[dict(message) for message in read.conversation.messages],
             columns=dict(read.extras),
-            place=self._data.corpus.location(row),
+            source=self._data.corpus.location(row),
             tools=list(read.conversation.tools),
         )
 

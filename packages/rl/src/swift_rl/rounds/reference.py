@@ -1,4 +1,4 @@
-"""Log-probabilities of answers under the reference: the model without its adapters, or as it was before training."""
+"""Log-probabilities of completions under the reference: the model without its adapters, or before training."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from swift.errors import ConfigError
 from swift.infer import open_engine
 from swift.toolkit import heartbeat
-from swift_rl.held import REFERENCE, is_apart
-from swift_rl.rounds.logps import TokenLogps, values_of_answers
+from swift_rl.roles import REFERENCE, is_apart
+from swift_rl.rounds.logps import TokenLogps, values_of_completions
 
 if TYPE_CHECKING:
     from swift.contracts import InferenceEngine, ScheduleContext
     from swift.data.samples import Encoded
     from swift_rl.policy_options import KlOptions
-    from swift_rl.rounds.values import TakenAnswers
+    from swift_rl.rounds.values import KeptCompletions
 
 Ask = Callable[[TokenLogps], list[Mapping[str, np.ndarray]]]
 
@@ -25,9 +25,9 @@ Ask = Callable[[TokenLogps], list[Mapping[str, np.ndarray]]]
 class RunReference:
     """The reference of a run whose loss or rewards hold a KL term.
 
-    Where new adapters are trained and nothing else, it is the model with them switched off. Otherwise it is a frozen
-    role, in the precision and on the processes of the model in training; on a backend that holds one model only, every
-    process has the model a second time in an inference engine, and scores a share of the answers.
+    If only new adapters are trained, it is the model with them switched off. Otherwise it is a frozen role, in the
+    precision and on the processes of the model in training. On a backend that holds one model only, every process opens
+    the model again in an inference engine and scores a part of the completions.
     """
 
     def __init__(self, context: ScheduleContext, temperature: float) -> None:
@@ -37,30 +37,30 @@ class RunReference:
         self._engine: InferenceEngine | None = None
         if self._is_apart and REFERENCE not in context.roles and temperature != 1.0:
             raise ConfigError(
-                f"The {context.config.backend.name} backend holds one model, so that the reference is scored beside it "
-                f"at temperature 1, and answers are drawn at {temperature}.",
-                hint="Train adapters (--train_type lora), leave the KL out, or draw at --temperature 1.",
+                f"The {context.config.backend.name} backend scores the reference at temperature 1 only, but "
+                f"--temperature is {temperature}.",
+                hint="Pass --temperature 1, train adapters (--train_type lora), or leave the KL divergence out.",
             )
 
     def before_step(self, step: int, options: KlOptions) -> None:
-        """Let the reference follow the policy, where it is time after so many steps. Called on every process."""
+        """Let the reference follow the policy every `ref_model_sync_steps`. Called on every process."""
         if options.sync_ref_model and step and step % options.ref_model_sync_steps == 0:
             self._context.role(REFERENCE).follow(options.ref_model_mixup_alpha)
 
-    def logps(self, taken: TakenAnswers, ask: Ask) -> list[np.ndarray]:
+    def logps(self, kept: KeptCompletions, ask: Ask) -> list[np.ndarray]:
         """Return the log-probabilities of each sample's tokens. Called on every process."""
         if not self._is_apart:
             return [values["logps"] for values in ask(TokenLogps(adapters_off=True))]
         if REFERENCE not in self._context.roles:
-            return self._by_engine(taken.samples)
+            return self._by_engine(kept.samples)
         role = self._context.role(REFERENCE)
-        scored = values_of_answers(
+        scored = values_of_completions(
             self._context,
-            taken.samples,
+            kept.samples,
             TokenLogps(),
             temperature=self._temperature,
             forward=role.forward,
-            batches=taken.batches,
+            batches=kept.batches,
         )
         return [values["logps"] for values in scored]
 
@@ -77,16 +77,16 @@ class RunReference:
             )
         world = self._context.topology.world
         mine = range(world.rank, len(samples), world.size)
-        asked = [samples[index].segments[0].input_ids.tolist() for index in mine]
+        sequences = [samples[index].segments[0].input_ids.tolist() for index in mine]
         scored = {}
-        for place, score in self._engine.score(asked):
+        for index, score in self._engine.score(sequences):
             heartbeat()
-            scored[mine[place]] = np.array([0.0, *score.logprobs], dtype=np.float32)
+            scored[mine[index]] = np.array([0.0, *score.logprobs], dtype=np.float32)
         everyone = {index: each for part in self._context.comms.gather(scored) for index, each in part.items()}
         return [everyone[index] for index in range(len(samples))]
 
     def close(self) -> None:
-        """Give the second model back."""
+        """Close the second model."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None

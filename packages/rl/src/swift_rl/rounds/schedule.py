@@ -1,4 +1,4 @@
-"""The schedule of online learning: the model in training answers prompts, and steps learn from the answers."""
+"""The schedule of online learning: the model in training completes prompts, and steps learn from the completions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from swift.contracts import BatchSchedule
 from swift.errors import CheckpointError, ConfigError
 from swift_rl.audit import write_page
 from swift_rl.health import Health
-from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
-from swift_rl.rounds.dealing import dealt, rows_of
-from swift_rl.rounds.draw import Ahead, DrawRequest, Rollouts
+from swift_rl.rounds.batching import indices_of_step, rows_of
+from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 from swift_rl.rounds.files import FOLDER, path_of, read_round, write_round
-from swift_rl.rounds.judge import on_main
 from swift_rl.rounds.prompts import Prompts
+from swift_rl.rounds.rollouts import PrefetchedRound, RolloutRequest, Rollouts
+from swift_rl.rounds.scoring import on_main
 from swift_rl.rounds.settings import check_settings, prompts_per_round
 from swift_rl.rounds.values import Options, Valuer, figures
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 
 
 ALL_PAGES = 10
-"""So many rounds have a page each."""
+"""The first rounds that have a page each."""
 EVERY_PAGE = 10
-"""Later ones have a page every so many rounds."""
+"""Later rounds have a page at this interval."""
 _HARMLESS = (
     *("max_idle_rounds", "reward_timeout", "reward_workers", "reward_memory", "reward_retries", "reward_max_failed"),
     *("environment_timeout", "episode_timeout"),
     *("eval_temperature", "num_generations_eval", "rollout_batch_size", "rollout_tolerance", "log_entropy"),
     *("teacher_batch_size", "teacher_device"),
 )
-"""Options that a resumed run may change without drawing a round again."""
+"""Options that a resumed run may change without sampling a round again."""
 _SHAPE = ("completion_length", "truncated")
-"""Figures of answers besides their rewards."""
+"""Figures of completions besides their rewards."""
 
 
 class RolloutSchedule(BatchSchedule):
     """Rounds of completions, each of which serves some steps.
 
-    What the tokens of answers are given for the loss is the objective's `valuer`.
+    The objective's `valuer` gives tokens the values that the loss reads.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RolloutSchedule(BatchSchedule):
         self._context = context
         self._options: OnlineOptions = options
         if context.data.train is None:
-            raise ConfigError("Prompts are read in an order of their own, not streamed.", hint="Leave --streaming out.")
+            raise ConfigError("Online learning cannot stream its prompts.", hint="Leave --streaming out.")
         layout = context.layout
         self._prompts = Prompts(context.data.train, seed=layout.order_seed, shuffle=layout.shuffle)
         self._per_round = prompts_per_round(layout.global_rows, options)
@@ -79,21 +79,21 @@ class RolloutSchedule(BatchSchedule):
         )
         self._fingerprint = _fingerprint(options, self._prompts, context)
         self._round: Round | None = None
-        self._ahead: Ahead | None = None
+        self._prefetched: PrefetchedRound | None = None
         self._cursor = 0
         self._resumed: Mapping[str, Any] = {}
         self._health = Health(options.max_idle_rounds, context.say)
         for line in options.notes():
             context.say(line)
         self._first_step = 0
-        """Of this life of the run."""
+        """The first step of this process."""
 
     def epoch_at(self, step: int) -> float:
         """Return how many passes over the prompts are complete before this step."""
         return step / self._steps_per_round * self._per_round / len(self._prompts)
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
-        """Return one process's slice of the answers that a step learns from."""
+        """Return one process's slice of the completions that a step learns from."""
         self._valuer.before_step(step)
         number, within = divmod(step, self._steps_per_round)
         if self._round is None or self._round.number != number:
@@ -116,25 +116,25 @@ class RolloutSchedule(BatchSchedule):
         return {} if self._round is None else self._round.facts
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        """Answer the held-out prompts with the weights as they are, and return the mean rewards."""
+        """Complete the held-out prompts with the current weights, and return the mean rewards."""
         assert self._held_out is not None
-        if self._ahead is not None:
-            self._ahead.wait()
+        if self._prefetched is not None:
+            self._prefetched.wait()
         self._rollouts.sync(step)
         options = self._options
         sampling = self._rollouts.sampling(self._context.config.train.seed + 1, options.eval_temperature)
         prompts = self._held_out.all()
-        asked = DrawRequest(-1, step, prompts, options.num_generations_eval, sampling)
-        answers = self._rollouts.answer(asked, keep=False)
-        self._valuer.score(prompts, answers)
-        self._valuer.value(answers)
-        found = figures(answers, self._valuer.names)
+        request = RolloutRequest(-1, step, prompts, options.num_generations_eval, sampling)
+        completions = self._rollouts.generate(request, keep=False)
+        self._valuer.score(prompts, completions)
+        self._valuer.value(completions)
+        found = figures(completions, self._valuer.names)
         return {name: found.get(name, 0.0) for name in self.evaluation_metrics or ()}
 
     def state(self) -> Mapping[str, Any]:
-        """Return where the run stands in its prompts, once all answers that were begun are kept."""
-        if self._ahead is not None:
-            self._ahead.wait()
+        """Return the run's position in its prompts, once all completions that were begun are in the rollout log."""
+        if self._prefetched is not None:
+            self._prefetched.wait()
         if self._round is None:
             return dict(self._resumed)
         return {
@@ -142,12 +142,12 @@ class RolloutSchedule(BatchSchedule):
             "version": self._round.version,
             "cursor": self._cursor,
             "folder": str(self._folder.absolute()),
-            "ahead": None if self._ahead is None else self._ahead.asked.version,
+            "prefetched": None if self._prefetched is None else self._prefetched.request.version,
             **({"values": dict(values)} if (values := self._valuer.state()) else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state` was asked for."""
+        """Continue from what `state` returned."""
         self._resumed = dict(state)
         if before := state.get("folder"):
             self._rollouts.resumed_from = Path(before)
@@ -157,101 +157,102 @@ class RolloutSchedule(BatchSchedule):
     def close(self) -> None:
         """End engines and the processes of rewards."""
         try:
-            if self._ahead is not None:
-                self._ahead.wait()
+            if self._prefetched is not None:
+                self._prefetched.wait()
         finally:
-            self._ahead = None
+            self._prefetched = None
             self._rollouts.close()
             self._valuer.close()
 
     # Rounds
 
     def _begin(self, number: int, step: int, within: int) -> Round:
-        """Return a round: read, where an earlier life of the run has written it, or made."""
+        """Return a round, from its files if the run was resumed, else newly made."""
         version = step - within
         self._first_step = step if self._round is None else self._first_step
         known = on_main(self._context, lambda: self._written(number, version, within))
         if known is not None:
             self._cursor = known.cursor
-            self._look_ahead(number, version, synced=bool(within))
+            self._prefetch(number, version, synced=bool(within))
             return known
         if within:
             raise CheckpointError(
-                f"Step {step + 1} learns from round {number + 1}, whose answers are in no file under {self._folder}.",
-                hint="Resume from a checkpoint at the end of a round, or bring the folder rollouts of the run back.",
+                f"The files of round {number + 1}, which step {step + 1} learns from, are missing under "
+                f"{self._folder}.",
+                hint="Resume from a checkpoint at the end of a round, or restore the run's rollouts folder.",
             )
         begun = time.monotonic()
-        made = self._draw(number, version)
-        self._look_ahead(number, version)
-        drawn = time.monotonic()
+        made = self._sample(number, version)
+        self._prefetch(number, version)
+        sampled = time.monotonic()
         self._valuer.fill(made, version, self._rollouts.probed)
-        made.facts |= {"seconds_drawing": drawn - begun, "seconds_scoring": time.monotonic() - drawn}
+        made.facts |= {"seconds_generating": sampled - begun, "seconds_scoring": time.monotonic() - sampled}
         on_main(self._context, lambda: self._keep(made))
         self._health.look(made)
         return made
 
     def _written(self, number: int, version: int, within: int) -> Round | None:
-        """Return a round that an earlier life of this run has written, or the run of which this one is the rest.
+        """Return a round that this run, or the run that it resumes, has written.
 
-        Of that one only what was drawn before this one began: it may have gone on in another way.
+        Rounds of the other run count only if sampled before this one began: it may have continued differently.
         """
-        drawn_by = self._version_of(number, version)
+        sampled_by = self._version_of(number, version)
         before = self._rollouts.resumed_from
-        folders = [self._folder, *([before] if before is not None and drawn_by <= self._first_step else ())]
+        folders = [self._folder, *([before] if before is not None and sampled_by <= self._first_step else ())]
         for folder in folders:
             known = read_round(folder, number, None if within else self._fingerprint)
-            if known is not None and known.version == drawn_by:
+            if known is not None and known.version == sampled_by:
                 return known
         return None
 
     def _version_of(self, number: int, version: int) -> int:
-        """Return the step whose weights write a round that begins at the step `version`."""
-        behind = self._options.rollout_lag * self._steps_per_round
+        """Return the step whose weights sample a round that begins at the step `version`."""
+        behind = self._options.rollout_staleness * self._steps_per_round
         return max(0, version - behind)
 
-    def _asked(self, number: int, version: int, prompts: Sequence[Prompt]) -> DrawRequest:
+    def _request(self, number: int, version: int, prompts: Sequence[Prompt]) -> RolloutRequest:
         sampling = self._rollouts.sampling(self._context.config.train.seed, self._options.temperature)
         given = self._valuer.given(number, prompts)
-        return DrawRequest(number, version, prompts, self._options.num_generations, sampling, given)
+        return RolloutRequest(number, version, prompts, self._options.num_generations, sampling, given)
 
-    def _draw(self, number: int, step: int) -> Round:
-        """Return answers to the next prompts, scored, without what the model in training says of them."""
+    def _sample(self, number: int, step: int) -> Round:
+        """Return the scored completions of the next prompts, without values of the model in training."""
         version = self._version_of(number, step)
-        if self._ahead is None and version == step:
+        if self._prefetched is None and version == step:
             self._rollouts.sync(step)
         made = Round(number, version, [], [], cursor=self._cursor)
-        asked = self._asked(number, version, self._prompts.next(made.cursor, self._per_round))
-        if self._ahead is not None:
-            answers, self._ahead = self._ahead.respond(), None
+        request = self._request(number, version, self._prompts.next(made.cursor, self._per_round))
+        if self._prefetched is not None:
+            completions, self._prefetched = self._prefetched.completions(), None
         else:
-            answers = self._rollouts.answer(asked)
-        self._add(made, asked.prompts, answers)
+            completions = self._rollouts.generate(request)
+        self._add(made, request.prompts, completions)
         for _ in range(self._options.max_resample_times if self._options.dynamic_sample else 0):
             missing = self._per_round - (len(made.prompts) - len(made.dropped))
             if not missing:
                 break
-            asked = self._asked(number, version, self._prompts.next(made.cursor, missing))
-            self._add(made, asked.prompts, self._rollouts.answer(asked))
+            request = self._request(number, version, self._prompts.next(made.cursor, missing))
+            self._add(made, request.prompts, self._rollouts.generate(request))
         if len(made.dropped) == len(made.prompts):
-            made.dropped.clear()  # a step needs rows, even such as teach nothing
-        if len(made.prompts) > self._per_round:  # some estimators compare all answers of a round
-            self._valuer.value([answer for answer in made.answers if answer.prompt not in made.dropped])
+            made.dropped.clear()  # a step needs rows, even if their advantages are 0
+        if len(made.prompts) > self._per_round:  # some estimators compare all completions of a round
+            self._valuer.value([completion for completion in made.completions if completion.prompt not in made.dropped])
         self._cursor = made.cursor
         return made
 
-    def _add(self, made: Round, prompts: Sequence[Prompt], answers: Sequence[DrawnAnswer]) -> None:
-        """Add answers to a round, scored; groups that nothing can be learned from are dropped where that is asked."""
-        self._valuer.score(prompts, answers)
-        spreads = self._valuer.value(answers)
+    def _add(self, made: Round, prompts: Sequence[Prompt], completions: Sequence[RolloutCompletion]) -> None:
+        """Score completions and add them to a round; with `dynamic_sample`, drop groups of equal rewards."""
+        self._valuer.score(prompts, completions)
+        spreads = self._valuer.value(completions)
         first = len(made.prompts)
         made.prompts += prompts
         made.cursor += len(prompts)
-        for answer in answers:
-            answer.prompt += first
-        made.answers += answers
+        for completion in completions:
+            completion.prompt += first
+        made.completions += completions
         for index, spread in enumerate(spreads if self._options.dynamic_sample else ()):
             if spread <= 0:
-                made.dropped[first + index] = "all answers got the same reward"
+                made.dropped[first + index] = "all completions have the same reward"
 
     def _keep(self, made: Round) -> None:
         write_round(self._folder, made, self._fingerprint)
@@ -261,40 +262,42 @@ class RolloutSchedule(BatchSchedule):
             write_page(page, made, pieces=lambda ids: _shown(self._context, ids), trained_by=self._trained_by(made))
 
     def _trained_by(self, made: Round) -> dict[int, list[int]]:
-        """Return the steps, counted from 1, that learn from each answer, by its index."""
+        """Return the steps, counted from 1, that learn from each completion, by its index."""
         first = made.number * self._steps_per_round
-        places = {id(answer): index for index, answer in enumerate(made.answers)}
+        indices = {id(completion): index for index, completion in enumerate(made.completions)}
         steps: dict[int, list[int]] = {}
         for within in range(self._steps_per_round):
-            for answer in self._dealt(made, within):
-                steps.setdefault(places[id(answer)], []).append(first + within + 1)
+            for completion in self._of_step(made, within):
+                steps.setdefault(indices[id(completion)], []).append(first + within + 1)
         return steps
 
-    def _look_ahead(self, number: int, version: int, *, synced: bool = False) -> None:
-        """Begin the next round's answers with the weights as they are at the beginning of this one, where rounds lag.
+    def _prefetch(self, number: int, version: int, *, synced: bool = False) -> None:
+        """Begin sampling the next round with the weights at the beginning of this one, if rollouts may be stale.
 
-        `synced` says that these weights are gone: all answers are in the journal then.
+        `synced`: these weights no longer exist, and all completions are in the rollout log.
         """
-        if not self._options.rollout_lag or (number + 1) * self._steps_per_round >= self.total_steps:
+        if not self._options.rollout_staleness or (number + 1) * self._steps_per_round >= self.total_steps:
             return
         if not synced:
             self._rollouts.sync(version)
         elif on_main(self._context, lambda: self._written(number + 1, version + self._steps_per_round, 0) is not None):
             return
         prompts = self._prompts.next(self._cursor, self._per_round)
-        self._ahead = Ahead(self._rollouts, self._asked(number + 1, version, prompts))
+        self._prefetched = PrefetchedRound(self._rollouts, self._request(number + 1, version, prompts))
 
     # Rows
 
-    def _dealt(self, made: Round, within: int) -> list[DrawnAnswer]:
-        """Return the answers that one of a round's steps learns from, the same on every process."""
-        taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
-        return [taken[index] for index in dealt(self._context, self._options, made.number, len(taken), within)]
+    def _of_step(self, made: Round, within: int) -> list[RolloutCompletion]:
+        """Return the completions that one of a round's steps learns from, the same on every process."""
+        taken = [completion for completion in made.completions if completion.prompt not in made.dropped]
+        return [
+            taken[index] for index in indices_of_step(self._context, self._options, made.number, len(taken), within)
+        ]
 
     def _rows(self, made: Round, within: int) -> list[Row]:
         """Return the rows of one of a round's steps, the same on every process."""
-        answers = self._dealt(made, within)
-        samples = [self._valuer.sample(made.prompts[answer.prompt], answer) for answer in answers]
+        completions = self._of_step(made, within)
+        samples = [self._valuer.sample(made.prompts[completion.prompt], completion) for completion in completions]
         return [tuple(samples[index] for index in each) for each in rows_of(self._context, samples)]
 
 
@@ -304,7 +307,7 @@ def _shown(context: ScheduleContext, ids: Sequence[int]) -> list[str]:
 
 
 def _fingerprint(options: OnlineOptions, prompts: Prompts, context: ScheduleContext) -> str:
-    """Return a hash of all that decides a round besides the weights."""
+    """Return a hash of everything that determines a round besides the weights."""
     held = [
         options.model_dump(mode="json", exclude=set(_HARMLESS)),
         prompts.fingerprint,

@@ -1,4 +1,4 @@
-"""A teacher as a reward: what it says of the tokens that the policy drew, each for itself."""
+"""A teacher as a reward: its log-probabilities of the tokens that the policy sampled."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from swift.toolkit import heartbeat
 from swift_rl.distill.engine import TeacherEngine
-from swift_rl.held import TEACHER
-from swift_rl.rounds.logps import TokenLogps, values_of_answers
+from swift_rl.roles import TEACHER
+from swift_rl.rounds.logps import TokenLogps, values_of_completions
 
 if TYPE_CHECKING:
     from swift.contracts import ScheduleContext
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TokenTeacher:
-    """The teacher of a run that learns from its own answers; it is asked about the tokens of these alone."""
+    """The teacher of a run that learns from its own completions; it scores only the sampled tokens."""
 
     def __init__(self, context: ScheduleContext, options: TeacherOptions) -> None:
         self._engine = TeacherEngine(context, options, top=0)
@@ -28,19 +28,19 @@ class TokenTeacher:
 
     def logps(self, samples: Sequence[Encoded]) -> list[np.ndarray]:
         """Return the log-probability of every token of each sample, 0 of the first. Called on every process."""
-        texts = [sample.segments[0].input_ids.tolist() for sample in samples]
+        sequences = [sample.segments[0].input_ids.tolist() for sample in samples]
 
-        def scored(share: Sequence[int]) -> dict[int, np.ndarray]:
+        def scored(mine: Sequence[int]) -> dict[int, np.ndarray]:
             found = {}
-            for index, score in self._engine.opened().score([texts[place] for place in share]):
+            for index, score in self._engine.opened().score([sequences[each] for each in mine]):
                 heartbeat()
-                found[share[index]] = np.concatenate([[0.0], score.logprobs])
+                found[mine[index]] = np.concatenate([[0.0], score.logprobs])
             return found
 
-        return self._engine.dealt(len(texts), scored)
+        return self._engine.divided(len(sequences), scored)
 
     def close(self) -> None:
-        """Give the engine back."""
+        """Close the engine."""
         self._engine.close()
 
 
@@ -53,11 +53,11 @@ class RoleTeacher:
     def logps(self, samples: Sequence[Encoded]) -> list[np.ndarray]:
         """Return the log-probability of every token that is learned. Called on every process."""
         forward = self._context.role(TEACHER).forward
-        scored = values_of_answers(self._context, samples, TokenLogps(), temperature=1.0, forward=forward)
+        scored = values_of_completions(self._context, samples, TokenLogps(), temperature=1.0, forward=forward)
         return [values["logps"] for values in scored]
 
     def close(self) -> None:
-        """Do nothing: the run holds it."""
+        """Do nothing: the run owns it."""
 
 
 def open_teacher(context: ScheduleContext, options: GrpoOptions) -> TokenTeacher | RoleTeacher:

@@ -1,1 +1,1 @@
-"""`swift sample`: many answers per prompt, scored, of which the best become rows to train on."""
+"""`swift sample`: many completions per prompt, scored, of which the best become rows to train on."""

@@ -16,7 +16,7 @@ from swift_rl.sample.options import NO_ENGINE, SampleOptions
 class SampleCommand:
     """Implements `swift.contracts.Command`."""
 
-    summary = "Draw several answers to each prompt, and keep the best as rows to train on"
+    summary = "Sample several completions per prompt and keep the best as training data"
     options_model = SampleOptions
 
     def run(self, options: SampleOptions) -> int:
@@ -34,11 +34,11 @@ class SampleCommand:
 
 
 def sample(options: SampleOptions, result: Path) -> None:
-    """Write the rows; answers and scores are kept beside them."""
+    """Write the rows, and files of completions and scores next to them."""
     from swift.toolkit import print_note
     from swift_rl.rewards.select import check_columns, select_rewards
-    from swift_rl.sample.answers import sampled_prompts
     from swift_rl.sample.choice import Choice
+    from swift_rl.sample.completions import sampled_prompts
     from swift_rl.sample.scores import score
 
     selected = select_rewards(options.reward_funcs, options)
@@ -50,26 +50,26 @@ def sample(options: SampleOptions, result: Path) -> None:
                 hint=f"Selected: {', '.join(names)}",
             )
     check_columns(selected, _columns(options))
-    prompts = sampled_prompts(options, result.with_suffix(f".answers{result.suffix}"))
+    prompts = sampled_prompts(options, result.with_suffix(f".completions{result.suffix}"))
     if selected:
         score(prompts, selected, options, result.with_suffix(f".scores{result.suffix}"))
     choice = Choice(options, {reward.name: reward.weight for reward in selected})
     _write(result, (row for prompt in prompts for row in choice.rows(prompt)))
     tally = choice.tally
-    told = [f"{tally.answers} answers to {tally.prompts} prompts"]
-    told += [f"{tally.cut_off} cut off and left out (--keep_truncated takes them)"] if tally.cut_off else []
+    parts = [f"{tally.completions} completions to {tally.prompts} prompts"]
+    parts += [f"{tally.cut_off} cut off and left out (--keep_truncated takes them)"] if tally.cut_off else []
     if selected:
-        told.append(f"{tally.passing / max(1, tally.answers):.1%} pass")
-        told += [f"{tally.failed} have no reward"] if tally.failed else []
-        told += [f"{tally.too_easy} prompts are too easy"] if tally.too_easy else []
-        told += [f"{tally.without_row} prompts give no row"] if tally.without_row else []
-    print_note(f"{', '.join(told)}; {tally.rows} rows written to {result}")
+        parts.append(f"{tally.passing / max(1, tally.completions):.1%} pass")
+        parts += [f"{tally.failed} have no reward"] if tally.failed else []
+        parts += [f"{tally.too_easy} prompts are too easy"] if tally.too_easy else []
+        parts += [f"{tally.without_row} prompts give no row"] if tally.without_row else []
+    print_note(f"{', '.join(parts)}; {tally.rows} rows written to {result}")
 
 
 def _columns(options: SampleOptions) -> list[str]:
     """Return the columns that rewards find, as the first rows have them; raise where none can be read."""
     from swift.infer import read_questions
-    from swift_rl.rewards.stored import read_answers
+    from swift_rl.rewards.stored import read_completions
 
     found: dict[str, None] = {}
     if options.dataset:
@@ -78,7 +78,7 @@ def _columns(options: SampleOptions) -> list[str]:
             question = questions[index]
             found |= dict.fromkeys([*question.extras, *(["solution"] if question.expected is not None else [])])
     else:
-        for item in read_answers(options.cache_files[0])[:20]:
+        for item in read_completions(options.cache_files[0])[:20]:
             found |= dict.fromkeys(item.columns)
     return list(found)
 

@@ -14,14 +14,14 @@ from swift.infer.options import InferenceOptions, SamplingOptions
 from swift_rl.reward_options import RewardOptions
 
 NO_ENGINE = "no"
-"""`--engine no`: answers come from `--cache_files`."""
+"""`--engine no`: completions come from `--cache_files`."""
 
 
 class SampleOptions(RewardOptions, SamplingOptions, InferenceOptions):
-    """Draws several answers to each prompt, scores them, and writes the best as rows to train on.
+    """Samples several completions per prompt, scores them, and writes the best as training data.
 
-    Without rewards every answer is written. After an interruption the same command continues, and one with other
-    rewards or thresholds takes the answers that are there already.
+    Without rewards every completion is written. After an interruption, the same command continues. With other rewards
+    or thresholds it reuses the completions.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -30,65 +30,66 @@ class SampleOptions(RewardOptions, SamplingOptions, InferenceOptions):
     )
     engine: Annotated[Name, Aliases("infer_backend", "sampler_engine")] = Field(
         "transformers",
-        description="An installed inference engine, the address of a server (http://HOST:PORT), or no: the answers are "
-        "in cache_files",
+        description="An installed inference engine, the address of a server (http://HOST:PORT), or no: "
+        "read completions from cache_files",
     )
     num_return_sequences: Annotated[Rows, Aliases("num_generations", "n")] = Field(
-        8, description="Answers to each prompt"
+        8, description="Completions per prompt"
     )
-    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = Field(1.0, description="Temperature of the draws")
+    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = Field(1.0, description="Sampling temperature")
     rows: Literal["sft", "dpo", "kto"] = Field(
         "sft",
-        description="What is written: sft, the best answers; dpo, each of these with the worst as rejected_response; "
-        "kto, every answer with the label whether it passes",
+        description="Format of the rows. sft: the best completions; dpo: the best, each with the worst as "
+        "rejected_response; kto: all completions, with a label that is true if they pass",
     )
-    n_best_to_keep: Rows = Field(
-        1, description="Most answers to a prompt that are kept; texts that are alike count once"
-    )
+    n_best_to_keep: Rows = Field(1, description="Number of completions to keep per prompt; equal ones count once")
     reward_funcs: Annotated[tuple[Name, ...], RunsCode(), Aliases("orm_model")] = Field(
-        (), description="Rewards: names (swift plugins), FILE.py:FUNCTION, or what external_plugins registers"
+        (), description="Rewards: names (see swift plugins), FILE.py:FUNCTION, or names registered by external_plugins"
     )
     reward_model: Annotated[tuple[Name, ...], Aliases("prm_model")] = Field(
-        (), description="Models that score answers: runs, checkpoints, exports, or http:// addresses of servers"
+        (), description="Models that score completions: runs, checkpoints, exports, or http:// addresses of servers"
     )
-    reward_threshold: float | None = Field(None, description="Keep only answers whose weighted sum is above this")
+    reward_threshold: float | None = Field(
+        None, description="Keep only completions with a weighted sum of rewards above this"
+    )
     thresholds: Annotated[dict[Name, float], Parts(prm_threshold="reward_model")] = Field(
-        default_factory=dict, description='Keep only answers whose rewards are above these: {"accuracy": 0}'
+        default_factory=dict, description='Keep only completions whose rewards are above these: {"accuracy": 0}'
     )
     easy_query_threshold: Fraction | None = Field(
-        None, description="Leave out prompts of whose answers more than this part pass"
+        None, description="Leave out prompts if more than this fraction of their completions pass"
     )
-    keep_truncated: bool = Field(False, description="Keep answers that were cut off at max_new_tokens, too")
-    data_range: tuple[int, ...] = Field((), description="Only this part of the prompts: 0 4 is the first of four")
+    keep_truncated: bool = Field(False, description="Also keep completions that were cut off at max_new_tokens")
+    data_range: tuple[int, ...] = Field((), description="Use only this part of the prompts: 0 4 is the first of four")
     cache_files: tuple[FilePath, ...] = Field(
-        (), description="Answers that are stored, a row each, for --engine no: of an earlier run, or another program"
+        (),
+        description="Files of stored completions, one per row, for --engine no",
     )
     result_path: Annotated[FilePath | None, Aliases("result_jsonl", "output_file")] = Field(
-        None, description="File of the rows; answers and their scores are kept beside it"
+        None, description="Output file; completions and scores are kept next to it"
     )
     output_dir: FilePath | None = Field(None, description="Folder of result_path")
     overwrite: Annotated[bool, Aliases("override_exist_file")] = Field(
-        False, description="Draw and score again what is there already"
+        False, description="Sample and score again instead of continuing"
     )
 
     @property
     def result(self) -> Path:
-        """Return the file of the rows; raise where none is named."""
+        """Return the output file; raise without one."""
         if self.result_path is None:
-            raise UsageError("The rows have no file.", hint="Type --result_path best.jsonl")
+            raise UsageError("No output file is given.", hint="Pass --result_path best.jsonl")
         return self.result_path if self.output_dir is None else self.output_dir / self.result_path
 
     @property
     def max_completion_length(self) -> int:
-        """The longest answer, under the name by which rewards ask for it."""
+        """The most tokens of a completion, under the name that rewards use."""
         return self.max_new_tokens
 
     def check(self) -> None:
         """Raise where the options contradict each other."""
         if self.do_sample is False and self.num_return_sequences > 1:
             raise UsageError(
-                f"--do_sample false writes {self.num_return_sequences} times the same answer to a prompt.",
-                hint="Leave it out, or type --num_return_sequences 1",
+                f"--do_sample false would write the same completion {self.num_return_sequences} times per prompt.",
+                hint="Leave it out, or pass --num_return_sequences 1.",
             )
         self._check_source()
         rewards = self.reward_funcs or self.reward_model
@@ -100,17 +101,19 @@ class SampleOptions(RewardOptions, SamplingOptions, InferenceOptions):
         }
         for flag, given in filters.items():
             if given and not rewards:
-                raise UsageError(f"--{flag} needs rewards.", hint="Type --reward_funcs NAME or --reward_model MODEL")
+                raise UsageError(f"--{flag} needs rewards.", hint="Pass --reward_funcs NAME or --reward_model MODEL.")
         if self.data_range and not (len(self.data_range) == 2 and 0 <= self.data_range[0] < self.data_range[1]):
             raise UsageError(
-                f"--data_range {' '.join(map(str, self.data_range))} names no part.",
-                hint="Type the number of the part, from 0, and how many there are: --data_range 0 4",
+                f"--data_range {' '.join(map(str, self.data_range))} is invalid.",
+                hint="Pass the number of the part, from 0, and the number of parts: --data_range 0 4",
             )
 
     def _check_source(self) -> None:
         if self.engine == NO_ENGINE and not self.cache_files:
-            raise UsageError("--engine no asks nobody.", hint="Type --cache_files FILE: answers that are stored.")
+            raise UsageError("--engine no needs stored completions.", hint="Pass --cache_files FILE.")
         if self.engine != NO_ENGINE and self.cache_files:
-            raise UsageError("--cache_files brings the answers, and no model is asked.", hint="Type --engine no too.")
+            raise UsageError(
+                "--cache_files cannot be combined with an engine.", hint="Pass --engine no, or leave --cache_files out."
+            )
         if not self.dataset and not self.cache_files:
-            raise UsageError("There are no prompts.", hint="Type --dataset FILE")
+            raise UsageError("No prompts are given.", hint="Pass --dataset FILE")

@@ -1,4 +1,4 @@
-"""Scores of sampled answers, kept in a file from which an interrupted run goes on."""
+"""Scores of sampled completions, kept in a file from which an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from swift.toolkit import print_note, progress
 from swift_rl.rewards.pool import RewardPool
 from swift_rl.rewards.select import SelectedReward
 from swift_rl.rewards.verdicts import Verdict
-from swift_rl.sample.answers import SampledAnswer, SampledPrompt
+from swift_rl.sample.completions import SampledCompletion, SampledPrompt
 from swift_rl.sample.options import SampleOptions
 
 _AT_ONCE = 256
-"""Answers that are scored, and kept, together."""
+"""Number of completions scored and kept together."""
 
 
 def score(
     prompts: Sequence[SampledPrompt], selected: Sequence[SelectedReward], options: SampleOptions, kept_in: Path
 ) -> None:
-    """Fill in the rewards of all answers. Those that the file has, by the same rewards, are not computed again."""
-    answers = [(prompt, answer) for prompt in prompts for answer in prompt.answers]
-    settings = _settings(selected, options, answers)
+    """Fill in the rewards of all completions. Rewards that the file has are not computed again."""
+    completions = [(prompt, completion) for prompt in prompts for completion in prompt.completions]
+    settings = _settings(selected, options, completions)
     stale = options.overwrite or not _made_so(kept_in, settings)
-    with ResumeFile(kept_in, (_marked(*each) for each in answers), settings, overwrite=stale) as journal:
-        left = journal.left()
+    with ResumeFile(kept_in, (_marked(*each) for each in completions), settings, overwrite=stale) as resume_file:
+        left = resume_file.left()
         if left:
             with RewardPool(selected, options, print_note, folder=kept_in.parent) as pool:
-                _score(pool, answers, left, journal)
-    for (_, answer), line in zip(answers, read_lines(kept_in), strict=True):
-        answer.rewards, answer.failed = line["rewards"], line["failed"]
+                _score(pool, completions, left, resume_file)
+    for (_, completion), line in zip(completions, read_lines(kept_in), strict=True):
+        completion.rewards, completion.failed = line["rewards"], line["failed"]
 
 
-def _score(pool: RewardPool, answers: Sequence[Any], left: Sequence[int], journal: ResumeFile) -> None:
+def _score(pool: RewardPool, completions: Sequence[Any], left: Sequence[int], resume_file: ResumeFile) -> None:
     parts = [left[start : start + _AT_ONCE] for start in range(0, len(left), _AT_ONCE)]
-    for rows in progress(parts, "Scoring answers", total=len(parts)):
-        verdicts = pool.score([_item(*answers[row]) for row in rows])
+    for rows in progress(parts, "Scoring completions", total=len(parts)):
+        verdicts = pool.score([_item(*completions[row]) for row in rows])
         for row, of_one in zip(rows, verdicts, strict=True):
-            journal.write(row, _line(of_one))
+            resume_file.write(row, _line(of_one))
 
 
 def _line(verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
@@ -53,36 +53,38 @@ def _line(verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
     }
 
 
-def _item(prompt: SampledPrompt, answer: SampledAnswer) -> RewardItem:
+def _item(prompt: SampledPrompt, completion: SampledCompletion) -> RewardItem:
     return RewardItem(
         messages=prompt.messages,
-        completion=answer.text,
-        completion_ids=answer.token_ids,
-        finish_reason=answer.finish_reason,
+        completion=completion.text,
+        completion_ids=completion.token_ids,
+        finish_reason=completion.finish_reason,
         columns=prompt.seen_by_rewards,
-        place=prompt.place,
+        source=prompt.source,
     )
 
 
-def _marked(prompt: SampledPrompt, answer: SampledAnswer) -> Question:
-    """Return what the journal tells rows apart by."""
-    return Question(list(map(dict, prompt.messages)), answer.text, extras=prompt.seen_by_rewards)
+def _marked(prompt: SampledPrompt, completion: SampledCompletion) -> Question:
+    """Return what identifies a row in the resume file."""
+    return Question(list(map(dict, prompt.messages)), completion.text, extras=prompt.seen_by_rewards)
 
 
 def _settings(
-    selected: Sequence[SelectedReward], options: SampleOptions, answers: Sequence[tuple[SampledPrompt, SampledAnswer]]
+    selected: Sequence[SelectedReward],
+    options: SampleOptions,
+    completions: Sequence[tuple[SampledPrompt, SampledCompletion]],
 ) -> dict[str, Any]:
-    """Return what decides the scores: the rewards, the files that they are in, and the answers."""
+    """Return what determines the scores: the rewards, their files and the completions."""
     files = {str(file): _digest(file) for reward in selected for file in _files_of(reward)}
     seen = hashlib.sha256()
-    for prompt, answer in answers:
-        held = [list(prompt.messages), answer.text, list(answer.token_ids), dict(prompt.seen_by_rewards)]
+    for prompt, completion in completions:
+        held = [list(prompt.messages), completion.text, list(completion.token_ids), dict(prompt.seen_by_rewards)]
         seen.update(json.dumps(held, default=str).encode())
     return {
         "rewards": json.loads(json.dumps([reward.described for reward in selected], default=str)),
         "files": files,
         "on_error": options.reward_on_error,
-        "answers": seen.hexdigest(),
+        "completions": seen.hexdigest(),
     }
 
 

@@ -7,8 +7,8 @@
         backend = "mine"
         cases = (*CASES, *testing.CASES)
 
-The losses are those of `grpo`, `ppo` and `gkd`. What their tokens are given is made of numbers of samples, so that no
-engine draws anything and every backend learns from the same rounds.
+The losses are those of `grpo`, `ppo` and `gkd`. The values of their tokens are computed from the indices of samples, so
+no engine generates and every backend learns from the same rounds.
 """
 
 from swift_rl.testing.cases import CASES

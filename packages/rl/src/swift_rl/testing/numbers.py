@@ -10,9 +10,9 @@ import numpy as np
 UNIFORM = -math.log(264)
 """About what a model with random weights says of any token of the kit's vocabulary."""
 CANDIDATES = 6
-"""Tokens that the teacher of a stored round speaks about."""
+"""Number of tokens that the teacher of a stored round scores."""
 TEMPERATURE = 0.8
-"""At which the answers of stored rounds were drawn."""
+"""Sampling temperature of stored rounds."""
 
 
 def values_of(sample: int, length: int) -> dict[str, np.ndarray]:

@@ -27,7 +27,7 @@ class StoredGrpo(Grpo):
     """`grpo` on stored rounds."""
 
     name = "kit-grpo"
-    encoding = "chat"  # type: ignore[assignment]  # the answers are those of the data
+    encoding = "chat"  # type: ignore[assignment]  # the completions are those of the data
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule of the data, whose tokens have numbers."""
@@ -38,7 +38,7 @@ class StoredPpo(Ppo):
     """`ppo` on stored rounds."""
 
     name = "kit-ppo"
-    encoding = "chat"  # type: ignore[assignment]  # the answers are those of the data
+    encoding = "chat"  # type: ignore[assignment]  # the completions are those of the data
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule of the data, whose tokens have numbers, and from which the critic learns too."""

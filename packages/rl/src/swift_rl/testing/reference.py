@@ -1,6 +1,6 @@
-"""The losses of online learning written down plainly: what backends are compared with.
+"""Plain reference losses of online learning, which backends are compared with.
 
-One answer at a time, from all logits, by the formulas of the papers; nothing is shared with the losses of this package.
+One completion at a time, from all logits, by the formulas of the papers, without code of the tested losses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from swift.testing import Expected, Recipe, run_reference
 from swift_rl.testing.numbers import TEMPERATURE, taught, values_of
 
 BETA, LOW, HIGH, DUAL, DRIFT = 0.1, 0.2, 0.28, 1.5, 0.1
-"""Of grpo: the KL term's coefficient, the clip's ranges, the dual clip's bound, and how far an answer may drift."""
+"""Of grpo: the KL term's coefficient, the clip's ranges, the dual clip's bound, and how far a completion may drift."""
 CLIP, CLIP_VALUES, VALUE_FACTOR, CRITIC_RATE = 0.2, 0.1, 0.5, 2e-3
 """Of ppo."""
 MIXTURE = 0.3
@@ -48,8 +48,8 @@ def gkd(recipe: Recipe) -> Expected:
 def _grpo(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
     total = torch.zeros(())
     for index in batch:
-        logps, values = _answer_of(model, recipe, index)
-        logps = logps.gather(-1, _answer(recipe, index)[:, None])[:, 0]
+        logps, values = _logps_of(model, recipe, index)
+        logps = logps.gather(-1, _completion(recipe, index)[:, None])[:, 0]
         advantage, old = values["advantages"], values["old_logps"]
         ratio = (logps - old).exp()
         surrogate = torch.min(ratio.clamp(max=DUAL) * advantage, ratio.clamp(1 - LOW, 1 + HIGH) * advantage)
@@ -63,8 +63,8 @@ def _grpo(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
 def _ppo(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
     total = torch.zeros(())
     for index in batch:
-        logps, values = _answer_of(model, recipe, index)
-        logps = logps.gather(-1, _answer(recipe, index)[:, None])[:, 0]
+        logps, values = _logps_of(model, recipe, index)
+        logps = logps.gather(-1, _completion(recipe, index)[:, None])[:, 0]
         ratio, advantage = (logps - values["old_logps"]).exp(), values["advantages"]
         surrogate = torch.min(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
         total = total - (values["is_weights"] * surrogate).sum()
@@ -74,8 +74,8 @@ def _ppo(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
 def _values(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
     total = torch.zeros(())
     for index in batch:
-        ((prompt, answer),) = recipe.samples[index]
-        hidden = model.model(input_ids=torch.tensor([prompt + answer]), use_cache=False).last_hidden_state
+        ((prompt, completion),) = recipe.samples[index]
+        hidden = model.model(input_ids=torch.tensor([prompt + completion]), use_cache=False).last_hidden_state
         predicted = model.score(hidden)[0, len(prompt) - 1 : -1, 0]
         total = total + _squared(predicted, _numbers(recipe, index))
     return VALUE_FACTOR * total / _tokens(recipe, batch)
@@ -90,8 +90,8 @@ def _with_value_head(model: Any, recipe: Recipe) -> None:
 def _both(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
     total = torch.zeros(())
     for index in batch:
-        ((prompt, answer),) = recipe.samples[index]
-        hidden = model.model(input_ids=torch.tensor([prompt + answer]), use_cache=False).last_hidden_state
+        ((prompt, completion),) = recipe.samples[index]
+        hidden = model.model(input_ids=torch.tensor([prompt + completion]), use_cache=False).last_hidden_state
         total = total + _squared(model.value_head(hidden)[0, len(prompt) - 1 : -1, 0], _numbers(recipe, index))
     return _ppo(model, recipe, batch) + VALUE_FACTOR * total / _tokens(recipe, batch)
 
@@ -106,9 +106,11 @@ def _squared(predicted: torch.Tensor, values: dict[str, torch.Tensor]) -> torch.
 def _gkd(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
     total = torch.zeros(())
     for index in batch:
-        ((prompt, answer),) = recipe.samples[index]
-        candidates, teacher = (torch.from_numpy(each)[len(prompt) :] for each in taught(prompt + answer, index))
-        chances = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].float().softmax(-1)
+        ((prompt, completion),) = recipe.samples[index]
+        candidates, teacher = (torch.from_numpy(each)[len(prompt) :] for each in taught(prompt + completion, index))
+        chances = (
+            model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float().softmax(-1)
+        )
         ours = chances.gather(-1, candidates.long())
         ours = torch.cat([ours, 1 - ours.sum(-1, keepdim=True)], -1)
         theirs = teacher.double().exp()
@@ -119,20 +121,20 @@ def _gkd(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
     return total / _tokens(recipe, batch)
 
 
-def _answer_of(model: Any, recipe: Recipe, index: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return log-probabilities of all tokens at each place of an answer, and what its tokens are given."""
-    ((prompt, answer),) = recipe.samples[index]
-    logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].float()
+def _logps_of(model: Any, recipe: Recipe, index: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return log-probabilities of all tokens at each position of a completion, and the values of its tokens."""
+    ((prompt, completion),) = recipe.samples[index]
+    logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float()
     return (logits / TEMPERATURE).log_softmax(-1), _numbers(recipe, index)
 
 
-def _answer(recipe: Recipe, index: int) -> torch.Tensor:
+def _completion(recipe: Recipe, index: int) -> torch.Tensor:
     return torch.tensor(recipe.samples[index][0][1])
 
 
 def _numbers(recipe: Recipe, index: int) -> dict[str, torch.Tensor]:
-    ((prompt, answer),) = recipe.samples[index]
-    values = values_of(index, len(prompt) + len(answer))
+    ((prompt, completion),) = recipe.samples[index]
+    values = values_of(index, len(prompt) + len(completion))
     return {name: torch.from_numpy(value)[len(prompt) :] for name, value in values.items()}
 
 

@@ -39,7 +39,7 @@ def answers(folder: Path, number: int) -> dict[str, Any]:
     asked = [each for each in prompts if isinstance(each, dict)] if isinstance(prompts, list) else []
     groups: list[dict[str, Any]] = [
         {
-            "place": each.get("place"),
+            "place": each.get("source"),
             "messages": each.get("messages"),
             "dropped": dropped.get(str(index)),
             "answers": [],

@@ -22,14 +22,14 @@ OPTIONS: Mapping[str, Arity] = {
             "delta", "cispo_bound", "sapo_temperature_pos", "sapo_temperature_neg", "advantage_eps", "kl_estimator",
             "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold",
             "off_policy_sequence_mask_delta", "top_entropy_quantile", "num_generations", "num_generations_eval",
-            "max_completion_length", "temperature", "eval_temperature", "top_p", "rollout_engine", "rollout_lag",
+            "max_completion_length", "temperature", "eval_temperature", "top_p", "rollout_engine", "rollout_staleness",
             "rollout_batch_size", "rollout_tolerance", "max_idle_rounds",
             "cosine_min_len_value_wrong", "cosine_max_len_value_wrong",
             "cosine_min_len_value_correct", "cosine_max_len_value_correct", "cosine_max_len", "repetition_n_grams",
             "repetition_max_penalty", "soft_max_length", "soft_cache_length", "reward_timeout", "reward_workers",
             "reward_memory", "reward_retries", "reward_on_error", "reward_max_failed", "max_resample_times",
             "step_reward",
-            "log_ratio_clamp", "kl_log_ratio_clamp", "kl_clamp", "lone_answer", "whiten_variance",
+            "log_ratio_clamp", "kl_log_ratio_clamp", "kl_clamp", "lone_completion", "whiten_variance",
             "rollout_importance_sampling_min", "rollout_importance_sampling_aggregate", "environment",
             "environment_weight", "max_turns", "completion_length_limit_scope", "environment_timeout",
             "episode_timeout", "template_drift",
@@ -143,7 +143,7 @@ def _correction(source: str, value: Any) -> Settings:
 
 
 def _staleness(source: str, value: Any) -> Settings:
-    return {"objective.rollout_lag": 1 if as_switch(value, source) else 0}
+    return {"objective.rollout_staleness": 1 if as_switch(value, source) else 0}
 
 
 def _no_dropout(source: str, value: Any) -> Settings:
@@ -182,7 +182,7 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
         "switch",
         _correction,
     ),
-    (("async_generate",), "objective.rollout_lag", "switch", _staleness),
+    (("async_generate",), "objective.rollout_staleness", "switch", _staleness),
     (("disable_dropout",), "tuner.dropout", "switch", _no_dropout),
     (("shuffle_dataset",), "data.shuffle", "switch", lambda source, value: {"data.shuffle": as_switch(value, source)}),
     (("max_prompt_length",), "data.max_length", "value", _request("max_prompt_length")),

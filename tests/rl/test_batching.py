@@ -1,4 +1,4 @@
-"""How the answers of a step share its micro-batches: little padding, and equal work for every process."""
+"""How the completions of a step share its micro-batches: little padding, and equal work for every process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swift.data.schedules.layout import slice_of
-from swift_rl.rounds.dealing import by_length
+from swift_rl.rounds.batching import by_length
 
 
 def padded(lengths: np.ndarray, order: list[int], micro_rows: int, rank: int = 0, size: int = 1) -> list[int]:

@@ -1,4 +1,4 @@
-"""Answers with numbers of their own, as a schedule gives them to a step, without a model."""
+"""Completions with numbers of their own, as a schedule gives them to a step, without a model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def grpo(**options: Any) -> Grpo:
     return Grpo(GrpoOptions(**options))
 
 
-def answer(number: int, length: int, *, without: tuple[str, ...] = ()) -> Encoded:
-    """One answer of `length` tokens after a prompt of three; its numbers depend on `number` alone."""
+def completion(number: int, length: int, *, without: tuple[str, ...] = ()) -> Encoded:
+    """One completion of `length` tokens after a prompt of three; its numbers depend on `number` alone."""
     noise = np.random.default_rng(number)
     zeros = np.zeros(PROMPT, np.float32)
     made = {
@@ -41,12 +41,12 @@ def answer(number: int, length: int, *, without: tuple[str, ...] = ()) -> Encode
 
 def logps_of(samples: list[Encoded]) -> list[torch.Tensor]:
     """What a model says of the learned tokens of each sample: leaves of autograd, in float64."""
-    drawn = []
+    sampled = []
     for sample in samples:
         noise = np.random.default_rng(1000 + sample.sample_id)
         length = len(sample.segments[0]) - PROMPT
-        drawn.append(torch.tensor(-noise.exponential(size=length), dtype=torch.float64, requires_grad=True))
-    return drawn
+        sampled.append(torch.tensor(-noise.exponential(size=length), dtype=torch.float64, requires_grad=True))
+    return sampled
 
 
 def viewed(batch: MicroBatch, logps: list[torch.Tensor]) -> ModelView:

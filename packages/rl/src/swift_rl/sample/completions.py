@@ -1,4 +1,4 @@
-"""Prompts with their answers: drawn by a model, or read from files."""
+"""Prompts with their completions: sampled by a model, or read from files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from swift.errors import DataError
 from swift.infer import Question, read_lines, read_questions, write_responses_to
 from swift.toolkit import print_note
-from swift_rl.rewards.stored import read_answers
+from swift_rl.rewards.stored import read_completions
 from swift_rl.sample.options import NO_ENGINE, SampleOptions
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ IDS = "completion_ids"
 
 
 @dataclass
-class SampledAnswer:
-    """One answer to a prompt, and what rewards said of it."""
+class SampledCompletion:
+    """A completion of a prompt, with its rewards."""
 
     text: str
     token_ids: Sequence[int] = ()
@@ -35,19 +35,19 @@ class SampledAnswer:
 
 @dataclass
 class SampledPrompt:
-    """A prompt with its answers."""
+    """A prompt with its completions."""
 
     messages: Sequence[Mapping[str, Any]]
     columns: Mapping[str, Any]
     """The row's other columns."""
-    place: str
-    answers: list[SampledAnswer]
+    source: str
+    completions: list[SampledCompletion]
     expected: str | None = None
-    """The data set's own answer, where it has one."""
+    """The data set's own response, if it has one."""
 
     @property
     def seen_by_rewards(self) -> Mapping[str, Any]:
-        """The columns, with the expected answer as `solution` where the row has none."""
+        """The columns, with the expected response as `solution` if the row has none."""
         if self.expected is None or "solution" in self.columns:
             return self.columns
         return {**self.columns, "solution": self.expected}
@@ -76,18 +76,18 @@ class QuestionsPart(Sequence[Question]):
     def __init__(self, questions: Any, part: Sequence[int]) -> None:
         number, parts = part or (0, 1)
         self._questions = questions
-        self._places = range(len(questions) * number // parts, len(questions) * (number + 1) // parts)
+        self._indices = range(len(questions) * number // parts, len(questions) * (number + 1) // parts)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def __getitem__(self, index: Any) -> Any:
         """Return one question."""
-        return self._questions[self._places[index]]
+        return self._questions[self._indices[index]]
 
 
 def sampled_prompts(options: SampleOptions, kept_in: Path) -> list[SampledPrompt]:
-    """Return the prompts with their answers; what is drawn is kept in a file, from which an interrupted run goes on."""
+    """Return the prompts with their completions, which are kept in a file from which an interrupted run continues."""
     questions: Sequence[Question] = ()
     if options.dataset:
         questions = QuestionsPart(
@@ -99,7 +99,7 @@ def sampled_prompts(options: SampleOptions, kept_in: Path) -> list[SampledPrompt
     write_responses_to(kept_in, options, options.sampling, repeated, further=_settings(options), line=_line)
     lines = read_lines(kept_in)
     return [
-        _prompt(question, [_answer(line) for line in islice(lines, options.num_return_sequences)])
+        _prompt(question, [_completion(line) for line in islice(lines, options.num_return_sequences)])
         for question in questions
     ]
 
@@ -114,36 +114,36 @@ def _line(question: Question, response: Response) -> dict[str, Any]:
     return {"messages": messages, "finish_reason": response.finish_reason, IDS: list(response.token_ids)}
 
 
-def _answer(line: Mapping[str, Any]) -> SampledAnswer:
-    return SampledAnswer(line["messages"][-1]["content"], line[IDS], line["finish_reason"])
+def _completion(line: Mapping[str, Any]) -> SampledCompletion:
+    return SampledCompletion(line["messages"][-1]["content"], line[IDS], line["finish_reason"])
 
 
-def _prompt(question: Question, answers: list[SampledAnswer]) -> SampledPrompt:
+def _prompt(question: Question, completions: list[SampledCompletion]) -> SampledPrompt:
     columns = dict(question.extras)
     if question.tools:
         columns["tools"] = list(question.tools)
-    return SampledPrompt(question.messages, columns, question.source, answers, question.expected)
+    return SampledPrompt(question.messages, columns, question.source, completions, question.expected)
 
 
 def _cached(options: SampleOptions, questions: Sequence[Question]) -> list[SampledPrompt]:
-    """Return stored answers, grouped by their prompts; with a data set, those of its prompts, with its columns."""
+    """Return stored completions by prompt; with a data set, only those of its prompts, with its columns."""
     found: dict[str, SampledPrompt] = {}
     for file in options.cache_files:
-        for item in read_answers(file):
-            prompt = SampledPrompt(item.messages, item.columns, f"{file}, {item.place}", [])
-            answer = SampledAnswer(item.completion, item.completion_ids, item.finish_reason)
-            found.setdefault(_key(item.messages), prompt).answers.append(answer)
+        for item in read_completions(file):
+            prompt = SampledPrompt(item.messages, item.columns, f"{file}, {item.source}", [])
+            completion = SampledCompletion(item.completion, item.completion_ids, item.finish_reason)
+            found.setdefault(_key(item.messages), prompt).completions.append(completion)
     if not questions:
         return list(found.values())
     known = [(question, found.pop(_key(question.messages), None)) for question in questions]
-    prompts = [_prompt(question, prompt.answers) for question, prompt in known if prompt is not None]
+    prompts = [_prompt(question, prompt.completions) for question, prompt in known if prompt is not None]
     if not prompts:
         raise DataError(
-            "No answer in --cache_files is to a prompt of --dataset.",
-            hint="Messages are compared as they are: name the same data set and --system as before, or leave it out.",
+            "No completion in --cache_files belongs to a prompt of --dataset.",
+            hint="Messages must be equal: pass the same data set and --system as before, or leave --dataset out.",
         )
     if missing := len(known) - len(prompts):
-        print_note(f"{missing} of {len(known)} prompts have no answer in --cache_files and are left out")
+        print_note(f"{missing} of {len(known)} prompts have no completion in --cache_files and are left out")
     if found:
         print_note(f"{len(found)} prompts of --cache_files are not in --dataset and are left out")
     return prompts

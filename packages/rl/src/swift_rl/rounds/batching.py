@@ -1,4 +1,4 @@
-"""Which answers of a round each of its steps learns from, and how they share the rows of its batch."""
+"""The batches of a round: which completions each step learns from, and how they share the rows of its batch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from swift_rl.options import OnlineOptions
 
 
-def dealt(context: ScheduleContext, options: OnlineOptions, number: int, count: int, within: int) -> list[int]:
-    """Return which of the `count` answers of a round one of its steps learns from, the same on every process."""
+def indices_of_step(
+    context: ScheduleContext, options: OnlineOptions, number: int, count: int, within: int
+) -> list[int]:
+    """Return the indices of a round's `count` completions that one step learns from, the same on every process."""
     iteration, part = divmod(within, options.steps_per_pass)
     order = shuffler(context.layout.order_seed, number * 4096 + iteration).permutation(count)
     per_step = -(-count // options.steps_per_pass)
@@ -32,20 +34,20 @@ def rows_of(context: ScheduleContext, samples: Sequence[Encoded]) -> list[list[i
     lengths = np.array([sample.tokens for sample in samples])
     if layout.capacity is not None:
         return [each.tolist() for each in pack(lengths, np.arange(len(samples)), layout.capacity)]
-    places = range(len(samples)) if layout.flat else by_length(lengths, layout.micro_rows)
-    return [[index] for index in places]
+    order = range(len(samples)) if layout.flat else by_length(lengths, layout.micro_rows)
+    return [[index] for index in order]
 
 
 def by_length(lengths: np.ndarray, micro_rows: int) -> list[int]:
-    """Return samples in an order of which each micro-batch has some of about one length.
+    """Return an order of the samples in which the rows of each micro-batch have similar lengths.
 
-    Processes take contiguous parts of the order. In that of reversed bits (0 4 2 6 1 5 3 7) each of two, four or eight
-    has long ones and short ones, and micro-batches that are computed at the same time are of about one length too.
+    Processes take contiguous parts of the order. With bits reversed (0 4 2 6 1 5 3 7), each of two, four or eight parts
+    has long and short micro-batches, and those that are computed at the same time have similar lengths too.
     """
     longest_first = np.argsort(-lengths, kind="stable")
     whole, rest = divmod(len(lengths), micro_rows)
     digits = max(1, (whole - 1).bit_length())
-    mixed = sorted(range(whole), key=lambda place: f"{place:0{digits}b}"[::-1])
+    mixed = sorted(range(whole), key=lambda index: f"{index:0{digits}b}"[::-1])
     # A micro-batch that is not full is the last one, wherever the order is cut.
-    parts = [longest_first[place * micro_rows : (place + 1) * micro_rows] for place in mixed]
+    parts = [longest_first[index * micro_rows : (index + 1) * micro_rows] for index in mixed]
     return [int(each) for part in (*parts, longest_first[len(lengths) - rest :]) for each in part]

@@ -1,4 +1,4 @@
-"""Online learning on weights of few bits: answers are drawn by the model in training, not by the published one."""
+"""Online learning on quantized weights: the model in training samples the completions, not the published one."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def trained(model: Path, out: Path, rewards: Path, **changes: Any) -> Trained:
 
 @torch.no_grad()
 def said(model: Any, run: Trained) -> list[np.ndarray]:
-    """What a model says of the tokens of the second round, answer by answer."""
+    """What a model says of the tokens of the second round, completion by completion."""
     (*_, made), found = rounds(run), []
-    for answer in made.answers:
-        prompt = made.prompts[answer.prompt].token_ids
-        ids = torch.tensor(np.concatenate([prompt, answer.token_ids])[None].astype("int64"))
+    for completion in made.completions:
+        prompt = made.prompts[completion.prompt].token_ids
+        ids = torch.tensor(np.concatenate([prompt, completion.token_ids])[None].astype("int64"))
         logps = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
         found.append(logps[len(prompt) - 1 :, 0].numpy())
     return found
@@ -64,7 +64,7 @@ def said(model: Any, run: Trained) -> list[np.ndarray]:
 def test_qlora_rollouts_use_quantized_weights(model: Path, rewards: Path, tmp_path: Path) -> None:
     """Rollouts use the quantized weights that the adapters are trained on."""
     run = trained(model, tmp_path, rewards)
-    drawn = np.concatenate([answer.logps for answer in rounds(run)[1].answers])
+    sampled = np.concatenate([completion.logps for completion in rounds(run)[1].completions])
     config = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.float32,
@@ -76,8 +76,8 @@ def test_qlora_rollouts_use_quantized_weights(model: Path, rewards: Path, tmp_pa
     published = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     adapter = str(run.folder / "checkpoint-2")
     theirs, others = (np.concatenate(said(PeftModel.from_pretrained(base, adapter), run)) for base in (few, published))
-    assert drawn == pytest.approx(theirs, abs=1e-5)
-    assert np.abs(drawn - others).mean() > 0.01
+    assert sampled == pytest.approx(theirs, abs=1e-5)
+    assert np.abs(sampled - others).mean() > 0.01
 
 
 @pytest.mark.full
@@ -85,15 +85,15 @@ def test_sharded_quantized_weights_match_one_process(model: Path, rewards: Path,
     """Sharded quantized weights sample and learn as those of one process do."""
     alone = trained(model, tmp_path / "alone", rewards)
     jobs = [partial(trained, model, tmp_path / name, rewards, **schedule) for name, schedule in SHARDED.items()]
-    for answers in on_processes(2, *jobs):
-        run = succeeded(answers)[0]
-        assert [a.text for made in rounds(run) for a in made.answers] == [
-            a.text for made in rounds(alone) for a in made.answers
+    for completions in on_processes(2, *jobs):
+        run = succeeded(completions)[0]
+        assert [a.text for made in rounds(run) for a in made.completions] == [
+            a.text for made in rounds(alone) for a in made.completions
         ]
         for name in ("loss", "grad_norm", "kl"):
             mine, theirs = ([line[name] for line in each.lines.values()] for each in (run, alone))
             assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6), name
-        assert max(line["gap/max"] for line in run.lines.values()) < 1e-4
+        assert max(line["mismatch/max"] for line in run.lines.values()) < 1e-4
 
 
 @pytest.mark.full
@@ -111,6 +111,6 @@ def test_engine_matches_training_model_for_every_adapter(
 ) -> None:
     """For every kind of adapter, the engine matches the model in training."""
     lines = trained(model, tmp_path, rewards, **changes).lines
-    assert max(line["gap/max"] for line in lines.values()) < furthest
+    assert max(line["mismatch/max"] for line in lines.values()) < furthest
     assert changes.get("objective.beta") == 0 or (lines[1]["kl"] == pytest.approx(0, abs=1e-6) and lines[4]["kl"] > 0)
     assert ("is_weight" in lines[1]) == (furthest > 0.1)  # corrected where engine and trainer compute otherwise

@@ -1,4 +1,4 @@
-"""Models that a run of rounds holds besides its policy: reference and teacher. Does not import torch."""
+"""The models that a run holds as roles besides its policy: reference and teacher. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from swift_rl.policy_options import KlOptions
 
 IN_PROCESS = "transformers"
-"""The engine of which every process has its own; others answer all prompts of the run."""
+"""The engine of which every process has its own; others generate for all processes."""
 REFERENCE = "reference"
-"""The role of the model as it was before training."""
+"""The role of the model before training."""
 TEACHER = "teacher"
-"""The role of a teacher that the run holds."""
+"""The role of a teacher that is not in an engine."""
 
 
 def is_apart(config: Config) -> bool:
-    """Return whether the reference is a model of its own: other weights are trained than new adapters alone."""
+    """Return whether the reference is a model of its own, as other weights than new adapters are trained."""
     return not ends_when_off(config.tuner)
 
 
 def reference_roles(config: Config, options: KlOptions) -> list[ModelRole]:
-    """Return the role that the reference is, where it is a model of its own: frozen, or following the policy.
+    """Return the role of the reference, if it is a model of its own: frozen, or following the policy.
 
-    A run that continues from an adapter has that adapter, as it began, for its reference; one on weights of few bits
-    has these.
+    The reference of a run that continues from an adapter has that adapter at its beginning; that of a quantized model
+    is quantized too.
     """
     if options.sync_ref_model:
         _check_follows(config)
@@ -43,23 +43,21 @@ def reference_roles(config: Config, options: KlOptions) -> list[ModelRole]:
 
 
 def _check_follows(config: Config) -> None:
-    """Raise `ConfigError` where there are no weights that could follow those of the policy."""
+    """Raise `ConfigError` if the reference has no weights that can follow the policy's."""
     if not is_apart(config):
         raise ConfigError(
-            "sync_ref_model moves the weights of the reference, and where new adapters are trained the reference is "
-            "the policy's own model with them switched off: it has no weights that could move.",
-            hint="Type --train_type full, or leave --sync_ref_model out.",
+            "sync_ref_model has no effect with new adapters: the reference is the policy with adapters switched off.",
+            hint="Pass --train_type full, or leave --sync_ref_model out.",
         )
     if tuner_of(config.tuner).adapter:
         raise ConfigError(
-            "sync_ref_model mixes weights, and a mixture of the matrices of two adapters is not the mixture of the "
-            "models that they make.",
-            hint="Type --train_type full, or leave --sync_ref_model out.",
+            "sync_ref_model cannot mix adapters: mixing their matrices does not mix the models.",
+            hint="Pass --train_type full, or leave --sync_ref_model out.",
         )
 
 
 def teacher_roles(config: Config, options: TeacherOptions) -> list[ModelRole]:
-    """Return the role that a teacher is, where it is asked as one."""
+    """Return the role of the teacher, with `teacher_as_role`."""
     if not options.teacher_as_role:
         return []
     own = {"path": options.teacher_model, "revision": None, "random_weights": False, "value_head": False}
