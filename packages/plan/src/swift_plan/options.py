@@ -22,14 +22,14 @@ class PlanOptions(Section):
         description="A folder or config.json, a model on this machine, or a known name: llama-3.1-8b"
     )
     gpus: str = Field(description="8xH100, 4x8xH100 (machines × devices), or 8xFILE.json that describes a device")
-    kind: Annotated[Literal["pt", "sft", "rlhf", "train"]] = Field("sft", description="Training command of the run")
+    kind: Literal["pt", "sft", "rlhf", "train"] = Field("sft", description="Training command of the run")
     top: Annotated[int, Field(ge=1, le=1000)] = Field(5, description="How many plans to show")
     explain: Annotated[int | None, Field(ge=1)] = Field(
         None, description="Show memory and time of plan N by term (default: the first)"
     )
     level: Annotated[int, Field(ge=0, le=3)] = Field(
         0,
-        description="0 estimates activations; 1 traces a step without values (seconds, imports torch); 2 also runs two and "
+        description="0 estimates activations; 1 traces a step without values (imports torch); 2 also runs two and "
         "four blocks of the model on this machine, for the first plans; 3 traces, and measures messages between this "
         "machine's devices, which later plans use",
     )
