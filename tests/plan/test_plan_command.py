@@ -28,7 +28,7 @@ def _json(words: list[str], folder: Path) -> dict[str, Any]:
 def test_plan_screen_shows_reason_and_command(tmp_path: Path) -> None:
     ended = typed([*LLAMA, "--price", "2"], tmp_path)
     assert ended.code == 0, ended.output
-    assert "8.03 billion weights; 8xH100; 64 rows of 8192 tokens a step (assumed" in ended.output
+    assert "8.03 billion parameters; 8xH100; 64 rows of 8192 tokens per step (assumed" in ended.output
     assert "Plans that fit, fastest first" in ended.output
     assert "10⁹ tokens cost" in ended.output
     assert "is slower than plan 1: " in ended.output
@@ -40,7 +40,7 @@ def test_plan_screen_shows_reason_and_command(tmp_path: Path) -> None:
 def test_many_devices_show_failure_advice(tmp_path: Path) -> None:
     words = ["plan", "llama-3.1-8b", "--backend", "fsdp", "--train_type", "full", "--global_batch_size", "16384"]
     many = typed([*words, "--gpus", "2048x8xH100", "--restart_seconds", "900"], tmp_path)
-    assert "A failure every 3.05 h: a checkpoint every 13.2 min costs least" in many.output  # 50,000 h / 16,384
+    assert "Expect a failure every 3.05 h. Best checkpoint interval: 13.2 min" in many.output  # 50,000 h / 16,384
     assert "30 s to save (assumed), 900 s to start again (given)" in many.output
     few = typed([*words, "--gpus", "8xH100"], tmp_path)
     assert "A failure every" not in few.output
@@ -227,7 +227,7 @@ def test_useless_time_bar_points_to_measure(
     words = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "full", "--backend", "fsdp"]
     (line,) = (each for each in typed(words, tmp_path).output.splitlines() if each.startswith("one step "))
     assert shown in line
-    assert ("past runs took up to 40 times as long: type --measure 5" in line) == (times > 3)
+    assert ("past runs took up to 40 times as long: use --measure 5" in line) == (times > 3)
 
 
 @pytest.mark.full
