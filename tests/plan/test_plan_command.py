@@ -32,7 +32,7 @@ def test_plan_screen_shows_reason_and_command(tmp_path: Path) -> None:
     assert "Plans that fit, fastest first" in ended.output
     assert "10⁹ tokens cost" in ended.output
     assert "is slower than plan 1: " in ended.output
-    assert "The articles' rule of thumb, for comparison: 96 GB over all devices" in ended.output
+    assert "Common rule of thumb, for comparison: 96 GB over all devices" in ended.output
     for backend in ("megatron", "fsdp", "zero1", "zero3"):  # the best of each is shown, wherever it stands
         assert f"  {backend} " in ended.output
 
@@ -41,7 +41,7 @@ def test_many_devices_show_failure_advice(tmp_path: Path) -> None:
     words = ["plan", "llama-3.1-8b", "--backend", "fsdp", "--train_type", "full", "--global_batch_size", "16384"]
     many = typed([*words, "--gpus", "2048x8xH100", "--restart_seconds", "900"], tmp_path)
     assert "Expect a failure every 3.05 h. Best checkpoint interval: 13.2 min" in many.output  # 50,000 h / 16,384
-    assert "30 s to save (assumed), 900 s to start again (given)" in many.output
+    assert "30 s to save (assumed), 900 s to restart (given)" in many.output
     few = typed([*words, "--gpus", "8xH100"], tmp_path)
     assert "A failure every" not in few.output
 

@@ -90,7 +90,7 @@ def test_report_compares_plan_with_measurement() -> None:
     assert verdict(bar, 2.1, {}) == "Predicted 2s per step (1.81s to 2.21s), measured 2.1s: inside."
     parts = {"compute": 1.8, "communication": 0.0, "data": 0.36, "optimizer": 0.84}
     said = verdict(bar, 3.0, parts)
-    assert said.endswith("it is 3s: outside. Of it, 12% is waiting for data, 28% is the optimizer.")
+    assert said.endswith("measured 3s: outside. Of it, 12% is waiting for data, 28% is the optimizer.")
 
 
 def test_entries_come_back_and_damaged_lines_do_not(own_ledger: Path) -> None:
