@@ -219,7 +219,7 @@ def test_rope_by_length_is_refused_above_its_limit() -> None:
 
     def check(longest: int) -> None:
         data = SimpleNamespace(max_length=longest)
-        check_architecture(cast("Run", SimpleNamespace(config=SimpleNamespace(data=data), elsewhere=False)), config)
+        check_architecture(cast("Run", SimpleNamespace(config=SimpleNamespace(data=data), planned_only=False)), config)
 
     check(2048)
     with pytest.raises(UnsupportedLayout, match=r"samples of 4,096 tokens: its rotary positions \(dynamic\)"):

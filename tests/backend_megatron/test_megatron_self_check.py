@@ -281,7 +281,7 @@ def test_low_precision_tolerates_its_own_rounding() -> None:
 def test_untrained_types_are_refused_before_weights_load(kind: str) -> None:
     """Also those whose sizes differ by layer, and those that mcore-bridge names."""
     config = getattr(transformers, f"{kind}Config")()
-    run = SimpleNamespace(elsewhere=False, config=SimpleNamespace(data=SimpleNamespace(max_length=64)))
+    run = SimpleNamespace(planned_only=False, config=SimpleNamespace(data=SimpleNamespace(max_length=64)))
     with pytest.raises(UnsupportedLayout, match=f"does not train .*{config.model_type}") as refused:
         check_architecture(run, config)
     assert "--backend fsdp" in (refused.value.hint or "")

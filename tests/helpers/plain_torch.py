@@ -13,16 +13,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_cosine_schedule_with_warmup
 
 from swift.testing import reference
-from swift.testing.reference import Tokens, answer_logp
+from swift.testing.reference import Tokens, response_logp
 
 __all__ = [
     "PlainTrainer",
     "Tokens",
-    "answer_logp",
     "batches_of",
     "conversation_tokens",
     "likelihood_trajectory",
     "load_model",
+    "response_logp",
     "tokens_of",
 ]
 
@@ -113,6 +113,6 @@ def likelihood_trajectory(
         weight = sum(len(answer) for _, answer in batch)
         # One after the other: some models change what an earlier pass has kept.
         trainer.begin()
-        losses = [trainer.add(-answer_logp(model, tokens) / weight) for tokens in batch]
+        losses = [trainer.add(-response_logp(model, tokens) / weight) for tokens in batch]
         results.append((sum(losses), trainer.update()))
     return [loss for loss, _ in results], [norm for _, norm in results]

@@ -12,7 +12,7 @@ import torch
 from peft import EvaConfig, LoraConfig, LoraGAConfig, PeftModel, get_peft_model
 from peft.tuners.lora.eva import get_eva_state_dict
 from peft.tuners.lora.loraga import preprocess_loraga
-from plain_torch import answer_logp, batches_of, conversation_tokens, likelihood_trajectory
+from plain_torch import batches_of, conversation_tokens, likelihood_trajectory, response_logp
 from processes import on_processes, succeeded
 from safetensors.torch import load_file
 from tiny_runs import Trained, conversations, pairs, run_training, write_model
@@ -123,7 +123,7 @@ def test_lora_ga_matches_peft_gradient_directions(tmp_path: Path) -> None:
             weight = sum(len(answer) for _, answer in batch)
             for sample in batch:
                 # PEFT divides by the passes; the mean of the two batches is meant.
-                (-answer_logp(base, sample) / weight * 8).backward()
+                (-response_logp(base, sample) / weight * 8).backward()
 
     preprocess_loraga(base, config, train_step)
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ from typing import Any
 import plain_torch
 import pytest
 import torch
-from plain_torch import answer_logp, batches_of, conversation_tokens
+from plain_torch import batches_of, conversation_tokens, response_logp
 from processes import on_processes, succeeded
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -80,7 +80,7 @@ def by_hand(folder: Path, kind: str) -> tuple[list[float], list[float]]:
         now = due
         model.zero_grad()
         weight = sum(len(answer) for _, answer in batch)
-        loss = -torch.stack([answer_logp(model, tokens) for tokens in batch]).sum() / weight
+        loss = -torch.stack([response_logp(model, tokens) for tokens in batch]).sum() / weight
         loss.backward()
         losses.append(loss.item())
         norms.append(math.sqrt(sum(float(p.grad.double().square().sum()) for p in mine if p.grad is not None)))

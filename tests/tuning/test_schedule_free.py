@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from plain_torch import answer_logp, batches_of, conversation_tokens, load_model
+from plain_torch import batches_of, conversation_tokens, load_model, response_logp
 from processes import on_processes, succeeded
 from safetensors.torch import load_file
 from tiny_runs import Trained, conversations, run_training, write_model
@@ -46,7 +46,7 @@ def evaluated(run: Trained, step: int = SAVED_AT) -> float:
 
 def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     weight = sum(len(answer) for _, answer in batch)
-    return -torch.stack([answer_logp(model, tokens) for tokens in batch]).sum() / weight
+    return -torch.stack([response_logp(model, tokens) for tokens in batch]).sum() / weight
 
 
 def by_the_paper(folder: Path) -> tuple[list[float], float, dict[str, torch.Tensor]]:

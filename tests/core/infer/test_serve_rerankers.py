@@ -71,7 +71,7 @@ def test_exported_reranker_declares_its_prompt(base: Path, tmp_path: Path, monke
     assert AutoTokenizer.from_pretrained(folder).apply_chat_template(conversation, tokenize=False) == before
     assert json.loads((folder / "config.json").read_text())["classifier_from_token"] == ["n", "y"]
     request = serve_request(ServeOptions(model=str(folder), task_type=RERANKER), tasks=TASKS, say=print)
-    assert (request.task, request.answers) == (RERANKER, ("y", "n"))
+    assert (request.task, request.decision_tokens) == (RERANKER, ("y", "n"))
     assert request.chat_template is not None
     assert rendered(folder, request.chat_template) == trained_on(base, OBJECTIVE, "Answer.")
     plain = serve_request(ServeOptions(model=str(folder)), tasks=TASKS, say=print)

@@ -8,7 +8,7 @@ from pathlib import Path
 import plain_torch
 import pytest
 import torch
-from plain_torch import answer_logp, conversation_tokens
+from plain_torch import conversation_tokens, response_logp
 from tiny_runs import conversations, run_training
 
 from swift.errors import ConfigError
@@ -32,7 +32,7 @@ def test_evaluation_is_token_mean_over_dataset(tiny: Path, tmp_path: Path, layou
     samples = conversation_tokens(tiny, HELD_OUT)
     correct = 0
     with torch.no_grad():
-        total = -sum(float(answer_logp(model, tokens)) for tokens in samples)
+        total = -sum(float(response_logp(model, tokens)) for tokens in samples)
         for prompt, answer in samples:
             logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
             correct += int((logits.argmax(-1) == torch.tensor(answer)).sum())

@@ -10,7 +10,7 @@ import plain_torch
 import pytest
 import torch
 from peft import PeftModel
-from plain_torch import answer_logp, conversation_tokens
+from plain_torch import conversation_tokens, response_logp
 from tiny_runs import Trained, conversations, run_training, write_model
 from transformers import AutoTokenizer
 
@@ -26,7 +26,7 @@ def check_loss(model: torch.nn.Module, folder: Path, trained: Trained) -> None:
     """The model gives the loss that the training state gave after its last step."""
     samples = conversation_tokens(folder, HELD_OUT)
     with torch.no_grad():
-        total = -sum(float(answer_logp(model.eval(), tokens)) for tokens in samples)
+        total = -sum(float(response_logp(model.eval(), tokens)) for tokens in samples)
     expected = trained.lines[max(trained.lines)]["eval_loss"]
     assert total / sum(len(answer) for _, answer in samples) == pytest.approx(expected, rel=1e-5)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.utils import set_peft_model_state_dict
-from plain_torch import PlainTrainer, Tokens, answer_logp, batches_of, tokens_of
+from plain_torch import PlainTrainer, Tokens, batches_of, response_logp, tokens_of
 from safetensors.torch import load_file
 from tiny_runs import pairs, run_training, verdicts
 from torch.nn.functional import logsigmoid
@@ -42,8 +42,8 @@ def dpo(reference: torch.nn.Module, beta: float = 0.1) -> Losses:
         losses = []
         for chosen, rejected in batch:
             with torch.no_grad():
-                past = answer_logp(reference, chosen) - answer_logp(reference, rejected)
-            losses.append(-logsigmoid(beta * (answer_logp(model, chosen) - answer_logp(model, rejected) - past)))
+                past = response_logp(reference, chosen) - response_logp(reference, rejected)
+            losses.append(-logsigmoid(beta * (response_logp(model, chosen) - response_logp(model, rejected) - past)))
         return torch.stack(losses).mean()
 
     return loss
@@ -53,7 +53,7 @@ def orpo(model: torch.nn.Module, batch: Sequence[tuple[Tokens, Tokens]]) -> torc
     """Mean likelihood of the chosen, and the log odds ratio of mean token probabilities."""
     losses = []
     for chosen, rejected in batch:
-        good, bad = (answer_logp(model, tokens) / len(tokens[1]) for tokens in (chosen, rejected))
+        good, bad = (response_logp(model, tokens) / len(tokens[1]) for tokens in (chosen, rejected))
         odds = (good - torch.log1p(-good.exp())) - (bad - torch.log1p(-bad.exp()))
         losses.append(-good - 0.1 * logsigmoid(odds))
     return torch.stack(losses).mean()
@@ -64,8 +64,8 @@ def kto(reference: torch.nn.Module, beta: float = 0.1) -> Losses:
 
     def ratio(model: torch.nn.Module, tokens: Tokens) -> torch.Tensor:
         with torch.no_grad():
-            past = answer_logp(reference, tokens)
-        return answer_logp(model, tokens) - past
+            past = response_logp(reference, tokens)
+        return response_logp(model, tokens) - past
 
     def loss(model: torch.nn.Module, batch: Sequence[tuple[Tokens, Tokens, bool]]) -> torch.Tensor:
         with torch.no_grad():

@@ -27,12 +27,12 @@ def partition_when_read(run: Run) -> Callable[[nn.Parameter], None]:
     config, compute = engine_config(run)
     init = zero.Init(config_dict_or_path=config, dtype=compute)
 
-    def place(weight: nn.Parameter) -> None:
+    def placer(weight: nn.Parameter) -> None:
         if hasattr(weight, "CB"):
             weight.CB = None  # bitsandbytes' second name for the same memory
         init._convert_to_zero_parameters([weight])
 
-    return place
+    return placer
 
 
 def multiply_gathered(model: nn.Module) -> None:

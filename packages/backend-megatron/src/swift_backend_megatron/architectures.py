@@ -54,7 +54,7 @@ def check_architecture(run: Run, model_config: Any) -> None:
     kind = model_config.get_text_config().model_type
     if kind in REFUSED:
         raise UnsupportedLayout(f"Megatron does not train {kind}: {REFUSED[kind]}.", hint=HINT)
-    if kind in ON_GPU and not run.elsewhere:
+    if kind in ON_GPU and not run.planned_only:
         from swift_backend_megatron import cpu
 
         reason, module = ON_GPU[kind]

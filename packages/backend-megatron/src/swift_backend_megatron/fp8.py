@@ -40,7 +40,7 @@ def check_fp8(run: Run, options: MegatronConfig) -> None:
     """Refuse it on machines and in precisions without it, before anything is set up."""
     if options.fp8 == "none":
         return
-    if not run.elsewhere:
+    if not run.planned_only:
         _check_machine()
     if run.config.model.dtype not in ("auto", "bfloat16"):
         raise UnsupportedLayout("backend.fp8 goes with --torch_dtype bfloat16.", hint="Type --torch_dtype bfloat16")

@@ -395,9 +395,9 @@ def _unknown(self: object) -> None:
 
 
 _GROUPS = {"backend": BackendHooks, "exporter": ExporterHooks, "engine": EngineHooks, "observer": ObserverHooks}
-OWNERS: dict[str, str] = {
+KIND_OF_HOOK: dict[str, str] = {
     name: kind for kind, group in _GROUPS.items() for name in vars(group) if name.startswith("swift_")
 }
 """Hook → the kind of plugin that implements it."""
-SPECS: dict[str, Callable[..., Any]] = {name: vars(_GROUPS[kind])[name] for name, kind in OWNERS.items()}
+SPECS: dict[str, Callable[..., Any]] = {name: vars(_GROUPS[kind])[name] for name, kind in KIND_OF_HOOK.items()}
 """Hook → its signature."""

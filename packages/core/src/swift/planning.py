@@ -127,7 +127,7 @@ class PlannedBackend:
         if stages:
             options = options.model_copy(update={"stages": tuple(stages)})
         return Run(
-            config.model_copy(update=update), options, Path(), World(size=processes), say_nothing, elsewhere=True
+            config.model_copy(update=update), options, Path(), World(size=processes), say_nothing, planned_only=True
         )
 
     def layout(self, run: Run) -> ProcessLayout:

@@ -72,8 +72,8 @@ def server_command(request: ServeRequest, interpreter: Interpreter, share: Memor
     }
     if request.task != GENERATES:
         flags["--runner"] = "pooling"
-    if request.answers is not None:
-        flags["--hf-overrides"] = json.dumps(_as_reranker(request.model, request.answers))
+    if request.decision_tokens is not None:
+        flags["--hf-overrides"] = json.dumps(_as_reranker(request.model, request.decision_tokens))
     switches = ["--trust-remote-code"] if request.trust_remote_code else []
     if share is not None:
         # Compiling would need a C++ compiler and minutes, and vLLM's own idea is to take nearly all of the memory.

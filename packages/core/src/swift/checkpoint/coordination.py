@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from swift.errors import SwiftError
-from swift.plugins.blame import blamed, words_of
+from swift.plugins.blame import blamed, error_line
 from swift.processes.comms import Comms
 
 _opened: dict[str, tuple[object, Comms]] = {}
@@ -68,7 +68,7 @@ def write_failure(what: str, folder: Path, error: Exception) -> tuple[str, str |
     blame = blamed(error)
     raised = f" It was raised by {blame}." if blame else ""
     if not isinstance(error, OSError) or (blame and not _is_about(error, folder)):
-        return f"{what} could not be written to {folder}: {words_of(error)}{raised}", None
+        return f"{what} could not be written to {folder}: {error_line(error)}{raised}", None
     code = error.errno or 0
     cause = _CAUSES.get(code, error.strerror or str(error))
     remedy = _REMEDIES.get(code, "Take a folder that can be written to with --output_dir.")

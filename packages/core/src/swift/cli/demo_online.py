@@ -18,7 +18,7 @@ EXAMPLE_STEPS, REWARD_STEPS = 240, 40
 EXAMPLES = 4
 """Examples of each number."""
 
-TALKS_ON = 0.7
+VERBOSE_PART = 0.7
 """Fraction of the examples that continue after the digits."""
 _REWARD = '''def digits(completions, solution, **columns):
     """1 for exactly the digits of the number, 0 for any other completion."""
@@ -89,7 +89,7 @@ def _write_data(out: Path) -> tuple[Path, Path, Path]:
         return [{"role": "user", "content": question(number)}]
 
     def varied(number: int) -> str:
-        return completion(number) + (" or so" if rng.random() < TALKS_ON else "")
+        return completion(number) + (" or so" if rng.random() < VERBOSE_PART else "")
 
     examples = [
         {"messages": [*prompt(number), {"role": "assistant", "content": varied(number)}]}

@@ -12,7 +12,7 @@ import yaml
 from swift.config.parse import Parsed
 from swift.config.sections import Config
 from swift.errors import SwiftError
-from swift.plugins.blame import words_of
+from swift.plugins.blame import error_line
 from swift.plugins.discover import list_plugins
 from swift.plugins.hooks import describe_plan
 from swift.plugins.kinds import KINDS
@@ -135,7 +135,7 @@ def schema_json() -> str:
             try:
                 own = model.model_json_schema(ref_template=f"#/$defs/{section}.{entry.name}.{{model}}")
             except Exception as error:  # a type that JSON Schema does not know, or a plugin's own code
-                print_note(f"Note: the schema omits {entry}, whose options have no JSON Schema: {words_of(error)}")
+                print_note(f"Note: the schema omits {entry}, whose options have no JSON Schema: {error_line(error)}")
                 continue
             definitions.update({f"{section}.{entry.name}.{name}": part for name, part in own.pop("$defs", {}).items()})
             properties = {key: {"const": entry.name}, **own.get("properties", {})}

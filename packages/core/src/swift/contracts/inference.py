@@ -48,9 +48,9 @@ class Sampling:
         """Return whether tokens are drawn from the model as it is, so that both kinds of log-probabilities agree."""
         return self.temperature in (0.0, 1.0) and self.top_p >= 1 and not self.top_k and self.repetition_penalty == 1
 
-    def seed_of(self, place: int) -> int:
-        """Return the 63-bit seed that alone decides the draws of the prompt at index `place` of a call."""
-        number = place if self.numbers is None else self.numbers[place]
+    def seed_of(self, index: int) -> int:
+        """Return the 63-bit seed that alone decides the draws of the prompt at `index` of a call."""
+        number = index if self.numbers is None else self.numbers[index]
         digest = hashlib.blake2b(f"{self.seed} {number}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
@@ -169,7 +169,7 @@ class InferenceEngine(Protocol):
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield (index of the prompt, its answer), in the order in which answers are ready.
 
-        Draws at a temperature above 0 are decided by `sampling.seed_of(place)` alone. For several answers, repeat the
+        Draws at a temperature above 0 are decided by `sampling.seed_of(index)` alone. For several answers, repeat the
         prompt.
         """
 
@@ -228,6 +228,6 @@ class ServeRequest:
     task: str = "causal_lm"
     """What the model returns: a value of `model.task`, of those that the engine names in its `tasks`, or
     'generative_reranker' if it is named there: a language model that is asked for scores of documents."""
-    answers: tuple[str, str] | None = None
+    decision_tokens: tuple[str, str] | None = None
     """Of a generative reranker: the tokens of its vocabulary that say that a document answers the query, and that it
     does not. The score of a document is the difference of their logits, or a function of it."""

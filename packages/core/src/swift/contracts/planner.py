@@ -50,8 +50,8 @@ class ExpectedMemory:
 class Planner(Protocol):
     """One planner. The entry point in `swift.planners` names a class that is called without arguments."""
 
-    def choose(self, words: Sequence[str], command: str, processes: int, machines: int) -> ChosenPlan:
-        """Choose what `words`, the flags of `swift COMMAND`, leave open, for so many processes on each machine.
+    def choose(self, argv: Sequence[str], command: str, processes: int, machines: int) -> ChosenPlan:
+        """Choose what `argv`, the flags of `swift COMMAND`, leave open, for so many processes on each machine.
 
         Called for `--backend auto`, and for `--parallel auto` where a backend is among the words. Raise a `SwiftError`
         that says what comes nearest where nothing fits. Do not import torch.

@@ -113,7 +113,7 @@ class Run:
     """The backend's own, from `swift_setup` to `swift_teardown`: process groups, meshes, what is to be taken down. Core
     never looks at it, and no backend keeps such things in module globals."""
 
-    elsewhere: bool = False
+    planned_only: bool = False
     """Whether the run is only planned, for devices that this machine may lack: `swift_check_layout` ignores devices."""
 
     role: str = POLICY

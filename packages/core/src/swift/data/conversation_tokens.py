@@ -114,7 +114,7 @@ class ConversationEncoder:
     def _whole_segment(self, conversation: Conversation, location: str) -> Steps[Segment]:
         segments = yield from self.segments(conversation, location)
         if len(segments) > 1:
-            raise _several_texts(location)
+            raise _several_sequences(location)
         return segments[0]
 
     def _sequences(self, conversation: Conversation, location: str) -> Sequence[Text]:
@@ -139,18 +139,18 @@ class ConversationEncoder:
         own = [index for index in own if conversation.messages[index]["role"] == "assistant"]
         sequences = template.render(conversation, own, location)
         if len(sequences) > 1:
-            raise _several_texts(location)
+            raise _several_sequences(location)
         return Rendered(sequences[0].text, (Span(0, len(sequences[0].text), 1.0), *sequences[0].spans))
 
     def _plain(self, conversation: Conversation) -> Text:
         if conversation.media and self.template is not None:
-            return self._with_places(self.template, conversation)
+            return self._with_positions(self.template, conversation)
         strings = [text_of(message) for message in conversation.messages]
         if len(strings) == 1 or self._loss_on == "all":
             return Raw("".join(strings))
         return CompletionText(strings[0], strings[1], conversation.weights[1])
 
-    def _with_places(self, template: ChatTemplate, conversation: Conversation) -> Rendered:
+    def _with_positions(self, template: ChatTemplate, conversation: Conversation) -> Rendered:
         """Return a text by itself, with images where it has them, as the chat template writes images."""
         pieces = [
             part["text"] if part["type"] == "text" else template.written(part["type"])
@@ -181,7 +181,7 @@ class ConversationEncoder:
         ]
 
 
-def _several_texts(location: str) -> DataError:
+def _several_sequences(location: str) -> DataError:
     return DataError(
         f"{location}: the chat template rewrites earlier turns, so no single sequence contains all learned tokens.",
         hint="Use --data.loss_on last_round.",

@@ -247,7 +247,9 @@ class RowReader:
             for each in texts
         ]
 
-    def media_of_texts(self, name: str, count: int) -> Callable[[Sequence[Conversation]], list[Conversation]] | None:
+    def media_of_sequences(
+        self, name: str, count: int
+    ) -> Callable[[Sequence[Conversation]], list[Conversation]] | None:
         """Return what puts media into texts that have columns of their own, `positive_images` for `positive`.
 
         Such a column has a list for each text, of which there are `count`. None where the row has no such column.

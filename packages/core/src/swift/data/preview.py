@@ -80,13 +80,13 @@ def _colored(segment: PreviewSegment) -> list[Text]:
 def _pieces(tokenizer: Any, segment: Segment) -> Iterator[PreviewPiece]:
     start = 0
     for each in segment.media:
-        yield from _texts(tokenizer, segment, start, each.start)
+        yield from _sequences(tokenizer, segment, start, each.start)
         yield PreviewPiece(0.0, "", (), each)
         start = each.start + each.length
-    yield from _texts(tokenizer, segment, start, len(segment))
+    yield from _sequences(tokenizer, segment, start, len(segment))
 
 
-def _texts(tokenizer: Any, segment: Segment, start: int, end: int) -> Iterator[PreviewPiece]:
+def _sequences(tokenizer: Any, segment: Segment, start: int, end: int) -> Iterator[PreviewPiece]:
     pairs = zip(segment.weights[start:end].tolist(), segment.input_ids[start:end].tolist(), strict=True)
     for weight, run in groupby(pairs, key=lambda pair: pair[0]):
         ids = [token for _, token in run]

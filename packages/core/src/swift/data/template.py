@@ -66,7 +66,7 @@ class ChatTemplate:
         """Roles with a key that the template writes."""
         self._key_sets: set[frozenset[tuple[str, str]]] = set()
         with self.limits():
-            self._parts = parts and not self._writes_texts()
+            self._parts = parts and not self._renders_messages()
             self._after_turn = self._probe_end()
 
     @property
@@ -76,10 +76,10 @@ class ChatTemplate:
 
     def render(self, conversation: Conversation, turns: Sequence[int], location: str) -> list[Rendered]:
         """Return texts in which the assistant's messages at the indices `turns` can be learned; mostly a single one."""
-        self._check_place_for(conversation)
+        self._check_position_for(conversation)
         with _refusals():
             rendered = self._renderer.render(self._spelled(conversation.messages), conversation.tools, location)
-            self._check_texts(conversation, rendered.whole)
+            self._check_rendered(conversation, rendered.whole)
             rest = [self._turn(conversation, index, rendered, location) for index in turns]
             text = rendered.whole
             learned = {at: turn.text for at, turn in zip(turns, rest, strict=True)}
@@ -97,11 +97,11 @@ class ChatTemplate:
 
     def prompt(self, conversation: Conversation, location: str) -> Rendered:
         """Return the text up to where the assistant is about to speak; nothing of it is learned."""
-        self._check_place_for(conversation)
+        self._check_position_for(conversation)
         with _refusals():
             messages = self._spelled(conversation.messages)
             text = self._renderer.text(messages, conversation.tools, location, answering=True)
-            self._check_texts(conversation, text)
+            self._check_rendered(conversation, text)
             self._check_keys(conversation, text, None, location)
         return Rendered(text, ())
 
@@ -147,7 +147,7 @@ class ChatTemplate:
             for message in messages
         ]
 
-    def _writes_texts(self) -> bool:
+    def _renders_messages(self) -> bool:
         """Return whether the template writes messages whose content is a text; some of them know parts alone."""
         try:
             with _refusals():
@@ -172,7 +172,7 @@ class ChatTemplate:
         start, _, token = min(found)
         return tail[start + len(token) :]
 
-    def _check_place_for(self, conversation: Conversation) -> None:
+    def _check_position_for(self, conversation: Conversation) -> None:
         """Templates pass over what they do not know without a word."""
         if conversation.tools and "tools" not in self._source:
             raise _left_out("the chat template does not write tools")
@@ -243,7 +243,7 @@ class ChatTemplate:
         except Unusable:
             return None
 
-    def _check_texts(self, conversation: Conversation, text: str) -> None:
+    def _check_rendered(self, conversation: Conversation, text: str) -> None:
         for index, message in enumerate(conversation.messages):
             if message["role"] not in ("system", "user"):
                 continue

@@ -33,7 +33,7 @@ from swift.export.verify.with_engine import compare_by_engine, engine_returns
 from swift.export.written import check_written, note_unverified
 from swift.models.memory import check_memory, model_bytes
 from swift.models.merge import merged
-from swift.plugins.blame import words_of
+from swift.plugins.blame import error_line
 from swift.plugins.known import ENGINE, ENGINE_TITLE
 from swift.terminal import Say, waiting
 
@@ -124,7 +124,7 @@ def _loading(job: ExportJob) -> Iterator[None]:
         raise
     except Exception as error:
         failure = ExportError(
-            f"The output of the {job.writer} in {job.temporary} does not load. {words_of(error)}",
+            f"The output of the {job.writer} in {job.temporary} does not load. {error_line(error)}",
             hint="Nothing was exported. Report it to the exporter's authors.",
         )
         failure.traceback_of = error

@@ -56,7 +56,7 @@ def check_fp8(run: Run) -> None:
             f"backend.fp8 needs --torch_dtype bfloat16, not {config.model.dtype}.",
             hint=f"Type --torch_dtype bfloat16, or {without}",
         )
-    if not run.elsewhere and not _emulated(run) and no_gpu_to_see(getattr(config.backend, "device", "auto")):
+    if not run.planned_only and not _emulated(run) and no_gpu_to_see(getattr(config.backend, "device", "auto")):
         raise UnsupportedLayout(
             "backend.fp8 needs a GPU of the Ada or Hopper generation or later, and this run is on the CPU.",
             hint=f"Type {without}, or emulate FP8 (slow) with --backend.fp8_emulated true",

@@ -115,7 +115,7 @@ def explained(cause: BaseException) -> SwiftError | None:
 def failure_of(blame: Blame, cause: BaseException) -> PluginError:
     """Return the message about an error that a plugin raised. To be raised from its cause."""
     failure = PluginError(
-        f"{blame.entry} failed in {blame.function}: {words_of(cause)}", hint=if_not_yours(blame.entry)
+        f"{blame.entry} failed in {blame.function}: {error_line(cause)}", hint=if_not_yours(blame.entry)
     )
     failure.traceback_of = cause
     return failure
@@ -133,7 +133,7 @@ def upgrade(entry: PluginEntry) -> str:
     return f"pip install --upgrade {entry.distribution}"
 
 
-def words_of(cause: BaseException) -> str:
+def error_line(cause: BaseException) -> str:
     """Return type and message of an error in one line that ends in a full stop."""
     try:
         text = " ".join(str(cause).split())
@@ -142,8 +142,8 @@ def words_of(cause: BaseException) -> str:
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} ..."
     kind = type(cause).__name__
-    words = printable(f"{kind}: {text}" if text else kind)
-    return words if words[-1] in ".!?" else f"{words}."
+    line = printable(f"{kind}: {text}" if text else kind)
+    return line if line[-1] in ".!?" else f"{line}."
 
 
 def keep_traceback(error: SwiftError, folder: Path | None = None, *, name: str = "traceback") -> None:

@@ -16,8 +16,8 @@ import pluggy
 
 from swift.contracts import HOOK_API, Objective
 from swift.errors import PluginError, did_you_mean
-from swift.hookspecs import OWNERS, SPECS
-from swift.plugins.blame import upgrade, words_of
+from swift.hookspecs import KIND_OF_HOOK, SPECS
+from swift.plugins.blame import error_line, upgrade
 from swift.plugins.entry import CORE, normal_name
 from swift.plugins.return_values import ABSENT, check_attributes, check_methods, described
 
@@ -74,10 +74,10 @@ def check_hooks(entry: PluginEntry, plugin: Any, required: Collection[str]) -> N
         _check_call(entry, plugin, implementation)
     counts = Counter(found.hook for found in found_hooks if not found.wrapper)
     for hook, count in counts.items():
-        if OWNERS[hook] not in (entry.kind, "observer"):
+        if KIND_OF_HOOK[hook] not in (entry.kind, "observer"):
             raise faulty(
                 entry,
-                f"implements {hook}, which only the selected {OWNERS[hook]} may do",
+                f"implements {hook}, which only the selected {KIND_OF_HOOK[hook]} may do",
                 "Make it a wrapper: @hookimpl(wrapper=True)",
             )
         if count > 1:
@@ -127,7 +127,7 @@ def check_options(entry: PluginEntry, model: Any, member: str, section: str) -> 
     except Exception as cause:
         failure = faulty(
             entry,
-            f"has a {member} that cannot be used with its default values. {words_of(cause).rstrip('.')}",
+            f"has a {member} that cannot be used with its default values. {error_line(cause).rstrip('.')}",
             "Every default must be valid, and a JSON value",
         )
         failure.traceback_of = cause

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.errors import SHOW_TRACEBACK, PluginError, SwiftError
 from swift.hookspecs import hookimpl
-from swift.plugins.blame import interrupts, keep_traceback, mark, traceback_text, words_of
+from swift.plugins.blame import error_line, interrupts, keep_traceback, mark, traceback_text
 from swift.plugins.check import Implementation, implementations
 from swift.plugins.return_values import described
 
@@ -48,7 +48,7 @@ class Participation:
             return None
         (hook, cause), self._failure = self._failure, None
         report = PluginError(
-            f"{self.entry} failed in {hook} and is switched off; the training continues without it. {words_of(cause)}"
+            f"{self.entry} failed in {hook} and is switched off; the training continues without it. {error_line(cause)}"
         )
         report.traceback_of = cause
         if os.environ.get(SHOW_TRACEBACK):

@@ -11,7 +11,7 @@ import pluggy
 
 from swift.contracts import Capabilities
 from swift.errors import PluginError
-from swift.hookspecs import OWNERS, SPECS, BackendHooks, ExporterHooks, ObserverHooks
+from swift.hookspecs import KIND_OF_HOOK, SPECS, BackendHooks, ExporterHooks, ObserverHooks
 from swift.plugins.blame import explained, failing
 from swift.plugins.check import implementations
 from swift.plugins.guard import Participation, guarded
@@ -106,7 +106,7 @@ class Hooks(BackendHooks, ExporterHooks, ObserverHooks):
 
     def _call(self, hook: str, given: Mapping[str, Any]) -> Any:
         """Call a hook with arguments by name, and check what it returns."""
-        kind = OWNERS[hook]
+        kind = KIND_OF_HOOK[hook]
         try:
             came = getattr(self._relay, hook)(**given)
         except Exception as error:
@@ -144,7 +144,7 @@ def _calling(spec: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-for _hook, _kind in OWNERS.items():
+for _hook, _kind in KIND_OF_HOOK.items():
     if _kind in _SPECS:
         setattr(Hooks, _hook, _calling(SPECS[_hook]))
 
@@ -152,7 +152,7 @@ for _hook, _kind in OWNERS.items():
 def _ranked(entry: PluginEntry, hook: str, came: Topology, given: Mapping[str, Any]) -> Topology:
     if not 0 <= came.data_rank < came.data_size:
         position = f"data_rank {came.data_rank} of data_size {came.data_size}"
-        raise wrong(entry, hook, "a Topology with 0 <= data_rank < data_size", words=position)
+        raise wrong(entry, hook, "a Topology with 0 <= data_rank < data_size", shown=position)
     return came
 
 
@@ -164,7 +164,7 @@ def _ended(entry: PluginEntry, hook: str, came: Any, given: Mapping[str, Any]) -
 def _measured(entry: PluginEntry, hook: str, came: Quantized, given: Mapping[str, Any]) -> Quantized:
     request: QuantizeRequest = given["request"]
     if len(came.logps) != len(request.prompts):
-        raise wrong(entry, hook, f"log-probabilities of {len(request.prompts)} prompts", words=f"{len(came.logps)}")
+        raise wrong(entry, hook, f"log-probabilities of {len(request.prompts)} prompts", shown=f"{len(came.logps)}")
     if not is_finite(came.tolerance):
         raise wrong(entry, hook, "a finite tolerance", came.tolerance)
     return came

@@ -82,7 +82,7 @@ class CheckedEngine:
         for index, completion in self._indexed("generate", len(prompts), make, Completion):
             if len(completion.logprobs) != len(completion.token_ids):
                 lengths = f"{len(completion.token_ids)} tokens and {len(completion.logprobs)} log-probabilities"
-                raise wrong(self._entry, "generate", "a log-probability for each token", words=lengths)
+                raise wrong(self._entry, "generate", "a log-probability for each token", shown=lengths)
             self._check_numbers("generate", completion.logprobs)
             yield index, replace(completion, version=self.version) if completion.version is None else completion
 
@@ -106,18 +106,18 @@ class CheckedEngine:
             count = len(prompts[index]) - 1
             if not len(score.logprobs) == len(score.likeliest) == count:
                 lengths = f"{len(score.logprobs)} log-probabilities and {len(score.likeliest)} choices"
-                raise wrong(self._entry, "score", f"{count} of each for {count + 1} tokens", words=lengths)
+                raise wrong(self._entry, "score", f"{count} of each for {count + 1} tokens", shown=lengths)
             self._check_numbers("score", score.logprobs)
             if top:
                 shapes = [getattr(each, "shape", None) for each in (score.top_ids, score.top_logprobs)]
                 if shapes != [(count, top)] * 2:
                     expected = f"top_ids and top_logprobs of the shape {(count, top)}"
-                    raise wrong(self._entry, "score", expected, words=f"shapes {shapes}")
+                    raise wrong(self._entry, "score", expected, shown=f"shapes {shapes}")
             yield index, score
 
     def _check_numbers(self, method: str, logprobs: Sequence[float]) -> None:
         if any(map(math.isnan, logprobs)):
-            raise wrong(self._entry, method, "log-probabilities", words="NaN among log-probabilities")
+            raise wrong(self._entry, method, "log-probabilities", shown="NaN among log-probabilities")
 
     def outputs(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[float]]]:
         """Yield the scores of each prompt, or its vector; `PluginError` where the engine returns none."""
@@ -128,7 +128,7 @@ class CheckedEngine:
             )
         for index, values in self._indexed("outputs", len(prompts), lambda: own(prompts), list[float]):
             if not values:
-                raise wrong(self._entry, "outputs", "a list of numbers", words="an empty list")
+                raise wrong(self._entry, "outputs", "a list of numbers", shown="an empty list")
             yield index, values
 
     def update_weights(self, weights: WeightStream) -> None:
@@ -178,7 +178,10 @@ class CheckedEngine:
             if index not in left:
                 again = " again" if 0 <= index < count else ""
                 raise wrong(
-                    self._entry, method, f"each index from 0 to {count - 1} once", words=f"the index {index}{again}"
+                    self._entry,
+                    method,
+                    f"each index from 0 to {count - 1} once",
+                    shown=f"the index {index}{again}",
                 )
             left.discard(index)
             yield index, value

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.contracts import HOOK_API, Capabilities
 from swift.errors import PluginError, SwiftError, did_you_mean
-from swift.plugins.blame import failing, interrupts, upgrade, words_of
+from swift.plugins.blame import error_line, failing, interrupts, upgrade
 from swift.plugins.check import check_hook_api
 from swift.plugins.discover import ALLOW_LIST, list_plugins
 from swift.plugins.entry import CORE, PluginEntry
@@ -167,7 +167,7 @@ def _import(entry: PluginEntry) -> Any:
 
 
 def _failed(entry: PluginEntry, what: str, cause: BaseException, hint: str) -> PluginError:
-    failure = PluginError(f"{entry} {what}: {words_of(cause)}", hint=hint)
+    failure = PluginError(f"{entry} {what}: {error_line(cause)}", hint=hint)
     failure.traceback_of = cause
     return failure
 

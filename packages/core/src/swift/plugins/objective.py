@@ -109,7 +109,7 @@ class CheckedObjective(Checked):
         return cast(BatchSchedule, CheckedSchedule(self._entry, came)) if is_own else came
 
     def _wrong(self, expected: str, came: Any) -> Exception:
-        return wrong(self._entry, "loss", expected, words=came if isinstance(came, str) else described(came))
+        return wrong(self._entry, "loss", expected, shown=came if isinstance(came, str) else described(came))
 
 
 def _single_values(sums: LossSums) -> list[tuple[str, Any]]:
@@ -139,7 +139,7 @@ class CheckedSchedule(Checked):
         elif (schedule.evaluation_metrics is None) != (type(schedule).evaluate is BatchSchedule.evaluate):
             problem = "both or neither", "a schedule with one of evaluate and evaluation_metrics"
         if problem is not None:
-            raise wrong(entry, "batch_schedule", problem[0], words=problem[1])
+            raise wrong(entry, "batch_schedule", problem[0], shown=problem[1])
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
         """Return one process's slice of the global batch of a step."""
@@ -149,7 +149,7 @@ class CheckedSchedule(Checked):
         came: Batch = returned(self._entry, "batch of its schedule", made, Batch)
         if not came.rows and came.spare_row is None:
             expected = "a batch with rows, or a spare row"
-            raise wrong(self._entry, "batch of its schedule", expected, words="an empty batch")
+            raise wrong(self._entry, "batch of its schedule", expected, shown="an empty batch")
         return came
 
     def evaluate(self, step: int) -> Mapping[str, float]:
@@ -158,7 +158,7 @@ class CheckedSchedule(Checked):
         missing = [name for name in self._inner.evaluation_metrics or () if name not in numbers]
         if missing and numbers:  # what the main process returns counts: others may leave it out
             expected = "a number for each of its evaluation_metrics"
-            raise wrong(self._entry, "evaluate of its schedule", expected, words=f"no number for {missing[0]!r}")
+            raise wrong(self._entry, "evaluate of its schedule", expected, shown=f"no number for {missing[0]!r}")
         return numbers
 
     def state(self) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _GROUP = "swift.planners"
 
 
-def choose(words: Sequence[str], command: str, processes: int, machines: int) -> ChosenPlan:
+def choose(argv: Sequence[str], command: str, processes: int, machines: int) -> ChosenPlan:
     """Return what the one installed planner chooses for a run."""
     entries = _allowed()
     if not entries:
@@ -32,15 +32,15 @@ def choose(words: Sequence[str], command: str, processes: int, machines: int) ->
         )
     planner = load(entries[0]).object
     with failing(entries[0], "choose"):
-        came: ChosenPlan = planner.choose(words, command, processes, machines)
+        came: ChosenPlan = planner.choose(argv, command, processes, machines)
     returned(entries[0], "choose", came, ChosenPlan)
     return came
 
 
-def foreseen(run: Run, words: Sequence[str], command: str) -> str | None:
+def foreseen(run: Run, argv: Sequence[str], command: str) -> str | None:
     """Return a planner's warning; of one that fails, its error: that is no reason not to train."""
     try:
-        warning: str | None = _first("foresee", str | None, run, list(words), command)
+        warning: str | None = _first("foresee", str | None, run, list(argv), command)
         return warning
     except PluginError as failure:
         keep_traceback(failure)
@@ -58,10 +58,10 @@ def lacking(run: Run, peak: float) -> str | None:
         return None
 
 
-def expected(run: Run, words: Sequence[str], command: str, say: Callable[[str], None]) -> ExpectedMemory | None:
+def expected(run: Run, argv: Sequence[str], command: str, say: Callable[[str], None]) -> ExpectedMemory | None:
     """Return what a planner expects of a run; None where none does, or it fails, which is printed."""
     try:
-        memory: ExpectedMemory | None = _first("expect", ExpectedMemory | None, run, list(words), command)
+        memory: ExpectedMemory | None = _first("expect", ExpectedMemory | None, run, list(argv), command)
         return memory
     except PluginError as failure:
         say(failure.message)

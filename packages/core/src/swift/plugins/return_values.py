@@ -52,15 +52,16 @@ def returned(entry: PluginEntry, function: str, value: Any, expected: Any) -> An
     with failing(entry, function):
         if (found := mismatch(value, expected)) is None:
             return value
-        raise wrong(entry, function, found.expected, words=found.within(value))
+        raise wrong(entry, function, found.expected, shown=found.within(value))
 
 
 def wrong(
-    entry: PluginEntry, function: str, expected: str, came: object = None, *, words: str | None = None
+    entry: PluginEntry, function: str, expected: str, came: object = None, *, shown: str | None = None
 ) -> PluginError:
-    """Return the error about a wrong value that a plugin returned; `words` describe the value in other words."""
+    """Return the error about a wrong value that a plugin returned; `shown` describes the value."""
     return PluginError(
-        f"{entry} returned {words or described(came)} from {function}. Expected: {expected}.", hint=if_not_yours(entry)
+        f"{entry} returned {shown or described(came)} from {function}. Expected: {expected}.",
+        hint=if_not_yours(entry),
     )
 
 

@@ -27,10 +27,10 @@ class TyperCommand:
         self._command = get_command(app)
         self.summary = (self._command.help or f"from {entry.distribution} {entry.version}").strip().splitlines()[0]
 
-    def run(self, words: list[str]) -> int:
+    def run(self, argv: list[str]) -> int:
         """Run the app with the words after the command's name and return its exit code."""
         try:
-            self._command.main(words, prog_name=f"swift {self._name}")
+            self._command.main(argv, prog_name=f"swift {self._name}")
         except SystemExit as ended:  # how an app ends, well or not
             return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         return 0

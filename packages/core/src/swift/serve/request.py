@@ -82,7 +82,7 @@ def serve_request(
         verbose=options.verbose,
         passed_on=passed_on,
         task=task,
-        answers=question.tokens if question else None,
+        decision_tokens=question.tokens if question else None,
         template_arguments={} if options.enable_thinking is None else {"enable_thinking": options.enable_thinking},
     )
 

@@ -48,7 +48,7 @@ __all__ = [
     "run_reference",
 ]
 
-_PLACES = {
+_MODULES = {
     "CASES": "swift.testing.cases",
     "BackendConformance": "swift.testing.conformance",
     "Case": "swift.testing.cases",
@@ -63,6 +63,6 @@ _PLACES = {
 
 def __getattr__(name: str) -> Any:
     # pytest is needed for the classes alone, and is not installed with core.
-    if name in _PLACES:
-        return getattr(import_module(_PLACES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

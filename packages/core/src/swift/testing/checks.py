@@ -205,7 +205,7 @@ class Checks:
                 near(f"{at}: gradient norm", result.grad_norm, whole[rank].results[step].grad_norm, SAME_LAYOUT)
         self._follows_reference(case, outcomes, f"{case.name} under {layout}")
 
-    def resume_elsewhere(self, case: Case, wrote: Layout, reads: Layout) -> None:
+    def resume_in_layout(self, case: Case, wrote: Layout, reads: Layout) -> None:
         """Resume under one layout from another's checkpoint and follow the reference."""
         outcomes = self.trials.resumed(case, wrote, reads, AFTER_RESUME)
         self._follows_reference(case, outcomes, f"{case.name}, saved under {wrote}, resumed under {reads}")

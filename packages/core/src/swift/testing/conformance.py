@@ -137,8 +137,8 @@ class BackendConformance:
     def test_resume(self, checks: Checks, layout: Layout, resumed: Case) -> None:
         checks.resume(resumed, layout)
 
-    def test_resume_elsewhere(self, checks: Checks, layout: Layout, reads: Layout) -> None:
-        checks.resume_elsewhere(BY_NAME["clipped"], layout, reads)
+    def test_resume_in_other_layout(self, checks: Checks, layout: Layout, reads: Layout) -> None:
+        checks.resume_in_layout(BY_NAME["clipped"], layout, reads)
 
     def test_two_roles(self, checks: Checks, layout: Layout) -> None:
         if checks.trials.capabilities.roles == 1:

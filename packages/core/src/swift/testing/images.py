@@ -99,10 +99,10 @@ def processor_in(folder: Path) -> Any:
 
 def random_images(seed: int) -> Iterator[str]:
     """Yield images that differ in size and in every pixel, as data URIs of PNG."""
-    noise = np.random.RandomState(seed)
+    rng = np.random.RandomState(seed)
     while True:
         for width, height in SIZES:
-            content = _png(noise.randint(0, 256, (height, width, 3), dtype=np.uint8))
+            content = _png(rng.randint(0, 256, (height, width, 3), dtype=np.uint8))
             yield f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 

@@ -144,12 +144,14 @@ def ending_of(model: Path) -> list[int]:
     return ids
 
 
-def answer_logp(model: torch.nn.Module, tokens: Tokens, seen: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
+def response_logp(
+    model: torch.nn.Module, tokens: Tokens, seen: Mapping[str, torch.Tensor] | None = None
+) -> torch.Tensor:
     """log p of the response given the prompt, and what the model sees besides, summed over its tokens."""
-    return _answer_logps(model, tokens, seen).sum()
+    return _response_logps(model, tokens, seen).sum()
 
 
-def _answer_logps(
+def _response_logps(
     model: torch.nn.Module, tokens: Tokens, seen: Mapping[str, torch.Tensor] | None = None
 ) -> torch.Tensor:
     prompt, response = tokens
@@ -288,7 +290,7 @@ def _loss(recipe: Recipe, model: Any, past: Any, batch: Sequence[int]) -> torch.
     if recipe.objective == "kit-plan":
         return torch.stack([_surprise(model, tokens) for (tokens,) in samples]).sum() / weight
     seen = [recipe.seen[index] for index in batch] if recipe.seen else [None] * len(samples)
-    logps = [answer_logp(model, tokens, each) for (tokens,), each in zip(samples, seen, strict=True)]
+    logps = [response_logp(model, tokens, each) for (tokens,), each in zip(samples, seen, strict=True)]
     return -torch.stack(logps).sum() / weight
 
 
@@ -363,14 +365,14 @@ def _squares(differences: torch.Tensor) -> torch.Tensor:
 def _dpo(recipe: Recipe, model: Any, past: Any, chosen: Tokens, rejected: Tokens) -> torch.Tensor:
     """-log σ(β (log ratio of the chosen - log ratio of the rejected))."""
     with torch.no_grad():
-        reference = answer_logp(past, chosen) - answer_logp(past, rejected)
-    ratio = answer_logp(model, chosen) - answer_logp(model, rejected) - reference
+        reference = response_logp(past, chosen) - response_logp(past, rejected)
+    ratio = response_logp(model, chosen) - response_logp(model, rejected) - reference
     return -F.logsigmoid(recipe.beta * ratio)
 
 
 def _surprise(model: Any, tokens: Tokens) -> torch.Tensor:
     """Return the loss of the kit's objective with a plan, which asks the weights of this very step."""
-    logps = _answer_logps(model, tokens)
+    logps = _response_logps(model, tokens)
     before = logps.detach()
     return (before * (logps - before).exp()).sum()
 

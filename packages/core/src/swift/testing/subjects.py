@@ -48,9 +48,9 @@ def write_model(folder: Path, *, seed: int = 0, architecture: str = "Qwen3", **c
         for parameter in model.parameters():
             if parameter.ndim < 2:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-        words = model.get_input_embeddings()
-        if words.padding_idx is not None:
-            words.weight[words.padding_idx].copy_(words.weight[0].flip(0))  # new models have zeros there
+        embeddings = model.get_input_embeddings()
+        if embeddings.padding_idx is not None:
+            embeddings.weight[embeddings.padding_idx].copy_(embeddings.weight[0].flip(0))  # new models have zeros there
     model.save_pretrained(folder)
     made = processor_of(architecture) if reads_images(architecture) else byte_tokenizer()
     tokenizer = getattr(made, "tokenizer", made)

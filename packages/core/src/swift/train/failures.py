@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swift.errors import SwiftError, TrainingError
-from swift.plugins.blame import Blame, blamed, keep_traceback, words_of
+from swift.plugins.blame import Blame, blamed, error_line, keep_traceback
 from swift.plugins.planners import lacking
 from swift.train.memory import peak_memory_gib
 from swift.train.run_folder import ARGS_FILE
@@ -44,7 +44,7 @@ def failure_of(job: Job, error: Exception, last: Path | None) -> Exception:
             keep_traceback(error, job.run.folder, name=f"traceback-{rank}")
         return error
     failure = TrainingError(
-        f"Process {rank} failed in {job.watchdog.doing}: {words_of(error)} It was raised by {blame}.",
+        f"Process {rank} failed in {job.watchdog.doing}: {error_line(error)} It was raised by {blame}.",
         hint=resume_advice(job.run.config, last),
     )
     failure.traceback_of = error
@@ -54,7 +54,7 @@ def failure_of(job: Job, error: Exception, last: Path | None) -> Exception:
 
 def lacks_memory(error: Exception) -> bool:
     """Return whether an error says that there is no memory left: of a device, or of the machine."""
-    of_machine = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in words_of(error)
+    of_machine = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in error_line(error)
     return of_machine or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
@@ -63,7 +63,7 @@ def _out_of_memory(job: Job, error: Exception, blame: Blame | None, last: Path |
     run = job.run
     peak = peak_memory_gib(job.topology.device)
     failure = TrainingError(
-        f"Process {run.world.rank} ran out of memory in {job.watchdog.doing}: {words_of(error)} "
+        f"Process {run.world.rank} ran out of memory in {job.watchdog.doing}: {error_line(error)} "
         f"It had {peak:.1f} GiB at most until then.{f' It was raised by {blame}.' if blame else ''}",
         hint="\n".join([lacking(run, peak * 2**30) or LESS_MEMORY, resume_advice(run.config, last)]),
     )

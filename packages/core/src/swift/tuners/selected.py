@@ -42,7 +42,7 @@ class SelectedTuner:
             if not isinstance(tuned, torch.nn.Module):
                 raise wrong(self.entry, "attach", "the model", tuned)
             if not any(parameter.requires_grad for parameter in tuned.parameters()):
-                raise wrong(self.entry, "attach", "a model with trainable parameters", words="one that is all frozen")
+                raise wrong(self.entry, "attach", "a model with trainable parameters", shown="one that is all frozen")
             if self.adapter != hasattr(tuned, "peft_config"):
                 what = "a PEFT model, since the tuner trains an adapter" if self.adapter else "a model without adapters"
                 raise wrong(self.entry, "attach", what, tuned)
@@ -55,7 +55,7 @@ class SelectedTuner:
             if came is not None and not (is_tensor(came) and came.is_floating_point() and came.shape == tuple(shape)):
                 what = f"a tensor of {came.dtype} and the shape {tuple(came.shape)}" if is_tensor(came) else None
                 expected = f"None, or a tensor of floats of the shape {tuple(shape)} for {name}"
-                raise wrong(self.entry, "initial", expected, came, words=what)
+                raise wrong(self.entry, "initial", expected, came, shown=what)
         return cast("torch.Tensor | None", came)
 
     @property

@@ -64,9 +64,9 @@ class EmbeddingEncoding(Encoding):
 
     def read(self, row: RowReader) -> Sample:
         """Return the query, and its positives and negatives in this order."""
-        queries = _texts(row, "query", ("messages",) if row.has("positive_messages") else QUERIES)
-        positives = _texts(row, "positive", ("positive_messages",) if row.has("positive_messages") else POSITIVES)
-        negatives = _texts(row, "negative", ("negative_messages",) if row.has("negative_messages") else NEGATIVES)
+        queries = _sequences(row, "query", ("messages",) if row.has("positive_messages") else QUERIES)
+        positives = _sequences(row, "positive", ("positive_messages",) if row.has("positive_messages") else POSITIVES)
+        negatives = _sequences(row, "negative", ("negative_messages",) if row.has("negative_messages") else NEGATIVES)
         if queries is None or positives is None:
             raise row.unknown("no query with a text that belongs to it")
         if len(queries) != 1:
@@ -121,7 +121,7 @@ class EmbeddingEncoding(Encoding):
         return {"label": label}
 
 
-def _texts(row: RowReader, what: str, columns: tuple[str, ...]) -> list[Conversation] | None:
+def _sequences(row: RowReader, what: str, columns: tuple[str, ...]) -> list[Conversation] | None:
     """Return all strings of a kind, of one column and of the numbered ones; None where there is no such column."""
     named = row.take(columns)
     numbered = [row.value(name) for name in row.numbered(what)]
@@ -172,7 +172,7 @@ def with_media(row: RowReader, *sides: list[Conversation]) -> tuple[list[Convers
     without take from the columns of the query, one text after the other.
     """
     query, positives, negatives = sides
-    own = [row.media_of_texts("positive", len(positives)), row.media_of_texts("negative", len(negatives))]
+    own = [row.media_of_sequences("positive", len(positives)), row.media_of_sequences("negative", len(negatives))]
     shared = [*query, *(each for side, media in zip(sides[1:], own, strict=True) if media is None for each in side)]
     placed = iter(row.with_media_in_turn(shared))
     made = [[next(placed) for _ in query]]

@@ -230,18 +230,18 @@ def _documents(row: RowReader) -> tuple[list[Conversation], list[Conversation]]:
     """Return the documents that are relevant to the query, and those that don't."""
     if row.has("positive_messages", "negative_messages"):
         sides = [row.value(name) if row.has(name) else () for name in ("positive_messages", "negative_messages")]
-        return _texts_of(row, sides[0]), _texts_of(row, sides[1])
+        return _sequences_of(row, sides[0]), _sequences_of(row, sides[1])
     if row.has(*DOCUMENT, *DOCUMENTS):
         return _labelled(row)
     if not row.has(*POSITIVE, *NEGATIVE):
         raise row.unknown("no documents")
-    more = [text for name in row.numbered("negative") for text in _texts(row.value(name))]
-    return _texts(row.take(POSITIVE)), [*_texts(row.take(NEGATIVE)), *more]
+    more = [text for name in row.numbered("negative") for text in _sequences(row.value(name))]
+    return _sequences(row.take(POSITIVE)), [*_sequences(row.take(NEGATIVE)), *more]
 
 
 def _labelled(row: RowReader) -> tuple[list[Conversation], list[Conversation]]:
     """Return the documents by the labels next to them."""
-    sequences = _texts(row.take(DOCUMENTS if row.has(*DOCUMENTS) else DOCUMENT))
+    sequences = _sequences(row.take(DOCUMENTS if row.has(*DOCUMENTS) else DOCUMENT))
     labels = row.take(LABELS)
     if labels is None:
         raise row.unknown("documents, but no labels of their relevance (label or labels)")
@@ -261,7 +261,7 @@ def _label(label: object) -> bool:
     raise Unusable("malformed label", f"the label of a document is {label!r}; it should be 1 or 0")
 
 
-def _texts_of(row: RowReader, conversations: object) -> list[Conversation]:
+def _sequences_of(row: RowReader, conversations: object) -> list[Conversation]:
     """Return what the last message of each conversation says."""
     conversations = parse_json(conversations, "messages")
     if not isinstance(conversations, list | tuple):
@@ -287,7 +287,7 @@ def _content(row: RowReader, content: object, what: str) -> Conversation:
     return _text(read, what) if isinstance(read, str) else prompt_only(read)
 
 
-def _texts(written: object) -> list[Conversation]:
+def _sequences(written: object) -> list[Conversation]:
     """Return the sequences of a column that holds one or several."""
     if written is None:
         return []

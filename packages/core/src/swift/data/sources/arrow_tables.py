@@ -121,7 +121,7 @@ class ArrowRows(TableRows):
     def __init__(self, file: SteadyFile) -> None:
         import pyarrow.ipc
 
-        self._places: list[int] = []
+        self._positions: list[int] = []
         sizes = []
         reader = pyarrow.PythonFile(file.as_file())
         try:
@@ -133,7 +133,7 @@ class ArrowRows(TableRows):
                     break
                 batch = pyarrow.ipc.read_record_batch(message, self._schema)
                 _check_size(file.name, _unpacked(batch), message.body.size)
-                self._places.append(at)
+                self._positions.append(at)
                 sizes.append(batch.num_rows)
         except SwiftError:
             raise
@@ -146,7 +146,7 @@ class ArrowRows(TableRows):
         import pyarrow.ipc
 
         reader = pyarrow.PythonFile(self._file.as_file())
-        reader.seek(self._places[number])
+        reader.seek(self._positions[number])
         batch = pyarrow.ipc.read_record_batch(pyarrow.ipc.read_message(reader), self._schema)
         return pyarrow.Table.from_batches([batch])
 
