@@ -1,4 +1,4 @@
-"""Judges how a command of swift answers files that somebody else made, damaged or hostile, in this process.
+"""Judge how a command of swift answers files that somebody else made, damaged or hostile, in this process.
 
 A class of cases is a file `test_<class>.py` in this folder with a list `CASES`:
 
@@ -9,7 +9,7 @@ A class of cases is a file `test_<class>.py` in this folder with a list `CASES`:
     CASES = [Case("cut off in the first line", truncated, "refused", ("cut.jsonl:1",))]
 
     @pytest.mark.parametrize("case", sampled(CASES))
-    def test_a_file_is_answered_clearly(case: Case, template: Path) -> None:
+    def test_a_file_is_handled_clearly(case: Case, template: Path) -> None:
         judge(case, template)
 
 `build` is called in an empty working folder into which the template was copied: `model` (a tiny model of random
@@ -64,7 +64,7 @@ class Case:
     name: str
     """Names the test; unique in its class and the same in every run."""
     build: Callable[[Path], Sequence[str]]
-    """Writes the input into this folder, which is the working folder too, and returns the command line."""
+    """Write the input into this folder, which is the working folder too, and returns the command line."""
     expected: Literal["refused", "works", "either"] = "refused"
     """'either': it may be refused as well as accepted, but never otherwise than clearly."""
     names: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class Case:
 
 
 def sampled(cases: Sequence[Case], every: int = 10) -> list[object]:
-    """Returns the cases as parameters of a test: every so-manyth is quick."""
+    """Return the cases as parameters of a test: every so-manyth is quick."""
     names = [case.name for case in cases]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"cases of the same name: {', '.join(sorted(repeated))}")
@@ -90,7 +90,7 @@ def sampled(cases: Sequence[Case], every: int = 10) -> list[object]:
 def judge(
     case: Case, template: Path, *, command: Callable[[Sequence[str]], int] = run, seconds: float = SECONDS
 ) -> str:
-    """Runs the case in a copy of `template` and returns what was printed; fails the test where the answer is unclear.
+    """Run the case in a copy of `template` and returns what was printed; fails the test where the answer is unclear.
 
     Unclear are: an exception that escapes, a traceback, a hang, the wrong exit code, a refusal that does not name what
     `case.names` lists or that leaves anything behind, and hostile code that was run.
@@ -126,7 +126,7 @@ class Hung(BaseException):
 def _answer(
     command: Callable[[Sequence[str]], int], argv: list[str], stdin: bytes, seconds: float
 ) -> tuple[int, str, list[str]]:
-    """Returns the exit code, what was printed, and what failed on the way."""
+    """Return the exit code, what was printed, and what failed on the way."""
     failures: list[str] = []
     code = -1
     with _captured(stdin) as printed, _alarm(seconds) as rang, _less_memory(MEMORY):
@@ -137,10 +137,10 @@ def _answer(
         except Hung:
             pass
         except BaseException as escaped:  # whatever it is, a user would see its traceback
-            place = escaped.__traceback__
-            while place is not None and place.tb_next is not None:
-                place = place.tb_next
-            where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else "?"
+            frame = escaped.__traceback__
+            while frame is not None and frame.tb_next is not None:
+                frame = frame.tb_next
+            where = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else "?"
             failures.append(f"{type(escaped).__name__} escaped from {where}: {str(escaped)[:1000]}")
     if rang:
         failures = [f"it took more than {seconds} seconds"]
@@ -148,7 +148,7 @@ def _answer(
 
 
 def _judged(case: Case, code: int, printed: str) -> list[str]:
-    """Returns what is wrong with this answer."""
+    """Return what is wrong with this answer."""
     failures = []
     if "Traceback (most recent call last)" in printed:
         failures.append("a traceback was printed")
@@ -162,7 +162,7 @@ def _judged(case: Case, code: int, printed: str) -> list[str]:
 
 
 def _listed(folder: Path) -> set[str]:
-    """Returns the names of all that lies in a folder and its folders; links are not followed."""
+    """Return the names of all that lies in a folder and its folders; links are not followed."""
     names = set()
     for parent, folders, files in os.walk(folder):
         names |= {os.path.relpath(os.path.join(parent, name), folder) for name in (*folders, *files)}  # noqa: PTH118
@@ -170,7 +170,7 @@ def _listed(folder: Path) -> set[str]:
 
 
 def _left(case: Case, new: set[str], cache_folder: Path) -> list[str]:
-    """Returns what a refused command left: anything in the working folder, and half-written stores in the cache."""
+    """Return what a refused command left: anything in the working folder, and half-written stores in the cache."""
     allowed = {name for name in new for pattern in case.leaves if fnmatch(name, pattern)}
     stores = cache_folder / "swift" / "tokenised"
     halves = [
@@ -183,7 +183,7 @@ def _left(case: Case, new: set[str], cache_folder: Path) -> list[str]:
 
 
 def _process_groups() -> list[str]:
-    """Returns whether torch.distributed was left initialised, and ends it for the cases that follow."""
+    """Return whether torch.distributed was left initialised, and ends it for the cases that follow."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
         return []
@@ -193,7 +193,7 @@ def _process_groups() -> list[str]:
 
 @contextlib.contextmanager
 def _in_folder(folder: Path, cache_folder: Path) -> Iterator[None]:
-    """Works in `folder` with a cache of its own, and puts back what a command may change of this process."""
+    """Work in `folder` with a cache of its own, and puts back what a command may change of this process."""
     at, environment, modules_from = Path.cwd(), dict(os.environ), list(sys.path)
     os.chdir(folder)
     os.environ["XDG_CACHE_HOME"] = str(cache_folder)
@@ -209,7 +209,7 @@ def _in_folder(folder: Path, cache_folder: Path) -> Iterator[None]:
 
 @cache
 def _streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
-    """Returns stdout and stderr of the cases: files, with the same strictness about what can be encoded.
+    """Return stdout and stderr of the cases: files, with the same strictness about what can be encoded.
 
     They are never closed: libraries that are first imported in a case keep stderr for their messages.
     """
@@ -222,7 +222,7 @@ def _streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
 
 @contextlib.contextmanager
 def _captured(stdin: bytes) -> Iterator[Callable[[], str]]:
-    """Captures what Python and C code print; the value returns it."""
+    """Capture what Python and C code print; the value returns it."""
     out, err = _streams()
     for stream in (out, err):
         stream.seek(0)
@@ -250,7 +250,7 @@ def _captured(stdin: bytes) -> Iterator[Callable[[], str]]:
 
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Iterator[list[str]]:
-    """Raises `Hung` in the body every so many seconds; the value is empty unless it did. Others' alarms are put off."""
+    """Raise `Hung` in the body every so many seconds; the value is empty unless it did. Others' alarms are put off."""
     rang: list[str] = []
 
     def ring(_signal: int, _frame: FrameType | None) -> None:
@@ -272,7 +272,7 @@ def _alarm(seconds: float) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _less_memory(size: int) -> Iterator[None]:
-    """Bounds the address space, so that a bomb is a `MemoryError` of its case and not the end of the machine."""
+    """Bound the address space, so that a bomb is a `MemoryError` of its case and not the end of the machine."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + size, hard))
@@ -283,7 +283,7 @@ def _less_memory(size: int) -> Iterator[None]:
 
 
 def _make_removable(folder: Path) -> None:
-    """Gives back the permissions that a case took from its folders."""
+    """Give back the permissions that a case took from its folders."""
     for parent, folders, _files in os.walk(folder):
         for name in folders:
             path = Path(parent, name)

@@ -1,4 +1,4 @@
-"""Makes distributions with one plugin each that misbehaves in one way, and puts them on the path of a case."""
+"""Make distributions with one plugin each that misbehaves in one way, and put them on the path of a case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Literal
 from zlib import crc32
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from judge import Case, judge, sampled
+from strategies import examples
 
 VERSION = "1.2"
 Build = Callable[[Path], Sequence[str]]
@@ -72,15 +75,15 @@ GOOD = {
 
         class Engine:
             def generate(self, prompts, sampling):
-                for place, _ in enumerate(prompts):
-                    yield place, Completion([65], [-1.0], "length")
+                for index, _ in enumerate(prompts):
+                    yield index, Completion([65], [-1.0], "length")
 
             def stream(self, prompt, sampling):
                 yield 65
 
             def score(self, prompts):
-                for place, prompt in enumerate(prompts):
-                    yield place, Score([-1.0] * (len(prompt) - 1), [False] * (len(prompt) - 1))
+                for index, prompt in enumerate(prompts):
+                    yield index, Score([-1.0] * (len(prompt) - 1), [False] * (len(prompt) - 1))
 
             def update_weights(self, weights):
                 pass
@@ -180,9 +183,9 @@ def install(
     (site / f"{module}.py").write_text(source, encoding="utf-8")
     info = site / f"{module}-{VERSION}.dist-info"
     info.mkdir()
-    told = f"Metadata-Version: 2.1\nName: {module.replace('_', '-')}\nVersion: {VERSION}\n"
+    known = f"Metadata-Version: 2.1\nName: {module.replace('_', '-')}\nVersion: {VERSION}\n"
     if metadata != "missing":
-        (info / "METADATA").write_text(told if metadata is None else metadata, encoding="utf-8")
+        (info / "METADATA").write_text(known if metadata is None else metadata, encoding="utf-8")
     (info / "entry_points.txt").write_text(points, encoding="utf-8")
     if str(site) not in sys.path:
         sys.path.insert(0, str(site))
@@ -218,19 +221,19 @@ def case(
         if kind == "planner":  # without swift's own, and what else is installed
             os.environ["SWIFT_PLUGINS"] = distribution
         if kind == "reward":
-            answer = {"messages": [{"role": "user", "content": "?"}], "completion": "abc"}
-            (folder / "answers.jsonl").write_text(json.dumps(answer), encoding="utf-8")
+            row = {"messages": [{"role": "user", "content": "?"}], "completion": "abc"}
+            (folder / "answers.jsonl").write_text(json.dumps(row), encoding="utf-8")
         return command(kind, "hostile") if argv is None else argv
 
     who = f"{kind} 'hostile' ({distribution} {VERSION})"
     refused = expected == "refused"
-    said = tuple(name.replace("{who}", who) for name in names)
+    shown = tuple(name.replace("{who}", who) for name in names)
     return Case(
         title,
         build,
         expected,
-        ((who,) if identity else ()) + said if refused else (),
-        prints=prints if refused else prints + said,
+        ((who,) if identity else ()) + shown if refused else (),
+        prints=prints if refused else prints + shown,
         exit_code=code,
         leaves=() if kind == "exporter" else ("output*",),
     )
@@ -243,11 +246,25 @@ def hook(name: str, *body: str, arguments: str = "self", wrapper: bool = False) 
 
 
 def as_test(cases: Sequence[Case]) -> Callable[[Case, Path], None]:
-    """The test that all of these plugins are named where they misbehave."""
+    """Return the test that all of these plugins are named where they misbehave."""
 
     @pytest.mark.usefixtures("tracebacks")
     @pytest.mark.parametrize("case", sampled(cases))
     def test(case: Case, template: Path) -> None:
         judge(case, template)
+
+    return test
+
+
+def as_property(cases: Sequence[Case], count: int) -> Callable[..., None]:
+    """Return the property that any of these plugins is named where it misbehaves, with so many examples."""
+    known = {case.name: case for case in cases}
+    names = st.sampled_from(list(known))
+
+    @pytest.mark.usefixtures("tracebacks")
+    @examples(count)
+    @given(name=names)
+    def test(name: str, template: Path) -> None:
+        judge(known[name], template)
 
     return test

@@ -1,7 +1,8 @@
-"""Ways to spoil a file that holds a JSON object or tensors."""
+"""Ways to spoil a file that holds JSON or tensors."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import struct
@@ -10,6 +11,36 @@ from pathlib import Path
 from typing import Any
 
 DEEP = 100_000
+GONE = "(the key is gone)"
+"""Put in the keys of a value, it takes the key out."""
+Keys = tuple[str | int, ...]
+Spoil = Callable[[Path], object]
+
+
+def every_key(document: Any, parent: Keys = ()) -> list[Keys]:
+    """Return the keys of every value inside a JSON document."""
+    members = (
+        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
+    )
+    return [each for key, value in members for each in ((*parent, key), *every_key(value, (*parent, key)))]
+
+
+def put(document: Any, keys: Keys, value: Any) -> Any:
+    """Return a copy of a JSON document with another value at a keys."""
+    document = copy.deepcopy(document)
+    target = document
+    for key in keys[:-1]:
+        target = target[key]
+    if value == GONE:
+        del target[keys[-1]]
+    else:
+        target[keys[-1]] = value
+    return document
+
+
+def put_in(file: Path, keys: Keys, value: Any) -> None:
+    """Change one value of a JSON file."""
+    file.write_text(json.dumps(put(json.loads(file.read_text()), keys, value)))
 
 
 def edit(file: Path, **changes: Any) -> None:
@@ -17,32 +48,7 @@ def edit(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def set_in(file: Path, keys: str, value: Any) -> None:
-    """Set one nested key, given as 'a.b.0'."""
-    content = json.loads(file.read_text())
-    place = content
-    *parents, leaf = keys.split(".")
-    for key in parents:
-        place = place[int(key)] if isinstance(place, list) else place[key]
-    if isinstance(place, list):
-        place[int(leaf)] = value
-    else:
-        place[leaf] = value
-    file.write_text(json.dumps(content))
-
-
-def drop_in(file: Path, keys: str) -> None:
-    """Take one nested key out."""
-    content = json.loads(file.read_text())
-    place = content
-    *parents, leaf = keys.split(".")
-    for key in parents:
-        place = place[int(key)] if isinstance(place, list) else place[key]
-    del place[leaf]
-    file.write_text(json.dumps(content))
-
-
-def _replaced(make: Callable[[Path], object]) -> Callable[[Path], None]:
+def _replaced(make: Spoil) -> Spoil:
     def spoil(file: Path) -> None:
         file.unlink(missing_ok=True)
         make(file)
@@ -50,7 +56,7 @@ def _replaced(make: Callable[[Path], object]) -> Callable[[Path], None]:
     return spoil
 
 
-def _content(data: bytes) -> Callable[[Path], None]:
+def _content(data: bytes) -> Spoil:
     return _replaced(lambda file: file.write_bytes(data))
 
 
@@ -59,31 +65,32 @@ def _large(file: Path) -> None:
         handle.truncate(3 << 30)
 
 
-NOT_A_FILE: Mapping[str, Callable[[Path], None]] = {
+NOT_A_FILE: Mapping[str, Spoil] = {
     "a pipe": _replaced(os.mkfifo),
-    "a folder": _replaced(lambda file: file.mkdir()),
+    "a folder": _replaced(Path.mkdir),
     "a link to a device that never ends": _replaced(lambda file: file.symlink_to("/dev/zero")),
     "a link to itself": _replaced(lambda file: file.symlink_to(file.name)),
     "a link to nothing": _replaced(lambda file: file.symlink_to("nowhere")),
     "3 GiB of nothing": _replaced(_large),
 }
-NOT_AN_OBJECT: Mapping[str, Callable[[Path], None]] = {
+NOT_AN_OBJECT: Mapping[str, Spoil] = {
     "empty": _content(b""),
-    "cut off": lambda file: file.write_bytes(file.read_bytes()[:-20]) and None,
+    "cut off": lambda file: file.write_bytes(file.read_bytes()[:-20]),
     "a list": _content(b"[1]"),
     "null": _content(b"null"),
     "a number": _content(b"17"),
     "bytes": _content(bytes(range(256))),
-    "UTF-16": lambda file: file.write_bytes(file.read_text().encode("utf-16")) and None,
+    "UTF-16": lambda file: file.write_bytes(file.read_text().encode("utf-16")),
     "lists without end": _content(b"[" * DEEP),
     "objects without end": _content(b'{"a":' * DEEP),
     "a number of a million digits": _content(b'{"model_type": ' + b"9" * 1_000_000 + b"}"),
     "NUL": _content(b"\0" * 100),
 }
+BAD: Mapping[str, Spoil] = {**NOT_A_FILE, **NOT_AN_OBJECT}
 
 
 def tensors_of(file: Path) -> dict[str, Any]:
-    """All tensors of a safetensors file."""
+    """Return all tensors of a safetensors file."""
     from safetensors.torch import load_file
 
     found: dict[str, Any] = load_file(file)
@@ -97,14 +104,26 @@ def put_tensors(file: Path, tensors: Mapping[str, Any]) -> None:
     save_file(dict(tensors), file, {"format": "pt"})
 
 
-def header_of(file: Path) -> tuple[dict[str, Any], bytes]:
-    """The header of a safetensors file, and the data behind it."""
-    content = file.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    return json.loads(content[8 : 8 + length]), content[8 + length :]
+def of_tensors(change: Callable[[dict[str, Any]], object]) -> Spoil:
+    """Change the tensors of a safetensors file in keys, or replace them by a dict that `change` returns."""
+
+    def spoil(file: Path) -> None:
+        tensors = tensors_of(file)
+        changed = change(tensors)
+        put_tensors(file, changed if isinstance(changed, dict) else tensors)
+
+    return spoil
 
 
-def put_header(file: Path, header: Any, data: bytes, *, length: int | None = None) -> None:
-    """Write a safetensors file with this header, which may say that it has another length."""
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    file.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+def of_header(change: Callable[[dict[str, Any]], object], *, length: int | None = None) -> Spoil:
+    """Change the header of a safetensors file in keys, or replace it; `length` is what the file declares instead."""
+
+    def spoil(file: Path) -> None:
+        content = file.read_bytes()
+        end = 8 + struct.unpack("<Q", content[:8])[0]
+        header = json.loads(content[8:end])
+        changed = change(header)
+        kept = changed if isinstance(changed, bytes) else json.dumps(header if changed is None else changed).encode()
+        file.write_bytes(struct.pack("<Q", len(kept) if length is None else length) + kept + content[end:])
+
+    return spoil

@@ -5,59 +5,52 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import spoil
-from draws import drawn, wrong
+from hypothesis import given
+from hypothesis import strategies as st
 from judge import CANARY, Case, judge, sampled
+from spoil import BAD, Spoil, of_header, of_tensors, put, put_in
+from strategies import bad_file, examples, not_a_file, not_an_object, wrong
 
 from swift.checkpoint.checksums import hash_file
 from swift.checkpoint.manifest import _checksum
 from swift.cli.main import run
+from swift.errors import CheckpointError
+from swift.untrusted_pickle import load_pickle
 
 TRAIN = [
-    "sft",
-    "--model",
-    "model",
-    "--dataset",
-    "data.jsonl",
-    "--backend.device",
-    "cpu",
-    "--data.workers",
-    "1",
-    "--report_to",
-    "jsonl",
+    *("sft", "--model", "model", "--dataset", "data.jsonl", "--backend.device", "cpu"),
+    *("--data.workers", "1", "--report_to", "jsonl"),
 ]
-ASKED = ["--prompt", "hello", "--max_new_tokens", "2"]
-INFER = ["infer", "full", *ASKED]
+GENERATE = ["--prompt", "hello", "--max_new_tokens", "2"]
+INFER = ["infer", "full", *GENERATE]
 EXPORT = ["export", "full", "--out", "out", "--verify", "none"]
 CONVERT = ["convert", "full", "--to", "trainer", "--out", "out"]
 RESUME = [
-    *TRAIN,
-    "--tuner.kind",
-    "full",
-    "--max_steps",
-    "2",
-    "--resume_from_checkpoint",
-    "full/checkpoint-1",
-    "--checkpoint.save_last",
-    "false",
+    *(*TRAIN, "--tuner.kind", "full", "--max_steps", "2", "--resume_from_checkpoint", "full/checkpoint-1"),
+    *("--checkpoint.save_last", "false"),
 ]
-LORA = ["infer", "lora", *ASKED]
+LORA = ["infer", "lora", *GENERATE]
 MERGE = ["merge-lora", "lora", "--out", "out", "--no-verify"]
-ADAPTER = ["infer", "model", "--adapters", "adapter", *ASKED]
-ADAPTER_ALONE = ["infer", "adapter", *ASKED]
+ADAPTER = ["infer", "model", "--adapters", "adapter", *GENERATE]
+ADAPTER_ALONE = ["infer", "adapter", *GENERATE]
 FURTHER = [*TRAIN, "--adapters", "adapter", "--max_steps", "1", "--checkpoint.save_last", "false"]
 IMPORT = ["convert", "adapter", "--model", "model", "--out", "out"]
+TRAINER = ["convert", "trainer", "--model", "model", "--out", "out"]
 
-Spoil = Callable[[Path], object]
 Expected = Literal["refused", "works", "either"]
 RUNS = ("*.lock", "output", "output/*", "full/*", "lora/*")
 """What a run that is refused after its folder was claimed leaves."""
+CHECKPOINT = "full/checkpoint-1"
+ADAPTER_CONFIG = "adapter/adapter_config.json"
+ADAPTER_MODEL = "adapter/adapter_model.safetensors"
 
 
 @pytest.fixture(scope="session")
@@ -69,18 +62,8 @@ def trained(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         patch.setenv("XDG_CACHE_HOME", str(folder.parent / "cache"))
         for kind in ("full", "lora"):
-            argv = [
-                *TRAIN,
-                "--tuner.kind",
-                kind,
-                "--max_steps",
-                "1",
-                "--output_dir",
-                "runs",
-                "--logging.run_name",
-                kind,
-            ]
-            assert run(argv) == 0
+            to = ["--output_dir", "runs", "--logging.run_name", kind]
+            assert run([*TRAIN, "--tuner.kind", kind, "--max_steps", "1", *to]) == 0
             (folder / "runs" / "model" / kind).rename(folder / kind)
     shutil.rmtree(folder / "runs")
     (folder / "adapter").mkdir()
@@ -89,18 +72,20 @@ def trained(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def case(name: str, change: Spoil, *names: str, argv: Sequence[str], at: str, expected: Expected = "refused") -> Case:
-    """A case that changes one file or folder."""
+def case(
+    name: str, change: Spoil, *names: str, argv: Sequence[str], at: str = CHECKPOINT, expected: Expected = "refused"
+) -> Case:
+    """Return a case that changes one file or folder."""
 
     def build(folder: Path) -> Sequence[str]:
         change(folder / at)
         return argv
 
-    return Case(f"{name} ({argv[0]} {at})", build, expected, names, leaves=RUNS if argv[0] == "sft" else ())
+    return Case(f"{name} ({' '.join(argv[:2])})", build, expected, names, leaves=RUNS if argv[0] == "sft" else ())
 
 
 def sealed(change: Spoil) -> Spoil:
-    """Changes a checkpoint, and makes its manifest vouch for what it holds then."""
+    """Change a checkpoint, and write the checksums of what it holds then."""
 
     def build(checkpoint: Path) -> None:
         change(checkpoint)
@@ -112,17 +97,6 @@ def sealed(change: Spoil) -> Spoil:
                     manifest["files"][name] = hash_file(checkpoint / name).model_dump()
         manifest["checksum"] = _checksum(manifest)
         (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-
-    return build
-
-
-def in_manifest(key: str, value: Any) -> Spoil:
-    def build(checkpoint: Path) -> None:
-        file = checkpoint / "manifest.json"
-        spoil.set_in(file, key, value)
-        manifest = json.loads(file.read_text())
-        del manifest["checksum"]
-        file.write_text(json.dumps({**manifest, "checksum": _checksum(manifest)}))
 
     return build
 
@@ -175,197 +149,161 @@ MANIFEST: dict[str, list[Any]] = {
     ],
     "adapter": [7, [1], "x", {}, {"peft_type": "LORA", "r": "x"}, {"peft_type": "PROMPT_TUNING"}],
 }
-CLEAR = frozenset({"format", "step", "rows_per_step", "files", "facts", "schedule", "config.data", "config.tuner"})
+CLEAR = ("format", "step", "rows_per_step", "files", "facts", "schedule", "config.data", "config.tuner")
 """Keys of which no other value is taken."""
+manifest_values = st.sampled_from([(key, value) for key, values in MANIFEST.items() for value in values])
+DROPPED = ("format", "step", "seed", "model_fingerprint", "config", "files", "rows_per_step", "backend")
 
 
-def manifests() -> Iterator[Case]:
-    commands = (INFER, EXPORT, CONVERT, RESUME)
-    for number, (key, values) in enumerate(MANIFEST.items()):
-        for offset, value in enumerate(drawn(key, values, 4 if key in CLEAR else 2)):
-            argv = commands[(number + offset) % 4]
-            accepted = (key == "config.data" and value is None) or key not in CLEAR
-            yield case(
-                f"manifest: {key} is {value!r:.40}",
-                in_manifest(key, value),
-                "checkpoint-1" if not accepted else "",
-                argv=argv,
-                at="full/checkpoint-1",
-                expected="either" if accepted else "refused",
-            )
-    for key in ("format", "step", "seed", "model_fingerprint", "config", "files", "rows_per_step", "backend"):
+def _of_manifest(key: str, value: Any) -> Spoil:
+    """Change a manifest, and its checksum with it."""
 
-        def dropped(checkpoint: Path, key: str = key) -> None:
-            spoil.drop_in(checkpoint / "manifest.json", key)
-            sealed(lambda _: None)(checkpoint)
+    def build(checkpoint: Path) -> None:
+        manifest = put(json.loads((checkpoint / "manifest.json").read_text()), tuple(key.split(".")), value)
+        del manifest["checksum"]
+        (checkpoint / "manifest.json").write_text(json.dumps({**manifest, "checksum": _checksum(manifest)}))
 
-        for argv in drawn(key, (INFER, EXPORT), 1):
-            yield case(f"manifest without {key}", dropped, "full", argv=argv, at="full/checkpoint-1")
-    for what, change in {**spoil.NOT_A_FILE, **spoil.NOT_AN_OBJECT}.items():
-        for argv in drawn(what, (INFER, EXPORT, RESUME), 1):
-            yield case(f"manifest is {what}", change, "full", argv=argv, at="full/checkpoint-1/manifest.json")
-    for argv, run_folder in ((INFER, "full"), (EXPORT, "full"), (CONVERT, "full"), (LORA, "lora"), (MERGE, "lora")):
-        at = f"{run_folder}/checkpoint-1/manifest.json"
-        yield case("manifest is not there", lambda file: file.unlink(), run_folder, argv=argv, at=at)
-        named = [word.replace(run_folder, f"{run_folder}/checkpoint-1") for word in argv]
-        yield case(
-            "manifest of a checkpoint is not there", lambda file: file.unlink(), "checkpoint-1", argv=named, at=at
-        )
+    return build
+
+
+@examples(70)
+@given(manifest_values, st.sampled_from((INFER, EXPORT, CONVERT, RESUME)))
+def test_wrong_value_in_a_manifest_is_handled_clearly(trained: Path, setting: tuple[str, Any], argv: list[str]) -> None:
+    key, value = setting
+    refused = key in CLEAR and not (key == "config.data" and value is None)
+    names = ("checkpoint-1",) if refused else ()
+    expected: Expected = "refused" if refused else "either"
+    judge(case(key, _of_manifest(key, value), *names, argv=argv, expected=expected), trained)
+
+
+@examples(8)
+@given(st.sampled_from(DROPPED), st.sampled_from((INFER, EXPORT)))
+def test_manifest_without_a_key_is_refused(trained: Path, key: str, argv: list[str]) -> None:
+    judge(case(key, _of_manifest(key, spoil.GONE), "full", argv=argv), trained)
+
+
+@examples(20)
+@given(
+    st.sampled_from((("manifest.json", "full"), ("state/index.json", "index.json"))),
+    bad_file,
+    st.sampled_from((INFER, EXPORT, RESUME)),
+)
+def test_bad_file_of_a_checkpoint_is_refused(trained: Path, file: tuple[str, str], how: str, argv: list[str]) -> None:
+    argv = argv if "manifest" in file[0] else EXPORT
+    judge(case(how, BAD[how], file[1], argv=argv, at=f"{CHECKPOINT}/{file[0]}"), trained)
+
+
+@examples(11)
+@given(not_an_object)
+def test_index_that_is_no_object_is_refused(trained: Path, how: str) -> None:
+    change = sealed(lambda checkpoint: BAD[how](checkpoint / "state" / "index.json"))
+    judge(case(how, change, "index.json", argv=EXPORT), trained)
 
 
 INDEX: dict[str, list[Any]] = {
-    "tensors": [7, None, [1], {}, {"x": 7}, {"x": {}}],
+    "tensors": [7, None, [1], {"x": 7}, {"x": {}}],
     "tensors.{}": [7, None, [1], {}],
     "tensors.{}.dtype": [7, None, "F99", ["F32"], "I64"],
     "tensors.{}.shape": [7, None, ["x"], [-64], [1 << 62, 1 << 62], [65], [True], [[64]], []],
     "tensors.{}.chunks": [7, None, [], [7], [{}]],
     "tensors.{}.chunks.0.offsets": [7, None, ["x"], [-1], [1], [0, 0], [10**30]],
     "tensors.{}.chunks.0.sizes": [7, None, ["x"], [-64], [65], [0], [64, 1]],
-    "tensors.{}.chunks.0.file": [
-        7,
-        None,
-        "../../../../../etc/passwd",
-        "/etc/passwd",
-        "/dev/zero",
-        "nothing",
-        "a\0b",
-        "",
-    ],
+    "tensors.{}.chunks.0.file": [7, None, "../../../../../etc/passwd", "/etc/passwd", "/dev/zero", "x", "a\0b", ""],
     "tensors.{}.chunks.0.key": [7, None, "nothing", ""],
 }
 NORM = "model.model.norm.weight"
 
 
-def _index(key: str, value: Any) -> Spoil:
-    def build(checkpoint: Path) -> None:
-        file = checkpoint / "state" / "index.json"
-        content = json.loads(file.read_text())
-        place: Any = content
-        *parents, leaf = [NORM if part == "{}" else part for part in key.split(".")]
-        for part in parents:
-            place = place[int(part)] if isinstance(place, list) else place[part]
-        place[leaf] = value
-        file.write_text(json.dumps(content))
+@examples(45)
+@given(
+    st.sampled_from([(key, value) for key, values in INDEX.items() for value in values]),
+    st.sampled_from((EXPORT, CONVERT, RESUME)),
+)
+def test_wrong_value_in_an_index_is_refused(trained: Path, setting: tuple[str, Any], argv: list[str]) -> None:
+    key, value = setting
+    keys = tuple(NORM if part == "{}" else int(part) if part.isdigit() else part for part in key.split("."))
+    change = sealed(lambda checkpoint: put_in(checkpoint / "state" / "index.json", keys, value))
+    judge(case(key, change, "full", argv=argv), trained)
 
-    return sealed(build)
+
+HEADER: dict[str, Callable[[dict[str, Any]], object]] = {
+    "overlapping": lambda head: head[NORM].update(data_offsets=[o - 4 for o in head[NORM]["data_offsets"]]),
+    "outside": lambda head: head[NORM].update(data_offsets=[1 << 40, (1 << 40) + 256]),
+    "of another type": lambda head: head[NORM].update(dtype="I32"),
+    "of another shape": lambda head: head[NORM].update(shape=[8, 8]),
+    "gone": lambda head: head.update({"other": head.pop(NORM)}),
+}
+
+
+def _removed(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def _altered(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 1
+    file.write_bytes(content)
 
 
 def states() -> Iterator[Case]:
-    commands = (EXPORT, CONVERT, RESUME)
-    at = "full/checkpoint-1"
-    for number, (key, values) in enumerate(INDEX.items()):
-        for offset, value in enumerate(drawn(key, values, 4)):
-            empty = key == "tensors" and value == {}
-            argv = commands[(number + offset) % 3]
-            yield case(
-                f"index: {key} is {value!r:.40}",
-                _index(key, value),
-                "full",
-                argv=argv,
-                at=at,
-                expected="either" if empty else "refused",
-            )
-
-    def lost(checkpoint: Path) -> None:
-        file = checkpoint / "state" / "index.json"
-        content = json.loads(file.read_text())
-        del content["tensors"][NORM]
-        file.write_text(json.dumps(content))
-
+    lost = sealed(lambda checkpoint: put_in(checkpoint / "state" / "index.json", ("tensors", NORM), spoil.GONE))
     for argv in (EXPORT, CONVERT):
-        yield case(f"index: a weight is gone for {argv[0]}", sealed(lost), "checkpoint-1", NORM, argv=argv, at=at)
-    for what, change in {**spoil.NOT_A_FILE, **spoil.NOT_AN_OBJECT}.items():
+        yield case("index: a weight is gone", lost, "checkpoint-1", NORM, argv=argv)
+    for name, change in HEADER.items():
+        of_state = lambda checkpoint, c=change: of_header(c)(next((checkpoint / "state").glob("*.safetensors")))  # noqa: E731
+        yield case(
+            f"state: a tensor is {name}", sealed(of_state), "state", argv=RESUME if name == "outside" else EXPORT
+        )
 
-        def spoilt(checkpoint: Path, change: Spoil = change) -> None:
-            change(checkpoint / "state" / "index.json")
 
-        yield case(f"index is {what}", spoilt, "index.json", argv=EXPORT, at=at)
-        if what in spoil.NOT_AN_OBJECT:
-            yield case(f"index is {what}, and vouched for", sealed(spoilt), "index.json", argv=EXPORT, at=at)
+def damaged_files() -> Iterator[Case]:
+    def of_file(change: Spoil, name: str, checkpoint: Path) -> None:
+        whole = name != "state" or change is _removed
+        change(checkpoint / name if whole else next((checkpoint / name).glob("*.safetensors")))
 
-    def header(change: Callable[[dict[str, Any]], object]) -> Spoil:
-        def build(checkpoint: Path) -> None:
-            file = next((checkpoint / "state").glob("*.safetensors"))
-            head, data = spoil.header_of(file)
-            changed = change(head)
-            spoil.put_header(file, changed if changed is not None else head, data)
-
-        return sealed(build)
-
-    heads: dict[str, Callable[[dict[str, Any]], object]] = {
-        "overlapping": lambda head: head[NORM].update(data_offsets=[o - 4 for o in head[NORM]["data_offsets"]]),
-        "outside": lambda head: head[NORM].update(data_offsets=[1 << 40, (1 << 40) + 256]),
-        "of another type": lambda head: head[NORM].update(dtype="I32"),
-        "of another shape": lambda head: head[NORM].update(shape=[8, 8]),
-        "gone": lambda head: head.update({"other": head.pop(NORM)}),
-        "a list": lambda _: [1],
-        "bytes": lambda _: b"\xff" * 50,
-    }
-    for name, change in heads.items():
-        for argv in drawn(name, (EXPORT, RESUME), 1):
-            yield case(f"state: a tensor is {name}", header(change), "state", argv=argv, at=at)
     for name in ("state", "state/index.json", "model.safetensors", "config.json", "tokenizer.json"):
         for argv in (INFER, EXPORT, RESUME):
-
-            def removed(checkpoint: Path, name: str = name) -> None:
-                path = checkpoint / name
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-            yield case(f"{name} is gone", removed, "full", argv=argv, at=at)
-
-            def cut(checkpoint: Path, name: str = name) -> None:
-                file = checkpoint / name if name != "state" else next((checkpoint / name).glob("*.safetensors"))
-                file.write_bytes(file.read_bytes()[:-9])
-
-            yield case(f"{name} is cut off", cut, "full", argv=argv, at=at)
-
-            def altered(checkpoint: Path, name: str = name) -> None:
-                file = checkpoint / name if name != "state" else next((checkpoint / name).glob("*.safetensors"))
-                content = bytearray(file.read_bytes())
-                content[-9] ^= 1
-                file.write_bytes(content)
-
-            # What infer does not read, it does not check byte by byte.
-            unread = argv is INFER and name.startswith("state")
-            expected: Expected = "works" if unread else "refused"
-            yield case(f"{name} is altered", altered, "full", argv=argv, at=at, expected=expected)
+            for change in (_removed, _cut, _altered):
+                # What infer does not read, it does not check byte by byte.
+                unread = argv is INFER and name.startswith("state") and change is _altered
+                of_this = partial(of_file, change, name)
+                title = f"{name} is {change.__name__[1:]}"
+                yield case(title, of_this, "full", argv=argv, expected="works" if unread else "refused")
 
 
 def runs() -> Iterator[Case]:
-    links: dict[str, str] = {
-        "nothing": "checkpoint-9",
-        "itself": "last-checkpoint",
-        "the run": ".",
-        "elsewhere": "../..",
-        "a device": "/dev/zero",
-        "a file": "args.json",
-    }
-    for name, target in links.items():
+    for target in ("checkpoint-9", "last-checkpoint", ".", "../..", "/dev/zero", "args.json"):
 
-        def linked(run_folder: Path, target: str = target) -> None:
-            (run_folder / "last-checkpoint").unlink(missing_ok=True)
-            (run_folder / "last-checkpoint").symlink_to(target)
+        def linked(folder: Path, target: str = target) -> None:
+            (folder / "last-checkpoint").unlink(missing_ok=True)
+            (folder / "last-checkpoint").symlink_to(target)
 
-        for argv in drawn(name, (INFER, EXPORT, [*INFER[:1], "full/last-checkpoint", *INFER[2:]]), 1):
-            yield case(
-                f"last-checkpoint is a link to {name}: {argv[1]}",
-                linked,
-                "full",
-                argv=argv,
-                at="full",
-                expected="either",
-            )
-    for file in ("args.json", "config.yaml", "logging.jsonl", "report.html"):
-        for what, change in drawn(file, {**spoil.NOT_A_FILE, **spoil.NOT_AN_OBJECT}.items(), 5):
-            if "GiB" in what:
-                continue
-            for argv in drawn(what, (INFER, RESUME), 1):
-                yield case(f"{file} is {what}", change, "full", argv=argv, at=f"full/{file}", expected="either")
+        argv = ["infer", "full/last-checkpoint", *GENERATE]
+        yield case(f"last-checkpoint is a link to {target}", linked, "full", argv=argv, at="full", expected="either")
+    late = "checkpoint-99999999999999999999999"
+    renamed = lambda folder: (folder / "checkpoint-1").rename(folder / late)  # noqa: E731
+    yield case("a checkpoint of a huge step", renamed, "full", argv=INFER, at="full", expected="either")
+    altered = lambda file: put_in(file, ("seed",), 12345)  # noqa: E731
+    yield case("an altered manifest", altered, "manifest.json", argv=INFER, at=f"{CHECKPOINT}/manifest.json")
+    for argv, folder in ((INFER, "full"), (EXPORT, "full"), (CONVERT, "full"), (LORA, "lora"), (MERGE, "lora")):
+        at = f"{folder}/checkpoint-1/manifest.json"
+        yield case("no manifest", Path.unlink, folder, argv=argv, at=at)
+        alone = [word.replace(folder, f"{folder}/checkpoint-1") for word in argv]
+        yield case("no manifest in a checkpoint", Path.unlink, "checkpoint-1", argv=alone, at=at)
 
-    def renamed(run_folder: Path) -> None:
-        (run_folder / "checkpoint-1").rename(run_folder / "checkpoint-99999999999999999999999")
 
-    yield case("a checkpoint of a step beyond reason", renamed, "full", argv=INFER, at="full", expected="either")
+@examples(12)
+@given(
+    st.sampled_from(("args.json", "config.yaml", "logging.jsonl", "report.html")),
+    bad_file.filter(lambda how: "GiB" not in how),
+    st.sampled_from((INFER, RESUME)),
+)
+def test_bad_file_of_a_run_is_handled_clearly(trained: Path, file: str, how: str, argv: list[str]) -> None:
+    judge(case(f"{file} is {how}", BAD[how], "full", argv=argv, at=f"full/{file}", expected="either"), trained)
 
 
 CONFIG = """peft_type r lora_alpha lora_dropout target_modules exclude_modules modules_to_save layers_to_transform
@@ -373,281 +311,90 @@ CONFIG = """peft_type r lora_alpha lora_dropout target_modules exclude_modules m
     auto_mapping megatron_config layer_replication base_model_name_or_path loftq_config eva_config target_parameters
     trainable_token_indices use_qalora alora_invocation_tokens nothing_known runtime_config"""
 """Keys of adapter_config.json that libraries read."""
-NEVER_ENDS = "a pattern that never ends"
 SLOW = "(([a-z_.0-9]+)+)+!"
+"""A pattern that matches for ever."""
+adapter_commands = st.sampled_from((ADAPTER, ADAPTER_ALONE, FURTHER, IMPORT))
+
+
+@examples(60)
+@given(st.sampled_from(CONFIG.split()), wrong(), adapter_commands)
+def test_wrong_value_of_an_adapter_is_handled_clearly(trained: Path, key: str, value: Any, argv: list[str]) -> None:
+    change = lambda file: spoil.edit(file, **{key: value})  # noqa: E731
+    judge(case(key, change, "adapter", argv=argv, at=ADAPTER_CONFIG, expected="either"), trained)
+
+
+@examples(17)
+@given(bad_file, st.sampled_from((ADAPTER, ADAPTER_ALONE, FURTHER)))
+def test_bad_adapter_config_is_refused(trained: Path, how: str, argv: list[str]) -> None:
+    judge(case(how, BAD[how], "adapter", argv=argv, at=ADAPTER_CONFIG), trained)
+
+
+@examples(6)
+@given(not_a_file, st.sampled_from((ADAPTER, FURTHER)))
+def test_adapter_weights_that_are_no_file_are_refused(trained: Path, how: str, argv: list[str]) -> None:
+    judge(case(how, BAD[how], "adapter", argv=argv, at=ADAPTER_MODEL), trained)
+
+
+SLOW_KEYS: dict[str, Any] = {
+    "target_modules": SLOW,
+    "exclude_modules": SLOW,
+    "modules_to_save": [SLOW],
+    "rank_pattern": {SLOW: 8},
+    "alpha_pattern": {SLOW: 8},
+    "layers_pattern": SLOW,
+}
+
+
+@pytest.mark.parametrize("key", SLOW_KEYS)
+def test_pattern_that_matches_for_ever_is_refused(key: str, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swift.models.adapter_file._SECONDS", 0.3)
+    change = lambda file: spoil.edit(file, layers_to_transform=[0], **{key: SLOW_KEYS[key]})  # noqa: E731
+    judge(case(key, change, key, "adapter_config.json", argv=ADAPTER, at=ADAPTER_CONFIG), trained)
+
+
+REFUSED: tuple[tuple[str, Any], ...] = (
+    ("r", 0), ("r", "8"), ("r", 7), ("target_modules", ["nothing"]), ("lora_alpha", math.nan),
+    ("peft_type", "PROMPT_TUNING"), ("megatron_config", {"a": 1}), ("use_dora", True),
+)  # fmt: skip
+
+
+def _first(all: dict[str, Any], part: str = "lora_A") -> str:
+    return next(name for name in sorted(all) if part in name)
+
+
+TENSORS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "one is missing": lambda all: all.pop(_first(all)) is None,
+    "none": lambda _: {},
+    "one too many": lambda all: all.update({_first(all).replace("layers.0", "layers.7"): all[_first(all)].clone()}),
+    "of another rank": lambda all: all.update({_first(all): all[_first(all)][:3].clone()}),
+    "of one dimension": lambda all: all.update({_first(all): all[_first(all)][0].clone()}),
+    "not a number": lambda all: all[_first(all)][0].fill_(math.nan) is None,
+    "infinite": lambda all: all[_first(all, "lora_B")][0].fill_(math.inf) is None,
+    "whole numbers": lambda all: all.update({_first(all): all[_first(all)].long()}),
+}
+
+
+def _other_model(folder: Path) -> None:
+    from swift.testing.subjects import write_model
+
+    shutil.rmtree(folder / "model")
+    write_model(folder / "model", hidden_size=32, num_hidden_layers=1)
 
 
 def adapters() -> Iterator[Case]:
-    commands = (ADAPTER, ADAPTER_ALONE, FURTHER, IMPORT)
-    for number, key in enumerate(CONFIG.split()):
-        for offset, value in enumerate(wrong(key, 2)):
-            argv = commands[(number + offset) % 4]
-            change = lambda file, k=key, v=value: spoil.edit(file, **{k: v})  # noqa: E731
-            yield case(
-                f"adapter: {key} is {value!r:.40}",
-                change,
-                "adapter",
-                argv=argv,
-                at="adapter/adapter_config.json",
-                expected="either",
-            )
-    for key, value in (
-        ("r", 0),
-        ("r", "8"),
-        ("r", 7),
-        ("target_modules", ["nothing"]),
-        ("lora_alpha", math.nan),
-        ("peft_type", "PROMPT_TUNING"),
-        ("megatron_config", {"a": 1}),
-        ("use_dora", True),
-    ):
-        for argv in drawn(key, (ADAPTER, FURTHER), 1):
-            change = lambda file, k=key, v=value: spoil.edit(file, **{k: v})  # noqa: E731
-            yield case(
-                f"adapter must not have {key} {value!r}: {argv[0]}",
-                change,
-                "adapter",
-                argv=argv,
-                at="adapter/adapter_config.json",
-            )
-    for what, change in {**spoil.NOT_A_FILE, **spoil.NOT_AN_OBJECT}.items():
-        for argv in drawn(what, (ADAPTER, ADAPTER_ALONE, FURTHER), 1):
-            yield case(f"adapter_config.json is {what}", change, "adapter", argv=argv, at="adapter/adapter_config.json")
-    for what, change in spoil.NOT_A_FILE.items():
-        for argv in drawn(what, (ADAPTER, FURTHER), 1):
-            yield case(
-                f"adapter_model.safetensors is {what}",
-                change,
-                "adapter",
-                argv=argv,
-                at="adapter/adapter_model.safetensors",
-            )
-    slow: dict[str, Any] = {
-        "target_modules": SLOW,
-        "exclude_modules": SLOW,
-        "modules_to_save": [SLOW],
-        "rank_pattern": {SLOW: 8},
-        "alpha_pattern": {SLOW: 8},
-        "layers_pattern": SLOW,
-    }
-    for key, value in slow.items():
-        change = lambda file, k=key, v=value: spoil.edit(file, layers_to_transform=[0], **{k: v})  # noqa: E731
-        yield case(
-            f"{NEVER_ENDS}: {key}",
-            change,
-            key,
-            "adapter_config.json",
-            argv=ADAPTER,
-            at="adapter/adapter_config.json",
-        )
-
-    def weights(change: Callable[[dict[str, Any]], object]) -> Spoil:
-        def build(file: Path) -> None:
-            tensors = spoil.tensors_of(file)
-            changed = change(tensors)
-            spoil.put_tensors(file, changed if isinstance(changed, dict) else tensors)
-
-        return build
-
-    def first(all: dict[str, Any], part: str = "lora_A") -> str:
-        return next(name for name in sorted(all) if part in name)
-
-    changes: dict[str, Callable[[dict[str, Any]], object]] = {
-        "one is missing": lambda all: all.pop(first(all)) is None,
-        "all of one kind are missing": lambda all: {name: each for name, each in all.items() if "lora_A" in name},
-        "none": lambda _: {},
-        "one too many": lambda all: all.update({first(all).replace("layers.0", "layers.7"): all[first(all)].clone()}),
-        "something else": lambda all: all.update({"other.weight": all[first(all)].clone()}),
-        "of another rank": lambda all: all.update({first(all): all[first(all)][:3].clone()}),
-        "of another width": lambda all: all.update({first(all): all[first(all)][:, :3].clone()}),
-        "of one dimension": lambda all: all.update({first(all): all[first(all)][0].clone()}),
-        "not a number": lambda all: all[first(all)][0].fill_(math.nan) is None,
-        "infinite": lambda all: all[first(all, "lora_B")][0].fill_(math.inf) is None,
-        "whole numbers": lambda all: all.update({first(all): all[first(all)].long()}),
-    }
-    for name, change in changes.items():
-        for argv in drawn(name, (ADAPTER, ADAPTER_ALONE, FURTHER, IMPORT), 2):
-            yield case(
-                f"adapter: {name}: {argv[1]}",
-                weights(change),
-                "adapter",
-                argv=argv,
-                at="adapter/adapter_model.safetensors",
-                # What convert leaves out, it says.
-                expected="either" if argv is IMPORT and name in ("one too many", "something else") else "refused",
-            )
-
-    def other_model(folder: Path) -> None:
-        from swift.testing.subjects import write_model
-
-        shutil.rmtree(folder / "model")
-        write_model(folder / "model", hidden_size=32, num_hidden_layers=1)
-
+    for number, (key, value) in enumerate(REFUSED):
+        change = lambda file, k=key, v=value: spoil.edit(file, **{k: v})  # noqa: E731
+        argv = (ADAPTER, FURTHER)[number % 2]
+        yield case(f"adapter must not have {key} {value!r}", change, "adapter", argv=argv, at=ADAPTER_CONFIG)
+    for number, (name, change) in enumerate(TENSORS.items()):
+        argv = (ADAPTER, ADAPTER_ALONE, FURTHER, IMPORT)[number % 4]
+        yield case(f"adapter: {name}", of_tensors(change), "adapter", argv=argv, at=ADAPTER_MODEL)
     for argv in (ADAPTER, FURTHER):
-        yield case("an adapter of another model", other_model, "adapter", argv=argv, at=".")
-
-
-def pickles() -> Iterator[Case]:
-    """optimizer.pt beside weights, as the Trainer leaves it."""
-    argv = ["convert", "trainer", "--model", "model", "--out", "out"]
-
-    def beside(make: Callable[[Path], object]) -> Spoil:
-        def build(folder: Path) -> None:
-            shutil.copytree(folder / "model", folder / "trainer")
-            (folder / "trainer" / "trainer_state.json").write_text('{"global_step": 1, "max_steps": 1}')
-            make(folder / "trainer" / "optimizer.pt")
-
-        return build
-
-    def saved(content: Any) -> Callable[[Path], object]:
-        def make(file: Path) -> None:
-            import torch
-
-            torch.save(content() if callable(content) else content, file)
-
-        return make
-
-    def code(file: Path) -> None:
-        file.write_bytes(f"cbuiltins\nopen\n(V{file.parent.parent / CANARY}\nVw\ntR.".encode())
-
-    def archived(data: Callable[[Path], bytes], *, packed: bool = False) -> Callable[[Path], object]:
-        def make(file: Path) -> None:
-            import zipfile
-
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED) as archive:
-                archive.writestr("archive/data.pkl", data(file))
-                archive.writestr("archive/version", "3\n")
-
-        return make
-
-    def expanded() -> Any:
-        import torch
-
-        wide = torch.zeros(1).expand(1 << 40)
-        return {
-            "state": {0: {"exp_avg": wide, "exp_avg_sq": wide, "step": torch.zeros(())}},
-            "param_groups": [{"params": [0], "lr": 0.1}],
-        }
-
-    makers: dict[str, Callable[[Path], object]] = {
-        "runs code": code,
-        "runs code in an archive": archived(
-            lambda file: f"cbuiltins\nopen\n(V{file.parent.parent / CANARY}\nVw\ntR.".encode()
-        ),
-        "is a bomb": archived(lambda _: b"\x80\x02" + b"(" * (200 << 20) + b".", packed=True),
-        "wants memory": archived(lambda _: b"\x80\x02cbuiltins\nbytearray\nL1000000000000L\n\x85R."),
-        "is nested without end": archived(lambda _: b"\x80\x02" + b"(" * 100_000 + b"t" * 100_000 + b"."),
-        "holds a tensor that is not stored": saved(expanded),
-        "is a list": saved([1]),
-        "is a number": saved(7),
-        "holds other types": saved({"state": 7, "param_groups": 7}),
-        "holds states that are none": saved({"state": {0: 7}, "param_groups": [{"params": [0]}]}),
-        "holds groups that are none": saved({"state": {}, "param_groups": [7]}),
-        "is empty": lambda file: file.write_bytes(b""),
-        "is bytes": lambda file: file.write_bytes(bytes(range(256))),
-        **spoil.NOT_A_FILE,
-    }
-    for name, make in makers.items():
-        missing = name in ("a link to nothing", "a link to itself")
-        yield case(
-            f"optimizer.pt {name}",
-            beside(make),
-            "optimizer.pt",
-            argv=argv,
-            at=".",
-            expected="either" if missing else "refused",
-        )
-    steps: list[Any] = ["x", -1, 1.5, [1], 10**30, True]
-    for value in steps:
-
-        def told(folder: Path, value: Any = value) -> None:
-            shutil.copytree(folder / "model", folder / "trainer")
-            (folder / "trainer" / "trainer_state.json").write_text(json.dumps({"global_step": value}))
-
-        yield case(f"trainer_state.json: global_step is {value!r:.40}", told, "trainer_state.json", argv=argv, at=".")
-    for key in ("seed", "global_batch_size", "model"):
-        for value in drawn(key, ("x", -1, [1], 10**30), 2):
-
-            def beside_it(folder: Path, key: str = key, value: Any = value) -> None:
-                shutil.copytree(folder / "model", folder / "trainer")
-                (folder / "trainer" / "args.json").write_text(json.dumps({key: value}))
-
-            yield case(f"args.json: {key} is {value!r:.40}", beside_it, argv=argv, at=".", expected="either")
-
-
-def optimizers() -> Iterator[Case]:
-    """AdamW's state as the Trainer leaves it, where a number of it is none."""
-
-    def holding(change: Callable[[dict[Any, Any]], object]) -> Spoil:
-        def build(folder: Path) -> None:
-            import torch
-
-            assert run(["convert", "full", "--to", "trainer", "--out", "trainer"]) == 0
-            file = folder / "trainer" / "optimizer.pt"
-            state = torch.load(file, weights_only=True)
-            change(state)
-            torch.save(state, file)
-
-        return build
-
-    argv = ["convert", "trainer", "--model", "model", "--out", "out"]
-    yield case("the Trainer's optimizer", holding(lambda _: None), argv=argv, at=".", expected="works")
-    settings: dict[str, list[Any]] = {
-        "initial_lr": ["x", None, -1.0, math.nan, 10**30],
-        "betas": ["x", (0.9,), (2.0, 0.9), (math.nan, 0.9), {"a": 1}],
-        "eps": [None, [1], -1.0, math.nan, True],
-        "weight_decay": ["x", math.inf, -1.0],
-    }
-    for name, values in settings.items():
-        for value in drawn(name, values, 2):
-            change = lambda state, n=name, v=value: state["param_groups"][0].update({n: v})  # noqa: E731
-            shown = "beta" if name == "betas" else name.removeprefix("initial_")
-            yield case(f"{name} is {value!r}", holding(change), "trainer", shown, argv=argv, at=".")
-    for slot in ("step", "exp_avg", "exp_avg_sq"):
-        changes: dict[str, Callable[[dict[str, Any]], object]] = {
-            "not there": lambda slots, s=slot: slots.pop(s),  # type: ignore[misc]
-            "NaN": lambda slots, s=slot: slots[s].fill_(math.nan),  # type: ignore[misc]
-            "complex": lambda slots, s=slot: slots.update({s: slots[s] * 1j}),  # type: ignore[misc]
-        }
-        for what, spoilt in changes.items():
-            change = lambda state, c=spoilt: c(state["state"][0])  # noqa: E731
-            yield case(f"{slot} is {what}", holding(change), slot if what != "complex" else "", argv=argv, at=".")
-
-
-def numbered(cases: Sequence[Case]) -> list[Case]:
-    """Gives cases of the same name, which take different commands, names of their own."""
-    return [replace(each, name=f"{number}: {each.name}") for number, each in enumerate(cases)]
-
-
-def numbers() -> Iterator[Case]:
-    """Numbers from which nothing can go on: of a weight, of its moments, of how often it was updated."""
-    moments = f"optim.{NORM.removeprefix('model.')}"
-
-    def holding(name: str, number: float) -> Spoil:
-        def build(checkpoint: Path) -> None:
-            entry = json.loads((checkpoint / "state" / "index.json").read_text())["tensors"][name]["chunks"][0]
-            tensors = spoil.tensors_of(checkpoint / entry["file"])
-            tensors[entry["key"]].fill_(number)
-            spoil.put_tensors(checkpoint / entry["file"], tensors)
-
-        return sealed(build)
-
-    unsound = {
-        f"{moments}.step": (1e30, math.nan, math.inf, -math.inf, -1.0, 0.5),
-        f"{moments}.exp_avg": (math.inf, math.nan),
-        f"{moments}.exp_avg_sq": (-1.0, math.inf, math.nan),
-        NORM: (math.nan, math.inf),
-    }
-    low_bit = [*RESUME, "--optim.name", "adamw_4bit"]
-    for argv in (CONVERT, RESUME, EXPORT, low_bit):
-        for name, values in unsound.items():
-            for number in drawn(f"{argv} {name}", values, 1) if argv is not EXPORT or name == NORM else ():
-                change = holding(name, number)
-                yield case(f"{name} is {number}", change, "checkpoint-1", name, argv=argv, at="full/checkpoint-1")
+        yield case("an adapter of another model", _other_model, "adapter", argv=argv, at=".")
 
 
 def heads() -> Iterator[Case]:
-    """Heads of adapters, of which a folder says no other size."""
+    """Heads of adapters, whose size no other file declares."""
 
     def shaped(*shape: int) -> Spoil:
         def build(adapter: Path) -> None:
@@ -666,11 +413,172 @@ def heads() -> Iterator[Case]:
         yield case(f"a head of the shape {shape}", shaped(*shape), "score", argv=infer, at="adapter")
 
 
-CASES = numbered([*manifests(), *states(), *runs(), *adapters(), *pickles(), *numbers(), *heads(), *optimizers()])
+# ---------------------------------------------------------------- optimizer.pt, a pickle
 
 
-@pytest.mark.parametrize("case", sampled(CASES, every=12))
-def test_a_checkpoint_is_answered_clearly(case: Case, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if NEVER_ENDS in case.name:
-        monkeypatch.setattr("swift.models.adapter_file._SECONDS", 1.0)
+def _code(file: Path) -> bytes:
+    """Return a pickle that writes the canary when it is unpickled."""
+    return f"cbuiltins\nopen\n(V{file.parent / CANARY}\nVw\ntR.".encode()
+
+
+def _saved(content: Callable[[], Any]) -> Spoil:
+    def make(file: Path) -> None:
+        import torch
+
+        torch.save(content(), file)
+
+    return make
+
+
+def _archive(data: Callable[[Path], bytes], *, packed: bool = False) -> Spoil:
+    """Write an archive as torch.save does, with this as its pickle."""
+
+    def make(file: Path) -> None:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED) as archive:
+            archive.writestr("archive/data.pkl", data(file))
+            archive.writestr("archive/version", "3\n")
+
+    return make
+
+
+def _expanded() -> Any:
+    import torch
+
+    wide = torch.zeros(1).expand(1 << 40)
+    slots = {"exp_avg": wide, "exp_avg_sq": wide, "step": torch.zeros(())}
+    return {"state": {0: slots}, "param_groups": [{"params": [0], "lr": 0.1}]}
+
+
+PICKLES: dict[str, tuple[Spoil, str]] = {
+    "code": (lambda file: file.write_bytes(_code(file)), "not an archive as torch.save writes it"),
+    "code in an archive": (_archive(_code), "cannot be read"),
+    "a bomb": (_archive(lambda _: b"\x80\x02" + b"(" * (200 << 20) + b".", packed=True), "is packed"),
+    "a packed archive": (_archive(lambda _: b"\x80\x02].", packed=True), "is packed"),
+    "memory": (_archive(lambda _: b"\x80\x02cbuiltins\nbytearray\nL1000000000000L\n\x85R."), "more than the tensors"),
+    "nesting": (_archive(lambda _: b"\x80\x02" + b"(" * 100_000 + b"t" * 100_000 + b"."), "cannot be read"),
+    "a tensor that is not stored": (_saved(_expanded), "is not stored in it"),
+    "nothing": (lambda file: file.write_bytes(b""), "not an archive"),
+    "bytes": (lambda file: file.write_bytes(bytes(range(256))), "not an archive"),
+}
+"""What optimizer.pt holds, and why it is refused."""
+NO_STATE: dict[str, Any] = {
+    "a list": [1],
+    "a number": 7,
+    "states of another kind": {"state": 7, "param_groups": 7},
+    "a state that is a number": {"state": {0: 7}, "param_groups": [{"params": [0]}]},
+    "a group that is a number": {"state": {}, "param_groups": [7]},
+}
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_hostile_pickle_is_refused_and_not_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing from a file is unpickled: neither pickles nor archives of them reach Python's own unpickler."""
+    for unsafe in ("pickle.load", "pickle.loads", "pickle.Unpickler"):
+        monkeypatch.setattr(unsafe, None)
+    make, reason = PICKLES[name]
+    file = tmp_path / "optimizer.pt"
+    make(file)
+    with pytest.raises(CheckpointError, match=reason) as refused:
+        load_pickle(file, CheckpointError)
+    assert "optimizer.pt" in refused.value.message
+    assert not (tmp_path / CANARY).exists()
+
+
+@pytest.mark.parametrize("name", [*PICKLES, *NO_STATE])
+def test_hostile_optimizer_is_refused(name: str, trained: Path) -> None:
+    def build(folder: Path) -> None:
+        shutil.copytree(folder / "model", folder / "trainer")
+        (folder / "trainer" / "trainer_state.json").write_text('{"global_step": 1, "max_steps": 1}')
+        make = PICKLES[name][0] if name in PICKLES else _saved(lambda: NO_STATE[name])
+        make(folder / "trainer" / "optimizer.pt")
+
+    judge(case(name, build, "optimizer.pt", argv=TRAINER, at="."), trained)
+
+
+@examples(12)
+@given(
+    st.sampled_from((("trainer_state.json", "global_step"), ("args.json", "seed"), ("args.json", "global_batch_size"))),
+    st.sampled_from(("x", -1, 1.5, [1], 10**30, True)),
+)
+def test_wrong_value_of_a_trainer_is_handled_clearly(trained: Path, key: tuple[str, str], value: Any) -> None:
+    def build(folder: Path) -> None:
+        shutil.copytree(folder / "model", folder / "trainer")
+        (folder / "trainer" / key[0]).write_text(json.dumps({key[1]: value}))
+
+    refused = key[1] == "global_step"
+    names = ("trainer_state.json",) if refused else ()
+    expected: Expected = "refused" if refused else "either"
+    judge(case(key[1], build, *names, argv=TRAINER, at=".", expected=expected), trained)
+
+
+def optimizers() -> Iterator[Case]:
+    """AdamW's state as the Trainer leaves it, with an invalid number."""
+
+    def holding(change: Callable[[dict[Any, Any]], object]) -> Spoil:
+        def build(folder: Path) -> None:
+            import torch
+
+            assert run(["convert", "full", "--to", "trainer", "--out", "trainer"]) == 0
+            file = folder / "trainer" / "optimizer.pt"
+            state = torch.load(file, weights_only=True)
+            change(state)
+            torch.save(state, file)
+
+        return build
+
+    yield case("the Trainer's optimizer", holding(lambda _: None), argv=TRAINER, at=".", expected="works")
+    settings: dict[str, list[Any]] = {
+        "initial_lr": ["x", None, -1.0, math.nan, 10**30],
+        "betas": ["x", (0.9,), (2.0, 0.9), (math.nan, 0.9), {"a": 1}],
+        "eps": [None, [1], -1.0, math.nan, True],
+        "weight_decay": ["x", math.inf, -1.0],
+    }
+    for name, values in settings.items():
+        for value in values[::2]:
+            change = lambda state, n=name, v=value: state["param_groups"][0].update({n: v})  # noqa: E731
+            shown = "beta" if name == "betas" else name.removeprefix("initial_")
+            yield case(f"{name} is {value!r}", holding(change), "trainer", shown, argv=TRAINER, at=".")
+    for slot in ("step", "exp_avg", "exp_avg_sq"):
+        changes: dict[str, Callable[[dict[str, Any]], object]] = {
+            "not there": lambda slots, s=slot: slots.pop(s),  # type: ignore[misc]
+            "NaN": lambda slots, s=slot: slots[s].fill_(math.nan),  # type: ignore[misc]
+            "complex": lambda slots, s=slot: slots.update({s: slots[s] * 1j}),  # type: ignore[misc]
+        }
+        for what, spoilt in changes.items():
+            change = lambda state, c=spoilt: c(state["state"][0])  # noqa: E731
+            yield case(f"{slot} is {what}", holding(change), slot if what != "complex" else "", argv=TRAINER, at=".")
+
+
+def numbers() -> Iterator[Case]:
+    """Invalid numbers: of a weight, of its moments, of how often it was updated."""
+    moments = f"optim.{NORM.removeprefix('model.')}"
+
+    def holding(name: str, number: float) -> Spoil:
+        def build(checkpoint: Path) -> None:
+            entry = json.loads((checkpoint / "state" / "index.json").read_text())["tensors"][name]["chunks"][0]
+            tensors = spoil.tensors_of(checkpoint / entry["file"])
+            tensors[entry["key"]].fill_(number)
+            spoil.put_tensors(checkpoint / entry["file"], tensors)
+
+        return sealed(build)
+
+    invalid = {
+        f"{moments}.step": (1e30, math.nan, math.inf, -math.inf, -1.0, 0.5),
+        f"{moments}.exp_avg": (math.inf, math.nan),
+        f"{moments}.exp_avg_sq": (-1.0, math.inf, math.nan),
+        NORM: (math.nan, math.inf),
+    }
+    low_bit = [*RESUME, "--optim.name", "adamw_4bit"]
+    for index, argv in enumerate((CONVERT, RESUME, EXPORT, low_bit)):
+        for name, values in invalid.items():
+            for number in values[index % 2 :: 2] if argv is not EXPORT or name == NORM else ():
+                change = holding(name, number)
+                yield case(f"{name} is {number}, {argv[-1]}", change, "checkpoint-1", name, argv=argv)
+
+
+CASES = [*states(), *damaged_files(), *runs(), *adapters(), *numbers(), *heads(), *optimizers()]
+
+
+@pytest.mark.parametrize("case", sampled(CASES, every=8))
+def test_a_checkpoint_is_handled_clearly(case: Case, trained: Path) -> None:
     judge(case, trained)

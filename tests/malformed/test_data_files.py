@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import json
-import lzma
 import os
 import random
 import socket
@@ -17,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draws import drawn
+from hypothesis import given
+from hypothesis import strategies as st
 from judge import Case, judge, sampled
+from spoil import NOT_A_FILE
+from strategies import examples, not_a_file
 
 Build = Callable[[Path], Sequence[str]]
 
@@ -30,23 +31,12 @@ TALK = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant",
 
 def show(*datasets: str, sample: int = 1, command: Sequence[str] = ("sft",), flags: Sequence[str] = ()) -> list[str]:
     """The command line that reads data sets and shows samples of them."""
-    return [
-        "config",
-        "show",
-        *command,
-        "--model",
-        "model",
-        "--strict",
-        "--sample",
-        str(sample),
-        *flags,
-        "--dataset",
-        *datasets,
-    ]
+    options = ["--model", "model", "--strict", "--sample", str(sample), *flags]
+    return ["config", "show", *command, *options, "--dataset", *datasets]
 
 
 def content(name: str, data: bytes, **options: Any) -> Build:
-    """Writes a data file, in a folder of its own where its name has one."""
+    """Write a data file, in a folder of its own where its name has one."""
 
     def build(folder: Path) -> Sequence[str]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -62,36 +52,27 @@ ZIPPED = io.BytesIO()
 with zipfile.ZipFile(ZIPPED, "w") as archive:
     archive.writestr("rows.jsonl", LINE)
 
-THIRD_PARTY: dict[str, bytes] = {
+OTHER_CONTENT: dict[str, bytes] = {
     "nothing": b"",
-    "a line feed": b"\n",
     "blanks": b" \t\r\n\n   \n" * 500,
     "NUL": b"\0",
     "NULs": bytes(100_000),
     "a byte order mark": b"\xef\xbb\xbf",
-    "a UTF-16 byte order mark": b"\xff\xfe",
     "UTF-16": LINE.decode().encode("utf-16"),
-    "UTF-16 without a mark": LINE.decode().encode("utf-16-le"),
     "UTF-32": LINE.decode().encode("utf-32"),
     "Latin-1": b'{"query": "\xe9t\xe9", "response": "\xe0"}\n',
-    "an overlong encoding": b'{"query": "\xc0\xaf", "response": "a"}\n',
     "an encoded surrogate": b'{"query": "\xed\xa0\x80", "response": "a"}\n',
     "gzip": gzip.compress(LINE, mtime=0),
-    "bzip2": bz2.compress(LINE),
-    "xz": lzma.compress(LINE),
     "zip": ZIPPED.getvalue(),
     "zstd": b"\x28\xb5\x2f\xfd" + bytes(range(64)),
     "Parquet's first bytes": b"PAR1",
     "a pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
     "a program": b"\x7fELF" + bytes(range(200)),
     "random bytes": random.Random("random bytes").randbytes(5000),
-    "YAML": b"query: a\nresponse: b\n",
     "HTML": b"<!DOCTYPE html><html><body>404 Not Found</body></html>\n",
     "a Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
-    "a word": b"hello\n",
-    "a number": b"1\n",
     "null": b"null\n",
-    "a text": b'"hello"\n',
+    "a string": b'"hello"\n',
     "a list": b"[1, 2]\n",
     "lists of lists": b"[[1, 2], [3]]\n[[]]\n",
     "an empty object": b"{}\n",
@@ -99,22 +80,20 @@ THIRD_PARTY: dict[str, bytes] = {
     "a megabyte of brackets": b"[" * (1 << 20),
     "a megabyte of braces": b'{"a":' * (1 << 18),
     "a megabyte of digits": b"9" * (1 << 20),
-    "a megabyte of quotes": b'"' * (1 << 20),
     "a megabyte of backslashes": b'"' + b"\\" * (1 << 20),
     "a megabyte of line feeds": b"\n" * (1 << 20),
-    "a megabyte of carriage returns": b"\r" * (1 << 20),
 }
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
-CASES = [
-    Case(f"{name} in {suffix}", content(f"rows{suffix}", data), "refused", (f"rows{suffix}",))
-    for name, data in THIRD_PARTY.items()
-    for suffix in drawn(name, SUFFIXES, 2)
-]
-CASES += [
-    Case(f"{name} in {suffix} of a folder", content(f"folder/rows{suffix}", data), "refused", ("folder",))
-    for name, data in list(THIRD_PARTY.items())[::4]
-    for suffix in drawn(f"{name} in a folder", SUFFIXES, 1)
-]
+
+
+@examples(60)
+@given(st.sampled_from(sorted(OTHER_CONTENT)), st.sampled_from(SUFFIXES), st.sampled_from(("", "folder/")))
+def test_content_of_another_format_is_refused(template: Path, what: str, suffix: str, folder: str) -> None:
+    name = f"{folder}rows{suffix}"
+    judge(
+        Case(f"{what} in {name}", content(name, OTHER_CONTENT[what]), names=("folder" if folder else name,)), template
+    )
+
 
 # ---------------------------------------------------------------- lines
 
@@ -122,108 +101,82 @@ LINES: dict[str, tuple[bytes, str, tuple[str, ...]]] = {
     "a last line without its end": (LINE + LINE.rstrip(), "works", ()),
     "a last line cut off": (LINE * 2 + LINE[:20], "refused", ("rows.jsonl:3", "column")),
     "a missing comma": (LINE + b'{"query": "a" "response": "b"}\n', "refused", ("rows.jsonl:2", "column 15")),
-    "a missing brace": (LINE + b'{"query": "a"\n', "refused", ("rows.jsonl:2", "column 14")),
     "a byte order mark": (b"\xef\xbb\xbf" + LINE, "works", ()),
-    "a byte order mark in every line": ((b"\xef\xbb\xbf" + LINE) * 3, "works", ()),
     "CRLF": (LINE.rstrip() + b"\r\n" + LINE.rstrip() + b"\r\n", "works", ()),
     "CR alone": (LINE.rstrip() + b"\r" + LINE.rstrip() + b"\r", "refused", ("rows.jsonl:1", "column")),
     "blank lines between": (LINE + b"\n \t \r\n" + LINE + b"{\n", "refused", ("rows.jsonl:5",)),
     "two rows in a line": (LINE.rstrip() * 2, "refused", ("rows.jsonl:1", "column")),
-    "a trailing comma": (LINE.rstrip() + b",\n", "refused", ("rows.jsonl:1", "column")),
-    "single quotes": (b"{'query': 'a', 'response': 'b'}\n", "refused", ("rows.jsonl:1", "column 2")),
-    "a pretty printed object": (json.dumps(ROW, indent=2).encode(), "refused", ("rows.jsonl:1",)),
     "one array": (json.dumps([ROW, ROW]).encode(), "refused", ("rows.jsonl:1", "list")),
-    "a line feed in a text": (b'{"query": "a\nb", "response": "c"}\n', "refused", ("rows.jsonl:1", "column 11")),
     "NUL in the second line": (LINE + b'{"query": "\0"}\n', "refused", ("rows.jsonl",)),
-    "NUL after 2 kB": (LINE * 40 + b"\0" * 10, "either", ("rows.jsonl",)),
     "columns of mixed types": (
         b'{"query": "a", "response": "b"}\n{"query": 1, "response": ["x"]}\n',
         "refused",
         ("rows.jsonl:2",),
     ),
     "other columns in the second line": (LINE + b'{"body": "a"}\n', "refused", ("rows.jsonl:2", "body")),
-    "the same key twice": (b'{"query": "a", "query": "b", "response": "c"}\n', "either", ("rows.jsonl:1",)),
     "two columns of one meaning": (b'{"query": "a", "prompt": "b", "response": "c"}\n', "refused", ("rows.jsonl:1",)),
-    "an empty name of a column": (b'{"": 1, "query": "a", "response": "b"}\n', "works", ()),
     "a name of a column of 100 kB": (
         json.dumps({"x" * 100_000: 1}).encode(),
         "refused",
         ("rows.jsonl:1", "columns are"),
     ),
     "a name of a column with escapes": (b'{"\\u001b[31m\\n": 1}\n', "refused", ("rows.jsonl:1", "\\x1b[31m\\n")),
-    "10,000 columns": (json.dumps({f"c{index}": 1 for index in range(10_000)}).encode(), "refused", ("rows.jsonl:1",)),
-    "a text of 200 kB": (json.dumps({**ROW, "query": "x" * 200_000}).encode(), "refused", ("rows.jsonl:1", "too long")),
+    "a string of 200 kB": (
+        json.dumps({**ROW, "query": "x" * 200_000}).encode(),
+        "refused",
+        ("rows.jsonl:1", "too long"),
+    ),
     "a second line of 70 MB": (LINE + b" " * (70 << 20) + LINE, "refused", ("rows.jsonl:2", "bytes")),
 }
-CASES += [Case(f"lines: {name}", content("rows.jsonl", *given[:1]), *given[1:]) for name, given in LINES.items()]
+CASES = [Case(f"lines: {name}", content("rows.jsonl", *given[:1]), *given[1:]) for name, given in LINES.items()]
 
 ARRAYS: dict[str, tuple[bytes, str, tuple[str, ...]]] = {
     "rows": (json.dumps([ROW, ROW], indent=1).encode(), "works", ()),
     "a byte order mark and blanks": (b"\xef\xbb\xbf \n\t" + json.dumps([ROW]).encode(), "works", ()),
     "a number among the rows": (json.dumps([ROW, 5]).encode(), "refused", ("rows.json, row 2",)),
-    "null among the rows": (json.dumps([None, ROW]).encode(), "refused", ("rows.json, row 1",)),
-    "a list among the rows": (json.dumps([ROW, [ROW]]).encode(), "refused", ("rows.json, row 2",)),
     "cut off": (json.dumps([ROW, ROW], indent=1).encode()[:-20], "refused", ("rows.json:",)),
-    "a missing comma": (
-        json.dumps([ROW, ROW], indent=1).replace("},", "}").encode(),
-        "refused",
-        ("rows.json:",),
-    ),
     "text after it": (json.dumps([ROW]).encode() + b"\nhello", "refused", ("rows.json:2",)),
     "nothing in it": (b"[]", "refused", ("rows.json", "is empty")),
-    "deep in it": (
-        json.dumps([ROW]).encode()[:-1] + b"," + b"[" * 5000 + b"]" * 5000 + b"]",
-        "refused",
-        ("rows.json",),
-    ),
     "a row of 200 levels": (b'[{"query": ' + b"[" * 200 + b"]" * 200 + b"}]", "refused", ("rows.json",)),
     "digits in it": (b"[" + b"9" * 5000 + b"]", "refused", ("rows.json",)),
     "an object around the rows": (json.dumps({"data": [ROW]}).encode(), "refused", ("rows.json:1", "data")),
-    "half a surrogate": (b'[{"query": "\\ud800", "response": "a"}]', "refused", ("rows.json, row 1", "Unicode")),
 }
 CASES += [Case(f"array: {name}", content("rows.json", *given[:1]), *given[1:]) for name, given in ARRAYS.items()]
 
 TABLES: dict[str, tuple[bytes, str, tuple[str, ...]]] = {
     "a table": (TABLE, "works", ()),
-    "CR alone": (TABLE.replace(b"\r\n", b"\r"), "works", ()),
     "a byte order mark": (b"\xef\xbb\xbf" + TABLE, "works", ()),
     "a header alone": (b"query,response\n", "refused", ("rows.csv", "is empty")),
     "a header twice": (b"query,response,query\na,b,c\n", "refused", ("rows.csv:1", "'query'")),
-    "columns without names": (b",query,response,\n0,a,b,\n", "works", ()),
     "too many fields": (TABLE + b"a,b,c\n", "refused", ("rows.csv:4", "fields")),
-    "too few fields": (TABLE + b"a\n", "refused", ("rows.csv:4", "fields")),
     "an open quote": (TABLE + b'"a,b\nc,d\n', "refused", ("rows.csv:4", "CSV")),
-    "a quote in the middle": (TABLE + b'"a"b,c\n', "refused", ("rows.csv:4", "CSV")),
     "semicolons": (b"query;response\na;b\n", "refused", ("rows.csv", "query;response")),
-    "tabs": (b"query\tresponse\na\tb\n", "refused", ("rows.csv",)),
     "empty fields": (b"query,response\n,\n", "refused", ("rows.csv:2",)),
     "NUL": (TABLE + b"a,\0\n", "refused", ("rows.csv",)),
     "a field of 200 kB": (b"query,response\na," + b"x" * 200_000 + b"\n", "refused", ("rows.csv:2", "too long")),
-    "a field of lines": (b'query,response\na,"' + b"\n" * 5000 + b'x"\n', "either", ("rows.csv",)),
     "messages in JSON": (
         b'messages\n"' + json.dumps(TALK["messages"]).encode().replace(b'"', b'""') + b'"\n',
         "works",
         (),
     ),
     "messages in broken JSON": (b'messages\n"[{"\n', "refused", ("rows.csv:2",)),
-    "2,000 columns": (b",".join(b"c%d" % index for index in range(2000)) + b"\n", "refused", ("rows.csv",)),
 }
 CASES += [Case(f"CSV: {name}", content("rows.csv", *given[:1]), *given[1:]) for name, given in TABLES.items()]
-CASES += [
-    Case(
-        f"CSV label {value!r}",
-        content("rows.csv", f"query,response,label\na,b,{value}\n".encode(), command=("rlhf", "--rlhf_type", "kto")),
-        "either",
-        ("rows.csv:2",),
-    )
-    for value in ("2", "nan", "maybe", "TRUE", "0.0", "-1", "true false", "1e400", "\u0661")
-]
+
+
+@examples(8)
+@given(st.sampled_from(("2", "nan", "maybe", "TRUE", "0.0", "-1", "true false", "1e400", "\u0661")))
+def test_label_in_a_table_is_handled_clearly(template: Path, label: str) -> None:
+    table = f"query,response,label\na,b,{label}\n".encode()
+    build = content("rows.csv", table, command=("rlhf", "--rlhf_type", "kto"))
+    judge(Case(label, build, "either", ("rows.csv:2",)), template)
+
 
 # ---------------------------------------------------------------- Parquet
 
 
 def parquet(make: Callable[[Any, Any, Path], object], name: str = "rows.parquet", **options: Any) -> Build:
-    """Writes a file with pyarrow: `make(pyarrow, pyarrow.parquet, path)`."""
+    """Write a file with pyarrow: `make(pyarrow, pyarrow.parquet, path)`."""
 
     def build(folder: Path) -> Sequence[str]:
         import pyarrow
@@ -247,18 +200,6 @@ def damaged(damage: Callable[[bytes], bytes]) -> Build:
     return parquet(make)
 
 
-def flipped(seed: int) -> Callable[[bytes], bytes]:
-    """Overwrites some bytes."""
-
-    def damage(data: bytes) -> bytes:
-        draw, changed = random.Random(f"Parquet {seed}"), bytearray(data)
-        for _ in range(8):
-            changed[draw.randrange(len(changed))] = draw.randrange(256)
-        return bytes(changed)
-
-    return damage
-
-
 def bomb(pa: Any, pq: Any, path: Path) -> None:
     """Three gigabytes of one text of a megabyte."""
     text = pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int32()), pa.array(["a" * 1_000_000]))
@@ -273,17 +214,14 @@ def zeros(pa: Any, pq: Any, path: Path) -> None:
     writer.close()
 
 
-TEXTS = {"query": lambda pa: pa.array(["a", "b"]), "response": lambda pa: pa.array(["c", "d"])}
+STRINGS = {"query": lambda pa: pa.array(["a", "b"]), "response": lambda pa: pa.array(["c", "d"])}
 PARQUET: dict[str, tuple[Build, str, tuple[str, ...]]] = {
-    "texts": (parquet(columns(**TEXTS)), "works", ()),
+    "strings": (parquet(columns(**STRINGS)), "works", ()),
     "no rows": (parquet(columns(query=lambda pa: pa.array([], pa.string()))), "refused", ("rows.parquet", "is empty")),
-    "no columns": (parquet(lambda pa, pq, path: pq.write_table(pa.table({}), path)), "refused", ("rows.parquet",)),
     "cut off": (damaged(lambda data: data[:-5]), "refused", ("rows.parquet",)),
-    "cut in half": (damaged(lambda data: data[: len(data) // 2]), "refused", ("rows.parquet",)),
     "its end alone": (damaged(lambda data: data[-100:]), "refused", ("rows.parquet",)),
     "a footer of 2 GB": (damaged(lambda data: data[:-8] + b"\xff\xff\xff\x7fPAR1"), "refused", ("rows.parquet",)),
     "encrypted": (damaged(lambda data: data[:-4] + b"PARE"), "refused", ("rows.parquet",)),
-    "pages of zeros": (damaged(lambda data: data[:4] + bytes(60) + data[64:]), "either", ("rows.parquet",)),
     "3 GB in 1 kB": (parquet(bomb, command=("pt",)), "refused", ("rows.parquet", "unpacks")),
     "135 million values in a row": (parquet(zeros, command=("pt",)), "refused", ("rows.parquet", "134,217,728 values")),
     "a column twice": (
@@ -292,21 +230,18 @@ PARQUET: dict[str, tuple[Build, str, tuple[str, ...]]] = {
         ("rows.parquet", "'query'"),
     ),
     "a null column": (
-        parquet(columns(query=lambda pa: pa.nulls(2), response=TEXTS["response"])),
+        parquet(columns(query=lambda pa: pa.nulls(2), response=STRINGS["response"])),
         "refused",
         ("rows.parquet, row 1",),
     ),
-    "texts that are no UTF-8": (
-        parquet(columns(query=lambda pa: pa.array([b"\xff\xfe", b"b"]).view(pa.string()), response=TEXTS["response"])),
+    "strings that are not UTF-8": (
+        parquet(
+            columns(query=lambda pa: pa.array([b"\xff\xfe", b"b"]).view(pa.string()), response=STRINGS["response"])
+        ),
         "refused",
         ("rows.parquet, row 1",),
     ),
     "messages": (parquet(lambda pa, pq, path: pq.write_table(pa.Table.from_pylist([TALK, TALK]), path)), "works", ()),
-    "messages of numbers": (
-        parquet(columns(messages=lambda pa: pa.array([[1, 2]]))),
-        "refused",
-        ("rows.parquet, row 1",),
-    ),
     "deep lists": (parquet(lambda pa, pq, path: pq.write_table(deep(pa, 120), path)), "refused", ("rows.parquet",)),
 }
 
@@ -344,28 +279,47 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 }
 COLUMNS: tuple[tuple[str, dict[str, Callable[[Any], Any]], tuple[str, ...]], ...] = (
     ("messages", {}, ("sft",)),
-    ("query", TEXTS, ("sft",)),
-    ("note", TEXTS, ("sft",)),
-    ("label", TEXTS, ("rlhf", "--rlhf_type", "kto")),
+    ("query", STRINGS, ("sft",)),
+    ("note", STRINGS, ("sft",)),
+    ("label", STRINGS, ("rlhf", "--rlhf_type", "kto")),
 )
 CASES += [Case(f"Parquet: {name}", *given) for name, given in PARQUET.items()]
-CASES += [Case(f"Parquet: bytes overwritten, {n}", damaged(flipped(n)), "either", ("rows.parquet",)) for n in range(15)]
-CASES += [
-    Case(
-        f"Parquet: {column} of {kind}",
-        parquet(columns(**{**base, column: make}), command=command),
-        "either",
-        ("rows.parquet",),
-    )
-    for kind, make in KINDS.items()
-    for column, base, command in drawn(kind, COLUMNS, 1)
-]
+
+
+def flipped(changes: list[tuple[int, int]], data: bytes) -> bytes:
+    """Overwrite some bytes."""
+    changed = bytearray(data)
+    for at, value in changes:
+        changed[at % len(changed)] = value
+    return bytes(changed)
+
+
+flips = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=8)
+
+
+@examples(25)
+@given(flips, st.booleans())
+def test_overwritten_bytes_of_a_table_are_handled_clearly(
+    template: Path, changes: list[tuple[int, int]], in_arrow: bool
+) -> None:
+    damage = partial(flipped, changes)
+    build = saved(arrow(damage)) if in_arrow else damaged(damage)
+    judge(Case("flipped", build, "either", ("arrow" if in_arrow else "rows.parquet",)), template)
+
+
+@examples(30)
+@given(st.sampled_from(sorted(KINDS)), st.sampled_from(COLUMNS))
+def test_column_of_any_type_is_handled_clearly(template: Path, kind: str, where: tuple[str, Any, Any]) -> None:
+    column, base, command = where
+    build = parquet(columns(**{**base, column: KINDS[kind]}), command=command)
+    judge(Case(f"{column} of {kind}", build, "either", ("rows.parquet",)), template)
+
 
 # ---------------------------------------------------------------- folders that datasets saved
 
 
 def saved(change: Callable[[Path], object], *, splits: bool = False, name: str = "saved") -> Build:
-    """Writes what `save_to_disk` writes, and changes it."""
+    """Write what `save_to_disk` writes, and changes it."""
 
     def build(folder: Path) -> Sequence[str]:
         import pyarrow
@@ -413,29 +367,21 @@ SAVED: dict[str, tuple[Build, str, tuple[str, ...]]] = {
     "with splits": (saved(lambda home: None, splits=True), "works", ()),
     "state cut off": (saved(state('{"_data')), "refused", ("state.json",)),
     "state a list": (saved(state("[]")), "refused", ("state.json",)),
-    "state deep": (saved(state("[" * 100_000)), "refused", ("state.json",)),
     "state without files": (saved(state("{}")), "refused", ("state.json", "_data_files")),
-    "files a text": (saved(state('{"_data_files": "a"}')), "refused", ("state.json", "_data_files")),
-    "files of texts": (saved(state('{"_data_files": ["a"]}')), "refused", ("state.json", "_data_files")),
     "no files": (saved(state('{"_data_files": []}')), "refused", ("saved", "is empty")),
     "a file that is not there": (saved(names_file("b.arrow")), "refused", ("b.arrow",)),
     "a file of another folder": (saved(names_file("../../model/config.json")), "refused", ("state.json", "leads out")),
-    "an absolute file": (saved(names_file("/etc/passwd")), "refused", ("state.json", "/etc/passwd")),
     "a number for a file": (saved(names_file(5)), "refused", ("state.json",)),
-    "null for a file": (saved(names_file(None)), "refused", ("state.json",)),
     "the folder for a file": (saved(names_file(".")), "refused", ("saved",)),
-    "NUL in a file's name": (saved(names_file("a\0b")), "refused", ("state.json",)),
     "a file that links out": (saved(linked), "refused", ("state.json", "link")),
-    "rows selected beside": (
+    "a selection of rows": (
         saved(state('{"_data_files": [], "_indices_files": [{"filename": "i.arrow"}]}')),
         "refused",
         ("old version",),
     ),
     "arrow cut off": (saved(arrow(lambda data: data[:-100])), "refused", (".arrow",)),
-    "arrow cut in half": (saved(arrow(lambda data: data[: len(data) // 2])), "refused", (".arrow",)),
     "arrow empty": (saved(arrow(lambda data: b"")), "refused", (".arrow",)),
     "arrow of zeros": (saved(arrow(lambda data: bytes(5000))), "refused", ()),
-    "arrow of text": (saved(arrow(lambda data: b"hello" * 100)), "refused", (".arrow",)),
     "a split that is not there": (
         saved(lambda home: (home / "dataset_dict.json").write_text('{"splits": ["test"]}'), splits=True),
         "refused",
@@ -446,11 +392,6 @@ SAVED: dict[str, tuple[Build, str, tuple[str, ...]]] = {
         "refused",
         ("dataset_dict.json", "leads out"),
     ),
-    "splits a number": (
-        saved(lambda home: (home / "dataset_dict.json").write_text('{"splits": 3}'), splits=True),
-        "refused",
-        ("dataset_dict.json",),
-    ),
     "splits of numbers": (
         saved(lambda home: (home / "dataset_dict.json").write_text('{"splits": [1, null]}'), splits=True),
         "refused",
@@ -458,13 +399,12 @@ SAVED: dict[str, tuple[Build, str, tuple[str, ...]]] = {
     ),
 }
 CASES += [Case(f"saved: {name}", *given) for name, given in SAVED.items()]
-CASES += [Case(f"saved: bytes overwritten, {n}", saved(arrow(flipped(n))), "either", ("arrow",)) for n in range(5)]
 
 # ---------------------------------------------------------------- dataset_info.json
 
 
 def entry(written: object, name: str = "mine", **options: Any) -> Build:
-    """Writes a `dataset_info.json` (an object with one entry unless it is a text), and names the entry."""
+    """Write a `dataset_info.json` (an object with one entry unless it is a text), and names the entry."""
 
     def build(folder: Path) -> Sequence[str]:
         text = written if isinstance(written, str) else json.dumps({"mine": written})
@@ -478,79 +418,60 @@ def entry(written: object, name: str = "mine", **options: Any) -> Build:
 ENTRY: dict[str, tuple[object, str, tuple[str, ...]]] = {
     "a file": ({"file_name": "rows.jsonl", "columns": {"prompt": "query", "response": "response"}}, "works", ()),
     "cut off": ('{"mine": {', "refused", ("dataset_info.json",)),
-    "a list": ("[1]", "refused", ("dataset_info.json",)),
     "a number": ("5", "refused", ("dataset_info.json",)),
-    "deep": ('{"mine":' * 50_000, "refused", ("dataset_info.json",)),
-    "200 levels": ('{"mine":' * 200 + "1" + "}" * 200, "refused", ("dataset_info.json",)),
     "digits": ('{"mine": ' + "9" * 5000 + "}", "refused", ("dataset_info.json",)),
     "nothing": ({}, "refused", ("dataset_info.json", "mine")),
     "a file that is not there": ({"file_name": "other.jsonl"}, "refused", ("other.jsonl",)),
     "a file above": ({"file_name": "../rows.jsonl"}, "refused", ("dataset_info.json", "leads out")),
     "an absolute file": ({"file_name": "/etc/passwd"}, "refused", ("dataset_info.json", "/etc/passwd")),
 }
-VAST = "9" * 400
-WRONG: dict[str, tuple[str, ...]] = {
-    "file_name": ("5", "true", "[]", '["rows.jsonl"]', "{}", '"\\u0000"', '"\\ud800"', f'"{"x" * 5000}"'),
-    "hf_hub_url": ("5", "[]", "{}", '"a b"', f'"{"x" * 5000}"'),
-    "formatting": ("5", "[]", "{}", '"other"', "true", '"\\ud800"'),
-    "columns": ("5", "[]", '"a"', '{"prompt": 5}', '{"prompt": []}', '{"other": "a"}', '{"prompt": {"a": 1}}'),
-    "tags": ("5", "[]", '"a"', '{"role_tag": 5}', '{"user_tag": []}'),
-    "num_samples": ("-1", "0", "1.5", "true", '"5"', "[]", VAST),
-    "subset": ("5", "[]"),
-    "split": ("5", "[]", "{}"),
-}
 CASES += [Case(f"dataset_info: {name}", entry(given[0]), *given[1:]) for name, given in ENTRY.items()]
-CASES += [
-    Case(
-        f"dataset_info: {key} {value[:20]}",
-        entry(
-            '{"mine": {"file_name": "rows.jsonl", "columns": {"prompt": "query", "response": "response"}, '
-            f'"{key}": {value}}}}}'
-        ),
-        "either" if value == VAST or (key == "hf_hub_url" and value[0] == '"') else "refused",
-        ("mine",) if key != "columns" or value[0] == "{" else ("dataset_info.json",),
-    )
-    for key, values in WRONG.items()
-    for value in drawn(key, values, 3)
-]
+
+VAST = 10**400
+GOOD_ENTRY: dict[str, Any] = {"file_name": "rows.jsonl", "columns": {"prompt": "query", "response": "response"}}
+WRONG: dict[str, tuple[Any, ...]] = {
+    "file_name": (5, True, [], ["rows.jsonl"], {}, "\0", "\ud800", "x" * 5000),
+    "hf_hub_url": (5, [], {}, "a b", "x" * 5000),
+    "formatting": (5, [], {}, "other", True, "\ud800"),
+    "columns": (5, [], "a", {"prompt": 5}, {"prompt": []}, {"other": "a"}, {"prompt": {"a": 1}}),
+    "tags": (5, [], "a", {"role_tag": 5}, {"user_tag": []}),
+    "num_samples": (-1, 0, 1.5, True, "5", [], VAST),
+    "subset": (5, []),
+    "split": (5, [], {}),
+}
+
+
+@examples(35)
+@given(st.sampled_from([(key, value) for key, values in WRONG.items() for value in values]))
+def test_wrong_value_of_an_entry_is_refused(template: Path, setting: tuple[str, Any]) -> None:
+    key, value = setting
+    expected = "either" if value == VAST or (key == "hf_hub_url" and isinstance(value, str)) else "refused"
+    judge(Case(key, entry({**GOOD_ENTRY, key: value}), expected, ("dataset_info.json",)), template)  # type: ignore[arg-type]
+
 
 # ---------------------------------------------------------------- names
 
 NAMES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "empty": ("", "refused", ("empty",)),
-    "blank": ("  ", "refused", ("empty",)),
     "5,000 letters": ("x" * 5000, "refused", ("xxx",)),
-    "a path of 5,000 letters": ("data/" + "x" * 5000 + ".jsonl", "refused", (".jsonl",)),
     "5,000 folders": ("a/" * 5000 + "b.jsonl", "refused", ("b.jsonl",)),
     "NUL": ("a\0b.jsonl", "refused", ("jsonl",)),
     "a surrogate": ("caf\udce9.jsonl", "refused", ("--dataset", "surrogate")),
-    "line feeds": ("a\nb\n.jsonl", "refused", ("a\\n",)),
     "escape codes": ("\x1b[2Jrows.jsonl", "refused", ("rows.jsonl",)),
     "a home that is not": ("~nobody-of-this-name/rows.jsonl", "refused", ("nobody-of-this-name",)),
     "a misspelt file": ("dta.jsonl", "refused", ("'data.jsonl'",)),
     "no rows": ("data.jsonl#0", "refused", ("0 rows",)),
-    "a number of 200 digits": ("data.jsonl#" + "9" * 200, "works", ()),
-    "a number in other digits": ("data.jsonl#\u0663", "either", ("data.jsonl",)),
     "a negative number": ("data.jsonl#-1", "refused", ("data.jsonl#-1",)),
-    "two numbers": ("data.jsonl#1#2", "either", ("data.jsonl",)),
     "a scheme alone": ("hf::", "refused", ("hf::",)),
     "two schemes": ("hf::ms::a/b", "refused", ("'ms'",)),
     "a web address": ("https://example.com/rows.jsonl", "refused", ("example.com",)),
     "a subset above": ("model:../data.jsonl", "refused", ("leads out",)),
-    "a subset far above": ("model:../../../../../../etc/passwd", "refused", ("leads out",)),
     "an absolute subset": ("model:/etc/passwd", "refused", ("/etc/passwd",)),
-    "a subset of dots": ("model:..", "refused", ("leads out",)),
-    "an empty subset": ("model:", "refused", ("model",)),
     "a subset of a file": ("data.jsonl:train", "refused", ("data.jsonl",)),
     "a subset with NUL": ("model:a\0b", "refused", ("model",)),
-    "a subset of 5,000 letters": ("model:" + "x" * 5000, "refused", ("model",)),
-    "the model": ("model", "refused", ("model",)),
     "a folder above": ("..", "either", ()),
     "/dev/zero": ("/dev/zero", "refused", ("/dev/zero",)),
-    "/dev/null": ("/dev/null", "refused", ("/dev/null",)),
-    "/dev/stdin": ("/dev/stdin", "refused", ("/dev/stdin",)),
     "/proc/self/mem": ("/proc/self/mem", "refused", ("/proc/self/mem",)),
-    "the root of the device files": ("/dev", "refused", ("/dev",)),
     "another ending": ("model/config.yaml", "refused", ("config.yaml",)),
 }
 
@@ -569,14 +490,9 @@ def renamed(columns: str) -> Build:
 CASES += [
     Case(f"--columns {text[:20]}", renamed(text), "refused", ("columns",))
     for text in (
-        "5",
         "[]",
         "{",
         '{"messages": 5}',
-        '{"messages": null}',
-        '{"messages": []}',
-        '"a"',
-        "null",
         '{"a":' * 5000,
         "9" * 5000,
     )
@@ -594,7 +510,7 @@ def special(make: Callable[[Path], object], name: str = "rows.jsonl") -> Build:
 
 
 def bound(folder: Path) -> None:
-    """Leaves the socket's file behind."""
+    """Leave the socket's file behind."""
     with socket.socket(socket.AF_UNIX) as made:
         made.bind("rows.jsonl")
 
@@ -605,14 +521,6 @@ def many(folder: Path) -> None:
         (folder / "rows" / f"{index}.txt").touch()
     for index in range(1500):
         (folder / "rows" / f"{index}.jsonl").write_bytes(LINE)
-
-
-def nested(folder: Path) -> None:
-    path = folder / "rows"
-    for _ in range(60):
-        path = path / "d"
-    path.mkdir(parents=True)
-    (path / "rows.jsonl").write_bytes(LINE)
 
 
 def looped(folder: Path) -> None:
@@ -628,17 +536,6 @@ def odd_names(folder: Path) -> None:
 
 
 SPECIAL: dict[str, tuple[Build, str, tuple[str, ...]]] = {
-    "a pipe": (special(lambda folder: os.mkfifo(folder / "rows.jsonl")), "refused", ("rows.jsonl", "pipe")),
-    "a pipe for a table": (
-        special(lambda folder: os.mkfifo(folder / "rows.parquet"), "rows.parquet"),
-        "refused",
-        ("rows.parquet", "pipe"),
-    ),
-    "a pipe for CSV": (
-        special(lambda folder: os.mkfifo(folder / "rows.csv"), "rows.csv"),
-        "refused",
-        ("rows.csv", "pipe"),
-    ),
     "a pipe in a folder": (
         special(lambda folder: ((folder / "rows").mkdir(), os.mkfifo(folder / "rows" / "a.jsonl")), "rows"),
         "refused",
@@ -655,37 +552,14 @@ SPECIAL: dict[str, tuple[Build, str, tuple[str, ...]]] = {
         ("state.json", "pipe"),
     ),
     "a socket": (special(bound), "refused", ("rows.jsonl",)),
-    "a link to /dev/zero": (
-        special(lambda folder: (folder / "rows.jsonl").symlink_to("/dev/zero")),
-        "refused",
-        ("rows.jsonl", "device"),
-    ),
-    "a link to itself": (
-        special(lambda folder: (folder / "rows.jsonl").symlink_to("rows.jsonl")),
-        "refused",
-        ("rows.jsonl",),
-    ),
-    "a link to nothing": (special(lambda folder: (folder / "rows.jsonl").symlink_to("a")), "refused", ("rows.jsonl",)),
-    "a folder of a file's name": (special(lambda folder: (folder / "rows.jsonl").mkdir()), "refused", ("rows.jsonl",)),
-    "a folder in a folder of a file's name": (
-        special(lambda folder: (folder / "rows" / "a.jsonl").mkdir(parents=True), "rows"),
-        "refused",
-        ("a.jsonl",),
-    ),
     "an empty folder": (special(lambda folder: (folder / "rows").mkdir(), "rows"), "refused", ("rows",)),
     "a folder that links to itself": (special(looped, "rows"), "works", ()),
     "1,500 files": (special(many, "rows"), "works", ()),
-    "60 folders": (special(nested, "rows"), "works", ()),
     "names that cannot be printed": (special(odd_names, "rows"), "refused", ("a\\nb.jsonl:1",)),
     "a subset that links out": (
         special(lambda folder: ((folder / "rows").mkdir(), (folder / "rows" / "etc").symlink_to("/etc")), "rows:etc"),
         "refused",
         ("link",),
-    ),
-    "a file of 70 MB of NULs": (
-        special(lambda folder: os.truncate(os.open(folder / "rows.jsonl", os.O_CREAT | os.O_WRONLY), 70 << 20)),
-        "refused",
-        ("rows.jsonl", "binary"),
     ),
     "an array of 5 GB of nothing": (
         special(
@@ -699,6 +573,13 @@ SPECIAL: dict[str, tuple[Build, str, tuple[str, ...]]] = {
 CASES += [Case(f"special: {name}", *given) for name, given in SPECIAL.items()]
 
 
+@examples(16)
+@given(not_a_file, st.sampled_from(SUFFIXES))
+def test_data_file_that_is_no_file_is_refused(template: Path, how: str, suffix: str) -> None:
+    name = f"rows{suffix}"
+    judge(Case(how, special(lambda folder: NOT_A_FILE[how](folder / name), name), names=(name,)), template)
+
+
 @pytest.mark.parametrize("case", sampled(CASES))
-def test_a_data_file_is_answered_clearly(case: Case, template: Path) -> None:
+def test_data_file_is_handled_clearly(case: Case, template: Path) -> None:
     judge(case, template)

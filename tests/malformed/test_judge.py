@@ -60,13 +60,13 @@ def named(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("case", UNCLEAR)
-def test_an_unclear_answer_fails(case: str, tmp_path: Path) -> None:
+def test_unclear_outcome_fails(case: str, tmp_path: Path) -> None:
     command, complaint = UNCLEAR[case]
     with pytest.raises(pytest.fail.Exception, match=complaint):
         judge(Case(case, named, "refused", ("file.jsonl",)), tmp_path, command=command, seconds=0.2)
 
 
-def test_a_clear_answer_passes_and_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+def test_clear_refusal_passes_and_changes_nothing(tmp_path: Path) -> None:
     at, environment, streams = Path.cwd(), dict(os.environ), (sys.stdin, sys.stdout, sys.stderr)
     (tmp_path / "model").mkdir()
 

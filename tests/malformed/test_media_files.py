@@ -1,4 +1,4 @@
-"""Images, sounds and videos that are damaged, hostile, or no files at all."""
+"""Images, audio and videos that are damaged, hostile, or no files at all."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import spoil
+from hypothesis import given
+from hypothesis import strategies as st
 from judge import Case, judge, sampled
 from PIL import Image
+from spoil import put_in
+from strategies import examples
 from tiny_images import image, image_files, image_model, sound_files
 
 Build = Callable[[Path], Sequence[str]]
@@ -29,7 +32,7 @@ TAGGED = {"image": "<image>", "audio": "<audio>", "video": "<video>"}
 
 @pytest.fixture(scope="session")
 def media(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The template with models of images and sounds, and a good file of each."""
+    """The template with models of images and audio, and a good file of each."""
     folder = tmp_path_factory.mktemp("media") / "here"
     shutil.copytree(template, folder)
     for kind in sorted(set(MODELS.values())):
@@ -40,8 +43,8 @@ def media(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def row(kind: str, held: object) -> dict[str, Any]:
-    asked = {"role": "user", "content": f"{TAGGED[kind]}What?"}
-    return {"messages": [asked, {"role": "assistant", "content": "Red."}], f"{kind}s": [held]}
+    prompt = {"role": "user", "content": f"{TAGGED[kind]}What?"}
+    return {"messages": [prompt, {"role": "assistant", "content": "Red."}], f"{kind}s": [held]}
 
 
 def shown(kind: str, held: object, make: Callable[[Path], object], folder: Path) -> list[str]:
@@ -54,7 +57,7 @@ def shown(kind: str, held: object, make: Callable[[Path], object], folder: Path)
 
 
 def file(kind: str, content: bytes) -> Build:
-    """Shows a row with a file of this content."""
+    """Show a row with a file of this content."""
     return partial(shown, kind, "held", lambda folder: (folder / "held").write_bytes(content))
 
 
@@ -91,13 +94,11 @@ def exif(tag: bytes) -> bytes:
 
 IMAGES: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "refused"),
-    "a text": (b"hello", "refused"),
+    "a string": (b"hello", "refused"),
     "a PNG": (written("PNG"), "works"),
     "a PNG cut off": (written("PNG")[:200], "refused"),
     "a PNG without height": (png(5, 0), "refused"),
-    "a PNG of 2,500 million pixels": (png(50_000, 50_000), "refused"),
     "a PNG of 169 million pixels": (png(13_000, 13_000), "refused"),
-    "a PNG as large as can be said": (png(2**31 - 1, 2**31 - 1), "refused"),
     "a PNG with 200 MB of text": (
         png(56, 56, block(b"zTXt", b"a\0\0" + zlib.compress(bytes(200 << 20), 1))),
         "refused",
@@ -107,9 +108,8 @@ IMAGES: dict[str, tuple[bytes, str]] = {
     "an AVIF without its image": (written("AVIF").replace(b"pitm", b"nono"), "refused"),
     "a QOI cut off": (b"qoif\0\0\0\x38\0\0\0\x38\3\0\xfe\1", "refused"),
     "a DDS of no form": (b"DDS " + struct.pack("<7I", 124, 0x1007, 56, 56, 0, 0, 0) + bytes(96), "refused"),
-    "a WebP cut off": (written("WEBP")[:200], "refused"),
-    "a turn that is a text": (written("JPEG", exif=exif(b"\x01\x12\0\x02\0\0\0\x04abc\0")), "either"),
-    "a turn that is many": (written("JPEG", exif=exif(b"\x01\x12\0\x03\0\0\0\x02\0\x05\0\x06")), "either"),
+    "an orientation that is a string": (written("JPEG", exif=exif(b"\x01\x12\0\x02\0\0\0\x04abc\0")), "either"),
+    "an orientation that is several": (written("JPEG", exif=exif(b"\x01\x12\0\x03\0\0\0\x02\0\x05\0\x06")), "either"),
     "a program of PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 56 56\n%%EndComments\nquit\n", "refused"),
 }
 CASES = [
@@ -117,38 +117,42 @@ CASES = [
     for name, (content, expected) in IMAGES.items()
 ]
 
-# ---------------------------------------------------------------- sounds
+# ---------------------------------------------------------------- audio
 
 
 def wav(
-    rate: int = 16000, count: int = 8000, *, voices: int = 1, width: int = 2, content: bytes | None = None
+    rate: int = 16000, count: int = 8000, *, channels: int = 1, width: int = 2, content: bytes | None = None
 ) -> bytes:
     """A WAV file of whole numbers, whose header says this."""
-    content = bytes(count * voices * width) if content is None else content
-    head = struct.pack("<HHIIHH", 1, voices, rate, 0, voices * width & 0xFFFF, 8 * width)
+    content = bytes(count * channels * width) if content is None else content
+    head = struct.pack("<HHIIHH", 1, channels, rate, 0, channels * width & 0xFFFF, 8 * width)
     body = b"WAVEfmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", len(content)) + content
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
-SOUNDS: dict[str, tuple[bytes, str, tuple[str, ...]]] = {
+AUDIO: dict[str, tuple[bytes, str, tuple[str, ...]]] = {
     "as it should be": (wav(), "works", ()),
-    "of 44,100 samples a second": (wav(44100), "works", ()),
     "of no samples a second": (wav(0), "refused", ("0 samples a second",)),
     "of one sample a second": (wav(1, 200_000), "refused", ("1 samples a second",)),
     "of 4,294,967,295 samples a second": (wav(2**32 - 1), "refused", ("4294967295 samples a second",)),
-    "of a rate that has nothing in common": (wav(999_983), "refused", ("-ar 16000",)),
+    "of a rate without a common factor": (wav(999_983), "refused", ("-ar 16000",)),
     "of one sample": (wav(count=1), "refused", ("short",)),
-    "of ten samples": (wav(count=10), "refused", ("short",)),
     "of no samples": (wav(count=0), "refused", ("no samples",)),
-    "of 65,535 voices": (wav(count=4, voices=65_535, content=bytes(8)), "refused", ()),
+    "of 65,535 channels": (wav(count=4, channels=65_535, content=bytes(8)), "refused", ()),
     "of half a sample": (wav(content=b"abc"), "refused", ("short",)),
     "of 40 bits": (wav(width=5), "refused", ("40 bits",)),
     "cut off": (wav()[:1000], "refused", ("ends before",)),
 }
 CASES += [
-    Case(f"sound: {name}", file("audio", content), expected, ("rows.jsonl:2", *names))  # type: ignore[arg-type]
-    for name, (content, expected, names) in SOUNDS.items()
+    Case(f"audio: {name}", file("audio", content), expected, ("rows.jsonl:2", *names))  # type: ignore[arg-type]
+    for name, (content, expected, names) in AUDIO.items()
 ]
+
+
+@pytest.mark.parametrize("case", sampled(CASES))
+def test_a_media_file_is_handled_clearly(case: Case, media: Path) -> None:
+    judge(case, media)
+
 
 # ---------------------------------------------------------------- what is no file
 
@@ -159,60 +163,46 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
     "a link to itself": lambda path: path.symlink_to(path.name),
     "a link to nothing": lambda path: path.symlink_to("nowhere"),
 }
-CASES += [
-    Case(
-        f"{kind}: {name}",
-        partial(shown, kind, "held", lambda folder, make=make: make(folder / "held")),
-        "refused",
-        ("rows.jsonl:2", "held"),
-    )
-    for kind in MODELS
-    for name, make in NO_FILES.items()
-]
-CASES += [
-    Case(f"{kind}: {name}", partial(shown, kind, value, lambda folder: None), "refused", ("rows.jsonl:2",))
-    for kind in MODELS
-    for name, value in {
-        "an empty data URI": "data:,",
-        "a data URI that is not base64": "data:image/png;base64,@@",
-        "an address": "http://127.0.0.1:1/held",
-        "NUL": "a\0b",
-        "100,000 letters": "x" * 100_000,
-        "a number": 5,
-        "null": None,
-        "an object without a name": {"held": 1},
-        "a path that is a number": {"path": 5},
-    }.items()
-]
+INVALID = (
+    "data:,", "data:image/png;base64,@@", "http://127.0.0.1:1/held", "a\0b", "x" * 100_000, 5, None, {"held": 1},
+    {"path": 5},
+)  # fmt: skip
+"""What a row holds instead of the name of a file."""
+kinds = st.sampled_from(sorted(MODELS))
 
 
-# ---------------------------------------------------------------- what the model says of them
+@examples(15)
+@given(kinds, st.sampled_from(sorted(NO_FILES)))
+def test_medium_that_is_no_file_is_refused(media: Path, kind: str, what: str) -> None:
+    build = partial(shown, kind, "held", lambda folder: NO_FILES[what](folder / "held"))
+    judge(Case(f"{kind}: {what}", build, names=("rows.jsonl:2", "held")), media)
 
 
-def of_processor(kind: str, keys: str, value: object) -> Build:
-    """Shows good rows to a model whose processor has this setting."""
-    change = lambda folder: spoil.set_in(folder / MODELS[kind] / "processor_config.json", keys, value)  # noqa: E731
-    return partial(shown, kind, GOOD[kind], change)
+@examples(20)
+@given(kinds, st.sampled_from(INVALID))
+def test_invalid_medium_is_refused(media: Path, kind: str, value: object) -> None:
+    judge(Case(kind, partial(shown, kind, value, lambda _: None), names=("rows.jsonl:2",)), media)
 
 
-CASES += [
-    Case(f"processor: {keys} is {value!r}", of_processor(kind, keys, value), "refused", ("rows.jsonl:1", "processor"))
-    for kind, keys, values in (
-        ("image", "image_processor.patch_size", ("many", ["1"], None, 0)),
-        ("image", "image_processor.merge_size", ("many", ["1"], None, 0)),
-        ("image", "image_processor.temporal_patch_size", ("many", None)),
-        ("image", "image_processor.rescale_factor", ("many", ["1"], 0, 1e9, math.nan, math.inf)),
-        ("image", "image_processor.image_mean", (math.nan, 1e9)),
-        ("image", "image_processor.image_std", (0, math.nan, 1e-30)),
-        ("image", "image_processor.size.longest_edge", ("many", ["1"])),
-        ("audio", "feature_extractor.dither", ("many", ["1"], None, math.nan)),
-        ("audio", "feature_extractor.chunk_length", (0,)),
-        ("audio", "feature_extractor.padding_value", ("many",)),
-    )
-    for value in values
-]
+# ---------------------------------------------------------------- settings of the model's processor
+
+SETTINGS: tuple[tuple[str, str, tuple[object, ...]], ...] = (
+    ("image", "image_processor.patch_size", ("many", ["1"], None, 0)),
+    ("image", "image_processor.merge_size", ("many", ["1"], None, 0)),
+    ("image", "image_processor.temporal_patch_size", ("many", None)),
+    ("image", "image_processor.rescale_factor", ("many", ["1"], 0, 1e9, math.nan, math.inf)),
+    ("image", "image_processor.image_mean", (math.nan, 1e9)),
+    ("image", "image_processor.image_std", (0, math.nan, 1e-30)),
+    ("image", "image_processor.size.longest_edge", ("many", ["1"])),
+    ("audio", "feature_extractor.dither", ("many", ["1"], None, math.nan)),
+    ("audio", "feature_extractor.chunk_length", (0,)),
+    ("audio", "feature_extractor.padding_value", ("many",)),
+)
 
 
-@pytest.mark.parametrize("case", sampled(CASES))
-def test_a_image_sound_or_video_is_answered_clearly(case: Case, media: Path) -> None:
-    judge(case, media)
+@examples(20)
+@given(st.sampled_from([(kind, keys, value) for kind, keys, values in SETTINGS for value in values]))
+def test_wrong_setting_of_a_processor_is_refused(media: Path, setting: tuple[str, str, object]) -> None:
+    kind, keys, value = setting
+    change = lambda folder: put_in(folder / MODELS[kind] / "processor_config.json", tuple(keys.split(".")), value)  # noqa: E731
+    judge(Case(keys, partial(shown, kind, GOOD[kind], change), names=("rows.jsonl:1", "processor")), media)

@@ -1,20 +1,26 @@
-"""What plans are made of, where it is damaged or hostile: the ledger and what was measured, and devices in files."""
+"""Files that plans are made of, damaged or hostile: the ledger, what was measured, and descriptions of devices."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from draws import drawn, judge_all, wrong
-from judge import Case, judge, sampled
-from spoil import NOT_A_FILE, NOT_AN_OBJECT
+from hypothesis import given
+from hypothesis import strategies as st
+from judge import Case, judge
+from spoil import BAD, Spoil, put
+from strategies import bad_file, examples, spoiled, wrong
 
 from swift_plan import ledger
+from swift_plan.cluster import cluster
+from swift_plan.timing import Speeds
 
 PLAN = ["plan", "--model", "model", "--gpus"]
 DEVICE: dict[str, Any] = {
@@ -25,75 +31,93 @@ ENTRY: dict[str, Any] = {
     "measured_bytes": 1.1, "predicted_seconds": 1.0, "measured_seconds": 1.0,
 }  # fmt: skip
 MESSAGE: dict[str, Any] = {"operation": "all_reduce", "ways": 2, "stride": 1, "latency": 1e-5, "per_byte": 1e-9}
+KEPT: dict[str, Any] = {
+    "plans.jsonl": ENTRY,
+    "messages.json": {"version": ledger._VERSION, "machines": {"2xH100": [MESSAGE]}},
+    "speeds.json": {"H100": {"speeds": vars(Speeds()), "rows": 3}},
+}
+"""What earlier runs left in the cache."""
+kept = st.sampled_from(sorted(KEPT))
 
 
-def device(content: Mapping[str, Any], spoil: Callable[[Path], object], folder: Path) -> Sequence[str]:
-    """Plans for a device in a file."""
+def _device(content: object, spoil: Spoil, folder: Path) -> Sequence[str]:
     (folder / "mine.json").write_text(json.dumps(content), encoding="utf-8")
     spoil(folder / "mine.json")
     return [*PLAN, "2xmine.json"]
 
 
-def kept(name: str, lines: Sequence[object], spoil: Callable[[Path], object], _folder: Path) -> Sequence[str]:
-    """Plans where earlier runs left this in the cache."""
+def _kept(name: str, content: object, spoil: Spoil, _folder: Path) -> Sequence[str]:
     file = Path(os.environ["XDG_CACHE_HOME"]) / "swift" / name
     file.parent.mkdir(parents=True)
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    file.write_text(json.dumps(content) + "\n", encoding="utf-8")
     spoil(file)
     return [*PLAN, "2xH100"]
 
 
-SPOILED = {**NOT_A_FILE, **NOT_AN_OBJECT}
-CASES = [
-    Case(f"device: {name}", partial(device, DEVICE, spoil), "refused", ("mine.json",))
-    for name, spoil in SPOILED.items()
-]
-CASES += [
-    Case(f"{file}: {name}", partial(kept, file, [ENTRY], spoil), "works")
-    for file in ("plans.jsonl", "speeds.json", "messages.json")
-    for name, spoil in drawn(file, SPOILED.items(), 6)
-]
+@examples(17)
+@given(bad_file)
+def test_device_that_is_no_json_object_is_refused(template: Path, name: str) -> None:
+    judge(Case(name, partial(_device, DEVICE, BAD[name]), names=("mine.json",)), template)
 
 
-@pytest.mark.parametrize("case", sampled(CASES, every=4))
-def test_a_plan_is_made_or_its_file_is_named(case: Case, template: Path) -> None:
-    judge(case, template)
+@examples(24)
+@given(st.sampled_from(sorted(DEVICE)), wrong())
+def test_wrong_value_of_a_device_is_handled_clearly(template: Path, key: str, value: Any) -> None:
+    judge(Case(key, partial(_device, {**DEVICE, key: value}, bool), "either", ("mine.json", key)), template)
 
 
-@pytest.mark.parametrize("key", DEVICE)
-def test_wrong_value_of_a_device_is_answered_clearly(key: str, template: Path) -> None:
-    builds = {repr(value): partial(device, {**DEVICE, key: value}, bool) for value in wrong(key, 5)}
-    judge_all([Case(value, build, "either", ("mine.json", key)) for value, build in builds.items()], template)
+@examples(12)
+@given(kept, bad_file)
+def test_damaged_measurements_do_not_stop_a_plan(template: Path, name: str, how: str) -> None:
+    judge(Case(name, partial(_kept, name, KEPT[name], BAD[how]), "works"), template)
 
 
-@pytest.mark.parametrize(
-    ("name", "entry", "around"),
-    [
-        ("plans.jsonl", ENTRY, lambda entry: entry),
-        ("messages.json", MESSAGE, lambda entry: {"version": 1, "machines": {"2xH100": [entry]}}),
-        ("speeds.json", {"speeds": {}, "rows": 3}, lambda entry: {"H100": entry}),
-    ],
-)
-def test_damaged_measurements_cost_themselves_alone(
-    name: str, entry: dict[str, Any], around: Callable[[object], object], template: Path
-) -> None:
-    changed = [{**entry, key: value} for key in entry for value in wrong(f"{name} {key}", 2)]
-    judge_all([Case(f"{each!r}", partial(kept, name, [around(each)], bool), "works") for each in changed], template)
+@examples(12)
+@given(kept.flatmap(lambda name: st.tuples(st.just(name), spoiled(KEPT[name]))))
+def test_wrong_measurement_does_not_stop_a_plan(template: Path, changed: tuple[str, Any]) -> None:
+    name, (keys, value) = changed
+    judge(Case(f"{name} {keys}", partial(_kept, name, put(KEPT[name], keys, value), bool), "works"), template)
 
 
-def test_a_run_is_not_noted_in_a_pipe_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "plans.jsonl")
+def _check_read() -> None:
+    """What is read of damaged files is an entry unharmed, or nothing."""
+    found = list(ledger.entries("fsdp", "H100"))
+    assert all(-1 < entry.residual(what) < math.inf for entry in found for what in ("bytes", "seconds"))
+    assert all(0 < value < math.inf for value in vars(ledger.known_speeds("H100")[0]).values())
+    costs = ledger.known_messages(cluster("2xH100")).values()
+    assert all(0 <= value < math.inf for cost in costs for value in vars(cost).values())
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(ledger.LEDGER, str(tmp_path / "plans.jsonl"))
+    return tmp_path
+
+
+@examples(200)
+@given(kept.flatmap(lambda name: st.tuples(st.just(name), spoiled(KEPT[name]))))
+def test_wrong_measurement_is_ignored(cached: Path, changed: tuple[str, Any]) -> None:
+    name, (keys, value) = changed
+    for other in cached.iterdir():
+        other.unlink()
+    lines = [put(KEPT[name], keys, value), *([ENTRY] if name == "plans.jsonl" else [])]
+    (cached / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _check_read()
+    assert name != "plans.jsonl" or ledger.LedgerEntry(**ENTRY) in ledger.entries("fsdp", "H100")
+
+
+@examples(40)
+@given(kept, bad_file)
+def test_damaged_file_of_measurements_is_ignored(cached: Path, name: str, how: str) -> None:
+    with tempfile.TemporaryDirectory(dir=cached) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ledger.LEDGER, f"{folder}/plans.jsonl")
+        (Path(folder) / name).write_text(json.dumps(KEPT[name]) + "\n")
+        BAD[how](Path(folder) / name)
+        _check_read()
+
+
+def test_pipe_without_a_reader_takes_no_entry(cached: Path) -> None:
+    os.mkfifo(cached / "plans.jsonl")
     with pytest.raises(OSError, match=r"plans\.jsonl"):
         ledger.add(ledger.LedgerEntry(**ENTRY))
     assert not list(ledger.entries("fsdp", "H100"))
-
-
-@pytest.mark.parametrize("key", ["backend", "device", "predicted_bytes", "measured_seconds"])
-def test_damaged_lines_of_a_ledger_cost_themselves_alone(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = [{**ENTRY, key: value} for value in (*wrong(key, 14), 10**400)]
-    (tmp_path / "plans.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, ENTRY]))
-    monkeypatch.setenv(ledger.LEDGER, str(tmp_path / "plans.jsonl"))
-    assert ledger.LedgerEntry(**ENTRY) in list(ledger.entries("fsdp", "H100"))

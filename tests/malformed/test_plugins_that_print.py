@@ -20,15 +20,15 @@ sys.__stdout__.write("hello from the stream in {where}")
 os.write(1, b"hello from C in {where}")
 subprocess.run([{shell!r}, "-c", "echo hello from a process in {where}"])
 """
-NOISE = ("print", "stream", "C", "process")
+WAYS = ("print", "stream", "C", "process")
 
 
-def noise(where: str) -> str:
+def printing(where: str) -> str:
     return PRINTS.format(where=where, shell="/bin/sh").strip()
 
 
 @pytest.mark.parametrize(
-    ("words", "read", "wheres"),
+    ("argv", "read", "wheres"),
     [
         (["plugins", "--check", "--json"], json.loads, ["import"]),
         (["doctor", "--json"], json.loads, ["import"]),
@@ -47,7 +47,7 @@ def noise(where: str) -> str:
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
 )
 def test_what_plugins_print_is_not_part_of_a_result(
-    words: Sequence[str],
+    argv: Sequence[str],
     read: Callable[[str], Any],
     wheres: Sequence[str],
     template: Path,
@@ -55,15 +55,15 @@ def test_what_plugins_print_is_not_part_of_a_result(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    module = module_of(f"prints, {words[0]} {words[1]}")
-    hooks = [hook(each, noise(each)) for each in wheres[1:]]
-    source = f"{noise('import')}\n{plugin('backend', *hooks)}"
+    module = module_of(f"prints, {argv[0]} {argv[1]}")
+    hooks = [hook(each, printing(each)) for each in wheres[1:]]
+    source = f"{printing('import')}\n{plugin('backend', *hooks)}"
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
     (tmp_path / "here").mkdir()
     install(tmp_path / "here", module, source, f"[swift.backends]\nhostile = {module}:Plugin\n")
     monkeypatch.setenv("SWIFT_PLUGINS", f"{module.replace('_', '-')},swift-core,swift-plan")
     monkeypatch.chdir(template)
-    run(words)
+    run(argv)
     printed = capfd.readouterr()
     assert read(printed.out)
     assert "hello" not in printed.out
