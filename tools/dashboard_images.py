@@ -36,7 +36,7 @@ SETTINGS = {
 }
 
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
-from browsing import Desk, fill, launch, opened_browser, show  # type: ignore[import-not-found]  # noqa: E402 - tests' hands
+from browsing import Dashboard, fill, launch, opened_browser, show  # type: ignore[import-not-found]  # noqa: E402 - tests' hands
 
 
 def main() -> None:
@@ -47,17 +47,17 @@ def main() -> None:
         write_model(folder / "tiny")
         write_data(folder)
         (folder / "output").mkdir()
-        desk = Desk(folder, browser)
-        desk.start()
+        dashboard = Dashboard(folder, browser)
+        dashboard.start()
         try:
-            take(desk)
+            take(dashboard)
         finally:
-            desk.end()
+            dashboard.end()
 
 
-def take(desk: Desk) -> None:
-    """Go through the views as a person does."""
-    page = desk.page("/new/sft", color_scheme="light")
+def take(dashboard: Dashboard) -> None:
+    """Take the images of one run."""
+    page = dashboard.page("/new/sft", color_scheme="light")
     page.set_default_timeout(600_000)
     fill(page, {**SETTINGS, "logging.run_name": "first"})
     page.wait_for_selector("#plan")
@@ -76,15 +76,15 @@ def take(desk: Desk) -> None:
     page.get_by_role("link", name="Samples").click()
     page.wait_for_selector(".sample")
     image(page, "dashboard-samples")
-    compare_and_ask(desk, page)
+    compare_and_ask(dashboard, page)
 
 
-def compare_and_ask(desk: Desk, page: Any) -> None:
-    """Take the images of what has more than one run in it."""
+def compare_and_ask(dashboard: Dashboard, page: Any) -> None:
+    """Take the images of several runs and of the chat."""
     show(page, "/runs")
     page.locator("tr[data-run]").nth(1).wait_for()
-    for box in page.locator("tr[data-run] input[type=checkbox]").all():
-        box.check()
+    for checkbox in page.locator("tr[data-run] input[type=checkbox]").all():
+        checkbox.check()
     page.get_by_role("button", name="Compare").or_(page.get_by_role("link", name="Compare")).click()
     page.wait_for_selector(".view-compare .keys")
     page.wait_for_timeout(500)
@@ -99,11 +99,11 @@ def compare_and_ask(desk: Desk, page: Any) -> None:
         page.locator("#chat-send:enabled").wait_for()
     page.evaluate("document.activeElement.blur()")
     image(page, "dashboard-chat")
-    for talk in page.evaluate("fetch('/api/talks').then((answer) => answer.json())")["talks"]:
+    for session in page.evaluate("fetch('/api/sessions').then((response) => response.json())")["sessions"]:
         page.request.post(
-            f"{desk.address}api/jobs/{talk['id']}/stop",
+            f"{dashboard.address}api/jobs/{session['id']}/stop",
             data={"now": True},
-            headers={"origin": desk.address.rstrip("/")},
+            headers={"origin": dashboard.address.rstrip("/")},
         )
 
 

@@ -1,4 +1,4 @@
-"""A real browser for tests and images: a Chromium, a dashboard, and hands that fill in forms."""
+"""A Chromium with a dashboard for tests and images, and functions that fill in forms."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def serious_findings(page: Page) -> list[str]:
 
 
 @dataclass
-class Desk:
+class Dashboard:
     """The folder that the server is started in, the server, and the browser."""
 
     folder: Path
@@ -61,13 +61,13 @@ class Desk:
     server: subprocess.Popen[str] | None = None
     port: int = 0
     token: str = ""
-    asked: list[str] = field(default_factory=list)
-    """Every address that the browser has asked for."""
+    requested: list[str] = field(default_factory=list)
+    """Every address that the browser requested."""
     complaints: list[str] = field(default_factory=list)
-    """What pages said to their console."""
+    """Errors in the pages' consoles."""
 
     def start(self) -> None:
-        """Starts the server; after the first time on the same port, as one who is used to it does."""
+        """Starts the server; after the first time on the same port."""
         command = [sys.executable, "-m", "swift", "ui", "output", "--port", str(self.port)]
         self.server = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, text=True)
         assert self.server.stdout is not None
@@ -89,9 +89,9 @@ class Desk:
         context = self.browser.new_context(viewport={"width": 1280, "height": 860}, **options)
         context.set_default_timeout(PATIENCE)
         page = context.new_page()
-        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("request", lambda request: self.requested.append(request.url))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        page.on("console", lambda message: self.complaints.append(message.text) if message.type == "error" else None)
         page.goto(f"{self.address}#token={self.token}")
         page.wait_for_selector("#nav a")
         show(page, hash_)
@@ -103,24 +103,24 @@ def show(page: Page, hash_: str) -> None:
 
 
 def fill(page: Page, values: dict[str, str]) -> None:
-    """Fills in fields by their keys, those that are folded away too, as one does who searches for them."""
+    """Fills in fields by their keys, through the search, so that hidden ones are found."""
     page.wait_for_selector("#command")
     for key, value in values.items():
         page.fill("#search", key)
-        place = page.locator(f"[data-key='{key}']")
-        place.wait_for(state="visible")
-        if place.evaluate("each => each.tagName") == "SELECT":
-            place.select_option(value)
+        control = page.locator(f"[data-key='{key}']")
+        control.wait_for(state="visible")
+        if control.evaluate("each => each.tagName") == "SELECT":
+            control.select_option(value)
         else:
-            place.fill(value)
+            control.fill(value)
     page.fill("#search", "")
 
 
 def launch(page: Page, values: dict[str, str], command_name: str = "sft") -> None:
     """Fills in a form and starts its command."""
-    page.evaluate("verb => sessionStorage.removeItem(`form ${command_name}`)", command_name)
+    page.evaluate("name => sessionStorage.removeItem(`form ${name}`)", command_name)
     show(page, f"/new/{command_name}")
-    page.wait_for_selector(f"form[data-verb={command_name}]")
+    page.wait_for_selector(f"form[data-command={command_name}]")
     fill(page, values)
     page.locator("#launch:enabled").wait_for()
     page.click("#launch")
@@ -136,6 +136,6 @@ def reaches(page: Page, number: int) -> None:
     """Waits until the page has shown a step, without being loaded again."""
     page.wait_for_function(
         "number => Number([...document.querySelectorAll('.figure')].find((each) => each.textContent.startsWith('Step'))"
-        "?.querySelector('.value').textContent.replace(/\\D/g, '') || 0) >= number",
+        "?.querySelector('.value').textContent.recontrol(/\\D/g, '') || 0) >= number",
         arg=number,
     )

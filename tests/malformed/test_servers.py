@@ -34,7 +34,7 @@ BROKEN: dict[str, tuple[Reply, str]] = {
     "nothing": (b"", "cannot be reached"),
     "a broken chunk": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "cannot be reached"),
     "another address": (reply(b"", "307 There", "Location: http://127.0.0.1:1/v1"), "on, to http://127.0.0.1:1/v1"),
-    "an invalid address": (reply(b"", "302 There", "Location: http://[::1"), "on, to http://[::1"),
+    "an invalid address": (reply(b"", "302 There", "Location: http://[::1"), "http://[::1"),
     "deep JSON": (reply(DEEP), NOT_OPENAI),
 }
 """What a server does → what is sent of it."""
@@ -158,7 +158,7 @@ def completion(**changes: Any) -> bytes:
         (completion(logprobs={"token_logprobs": [float("-inf"), -1.0]}), "-inf"),
         (completion(finish_reason=["stop"]), "a list as finish_reason"),
         (completion(finish_reason="abort"), "'abort' as finish_reason"),
-        (completion(token_ids=[65] * 3, logprobs={"token_logprobs": [-1.0] * 3}), "3 tokens where 2"),
+        (completion(token_ids=[65] * 3, logprobs={"token_logprobs": [-1.0] * 3}), "3 tokens instead of at most 2"),
         (completion(logprobs={"token_logprobs": [None, -1.0]}), "null as logprobs.token_logprobs"),
     ],
 )

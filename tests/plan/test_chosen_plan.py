@@ -53,8 +53,8 @@ def test_nothing_fitting_shows_nearest_plans(inputs: Path, monkeypatch: pytest.M
     monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
     ended = typed(["sft", *RUN, "--max_length", "60000", "--model.random_weights", "true", "--backend", "auto"], inputs)
     assert ended.code != 0
-    assert "No plan for model fits on 1xCPU. Nearest, with what is lacking:" in ended.output
-    assert "GiB too much" in ended.output
+    assert "No plan for model fits on 1xCPU. Nearest plans, with the missing memory:" in ended.output
+    assert "GiB missing" in ended.output
 
 
 def test_a_run_that_will_lack_memory_is_warned_of(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_a_run_that_will_lack_memory_is_warned_of(inputs: Path, monkeypatch: pyt
     monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
     warning = foreseen(parsed, 1, words, "sft")
     assert warning is not None
-    assert "more than there are. These would fit:" in warning
+    assert "more than available. Plans that fit:" in warning
     assert "--per_device_train_batch_size 1" in warning
     short = parse([*words, "--max_length", "64"], "sft")
     assert foreseen(short, 1, words, "sft") is None

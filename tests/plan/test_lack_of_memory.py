@@ -44,7 +44,7 @@ def test_plan_is_shown_with_measurement(tmp_path: Path, monkeypatch: pytest.Monk
         assert LESS_MEMORY in ended.output
         return
     assert re.search(
-        r"The planner counts .* GiB where .* --max_length 512 allows: .*weights .*activations", ended.output
+        r"The planner estimates .* GiB for samples of --max_length 512: .*weights .*activations", ended.output
     )
     assert "With --per_device_train_batch_size 4: " in ended.output
     assert "With --gradient_checkpointing true: " in ended.output

@@ -93,7 +93,7 @@ def test_message_timings_are_stored_per_machine() -> None:
                '"latency": NaN, "per_byte": 1}]}}'],
 )  # fmt: skip
 def test_a_file_that_is_broken_or_of_another_version_is_as_none(broken: str) -> None:
-    file = ledger.place().with_name("messages.json")
+    file = ledger.ledger_path().with_name("messages.json")
     file.write_text(broken, encoding="utf-8")
     assert ledger.known_messages(_here()) == {}
     assert ledger.known_timing(_here()).message(MEGABYTE) == Timing(_here()).message(MEGABYTE)
@@ -110,13 +110,13 @@ def test_group_stride_sets_process_distance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "said"), [("2xH100", "cannot be run on this machine"), ("1xCPU", "nothing for --level 3 to measure")]
+    ("gpus", "said"), [("2xH100", "cannot be measured on this machine"), ("1xCPU", "--level 3 has nothing to measure")]
 )
 def test_messages_that_this_machine_has_not_are_not_measured(folder: Path, gpus: str, said: str) -> None:
     ended = typed(["plan", "model", "--gpus", gpus, *PLAN[4:], "--level", "3"], folder)
     assert ended.code == 2, ended.output
     assert said in ended.output
-    assert not ledger.place().with_name("messages.json").exists()
+    assert not ledger.ledger_path().with_name("messages.json").exists()
 
 
 @pytest.mark.full

@@ -44,7 +44,7 @@ def test_run_reports_plan_accuracy(tmp_path: Path, own_ledger: Path) -> None:
     measured = content["measured"]
     assert measured["steps"] == 3
     assert sum(measured["seconds"].values()) == pytest.approx(measured["step_seconds"])
-    assert "The plan said" in ended.output
+    assert "Predicted" in ended.output
     (entry,) = ledger.entries("torch", "cpu")
     assert entry.measured_bytes == content["measured"]["peak_bytes"]
     (of_trace,) = ledger.entries("torch", "cpu", level=1)
@@ -64,7 +64,7 @@ def test_runs_are_compared_with_plan_silently(tmp_path: Path) -> None:
     assert content["measured"]["peak_bytes"] == entry.measured_bytes
     assert content["predicted"]["peak_bytes"] == pytest.approx(entry.predicted_bytes, abs=1)
     assert "traced" not in content
-    assert "The plan said" not in ended.output
+    assert "Predicted" not in ended.output
 
 
 def test_a_run_that_cannot_be_counted_ends_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +87,10 @@ def test_a_run_that_cannot_be_counted_ends_without_a_word(tmp_path: Path, monkey
 def test_report_compares_plan_with_measurement() -> None:
     """The report compares the plan with the measurement and shows where the time went."""
     bar = Bars([0.1] * 20).around(2.0)
-    assert verdict(bar, 2.1, {}) == "The plan said 2s a step (1.81s to 2.21s), it is 2.1s: inside."
+    assert verdict(bar, 2.1, {}) == "Predicted 2s per step (1.81s to 2.21s), measured 2.1s: inside."
     parts = {"compute": 1.8, "communication": 0.0, "data": 0.36, "optimizer": 0.84}
     said = verdict(bar, 3.0, parts)
-    assert said.endswith("it is 3s: outside. Of it, 12% is waiting for data, 28% is the optimizer.")
+    assert said.endswith("measured 3s: outside. Of it, 12% is waiting for data, 28% is the optimizer.")
 
 
 def test_entries_come_back_and_damaged_lines_do_not(own_ledger: Path) -> None:

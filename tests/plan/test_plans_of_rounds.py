@@ -35,10 +35,10 @@ def test_reference_and_engine_are_counted_as_they_are_held(tmp_path: Path) -> No
     plan = _plan(tmp_path, *words, "--parallel.dp_shard", "8", "--torch_dtype", "bfloat16")
     assert _of(plan, "reference: weights") == pytest.approx(2 * LLAMA / 8, rel=0.01)  # cut as the policy is
     assert _of(plan, "rollout engine") == pytest.approx(2 * LLAMA, rel=0.01)  # whole
-    assert {"generating completions", "scoring completions"} <= set(plan["seconds"])
+    assert {"generation", "scoring"} <= set(plan["seconds"])
     served = _plan(tmp_path, *words, "--rollout_engine", "http://127.0.0.1:8000")
     assert not _of(served, "rollout engine")
-    assert "generating completions" not in served["seconds"]  # by devices that are not the run's
+    assert "generation" not in served["seconds"]  # by devices that are not the run's
 
 
 @pytest.mark.full
@@ -46,14 +46,14 @@ def test_new_adapters_have_their_own_model_for_a_reference(tmp_path: Path) -> No
     plan = _plan(tmp_path, "--rlhf_type", "grpo", "--train_type", "lora", "--beta", "0.1")
     assert not [name for name in plan["memory_bytes"] if name.startswith("reference")]
     alone = _plan(tmp_path, "--rlhf_type", "grpo", "--train_type", "lora", *shlex.split("--beta 0 --num_iterations 1"))
-    assert plan["seconds"]["scoring completions"] > alone["seconds"].get("scoring completions", 0.0)
+    assert plan["seconds"]["scoring"] > alone["seconds"].get("scoring", 0.0)
 
 
 @pytest.mark.full
 def test_reused_completions_are_generated_half_as_often(tmp_path: Path) -> None:
     words = ["--rlhf_type", "grpo", "--train_type", "lora", "--rollout_batch_size", "1", "--global_batch_size", "64"]
     once, twice = (_plan(tmp_path, *words, "--num_iterations", each) for each in ("1", "2"))
-    assert twice["seconds"]["generating completions"] == pytest.approx(once["seconds"]["generating completions"] / 2)
+    assert twice["seconds"]["generation"] == pytest.approx(once["seconds"]["generation"] / 2)
 
 
 def test_phases_do_not_add_up(tmp_path: Path) -> None:
@@ -61,12 +61,12 @@ def test_phases_do_not_add_up(tmp_path: Path) -> None:
     words += ["--per_device_train_batch_size", "1", "--global_batch_size", "1024"]
     small = _plan(tmp_path, *words, "--rollout_batch_size", "1")
     large = _plan(tmp_path, *words, "--rollout_batch_size", "64")
-    assert not _of(small, "caches of completions")
+    assert not _of(small, "KV cache of rollouts")
     assert _of(small, "activations")
     # 2 × 32 layers × 1,024 keys × 2 bytes a token, and what drawing from 128,256 logits takes.
-    assert _of(large, "caches of completions") == pytest.approx(64 * (3072 * 131072 + 40 * 128256), rel=0.001)
+    assert _of(large, "KV cache of rollouts") == pytest.approx(64 * (3072 * 131072 + 40 * 128256), rel=0.001)
     assert not _of(large, "activations")
-    assert large["peak_bytes"] < small["peak_bytes"] + _of(large, "caches of completions")
+    assert large["peak_bytes"] < small["peak_bytes"] + _of(large, "KV cache of rollouts")
 
 
 @pytest.mark.full

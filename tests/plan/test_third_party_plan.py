@@ -47,4 +47,4 @@ def test_backend_without_costs_is_omitted(installed: None, tmp_path: Path, monke
     found = json.loads(typed(PLAN, tmp_path).output)
     assert found["fits"]
     assert "zero-redundancy" not in {plan["backend"] for plan in found["fits"]}
-    assert "does not say what it keeps" in found["refused"]["zero-redundancy"]
+    assert "does not estimate memory" in found["refused"]["zero-redundancy"]

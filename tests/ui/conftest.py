@@ -1,4 +1,4 @@
-"""A server of the dashboard in this process, and a browser's part in talking to it."""
+"""A dashboard server in this process, and its clients."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def settings(tmp_path: Path) -> UiSettings:
 
 @pytest.fixture
 def stranger(settings: UiSettings) -> TestClient:
-    """Asks as a page of the server does, and has not shown the token yet."""
+    """A client with the page's origin, not logged in."""
     return TestClient(make_app(settings), base_url=ORIGIN, headers={"origin": ORIGIN}, follow_redirects=False)
 
 
 @pytest.fixture
 def page(stranger: TestClient, settings: UiSettings) -> TestClient:
-    """Asks as the page does after it was opened with the token."""
+    """A client with the page's origin, logged in."""
     assert stranger.post("/api/login", json={"token": settings.token}).status_code == 200
     return stranger

@@ -1,4 +1,4 @@
-"""What the page starts: the words that a form becomes, what is refused, and commands that outlive the server."""
+"""Commands that the dashboard starts: argv of forms, refusals, and jobs that outlive the server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from starlette.testclient import TestClient
 from swift.errors import DataError, UsageError
 from swift.forms import form_of
 from swift_ui.acting import job_runner
-from swift_ui.acting.argv import words_of
-from swift_ui.acting.chat import message_of, question_of
-from swift_ui.acting.jobs import JobBook, StartedCommand
+from swift_ui.acting.argv import argv_of
+from swift_ui.acting.chat_server import parse_message, parse_request
+from swift_ui.acting.jobs import Job, JobStore
 from swift_ui.acting.runs import RunActions
 from swift_ui.looking.index import key_of
 from swift_ui.settings import UiSettings
@@ -31,10 +31,10 @@ IMAGE = (
 FIELDS = [field for section in form_of("sft") for field in section.fields]
 
 
-def until(book: JobBook, job: StartedCommand, state: str) -> StartedCommand:
+def until(store: JobStore, job: Job, state: str) -> Job:
     """Returns the job once it is in a state."""
     end = time.monotonic() + 60
-    while (found := book.find(job.id)).state != state:
+    while (found := store.find(job.id)).state != state:
         assert time.monotonic() < end, found
         time.sleep(0.01)
     return found
@@ -42,14 +42,14 @@ def until(book: JobBook, job: StartedCommand, state: str) -> StartedCommand:
 
 def test_form_becomes_argv() -> None:
     values = {"model.path": "m", "data.train": ["a.jsonl", "b c.jsonl"], "data.packing": True, "tuner.rank": ""}
-    assert words_of("sft", FIELDS, values, "--system 'Be brief.' ; rm -rf /") == [
+    assert argv_of("sft", FIELDS, values, "--system 'Be brief.' ; rm -rf /") == [
         *("sft", "--model", "m", "--dataset", "a.jsonl", "b c.jsonl", "--packing", "true"),
         *("--system", "Be brief.", ";", "rm", "-rf", "/"),
     ]
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "request_body",
     [
         {},
         {"messages": 5},
@@ -71,34 +71,33 @@ def test_form_becomes_argv() -> None:
         ),
     ],
 )
-def test_malformed_question_is_refused_before_model(asked: dict[str, Any]) -> None:
-    """A question of other kinds is refused before the model sees it."""
+def test_malformed_question_is_refused_before_model(request_body: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"^(A message or a setting|The request has no messages)"):
-        question_of(asked)
+        parse_request(request_body)
 
 
 def test_a_value_never_becomes_a_flag() -> None:
     values = {"model.path": "--trust_remote_code", "data.train": ["--config", "x.yaml"]}
-    words = words_of("sft", FIELDS, values)
-    assert words == ["sft", "--model=--trust_remote_code", "--dataset=--config", "--dataset=x.yaml"]
+    argv = argv_of("sft", FIELDS, values)
+    assert argv == ["sft", "--model=--trust_remote_code", "--dataset=--config", "--dataset=x.yaml"]
     export = [field for section in form_of("export") for field in section.fields]
-    with pytest.raises(UsageError, match="is a flag"):
-        words_of("export", export, {"checkpoint": "--push"})
+    with pytest.raises(UsageError, match="instead of the flag"):
+        argv_of("export", export, {"checkpoint": "--push"})
 
 
 @pytest.mark.parametrize(
     ("values", "further", "reason"),
     [
-        ({"model.trust_remote_code": "true"}, "", "would run code"),
-        ({}, "--trust-remote-code", "would run code"),
-        ({"logging.output": "/tmp"}, "", "writes nowhere else"),
-        ({"logging.output": "../.."}, "", "writes nowhere else"),
+        ({"model.trust_remote_code": "true"}, "", "would run third-party code"),
+        ({}, "--trust-remote-code", "would run third-party code"),
+        ({"logging.output": "/tmp"}, "", "The dashboard writes nowhere else"),
+        ({"logging.output": "../.."}, "", "The dashboard writes nowhere else"),
         ({"checkpoint.copy_to": "file:///tmp"}, "", "would copy files to file:///tmp"),
         ({"tuner.rank": "many"}, "", "--lora_rank must be a whole number, not 'many'."),
         ({}, "--config /etc/passwd", "passwd"),
     ],
 )
-def test_what_only_the_terminal_decides_is_refused(
+def test_terminal_only_options_are_refused(
     page: TestClient,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -109,47 +108,47 @@ def test_what_only_the_terminal_decides_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("d.jsonl").write_text('{"text": "a"}\n')
     common = {"model.path": "far/away", "data.train": ["d.jsonl"], "logging.output": "output"}
-    asked = {"verb": "sft", "values": {**common, **values}, "further": further}
-    shown = page.post("/api/check", json=asked).json()
+    request_body = {"command": "sft", "values": {**common, **values}, "further": further}
+    shown = page.post("/api/check", json=request_body).json()
     assert reason in shown["refused"]["message"]
-    assert page.post("/api/jobs", json=asked).status_code == 400
+    assert page.post("/api/jobs", json=request_body).status_code == 400
     assert page.get("/api/jobs").json() == {"jobs": []}
 
 
 @pytest.mark.parametrize("command_name", ["plugins", "data", "ui", "--help", "", None, ["sft"]])
 def test_other_commands_are_not_started(page: TestClient, command_name: object) -> None:
-    assert page.post("/api/jobs", json={"verb": command_name, "values": {}}).status_code == 400
+    assert page.post("/api/jobs", json={"command": command_name, "values": {}}).status_code == 400
 
 
 def test_a_server_for_other_machines_is_not_started(page: TestClient) -> None:
-    answer = page.post("/api/jobs", json={"verb": "serve", "values": {"model": "m", "host": "0.0.0.0"}})
-    assert "for other machines" in answer.json()["error"]["message"]
+    response = page.post("/api/jobs", json={"command": "serve", "values": {"model": "m", "host": "0.0.0.0"}})
+    assert "other machines can reach" in response.json()["error"]["message"]
 
 
 def test_command_survives_server_and_end_is_known(tmp_path: Path) -> None:
     """A command goes on without the server and its end is known."""
     program = [sys.executable, "-c", "import sys; print('hello', flush=True); sys.exit(3)"]
-    job = JobBook(tmp_path).start(["sft", "--model", "m"], program=program)
-    found = until(JobBook(tmp_path), job, "failed")  # another server would know no more than the folder
+    job = JobStore(tmp_path).start(["sft", "--model", "m"], program=program)
+    found = until(JobStore(tmp_path), job, "failed")  # another server would know no more than the folder
     assert found.code == 3
     assert found.log() == "hello\n"
-    assert found.words == ("sft", "--model", "m")
+    assert found.argv == ("sft", "--model", "m")
 
 
 def test_killed_command_shows_cause_and_stopped_is_not_dead(tmp_path: Path) -> None:
-    """A command that is killed is shown with its cause and one that is stopped is not dead."""
-    book = JobBook(tmp_path)
+    """A killed command shows its cause; a stopped one is not shown as died."""
+    store = JobStore(tmp_path)
     sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
-    first, second, third = (until(book, book.start(["sft"], program=sleeping), "running") for _ in range(3))
+    first, second, third = (until(store, store.start(["sft"], program=sleeping), "running") for _ in range(3))
     assert first.process is not None
     os.kill(first.process, signal.SIGKILL)
-    assert until(book, first, "died").cause == "Ended by signal 9 (SIGKILL), without a word of its own."
-    book.stop(second)
-    assert until(book, second, "stopped").cause == ""
-    book.stop(third, now=True)
-    until(book, third, "stopped")
-    with pytest.raises(UsageError, match="ended already"):
-        book.stop(third)
+    assert until(store, first, "died").cause == "Ended by signal 9 (SIGKILL) without an error message."
+    store.stop(second)
+    assert until(store, second, "stopped").cause == ""
+    store.stop(third, now=True)
+    until(store, third, "stopped")
+    with pytest.raises(UsageError, match="already ended"):
+        store.stop(third)
 
 
 def test_command_log_is_also_in_run_folder(tmp_path: Path) -> None:
@@ -158,18 +157,18 @@ def test_command_log_is_also_in_run_folder(tmp_path: Path) -> None:
         f"import pathlib, time; run = pathlib.Path({str(run)!r}); run.mkdir(exist_ok=True); print('step', flush=True); "
         "(run / 'args.json').write_text('{}'); time.sleep(600)"
     )
-    book = JobBook(tmp_path)
+    store = JobStore(tmp_path)
     for times in (1, 2):  # the second goes on in the same folder
-        job = until(book, book.start(["sft"], program=[sys.executable, "-c", script], run_folder=run), "running")
+        job = until(store, store.start(["sft"], program=[sys.executable, "-c", script], run_folder=run), "running")
         end = time.monotonic() + 60
         while not (run / "log.txt").exists() or (run / "log.txt").read_text().count("step\n") < times:
             assert time.monotonic() < end
             time.sleep(0.01)
-        assert book.of_run(run) == book.find(job.id)
-        assert RunActions.of(run, book).alive
-        book.stop(job)
-        until(book, job, "stopped")
-    assert book.find(job.id).log() == "step\n"
+        assert store.of_run(run) == store.find(job.id)
+        assert RunActions.of(run, store).alive
+        store.stop(job)
+        until(store, job, "stopped")
+    assert store.find(job.id).log() == "step\n"
 
 
 def test_run_from_terminal_is_stopped_by_lock_owner(page: TestClient, settings: UiSettings) -> None:
@@ -202,19 +201,18 @@ def test_run_from_terminal_is_stopped_by_lock_owner(page: TestClient, settings: 
     assert page.post(f"{address}/stop", json={}).status_code == 400
 
 
-def test_a_death_for_lack_of_memory_is_called_that() -> None:
+def test_out_of_memory_kill_is_named() -> None:
     assert (
         job_runner.cause({"code": -9, "out_of_memory": True})
         == "Ended by signal 9 (SIGKILL): the machine was out of memory."
     )
 
 
-def test_question_images_are_uploaded_not_looked_up() -> None:
-    """Images of a question come with it and are never looked for."""
+def test_chat_images_must_be_data_urls() -> None:
     part = {"type": "image_url", "image_url": {"url": IMAGE}}
-    told = {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
-    assert [each["type"] for each in message_of(told)["content"]] == ["image", "text"]
-    for place in ("/etc/passwd", "file:///etc/passwd", "http://127.0.0.1/a.png", "data:text/html,x"):
-        part["image_url"] = {"url": place}
-        with pytest.raises(UsageError, match="must come with the question"):
-            message_of(told)
+    message = {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
+    assert [each["type"] for each in parse_message(message)["content"]] == ["image", "text"]
+    for url in ("/etc/passwd", "file:///etc/passwd", "http://127.0.0.1/a.png", "data:text/html,x"):
+        part["image_url"] = {"url": url}
+        with pytest.raises(UsageError, match="Images must be passed"):
+            parse_message(message)

@@ -1,4 +1,4 @@
-"""Requests that the server's own page does not make: none gets through, and none changes anything."""
+"""Malicious requests are refused and change nothing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from swift_ui.looking.index import key_of
 from swift_ui.settings import UiSettings
 
 ORIGIN = "http://127.0.0.1:7860"
-SECRET = "a secret that lies beside the runs"
+SECRET = "a secret that lies next to the runs"
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"; touch OWNED #"
 
 
 @pytest.fixture
 def run(settings: UiSettings, tmp_path: Path) -> Path:
-    """A run with hostile content everywhere, beside a secret to which links lead."""
+    """A run with hostile content everywhere, next to a secret to which links lead."""
     (tmp_path / "secret.txt").write_text(SECRET)
     folder = write_run(
         settings.roots[0] / "m" / "--trust_remote_code $(touch OWNED)",
@@ -41,7 +41,7 @@ def run(settings: UiSettings, tmp_path: Path) -> Path:
     (folder / "rollouts" / "round-000000.jsonl").symlink_to(tmp_path / "secret.txt")
     (folder / "images").symlink_to(tmp_path)
     os.mkfifo(folder / "plan.json")
-    (settings.roots[0] / "elsewhere").symlink_to(tmp_path)
+    (settings.roots[0] / "link").symlink_to(tmp_path)
     return folder
 
 
@@ -53,7 +53,7 @@ class Attack:
     refused: tuple[int, ...] = (403,)
     method: str = "GET"
     headers: dict[str, str | None] = field(default_factory=dict)
-    """Beside those of the page; None leaves one out."""
+    """In addition to those of the page; None removes one."""
     body: Any = None
     cookie: bool = True
 
@@ -105,25 +105,27 @@ ATTACKS = {
     "a body that is too large": Attack("/api/login", (413,), "POST", body={"token": "x" * MOST_BYTES}),
     "a form instead of JSON": Attack("/api/login", (415,), "POST", {"content-type": "text/plain"}, body={"token": "x"}),
     "JSON that never ends": Attack("/api/login", (400,), "POST", body="[" * 100_000),
-    "half of a character as the token": Attack("/api/login", (400,), "POST", body='{"token": "\\ud800"}', cookie=False),
-    "half of a character as a verb": Attack("/api/form", (400,), "POST", body='{"verb": "\\ud800"}'),
-    "half of a character in a flag": Attack("/api/check", (400,), "POST", body='{"verb": "sft", "further": "\\ud800"}'),
-    "a model that is no text": Attack("/api/talks", (400,), "POST", body={"model": {"a": 5}}),
-    "a model with a NUL": Attack("/api/talks", (400,), "POST", body={"model": "a\0b"}),
+    "unpaired surrogate as the token": Attack("/api/login", (400,), "POST", body='{"token": "\\ud800"}', cookie=False),
+    "unpaired surrogate as a command": Attack("/api/form", (400,), "POST", body='{"command": "\\ud800"}'),
+    "unpaired surrogate in a flag": Attack(
+        "/api/check", (400,), "POST", body='{"command": "pt", "further": "\\ud800"}'
+    ),
+    "a model that is no text": Attack("/api/sessions", (400,), "POST", body={"model": {"a": 5}}),
+    "a model with a NUL": Attack("/api/sessions", (400,), "POST", body={"model": "a\0b"}),
     "a method that is none": Attack(
         "/api/runs", (405,), "DELETE", {"content-length": "0", "content-type": "application/json"}
     ),
     "TRACE": Attack("/api/runs", (405, 411), "TRACE"),
-    "a page in the server's place": Attack("/static/app.js", (405,), "PUT", body={}),
+    "a page instead of the server's": Attack("/static/app.js", (405,), "PUT", body={}),
     # CVE-2024-52803: a folder's name became a shell command. CVE-2026-58116: a page could make models' code run.
     "a folder that is a command": Attack("/api/runs/$(touch%20OWNED)", (404,)),
-    "trust in a model's code, asked by the page": Attack(
+    "trust in a model's code, requested by the page": Attack(
         "/api/about", (405,), "POST", body={"trust_remote_code": True}
     ),
 }
 
 
-def test_there_are_thirty_attacks_at_least() -> None:
+def test_at_least_thirty_attacks() -> None:
     assert len(ATTACKS) >= 30
 
 
@@ -131,17 +133,17 @@ def test_there_are_thirty_attacks_at_least() -> None:
 def test_no_attack_gets_through(name: str, settings: UiSettings, run: Path, tmp_path: Path) -> None:
     attack = ATTACKS[name]
     before = state_of(tmp_path)
-    answer = sent(attack, settings, run)
-    assert answer.status_code in attack.refused, answer.text
-    assert SECRET not in answer.text
-    assert "root:" not in answer.text
-    assert "set-cookie" not in answer.headers
-    assert "access-control-allow-origin" not in answer.headers
+    response = sent(attack, settings, run)
+    assert response.status_code in attack.refused, response.text
+    assert SECRET not in response.text
+    assert "root:" not in response.text
+    assert "set-cookie" not in response.headers
+    assert "access-control-allow-origin" not in response.headers
     assert state_of(tmp_path) == before
 
 
 def sent(attack: Attack, settings: UiSettings, run: Path) -> Any:
-    """The answer to an attack; RUN and TOKEN stand for those of this server."""
+    """The response to an attack; RUN and TOKEN stand for those of this server."""
 
     def filled(text: str) -> str:
         return text.replace("RUN", key_of(run.resolve())).replace("TOKEN", settings.token)
@@ -158,11 +160,11 @@ def sent(attack: Attack, settings: UiSettings, run: Path) -> Any:
 
 
 @pytest.mark.parametrize("path", ["/api/login", "/api/form"])
-def test_a_body_that_breaks_off_is_no_failure_of_the_server(path: str, settings: UiSettings) -> None:
-    """Nobody hears the answer; an exception would fill the terminal with the traceback of each such request."""
-    told = {"host": "127.0.0.1:7860", "origin": ORIGIN, "content-type": "application/json", "content-length": "9"}
-    told["cookie"] = f"{settings.cookie}={session(settings)}"
-    headers = [(name.encode(), value.encode()) for name, value in told.items()]
+def test_incomplete_request_body_has_status_400(path: str, settings: UiSettings) -> None:
+    """An exception would print a traceback in the terminal for each such request."""
+    sent = {"host": "127.0.0.1:7860", "origin": ORIGIN, "content-type": "application/json", "content-length": "9"}
+    sent["cookie"] = f"{settings.cookie}={session(settings)}"
+    headers = [(name.encode(), value.encode()) for name, value in sent.items()]
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
     coming = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
     sent_back: list[Any] = []
@@ -201,10 +203,10 @@ def test_attack_requests_succeed_when_harmless(settings: UiSettings, run: Path) 
 
 def test_hostile_names_are_escaped_in_responses(settings: UiSettings, run: Path) -> None:
     for path in ("/api/runs", RUN, f"{RUN}/series", f"{RUN}/config", f"/api/compare?run={key_of(run)}"):
-        answer = sent(Attack(path), settings, run)
-        assert answer.status_code == 200, path
-        assert answer.headers["content-type"] == "application/json"
-        assert answer.headers["x-content-type-options"] == "nosniff"
+        response = sent(Attack(path), settings, run)
+        assert response.status_code == 200, path
+        assert response.headers["content-type"] == "application/json"
+        assert response.headers["x-content-type-options"] == "nosniff"
     page = sent(Attack(f"{RUN}/pages/rollouts/round-000001.html"), settings, run)
     policy = page.headers["content-security-policy"]
     assert "sandbox" in policy
@@ -224,20 +226,18 @@ READS_MARKUP = (
 )
 
 
-@pytest.mark.parametrize("asked", [STATIC], ids=["static"])
-def test_no_script_of_the_page_reads_markup_or_asks_another_host(
-    asked: Path, stranger: TestClient, settings: UiSettings
-) -> None:
+@pytest.mark.parametrize("folder", [STATIC], ids=["static"])
+def test_scripts_parse_no_markup_and_request_no_host(folder: Path, stranger: TestClient, settings: UiSettings) -> None:
     scripts = {
-        path.name: path.read_text(encoding="utf-8") for path in asked.rglob("*") if path.suffix in (".js", ".html")
+        path.name: path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.suffix in (".js", ".html")
     }
     scripts["charts.js"] = stranger.get("/static/charts.js").text
     assert len(scripts) > 10
     for name, text in scripts.items():
         assert not [word for word in READS_MARKUP if word in text], name
-        elsewhere = text.replace("http://www.w3.org/2000/svg", "").replace("http://127.0.0.1", "")
-        assert "http://" not in elsewhere, name
-        assert "https://" not in elsewhere, name
+        addresses = text.replace("http://www.w3.org/2000/svg", "").replace("http://127.0.0.1", "")
+        assert "http://" not in addresses, name
+        assert "https://" not in addresses, name
     assert "<script>" not in scripts["index.html"]
     assert not [word for word in (" onclick=", " style=") if word in scripts["index.html"]]
 
@@ -249,6 +249,6 @@ def test_other_host_is_allowed_only_from_terminal(settings: UiSettings, tmp_path
         named = UiSettings(settings.roots, host=host, token="t")
         return TestClient(make_app(named), base_url=ORIGIN).get("/", headers={"host": header}).status_code
 
-    assert asks("127.0.0.1", "box.lan:7860") == 403
-    assert asks("box.lan", "box.lan:7860") == 200
-    assert asks("box.lan", "evil.example:7860") == 403
+    assert asks("127.0.0.1", "machine.lan:7860") == 403
+    assert asks("machine.lan", "machine.lan:7860") == 200
+    assert asks("machine.lan", "evil.example:7860") == 403

@@ -1,4 +1,4 @@
-"""Folders of runs and commands whose files are pipes, never end, or hold what nobody wrote: each costs itself alone."""
+"""Damaged files of runs and commands (pipes, devices, invalid content) do not affect others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from run_folders import add_lines, line_of, summary_of, write_run
 from swift.errors import SwiftError
 from swift.runs import holder_of
 from swift.untrusted import time_limit
-from swift_ui.acting.jobs import PLACE, JobBook
+from swift_ui.acting.jobs import JOBS_FOLDER, JobStore
 from swift_ui.acting.runs import RunActions
 from swift_ui.acting.sessions import view_of
 from swift_ui.looking import lines as of_lines
@@ -26,8 +26,8 @@ from swift_ui.looking.state import StateReader
 
 GOOD, DAMAGED = "20260101-000000-000000-00000001", "20260101-000000-000000-00000002"
 COMMAND: dict[str, dict[str, Any]] = {
-    "job.json": {"words": ["chat", "model"], "kind": "chat", "run_folder": None, "asked": 1.0},
-    "started.json": {"process": 2**22 + 17, "began": 1.0, "keeper": 2**22 + 18, "keeper_began": 1.0, "log_from": 0},
+    "job.json": {"argv": ["chat", "model"], "kind": "chat", "run_folder": None, "requested": 1.0},
+    "started.json": {"process": 2**22 + 17, "began": 1.0, "runner": 2**22 + 18, "runner_began": 1.0, "log_from": 0},
     "facts.json": {"port": 1, "name": "model", "multi_turn": True, "images": False},
     "ended.json": {"code": 0, "at": 1.0, "out_of_memory": False},
 }
@@ -55,7 +55,7 @@ def in_time() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("damage", [pipe, device, holding(b"\xff" * 1000)])
-def test_a_lock_that_is_none_is_no_process(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_damaged_lock_has_no_holder(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     folder = write_run(tmp_path / "m" / "v0", [line_of(1)])
     damage(folder / ".lock")
     with time_limit(5.0, SwiftError("It hangs.")):
@@ -68,20 +68,18 @@ def test_a_lock_that_is_none_is_no_process(tmp_path: Path, damage: Callable[[Pat
     [pipe, holding(b"[" * 100_000), holding(b"a: caf\xe9\n"), holding(b'{"a": ' + b"9" * 5000 + b"}")],
     ids=["a pipe", "deep", "Latin-1", "digits"],
 )
-def test_actions_on_a_run_whose_settings_are_damaged_are_known(
-    tmp_path: Path, file: str, damage: Callable[[Path], object]
-) -> None:
+def test_run_with_damaged_settings_has_actions(tmp_path: Path, file: str, damage: Callable[[Path], object]) -> None:
     folder = write_run(tmp_path / "m" / "v0", [line_of(1)])
     (folder / "checkpoint-1").mkdir()
     (folder / "checkpoint-1" / "manifest.json").write_text("{}")
     damage(folder / file)
     with time_limit(20.0, SwiftError("It hangs.")):
-        found = RunActions.of(folder, JobBook(tmp_path))
+        found = RunActions.of(folder, JobStore(tmp_path))
     assert [each.name for each in found.checkpoints] == ["checkpoint-1"]
     assert "--nproc" not in found.resume
 
 
-def test_a_line_without_end_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_line_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_lines, "LONG", 1 << 10)
     monkeypatch.setattr(of_lines, "TOGETHER", 1 << 10)
     folder = write_run(tmp_path / "m" / "v0", [line_of(1)])
@@ -99,7 +97,7 @@ def test_a_line_without_end_is_passed_over(tmp_path: Path, monkeypatch: pytest.M
 def test_new_lines_with_invalid_json_values_are_sent(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "m" / "v0", [line_of(1)])
 
-    async def told() -> bytes:
+    async def read() -> bytes:
         events = aiter(RunEvents(folder, StateReader(), None))
         heard = b""
         while b"event: state" not in heard:
@@ -109,7 +107,7 @@ def test_new_lines_with_invalid_json_values_are_sent(tmp_path: Path) -> None:
             heard += await anext(events)
         return heard
 
-    data = asyncio.run(told()).rpartition(b"data: ")[2]
+    data = asyncio.run(read()).rpartition(b"data: ")[2]
 
     def refuse(constant: str) -> None:
         raise ValueError(constant)
@@ -132,7 +130,7 @@ def test_new_lines_with_invalid_json_values_are_sent(tmp_path: Path) -> None:
 def test_run_text_cannot_control_terminal(
     tmp_path: Path, ranks: dict[str, Any], settings: dict[str, Any], message: str
 ) -> None:
-    """What a run says is no order to the terminal that watches it."""
+    """Control characters of a run's strings are not printed."""
     rows = [{"rank": 0, "host": "a", "own_seconds": 1.0, **ranks}, {"rank": 1, "host": "b", "own_seconds": 1.0}]
     ends = [summary_of("failed", 1, message)]
     folder = write_run(tmp_path / "m" / "v0", [line_of(1, ranks=rows), *ends], settings=settings)
@@ -160,12 +158,12 @@ def test_a_table_of_very_many_processes_is_cut(tmp_path: Path) -> None:
         *(
             (file, holding(json.dumps({**COMMAND[file], key: value}).encode()))
             for file, key, value in (
-                ("job.json", "words", []),
-                ("job.json", "words", [1]),
-                ("job.json", "asked", None),
+                ("job.json", "argv", []),
+                ("job.json", "argv", [1]),
+                ("job.json", "requested", None),
                 ("job.json", "run_folder", "\ud800"),
-                ("started.json", "keeper", "1"),
-                ("started.json", "keeper", -1),
+                ("started.json", "runner", "1"),
+                ("started.json", "runner", -1),
                 ("started.json", "log_from", 10**30),
                 ("facts.json", "name", float("nan")),
                 ("facts.json", "port", "1/x"),
@@ -177,13 +175,13 @@ def test_a_table_of_very_many_processes_is_cut(tmp_path: Path) -> None:
 )
 def test_a_damaged_command_hides_no_other(tmp_path: Path, file: str, damage: Callable[[Path], object]) -> None:
     for name in (GOOD, DAMAGED):
-        (tmp_path / PLACE / name).mkdir(parents=True)
+        (tmp_path / JOBS_FOLDER / name).mkdir(parents=True)
         for each, content in COMMAND.items():
-            (tmp_path / PLACE / name / each).write_text(json.dumps(content))
-        (tmp_path / PLACE / name / "log.txt").write_text("hello\n")
-    damage(tmp_path / PLACE / DAMAGED / file)
+            (tmp_path / JOBS_FOLDER / name / each).write_text(json.dumps(content))
+        (tmp_path / JOBS_FOLDER / name / "log.txt").write_text("hello\n")
+    damage(tmp_path / JOBS_FOLDER / DAMAGED / file)
     with time_limit(5.0, SwiftError("It hangs.")):
-        found = {job.id: job for job in JobBook(tmp_path).all()}
+        found = {job.id: job for job in JobStore(tmp_path).all()}
         assert all(job.log() == "hello\n" and json.dumps(view_of(job), allow_nan=False) for job in found.values())
     assert found[GOOD].state == "completed"
     assert (DAMAGED in found) == (file != "job.json")

@@ -9,17 +9,17 @@ from swift_ui.settings import UiSettings
 
 def test_page_is_empty_and_needs_no_token(stranger: TestClient) -> None:
     """The page itself holds no data and is served without a token."""
-    answer = stranger.get("/")
-    assert answer.status_code == 200
-    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    response = stranger.get("/")
+    assert response.status_code == 200
+    assert "default-src 'self'" in response.headers["content-security-policy"]
     assert stranger.get("/static/app.js").headers["content-type"].startswith("text/javascript")
     assert stranger.get("/api/runs").status_code == 401
 
 
 def test_token_sets_http_only_cookie(stranger: TestClient, settings: UiSettings) -> None:
     """Login sets an HttpOnly cookie that is not the token."""
-    answer = stranger.post("/api/login", json={"token": settings.token})
-    cookie = answer.headers["set-cookie"]
+    response = stranger.post("/api/login", json={"token": settings.token})
+    cookie = response.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "samesite=strict" in cookie.lower()
     assert settings.token not in cookie

@@ -1,4 +1,4 @@
-"""How runs stand, as the list shows it: read from their folders, whoever started them."""
+"""States of runs in the list."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def test_run_is_running_while_folder_is_locked(page: TestClient, root: Path) -> 
     folder = write_run(root / "m" / "v0", [line_of(5)], process=None)
     with lock_run_folder(folder):
         assert shown(page)["v0"]["state"]["name"] == "running"
-    state = shown(page)["v0"]["state"]  # this process lives, and has let go of the folder without a last line
+    state = shown(page)["v0"]["state"]  # this process lives, and has released the lock without a summary
     assert state["name"] == "died"
-    assert "without a word" in state["cause"]
+    assert "without an error message" in state["cause"]
 
 
-def test_looking_at_a_run_never_takes_its_lock(page: TestClient, root: Path) -> None:
+def test_reading_a_run_does_not_lock_it(page: TestClient, root: Path) -> None:
     folder = write_run(root / "m" / "v0", [line_of(5)])
     before = (folder / ".lock").stat()
     shown(page)
     after = (folder / ".lock").stat()
     assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
-    with lock_run_folder(folder):  # refused if anybody else held it
+    with lock_run_folder(folder):  # fails if the lock is held
         assert shown(page)["v0"]["state"]["process"] == os.getpid()
 
 
@@ -92,10 +92,10 @@ def test_remote_run_is_running_until_silent(page: TestClient, root: Path) -> Non
             "step 1\nEnded by SIGKILL: the machine was out of memory.\n",
             "Ended by SIGKILL: the machine was out of memory.",
         ),
-        ("step 1  loss 2\n", "without a word"),
+        ("step 1  loss 2\n", "without an error message"),
     ],
 )
-def test_a_death_has_the_cause_that_the_log_tells(page: TestClient, root: Path, log: str, cause: str) -> None:
+def test_died_run_shows_cause_from_log(page: TestClient, root: Path, log: str, cause: str) -> None:
     folder = write_run(root / "m" / "v0", [line_of(5)])
     (folder / "log.txt").write_text(log)
     state = shown(page)["v0"]["state"]

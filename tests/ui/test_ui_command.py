@@ -1,4 +1,4 @@
-"""`swift ui` as people type it: where it listens, and what it refuses."""
+"""Flags and output of `swift ui`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from commands import typed
 
 from swift.errors import UsageError
-from swift_ui import command, server
+from swift_ui import app, command
 from swift_ui.command import UiCommand
 from swift_ui.options import UiOptions
 from swift_ui.settings import UiSettings
@@ -25,7 +25,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[UiSettings]:
         assert listening.getsockname()[1] == settings.port
         found.append(settings)
 
-    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(app, "serve", serve)
     return found
 
 
@@ -38,9 +38,9 @@ def test_printed_address_has_new_token_each_start(
     first, second = served
     assert first.token != second.token
     assert (first.host, first.trust_remote_code) == ("127.0.0.1", False)
-    said = capsys.readouterr().out
-    assert f"Open http://127.0.0.1:{first.port}/#token={first.token}\n" in said
-    assert "Others can reach" not in said
+    printed = capsys.readouterr().out
+    assert f"Open http://127.0.0.1:{first.port}/#token={first.token}\n" in printed
+    assert "other machines can reach" not in printed
 
 
 def test_taken_port_is_skipped_by_default_or_reported(
@@ -64,11 +64,11 @@ def test_another_host_is_warned_of(
     served: list[UiSettings], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     UiCommand().run(UiOptions(roots=[str(tmp_path)], host="0.0.0.0", port=0))
-    assert "Others can reach this address" in capsys.readouterr().out
+    assert "other machines can reach this address" in capsys.readouterr().out
 
 
 def test_file_instead_of_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ended = typed(["ui", str(tmp_path / "file")], tmp_path)
     assert ended.code == 2
-    assert "is a file, and runs lie in folders" in ended.output
+    assert "is a file, not a folder of runs" in ended.output

@@ -32,11 +32,11 @@ def key_of(page: TestClient, name: str = "v0") -> str:
     return str(found)
 
 
-def test_a_long_run_is_thinned_and_every_peak_of_one_step_stays(page: TestClient, root: Path) -> None:
-    draws = random.Random(1)
-    peaks = {draws.randrange(2, 20_000): 40.0 + number for number in range(20)}
-    dips = {draws.randrange(2, 20_000): -40.0 - number for number in range(20)}
-    losses = {step: 2.0 + draws.random() for step in range(1, 20_001)} | peaks | dips
+def test_downsampled_run_keeps_peaks(page: TestClient, root: Path) -> None:
+    rng = random.Random(1)
+    peaks = {rng.randrange(2, 20_000): 40.0 + number for number in range(20)}
+    dips = {rng.randrange(2, 20_000): -40.0 - number for number in range(20)}
+    losses = {step: 2.0 + rng.random() for step in range(1, 20_001)} | peaks | dips
     write_run(root / "m" / "v0", [line_of(step, 20_000, loss=loss) for step, loss in losses.items()])
     content = page.get(f"/api/runs/{key_of(page)}/series").json()
     steps, values = content["series"]["loss"]
@@ -77,7 +77,7 @@ def test_a_long_run_is_shown_at_a_glance_first(page: TestClient, root: Path, mon
     assert RunLines.at_a_glance(again) is not None, "a damaged file is no reason to fail"
 
 
-def test_a_stretch_that_is_looked_at_closer_is_sent_whole(page: TestClient, root: Path) -> None:
+def test_zoomed_range_has_all_points(page: TestClient, root: Path) -> None:
     write_run(root / "m" / "v0", [line_of(step, 5000) for step in range(1, 5001)])
     content = page.get(f"/api/runs/{key_of(page)}/series?first=1000&last=1400").json()
     assert content["series"]["loss"][0] == list(range(1000, 1401))
@@ -146,11 +146,11 @@ def test_listener_gets_each_new_line_once(tmp_path: Path) -> None:
     known.update()
     states = StateReader()
     first = heard(
-        RunEvents(folder, states, known.place), 2, between=lambda: add_lines(folder, [line_of(3), line_of(4)])
+        RunEvents(folder, states, known.position), 2, between=lambda: add_lines(folder, [line_of(3), line_of(4)])
     )
     assert [name for name, _, _ in first] == ["state", "lines"]
     assert [line["step"] for line in first[1][2]["lines"]] == [3, 4]
-    add_lines(folder, [line_of(5)])  # while nobody listens
+    add_lines(folder, [line_of(5)])  # without a listener
     name, _, content = heard(RunEvents(folder, states, first[1][1]), 1)[0]
     assert (name, [line["step"] for line in content["lines"]]) == ("lines", [5])
 
@@ -158,8 +158,8 @@ def test_listener_gets_each_new_line_once(tmp_path: Path) -> None:
 def test_replaced_file_makes_listener_reread(tmp_path: Path) -> None:
     """A listener whose file was replaced is asked to read everything again."""
     folder = write_run(tmp_path / "v0", [line_of(1), line_of(2)])
-    for place in ("1-1", "nonsense", "-5", f"{(folder / 'logging.jsonl').stat().st_ino}-{10**9}"):
-        assert heard(RunEvents(folder, StateReader(), place), 1)[0][0] == "reset"
+    for position in ("1-1", "nonsense", "-5", f"{(folder / 'logging.jsonl').stat().st_ino}-{10**9}"):
+        assert heard(RunEvents(folder, StateReader(), position), 1)[0][0] == "reset"
 
 
 def test_watcher_is_notified_of_dead_run(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_watcher_is_notified_of_dead_run(tmp_path: Path) -> None:
 
     folder = write_run(tmp_path / "v0", [line_of(1)], process=None)
     lock = lock_run_folder(folder)
-    told = heard(RunEvents(folder, StateReader(), None), 2, between=lock.release)
-    assert [(name, content["name"]) for name, _, content in told] == [("state", "running"), ("state", "died")]
+    events = heard(RunEvents(folder, StateReader(), None), 2, between=lock.release)
+    assert [(name, content["name"]) for name, _, content in events] == [("state", "running"), ("state", "died")]
 
 
 def test_only_differing_settings_are_compared(page: TestClient, root: Path) -> None:
@@ -184,7 +184,7 @@ def test_only_differing_settings_are_compared(page: TestClient, root: Path) -> N
     assert [run["key"] for run in content["runs"]] == keys
 
 
-def test_the_log_is_sent_from_its_end_and_goes_on_where_it_was(page: TestClient, root: Path) -> None:
+def test_log_is_sent_from_end_and_continues(page: TestClient, root: Path) -> None:
     folder = write_run(root / "m" / "v0", [line_of(1)])
     log = "".join(f"line {number} \x1b[31mred\x1b[0m\n" for number in range(20_000))
     (folder / "log.txt").write_text(log + "10%\r50%\r100%\n")
@@ -232,15 +232,15 @@ def test_rounds_are_shown_prompt_by_prompt(page: TestClient, root: Path) -> None
     prompts = [{"source": "p:1", "messages": [{"role": "user", "content": "2+2?"}]}, {"source": "p:2", "messages": []}]
     lines = [
         {"round": 0, "facts": {"reward": 0.5}, "dropped": {"1": "all the same"}, "prompts": prompts},
-        *({"prompt": number % 2, "text": f"answer {number}", "reward": number / 4} for number in range(4)),
+        *({"prompt": number % 2, "text": f"completion {number}", "reward": number / 4} for number in range(4)),
     ]
     (folder / "rollouts" / "round-000000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     key = key_of(page)
     assert page.get(f"/api/runs/{key}/rounds").json()["rounds"] == [{"number": 0, "page": None}]
     groups = page.get(f"/api/runs/{key}/rounds/0").json()["groups"]
-    assert [[each["text"] for each in group["answers"]] for group in groups] == [
-        ["answer 0", "answer 2"],
-        ["answer 1", "answer 3"],
+    assert [[each["text"] for each in group["completions"]] for group in groups] == [
+        ["completion 0", "completion 2"],
+        ["completion 1", "completion 3"],
     ]
     assert groups[1]["dropped"] == "all the same"
 
@@ -261,9 +261,9 @@ _DOUBLED = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("train: {7: [1, .inf]}\n", {"train.7": [1, None]}),
         ('train: {a: "\\ud800"}\n', {"train.a": "\\ud800"}),
     ],
-    ids=["aliases of aliases", "5,000 digits", "a date that is none", "values", "names", "half of a surrogate pair"],
+    ids=["aliases of aliases", "5,000 digits", "an invalid date", "values", "names", "unpaired surrogate"],
 )  # fmt: skip
-def test_a_configuration_that_json_cannot_say_is_shown_as_text(text: str, keys: dict[str, Any], tmp_path: Path) -> None:
+def test_config_with_invalid_json_values_is_shown(text: str, keys: dict[str, Any], tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "config.yaml").write_text(text, encoding="utf-8")
     shown = view.configuration(folder)
@@ -283,11 +283,11 @@ def test_a_configuration_that_json_cannot_say_is_shown_as_text(text: str, keys: 
     ],
 )
 def test_invalid_json_file_hides_no_other_run(page: TestClient, root: Path, file: str, key: str, value: object) -> None:
-    """A file of one run that JSON cannot say hides no other run."""
+    """An invalid file of one run hides no other run."""
     write_run(root / "m" / "v0", [line_of(1)])
     folder = write_run(root / "m" / "v1", [line_of(1)])
     held = json.loads((folder / file).read_text(encoding="utf-8")) if (folder / file).exists() else {}
     (folder / file).write_text(json.dumps({**held, key: value}) + "\n", encoding="utf-8")
     assert key_of(page, "v0")
-    answers = [page.get(f"/api/runs/{key_of(page, 'v1')}{part}") for part in ("", "/series")]
-    assert [answer.status_code for answer in answers] == [200, 200]
+    responses = [page.get(f"/api/runs/{key_of(page, 'v1')}{part}") for part in ("", "/series")]
+    assert [response.status_code for response in responses] == [200, 200]

@@ -1,4 +1,4 @@
-"""`swift watch`, as people type it."""
+"""Output and exit codes of `swift watch`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_dead_run_shows_cause_and_exit_code(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused_with_what_to_type(tmp_path: Path) -> None:
-    assert "There is no folder" in typed(["watch", str(tmp_path / "nowhere")], tmp_path).output
+    assert "Folder not found" in typed(["watch", str(tmp_path / "nowhere")], tmp_path).output
     ended = typed(["watch", str(tmp_path)], tmp_path)
     assert ended.code == 2
-    assert "There are no runs in" in ended.output
+    assert "No runs found in" in ended.output
 
 
 def test_slow_rank_is_named_by_compute_time() -> None:
@@ -62,7 +62,7 @@ def test_the_server_and_the_watcher_import_no_torch(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from starlette.testclient import TestClient
-import swift_ui.server
+import swift_ui.app
 from swift_ui.app import make_app
 from swift_ui.screen import WatchScreen
 from swift_ui.settings import UiSettings

@@ -58,9 +58,9 @@ class Bars:
 
     def _width(self, level: float) -> tuple[float, bool]:
         count = len(self._sizes)
-        place = ceil((count + 1) * level)
-        if place <= count:
-            return self._sizes[place - 1], False
+        index = ceil((count + 1) * level)
+        if index <= count:
+            return self._sizes[index - 1], False
         return max([self._assumed, *self._sizes]), True
 
 

@@ -76,17 +76,17 @@ class Cluster:
 
 
 def cluster(typed: str) -> Cluster:
-    """Return what `--gpus` asks for; `UsageError` for what is no such thing."""
+    """Return the cluster of a value of `--gpus`; raise `UsageError` if it is invalid."""
     found = re.fullmatch(r"(?:(\d+)x)?(?:(\d+)x)?([^x].*|x[^\d].*)", typed.strip())
     if found is None or not found[3]:
         raise UsageError(
-            f"--gpus {typed} names no devices.", hint="Type --gpus 8xH100, or --gpus 4x8xH100 for machines"
+            f"Invalid value {typed!r} for --gpus.", hint="Use --gpus 8xH100, or --gpus 4x8xH100 (machines × devices)."
         )
     first, second, name = found[1], found[2], found[3]
     device = _device(name)
     counts = [int(each) for each in (first, second) if each]
     if not all(1 <= count <= 1 << 20 for count in counts):
-        raise UsageError(f"--gpus {typed}: so many devices are never joined.", hint="Type --gpus 8xH100")
+        raise UsageError(f"--gpus {typed}: the number of devices must be from 1 to {1 << 20:,}.")
     if len(counts) == 2:
         return Cluster(device, counts[0], counts[1])
     count = counts[0] if counts else 1
@@ -95,8 +95,8 @@ def cluster(typed: str) -> Cluster:
     machines, rest = divmod(count, device.per_machine)
     if rest:
         raise UsageError(
-            f"--gpus {typed}: {count} devices are no whole machines of {device.per_machine}.",
-            hint=f"Type the machines as well: --gpus MACHINESxDEVICESx{name}, or another number.",
+            f"--gpus {typed}: {count} is not a multiple of the {device.per_machine} devices of a machine.",
+            hint=f"Use a multiple, or --gpus MACHINESxDEVICESx{name}.",
         )
     return Cluster(device, machines, device.per_machine)
 
@@ -110,27 +110,28 @@ def _device(name: str) -> DeviceFacts:
         return found
     names = [device.name for device in DEVICES]
     raise UsageError(
-        f"{name} is no device that swift knows.{did_you_mean(name, names)}",
-        hint=f"Known: {', '.join(names)}.\nAny other, in a file: --gpus 8xmine.json, with {json.dumps(_EXAMPLE)}",
+        f"Unknown device {name!r}.{did_you_mean(name, names)}",
+        hint=f"Known devices: {', '.join(names)}.\n"
+        f"Describe others in a file: --gpus 8xmine.json, with {json.dumps(_EXAMPLE)}",
     )
 
 
 def described(file: Path) -> DeviceFacts:
     """Return the device that a file of the user's describes."""
     if not file.is_file():
-        raise UsageError(f"There is no file {file}.", hint=f"It should hold {json.dumps(_EXAMPLE)}")
+        raise UsageError(f"File not found: {file}", hint=f"Create it with, for example, {json.dumps(_EXAMPLE)}")
     content: dict[str, Any] = read_json_object(file, UsageError)
     known = {field.name for field in fields(DeviceFacts)} - {"known_as"}
     for key in content:
         if key not in known:
-            raise UsageError(f"{file}: {key} describes no device.{did_you_mean(key, known)}", hint=_keys(known))
+            raise UsageError(f"{file}: unknown key {key!r}.{did_you_mean(key, known)}", hint=_keys(known))
     for key in _NUMBERS:
         value = content.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-            raise UsageError(f"{file}: {key} is a number above 0, and here it is {value!r}.", hint=_keys(known))
+            raise UsageError(f"{file}: {key} must be a number above 0, not {value!r}.", hint=_keys(known))
     per_machine = content.get("per_machine", 8)
     if not isinstance(per_machine, int) or isinstance(per_machine, bool) or per_machine < 1:
-        raise UsageError(f"{file}: per_machine is a whole number from 1.", hint=_keys(known))
+        raise UsageError(f"{file}: per_machine must be a whole number from 1, not {per_machine!r}.", hint=_keys(known))
     numbers = {key: float(content[key]) for key in _NUMBERS}
     name = str(content.get("name", file.stem))
     check_unicode(name, f"{file}: name", UsageError)
@@ -138,4 +139,4 @@ def described(file: Path) -> DeviceFacts:
 
 
 def _keys(known: set[str]) -> str:
-    return f"It has {', '.join(sorted(known))}. For example {json.dumps(_EXAMPLE)}"
+    return f"Valid keys: {', '.join(sorted(known))}. For example: {json.dumps(_EXAMPLE)}"

@@ -1,4 +1,4 @@
-"""Level 3 of a plan: what messages between the processes of this machine take, measured by real ones."""
+"""Level 3 of a plan: measured times of messages between processes of this machine."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SIZES = tuple(4**power * 2**10 for power in range(2, 9))
 
 @dataclass(frozen=True)
 class ListeningTiming(Timing):
-    """A cluster's speed that notes which messages it is asked about."""
+    """Timing that records the kinds of messages."""
 
     kinds: set[MessageKind] = field(default_factory=set)
 
     def message(self, traffic: Traffic) -> float:
-        """Return the seconds, as any other would."""
+        """Return the seconds of a message, and record its kind."""
         self.kinds.add(MessageKind.of(traffic))
         return super().message(traffic)
 
@@ -59,34 +59,34 @@ def within(kinds: Iterable[MessageKind], where: Cluster) -> list[MessageKind]:
 
 
 def timed(
-    where: Cluster, kinds: Sequence[MessageKind], heard: Callable[[TimedMessages], None], sizes: Sequence[int] = ()
+    where: Cluster, kinds: Sequence[MessageKind], report: Callable[[TimedMessages], None], sizes: Sequence[int] = ()
 ) -> list[TimedMessages]:
-    """Start the processes of a machine like this one, and time their messages; `heard` is told of each kind.
+    """Start the processes of a machine like this one, and time their messages; `report` is called for each kind.
 
     They have the usual sizes, where no others are named.
     """
     found: list[TimedMessages] = []
 
-    def hear(line: str) -> None:
+    def on_line(line: str) -> None:
         if line.startswith("{"):
-            told = json.loads(line)
-            kind = MessageKind(*told["kind"])
-            sent = [Traffic("", kind.operation, size, kind.ways).sent for size in told["sizes"]]  # type: ignore[arg-type]  # an operation's name
-            found.append(TimedMessages(kind, sent, told["seconds"]))
-            heard(found[-1])
+            content = json.loads(line)
+            kind = MessageKind(*content["kind"])
+            sent = [Traffic("", kind.operation, size, kind.ways).sent for size in content["sizes"]]  # type: ignore[arg-type]  # an operation's name
+            found.append(TimedMessages(kind, sent, content["seconds"]))
+            report(found[-1])
 
     with tempfile.TemporaryDirectory(prefix="swift-plan-") as folder:
         order = Path(folder, "order.json")
         order.write_text(json.dumps({"kinds": kinds, "sizes": list(sizes or SIZES)}), encoding="utf-8")
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
         threads = max(1, len(os.sched_getaffinity(0)) // where.per_machine)  # as `--nproc` sets it
-        code, said = ended(
+        code, output = ended(
             [*launcher, str(where.per_machine), "-m", "swift_plan.exchanging", str(order)],
-            {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}, hear,
+            {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}, on_line,
         )  # fmt: skip
     if code or len(found) < len(kinds):
         raise SwiftError(
-            f"Messages between {where.per_machine} processes of this machine could not be measured: {failure_of(said)}",
-            hint="Without --level 3 their times are assumed.",
+            f"Messages between {where.per_machine} processes of this machine could not be timed: {failure_of(output)}",
+            hint="Omit --level 3 to use assumed times.",
         )
     return found

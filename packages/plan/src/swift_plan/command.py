@@ -40,52 +40,52 @@ NOTHING_FITS = 3
 class PlanCommand:
     """Implements `swift.contracts.Command`."""
 
-    summary = "Will it fit, which layout, how fast, at what cost: before anything is started"
+    summary = "Predict memory, speed and cost of a run, and find the best layout"
     options_model = PlanOptions
     passes_on = True
 
-    def run(self, options: PlanOptions, words: Sequence[str]) -> int:
+    def run(self, options: PlanOptions, args: Sequence[str]) -> int:
         """Search, and print the best plans; return the exit code."""
         if options.json_out:
             with result_alone() as result:
-                planned = self._planned(options, words, lambda _: None)
+                planned = self._planned(options, args, lambda _: None)
                 result(json.dumps(planned.as_json(), indent=2))
         else:
-            planned = self._planned(options, words, _say)
+            planned = self._planned(options, args, _say)
             planned.show()
         return 0 if planned.found.fitting else NOTHING_FITS
 
-    def _planned(self, options: PlanOptions, words: Sequence[str], say: Callable[[str], None]) -> Planned:
+    def _planned(self, options: PlanOptions, args: Sequence[str], say: Callable[[str], None]) -> Planned:
         if options.level == 3:
-            measure_messages(options, words, say)
-        planned = Planned.of(options, words)
+            measure_messages(options, args, say)
+        planned = Planned.of(options, args)
         if options.measure or options.level == 2:
             planned.measure(say)
         return planned
 
 
 class Planned:
-    """A question and the plans that answer it."""
+    """Plans for a run, with their inputs."""
 
     def __init__(
         self,
         options: PlanOptions,
-        words: Sequence[str],
+        args: Sequence[str],
         shape: ModelShape,
         where: Cluster,
         found: FoundPlans,
         work: Workload,
         share: QuantizedShare | None = None,
     ) -> None:
-        self.options, self.words, self.shape, self.share = options, words, shape, share
+        self.options, self.args, self.shape, self.share = options, args, shape, share
         self.cluster, self.found, self.workload = where, found, work
         self.measured: list[MeasuredPlan] = []
 
     @property
     def reliability(self) -> Reliability:
         """Return how often so many devices fail, and what that costs."""
-        asked = self.options
-        return Reliability(self.cluster.devices, asked.save_seconds, asked.restart_seconds, asked.device_hours)
+        options = self.options
+        return Reliability(self.cluster.devices, options.save_seconds, options.restart_seconds, options.device_hours)
 
     def measure(self, say: Callable[[str], None]) -> None:
         """Run the first plans, or blocks of them, on this machine."""
@@ -93,7 +93,7 @@ class Planned:
 
         _check_here(self.cluster)
         options, plans = self.options, self.found.fitting
-        run = MeasuredRun(options.kind, options.model, self.words, self.workload, self.cluster, self.shape.layers)
+        run = MeasuredRun(options.kind, options.model, self.args, self.workload, self.cluster, self.shape.layers)
         if options.measure:
             self.measured = measured(run, plans[: options.measure], say)
             keep(self.measured, self.cluster.device.name)
@@ -102,29 +102,29 @@ class Planned:
             self.measured = by_blocks(run, whole[: min(options.top, 3)], say)
 
     @classmethod
-    def of(cls, options: PlanOptions, words: Sequence[str]) -> Planned:
+    def of(cls, options: PlanOptions, args: Sequence[str]) -> Planned:
         """Search through the layouts for the devices that the options name."""
-        return cls.on(_cluster(options), options, words)
+        return cls.on(_cluster(options), options, args)
 
     @classmethod
-    def on(cls, where: Cluster, options: PlanOptions, words: Sequence[str], timing: Timing | None = None) -> Planned:
+    def on(cls, where: Cluster, options: PlanOptions, args: Sequence[str], timing: Timing | None = None) -> Planned:
         """Search through the layouts of all backends that take the run; times are what is known, or of `timing`."""
         config = config_of(options.model)
         shape = shape_of(config, options.model)
-        backends, refused = planned_backends(["--model", options.model, *words], options.kind)
+        backends, refused = planned_backends(["--model", options.model, *args], options.kind)
         if not backends:
             raise next(iter(refused.values()))
         work = Workload.of(backends[0], processes=where.devices, on_cpu=where.device.name == CPU)
         if work.fp8 and not where.device.fp8 and not getattr(backends[0].parsed.backend_options, "fp8_emulated", False):
             able = ", ".join(device.name for device in DEVICES if device.fp8)
             raise UsageError(
-                f"--backend.fp8: {where.device.name} does not multiply in FP8.",
-                hint=f"Type --backend.fp8 none, or --gpus with one that does: {able}",
+                f"--backend.fp8: {where.device.name} does not support FP8.",
+                hint=f"Use --backend.fp8 none, or a device with FP8: {able}",
             )
         if backends[0].config.train.global_batch is not None and where.devices > work.rows * _sharing(backends):
             raise UsageError(
-                f"{where.devices} devices for {work.rows} rows a step: some would have no row of their own.",
-                hint=f"Type --global_batch_size {where.devices} or more, or fewer devices.",
+                f"A step has {work.rows} rows, fewer than the {where.devices} devices.",
+                hint=f"Use --global_batch_size {where.devices} or more, or fewer devices.",
             )
         share = _share(backends[0], shape, work)
         traces, untraced = _traces(backends, config, work) if options.level else ({}, {})
@@ -132,14 +132,14 @@ class Planned:
         timing = timing or ledger.known_timing(where)
         found = search(backends, shape, config, where, timing, most=most, traces=traces)
         found.refused = {**refused, **untraced, **found.refused}
-        return cls(options, words, shape, where, found, work, share)
+        return cls(options, args, shape, where, found, work, share)
 
     def command(self, candidate: Candidate) -> str:
-        """Return what is typed for a plan."""
+        """Return the command line of a plan."""
         from swift_plan.screen import command
 
-        words = ["--model", self.options.model, *self.words]
-        return command(candidate, words, self.options.kind, self.cluster, self.workload)
+        args = ["--model", self.options.model, *self.args]
+        return command(candidate, args, self.options.kind, self.cluster, self.workload)
 
     def show(self) -> None:
         """Print the plans for people."""
@@ -158,26 +158,26 @@ class Planned:
         if explained is not None:
             _say(f"\nPlan {self.options.explain or 1}, {screen.label(explained)}:")
             _say(screen.table(screen.terms(explained, self.cluster.device.name)))
-            _say(f"Type: {self.command(explained)}\n")
+            _say(f"Run: {self.command(explained)}\n")
         if self.measured:
             self._show_measured()
         if self.reliability.matters or self.options.model_fields_set & _OF_FAILURES:
             _say(screen.failures(self.reliability, self.options.model_fields_set))
         _say(screen.thumb(self.shape, self.workload))
         for name, error in self.found.refused.items():
-            _say(f"{name} is refused in some layouts: {error.message}")
+            _say(f"{name} does not support some layouts: {error.message}")
         basis = str(explained.basis) if explained is not None else "counted"
         if explained is not None and basis == "counted" and explained.backend.config.train.compile:
-            basis += " as if no block were compiled, and those that are keep less: --level 1 traces them"
-        _say(f"{self.found.tried:,} plans were compared. Memory is {basis}; {self._of_times()}")
+            basis += " without torch.compile, which needs less: use --level 1 to trace it"
+        _say(f"Compared {self.found.tried:,} plans. Memory is {basis}; {self._of_times()}")
 
     def _of_times(self) -> str:
         _, rows = ledger.known_speeds(self.cluster.device.name)
-        times = f"times rest on {rows} runs measured on such devices" if rows else "times assume usual efficiencies"
+        times = f"times are based on {rows} runs on such devices" if rows else "times assume typical efficiencies"
         kinds = self._messages
         groups = len({(kind.ways, kind.stride) for kind in kinds})
         among = "one group" if groups == 1 else f"{groups} groups"
-        known = f", but for {len(kinds)} kinds of messages, in {among} of processes, which were measured"
+        known = f", except for {len(kinds)} measured kinds of messages in {among} of processes"
         return f"{times}{known if kinds else ''}."
 
     @cached_property
@@ -188,12 +188,12 @@ class Planned:
         from swift_plan import screen
         from swift_plan.measuring import HEADING
 
-        how = "a few steps each" if self.options.measure else "two blocks and four, extended to all"
+        how = "a few steps each" if self.options.measure else "two and four blocks, extrapolated"
         _say(f"Measured on this machine ({how}), fastest first:")
         _say(screen.table([HEADING, *(each.row() for each in self.measured)]))
         best = self.measured[0]
         if not best.trial.failure:
-            _say(f"The fastest that was measured. Type: {self.command(best.plan)}\n")
+            _say(f"Fastest measured plan. Run: {self.command(best.plan)}\n")
 
     def _shown(self) -> list[int]:
         """Return which plans are shown: the first ones, and the first of every backend."""
@@ -212,7 +212,7 @@ class Planned:
         if not shown:
             return None
         if index >= len(shown):
-            raise UsageError(f"There is no plan {index + 1}: {len(shown)} were found.", hint="Type --explain 1")
+            raise UsageError(f"Unknown plan {index + 1}: {len(shown)} were found.", hint="Use --explain 1")
         return shown[index]
 
     def as_json(self) -> Mapping[str, Any]:
@@ -270,44 +270,42 @@ def _share(backend: PlannedBackend, shape: ModelShape, work: Workload) -> Quanti
     return quantized.share
 
 
-def measure_messages(options: PlanOptions, words: Sequence[str], say: Callable[[str], None]) -> None:
+def measure_messages(options: PlanOptions, args: Sequence[str], say: Callable[[str], None]) -> None:
     """Time the messages of all layouts that fit, between real processes of this machine, and keep what was found."""
     from swift_plan.collectives import ListeningTiming, TimedMessages, timed, within
 
     where = _cluster(options)
     _check_here(where)
-    asked = ListeningTiming(where)
-    Planned.on(where, options.model_copy(update={"level": 0}), words, asked)
-    kinds = within(asked.kinds, where)
+    recorded = ListeningTiming(where)
+    Planned.on(where, options.model_copy(update={"level": 0}), args, recorded)
+    kinds = within(recorded.kinds, where)
     if not kinds:
         raise UsageError(
-            f"On {where} no layout that fits sends messages: there is nothing for --level 3 to measure.",
-            hint="Type --gpus with more of this machine's devices (2xCPU is two processes), or another level.",
+            f"No layout that fits on {where} sends messages, so --level 3 has nothing to measure.",
+            hint="Use --gpus with more of this machine's devices (2xCPU is two processes), or another level.",
         )
 
-    def heard(messages: TimedMessages) -> None:
+    def report(messages: TimedMessages) -> None:
         say(f"  {messages.kind}: {messages.cost()}")
 
     say(f"Timing {len(kinds)} kinds of messages between {where.per_machine} processes of this machine:")
-    ledger.keep_messages(where, {each.kind: each.cost() for each in timed(where, kinds, heard)})
+    ledger.keep_messages(where, {each.kind: each.cost() for each in timed(where, kinds, report)})
 
 
 def _cluster(options: PlanOptions) -> Cluster:
-    """Return the devices that `--gpus` asks for."""
+    """Return the devices of `--gpus`."""
     own = re.fullmatch(r"(?:(\d+)x)?cpu", options.gpus.strip().lower())
     where = this_machine(int(own[1] or 1), 1) if own is not None else cluster(options.gpus)
     return replace(where, host_gigabytes=options.host_memory)
 
 
 def _check_here(where: Cluster) -> None:
-    """Refuse to measure what this machine is not."""
+    """Raise `UsageError` if this machine cannot measure plans for the cluster."""
     here = this_machine(where.per_machine, 1)
     if where.machines != 1 or here.device.name != where.device.name:
         raise UsageError(
-            f"Plans for {where} cannot be run on this machine, which has {here.device.name}, nor can messages between "
-            "such devices be timed here.",
-            hint=f"Type --gpus {here}, or run this command there. With --level 0 or 1 and without --measure nothing is "
-            "run.",
+            f"Plans for {where} cannot be measured on this machine, which has {here.device.name}.",
+            hint=f"Use --gpus {here}, run this command there, or use --level 0 or 1 without --measure.",
         )
 
 
@@ -315,7 +313,7 @@ def _traces(
     backends: Sequence[PlannedBackend], config: Mapping[str, Any], work: Workload
 ) -> tuple[dict[PlannedBackend, TracedMemory], dict[str, SwiftError]]:
     """Trace a step of every backend that has no layers of its own; its variants share what was traced."""
-    quiet_libraries()  # first: they speak up while they are imported
+    quiet_libraries()  # before they are imported
     from swift_plan.tracing import Trace
 
     first: dict[str, TracedMemory] = {}

@@ -38,8 +38,8 @@ class Exchange:
             group = dist.new_group(members)
             if rank in members:
                 self._members, self._group = members, group
-        place = self._members.index(rank)
-        self._next, self._last = self._members[(place + 1) % kind.ways], self._members[place - 1]
+        index = self._members.index(rank)
+        self._next, self._last = self._members[(index + 1) % kind.ways], self._members[index - 1]
 
     def seconds(self, sizes: Sequence[int]) -> list[float]:
         """Return the seconds of one message of each size, in bytes as a plan counts them: the least of some rounds.
@@ -52,11 +52,11 @@ class Exchange:
             call()
         least = torch.full((len(sizes),), torch.inf, dtype=torch.float64, device=self._device)
         for number in range(_SHORT_ROUNDS):
-            for place, size in enumerate(sizes):
+            for index, size in enumerate(sizes):
                 if number < (_SHORT_ROUNDS if size <= _SHORT else _ROUNDS):
-                    took = least.new_tensor(self._round(calls[place], times[place]))
+                    took = least.new_tensor(self._round(calls[index], times[index]))
                     dist.all_reduce(took, dist.ReduceOp.MAX)
-                    least[place] = torch.minimum(least[place], took)
+                    least[index] = torch.minimum(least[index], took)
         return [float(each) for each in least]
 
     def _round(self, call: Callable[[], None], count: int) -> float:

@@ -171,10 +171,10 @@ class Fit:
     def _slopes(self) -> list[Vector]:
         slopes = []
         for index in range(len(self._names)):
-            beside = list(self._at)
-            beside[index] += _SMALL
+            moved_values = list(self._at)
+            moved_values[index] += _SMALL
             slopes.append(
-                [(new - old) / _SMALL for new, old in zip(self._errors(beside), self._residuals, strict=True)]
+                [(new - old) / _SMALL for new, old in zip(self._errors(moved_values), self._residuals, strict=True)]
             )
         return slopes
 

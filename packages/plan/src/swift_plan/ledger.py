@@ -1,4 +1,4 @@
-"""Predictions of plans beside measurements of runs: a line for each run, of which error bars are made."""
+"""Predictions of plans next to measurements of runs: a line for each run, of which error bars are made."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LedgerEntry:
         return float(getattr(self, f"measured_{what}")) / predicted - 1 if predicted > 0 else 0.0
 
 
-def place() -> Path:
+def ledger_path() -> Path:
     """Return where the ledger is."""
     named = os.environ.get(LEDGER)
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -58,7 +58,7 @@ def place() -> Path:
 
 def add(entry: LedgerEntry) -> None:
     """Append a run; lines of several runs that end at once do not mix."""
-    path = place()
+    path = ledger_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (json.dumps(asdict(entry)) + "\n").encode()
     # Not blocking: whoever opens a pipe for writing waits for a reader.
@@ -75,7 +75,7 @@ def entries(backend: str, device: str, level: int = 0) -> Iterator[LedgerEntry]:
     Lines that are no entries are passed over.
     """
     try:
-        content = read_bytes(place(), UsageError, limit=_LARGEST)
+        content = read_bytes(ledger_path(), UsageError, limit=_LARGEST)
     except UsageError:
         return
     for line in content.decode("utf-8", errors="replace").splitlines():
@@ -106,7 +106,7 @@ def known_speeds(device: str) -> tuple[Speeds, int]:
 
 
 def keep_messages(where: Cluster, costs: Mapping[MessageKind, MessageCost]) -> None:
-    """Keep what messages take within a machine of so many such devices, beside kinds that were measured before."""
+    """Keep what messages take within a machine of so many such devices, next to kinds that were measured before."""
     together = {**known_messages(where), **costs}
     rows = [{**kind._asdict(), **asdict(cost)} for kind, cost in sorted(together.items())]
     machines = _kept(_MESSAGES).get("machines", {}) if _kept(_MESSAGES).get("version") == _VERSION else {}
@@ -141,14 +141,14 @@ def _machine(where: Cluster) -> str:
 
 
 def _keep(name: str, content: Mapping[str, Any]) -> None:
-    path = place().with_name(name)
+    path = ledger_path().with_name(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(content, indent=2) + "\n")
 
 
 def _kept(name: str) -> Mapping[str, Any]:
     try:
-        return read_json_object(place().with_name(name), UsageError)
+        return read_json_object(ledger_path().with_name(name), UsageError)
     except UsageError:
         return {}
 

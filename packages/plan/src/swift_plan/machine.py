@@ -16,14 +16,14 @@ PROGRAM = 0.45
 
 def this_machine(processes: int, machines: int) -> Cluster:
     """Return what so many processes on each of so many machines like this one run on."""
-    told = _gpus()
-    if told is None:
+    name = _gpus()
+    if name is None:
         return Cluster(_cpu(processes), machines, processes)
-    device = device_called(name := told)
+    device = device_called(name)
     if device is None:
         raise UsageError(
-            f"{name} is no device that swift knows, so that its speed cannot be compared.",
-            hint="Name backend and layout, or describe the device: swift plan MODEL --gpus 8xmine.json",
+            f"Unknown device {name!r}: its speed is not known.",
+            hint="Choose backend and layout yourself, or describe the device: swift plan MODEL --gpus 8xmine.json",
         )
     return Cluster(device, machines, processes)
 
@@ -34,8 +34,8 @@ def _gpus() -> str | None:
         return None
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
-        return told[0].strip()
+        names = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
+        return names[0].strip()
     except (OSError, subprocess.SubprocessError, IndexError):
         return None
 

@@ -28,7 +28,7 @@ class MeasuredRun:
 
     command: str
     model: str
-    words: Sequence[str]
+    args: Sequence[str]
     workload: Workload
     cluster: Cluster
     layers: int
@@ -42,7 +42,7 @@ class MeasuredPlan:
     trial: ShortRun
 
     def row(self) -> list[str]:
-        """Return it for the table: predicted beside measured."""
+        """Return it for the table: predicted and measured."""
         predicted = [seconds(self.plan.time.total), gib(self.plan.peak)]
         if self.trial.failure:
             return [label(self.plan), predicted[0], self.trial.failure, predicted[1], ""]
@@ -63,24 +63,24 @@ gathered while it computes; and of four, an error of what a block adds counts fo
 HEADING = ["plan", "step planned", "measured", "peak planned", "measured"]
 
 
-def measured(run: MeasuredRun, plans: Sequence[Candidate], said: Callable[[str], None]) -> list[MeasuredPlan]:
+def measured(run: MeasuredRun, plans: Sequence[Candidate], report: Callable[[str], None]) -> list[MeasuredPlan]:
     """Run plans for a few steps each; return them fastest first, those that failed at the end."""
     found = []
-    with ShortRuns.begun(run.command, run.model, run.words) as trials:
+    with ShortRuns.begun(run.command, run.model, run.args) as trials:
         for plan in plans:
             trial = trials.run(_flags(run, plan), rows=run.workload.rows, length=run.workload.length)
             found.append(MeasuredPlan(_on(run, plan), trial))
-            said(f"{label(plan)}: {trial.failure or f'{seconds(trial.seconds)} a step, {gib(trial.peak)}'}")
+            report(f"{label(plan)}: {trial.failure or f'{seconds(trial.seconds)} a step, {gib(trial.peak)}'}")
     return sorted(found, key=lambda each: (bool(each.trial.failure), each.trial.seconds))
 
 
-def by_blocks(run: MeasuredRun, plans: Sequence[Candidate], said: Callable[[str], None]) -> list[MeasuredPlan]:
+def by_blocks(run: MeasuredRun, plans: Sequence[Candidate], report: Callable[[str], None]) -> list[MeasuredPlan]:
     """Run few blocks under each of the plans; return what all blocks would take.
 
     They have no pipelines, as one block has no two stages.
     """
     found = []
-    with ShortRuns.begun(run.command, run.model, run.words) as trials:
+    with ShortRuns.begun(run.command, run.model, run.args) as trials:
         for plan in plans:
             each: dict[int, ShortRun] = {}
             for blocks in sorted({min(blocks, run.layers) for blocks in BLOCKS}):
@@ -90,7 +90,7 @@ def by_blocks(run: MeasuredRun, plans: Sequence[Candidate], said: Callable[[str]
                     break
             found.append(MeasuredPlan(_on(run, plan), extrapolated(each, run.layers)))
             trial = found[-1].trial
-            said(f"{label(plan)}: {trial.failure or f'{seconds(trial.seconds)} a step, {gib(trial.peak)}'}")
+            report(f"{label(plan)}: {trial.failure or f'{seconds(trial.seconds)} a step, {gib(trial.peak)}'}")
     return sorted(found, key=lambda each: (bool(each.trial.failure), each.trial.seconds))
 
 
@@ -136,7 +136,7 @@ def _on(run: MeasuredRun, plan: Candidate) -> Candidate:
 
 
 def _flags(run: MeasuredRun, plan: Candidate) -> list[str]:
-    typed = flags(plan, run.words, run.workload)
+    typed = flags(plan, run.args, run.workload)
     if run.cluster.per_machine > 1:
         typed += ["--nproc", str(run.cluster.per_machine)]
     return typed

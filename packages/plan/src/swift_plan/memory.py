@@ -305,9 +305,9 @@ class Activations:
         """Return what a layer takes that is computed once, and one that is recomputed."""
         shape, size = self._shape, self._size
         widths = layer_sizes(shape, layout, self._workload, with_experts=bool(shape.experts))
-        told = backend.activations(run, widths)
-        self._own = told is not None
-        layer = told if told is not None else transformers_layer(widths)
+        estimated = backend.activations(run, widths)
+        self._own = estimated is not None
+        layer = estimated if estimated is not None else transformers_layer(widths)
         if self._workload.drops:
             # Kernels for the CPU keep a number in fp32 where others keep a byte.
             whole_inputs, cut_inputs = shape.inputs

@@ -1,4 +1,4 @@
-"""`plan.json` in the folder of every run, what was predicted beside what was measured; with `--report_to plan` more.
+"""`plan.json` in the folder of every run, with predicted and measured values; `--report_to plan` adds more.
 
 Every process of every run imports this: the planner itself is imported at the end, by the one that writes the file.
 """
@@ -74,15 +74,15 @@ class PlanObserver:
         parts = {name: seconds * part for name, part in _mean_fractions(self._measured).items()}
         if parts:
             measured["seconds"] = parts
-        # Tracing takes seconds, and a sentence the user's attention: both are for who asks for them.
-        is_asked_for = NAME in run.config.logging.report_to
+        # Tracing takes seconds, so it is done only on request.
+        requested = NAME in run.config.logging.report_to
         try:
             planned = _planned(run, max(self._tokens))
         except SwiftError as error:
             _write(run, {"not_counted": error.message, "measured": measured})
             return
         except Exception as error:
-            if is_asked_for:
+            if requested:
                 raise
             _write(run, {"not_counted": f"{type(error).__name__}: {error}", "measured": measured})
             return
@@ -105,7 +105,7 @@ class PlanObserver:
             "step_seconds": planned.time.total,
         }
         differs = {"peak": entry.residual("bytes"), "step": entry.residual("seconds")}
-        traced = _traced(run, max(self._tokens)) if is_asked_for else {}
+        traced = _traced(run, max(self._tokens)) if requested else {}
         _write(
             run,
             {
@@ -113,28 +113,28 @@ class PlanObserver:
                 "measured_above_predicted": differs,
             },
         )  # fmt: skip
-        if is_asked_for and planned.time.total > 0:
+        if requested and planned.time.total > 0:
             earlier = ledger.entries(entry.backend, entry.device)
             errors = [log1p(each.residual("seconds")) for each in earlier if each.measured_seconds > 0]
             run.say(verdict(Bars(errors).around(planned.time.total), seconds, parts))
         if summary.status == "completed":
-            with nullcontext() if is_asked_for else suppress(OSError):  # a home that cannot be written into
+            with nullcontext() if requested else suppress(OSError):  # a home that cannot be written into
                 ledger.add(entry)
             if traced.get("basis") == "traced":
                 ledger.add(replace(entry, level=1, predicted_bytes=float(traced["peak_bytes"])))
 
 
 def verdict(bar: Bar, seconds: float, parts: Mapping[str, float]) -> str:
-    """Return a sentence: 'The plan said 1.2s a step (0.9s to 1.6s), it is 1.8s: outside', and where the time went."""
+    """Return a comparison: 'Predicted 1.2s per step (0.9s to 1.6s), measured 1.8s: outside.', and the parts."""
     where = "inside" if bar.low <= seconds <= bar.high else "outside"
-    said = f"The plan said {bar.value:.3g}s a step ({bar.low:.3g}s to {bar.high:.3g}s), it is {seconds:.3g}s: {where}."
-    words = {"communication": "communication", "data": "waiting for data", "optimizer": "the optimizer"}
+    text = f"Predicted {bar.value:.3g}s per step ({bar.low:.3g}s to {bar.high:.3g}s), measured {seconds:.3g}s: {where}."
+    labels = {"communication": "communication", "data": "waiting for data", "optimizer": "the optimizer"}
     named = [
-        f"{parts[name] / seconds:.0%} is {word}"
-        for name, word in words.items()
+        f"{parts[name] / seconds:.0%} is {label}"
+        for name, label in labels.items()
         if parts.get(name, 0.0) >= 0.005 * seconds
     ]
-    return f"{said} Of it, {', '.join(named)}." if named else said
+    return f"{text} Of it, {', '.join(named)}." if named else text
 
 
 def _mean_fractions(times: Sequence[StepTimes]) -> dict[str, float]:
@@ -155,7 +155,7 @@ def _traced(run: Run, tokens: int) -> dict[str, Any]:
 
 
 def _planned(run: Run, tokens: int, level: int = 0) -> Candidate:
-    """Return what the planner says of this run, for the tokens that its largest step had."""
+    """Return the prediction for this run, for the tokens that its largest step had."""
     from swift.planning import PlannedBackend
     from swift_plan import ledger
     from swift_plan.cluster import CPU

@@ -1,4 +1,4 @@
-"""The flags of `swift plan`."""
+"""Options of `swift plan`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swift_plan.failures import HOURS_OF_A_DEVICE
 
 
 class PlanOptions(Section):
-    """All other flags are those of the run, as the command that trains takes them: what is typed is kept."""
+    """Options of `swift plan`. All other flags are those of the run."""
 
     examples = (
         "swift plan qwen3-8b --gpus 8xH100 --train_type full --max_length 8192",
@@ -22,31 +22,23 @@ class PlanOptions(Section):
         description="A folder or config.json, a model on this machine, or a known name: llama-3.1-8b"
     )
     gpus: str = Field(description="8xH100, 4x8xH100 (machines × devices), or 8xFILE.json that describes a device")
-    kind: Annotated[Literal["pt", "sft", "rlhf", "train"], Aliases("verb")] = Field(
-        "sft", description="The command that the plan is for"
-    )
+    kind: Literal["pt", "sft", "rlhf", "train"] = Field("sft", description="Training command of the run")
     top: Annotated[int, Field(ge=1, le=1000)] = Field(5, description="How many plans to show")
     explain: Annotated[int | None, Field(ge=1)] = Field(
-        None, description="Show memory and time of plan N by term; the first one's without this flag"
+        None, description="Show memory and time of plan N by term (default: the first)"
     )
     level: Annotated[int, Field(ge=0, le=3)] = Field(
         0,
-        description="0 counts activations, 1 traces the step without values (seconds; imports torch), 2 also runs "
-        "two blocks and four of the model on this machine, for the first plans; 3 traces, and times messages between "
-        "this machine's devices, which is kept",
+        description="0 estimates activations; 1 traces a step without values (imports torch); 2 also runs two and "
+        "four blocks of the model on this machine, for the first plans; 3 traces, and measures messages between this "
+        "machine's devices, which later plans use",
     )
     measure: Annotated[int | None, Field(ge=1, le=50)] = Field(
-        None, description="Run the first N plans for a few steps on this machine, and choose among them: 5"
+        None, description="Run the first N plans for a few steps on this machine and show the fastest, for example 5"
     )
-    price: PositiveFloat | None = Field(None, description="Cost of one device for an hour, in any currency")
-    host_memory: PositiveFloat = Field(2000.0, description="GB of memory of one machine, for what is offloaded")
-    save_seconds: PositiveFloat = Field(
-        30.0, description="How long a checkpoint keeps training waiting, of many devices"
-    )
-    restart_seconds: PositiveFloat = Field(
-        600.0, description="From a failure until training goes on: noticing it, starting, reading the checkpoint"
-    )
-    device_hours: PositiveFloat = Field(
-        HOURS_OF_A_DEVICE, description="Hours that one device runs until something stops its job"
-    )
+    price: PositiveFloat | None = Field(None, description="Price of one device per hour, in any currency")
+    host_memory: PositiveFloat = Field(2000.0, description="Host memory per machine in GB, for offloading")
+    save_seconds: PositiveFloat = Field(30.0, description="Seconds that saving a checkpoint interrupts training")
+    restart_seconds: PositiveFloat = Field(600.0, description="Seconds from a failure until training resumes")
+    device_hours: PositiveFloat = Field(HOURS_OF_A_DEVICE, description="Mean hours between failures of one device")
     json_out: Annotated[bool, Aliases("json")] = Field(False, description="Print everything as JSON")

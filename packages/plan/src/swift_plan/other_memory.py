@@ -1,4 +1,4 @@
-"""The rest of a run beside its policy's steps: roles, engines' models, answers that are drawn and scored."""
+"""Memory and time besides the policy's steps: roles, models of engines, generation and scoring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swift_plan.cluster import Cluster
     from swift_plan.timing import StepTime, Timing
 
-DRAWING = "caches of completions"
+GENERATION = "KV cache of rollouts"
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class _Role:
     """Times so long as the policy a pass of this model takes."""
 
 
-class Beside:
-    """Counts it for one run, whatever the layout."""
+class OtherMemory:
+    """Estimates it for a run, for any layout."""
 
     def __init__(self, backend: PlannedBackend, policy: ModelShape, workload: Workload, cluster: Cluster) -> None:
         self.work: RoundWork = backend.rounds
@@ -76,8 +76,8 @@ class Beside:
 
     def under(
         self, parallel: Mapping[str, Any], held: Sequence[Stage], tokens: float, micro_batches: int, *, recompute: bool
-    ) -> BesideMemory:
-        """Return what all of it takes beside the policy's stages, with micro-batches of so many tokens."""
+    ) -> LayoutMemory:
+        """Return what all of it takes besides the policy's stages, with micro-batches of so many tokens."""
         layout = held[0].weights.layout
         always: list[dict[str, float]] = [{} for _ in held]
         peaks: list[tuple[str, Sequence[float]]] = []
@@ -102,8 +102,8 @@ class Beside:
                 if everywhere or index == 0:
                     terms[name] = terms.get(name, 0.0) + size
         if self.work.completions and self.work.sampled_here:
-            peaks.append((DRAWING, [self._at_once * self._row]))
-        return BesideMemory(always, peaks)
+            peaks.append((GENERATION, [self._at_once * self._row]))
+        return LayoutMemory(always, peaks)
 
     def _engines(self) -> list[tuple[str, float, bool]]:
         """Return name, bytes and whether every process has it, of all models that engines hold whole."""
@@ -117,25 +117,25 @@ class Beside:
 
     @cached_property
     def _row(self) -> float:
-        """Return the bytes that the cache of an answer takes when it is complete."""
+        """Return the bytes that the cache of a completion takes when it is complete."""
         shape = self._policy
         of_token = 2 * shape.layers * shape.keys * self._workload.compute_bytes
         return row_bytes(shape.vocabulary, of_token, int(self._workload.length))
 
     @cached_property
     def _at_once(self) -> float:
-        """Return how many answers a process draws at once."""
-        mine = max(1.0, self._workload.rows * self.work.completions / self._drawing)
+        """Return how many completions a process generates at once."""
+        mine = max(1.0, self._workload.rows * self.work.completions / self._samplers)
         most = self.work.at_once or rows_at_once(self._cluster.device.gigabytes * 1e9, self._row)
         return min(mine, most)
 
     @cached_property
-    def _drawing(self) -> int:
-        """Return how many processes draw answers."""
+    def _samplers(self) -> int:
+        """Return how many processes generate completions."""
         return self._cluster.devices if any(each.everywhere for each in self.work.engines) else 1
 
     def timed(self, step: StepTime, timing: Timing, *, recompute: bool) -> StepTime:
-        """Return the time of a step of the policy with that of what is done beside it."""
+        """Return the time of a step of the policy with that of the other work."""
         passes = (2 if self._workload.adapted else 3) + recompute
         forward = (step.compute + step.exchange + step.launches + step.bubble) / passes
         scored = self.work.scored
@@ -143,26 +143,26 @@ class Beside:
         for each in self._roles:
             scored += each.length * self.work.role_forwards.get(each.role.name, 0.0)
             steps += each.length * step.total if each.role.trained else 0.0
-        drawing = 0.0
+        generation = 0.0
         if self.work.completions and self.work.sampled_here:
-            mine = self._workload.rows * self.work.completions / self._drawing
+            mine = self._workload.rows * self.work.completions / self._samplers
             prompt, size = max(0, self._workload.length - self.work.completion_tokens), self._workload.compute_bytes
-            once = timing.drawing(self._policy, self._at_once, prompt, self.work.completion_tokens, size)
-            drawing = ceil(mine / self._at_once) * once
-        return replace(step, drawing=drawing, scoring=scored * forward, roles=steps)
+            once = timing.generation(self._policy, self._at_once, prompt, self.work.completion_tokens, size)
+            generation = ceil(mine / self._at_once) * once
+        return replace(step, generation=generation, scoring=scored * forward, roles=steps)
 
 
 @dataclass(frozen=True)
-class BesideMemory:
+class LayoutMemory:
     """Bytes of one layout, by stage of the policy."""
 
     always: Sequence[Mapping[str, float]]
     """What is held all the time, by name."""
     peaks: Sequence[tuple[str, Sequence[float]]]
-    """What is there for a while, and never at the time of another or of the policy's step, beside all that is held."""
+    """What is there for a while, and never at the time of another or of the policy's step, besides all that is held."""
 
     def with_state(self, index: int, state: KeptState) -> KeptState:
-        """Return what a stage keeps, with what is held beside it."""
+        """Return what a stage keeps, with what is held besides it."""
         terms = self.always[index]
         on_device = sum(size for name, size in terms.items() if not name.startswith(HOST))
         host = sum(terms.values()) - on_device

@@ -1,4 +1,4 @@
-"""`--backend auto`: the first choice of the planner, for the machine that a run begins on."""
+"""`--backend auto`: the best plan for the machine of a run, and its estimates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from swift_plan.search import Candidate
 
 _ALIKE = 0.05
-"""The part by which times that nobody has measured may differ without meaning anything."""
+"""Relative difference below which unmeasured times count as equal."""
 _OF_PLANS = frozenset(
     {"backend", "deepspeed", "tp", "pp", "cp", "ep", "vpp", "etp", "ulysses", "dp_shard", "dp_replicate",
      "sequence_parallel", "per_device_train_batch_size", "train.micro_batch", "train.accumulation",
@@ -39,44 +39,44 @@ _MODEL = ("--model", "--model_id_or_path", "--model.path")
 class Chooser:
     """Implements `swift.contracts.Planner`."""
 
-    def choose(self, words: Sequence[str], command_name: str, processes: int, machines: int) -> ChosenPlan:
+    def choose(self, args: Sequence[str], command_name: str, processes: int, machines: int) -> ChosenPlan:
         """Return the flags of the fastest plan that fits."""
-        model, others = _model(words)
+        model, others = _model(args)
         where = this_machine(processes, machines)
         planned = Planned.on(where, PlanOptions(model=model, gpus=str(where), kind=command_name), others)
         if not planned.found.fitting:
             nearest = "\n".join(f"  {line}" for line in screen.nearest(planned.found, where))
             raise UnsupportedLayout(
-                f"No plan for {model} fits on {where}. Nearest, with what is lacking:\n{nearest}",
-                hint="A shorter --max_length, --train_type lora or qlora, or more processes.",
+                f"No plan for {model} fits on {where}. Nearest plans, with the missing memory:\n{nearest}",
+                hint="Use a smaller --max_length, --train_type lora or qlora, or more processes.",
             )
         best = simplest(planned.found.fitting)
-        words_of_plan = screen.flags(best, words, planned.workload)
-        reason = [f"Chosen: {' '.join(words_of_plan)} ({screen.label(best)}, {screen.gib(best.peak)} of memory each)"]
+        plan_flags = screen.flags(best, args, planned.workload)
+        reason = [f"Chosen: {' '.join(plan_flags)} ({screen.label(best)}, {screen.gib(best.peak)} of memory each)"]
         fastest = planned.found.fitting[0]
         if best is not fastest:
-            reason.append(f"It is the simplest of those about as fast as {screen.label(fastest)}.")
+            reason.append(f"It is simpler than {screen.label(fastest)}, and about as fast.")
         elif (behind := screen.next_best(planned.found)) is not None:
             reason.append(behind)
-        return ChosenPlan(tuple(words_of_plan), "\n".join(reason))
+        return ChosenPlan(tuple(plan_flags), "\n".join(reason))
 
-    def foresee(self, run: Run, words: Sequence[str], command_name: str) -> str | None:
+    def foresee(self, run: Run, args: Sequence[str], command_name: str) -> str | None:
         """Return a warning where a run takes more memory than there is, with the plans that do not."""
         path = run.config.model.path or ""
         where, counted_run = _counted(run)
         if counted_run.peak <= where.capacity:
             return None
         options = PlanOptions(model=path, gpus=str(where), kind=command_name)
-        others = Planned.on(where, options, list(_without_plan(_model(words)[1])))
+        others = Planned.on(where, options, list(_without_plan(_model(args)[1])))
         lacking = screen.gib(counted_run.peak - where.capacity)
         advice = [f"  {' '.join(screen.flags(plan, (), others.workload))}" for plan in others.found.fitting[:3]]
-        instead = "These would fit:\n" + "\n".join(advice) if advice else "No other plan would fit either."
+        instead = "Plans that fit:\n" + "\n".join(advice) if advice else "No other plan fits either."
         return (
-            f"By the planner's count a process takes {screen.gib(counted_run.peak)} where samples are as long as "
-            f"--max_length {run.config.data.max_length} allows, {lacking} more than there are. {instead}"
+            f"A process needs about {screen.gib(counted_run.peak)} for samples of --max_length "
+            f"{run.config.data.max_length}, {lacking} more than available. {instead}"
         )
 
-    def expect(self, run: Run, words: Sequence[str], command_name: str) -> ExpectedMemory:
+    def expect(self, run: Run, args: Sequence[str], command_name: str) -> ExpectedMemory:
         """Return what the fullest process of a run takes, with the bounds that past runs leave of such a figure."""
         where, counted_run = _counted(run)
         on_cpu = where.device.name == CPU  # whose speed is a guess that ranks layouts
@@ -93,20 +93,20 @@ class Chooser:
         )
 
     def lacking(self, run: Run, peak: float) -> str:
-        """Return the plan of a run that ran out of memory, by term, and what less of each would come to."""
+        """Return the estimated memory of a run that ran out of it, by term, and with flags that reduce it."""
         where, planned = _counted(run)
         program = PROGRAM * 1e9 if where.device.name == CPU else 0.0
         terms = {"the program": program, **planned.memory}
         listed = ", ".join(f"{name} {screen.gib(size)}" for name, size in terms.items() if size > 0)
-        # What a machine has left says nothing now that it has nothing left.
-        there_is = "" if program else f", of {screen.gib(where.capacity)}"
+        # The free memory is useless now that it is exhausted.
+        available = "" if program else f" of {screen.gib(where.capacity)} available"
         lines = [
-            f"The planner counts {screen.gib(planned.peak + program)} where samples are as long as --max_length "
-            f"{run.config.data.max_length} allows{there_is}: {listed}."
+            f"The planner estimates {screen.gib(planned.peak + program)}{available} for samples of --max_length "
+            f"{run.config.data.max_length}: {listed}."
         ]
         if peak > 1.1 * (planned.peak + program):
             above = screen.gib(peak - planned.peak - program)
-            lines.append(f"That the process had {above} more than this is not explained by the plan.")
+            lines.append(f"The process used {above} more than estimated.")
         for typed, changed in _lighter(run.config):
             less = screen.gib(_counted(run, changed)[1].peak + program)
             lines.append(f"With {typed}: {less}")
@@ -114,7 +114,7 @@ class Chooser:
 
 
 def _lighter(config: Config) -> Iterator[tuple[str, Config]]:
-    """Yield flags that take memory away, and the configuration with each."""
+    """Yield flags that reduce memory, and the configuration with each."""
     train = config.train
     rows = train.micro_batch * train.accumulation
     changes: list[tuple[str, dict[str, Any]]] = []
@@ -152,24 +152,24 @@ def simplest(fitting: Sequence[Candidate]) -> Candidate:
     return min(near, key=lambda plan: (len(plan.layout.named()), plan.recompute, plan.backend.name != "torch"))
 
 
-def _without_plan(words: Sequence[str]) -> Iterator[str]:
+def _without_plan(args: Sequence[str]) -> Iterator[str]:
     """Yield the flags of a run but for those of backend, layout and micro-batch."""
     dropping = False
-    for word in words:
-        if word.startswith("--"):
-            name = word.partition("=")[0][2:].replace("-", "_")
+    for arg in args:
+        if arg.startswith("--"):
+            name = arg.partition("=")[0][2:].replace("-", "_")
             dropping = name in _OF_PLANS or name.startswith(("parallel.", "backend."))
         if not dropping:
-            yield word
+            yield arg
 
 
-def _model(words: Sequence[str]) -> tuple[str, list[str]]:
+def _model(args: Sequence[str]) -> tuple[str, list[str]]:
     """Return the model among the flags of a run, and the other flags."""
-    others = list(words)
-    for index, word in enumerate(words):
-        name, _, value = word.partition("=")
+    others = list(args)
+    for index, arg in enumerate(args):
+        name, _, value = arg.partition("=")
         if name in _MODEL:
-            model = value or (words[index + 1] if index + 1 < len(words) else "")
+            model = value or (args[index + 1] if index + 1 < len(args) else "")
             del others[index : index + (1 if value else 2)]
             return model, others
-    raise UsageError("A plan needs a model.", hint="Type --model FOLDER")
+    raise UsageError("No model is configured.", hint="Pass --model FOLDER.")

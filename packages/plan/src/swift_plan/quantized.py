@@ -83,7 +83,7 @@ def _without_weights(content: Mapping[str, Any], dtype: Any) -> Any:
         first = str(error).partition("\n")[0]
         raise ModelError(
             f"transformers cannot build this model, so its quantized weights are unknown: {first}",
-            hint="Type --train_type lora, or a config.json of a model that transformers has.",
+            hint="Use --train_type lora, or a model that transformers supports.",
         ) from error
     model.tie_weights()
     return model

@@ -146,27 +146,27 @@ class _Replayed:
 
     def _do(self, rank: int, work: Work) -> bool:
         """Do one piece if its input is there; return whether it was."""
-        place = work.chunk * self.stages + rank
+        stage = work.chunk * self.stages + rank
         begin = self.clocks[rank]
-        for needed in self._needed(place, work):
+        for needed in self._needed(stage, work):
             if needed not in self.ends:
                 return False
-            begin = max(begin, self.ends[needed] + (self.durations.message if needed[1] != place else 0.0))
+            begin = max(begin, self.ends[needed] + (self.durations.message if needed[1] != stage else 0.0))
         seconds = self._seconds(work.kind) * self.slower[rank] / self.chunks
-        self.clocks[rank] = self.ends[work.kind, place, work.micro_batch] = begin + seconds
+        self.clocks[rank] = self.ends[work.kind, stage, work.micro_batch] = begin + seconds
         self.busy += seconds
         return True
 
-    def _needed(self, place: int, work: Work) -> Iterator[tuple[Kind, int, int]]:
+    def _needed(self, stage: int, work: Work) -> Iterator[tuple[Kind, int, int]]:
         last = self.stages * self.chunks - 1
-        if work.kind == "forward" and place > 0:
-            yield "forward", place - 1, work.micro_batch
+        if work.kind == "forward" and stage > 0:
+            yield "forward", stage - 1, work.micro_batch
         if work.kind == "backward":
-            yield "forward", place, work.micro_batch
-            if place < last:
-                yield "backward", place + 1, work.micro_batch
+            yield "forward", stage, work.micro_batch
+            if stage < last:
+                yield "backward", stage + 1, work.micro_batch
         if work.kind == "weights":
-            yield "backward", place, work.micro_batch
+            yield "backward", stage, work.micro_batch
 
     def _seconds(self, kind: Kind) -> float:
         if kind == "forward":

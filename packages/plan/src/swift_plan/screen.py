@@ -1,4 +1,4 @@
-"""A search's result in lines for the terminal."""
+"""Output of `swift plan` for the terminal."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _GIB = 2.0**30
 _ENOUGH = 10
-"""Past runs from which on they say more of memory than counting does."""
+"""Number of past runs from which their errors replace the assumed one."""
 _USELESS = 3.0
-"""Times so long as planned: a bar up to there says nothing of a step."""
+"""Ratio of the bar's upper end to the prediction from which a time is shown as unknown."""
 _DAY = 86400
 
 
@@ -35,9 +35,9 @@ def label(candidate: Candidate) -> str:
     return " ".join([candidate.backend.variant or candidate.backend.name, *described])
 
 
-def command(candidate: Candidate, words: Sequence[str], command_name: str, cluster: Cluster, workload: Workload) -> str:
-    """Return what is typed for a plan."""
-    typed = ["swift", command_name, *words, *flags(candidate, words, workload)]
+def command(candidate: Candidate, args: Sequence[str], command_name: str, cluster: Cluster, workload: Workload) -> str:
+    """Return the command line of a plan."""
+    typed = ["swift", command_name, *args, *flags(candidate, args, workload)]
     if cluster.per_machine > 1:
         typed += ["--nproc", str(cluster.per_machine)]
     if cluster.machines > 1:
@@ -45,18 +45,18 @@ def command(candidate: Candidate, words: Sequence[str], command_name: str, clust
     return " ".join(map(quote, typed))
 
 
-def flags(candidate: Candidate, words: Sequence[str], workload: Workload) -> list[str]:
+def flags(candidate: Candidate, args: Sequence[str], workload: Workload) -> list[str]:
     """Return what a plan adds to the flags of a run."""
-    told = {word.partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    passed = {arg.partition("=")[0].replace("-", "_") for arg in args if arg.startswith("--")}
     typed: list[str] = []
-    if "__backend" not in told:
+    if "__backend" not in passed:
         typed += ["--backend", candidate.backend.name]
     typed += [*candidate.backend.flags, *_parallel_flags(candidate)]
     if workload.rows_assumed:
         typed += ["--global_batch_size", str(workload.rows)]
-    if not {"__per_device_train_batch_size", "__train.micro_batch"} & told:
+    if not {"__per_device_train_batch_size", "__train.micro_batch"} & passed:
         typed += ["--per_device_train_batch_size", str(candidate.micro_batch)]
-    if candidate.recompute and "__gradient_checkpointing" not in told:
+    if candidate.recompute and "__gradient_checkpointing" not in passed:
         typed += ["--gradient_checkpointing", "true"]
     return typed
 
@@ -74,14 +74,14 @@ def failures(reliability: Reliability, typed: Collection[str]) -> str:
     """Return how often a job of so many devices fails, and which interval between checkpoints costs least."""
     assumed = {
         f"{reliability.save:g} s to save": "save_seconds",
-        f"{reliability.restart:g} s to start again": "restart_seconds",
-        f"{reliability.device_hours:,.0f} hours until a device fails": "device_hours",
+        f"{reliability.restart:g} s to restart": "restart_seconds",
+        f"{reliability.device_hours:,.0f} hours between failures of a device": "device_hours",
     }
     rest = ", ".join(f"{what} ({'given' if flag in typed else 'assumed'})" for what, flag in assumed.items())
     hours, minutes = reliability.between_failures / 3600, reliability.interval / 60
     return (
-        f"A failure every {hours:.3g} h: a checkpoint every {minutes:.3g} min costs least, and training gets on in "
-        f"{reliability.useful():.1%} of the time. That is with {rest}."
+        f"Expect a failure every {hours:.3g} h. Best checkpoint interval: {minutes:.3g} min, with "
+        f"{reliability.useful():.1%} of the time spent on training. Based on {rest}."
     )
 
 
@@ -111,9 +111,9 @@ def lines(found: FoundPlans, workload: Workload, cluster: Cluster, price: float 
         rows = [
             [str(index), *_row(candidate, workload, cluster, price)] for index, candidate in enumerate(found.fitting, 1)
         ]
-        return "Plans that fit, fastest first (batch: rows at once on one device)", [headings, *rows]
+        return "Plans that fit, fastest first (batch: rows per device and micro-batch)", [headings, *rows]
     rows = [[*_memory(candidate), _too_much(candidate, cluster)] for candidate in found.nearest]
-    return f"Nothing fits into {cluster.capacity / _GIB:.1f} GiB. Nearest:", [[*_HEADINGS, "too much"], *rows]
+    return f"No plan fits into {cluster.capacity / _GIB:.1f} GiB. Nearest plans:", [[*_HEADINGS, "missing"], *rows]
 
 
 _HEADINGS = ["plan", "batch", "recompute", "peak GiB"]
@@ -127,7 +127,7 @@ def _memory(candidate: Candidate) -> list[str]:
 def _too_much(candidate: Candidate, cluster: Cluster) -> str:
     if candidate.peak > cluster.capacity:
         return f"{(candidate.peak - cluster.capacity) / _GIB:.1f} GiB"
-    return f"{(candidate.host - cluster.host_capacity) / _GIB:.0f} GiB of the machine's memory"
+    return f"{(candidate.host - cluster.host_capacity) / _GIB:.0f} GiB of host memory"
 
 
 def _row(candidate: Candidate, workload: Workload, cluster: Cluster, price: float | None) -> list[str]:
@@ -140,7 +140,7 @@ def _row(candidate: Candidate, workload: Workload, cluster: Cluster, price: floa
 
 def nearest(found: FoundPlans, cluster: Cluster) -> list[str]:
     """Return the plans that come nearest to fitting, a line each."""
-    return [f"{label(each)}: {_too_much(each, cluster)} too much" for each in found.nearest]
+    return [f"{label(each)}: {_too_much(each, cluster)} missing" for each in found.nearest]
 
 
 def gib(size: float) -> str:
@@ -154,12 +154,12 @@ def next_best(found: FoundPlans) -> str | None:
         return None
     best = found.fitting[0]
     other = next((each for each in found.fitting[1:] if each.backend != best.backend), found.fitting[1])
-    place = found.fitting.index(other) + 1
-    return f"Plan {place} ({label(other)}) is behind the first: {reason(best, other)}"
+    number = found.fitting.index(other) + 1
+    return f"Plan {number} ({label(other)}) is slower than plan 1: {reason(best, other)}"
 
 
 def bars(candidate: Candidate, device: str) -> tuple[Bar, Bar]:
-    """Return the bounds of a plan's peak and of its step, from what past runs of its backend say of such figures."""
+    """Return the bounds of a plan's peak and of its step, from the errors of past predictions."""
     past = list(ledger.entries(candidate.backend.name, device, level=int(candidate.basis == "traced")))
     peak = Bars([log(1 + run.residual("bytes")) for run in past], assumed=MEMORY_ASSUMED)
     step = Bars([log(1 + run.residual("seconds")) for run in past])
@@ -167,14 +167,14 @@ def bars(candidate: Candidate, device: str) -> tuple[Bar, Bar]:
 
 
 def terms(candidate: Candidate, device: str) -> list[list[str]]:
-    """Return the memory and the time of a plan by term, as rows, with what past runs say of such figures."""
+    """Return the memory and the time of a plan by term, as rows, with the errors of past predictions."""
     peak, step = bars(candidate, device)
     counted = candidate.basis if peak.rows < _ENOUGH else f"{candidate.basis}, {peak}"
     rows = [["memory of the fullest process", gib(candidate.peak), counted]]
     rows += [[name, f"{size / _GIB:.2f} GiB", ""] for name, size in candidate.memory.items() if size > 0]
     if step.high > _USELESS * step.value:
         times = step.high / step.value
-        rows.append(["one step", "not known", f"past runs took up to {times:.0f} times as long: type --measure 5"])
+        rows.append(["one step", "unknown", f"past runs took up to {times:.0f} times as long: use --measure 5"])
     else:
         rows.append(["one step", seconds(candidate.time.total), f"90 % bar {step}"])
     measured = candidate.time.measured
@@ -188,15 +188,15 @@ def terms(candidate: Candidate, device: str) -> list[list[str]]:
 def heading(shape: ModelShape, workload: Workload, cluster: Cluster) -> str:
     """Return what is planned, in one line."""
     active = f", {shape.active_parameters / 1e9:.3g} active" if shape.experts else ""
-    rows = f"{workload.rows} rows of {'2 × ' * (workload.segments == 2)}{workload.length} tokens a step"
-    assumed = " (assumed: --global_batch_size says otherwise)" if workload.rows_assumed else ""
-    return f"{shape.name}: {shape.parameters / 1e9:.4g} billion weights{active}; {cluster}; {rows}{assumed}"
+    rows = f"{workload.rows} rows of {'2 × ' * (workload.segments == 2)}{workload.length} tokens per step"
+    assumed = " (assumed; set --global_batch_size to change it)" if workload.rows_assumed else ""
+    return f"{shape.name}: {shape.parameters / 1e9:.4g} billion parameters{active}; {cluster}; {rows}{assumed}"
 
 
 def thumb(shape: ModelShape, workload: Workload) -> str:
-    """Return the articles' rule of thumb."""
+    """Return the common rule of thumb."""
     size, choice = rule_of_thumb.estimate(shape, workload), rule_of_thumb.layout(shape, workload)
-    return f"The articles' rule of thumb, for comparison: {size}; {choice}"
+    return f"Common rule of thumb, for comparison: {size}; {choice}"
 
 
 def seconds(value: float) -> str:

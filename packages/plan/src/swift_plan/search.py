@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from swift.errors import PluginError, SwiftError
 from swift_plan.cluster import CPU, Cluster
 from swift_plan.memory import Activations, Instant, KeptState, Stage, StagesOf, TracedMemory, split
-from swift_plan.other_memory import Beside
+from swift_plan.other_memory import OtherMemory
 from swift_plan.timing import Speeds, StepTime, Timing
 from swift_plan.workload import TrainedCount, Workload
 
@@ -132,7 +132,7 @@ class BackendSearch:
         self.workload = Workload.of(backend, processes=self.world, on_cpu=cluster.device.name == CPU)
         self.slot_bytes = backend.slot_bytes((shape.hidden, shape.hidden))
         self.stages = StagesOf(shape, TrainedCount(backend, shape, self.workload), self.workload, self.slot_bytes)
-        self.beside = Beside(backend, shape, self.workload, cluster)
+        self.other = OtherMemory(backend, shape, self.workload, cluster)
         self.refused: SwiftError | None = None
         self.tried = 0
 
@@ -270,16 +270,16 @@ class BackendSearch:
         tokens = one.micro_batch * self.workload.row_tokens / one.layout.sequence
         slowest = max(one.held, key=lambda stage: stage.layers + self._head_in_layers * stage.has_head)
         for recompute in self._recomputes():
-            states, beside = one.states, None
-            if not self.beside.is_nothing:
-                beside = self.beside.under(one.parallel, one.held, tokens, one.accumulation, recompute=recompute)
-                states = [beside.with_state(index, state) for index, state in enumerate(states)]
+            states, other = one.states, None
+            if not self.other.is_nothing:
+                other = self.other.under(one.parallel, one.held, tokens, one.accumulation, recompute=recompute)
+                states = [other.with_state(index, state) for index, state in enumerate(states)]
             instants = [
                 activations.highest(stage, tokens, one.accumulation, state, recompute=recompute)
                 for stage, state in zip(one.held, states, strict=True)
             ]
-            if beside is not None:
-                instants = [beside.highest(index, states[index], instant) for index, instant in enumerate(instants)]
+            if other is not None:
+                instants = [other.highest(index, states[index], instant) for index, instant in enumerate(instants)]
             most = max(range(len(instants)), key=lambda index: instants[index].total)
             clock = partial(self._time, one, slowest, activations.layer, recompute=recompute)
             self.tried += 1
@@ -304,7 +304,7 @@ class BackendSearch:
             run = one.runs[recompute] = _with(other, self._recomputed[recompute])
         traffic = self.backend.traffic(run, one.held[0].weights, one.accumulation)
         step = timing.step(self.shape, self.workload, slowest, traffic, one.micro_batch, kept, recompute=recompute)
-        return step if self.beside.is_nothing else self.beside.timed(step, timing, recompute=recompute)
+        return step if self.other.is_nothing else self.other.timed(step, timing, recompute=recompute)
 
     @cached_property
     def _recomputed(self) -> dict[bool, Any]:
@@ -360,7 +360,7 @@ def counted(
         compute_bytes=compute_bytes,
         rows_assumed=False,
     )
-    one.beside = Beside(backend, shape, one.workload, cluster)
+    one.other = OtherMemory(backend, shape, one.workload, cluster)
     one.stages = StagesOf(shape, TrainedCount(backend, shape, one.workload), one.workload, one.slot_bytes)
     sizes = split(shape.layers, layout.pp, layout.vpp)
     held = one.stages.under(layout, sizes)
@@ -375,7 +375,7 @@ def counted(
 
 def _silent(backend: PlannedBackend) -> PluginError:
     return PluginError(
-        f"The backend {backend.name} does not say what it keeps.", hint="It lacks the hook swift_estimate_memory."
+        f"The {backend.name} backend does not estimate memory.", hint="It lacks the hook swift_estimate_memory."
     )
 
 

@@ -230,8 +230,8 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
         if default is not None:
             return default
         raise ModelError(
-            f"{name} cannot be counted: its config.json has no {names[0]}.",
-            hint="Plans are made for decoders of text, and for the text part of models that see.",
+            f"Cannot plan {name}: its config.json has no {names[0]}.",
+            hint="Only decoder models of text, and the language model of vision models, can be planned.",
         )
 
     kind = str(getattr(text, "model_type", None) or config.get("model_type") or "")

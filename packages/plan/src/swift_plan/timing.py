@@ -80,10 +80,10 @@ class StepTime:
     update: float
     launches: float = 0.0
     """In which devices wait until their process has handed them the next kernel."""
-    drawing: float = 0.0
-    """In which answers are drawn, for each step that learns from them."""
+    generation: float = 0.0
+    """Generation of completions per step."""
     scoring: float = 0.0
-    """In which models are asked about answers."""
+    """Scoring of completions by models."""
     roles: float = 0.0
     """Steps of other models than the policy."""
     measured: frozenset[str] = frozenset()
@@ -93,15 +93,14 @@ class StepTime:
     def total(self) -> float:
         """Return the seconds of the step."""
         policy = self.compute + self.exchange + self.launches + self.bubble + self.gradients + self.update
-        return policy + self.drawing + self.scoring + self.roles
+        return policy + self.generation + self.scoring + self.roles
 
     def terms(self) -> dict[str, float]:
         """Return the seconds by name, of those above 0."""
         named = {
             "arithmetic": self.compute, EXCHANGE: self.exchange, "waiting for kernels": self.launches,
             "pipeline bubble": self.bubble, GRADIENTS: self.gradients, "update": self.update,
-            "generating completions": self.drawing, "scoring completions": self.scoring,
-            "steps of other models": self.roles,
+            "generation": self.generation, "scoring": self.scoring, "steps of other models": self.roles,
         }  # fmt: skip
         return {name: value for name, value in named.items() if value > 0}
 
@@ -170,7 +169,7 @@ class Timing:
         speed = self.cluster.device.tflops * 1e12 * share
         return each * products / quicker / speed + moved + known.layer, each * scores / (speed * known.attention)
 
-    def drawing(self, shape: ModelShape, rows: float, prompt: float, answer: float, size: float) -> float:
+    def generation(self, shape: ModelShape, rows: float, prompt: float, completion: float, size: float) -> float:
         """Return the seconds in which one device draws so many answers at once, all of full length.
 
         For each token all weights are read that some row passes through, and the caches of all rows.
@@ -178,10 +177,10 @@ class Timing:
         known, device = self.calibration, self.cluster.device
         speed, read = device.tflops * 1e12 * known.matmul, device.memory_bandwidth * 1e9 * known.memory
         weights = size * min(shape.parameters, shape.active_parameters * rows)
-        caches = rows * (prompt + answer / 2) * 2 * shape.layers * shape.keys * size
+        caches = rows * (prompt + completion / 2) * 2 * shape.layers * shape.keys * size
         products = 2.0 * shape.active_parameters * rows
         token = max((weights + caches) / read, products / speed, shape.layers * known.launch)
-        return max(prompt * products / speed, shape.layers * known.launch) + answer * token
+        return max(prompt * products / speed, shape.layers * known.launch) + completion * token
 
     def step(
         self,

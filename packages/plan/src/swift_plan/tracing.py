@@ -153,7 +153,7 @@ class Trace:
         except Exception as error:  # a model's own code, which may ask for values that are not there
             first = str(error).partition("\n")[0]
             raise ModelError(
-                f"The step of this model cannot be traced: {type(error).__name__}: {first}", hint="Type --level 0"
+                f"Cannot trace a step of this model: {type(error).__name__}: {first}", hint="Use --level 0."
             ) from error
         return trace
 

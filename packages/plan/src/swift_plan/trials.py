@@ -1,4 +1,4 @@
-"""Runs a plan for a few steps on this machine: its step and its peak are measured, and lack of memory is an answer."""
+"""Runs a plan for a few steps on this machine: its step time and peak memory are measured."""
 
 from __future__ import annotations
 
@@ -55,57 +55,55 @@ class ShortRun:
 class ShortRuns:
     """Runs of one model on this machine, in a folder of their own that is removed at the end."""
 
-    def __init__(
-        self, command_name: str, model: str, words: Sequence[str], folder: Path, *, steps: int = STEPS
-    ) -> None:
-        self._command_name, self._words, self._folder, self._steps = command_name, list(words), folder, steps
+    def __init__(self, command_name: str, model: str, args: Sequence[str], folder: Path, *, steps: int = STEPS) -> None:
+        self._command_name, self._args, self._folder, self._steps = command_name, list(args), folder, steps
         self._count = 0
         self.model = Path(model)
         if not self.model.is_dir():
             raise UsageError(
-                f"{model} is no folder, and what is measured has to run.",
-                hint="Give the folder of a model: its config.json and its tokenizer are enough.",
+                f"Model folder not found: {model}. Measuring needs the files of the model.",
+                hint="Pass a model folder; config.json and tokenizer are enough.",
             )
 
     @classmethod
     @contextmanager
-    def begun(cls, command_name: str, model: str, words: Sequence[str], *, steps: int = STEPS) -> Iterator[ShortRuns]:
+    def begun(cls, command_name: str, model: str, args: Sequence[str], *, steps: int = STEPS) -> Iterator[ShortRuns]:
         """Return what runs trials, until the end of the `with` statement."""
         with tempfile.TemporaryDirectory(prefix="swift-plan-") as folder:
-            yield cls(command_name, model, words, Path(folder), steps=steps)
+            yield cls(command_name, model, args, Path(folder), steps=steps)
 
     def run(self, flags: Sequence[str], *, rows: int, length: int, blocks: int | None = None) -> ShortRun:
         """Run a plan, given as flags, on so many rows a step; with `blocks` on a model of so many blocks.
 
         Of blocks each phase is measured; a whole run is one as users make them, and is added to the ledger.
         """
-        words, output = self.words(flags, rows=rows, length=length, blocks=blocks)
+        argv, output = self.argv(flags, rows=rows, length=length, blocks=blocks)
         watched = {} if blocks is None else {TRIAL: "1"}
-        code, said = ended([sys.executable, "-m", "swift", *words], watched)
+        code, output_text = ended([sys.executable, "-m", "swift", *argv], watched)
         if code == 0 and watched:
             return watched_run(output)
         plans = list(output.rglob("plan.json"))
         if code == 0 and plans:
             measured = json.loads(plans[0].read_text(encoding="utf-8"))["measured"]
             return ShortRun(float(measured["step_seconds"]), float(measured["peak_bytes"]))
-        if code in _KILLED or _LACKED.search(said):
+        if code in _KILLED or _LACKED.search(output_text):
             return ShortRun(failure="out of memory")
-        return ShortRun(failure=failure_of(said))
+        return ShortRun(failure=failure_of(output_text))
 
-    def words(
+    def argv(
         self, flags: Sequence[str], *, rows: int, length: int, blocks: int | None = None
     ) -> tuple[list[str], Path]:
-        """Return what is typed after `swift` for such a run, and where its folder will be."""
+        """Return the arguments of `swift` for a run, and its output folder."""
         self._count += 1
         model = self.model if blocks is None else self.cut(blocks)
         output = self._folder / f"run-{self._count}"
-        words = ["--model", str(model), *self._words, *flags, "--max_steps", str(self._steps), *_UNSAVED]
-        words += ["--output_dir", str(output), "--report_to", "plan"]
+        args = ["--model", str(model), *self._args, *flags, "--max_steps", str(self._steps), *_UNSAVED]
+        args += ["--output_dir", str(output), "--report_to", "plan"]
         if not any(model.glob(pattern) for pattern in _WEIGHTS) or blocks is not None:
-            words += ["--model.random_weights", "true"]
-        if not _names(self._words) & {"dataset", "data.train"}:
-            words += ["--dataset", str(self._rows(rows, length)), "--truncation_strategy", "right"]
-        return [self._command_name, *words], output
+            args += ["--model.random_weights", "true"]
+        if not _names(self._args) & {"dataset", "data.train"}:
+            args += ["--dataset", str(self._rows(rows, length)), "--truncation_strategy", "right"]
+        return [self._command_name, *args], output
 
     def cut(self, blocks: int) -> Path:
         """Return the folder of the same model with so many of its last blocks, without weights."""
@@ -124,7 +122,7 @@ class ShortRuns:
         """Return a data set of rows that all have at least so many tokens, enough for all steps."""
         file = self._folder / f"rows-{rows}-{length}.jsonl"
         if not file.exists():
-            text = " ".join(f"word {index}" for index in range(length))
+            text = " ".join(f"arg {index}" for index in range(length))
             chat = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]}
             line = json.dumps({"text": text} if self._command_name == "pt" else chat) + "\n"
             with file.open("w", encoding="utf-8") as out:
@@ -151,7 +149,7 @@ def watched_run(output: Path) -> ShortRun:
     """Return what the processes of a watched run have written below its folder."""
     each = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(output.rglob(FILE_NAME.format("*")))]
     if not each:
-        return ShortRun(failure="no process has written what it took")
+        return ShortRun(failure="no process wrote its measurements")
     peaks = {phase: max(seen["peaks"].get(phase, 0.0) for seen in each) for phase in each[0]["peaks"]}
     return ShortRun(
         seconds=max(median(seen["seconds"]) for seen in each),
@@ -162,21 +160,21 @@ def watched_run(output: Path) -> ShortRun:
     )
 
 
-def _names(words: Sequence[str]) -> set[str]:
-    return {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+def _names(args: Sequence[str]) -> set[str]:
+    return {arg[2:].partition("=")[0].replace("-", "_") for arg in args if arg.startswith("--")}
 
 
-def failure_of(said: str) -> str:
-    """Return the line of what a command said that tells best why it failed."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("Error") or "rror:" in line]
-    return (told or lines or ["nothing was said"])[-1][:300]
+def failure_of(output_text: str) -> str:
+    """Return the line of a command's output that best explains its failure."""
+    lines = [line.strip() for line in output_text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("Error") or "rror:" in line]
+    return (errors or lines or ["no output"])[-1][:300]
 
 
 def ended(
-    command: Sequence[str], variables: Mapping[str, str], heard: Callable[[str], None] = lambda _: None
+    command: Sequence[str], variables: Mapping[str, str], on_line: Callable[[str], None] = lambda _: None
 ) -> tuple[int, str]:
-    """Run a command with all that it starts; return its exit code and what it said, of which `heard` gets each line."""
+    """Run a command; return its exit code and output. `on_line` is called for each line."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", start_new_session=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **variables},
@@ -189,11 +187,11 @@ def ended(
 
     timer = threading.Timer(SECONDS, end)
     timer.start()
-    said = []
+    output_text = []
     try:
         for line in process.stdout or ():
-            said.append(line)
-            heard(line)
+            output_text.append(line)
+            on_line(line)
         process.wait()
     finally:
         timer.cancel()
@@ -201,5 +199,5 @@ def ended(
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if late:
-        return 1, f"Error: it took longer than {SECONDS:.0f} seconds"
-    return process.returncode, "".join(said)
+        return 1, f"Error: timed out after {SECONDS:.0f} seconds"
+    return process.returncode, "".join(output_text)

@@ -79,7 +79,7 @@ class TrainedCount:
     quantized: QuantizedModel | None = None
 
     def __init__(self, backend: PlannedBackend, shape: ModelShape, workload: Workload) -> None:
-        self._shape, self._adapted, self._beside = shape, workload.adapted, backend.trained_values
+        self._shape, self._adapted, self._adapter_values = shape, workload.adapted, backend.trained_values
         if workload.quantize != "none":
             from swift_plan.quantized import quantized_model
 
@@ -94,7 +94,7 @@ class TrainedCount:
         total = 0.0
         for matrix in matrices:
             if matrix.name != "router" and (self._targets is None or matrix.name in self._targets):
-                total += matrix.copies * (self._beside(matrix.rows, matrix.columns) or 0.0)
+                total += matrix.copies * (self._adapter_values(matrix.rows, matrix.columns) or 0.0)
         return total
 
     def layer(self, *, with_experts: bool) -> tuple[float, float]:

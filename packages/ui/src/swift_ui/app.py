@@ -1,10 +1,13 @@
-"""The application: routes of looking, routes of acting, and the page itself, behind the guard."""
+"""The web application: the page and its API, behind authentication."""
 
 from __future__ import annotations
 
+import socket
+import webbrowser
 from importlib.resources import files
 from pathlib import Path
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -15,32 +18,32 @@ from starlette.staticfiles import StaticFiles
 from swift.errors import SwiftError
 from swift.runs import chart_script
 from swift_ui import __version__
-from swift_ui.acting.api import routes as routes_of_acting
+from swift_ui.acting.api import routes as action_routes
 from swift_ui.guard import PageGuard
-from swift_ui.looking.api import RunLooker
-from swift_ui.looking.api import routes as routes_of_looking
-from swift_ui.looking.missing import NotThere
+from swift_ui.looking.api import RunReader
+from swift_ui.looking.api import routes as run_routes
+from swift_ui.looking.index import NotFound
 from swift_ui.settings import UiSettings
 
 STATIC = Path(str(files("swift_ui") / "static"))
 
 
 def make_app(settings: UiSettings) -> Starlette:
-    """Return the whole server: `app.state.settings` is what it was started with, `app.state.looker` knows the runs."""
+    """Return the application, with the settings and the reader of runs in `app.state`."""
     app = Starlette(
         routes=[
             Route("/", _page),
             Route("/static/charts.js", _charts),
             Mount("/static", StaticFiles(directory=STATIC)),
             Route("/api/about", _about),
-            *routes_of_looking(),
-            *routes_of_acting(settings),
+            *run_routes(),
+            *action_routes(settings),
         ],
         middleware=[Middleware(PageGuard, settings=settings)],
-        exception_handlers={SwiftError: _refusal, NotThere: _not_there},
+        exception_handlers={SwiftError: _bad_request, NotFound: _not_found},
     )
     app.state.settings = settings
-    app.state.looker = RunLooker(settings.roots)
+    app.state.reader = RunReader(settings.roots)
     return app
 
 
@@ -49,7 +52,7 @@ def _page(request: Request) -> Response:
 
 
 def _charts(request: Request) -> Response:
-    """Answer with the script that core's report draws its charts with, as a module."""
+    """Return the chart script of core's report as a module."""
     exported = "\nexport const { Charts, number, percent, placeAt } = swiftCharts;\n"
     return Response(chart_script() + exported, media_type="text/javascript")
 
@@ -65,12 +68,31 @@ def _about(request: Request) -> Response:
     )
 
 
-def _refusal(request: Request, error: Exception) -> Response:
-    """Answer with the sentences that the command line would print."""
+def _bad_request(request: Request, error: Exception) -> Response:
+    """Return the error message of the command line."""
     assert isinstance(error, SwiftError)
     return JSONResponse({"error": {"message": error.message, "hint": error.hint}}, 400)
 
 
-def _not_there(request: Request, error: Exception) -> Response:
-    assert isinstance(error, NotThere)
+def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, NotFound)
     return JSONResponse({"error": {"message": error.message, "hint": error.hint}}, 404)
+
+
+def serve(settings: UiSettings, listening: socket.socket, *, show: bool = False) -> None:
+    """Serve requests until SIGINT or SIGTERM."""
+    config = uvicorn.Config(
+        make_app(settings),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
+    )
+    if show:
+        webbrowser.open(settings.address)
+    uvicorn.Server(config).run(sockets=[listening])

@@ -9,7 +9,7 @@ _EMPTY = 0x2800
 
 
 def curve(steps: Sequence[float], values: Sequence[float], width: int, height: int) -> list[str]:
-    """Return lines of text on which a curve is drawn, the highest value in the first; none without two points."""
+    """Return a curve as lines of text, the highest value first; empty for fewer than two points."""
     if len(values) < 2 or width < 2:
         return []
     columns, rows = 2 * width, 4 * height

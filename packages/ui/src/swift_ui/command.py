@@ -1,4 +1,4 @@
-"""`swift ui`: prints the address that opens the page, and serves it until it is interrupted."""
+"""`swift ui`: prints the address of the dashboard, and serves it until it is interrupted."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ _LOCAL = frozenset({LOOPBACK, "localhost", "::1"})
 class UiCommand:
     """Implements `swift.contracts.Command`."""
 
-    summary = "The runs in a browser, live, and everything that the command line does"
+    summary = "Show and start runs in a browser"
     options_model = UiOptions
 
     def run(self, options: UiOptions) -> int:
         """Serve until Ctrl+C; return the exit code."""
-        from swift_ui.server import serve
+        from swift_ui.app import serve
         from swift_ui.settings import UiSettings
 
         roots = tuple(Path(root).expanduser().absolute() for root in options.roots)
         for root in roots:
             if root.exists() and not root.is_dir():
-                raise UsageError(f"{root} is a file, and runs lie in folders.", hint="For example: swift ui output")
+                raise UsageError(f"{root} is a file, not a folder of runs.", hint="For example: swift ui output")
         with _listen(options.host, options.port) as listening:
             settings = UiSettings(
                 roots, options.host, listening.getsockname()[1], trust_remote_code=options.trust_remote_code
             )
             _say(f"Open {settings.address}")
-            _say(f"Runs below {', '.join(map(str, roots))}; Ctrl+C ends the page and no run.")
+            _say(f"Serving the runs in {', '.join(map(str, roots))}. Ctrl+C stops the server; runs continue.")
             if options.host not in _LOCAL:
-                _say("Others can reach this address, and unencrypted: whoever has the token starts commands here.")
+                _say("Warning: other machines can reach this address, unencrypted. The token allows running commands.")
             serve(settings, listening, show=options.open)
         return 0
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens: on the port that was asked for, or on a free one where none was."""
+    """Return a listening socket: on `port`, or on the default port or a free one if `port` is None."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,7 +53,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
         except OSError as error:
             reason = error.strerror
     listening.close()
-    raise UsageError(f"Cannot listen on {host}, port {port}: {reason}.", hint="Any free port: swift ui --port 0")
+    raise UsageError(f"Cannot listen on {host}, port {port}: {reason}.", hint="Use a free port: swift ui --port 0")
 
 
 def _say(line: str) -> None:

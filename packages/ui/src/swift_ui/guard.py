@@ -1,28 +1,29 @@
-"""Who may ask what: every request passes here before anything else sees it.
+"""Authentication and origin checks for every request.
 
-The page is opened with a token that the terminal shows, in the part of the address that browsers keep to themselves.
-The page's script trades it for a cookie that no script can read and no other site's request carries. Beside that, the
-name in `Host` must be this machine's (a foreign name that resolves to it is an attack), an `Origin` must be the page's
-own, and whatever changes something must have one.
+The terminal shows an address with a token in its fragment, which browsers do not send. The page's script exchanges it
+for a cookie that scripts cannot read (HttpOnly) and other sites cannot send (SameSite). In addition, `Host` must name
+this machine (against DNS rebinding), `Origin` must be the page's own, and requests that change something must have one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from http.cookies import CookieError, SimpleCookie
+from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swift.errors import SwiftError
-from swift_ui.bodies import content_of
+from swift.errors import SwiftError, UsageError
+from swift.untrusted import is_unicode, parse_json
 from swift_ui.settings import UiSettings
 
 MOST_BYTES = 1 << 20
-"""Size of a request's body: forms and questions are texts."""
+"""Maximum size of a request body."""
 READING = frozenset({"GET", "HEAD"})
 LOGIN = "/api/login"
 _HERE = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -41,11 +42,25 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""On every answer; an answer that has one of them already keeps its own."""
+"""Added to every response that does not set them itself."""
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """Return the JSON object of a request; raise `UsageError` if its body is invalid."""
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise UsageError("The connection closed before the request body was complete.") from None
+    content = parse_json(body, "The request body is not valid JSON", UsageError)
+    if not isinstance(content, dict):
+        raise UsageError("The request body must be a JSON object.")
+    if not is_unicode(json.dumps(content, ensure_ascii=False)):
+        raise UsageError("A string of the request has an unpaired surrogate.")
+    return content
 
 
 class RequestRefused(Exception):
-    """A request that is not answered: the status and the reason."""
+    """A refused request, with its status and reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -53,7 +68,7 @@ class RequestRefused(Exception):
 
 
 class PageGuard:
-    """Refuses requests that the server's own page did not make, and adds the headers to all answers."""
+    """Middleware that refuses requests of other pages, and adds security headers to all responses."""
 
     def __init__(self, app: ASGIApp, settings: UiSettings) -> None:
         self._app, self._settings = app, settings
@@ -63,16 +78,16 @@ class PageGuard:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # nothing here speaks over web sockets
+            return  # there are no web sockets
         request = Request(scope, receive)
-        answer: ASGIApp = self._app
+        response: ASGIApp = self._app
         try:
             self._check(request)
             if request.url.path == LOGIN:
-                answer = await self._login(request)
+                response = await self._login(request)
         except RequestRefused as refused:
-            answer = JSONResponse({"error": {"message": refused.reason}}, refused.status)
-        await answer(scope, receive, _with_headers(send))
+            response = JSONResponse({"error": {"message": refused.reason}}, refused.status)
+        await response(scope, receive, _with_headers(send))
 
     def _check(self, request: Request) -> None:
         self._check_names(request)
@@ -80,21 +95,21 @@ class PageGuard:
             _check_body(request)
         path = request.url.path
         if path.startswith("/api/") and path != LOGIN and not self._has_cookie(request):
-            raise RequestRefused(401, "This page is not open: use the address that the terminal shows.")
+            raise RequestRefused(401, "Not logged in. Open the address that the terminal shows.")
 
     def _check_names(self, request: Request) -> None:
-        """Check who is asked (Host) and by whose page (Origin, Sec-Fetch-Site)."""
+        """Check the requested host and the origin of the request."""
         hosts = request.headers.getlist("host")
         named = _host(hosts[0]) if len(hosts) == 1 else None
         if named is None or named not in self._names() | ({named} if self._settings.host in _ANYWHERE else set()):
-            raise RequestRefused(403, "This server does not answer to that name.")
+            raise RequestRefused(403, "Unknown host name. Open the address that the terminal shows.")
         origins = request.headers.getlist("origin")
         if origins and origins != [f"http://{hosts[0]}"]:
-            raise RequestRefused(403, "This was asked by a page of another site.")
+            raise RequestRefused(403, "Requests of other sites are not allowed.")
         if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
-            raise RequestRefused(403, "This was asked by a page of another site.")
+            raise RequestRefused(403, "Requests of other sites are not allowed.")
         if request.method not in READING and not origins:
-            raise RequestRefused(403, "A request that changes something must say which page it is from.")
+            raise RequestRefused(403, "POST requests need an Origin header.")
 
     def _names(self) -> set[str]:
         return {*_HERE} if self._settings.host in _HERE else {*_HERE, self._settings.host.lower()}
@@ -109,39 +124,39 @@ class PageGuard:
 
     async def _login(self, request: Request) -> Response:
         if request.method != "POST":
-            raise RequestRefused(405, "Logging in is a POST.")
+            raise RequestRefused(405, "Use POST to log in.")
         try:
-            token = (await content_of(request)).get("token")
+            token = (await read_object(request)).get("token")
         except SwiftError as error:
             raise RequestRefused(400, error.message) from None
         if not isinstance(token, str) or not _same(token, self._settings.token):
             raise RequestRefused(
-                403, "The token is not the one of this start: use the address that the terminal shows."
+                403, "The token is invalid or from an earlier start. Open the address that the terminal shows."
             )
-        answer = JSONResponse({"open": True})
-        answer.set_cookie(
+        response = JSONResponse({"open": True})
+        response.set_cookie(
             self._settings.cookie, session(self._settings), httponly=True, samesite="strict", path="/api/"
         )
-        return answer
+        return response
 
 
 def session(settings: UiSettings) -> str:
-    """Return what the cookie holds: proof of the token, and not the token."""
+    """Return the value of the cookie, derived from the token."""
     return hmac.new(settings.token.encode(), b"swift ui session", hashlib.sha256).hexdigest()
 
 
 def _check_body(request: Request) -> None:
     length = request.headers.get("content-length")
     if length is None or not length.isdecimal() or "transfer-encoding" in request.headers:
-        raise RequestRefused(411, "A request with a body must say how long it is.")
+        raise RequestRefused(411, "The Content-Length header is required.")
     if int(length) > MOST_BYTES:
-        raise RequestRefused(413, f"A request may have {MOST_BYTES:,} bytes.")
+        raise RequestRefused(413, f"The request body is larger than {MOST_BYTES:,} bytes.")
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise RequestRefused(415, "Only JSON is taken.")
+        raise RequestRefused(415, "The content type must be application/json.")
 
 
 def _host(header: str) -> str | None:
-    """Return the name in a Host header without its port; None where it is not written as one."""
+    """Return the name in a Host header without its port; None if it is invalid."""
     try:
         parts = urlsplit(f"//{header}")
         _ = parts.port

@@ -1,4 +1,4 @@
-"""The flags of `swift ui` and `swift watch`."""
+"""Options of `swift ui` and `swift watch`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class UiOptions(Section):
-    """Everything that only the terminal can say: which folders, which host, and whether code of models may run."""
+    """Options that only the terminal can set: folders, host, and whether third-party code may run."""
 
     examples = (
         "swift ui",
@@ -20,26 +20,26 @@ class UiOptions(Section):
         "ssh -L 7860:127.0.0.1:7860 MACHINE swift ui --port 7860",
     )
     roots: Annotated[list[str], Argument("FOLDER")] = Field(
-        ["output"], description="Folders with runs in them; the page reads and writes nothing elsewhere", min_length=1
+        ["output"], description="Folders with runs; the dashboard reads and writes only in them", min_length=1
     )
     port: Annotated[int | None, Field(ge=0, le=65535)] = Field(
-        None, description="Port to listen on; without this flag 7860, or another one where that is taken"
+        None, description="Port to listen on (default: 7860, or a free port if 7860 is in use)"
     )
     host: str = Field(
-        LOOPBACK, description="Address to listen on; another one than this machine's own opens it to others"
+        LOOPBACK, description="Address to listen on; addresses other than loopback are reachable from other machines"
     )
-    open: bool = Field(False, description="Open the page in this machine's browser")
+    open: bool = Field(False, description="Open the dashboard in this machine's browser")
     trust_remote_code: bool = Field(
-        False, description="Let commands that the page starts run code that lies in models' folders"
+        False, description="Let commands from the dashboard run third-party code, such as the code of models"
     )
 
 
 class WatchOptions(Section):
-    """Which run, and how often it is drawn."""
+    """Options of `swift watch`."""
 
     examples = ("swift watch output/qwen3-0.6b/v0-20260101-120000", "swift watch")
     run: Annotated[str, Argument("RUN")] = Field(
-        "output", description="A run's folder, or one with runs in it: the newest is shown"
+        "output", description="Folder of a run, or of several runs: the newest is shown"
     )
-    every: Annotated[float, Field(gt=0, le=3600)] = Field(0.5, description="Seconds between two looks at the run")
-    once: bool = Field(False, description="Draw the run once and end, for logs and scripts")
+    every: Annotated[float, Field(gt=0, le=3600)] = Field(0.5, description="Seconds between two updates")
+    once: bool = Field(False, description="Print the run once and exit, for logs and scripts")

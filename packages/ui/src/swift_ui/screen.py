@@ -1,4 +1,4 @@
-"""The screen of `swift watch`: state, progress, figures, the loss as a curve, processes and the end of the log."""
+"""Screen of `swift watch`: state, progress, figures, loss curve, processes and the end of the log."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ ROWS = 7
 LOG_LINES = 6
 MOST_RANKS, MOST_COLUMNS = 256, 16
 """Rows and columns of the table of processes."""
-_COLOURS = {"completed": "green", "running": "blue", "failed": "red", "died": "red"}
+_COLORS = {"completed": "green", "running": "blue", "failed": "red", "died": "red"}
 _SLOWER = 1.1
-"""How many times the median a process computes that is named."""
+"""Compute time relative to the median from which a process is marked as slow."""
 
 
 class WatchScreen:
-    """Draws a run as it stands now."""
+    """Renders the state of a run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,7 +46,7 @@ class WatchScreen:
         self.state: RunState = self._states.state(folder)
 
     def draw(self) -> RenderableType:
-        """Look at the run again, and return what to print."""
+        """Read the run again, and return what to print."""
         self._lines.update()
         self.state = self._states.state(self._folder)
         parts: list[RenderableType] = [self._heading(), *self._progress(), self._figures()]
@@ -58,12 +58,12 @@ class WatchScreen:
     def _heading(self) -> Text:
         title = title_of(self._folder)
         facts = short_facts(arguments(self._folder))
-        words = [str(facts[name]) for name in ("model", "objective", "tuner", "backend") if name in facts]
+        parts = [str(facts[name]) for name in ("model", "objective", "tuner", "backend") if name in facts]
         if _is_number(facts.get("processes")) and facts["processes"] > 1:
-            words.append(f"{facts['processes']} processes")
+            parts.append(f"{facts['processes']} processes")
         text = Text(plain(f"{title['model']}/{title['name']}"), style="bold")
-        text.append(f"  {self.state.name}", style=_COLOURS.get(self.state.name, "yellow"))
-        text.append(f"\n{plain(' · '.join(words))}", style="dim")
+        text.append(f"  {self.state.name}", style=_COLORS.get(self.state.name, "yellow"))
+        text.append(f"\n{plain(' · '.join(parts))}", style="dim")
         if self.state.cause:
             text.append(f"\n{plain(self.state.cause)}", style="red")
         return text
@@ -127,7 +127,7 @@ class WatchScreen:
 
 
 class _Parts:
-    """Texts beside each other, none of which is broken at the end of a line."""
+    """Strings in one line, wrapped only between them."""
 
     def __init__(self, parts: Sequence[str]) -> None:
         self._parts = parts
@@ -143,7 +143,7 @@ class _Parts:
 
 
 class _Curve:
-    """A curve as wide as the terminal, with its highest and lowest value."""
+    """A curve as wide as the terminal, labeled with its highest and lowest value."""
 
     def __init__(self, name: str, steps: Sequence[float], values: Sequence[float]) -> None:
         self._name, self._steps, self._values = name, steps, values
@@ -157,12 +157,12 @@ class _Curve:
 
 
 def plain(text: str) -> str:
-    """Return what a file of a run says without what a terminal would take for an order to it."""
+    """Return a string without control characters, which a terminal would execute."""
     return "".join(letter for letter in text if letter == "\n" or letter.isprintable())
 
 
 def slowest(rows: Sequence[Mapping[str, Any]]) -> object:
-    """Return the rank that computes longest, where it takes much longer than others; None where none does.
+    """Return the rank that computes longest, if it takes much longer than the others, else None.
 
     Waiting for others makes all processes look equally slow: what they do without communication tells them apart.
     """

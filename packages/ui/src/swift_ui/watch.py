@@ -1,4 +1,4 @@
-"""`swift watch RUN`: a run in a terminal, live. It reads the run's folder, as the page does."""
+"""`swift watch RUN`: shows a run live in a terminal, from the files in its folder."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from swift_ui.screen import WatchScreen
 
 FAILED = 1
-"""Exit code where the run failed or died, for scripts."""
+"""Exit code for a run that failed or died."""
 
 
 class WatchCommand:
     """Implements `swift.contracts.Command`."""
 
-    summary = "A run in a terminal, live"
+    summary = "Show a run live in a terminal"
     options_model = WatchOptions
 
     def run(self, options: WatchOptions) -> int:
-        """Draw the run until it ends; return the exit code."""
+        """Show the run until it ends; return the exit code."""
         from swift_ui.screen import WatchScreen
 
         screen = WatchScreen(_run_at(Path(options.run).expanduser()))
@@ -48,22 +48,22 @@ def _follow(screen: WatchScreen, every: float) -> None:
                 time.sleep(every)
                 live.update(screen.draw(), refresh=True)
     except KeyboardInterrupt:
-        pass  # it ends the watching, and not the run
+        pass  # stops watching; the run continues
 
 
 def _run_at(path: Path) -> Path:
-    """Return the run that a path means: itself, the one around a checkpoint, or the newest below a folder."""
+    """Return the run at a path: itself, the run of a checkpoint, or the newest run in a folder."""
     from swift_ui.looking.index import RunIndex
     from swift_ui.looking.state import StateReader
 
     path = path.absolute()
     if not path.is_dir():
         raise UsageError(
-            f"There is no folder {path}.", hint="Name a run's folder, or one with runs in it: swift watch output"
+            f"Folder not found: {path}", hint="Pass the folder of a run, or of several runs: swift watch output"
         )
     around = path.parent if path.name.startswith("checkpoint-") else path
     found = list(RunIndex((around,)).find().values())
     if not found:
-        raise UsageError(f"There are no runs in {path}.", hint="For example: swift watch output/MODEL/v0-DATE-TIME")
+        raise UsageError(f"No runs found in {path}.", hint="For example: swift watch output/MODEL/v0-DATE-TIME")
     states = StateReader()
     return max(found, key=lambda folder: states.state(folder).started)

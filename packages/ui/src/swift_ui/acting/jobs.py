@@ -1,6 +1,6 @@
-"""Commands that the page has started. Their folders are all that is known of them: a restart of the server finds them.
+"""Commands started by the dashboard. Their folders have their whole state, so a restarted server finds them.
 
-ROOT/.swift-ui/jobs/ID/   job.json (what was asked), started.json, ended.json, log.txt
+ROOT/.swift-ui/jobs/ID/   job.json (the command), started.json, ended.json, log.txt
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ import psutil
 from swift.errors import SwiftError, UsageError
 from swift.untrusted import open_regular, read_text
 from swift_ui.acting import job_runner
-from swift_ui.acting.told import EndTold, FactsTold, JobTold, StartTold, StopTold, told
-from swift_ui.looking.missing import NotThere
+from swift_ui.acting.job_files import EndRecord, JobRecord, ModelFacts, StartRecord, StopRecord, read_record
+from swift_ui.looking.index import NotFound
 
-PLACE = Path(".swift-ui") / "jobs"
+JOBS_FOLDER = Path(".swift-ui") / "jobs"
 _ID = re.compile(r"\d{8}-\d{6}-\d{6}-[0-9a-f]{8}")
 _STARTS = 10.0
-"""Seconds within which a keeper has started its command."""
+"""Seconds within which a runner starts its command."""
 STOPPING = "stopping.json"
 _TAIL = 64_000
-"""Bytes of a log that are shown."""
+"""Bytes of a log to show."""
 
 
 @dataclass(frozen=True)
-class StartedCommand:
-    """One command, as its folder shows it."""
+class Job:
+    """One command, as read from its folder."""
 
     id: str
     folder: Path
     kind: str
-    """'command', or 'chat' for a model that answers the page."""
-    words: tuple[str, ...]
-    """As typed after `swift`."""
+    """'command', or 'chat' for a model of the chat page."""
+    argv: tuple[str, ...]
+    """Arguments of `swift`."""
     run_folder: Path | None
-    asked: float
+    requested: float
     state: str
     """'starting', 'running', 'completed', 'stopped', 'failed' or 'died'."""
     process: int | None = None
@@ -55,9 +55,9 @@ class StartedCommand:
     cause: str = ""
     ended: float | None = None
     stopping: bool = False
-    facts: FactsTold | None = None
+    facts: ModelFacts | None = None
     log_from: int = 0
-    """The place in its log where what it printed begins."""
+    """Offset in its log where its own output begins."""
 
     @property
     def alive(self) -> bool:
@@ -75,97 +75,98 @@ class StartedCommand:
             return ""
 
 
-class JobBook:
-    """Starts commands, finds them again, and stops them."""
+class JobStore:
+    """Starts, finds and stops commands."""
 
     def __init__(self, root: Path) -> None:
-        self._place = root / PLACE
+        self._folder = root / JOBS_FOLDER
 
     def start(
         self,
-        words: Sequence[str],
+        argv: Sequence[str],
         *,
         run_folder: Path | None = None,
         kind: str = "command",
         program: Sequence[str] = (),
         secret: str = "",
-    ) -> StartedCommand:
-        """Start `swift WORDS`, or another `program` that is shown as these words."""
+    ) -> Job:
+        """Start `swift ARGV`, or another `program` that is listed with this argv."""
         name = f"{datetime.now():%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}"
-        folder = self._place / name
+        folder = self._folder / name
         folder.mkdir(parents=True, mode=0o700)
         if secret:
             descriptor = os.open(folder / "secret", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(secret)
-        asked = {
-            "words": list(words),
+        record = {
+            "argv": list(argv),
             "kind": kind,
-            "program": [str(each) for each in program or (sys.executable, "-m", "swift", *words)],
+            "program": [str(each) for each in program or (sys.executable, "-m", "swift", *argv)],
             "run_folder": None if run_folder is None else str(run_folder),
             "cwd": str(Path.cwd()),
             "environment": {"SWIFT_UI_JOB": str(folder)} if kind != "command" else {},
-            "asked": time.time(),
+            "requested": time.time(),
         }
-        job_runner.write(folder / job_runner.JOB, asked)
+        job_runner.write(folder / job_runner.JOB, record)
         subprocess.run(
             [sys.executable, "-m", "swift_ui.acting.job_runner", str(folder)], stdin=subprocess.DEVNULL, check=True
         )
         return self.find(name)
 
-    def all(self) -> list[StartedCommand]:
+    def all(self) -> list[Job]:
         """Return all commands, the newest first."""
         with contextlib.suppress(OSError):
-            names = sorted((each.name for each in self._place.iterdir() if _ID.fullmatch(each.name)), reverse=True)
+            names = sorted((each.name for each in self._folder.iterdir() if _ID.fullmatch(each.name)), reverse=True)
             return [job for name in names if (job := self._job(name)) is not None]
         return []
 
-    def find(self, name: str) -> StartedCommand:
-        """Return one command; raise `NotThere` for an id that is none."""
+    def find(self, name: str) -> Job:
+        """Return one command; raise `NotFound` for an unknown id."""
         job = self._job(name) if _ID.fullmatch(name) else None
         if job is None:
-            raise NotThere("There is no such command: its folder is gone.")
+            raise NotFound("Unknown command: its folder does not exist.")
         return job
 
-    def of_run(self, run_folder: Path) -> StartedCommand | None:
+    def of_run(self, run_folder: Path) -> Job | None:
         """Return the newest command that runs, or ran, in the folder of a run."""
         return next((job for job in self.all() if job.run_folder == run_folder), None)
 
-    def secret(self, job: StartedCommand) -> str:
-        """Return what only the server and the command know."""
+    def secret(self, job: Job) -> str:
+        """Return the secret that the server and the command share."""
         try:
             return read_text(job.folder / "secret", SwiftError)
         except SwiftError:
-            raise NotThere("This command has no secret any more.") from None
+            raise NotFound("The secret file of this command is missing.") from None
 
-    def stop(self, job: StartedCommand, *, now: bool = False) -> None:
-        """Ask a command to end: as Ctrl-C does once, or at once."""
+    def stop(self, job: Job, *, now: bool = False) -> None:
+        """Send SIGTERM to a command; `now` kills it."""
         if not job.alive or job.process is None or not lives(job.process, job.process_began):
-            raise UsageError("This command has ended already.")
+            raise UsageError("This command has already ended.")
         job_runner.write(job.folder / STOPPING, {"at": time.time(), "now": now})
         end_process(job.process, now=now)
 
-    def _job(self, name: str) -> StartedCommand | None:
-        folder = self._place / name
-        asked = told(folder / job_runner.JOB, JobTold)
-        if asked is None:
+    def _job(self, name: str) -> Job | None:
+        folder = self._folder / name
+        record = read_record(folder / job_runner.JOB, JobRecord)
+        if record is None:
             return None
-        started = told(folder / job_runner.STARTED, StartTold)
-        alive = started is not None and lives(started.keeper, started.keeper_began)
-        ended = told(folder / job_runner.ENDED, EndTold)  # after the look at its keeper, who writes this before it ends
-        stopping = told(folder / STOPPING, StopTold)
-        state, cause = _state(asked, ended, started=started is not None, alive=alive)
+        started = read_record(folder / job_runner.STARTED, StartRecord)
+        alive = started is not None and lives(started.runner, started.runner_began)
+        # Read after checking the runner, which writes it before it ends.
+        ended = read_record(folder / job_runner.ENDED, EndRecord)
+        stopping = read_record(folder / STOPPING, StopRecord)
+        state, cause = _state(record, ended, started=started is not None, alive=alive)
         if state == "died" and stopping is not None and stopping.now:
-            state, cause = "stopped", "Ended at once, as it was told."
-        elif state == "completed" and stopping is not None and asked.run_folder is None:
-            state = "stopped"  # a server has no end of its own
-        return StartedCommand(
+            state, cause = "stopped", "Killed on request."
+        elif state == "completed" and stopping is not None and record.run_folder is None:
+            state = "stopped"  # a server ends only when it is stopped
+        return Job(
             name,
             folder,
-            asked.kind,
-            tuple(asked.words),
-            None if asked.run_folder is None else Path(asked.run_folder),
-            asked.asked,
+            record.kind,
+            tuple(record.argv),
+            None if record.run_folder is None else Path(record.run_folder),
+            record.requested,
             state,
             None if started is None else started.process,
             None if started is None else started.began,
@@ -173,13 +174,13 @@ class JobBook:
             cause,
             None if ended is None else ended.at,
             stopping is not None,
-            told(folder / "facts.json", FactsTold),
+            read_record(folder / "facts.json", ModelFacts),
             0 if started is None else started.log_from,
         )
 
 
-def _state(asked: JobTold, ended: EndTold | None, *, started: bool, alive: bool) -> tuple[str, str]:
-    """Return the state of a command, and what is to be said of it."""
+def _state(record: JobRecord, ended: EndRecord | None, *, started: bool, alive: bool) -> tuple[str, str]:
+    """Return the state of a command, and the cause of its end."""
     if ended is not None:
         code = ended.code
         if code < 0 and -code not in (signal.SIGTERM, signal.SIGINT):
@@ -188,15 +189,15 @@ def _state(asked: JobTold, ended: EndTold | None, *, started: bool, alive: bool)
             return "stopped", ""
         return ("completed", "") if code == 0 else ("failed", ended.problem)
     if not started:
-        late = time.time() - asked.asked > _STARTS
-        return ("died", "It was never started.") if late else ("starting", "")
+        late = time.time() - record.requested > _STARTS
+        return ("died", "The command did not start.") if late else ("starting", "")
     if alive:
         return "running", ""
-    return "died", "It ended, and so did the process that waited for it: the machine was restarted, say."
+    return "died", "The command and its runner ended without an exit code. Was the machine restarted?"
 
 
 def lives(process: int, began: float | None) -> bool:
-    """Return whether a process lives, and is the one that began then."""
+    """Return whether a process is alive and began at this time."""
     try:
         if psutil.Process(process).status() == psutil.STATUS_ZOMBIE:
             return False
@@ -206,7 +207,7 @@ def lives(process: int, began: float | None) -> bool:
 
 
 def end_process(process: int, *, now: bool) -> None:
-    """Send SIGTERM to a process; `now` sends SIGKILL to all that it has started too."""
+    """Send SIGTERM to a process; `now` sends SIGKILL to it and its children."""
     try:
         first = psutil.Process(process)
         if not now:
@@ -216,6 +217,6 @@ def end_process(process: int, *, now: bool) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
     except psutil.NoSuchProcess:
-        raise UsageError("This command has ended already.") from None
+        raise UsageError("This command has already ended.") from None
     except psutil.AccessDenied:
-        raise UsageError("It belongs to another user of this machine, who alone can stop it.") from None
+        raise UsageError("This process belongs to another user of this machine: only that user can stop it.") from None

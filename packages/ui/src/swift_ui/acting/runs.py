@@ -1,4 +1,4 @@
-"""Actions on a run, also on one that a terminal has started: stop it, go on with it, use what it has trained."""
+"""Actions on a run, including those started in a terminal: stop, resume, use its checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from swift.errors import SwiftError, UsageError
 from swift.forms import resume_argv
 from swift.runs import CONFIG_FILE, holder_of
-from swift_ui.acting.jobs import JobBook, StartedCommand, end_process
+from swift_ui.acting.jobs import Job, JobStore, end_process
 from swift_ui.looking.view import arguments, configuration
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -17,20 +17,20 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 @dataclass(frozen=True)
 class RunActions:
-    """Actions on a run that make sense now."""
+    """Actions that a run allows now."""
 
     alive: bool
-    """Whether it trains on this machine."""
-    job: StartedCommand | None
-    """The command that the page has started for it, if any."""
+    """Whether it is training on this machine."""
+    job: Job | None
+    """The dashboard's newest command for it, if any."""
     checkpoints: tuple[Path, ...]
-    """The newest first."""
+    """Newest first."""
     resume: tuple[str, ...]
-    """What is typed after `swift` to go on with it; nothing where it cannot."""
+    """Arguments of `swift` that resume it; empty if it cannot be resumed."""
 
     @classmethod
-    def of(cls, folder: Path, jobs: JobBook, *, completed: bool = False) -> RunActions:
-        """Look at a run's folder; one that is `completed` has nothing left to go on with."""
+    def of(cls, folder: Path, jobs: JobStore, *, completed: bool = False) -> RunActions:
+        """Return the actions of the run in a folder; a `completed` run cannot be resumed."""
         holder = holder_of(folder)
         alive = holder is not None and holder.alive is True
         job = jobs.of_run(folder)
@@ -45,20 +45,20 @@ class RunActions:
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
-    """Return the whole checkpoints of a run, the newest first."""
+    """Return the complete checkpoints of a run, newest first."""
     found = [(int(name[1]), each) for each in folder.glob("checkpoint-*") if (name := _CHECKPOINT.fullmatch(each.name))]
     return [each for _, each in sorted(found, reverse=True) if (each / "manifest.json").is_file()]
 
 
-def stop_run(folder: Path, jobs: JobBook, *, now: bool) -> None:
-    """Stop a run, whoever started it: by its command where the page knows it, else by the process that locks it."""
+def stop_run(folder: Path, jobs: JobStore, *, now: bool) -> None:
+    """Stop a run: through the dashboard's command if it has one, else through the process that holds its lock."""
     job = jobs.of_run(folder)
     if job is not None and job.alive:
         jobs.stop(job, now=now)
         return
     holder = holder_of(folder)
     if holder is None or not holder.alive:
-        raise UsageError("This run does not train on this machine (any more).")
+        raise UsageError("This run is not training on this machine.")
     end_process(holder.process, now=now)
 
 
@@ -69,7 +69,7 @@ def _resume(folder: Path, checkpoints: tuple[Path, ...]) -> tuple[str, ...]:
 
 
 def _processes(folder: Path) -> int:
-    """Return how many processes the run had, where all of them were on one machine."""
+    """Return how many processes the run had, if all were on one machine."""
     environment = arguments(folder).get("environment")
     processes = environment.get("processes") if isinstance(environment, dict) else None
     return processes if type(processes) is int else 1

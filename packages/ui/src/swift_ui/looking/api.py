@@ -1,4 +1,4 @@
-"""Requests of the page to look at runs. All of it reads, none of it writes."""
+"""Read-only routes about runs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from swift.runs import REPORT_FILE, charts_of
-from swift_ui.looking import rounds, samples, view
-from swift_ui.looking.compare import differences
+from swift_ui.looking import rounds, view
 from swift_ui.looking.events import RunEvents
-from swift_ui.looking.index import RunIndex
+from swift_ui.looking.index import NotFound, RunIndex, file_in
 from swift_ui.looking.lines import MOST_POINTS, RunLines
 from swift_ui.looking.log import log_part
-from swift_ui.looking.missing import NotThere, file_in
 from swift_ui.looking.state import StateReader
 
 MOST_COMPARED = 24
@@ -28,11 +26,11 @@ MOST_KEPT = 32
 PAGE_POLICY = (
     "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 )
-"""Of pages that lie in runs' folders: their scripts run as nobody's, and reach neither the cookie nor a network."""
+"""Policy of pages in runs' folders: their scripts have no origin, no cookie and no network."""
 
 
-class RunLooker:
-    """Everything that requests about runs share: where they are, how they stand, and their lines."""
+class RunReader:
+    """Index, states and lines of runs, shared by all requests."""
 
     def __init__(self, roots: tuple[Path, ...]) -> None:
         self.index = RunIndex(roots)
@@ -51,14 +49,14 @@ class RunLooker:
         return kept
 
     def first_lines(self, folder: Path) -> tuple[RunLines, bool]:
-        """Return what can be shown of a run at once, and whether these are all its lines."""
+        """Return lines of a run to show at once, and whether these are all."""
         with self._lock:
             known = folder in self._lines
         found = None if known else RunLines.at_a_glance(folder)
         return (self.lines(folder), True) if found is None else (found, False)
 
     def row(self, key: str, folder: Path) -> dict[str, Any]:
-        """Return a run as a line of the list."""
+        """Return a run as a row of the list."""
         state = self.states.state(folder)
         last = next((line for line in reversed(self.states.tail(folder)) if "step" in line), {})
         shown = ("loss", "eval_loss", "tokens_per_second", "remaining_time", "reward")
@@ -76,27 +74,27 @@ class RunLooker:
         return self.index.once(folder, lambda: view.short_facts(view.arguments(folder)))
 
 
-class RunAnswer(JSONResponse):
-    """An answer with what files of runs hold, which may be more than JSON can say: NaN, or texts that are none."""
+class RunResponse(JSONResponse):
+    """A response with content of run files, which may be invalid in JSON: NaN, unpaired surrogates."""
 
     def render(self, content: Any) -> bytes:
-        """Return the answer as JSON."""
+        """Return the content as JSON."""
         return view.as_json(content)
 
 
-def looker(request: Request) -> RunLooker:
-    """Return what the application keeps about runs."""
-    found: RunLooker = request.app.state.looker
+def reader(request: Request) -> RunReader:
+    """Return the application's reader of runs."""
+    found: RunReader = request.app.state.reader
     return found
 
 
 def run_of(request: Request) -> Path:
-    """Return the folder of the run that a request is about; raise `NotThere` where there is none."""
-    return looker(request).index.folder(request.path_params["key"])
+    """Return the folder of a request's run; raise `NotFound` if it does not exist."""
+    return reader(request).index.folder(request.path_params["key"])
 
 
 def routes() -> list[Route]:
-    """Return the routes of looking."""
+    """Return these routes."""
     of_run = "/api/runs/{key}"
     return [
         Route("/api/runs", _runs),
@@ -115,30 +113,30 @@ def routes() -> list[Route]:
 
 
 def _runs(request: Request) -> Response:
-    looks = looker(request)
-    rows = [looks.row(key, folder) for key, folder in looks.index.find().items()]
+    runs = reader(request)
+    rows = [runs.row(key, folder) for key, folder in runs.index.find().items()]
     rows.sort(key=lambda row: (row["state"]["started"], row["name"]), reverse=True)
-    return RunAnswer({"runs": rows, "roots": [str(root) for root in looks.index.roots]})
+    return RunResponse({"runs": rows, "roots": [str(root) for root in runs.index.roots]})
 
 
 def _run(request: Request) -> Response:
     folder = run_of(request)
-    looks = looker(request)
-    state = looks.states.state(folder)
-    summary = next((line for line in looks.states.tail(folder)[-1:] if "status" in line), None)
-    return RunAnswer({"key": request.path_params["key"], **view.run_view(folder, state, summary)})
+    runs = reader(request)
+    state = runs.states.state(folder)
+    summary = next((line for line in runs.states.tail(folder)[-1:] if "status" in line), None)
+    return RunResponse({"key": request.path_params["key"], **view.run_view(folder, state, summary)})
 
 
 def _series(request: Request) -> Response:
     folder = run_of(request)
     first, last = _bounds(request)
-    looks = looker(request)
-    lines, whole = looks.first_lines(folder) if "glance" in request.query_params else (looks.lines(folder), True)
+    runs = reader(request)
+    lines, whole = runs.first_lines(folder) if "glance" in request.query_params else (runs.lines(folder), True)
     peak = view.arguments(folder).get("optim.learning_rate")
-    return RunAnswer(
+    return RunResponse(
         {
             "whole": whole,
-            "place": lines.place,
+            "position": lines.position,
             "charts": lines.charts(peak if isinstance(peak, float) else None),
             "series": lines.series(first=first, last=last),
             "ranks": {"step": lines.ranks_step, "rows": lines.ranks},
@@ -151,34 +149,34 @@ def _series(request: Request) -> Response:
 def _events(request: Request) -> Response:
     folder = run_of(request)
     known = request.headers.get("last-event-id") or request.query_params.get("after")
-    events = RunEvents(folder, looker(request).states, known)
+    events = RunEvents(folder, reader(request).states, known)
     return StreamingResponse(aiter(events), media_type="text/event-stream")
 
 
 def _log(request: Request) -> Response:
-    return RunAnswer(log_part(run_of(request), _number(request, "after"), _number(request, "before")))
+    return RunResponse(log_part(run_of(request), _number(request, "after"), _number(request, "before")))
 
 
 def _config(request: Request) -> Response:
-    return RunAnswer(view.configuration(run_of(request)))
+    return RunResponse(view.configuration(run_of(request)))
 
 
 def _samples(request: Request) -> Response:
-    return RunAnswer(samples.samples(run_of(request)))
+    return RunResponse(view.samples(run_of(request)))
 
 
 def _rounds(request: Request) -> Response:
-    return RunAnswer({"rounds": rounds.rounds(run_of(request))})
+    return RunResponse({"rounds": rounds.rounds(run_of(request))})
 
 
 def _round(request: Request) -> Response:
-    return RunAnswer(rounds.answers(run_of(request), request.path_params["number"]))
+    return RunResponse(rounds.completions(run_of(request), request.path_params["number"]))
 
 
 def _page(request: Request) -> Response:
     folder, name = run_of(request), request.path_params["name"]
     if name not in [REPORT_FILE, *view.pages(folder)]:
-        raise NotThere("This run has no such page.")
+        raise NotFound("This run does not have this page.")
     headers = {"content-security-policy": PAGE_POLICY, "x-frame-options": "SAMEORIGIN"}
     return FileResponse(file_in(folder, name), media_type="text/html; charset=utf-8", headers=headers)
 
@@ -186,23 +184,23 @@ def _page(request: Request) -> Response:
 def _image(request: Request) -> Response:
     folder, name = run_of(request), request.path_params["name"]
     if name not in view.images(folder):
-        raise NotThere("This run has no such image.")
+        raise NotFound("This run does not have this image.")
     return FileResponse(file_in(folder, name))
 
 
 def _compare(request: Request) -> Response:
     keys = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_COMPARED]
-    looks = looker(request)
-    folders = [looks.index.folder(key) for key in keys]
+    runs = reader(request)
+    folders = [runs.index.folder(key) for key in keys]
     most = max(200, MOST_POINTS // max(1, len(keys)))
-    runs = []
+    rows = []
     names: dict[str, None] = {}
     for key, folder in zip(keys, folders, strict=True):
-        lines = looks.lines(folder)
+        lines = runs.lines(folder)
         names |= dict.fromkeys(lines.columns)
-        runs.append({**looks.row(key, folder), "series": lines.series(most=most)})
+        rows.append({**runs.row(key, folder), "series": lines.series(most=most)})
     settings = [view.settings_of(view.arguments(folder)) for folder in folders]
-    return RunAnswer({"runs": runs, "charts": _charts_of_all(names), "differences": differences(settings)})
+    return RunResponse({"runs": rows, "charts": _charts_of_all(names), "differences": view.differences(settings)})
 
 
 def _charts_of_all(names: dict[str, None]) -> list[dict[str, Any]]:

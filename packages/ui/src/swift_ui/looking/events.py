@@ -1,4 +1,4 @@
-"""The stream of a run's new lines: server-sent events that go on where a connection broke off."""
+"""Server-sent events with new lines of a run, which continue after a lost connection."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from swift_ui.looking.state import RunState, StateReader
 from swift_ui.looking.view import as_json
 
 EVERY = 0.25
-"""Seconds between two looks at a file."""
+"""Seconds between two reads of a file."""
 STATE_EVERY = 4
-"""Looks at the file for each look at the run's process."""
+"""Reads of the file for each check of the run's process."""
 HEARTBEAT = 60
-"""Looks after which something is sent in any case, so that a broken connection is noticed."""
+"""Reads after which a comment is sent, so that a broken connection is noticed."""
 
 
 class RunEvents:
-    """Events of one listener: `lines` (new ones), `state` (it changed), `reset` (all is to be read again).
+    """Events of one client: `lines` (new lines), `state` (it changed), `reset` (read everything again).
 
-    The id of an event is the file and the place in it up to which the listener knows its lines.
+    The id of an event has the file and the offset up to which the client knows its lines.
     """
 
     def __init__(self, folder: Path, states: StateReader, known: str | None) -> None:
@@ -34,13 +34,13 @@ class RunEvents:
         yield b"retry: 1000\n\n"
         for event in await asyncio.to_thread(self._begin):
             yield event
-        told: RunState | None = None
+        sent: RunState | None = None
         look = 0
         while True:
             if look % STATE_EVERY == 0:
                 state = await asyncio.to_thread(self._states.state, self._folder)
-                if _differs(state, told):
-                    told = state
+                if _differs(state, sent):
+                    sent = state
                     yield self._event("state", state.as_json())
             for event in await asyncio.to_thread(self._new):
                 yield event
@@ -50,11 +50,11 @@ class RunEvents:
             await asyncio.sleep(EVERY)
 
     def _begin(self) -> list[bytes]:
-        """Return what a listener missed; all that there is, where what it knows is of another file."""
+        """Return the events that a client missed; `reset` if its id is from another file."""
         if self._known is None:
             self._lines.skip()
             return []
-        if not self._lines.go_on(self._known):
+        if not self._lines.resume(self._known):
             self._lines.skip()
             return [self._event("reset", {})]
         return self._new()
@@ -68,16 +68,16 @@ class RunEvents:
         return [self._event("lines", {"lines": rows[-MOST_POINTS:]})] if rows else []
 
     def _event(self, name: str, data: dict[str, Any]) -> bytes:
-        return f"event: {name}\nid: {self._lines.place}\n".encode() + b"data: " + as_json(data) + b"\n\n"
+        return f"event: {name}\nid: {self._lines.position}\n".encode() + b"data: " + as_json(data) + b"\n\n"
 
 
-def _differs(state: RunState, told: RunState | None) -> bool:
-    """Return whether something else than the newest step changed, which the lines tell."""
-    if told is None:
+def _differs(state: RunState, sent: RunState | None) -> bool:
+    """Return whether more than the newest step changed, which `lines` events have."""
+    if sent is None:
         return True
     return (state.name, state.cause, state.started, state.process) != (
-        told.name,
-        told.cause,
-        told.started,
-        told.process,
+        sent.name,
+        sent.cause,
+        sent.started,
+        sent.process,
     )

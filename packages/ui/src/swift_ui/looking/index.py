@@ -1,4 +1,4 @@
-"""The runs below the roots, found cheaply. A request names a run by its key, never by a path."""
+"""Index of the runs below the roots. Requests name runs by key, never by path."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
+from swift.errors import SwiftError
 from swift.runs import ARGS_FILE, LOCK_FILE, LOGGING_FILE, holder_of
-from swift_ui.looking.missing import NotThere
+from swift.untrusted import inside
 
 T = TypeVar("T")
 
 DEPTH = 4
-"""Levels below a root on which runs are looked for: output/MODEL/RUN is on the second."""
+"""Maximum depth of runs below a root; output/MODEL/RUN has depth 2."""
 _MARKS = frozenset({ARGS_FILE, LOGGING_FILE})
 
 
+class NotFound(SwiftError):
+    """A run, file or command that does not exist: status 404."""
+
+
 class RunIndex:
-    """Knows the folders of runs by their keys. Links are not followed: what is found lies below a root."""
+    """Folders of runs by key. Links are not followed, so all folders are below a root."""
 
     def __init__(self, roots: tuple[Path, ...]) -> None:
         self.roots = tuple(root.resolve() for root in roots)
@@ -27,19 +32,19 @@ class RunIndex:
         self._kept: dict[Path, tuple[float, Any]] = {}
 
     def find(self) -> dict[str, Path]:
-        """Look through the roots, and return the runs' folders by key."""
+        """Search the roots, and return the runs' folders by key."""
         self._known = {key_of(folder): folder for root in self.roots for folder in _runs_below(root, DEPTH)}
         return self._known
 
     def folder(self, key: str) -> Path:
-        """Return a run's folder; raise `NotThere` for a key that belongs to none."""
+        """Return a run's folder; raise `NotFound` for an unknown key."""
         found = self._known.get(key) or self.find().get(key)
         if found is None or not found.is_dir():
-            raise NotThere("There is no such run below the folders that this server was started with.")
+            raise NotFound("Run not found in the folders of this server.")
         return found
 
     def once(self, folder: Path, read: Callable[[], T]) -> T:
-        """Return what `read` found when the run's `args.json` last changed."""
+        """Return the result of `read`, cached until the run's `args.json` changes."""
         try:
             changed = (folder / ARGS_FILE).lstat().st_mtime
         except OSError:
@@ -51,8 +56,16 @@ class RunIndex:
         return found
 
 
+def file_in(folder: Path, name: str) -> Path:
+    """Return a file of a run by its name; raise `NotFound` if it is missing or outside of the folder."""
+    path = inside(folder, name, NotFound, source="The request")
+    if not path.is_file():
+        raise NotFound(f"This run does not have {name}.")
+    return path
+
+
 def key_of(folder: Path) -> str:
-    """Return the key of a run: the same after a restart, and no part of a path."""
+    """Return the key of a run, which is the same after a restart."""
     return blake2b(os.fsencode(folder), digest_size=8).hexdigest()
 
 
@@ -63,7 +76,7 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     except OSError:
         return
     names = {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
-    # A run that still loads its model has only its lock.
+    # A run that is loading its model has only its lock.
     if names & _MARKS or (LOCK_FILE in names and holder_of(folder) is not None):
         yield folder
         return

@@ -1,4 +1,4 @@
-"""`logging.jsonl`, read once and then only what is new: columns of numbers, thinned for a screen."""
+"""Incremental reader of `logging.jsonl`: columns of numbers, downsampled for a screen."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from pydantic_core import from_json
 
 from swift.runs import LOGGING_FILE, MEMORY, NOT_CHARTED, TIME_PARTS, Line, charts_of
 from swift.untrusted import open_regular
-from swift_ui.looking.missing import NotThere, file_in
+from swift_ui.looking.index import NotFound, file_in
 
 MOST_POINTS = 1500
-"""Points of one curve that are sent: more than a screen has columns of pixels."""
+"""Maximum number of points of a curve: more than a screen has columns of pixels."""
 TOGETHER = 1 << 20
-"""Bytes that are parsed at a time."""
+"""Bytes to parse at a time."""
 LONG = 8 * TOGETHER
-"""Bytes of a file of which some lines are shown before all of them are read."""
+"""Size in bytes from which a few lines are shown before all are read."""
 GLANCES, _A_GLANCE = 600, 4096
-"""Places of a long file at which lines are read first, and bytes at each."""
+"""Number of offsets of a long file at which lines are read first, and bytes at each."""
 _LAST_STEP = 1 << 53
-"""From there on not every step is a number of its own for a page."""
+"""Limit of integers that JavaScript represents exactly."""
 _MISSING = math.nan
 _ONLY_NEWEST = NOT_CHARTED - {*TIME_PARTS}
-"""Numbers and texts of a line of which no curve is drawn."""
+"""Values of a line without a curve: only the newest is kept."""
 
 
 class RunLines:
-    """The lines of one run, kept as columns and brought up to date at every look.
+    """The lines of one run as columns, updated on every read.
 
-    A resumed run writes its file anew, without the steps that it makes again: `generation` is another one then, and all
-    is read from the start.
+    A resumed run rewrites its file without the steps that it repeats: `generation` changes, and everything is read
+    again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,13 +56,13 @@ class RunLines:
         self.ranks: list[Mapping[str, Any]] = []
         self.ranks_step: int | None = None
         self.summary: Line | None = None
-        """The line about the whole run, where it is the last one."""
+        """The summary of the run, if it is the last line."""
 
     @classmethod
     def at_a_glance(cls, folder: Path) -> RunLines | None:
-        """Return a few lines of a long run: its ends, and some at even distances; None where all are read as soon."""
+        """Return a few lines of a long run: both ends, and some at even distances; None for a short run."""
         found = cls(folder)
-        with suppress(NotThere), open_regular(file_in(folder, LOGGING_FILE), NotThere) as file:
+        with suppress(NotFound), open_regular(file_in(folder, LOGGING_FILE), NotFound) as file:
             size = file.seek(0, 2)
             if size > LONG:
                 found._add(parsed(b"".join(_some_lines(file, size))))
@@ -70,24 +70,24 @@ class RunLines:
         return None
 
     def update(self) -> list[Line]:
-        """Read what was added, and return these lines."""
+        """Read and return the lines that were added."""
         with self._lock:
             try:
-                file = open_regular(file_in(self._folder, LOGGING_FILE), NotThere)
-            except NotThere:
+                file = open_regular(file_in(self._folder, LOGGING_FILE), NotFound)
+            except NotFound:
                 self._forget()
                 return []
             with file:
                 return list(deque(self._read(file), MOST_POINTS))
 
     @property
-    def place(self) -> str:
-        """Return the file and the place in it up to which its lines are known."""
+    def position(self) -> str:
+        """Return the file and the offset up to which its lines are known."""
         return f"{self.generation}-{self.offset}"
 
     @property
     def last(self) -> dict[str, float]:
-        """Return the newest value of every number: an evaluation stands until the next one."""
+        """Return the newest value of every number."""
         newest = {
             name: next((value for value in reversed(column) if value == value), None)
             for name, column in self.columns.items()
@@ -95,18 +95,18 @@ class RunLines:
         return {**self._newest, **{name: value for name, value in newest.items() if value is not None}}
 
     def skip(self) -> None:
-        """Take all lines that are there as known, without reading them."""
-        with self._lock, suppress(NotThere), open_regular(file_in(self._folder, LOGGING_FILE), NotThere) as file:
+        """Skip all lines that the file has, without reading them."""
+        with self._lock, suppress(NotFound), open_regular(file_in(self._folder, LOGGING_FILE), NotFound) as file:
             self.generation = str(os.fstat(file.fileno()).st_ino)
             self.offset = _end_of_lines(file)
 
-    def go_on(self, place: str) -> bool:
-        """Go on at a place that was known before; returns False where that is of another file."""
-        generation, _, offset = place.partition("-")
-        with self._lock, suppress(NotThere), open_regular(file_in(self._folder, LOGGING_FILE), NotThere) as file:
+    def resume(self, position: str) -> bool:
+        """Continue at an earlier `position`; return False if it is from another file."""
+        generation, _, offset = position.partition("-")
+        with self._lock, suppress(NotFound), open_regular(file_in(self._folder, LOGGING_FILE), NotFound) as file:
             found = os.fstat(file.fileno())
-            is_place = str(found.st_ino) == generation and offset.isdecimal() and len(offset) < 20
-            if is_place and int(offset) <= found.st_size:
+            valid = str(found.st_ino) == generation and offset.isdecimal() and len(offset) < 20
+            if valid and int(offset) <= found.st_size:
                 self.generation, self.offset = generation, int(offset)
                 return True
         return False
@@ -119,11 +119,11 @@ class RunLines:
         file.seek(self.offset)
         while chunk := file.read(TOGETHER):
             whole = chunk.rfind(b"\n") + 1
-            if not whole:  # a line of more than a megabyte, or one that is being written
+            if not whole:  # a line of more than a megabyte, or an incomplete one
                 chunk += file.readline(LONG)
                 whole = chunk.rfind(b"\n") + 1
                 if not whole:
-                    if len(chunk) > LONG:  # which no run writes: lines are looked for again behind it
+                    if len(chunk) > LONG:  # no run writes such lines: continue behind it
                         self.offset = max(self.offset, _end_of_lines(file))
                     return
             self.offset += whole
@@ -158,7 +158,7 @@ class RunLines:
             self.ranks_step = measured["step"]
 
     def series(self, *, first: float = -math.inf, last: float = math.inf, most: int = MOST_POINTS) -> dict[str, Any]:
-        """Return the points of every column that is drawn, [steps, values], of the steps in a range."""
+        """Return the points of every column with a curve, [steps, values], for the steps in a range."""
         drawn = {series["name"] for chart in self.charts() for series in chart["series"]}
         with self._lock:
             low, high = _range(self.steps, first, last)
@@ -168,7 +168,7 @@ class RunLines:
             }
 
     def charts(self, peak: float | None = None) -> list[dict[str, Any]]:
-        """Return which charts the columns make, as the report has them."""
+        """Return the charts of the columns, as in the report."""
         names: Line = dict.fromkeys(self.columns, 1.0)
         if MEMORY in self.columns and not any(value > 0 for value in self.columns[MEMORY]):
             names[MEMORY] = 0.0
@@ -176,7 +176,7 @@ class RunLines:
 
 
 def _end_of_lines(file: BinaryIO) -> int:
-    """Return the place behind the last line that has an end, where that is near the end of the file."""
+    """Return the offset behind the last complete line, if that is near the end of the file."""
     size = file.seek(0, 2)
     file.seek(max(0, size - TOGETHER))
     end = file.read(size - file.tell())
@@ -184,12 +184,12 @@ def _end_of_lines(file: BinaryIO) -> int:
 
 
 def _some_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield whole lines: the first, the last, and those that follow places at even distances between them."""
+    """Yield complete lines: the first, the last, and some at even distances between them."""
     for number in range(GLANCES + 1):
-        place = (size - _A_GLANCE) * number // GLANCES
-        file.seek(place)
+        offset = (size - _A_GLANCE) * number // GLANCES
+        file.seek(offset)
         read = file.read(_A_GLANCE)
-        begin = read.find(b"\n") + 1 if place else 0
+        begin = read.find(b"\n") + 1 if offset else 0
         end = read.find(b"\n", begin) if number < GLANCES else read.rfind(b"\n")
         if end > begin:
             yield read[begin : end + 1]
@@ -202,7 +202,7 @@ def _newest(rows: Sequence[Line], names: Iterable[str]) -> dict[str, float]:
 
 
 def parsed(text: bytes) -> list[Line]:
-    """Return the objects of whole lines; what is no JSON object is left out."""
+    """Return the JSON objects of complete lines; other lines are skipped."""
     lines = text.splitlines()
     try:
         found = from_json(b"[" + b",".join(line for line in lines if line) + b"]", cache_strings="keys")
@@ -219,7 +219,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def thinned(steps: Sequence[float], values: Sequence[float], most: int) -> list[list[float]]:
-    """Return [steps, values] of at most `most` points: of each stretch its lowest and its highest, and both ends.
+    """Return [steps, values] of at most `most` points: both ends, and the lowest and highest of each stretch.
 
     A peak of one step stays a peak. Steps without a value are left out.
     """
@@ -227,13 +227,13 @@ def thinned(steps: Sequence[float], values: Sequence[float], most: int) -> list[
     if total != total:
         known = [index for index, value in enumerate(values) if value == value]
         steps, values = [steps[index] for index in known], [values[index] for index in known]
-    places: Iterable[int] = range(len(values)) if len(values) <= most else _extremes(values, most)
-    chosen = list(places)
+    indices: Iterable[int] = range(len(values)) if len(values) <= most else _extremes(values, most)
+    chosen = list(indices)
     return [[int(steps[index]) for index in chosen], [_rounded(values[index]) for index in chosen]]
 
 
 def _extremes(values: Sequence[float], most: int) -> Iterator[int]:
-    """Yield places in order: the ends, and between them the lowest and the highest value of each stretch."""
+    """Yield indices in order: both ends, and the lowest and highest value of each stretch."""
     stretches = (most - 2) // 2
     inner = len(values) - 2
     yield 0
@@ -246,10 +246,10 @@ def _extremes(values: Sequence[float], most: int) -> Iterator[int]:
 
 
 def _numbers(values: Sequence[object]) -> Sequence[float]:
-    """Return numbers as they are, and anything else as missing."""
+    """Return the numbers, with NaN for anything else."""
     if not isinstance(values[0], bool):
         try:
-            numbers = array("d", cast("list[float]", values))  # which refuses what is no number
+            numbers = array("d", cast("list[float]", values))  # raises TypeError for other values
         except (TypeError, OverflowError):
             pass
         else:
@@ -259,7 +259,7 @@ def _numbers(values: Sequence[object]) -> Sequence[float]:
 
 
 def number(value: object) -> float:
-    """Return a number as it is, and anything else as missing: texts, lists, true and what is too large to draw."""
+    """Return a finite number; NaN for anything else, such as strings, lists and booleans."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return _MISSING
     try:
@@ -274,5 +274,5 @@ def _rounded(value: float) -> float:
 
 
 def _range(steps: Sequence[float], first: float, last: float) -> tuple[int, int]:
-    """Return which places have steps in a range; steps only grow."""
+    """Return the range of indices whose steps, which are sorted, are in a range."""
     return bisect_left(steps, first), bisect_right(steps, last)

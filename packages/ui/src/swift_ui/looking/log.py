@@ -1,4 +1,4 @@
-"""The end of a run's `log.txt`, and what was added to it."""
+"""Reader of a run's `log.txt`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from swift.untrusted import open_regular
-from swift_ui.looking.missing import NotThere, file_in
+from swift_ui.looking.index import NotFound, file_in
 from swift_ui.looking.state import LOG_FILE
 
 PART = 1 << 16
-"""Bytes that are sent at a time."""
+"""Bytes to send at a time."""
 _MARKS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07\x1b]*\x07")
 _REWRITTEN = re.compile(r"^.*\r(?!\n)", re.M)
 
 
 def log_part(folder: Path, after: int | None = None, before: int | None = None) -> dict[str, Any]:
-    """Return a part of the log: its end, what follows the place `after`, or what precedes the place `before`.
+    """Return a part of the log: its end, the part after offset `after`, or the part before offset `before`.
 
-    Colours and lines that a terminal wrote over are left out. `start` and `end` are places of the part in the file.
+    Colors and overwritten lines are removed. `start` and `end` are the offsets of the part.
     """
-    with open_regular(file_in(folder, LOG_FILE), NotThere) as file:
+    with open_regular(file_in(folder, LOG_FILE), NotFound) as file:
         size = file.seek(0, 2)
         start = max(0, size - PART)
         end = size

@@ -1,4 +1,4 @@
-"""How a run stands: running, ended, or dead, and of what. All of it is read from its folder."""
+"""State of a run (running, ended, died) and its cause, from the files in its folder."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from typing import Any
 from swift.errors import SwiftError
 from swift.runs import LOGGING_FILE, PROGRESS, Line, RunHolder, holder_of
 from swift.untrusted import open_regular
+from swift_ui.looking.index import NotFound, file_in
 from swift_ui.looking.lines import parsed
-from swift_ui.looking.missing import NotThere, file_in
 
 LOG_FILE = "log.txt"
-"""What a run printed, where something kept it: of runs that were started from a terminal nothing does."""
+"""Output of a run that the dashboard started; runs in a terminal have none."""
 RUNNING, DIED, SILENT = "running", "died", "silent"
 ENDINGS = frozenset({"completed", "stopped", "failed"})
 SILENCE = 900.0
-"""Seconds after which a run on another machine, whose processes cannot be seen, is said to be silent."""
+"""Seconds without output after which a run on another machine is shown as silent."""
 _ENDS = (1 << 13, 1 << 16, 1 << 20)
-"""Bytes of a file's end that are read: more where these hold no whole line of a step."""
+"""Bytes to read from the end of a file, in increasing sizes until they contain a line of a step."""
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|Cannot allocate memory|std::bad_alloc|\bOOM\b", re.I)
-_TOLD = re.compile(
+_CAUSE = re.compile(
     r"^(Error: .+|Ended by .+|[\w.]*(?:Error|Exception|Interrupt)\b.*|.*[Ss]ignal \d+ .*|Killed|Segmentation fault.*)$"
 )
-_BY_KEEPER = "Ended by "
-"""Beginning of what is written into the log of a command that the page started, where a signal ended it."""
+_BY_RUNNER = "Ended by "
+"""Prefix of the job runner's log line about the signal that ended a command."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|[\x00-\x08\x0b-\x1f]")
 
 
 @dataclass(frozen=True)
 class RunState:
-    """State of one run at one moment."""
+    """State of a run."""
 
     name: str
-    """'running', 'completed', 'stopped', 'failed', 'died', or 'silent' (on another machine, and nothing is written)."""
+    """'running', 'completed', 'stopped', 'failed', 'died', or 'silent' (on another machine, without output)."""
     cause: str
-    """Why it ended, in a sentence; empty where nothing went wrong."""
+    """Why it ended; empty if nothing went wrong."""
     step: int
     total_steps: int
     updated: float
-    """When something was last written, in seconds since 1970."""
+    """Time of the last output, in seconds since 1970."""
     started: float
     process: int | None = None
     host: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the state for the page."""
+        """Return the state as JSON."""
         return asdict(self)
 
 
 class StateReader:
-    """Reads states, and keeps what it read of files that did not change since: a thousand runs are looked at often."""
+    """Reads states of runs; caches files that did not change."""
 
     def __init__(self) -> None:
         self._tails: dict[Path, tuple[float, int, list[Line]]] = {}
@@ -61,7 +61,7 @@ class StateReader:
         self._killed_before = _killed_here()
 
     def state(self, folder: Path) -> RunState:
-        """Return how a run stands now."""
+        """Return the current state of a run."""
         lines = self.tail(folder)
         last = lines[-1] if lines else {}
         step, total = _progress(lines)
@@ -74,7 +74,7 @@ class StateReader:
         return RunState(name, cause, step, total, updated, started, process, holder.host if holder is not None else "")
 
     def tail(self, folder: Path) -> list[Line]:
-        """Return the last line of a step in `logging.jsonl`, and the run's summary where that follows it."""
+        """Return the last line of a step in `logging.jsonl`, and the summary if it follows."""
         path = folder / LOGGING_FILE
         try:
             found = path.lstat()
@@ -100,26 +100,26 @@ class StateReader:
         return DIED, self._cause(folder)
 
     def _cause(self, folder: Path) -> str:
-        """Return what can be known of a process that ended without a word."""
-        told = _last_words(_end_of(folder, LOG_FILE)) or _last_words(_end_of(folder, "traceback-0.txt"))
+        """Return the likely cause of a process that ended without a summary."""
+        logged = _last_error(_end_of(folder, LOG_FILE)) or _last_error(_end_of(folder, "traceback-0.txt"))
         killed = _killed_here() > self._seen_alive.get(folder, _killed_here())
-        if told and _OUT_OF_MEMORY.search(told):
-            return told if told.startswith(_BY_KEEPER) else f"Out of memory: {told}"
+        if logged and _OUT_OF_MEMORY.search(logged):
+            return logged if logged.startswith(_BY_RUNNER) else f"Out of memory: {logged}"
         if killed:
-            return "Out of memory: the kernel killed a process of this machine (SIGKILL) while the run was watched."
+            return "Out of memory: the kernel killed a process on this machine (SIGKILL) during the run."
         if (folder / "hang").is_dir():
-            return f"It hung, and was ended by its watchdog: see {folder / 'hang'}."
-        return told or "Its process is gone without a word: killed (SIGKILL), or the machine went down."
+            return f"The run hung and its watchdog ended it. See {folder / 'hang'}."
+        return logged or "The process ended without an error message: it was killed (SIGKILL) or the machine went down."
 
 
-def _last_words(log: str) -> str:
-    """Return the line of a log that says why a program ended, if any does."""
+def _last_error(log: str) -> str:
+    """Return the last line of a log with an error or signal; empty if there is none."""
     lines = [_CONTROL.sub("", line).strip() for line in log.splitlines()[-80:]]
-    return next((line[:400] for line in reversed(lines) if _TOLD.match(line)), "")
+    return next((line[:400] for line in reversed(lines) if _CAUSE.match(line)), "")
 
 
 def _progress(lines: list[Line]) -> tuple[int, int]:
-    """Return the last step and how many there are to be."""
+    """Return the last step and the total number of steps."""
     for line in reversed(lines):
         found = re.fullmatch(r"(\d{1,12})/(\d{1,12})", str(line.get(PROGRESS, "")))
         if found:
@@ -130,16 +130,16 @@ def _progress(lines: list[Line]) -> tuple[int, int]:
 def _last_lines(folder: Path) -> list[Line]:
     for most in _ENDS:
         lines = parsed(_end_of(folder, LOGGING_FILE, most).encode())
-        steps = [place for place, line in enumerate(lines) if "step" in line]
+        steps = [index for index, line in enumerate(lines) if "step" in line]
         if steps:
             return lines[steps[-1] :]
     return lines
 
 
 def _end_of(folder: Path, name: str, most: int = 1 << 16) -> str:
-    """Return the last whole lines of a file of a run; nothing where there is none."""
+    """Return the last complete lines of a run's file; empty if there is none."""
     try:
-        with open_regular(file_in(folder, name), NotThere) as file:
+        with open_regular(file_in(folder, name), NotFound) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - most))
             text = file.read(most)
@@ -158,7 +158,7 @@ def _time(path: Path) -> float:
 
 
 def _killed_here() -> int:
-    """Return how many processes the kernel has killed here for want of memory; 0 where it does not say."""
+    """Return how many processes the kernel killed for lack of memory; 0 if unknown."""
     for path, name in ((Path("/sys/fs/cgroup/memory.events"), "oom_kill"), (Path("/proc/vmstat"), "oom_kill")):
         try:
             text = path.read_text()

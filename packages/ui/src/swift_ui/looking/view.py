@@ -1,11 +1,11 @@
-"""One run as the page shows it: facts, checkpoints, configuration and files, read from its folder."""
+"""Facts, checkpoints, configuration and files of a run, for the page."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +14,45 @@ import yaml
 from swift.errors import SwiftError
 from swift.runs import ARGS_FILE, CONFIG_FILE, REPORT_FILE
 from swift.untrusted import read_json_object, read_text
-from swift_ui.looking.missing import NotThere, file_in
+from swift_ui.looking.index import NotFound, file_in
 from swift_ui.looking.state import LOG_FILE, RunState
 
 PLAN_FILE = "plan.json"
 SAMPLES_FILE = "samples.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
 _LARGEST = 1 << 18
-"""Bytes of a configuration that is read: YAML is parsed slowly, and a file of swift's has some kilobytes."""
+"""Maximum size of a configuration: YAML is slow to parse, and swift writes some kilobytes."""
 _MOST = 20_000
-"""Values of a configuration that the page is told; a file of swift's has some hundreds."""
-_MOST_ANSWERED = 1 << 22
-"""Values of an answer that JSON cannot say as it is: looking at each of more would take minutes."""
+"""Maximum number of values of a configuration; swift writes some hundreds."""
+_MOST_SENT = 1 << 22
+"""Maximum number of values of a response with invalid JSON: checking more would take minutes."""
 _ASIDE = ("swift_version", "plugins", "environment")
-"""Keys of `args.json` that are no settings."""
+"""Keys of `args.json` that are not settings."""
+_NOT_COMPARED = frozenset({"logging.output", "logging.run_name", "checkpoint.resume"})
+"""Settings that locate a run, without effect on its results."""
 _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif"})
 
 
 def title_of(folder: Path) -> dict[str, str]:
-    """Return how a run is called: its own name, and that of the model's folder around it."""
+    """Return the name of a run, and of its model's folder."""
     return {"name": folder.name, "model": folder.parent.name}
 
 
 def arguments(folder: Path) -> dict[str, Any]:
-    """Return `args.json`; empty for a run that has not written it yet."""
+    """Return `args.json`; empty if the run has not written it yet."""
     try:
-        return read_json_object(file_in(folder, ARGS_FILE), NotThere)
-    except NotThere:
+        return read_json_object(file_in(folder, ARGS_FILE), NotFound)
+    except NotFound:
         return {}
 
 
 def settings_of(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run by key, as the command line names them."""
+    """Return the settings of a run by key."""
     return {name: value for name, value in args.items() if name not in _ASIDE}
 
 
 def short_facts(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the few facts by which people tell runs apart."""
+    """Return the few facts that distinguish runs."""
     environment = args.get("environment")
     facts = {
         "model": str(args.get("model.path") or "").rstrip("/").rpartition("/")[2],
@@ -64,7 +66,7 @@ def short_facts(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_view(folder: Path, state: RunState, summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return everything about a run but its curves."""
+    """Return everything about a run except its curves."""
     args = arguments(folder)
     return {
         **title_of(folder),
@@ -89,7 +91,7 @@ def run_view(folder: Path, state: RunState, summary: Mapping[str, Any] | None) -
 
 
 def checkpoints(folder: Path, summary: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the whole checkpoints of a run, in order; `summary` says which is the best."""
+    """Return the checkpoints of a run in order; `summary` names the best."""
     best = Path(str((summary or {}).get("best_model_checkpoint") or "-")).name
     found: list[dict[str, Any]] = []
     for path in folder.iterdir():
@@ -103,19 +105,19 @@ def checkpoints(folder: Path, summary: Mapping[str, Any] | None) -> list[dict[st
 
 
 def plan(folder: Path) -> dict[str, Any] | None:
-    """Return what the planner predicted, where the run was planned."""
+    """Return the planner's prediction; None if the run was not planned."""
     try:
-        return read_json_object(file_in(folder, PLAN_FILE), NotThere)
+        return read_json_object(file_in(folder, PLAN_FILE), NotFound)
     except SwiftError:
         return None
 
 
 def configuration(folder: Path) -> dict[str, Any]:
     """Return `config.yaml` as text, and its settings by key."""
-    text = read_text(file_in(folder, CONFIG_FILE), NotThere, limit=_LARGEST)
+    text = read_text(file_in(folder, CONFIG_FILE), NotFound, limit=_LARGEST)
     try:
         sections = plain(yaml.safe_load(text), [_MOST])
-    except (yaml.YAMLError, RecursionError, ValueError):  # ValueError: dates that are none, and thousands of digits
+    except (yaml.YAMLError, RecursionError, ValueError):  # ValueError: invalid dates, thousands of digits
         sections = {}
     keys: dict[str, Any] = {}
     for section, values in sections.items() if isinstance(sections, dict) else ():
@@ -124,10 +126,9 @@ def configuration(folder: Path) -> dict[str, Any]:
 
 
 def plain(value: Any, room: list[int]) -> Any:
-    """Return a value as JSON can say it, NaN and infinities as null; raise `ValueError` beyond so many values.
+    """Return a value as valid JSON, NaN and infinities as null; raise `ValueError` for more than `room` values.
 
-    What aliases of YAML name is one value in memory, and one for each of them in JSON: a small file can stand for any
-    number.
+    JSON repeats values that YAML's aliases share, so that a small file can have any number of values.
     """
     room[0] -= 1
     if room[0] < 0:
@@ -139,28 +140,40 @@ def plain(value: Any, room: list[int]) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()  # half of a surrogate pair is no text
+        return value.encode(errors="backslashreplace").decode()  # unpaired surrogates are invalid
     return value if value is None or isinstance(value, int) else str(value)
 
 
 def as_json(content: Any) -> bytes:
-    """Return what files of runs hold as JSON, which a page can read: without NaN, and without texts that are none."""
+    """Return content of run files as valid JSON, without NaN and unpaired surrogates."""
     try:
         return _compact(content)
     except ValueError:  # UnicodeEncodeError is one of them
-        return _compact(plain(content, [_MOST_ANSWERED]))
+        return _compact(plain(content, [_MOST_SENT]))
 
 
 def _compact(content: Any) -> bytes:
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
+def samples(folder: Path) -> dict[str, Any]:
+    """Return the first samples, and which samples were skipped and why."""
+    return read_json_object(file_in(folder, SAMPLES_FILE), NotFound)
+
+
 def pages(folder: Path) -> list[str]:
-    """Return the pages that were written into folders of the run, such as those of rounds."""
+    """Return the HTML pages in folders of the run, such as audit pages of rounds."""
     return sorted(page.relative_to(folder).as_posix() for page in folder.glob("*/*.html") if page.is_file())
 
 
 def images(folder: Path) -> list[str]:
-    """Return the images that were drawn for the run."""
+    """Return the images of the run."""
     found = (path for path in folder.glob("images/*") if path.suffix.lower() in _IMAGES and path.is_file())
     return sorted(path.relative_to(folder).as_posix() for path in found)[:200]
+
+
+def differences(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the keys whose values are not the same in all runs, with a value for each run (None if missing)."""
+    names = sorted({name for each in settings for name in each} - _NOT_COMPARED)
+    rows = ({"key": name, "values": [each.get(name) for each in settings]} for name in names)
+    return [row for row in rows if any(value != row["values"][0] for value in row["values"][1:])]

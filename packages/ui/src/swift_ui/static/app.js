@@ -1,4 +1,4 @@
-// Which view is shown. A view is a module with mount(root, params) -> unmount; an address is #/name/part/part?key=value.
+// Navigation. A view is a module with mount(root, params) -> unmount; an address is #/name/part/part?key=value.
 import { ApiError, get, post } from "./api.js";
 import { element } from "./dom.js";
 
@@ -14,7 +14,7 @@ const VIEWS = {
 
 const main = document.getElementById("main");
 let unmount = () => {};
-let turn = 0;
+let generation = 0;
 
 const parsed = () => {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
@@ -28,7 +28,7 @@ export const problem = (error) =>
   element("div", { class: "problem", role: "alert" }, element("p", {}, error.message), error.hint ? element("p", { class: "hint" }, error.hint) : null);
 
 const show = async () => {
-  const mine = ++turn;
+  const mine = ++generation;
   const params = parsed();
   unmount();
   unmount = () => {};
@@ -38,9 +38,9 @@ const show = async () => {
   main.replaceChildren(root);
   try {
     const view = await VIEWS[params.name][1]();
-    if (mine !== turn) return;
+    if (mine !== generation) return;
     unmount = (await view.mount(root, params)) || (() => {});
-    if (mine !== turn) unmount();
+    if (mine !== generation) unmount();
   } catch (error) {
     if (!(error instanceof ApiError)) console.error(error);
     root.replaceChildren(problem(error));
@@ -53,7 +53,7 @@ const setTheme = (name) => {
   else document.documentElement.dataset.theme = name;
   const button = document.getElementById("theme");
   button.textContent = { auto: "◐", light: "☀", dark: "☾" }[name];
-  button.title = button.ariaLabel = `Colours: ${name}`;
+  button.title = button.ariaLabel = `Theme: ${name}`;
   localStorage.setItem("theme", name);
 };
 
@@ -63,12 +63,12 @@ const start = async () => {
   setTheme(themes.includes(localStorage.getItem("theme")) ? localStorage.getItem("theme") : "auto");
   document.getElementById("theme").addEventListener("click", () =>
     setTheme(themes[(themes.indexOf(localStorage.getItem("theme")) + 1) % themes.length]));
-  // The address of a server that was started anew, in the page of the old one.
+  // The address of a restarted server, opened in the page of the old one.
   addEventListener("hashchange", () => { if (tokenOf(location.hash)) location.reload(); });
   const token = tokenOf(location.hash);
   try {
     if (token) {
-      history.replaceState(null, "", sessionStorage.getItem("place") || "#/runs");
+      history.replaceState(null, "", sessionStorage.getItem("view") || "#/runs");
       await post("login", { token });
     }
     const about = await get("about");
@@ -82,7 +82,7 @@ const start = async () => {
       element("a", { href: `#/${name}`, "data-view": name }, title)));
   addEventListener("hashchange", () => {
     if (tokenOf(location.hash)) return;
-    sessionStorage.setItem("place", location.hash);
+    sessionStorage.setItem("view", location.hash);
     show();
   });
   show();

@@ -1,4 +1,4 @@
-// Makes elements. Text becomes text and nothing else: no function here reads markup.
+// Creates elements. Strings become text nodes: nothing here parses markup.
 export const element = (name, attributes = {}, ...children) => {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {

@@ -1,4 +1,4 @@
-// Numbers and times as people read them; the same words as in the terminal.
+// Formats numbers and times, as in the terminal.
 import { number } from "./charts.js";
 
 export { number };
@@ -31,8 +31,8 @@ export const count = (value) => {
 export const known = (value) => typeof value === "number" && Number.isFinite(value);
 export const figure = (value) => (known(value) ? number(value) : "–");
 export const label = (name) => {
-  const words = name.replaceAll("_", " ");
-  return words.slice(0, 1).toUpperCase() + words.slice(1);
+  const text = name.replaceAll("_", " ");
+  return text.slice(0, 1).toUpperCase() + text.slice(1);
 };
 export const plain = (value) =>
   value === null || value === undefined ? "–" : typeof value === "object" ? JSON.stringify(value) : String(value);

@@ -1,4 +1,4 @@
-// A table from rows of cells; a cell is a text, an element, or [content, class].
+// A table from rows of cells; a cell is a string, an element, or [content, class].
 import { element } from "./dom.js";
 
 export const table = (heads, rows, attributes = {}) => {

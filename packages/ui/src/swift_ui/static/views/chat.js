@@ -1,4 +1,4 @@
-// One question to several models: their answers side by side, as they come.
+// Chat with several models: their responses side by side, streamed.
 import { get, post } from "../api.js";
 import { element } from "../dom.js";
 
@@ -6,7 +6,7 @@ const MOST = 4;
 const LOOK = 500;
 const WIDEST = 1024;
 
-// An image as a data address, no larger than a model looks at.
+// An image as a data address, scaled down.
 const imageOf = async (file) => {
   const bitmap = await createImageBitmap(file);
   const scale = Math.min(1, WIDEST / Math.max(bitmap.width, bitmap.height));
@@ -16,10 +16,10 @@ const imageOf = async (file) => {
   return lossless.length < 600_000 ? lossless : canvas.toDataURL("image/jpeg", 0.9);
 };
 
-// Calls piece(text) for each part of an answer; returns when it is whole.
+// Calls piece(text) for each part of a response; returns when it is complete.
 const streamed = async (path, content, piece, signal) => {
   const response = await fetch(`/api/${path}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(content), signal });
-  if (!response.ok) throw new Error((await response.json().catch(() => ({}))).error?.message || `The server answered ${response.status}.`);
+  if (!response.ok) throw new Error((await response.json().catch(() => ({}))).error?.message || `The server returned status ${response.status}.`);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -28,9 +28,9 @@ const streamed = async (path, content, piece, signal) => {
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines.filter(Boolean)) {
-      const told = JSON.parse(line);
-      if (told.error) throw new Error(told.error);
-      piece(told.text);
+      const part = JSON.parse(line);
+      if (part.error) throw new Error(part.error);
+      piece(part.text);
     }
   }
 };
@@ -39,7 +39,7 @@ class Column {
   constructor(model, gone) {
     this.model = model;
     this.messages = [];
-    this.talk = null;
+    this.session = null;
     this.state = element("span", { class: "status" }, "loading");
     this.lines = element("div", { class: "chat-lines", role: "log", "aria-live": "polite", "aria-label": `Conversation with ${model}`, tabindex: 0 });
     this.root = element("section", { class: "chat-column", "data-model": model },
@@ -50,46 +50,46 @@ class Column {
 
   async open() {
     try {
-      let talk = await post("talks", { model: this.model });
-      while (!this.ended && talk.state === "loading") {
+      let session = await post("sessions", { model: this.model });
+      while (!this.ended && session.state === "loading") {
         await new Promise((wake) => setTimeout(wake, LOOK));
-        const { talks } = await get("talks");
-        talk = talks.find((each) => each.id === talk.id) || talk;
+        const { sessions } = await get("sessions");
+        session = sessions.find((each) => each.id === session.id) || session;
       }
-      this.talk = talk;
-      this.state.textContent = talk.state;
-      this.state.className = `status ${talk.state === "ready" ? "completed" : "failed"}`;
-      if (talk.state !== "ready") this.say("problem", talk.problem || "It ended.");
+      this.session = session;
+      this.state.textContent = session.state;
+      this.state.className = `status ${session.state === "ready" ? "completed" : "failed"}`;
+      if (session.state !== "ready") this.say("problem", session.problem || "The model's process ended.");
     } catch (error) {
       this.state.textContent = "failed";
       this.say("problem", `${error.message} ${error.hint || ""}`);
     }
   }
 
-  get ready() { return this.talk?.state === "ready"; }
+  get ready() { return this.session?.state === "ready"; }
 
   say(who, text, image) {
-    const line = element("p", { class: `said said-${who}` }, image ? element("img", { src: image, alt: "The image of the question" }) : null, element("span", {}, text));
+    const line = element("p", { class: `message message-${who}` }, image ? element("img", { src: image, alt: "Image of the question" }) : null, element("span", {}, text));
     this.lines.append(line);
     this.lines.scrollTop = this.lines.scrollHeight;
     return line.lastChild;
   }
 
   async ask(text, image, { remember, ...settings }) {
-    if (!this.talk.multi_turn || !remember) this.messages = [];
-    const content = image && this.talk.images ? [{ type: "image_url", image_url: { url: image } }, { type: "text", text }] : text;
+    if (!this.session.multi_turn || !remember) this.messages = [];
+    const content = image && this.session.images ? [{ type: "image_url", image_url: { url: image } }, { type: "text", text }] : text;
     this.messages.push({ role: "user", content });
-    this.say("user", text, this.talk.images ? image : null);
-    const answer = this.say("model", "");
+    this.say("user", text, this.session.images ? image : null);
+    const reply = this.say("model", "");
     const began = performance.now();
     try {
-      await streamed(`talks/${this.talk.id}/ask`, { messages: this.messages, ...settings }, (piece) => {
-        answer.textContent += piece;
+      await streamed(`sessions/${this.session.id}/chat`, { messages: this.messages, ...settings }, (piece) => {
+        reply.textContent += piece;
         this.lines.scrollTop = this.lines.scrollHeight;
       });
-      this.messages.push({ role: "assistant", content: answer.textContent });
-      answer.parentNode.dataset.done = "true";
-      answer.parentNode.append(element("small", { class: "muted" }, `${((performance.now() - began) / 1000).toFixed(1)} s`));
+      this.messages.push({ role: "assistant", content: reply.textContent });
+      reply.parentNode.dataset.done = "true";
+      reply.parentNode.append(element("small", { class: "muted" }, `${((performance.now() - began) / 1000).toFixed(1)} s`));
     } catch (error) {
       this.messages.pop();
       this.say("problem", error.message);
@@ -99,40 +99,40 @@ class Column {
 
 export const mount = async (root, { query }) => {
   const columns = [];
-  const place = element("div", { class: "chat-columns" });
+  const board = element("div", { class: "chat-columns" });
   const known = element("datalist", { id: "known-models" });
-  const model = element("input", { type: "text", id: "chat-model", list: "known-models", placeholder: "a run, a checkpoint, a model's folder", "aria-label": "Model to talk with", spellcheck: "false", autocomplete: "off" });
+  const model = element("input", { type: "text", id: "chat-model", list: "known-models", placeholder: "run, checkpoint or model folder", "aria-label": "Model to chat with", spellcheck: "false", autocomplete: "off" });
   const send = element("button", { type: "submit", class: "first", id: "chat-send" }, "Ask");
-  const question = element("textarea", { id: "chat-question", rows: 2, placeholder: "Ask all of them (Enter; Shift+Enter for a line)", "aria-label": "Question" });
+  const question = element("textarea", { id: "chat-question", rows: 2, placeholder: "Ask all models (Enter to send, Shift+Enter for a new line)", "aria-label": "Question" });
   const tokens = element("input", { type: "number", id: "chat-tokens", value: "256", min: "1", max: "8192" });
-  const warmth = element("input", { type: "number", id: "chat-temperature", value: "0", min: "0", max: "2", step: "0.1" });
+  const temperature = element("input", { type: "number", id: "chat-temperature", value: "0", min: "0", max: "2", step: "0.1" });
   const remember = element("input", { type: "checkbox", id: "chat-remember", checked: true });
   const shown = element("span", { class: "muted" });
   let image = null;
   const file = element("input", { type: "file", id: "chat-image", accept: "image/*", "aria-label": "Image for the question", onchange: async (event) => {
     image = event.target.files[0] ? await imageOf(event.target.files[0]) : null;
-    shown.textContent = image ? "goes with the next question" : "";
+    shown.textContent = image ? "attached to the next question" : "";
   } });
 
   const add = (name) => {
     if (!name || columns.length === MOST || columns.some((each) => each.model === name)) return;
     const column = new Column(name, (gone) => columns.splice(columns.indexOf(gone), 1));
     columns.push(column);
-    place.append(column.root);
+    board.append(column.root);
     column.open();
   };
   const ask = async (event) => {
     event.preventDefault();
     const text = question.value.trim();
-    const asked = columns.filter((each) => each.ready);
-    if (!text || !asked.length) return;
+    const targets = columns.filter((each) => each.ready);
+    if (!text || !targets.length) return;
     question.value = "";
     send.disabled = true;
-    const settings = { remember: remember.checked, max_tokens: Number(tokens.value), temperature: Number(warmth.value) };
+    const settings = { remember: remember.checked, max_tokens: Number(tokens.value), temperature: Number(temperature.value) };
     const seen = image;
     image = null;
     file.value = shown.textContent = "";
-    await Promise.all(asked.map((each) => each.ask(text, seen, settings)));
+    await Promise.all(targets.map((each) => each.ask(text, seen, settings)));
     send.disabled = false;
     question.focus();
   };
@@ -140,13 +140,13 @@ export const mount = async (root, { query }) => {
 
   root.append(
     element("h1", {}, "Chat"),
-    element("form", { class: "chat-add", onsubmit: (event) => { event.preventDefault(); add(model.value.trim()); model.value = ""; } }, model, known, element("button", { type: "submit", id: "chat-add" }, "Add a model")),
-    place,
+    element("form", { class: "chat-add", onsubmit: (event) => { event.preventDefault(); add(model.value.trim()); model.value = ""; } }, model, known, element("button", { type: "submit", id: "chat-add" }, "Add model")),
+    board,
     element("form", { class: "chat-ask", onsubmit: ask }, question,
       element("div", { class: "chat-settings" },
-        element("label", {}, "Longest answer ", tokens), element("label", {}, "Temperature ", warmth), element("label", {}, remember, " with what was said before"), element("label", {}, "Image ", file), shown, element("span", { class: "grow" }), send)));
-  const { talks } = await get("talks");
-  for (const each of [...query.getAll("model"), ...talks.filter((talk) => ["ready", "loading"].includes(talk.state)).map((talk) => talk.model)]) add(each);
+        element("label", {}, "Maximum tokens ", tokens), element("label", {}, "Temperature ", temperature), element("label", {}, remember, " Keep the conversation"), element("label", {}, "Image ", file), shown, element("span", { class: "grow" }), send)));
+  const { sessions } = await get("sessions");
+  for (const each of [...query.getAll("model"), ...sessions.filter((session) => ["ready", "loading"].includes(session.state)).map((session) => session.model)]) add(each);
   get("runs").then(({ runs }) => known.append(...runs.map((run) => element("option", { value: run.folder })))).catch(() => {});
   return () => { for (const each of columns) each.ended = true; };
 };

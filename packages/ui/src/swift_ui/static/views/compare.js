@@ -6,34 +6,34 @@ import { figure, plain } from "../format.js";
 import { table } from "../table.js";
 
 const EVERY = 3000;
-const COLOURS = 10;
+const COLORS = 10;
 
 export const mount = async (root, { query }) => {
   const keys = query.getAll("run");
   if (keys.length < 2) {
-    root.append(element("p", { class: "empty" }, "Mark two or more runs in the ", element("a", { href: "#/runs" }, "list"), " and choose Compare."));
+    root.append(element("p", { class: "empty" }, "Select two or more runs in the ", element("a", { href: "#/runs" }, "list"), " and choose Compare."));
     return;
   }
-  const asked = `compare?${keys.map((key) => `run=${encodeURIComponent(key)}`).join("&")}`;
+  const address = `compare?${keys.map((key) => `run=${encodeURIComponent(key)}`).join("&")}`;
   const hidden = new Set();
   const legend = element("div", { class: "card" });
-  const charts_box = element("div", { class: "charts" });
+  const charts_root = element("div", { class: "charts" });
   const settings = element("section", { class: "card" });
   root.append(element("div", { class: "head" }, element("h1", {}, "Compare"), element("span", { class: "muted" }, `${keys.length} runs`)),
-    legend, element("h2", { class: "hidden" }, "Curves"), charts_box, settings);
-  const charts = new Charts(charts_box);
+    legend, element("h2", { class: "hidden" }, "Curves"), charts_root, settings);
+  const charts = new Charts(charts_root);
   let data = null;
   let timer = 0;
   let stopped = false;
 
-  const kind = (index) => `run-${index % COLOURS}${index >= COLOURS ? " dashed" : ""}`;
+  const kind = (index) => `run-${index % COLORS}${index >= COLORS ? " dashed" : ""}`;
   const seriesOf = (chart) => data.runs.flatMap((run, index) => {
     if (hidden.has(run.key)) return [];
     return chart.series.filter(({ name }) => run.series[name]?.[0].length).slice(-1).map(({ name }) => ({
       name: run.key, label: shortName(run), kind: kind(index), steps: run.series[name][0], values: run.series[name][1],
     }));
   });
-  // An evaluation has a chart of its own here: two curves for each run would be one too many.
+  // Evaluation has its own chart here: two curves for each run would be too many.
   const split = (chart) => chart.series.length < 2 ? [chart] : chart.series.map((series) => ({
     ...chart, series: [series], metric: series.name, title: series.kind === "evaluation" ? `${chart.title}, evaluation` : chart.title,
   }));
@@ -56,14 +56,14 @@ export const mount = async (root, { query }) => {
       ? table(["Key", ...data.runs.map(shortName)], data.differences.map(({ key, values }) => [key, ...values.map(plain)]), { class: "keys", label: "Differences" })
       : element("p", { class: "muted" }, "None: these runs have the same configuration."));
   };
-  data = await get(asked);
+  data = await get(address);
   draw();
   const refresh = async () => {
     if (!document.hidden && data.runs.some((run) => run.state.name === "running")) {
       try {
-        data = await get(asked);
+        data = await get(address);
         if (!stopped) draw();
-      } catch { /* the next time */ }
+      } catch { /* retried at the next refresh */ }
     }
     if (!stopped) timer = setTimeout(refresh, EVERY);
   };

@@ -1,4 +1,4 @@
-// Commands that this page has started: how they stand, what they print.
+// Commands started by the dashboard: state and output.
 import { get, post } from "../api.js";
 import { element } from "../dom.js";
 
@@ -22,7 +22,7 @@ const state = (job) => element("span", { class: `status ${job.state}` }, job.sto
 
 const one = async (root, id, follow) => {
   const head = element("div", { class: "job-head" });
-  const log = element("pre", { class: "log", id: "job-log", tabindex: 0, "aria-label": "What the command prints" });
+  const log = element("pre", { class: "log", id: "job-log", tabindex: 0, "aria-label": "Output of the command" });
   root.append(element("h1", {}, "Command"), head, log);
   let timer = 0, ended = false, before = "";
   const look = async () => {
@@ -38,7 +38,7 @@ const one = async (root, id, follow) => {
       before = drawn;
       head.replaceChildren(...[
         element("p", {}, state(job), job.cause ? element("span", { class: "cause" }, job.cause) : null, job.code ? element("span", { class: "muted" }, `exit code ${job.code}`) : null),
-        element("pre", {}, element("code", {}, job.command)),
+        element("pre", {}, element("code", {}, job.command_line)),
         element("p", { class: "job-links" }, job.run_there ? element("a", { href: `#/run/${job.run}` }, "Open the run") : null, stops(job, look))].filter(Boolean));
     }
     const low = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
@@ -52,9 +52,9 @@ const one = async (root, id, follow) => {
 
 const all = async (root) => {
   const body = element("tbody", {});
-  const empty = element("p", { class: "muted" }, "Nothing was started from this page yet.");
+  const empty = element("p", { class: "muted" }, "No command was started here yet.");
   root.append(element("h1", {}, "Commands"),
-    element("p", {}, element("a", { href: "#/new/sft", class: "tab" }, "New run"), ...["export", "eval", "infer", "serve"].map((command) => element("a", { href: `#/new/${command}`, class: "tab" }, { export: "Export", eval: "Evaluate", infer: "Answer a file", serve: "Serve" }[verb]))),
+    element("p", {}, element("a", { href: "#/new/sft", class: "tab" }, "New run"), ...["export", "eval", "infer", "serve"].map((command) => element("a", { href: `#/new/${command}`, class: "tab" }, { export: "Export", eval: "Evaluate", infer: "Generate for a file", serve: "Serve" }[command]))),
     element("table", { class: "jobs" }, element("thead", {}, element("tr", {}, ...["State", "Command", "Started", "Stop"].map((title) => element("th", { scope: "col" }, title)))), body), empty);
   let timer = 0, ended = false, before = "";
   const look = async () => {
@@ -65,8 +65,8 @@ const all = async (root) => {
       empty.hidden = jobs.length > 0;
       body.replaceChildren(...jobs.map((job) => element("tr", { "data-job": job.id },
         element("td", {}, state(job)),
-        element("td", {}, element("a", { href: `#/jobs/${job.id}`, class: "job-command" }, job.command), job.cause ? element("p", { class: "cause" }, job.cause) : null),
-        element("td", { class: "muted" }, when(job.asked)),
+        element("td", {}, element("a", { href: `#/jobs/${job.id}`, class: "job-command" }, job.command_line), job.cause ? element("p", { class: "cause" }, job.cause) : null),
+        element("td", { class: "muted" }, when(job.requested)),
         element("td", {}, stops(job, look)))));
     }
     timer = setTimeout(look, LOOK * 2);

@@ -1,11 +1,11 @@
-// A form for a command: made from the options that the command line has, checked by it at every change.
+// Form of a command, built from its options; every change is checked like on the command line.
 import { post } from "../api.js";
 import { element } from "../dom.js";
 
 const TRAINING = ["pt", "sft", "rlhf", "train"];
 const TITLES = {
   pt: "Continue pre-training", sft: "Fine-tune", rlhf: "Preferences and rewards", train: "Any objective",
-  export: "Export", eval: "Evaluate", infer: "Answer a file", serve: "Serve",
+  export: "Export", eval: "Evaluate", infer: "Generate for a file", serve: "Serve",
 };
 const OPEN = ["model", "data", "tuner", "objective", "train", "processes", "group-0"];
 const PAUSE = 200;
@@ -18,21 +18,21 @@ const shownDefault = (value) =>
 
 class Form {
   constructor(command, query) {
-    this.verb = command;
+    this.command = command;
     this.values = this.kept();
     this.further = this.values["@further"] || "";
     delete this.values["@further"];
     for (const [key, value] of query) this.values[key] = value;
-    this.turn = 0;
+    this.generation = 0;
     this.onlyChanged = false;
   }
 
   kept() {
-    try { return JSON.parse(sessionStorage.getItem(`form ${this.verb}`)) || {}; } catch { return {}; }
+    try { return JSON.parse(sessionStorage.getItem(`form ${this.command}`)) || {}; } catch { return {}; }
   }
 
   keep() {
-    sessionStorage.setItem(`form ${this.verb}`, JSON.stringify({ ...this.values, "@further": this.further }));
+    sessionStorage.setItem(`form ${this.command}`, JSON.stringify({ ...this.values, "@further": this.further }));
   }
 
   get selected() {
@@ -40,18 +40,18 @@ class Form {
     return Object.fromEntries(keys.filter((key) => this.values[key]).map((key) => [key, this.values[key]]));
   }
 
-  // What is sent: values of fields that the form still has.
+  // The values to send: those of fields that the form has.
   get sent() {
     const known = new Set(this.sections.flatMap((section) => section.fields.map((field) => field.key)));
     return Object.fromEntries(Object.entries(this.values).filter(([key]) => known.has(key)));
   }
 
   async load() {
-    const answer = await post("form", { command: this.verb, selected: this.selected });
-    this.sections = answer.sections;
-    this.presets = answer.presets;
-    if (TRAINING.includes(this.verb)) {
-      if (answer.output && !this.values["logging.output"]) this.values["logging.output"] = answer.output;
+    const response = await post("form", { command: this.command, selected: this.selected });
+    this.sections = response.sections;
+    this.presets = response.presets;
+    if (TRAINING.includes(this.command)) {
+      if (response.output && !this.values["logging.output"]) this.values["logging.output"] = response.output;
       this.values["logging.run_name"] ??= stamp();
     }
   }
@@ -74,7 +74,7 @@ const control = (form, field, changed) => {
     return select;
   }
   if (field.kind === "list") {
-    const area = element("textarea", { ...described, rows: 1, spellcheck: "false", placeholder: shownDefault(field.default) || "one a line",
+    const area = element("textarea", { ...described, rows: 1, spellcheck: "false", placeholder: shownDefault(field.default) || "one per line",
       oninput: (event) => {
         event.target.rows = Math.max(1, event.target.value.split("\n").length);
         set(event.target.value.split("\n").map((line) => line.trim()).filter(Boolean));
@@ -97,7 +97,7 @@ const row = (form, field, changed) => {
     element("label", { for: id }, field.flag ? `--${field.flag}` : field.key.toUpperCase()),
     control(form, field, changed),
     element("p", { class: "about", id: `${id}-about` }, about));
-  made.dataset.words = `${field.key} ${field.flag} ${field.description}`.toLowerCase();
+  made.dataset.search = `${field.key} ${field.flag} ${field.description}`.toLowerCase();
   return made;
 };
 
@@ -105,7 +105,7 @@ const bar = (expected) => {
   const widest = Math.max(expected.capacity_bytes, expected.high_bytes);
   const share = (bytes) => `${(100 * bytes / widest).toFixed(2)}%`;
   const off = Math.round(100 * (expected.high_bytes / expected.peak_bytes - 1));
-  const says = `${expected.fits ? "Fits" : expected.low_bytes > expected.capacity_bytes ? "Does not fit" : "May not fit"}: ` +
+  const summary = `${expected.fits ? "Fits" : expected.low_bytes > expected.capacity_bytes ? "Does not fit" : "May not fit"}: ` +
     `${gib(expected.peak_bytes)} ± ${off} % of ${gib(expected.capacity_bytes)}`;
   const parts = Object.entries(expected.terms).filter(([, bytes]) => bytes > 0).sort(([, one], [, other]) => other - one);
   const track = element("div", { class: "plan-track", "aria-hidden": "true" });
@@ -119,13 +119,13 @@ const bar = (expected) => {
   piece("plan-bar", expected.low_bytes, expected.high_bytes);
   piece("plan-end", expected.capacity_bytes - widest / 400, expected.capacity_bytes);
   return element("div", { class: `plan ${expected.fits ? "fits" : expected.low_bytes > expected.capacity_bytes ? "over" : "near"}`, id: "plan" },
-    element("p", { class: "plan-says" }, says), track,
-    element("details", {}, element("summary", {}, `Memory of a process on ${expected.device}`),
+    element("p", { class: "plan-summary" }, summary), track,
+    element("details", {}, element("summary", {}, `Memory per process on ${expected.device}`),
       element("table", {}, element("tbody", {}, ...parts.map(([name, bytes]) => element("tr", {}, element("td", {}, name), element("td", { class: "number" }, gib(bytes))))))));
 };
 
-// Finds what has the focus once more after the sections were drawn anew; nothing for what is not among them.
-const placeOf = (each) => {
+// Selector of an element in the sections, to restore the focus after they were rendered again.
+const selectorOf = (each) => {
   const section = each?.closest?.("details.form-section");
   if (!section) return "";
   if (each.id) return `#${CSS.escape(each.id)}`;
@@ -137,26 +137,26 @@ export const mount = async (root, { parts: [command = "sft"], query }) => {
   const training = TRAINING.includes(command);
   await form.load();
   const sections = element("div", { class: "form-sections" });
-  const command = element("code", { id: "command", tabindex: 0, "aria-label": "The command" });
+  const commandLine = element("code", { id: "command", tabindex: 0, "aria-label": "Command" });
   const verdict = element("div", { id: "verdict", role: "status", "aria-live": "polite" });
   const launch = element("button", { type: "submit", class: "first", id: "launch", disabled: true }, training ? "Start the run" : `Start ${command}`);
   const count = element("span", { class: "muted", id: "changed-count" });
   let timer = 0, ended = false;
 
   const check = async () => {
-    const mine = ++form.turn;
+    const mine = ++form.generation;
     try {
-      const answer = await post("check", { command, selected: form.selected, values: form.sent, further: form.further });
-      if (mine !== form.turn || ended) return;
-      command.replaceChildren(...answer.command.split(" ").flatMap((word) => [element("span", {}, word), " "]));
+      const response = await post("check", { command, selected: form.selected, values: form.sent, further: form.further });
+      if (mine !== form.generation || ended) return;
+      commandLine.replaceChildren(...response.command_line.split(" ").flatMap((word) => [element("span", {}, word), " "]));
       verdict.replaceChildren(
-        answer.refused
-          ? element("div", { class: "refusal", id: "refusal" }, element("p", {}, answer.refused.message), answer.refused.hint ? element("p", { class: "hint" }, answer.refused.hint) : null)
-          : answer.expected ? bar(answer.expected) : element("p", { class: "ready" }, "Nothing is wrong with it."),
-        ...answer.notes.map((note) => element("p", { class: "note" }, note)));
-      launch.disabled = Boolean(answer.refused);
+        response.refused
+          ? element("div", { class: "refusal", id: "refusal" }, element("p", {}, response.refused.message), response.refused.hint ? element("p", { class: "hint" }, response.refused.hint) : null)
+          : response.expected ? bar(response.expected) : element("p", { class: "ready" }, "The command is valid."),
+        ...response.notes.map((note) => element("p", { class: "note" }, note)));
+      launch.disabled = Boolean(response.refused);
     } catch (error) {
-      if (mine === form.turn) verdict.replaceChildren(element("div", { class: "refusal" }, element("p", {}, error.message), error.hint ? element("p", { class: "hint" }, error.hint) : null));
+      if (mine === form.generation) verdict.replaceChildren(element("div", { class: "refusal" }, element("p", {}, error.message), error.hint ? element("p", { class: "hint" }, error.hint) : null));
       launch.disabled = true;
     }
   };
@@ -175,11 +175,11 @@ export const mount = async (root, { parts: [command = "sft"], query }) => {
     form.keep();
     mark();
     launch.disabled = true;
-    form.turn++;
+    form.generation++;
     clearTimeout(timer);
     if (field?.selects) {
       await form.load();
-      const focused = placeOf(document.activeElement); // it may have moved on meanwhile
+      const focused = selectorOf(document.activeElement); // it may have changed meanwhile
       draw();
       if (focused) sections.querySelector(focused)?.focus();
     }
@@ -196,7 +196,7 @@ export const mount = async (root, { parts: [command = "sft"], query }) => {
       const all = section.dataset.all === "true";
       for (const each of section.querySelectorAll(".field")) {
         const found = narrowed
-          ? wanted.every((word) => each.dataset.words.includes(word)) && (!only.checked || each.dataset.field in form.values)
+          ? wanted.every((word) => each.dataset.search.includes(word)) && (!only.checked || each.dataset.field in form.values)
           : all || each.dataset.often === "true" || each.dataset.field in form.values;
         each.hidden = !found;
         shown += found;
@@ -212,7 +212,7 @@ export const mount = async (root, { parts: [command = "sft"], query }) => {
       }
       const more = section.querySelector("button.more");
       more.hidden = narrowed || (!all && !hidden) ;
-      more.textContent = all ? "Only the usual ones" : `${hidden} more`;
+      more.textContent = all ? "Show fewer" : `Show ${hidden} more`;
     }
   };
 
@@ -233,8 +233,8 @@ export const mount = async (root, { parts: [command = "sft"], query }) => {
     filter();
   };
 
-  const further = element("input", { type: "text", id: "further", spellcheck: "false", autocomplete: "off", "aria-label": "Further flags, as typed",
-    placeholder: "further flags, as typed: --lora_alpha 64", oninput: (event) => { form.further = event.target.value; later(); } });
+  const further = element("input", { type: "text", id: "further", spellcheck: "false", autocomplete: "off", "aria-label": "Further flags",
+    placeholder: "further flags, for example: --lora_alpha 64", oninput: (event) => { form.further = event.target.value; later(); } });
   further.value = form.further;
 
   const start = async (event) => {
@@ -251,9 +251,9 @@ export const mount = async (root, { parts: [command = "sft"], query }) => {
 
   const preset = async (each) => {
     const kept = Object.fromEntries(Object.entries(form.values).filter(([key]) => /^(model\.path|data\.train|logging\.)/.test(key)));
-    if (each.verb !== command) {
-      sessionStorage.setItem(`form ${each.verb}`, JSON.stringify({ ...kept, ...each.values }));
-      location.hash = `#/new/${each.verb}`;
+    if (each.command !== command) {
+      sessionStorage.setItem(`form ${each.command}`, JSON.stringify({ ...kept, ...each.values }));
+      location.hash = `#/new/${each.command}`;
       return;
     }
     form.values = { ...kept, ...each.values };
@@ -262,20 +262,20 @@ export const mount = async (root, { parts: [command = "sft"], query }) => {
     later();
   };
 
-  const copied = element("button", { type: "button", class: "quiet", onclick: async () => { await navigator.clipboard?.writeText(command.textContent); copied.textContent = "Copied"; setTimeout(() => { copied.textContent = "Copy"; }, 1500); } }, "Copy");
+  const copied = element("button", { type: "button", class: "quiet", onclick: async () => { await navigator.clipboard?.writeText(commandLine.textContent); copied.textContent = "Copied"; setTimeout(() => { copied.textContent = "Copy"; }, 1500); } }, "Copy");
   root.append(
-    element("h1", {}, training ? "New run" : TITLES[verb]),
-    training ? element("p", { class: "verbs", role: "group", "aria-label": "What is trained" }, ...TRAINING.map((name) =>
+    element("h1", {}, training ? "New run" : TITLES[command]),
+    training ? element("p", { class: "commands", role: "group", "aria-label": "Kind of training" }, ...TRAINING.map((name) =>
       element("a", { href: `#/new/${name}`, class: "tab", "aria-current": name === command ? "page" : null }, TITLES[name]))) : null,
-    element("form", { class: "new", "data-verb": command, onsubmit: start, autocomplete: "off" },
+    element("form", { class: "new", "data-command": command, onsubmit: start, autocomplete: "off" },
       element("div", { class: "form-side" },
-        element("div", { class: "form-tools" }, search, element("label", { class: "check" }, only, " only what I changed"), count),
-        form.presets.length ? element("div", { class: "presets", role: "group", "aria-label": "Presets" }, element("span", { class: "muted" }, "Begin from"), ...form.presets.map((each) => element("button", { type: "button", title: each.says, onclick: () => preset(each) }, each.name)),
+        element("div", { class: "form-tools" }, search, element("label", { class: "check" }, only, " only changed"), count),
+        form.presets.length ? element("div", { class: "presets", role: "group", "aria-label": "Presets" }, element("span", { class: "muted" }, "Presets"), ...form.presets.map((each) => element("button", { type: "button", title: each.description, onclick: () => preset(each) }, each.name)),
           element("button", { type: "button", class: "quiet", onclick: () => { sessionStorage.removeItem(`form ${command}`); form.values = {}; form.further = further.value = ""; preset({ command, values: {} }); } }, "Clear")) : null,
         sections, further),
-      element("aside", { class: "form-summary", "aria-label": "The command and what is said about it" },
+      element("aside", { class: "form-summary", "aria-label": "Command and its check" },
         element("div", { class: "command-head" }, element("h2", {}, "Command"), copied),
-        element("pre", {}, command), verdict, launch)));
+        element("pre", {}, commandLine), verdict, launch)));
   const keys = (event) => {
     if (event.key === "/" && !/^(INPUT|TEXTAREA)$/.test(event.target.tagName)) { event.preventDefault(); search.focus(); }
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !launch.disabled) start(event);

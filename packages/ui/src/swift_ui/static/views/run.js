@@ -1,4 +1,4 @@
-// One run: what it is, how it stands, and its tabs. A tab is a module with mount(root, run, live) -> unmount.
+// One run: facts, state and tabs. A tab is a module with mount(root, run, live) -> unmount.
 import { get, listen } from "../api.js";
 import { problem } from "../app.js";
 import { element } from "../dom.js";
@@ -15,14 +15,14 @@ const TABS = [
   ["files", "Files", () => true],
 ];
 
-// What a tab may follow: everything that is known of the run, kept up to date, and who wants to hear of it.
+// Live data of the run, with its listeners.
 class Live {
   constructor(key, data) {
-    Object.assign(this, { key, data, heard: new Set() });
+    Object.assign(this, { key, data, listeners: new Set() });
   }
 
-  tell(what) {
-    for (const listener of this.heard) listener(what);
+  notify(what) {
+    for (const listener of this.listeners) listener(what);
   }
 
   add(lines) {
@@ -50,7 +50,7 @@ const figuresOf = (run, data) => {
     const best = values.reduce((at, value, index) => (value < values[at] ? index : at), 0);
     shown.push(["Best evaluation loss", figure(values[best]), `at step ${count(steps[best])}`]);
   }
-  if (known(last.reward)) shown.push(["Reward", figure(last.reward), known(last.completion_length) ? `${figure(last.completion_length)} tokens an answer` : ""]);
+  if (known(last.reward)) shown.push(["Reward", figure(last.reward), known(last.completion_length) ? `${figure(last.completion_length)} tokens per completion` : ""]);
   if (known(last.tokens_per_second)) shown.push(["Tokens per second", count(last.tokens_per_second), known(last.padding_fraction) ? `${(last.padding_fraction * 100).toFixed(1)}% padding` : ""]);
   if (known(last.mfu)) shown.push(["MFU", `${(last.mfu * 100).toFixed(1)}%`, "of the hardware's peak"]);
   const memory = Math.max(0, ...(series["memory(GiB)"]?.[1] || []));
@@ -63,7 +63,7 @@ const figuresOf = (run, data) => {
 
 export const mount = async (root, { parts: [key, wanted] }) => {
   const path = `runs/${encodeURIComponent(key)}`;
-  // Everything at once: each waits for the disk or the network.
+  // All in parallel: each waits for the disk or the network.
   const modules = Object.fromEntries(TABS.map(([name]) => [name, () => import(`./run/${name}.js`)]));
   const [first, data] = await Promise.all([get(path), get(`${path}/series?glance`), modules[wanted in modules ? wanted : "curves"]()]);
   let run = first;
@@ -74,17 +74,17 @@ export const mount = async (root, { parts: [key, wanted] }) => {
   const cause = element("div");
   const figures = element("section", { class: "figures", "aria-label": "Key figures" });
   const actions = element("div", { class: "tools actions" });
-  const said = element("div");
+  const messages = element("div");
   const content = element("div");
-  const words = [run.facts.model, run.facts.objective, run.facts.tuner, run.facts.backend,
+  const facts = [run.facts.model, run.facts.objective, run.facts.tuner, run.facts.backend,
     run.facts.processes > 1 ? `${run.facts.processes} processes` : null];
   root.append(
     element("div", { class: "head" },
       element("div", {},
         element("h1", {}, `${run.model}/${run.name}`),
-        element("p", { class: "muted" }, words.filter(Boolean).join(" · "))),
+        element("p", { class: "muted" }, facts.filter(Boolean).join(" · "))),
       status, actions),
-    cause, said, figures,
+    cause, messages, figures,
     element("nav", { class: "tabs", "aria-label": "About this run" }, ...TABS.filter(([, , has]) => has({ ...run, has: { ...run.has, ranks: live.data.ranks.rows.length } }))
       .map(([name, title]) => element("a", { href: `#/run/${key}/${name}`, "aria-current": name === tab[0] ? "page" : null }, title))),
     content);
@@ -102,43 +102,43 @@ export const mount = async (root, { parts: [key, wanted] }) => {
     run = await get(path);
     live.data = await get(`${path}/series`);
     head();
-    live.tell("all");
+    live.notify("all");
   };
   const connect = () => {
     close();
-    close = listen(`${path}/events?after=${encodeURIComponent(live.data.place)}`, {
+    close = listen(`${path}/events?after=${encodeURIComponent(live.data.position)}`, {
       lines: ({ lines }) => {
         live.add(lines);
         const last = lines[lines.length - 1];
         const [step, total] = String(last["global_step/max_steps"] || "").split("/").map(Number);
         if (known(step)) Object.assign(run.state, { step, total_steps: total || run.state.total_steps });
         head();
-        live.tell("lines");
+        live.notify("lines");
       },
       state: (state) => {
         const before = run.state.name;
         run.state = { ...state, step: Math.max(state.step, run.state.step) };
         head();
-        if (before !== state.name) get(path).then((again) => { run = again; head(); live.tell("state"); }, () => {});
+        if (before !== state.name) get(path).then((again) => { run = again; head(); live.notify("state"); }, () => {});
       },
       reset: () => reload().then(connect, () => {}),
-    }, (open) => { document.getElementById("connection").textContent = open ? "" : "not connected, trying again"; });
+    }, (open) => { document.getElementById("connection").textContent = open ? "" : "Connection lost, retrying …"; });
   };
-  // A hidden page keeps no connection: a browser has six of them for all pages of a server.
+  // Hidden pages close their connection: browsers allow six per server.
   const seen = () => {
     if (document.hidden) close();
     else reload().then(connect, (error) => cause.replaceChildren(problem(error)));
   };
 
   head();
-  const unmountActions = mountActions(actions, said, key);
+  const unmountActions = mountActions(actions, messages, key);
   const { mount: mountTab } = await import(`./run/${tab[0]}.js`);
   try {
     unmountTab = (await mountTab(content, { get run() { return run; }, path, key }, live)) || unmountTab;
   } catch (error) {
     content.replaceChildren(problem(error));
   }
-  // Of a long run some lines were drawn: now come all of them.
+  // A long run was shown with some of its lines: load all.
   let ended = false;
   const follow = () => { if (!ended) connect(); };
   if (data.whole) follow();

@@ -1,4 +1,4 @@
-// The list of runs, newest first. Those that are marked can be compared.
+// List of runs, newest first; selected runs can be compared.
 import { get } from "../api.js";
 import { problem } from "../app.js";
 import { element } from "../dom.js";
@@ -26,12 +26,12 @@ export const mount = (root) => {
     element("table", { class: "runs" },
       element("thead", {}, element("tr", {},
         ...[["", ""], ["Run"], ["State"], ["Progress"], ["Loss", "number"], ["Evaluation", "number wide-only"],
-          ["Tokens/s", "number wide-only"], ["Left", "number wide-only"], ["Written", "number"]].map(([title, kind]) =>
+          ["Tokens/s", "number wide-only"], ["Left", "number wide-only"], ["Updated", "number"]].map(([title, kind]) =>
           element("th", { class: kind || null, scope: "col" }, title || element("span", { class: "hidden" }, "Compare"))))),
       body));
-  const told = element("div");
+  const notice = element("div");
   root.append(element("div", { class: "head" }, element("h1", {}, "Runs"), counted,
-    element("div", { class: "tools" }, search, compare)), told, list);
+    element("div", { class: "tools" }, search, compare)), notice, list);
 
   const rowOf = (run) => {
     const { state, figures, facts } = run;
@@ -44,13 +44,13 @@ export const mount = (root) => {
       },
     });
     const total = state.total_steps;
-    const words = [facts.objective, facts.tuner, facts.backend, facts.processes > 1 ? `${facts.processes} processes` : null];
+    const parts = [facts.objective, facts.tuner, facts.backend, facts.processes > 1 ? `${facts.processes} processes` : null];
     const running = NOT_DONE.has(state.name);
     return element("tr", { class: running ? null : "done", "data-run": run.key },
       element("td", {}, mark),
       element("td", {},
         element("a", { class: "name", href: `#/run/${run.key}` }, `${run.model}/${run.name}`),
-        element("div", { class: "facts" }, words.filter(Boolean).join(" · ")),
+        element("div", { class: "facts" }, parts.filter(Boolean).join(" · ")),
         state.cause ? element("div", { class: "cause", title: state.cause }, state.cause) : null),
       element("td", {}, element("span", { class: `status ${state.name}` }, state.name)),
       element("td", {},
@@ -65,9 +65,9 @@ export const mount = (root) => {
 
   let shown = "";
   const draw = () => {
-    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const text = (run) => [run.model, run.name, run.state.name, run.folder, ...Object.values(run.facts)].join(" ").toLowerCase();
-    const found = runs.filter((run) => words.every((word) => text(run).includes(word)));
+    const found = runs.filter((run) => wanted.every((word) => text(run).includes(word)));
     const going = runs.filter((run) => NOT_DONE.has(run.state.name)).length;
     counted.textContent = `${found.length} of ${runs.length}${going ? `, ${going} running` : ""}`;
     const drawn = JSON.stringify([found, [...marked], found.map((run) => ago(run.state.updated))]);
@@ -78,9 +78,9 @@ export const mount = (root) => {
     body.replaceChildren(...found.map(rowOf));
     if (focused) body.querySelector(`tr[data-run="${focused}"] ${kind === "INPUT" ? "input" : "a"}`)?.focus();
     list.hidden = !runs.length;
-    told.replaceChildren(runs.length ? "" : element("div", { class: "empty" },
-      element("p", {}, `There are no runs below ${roots.join(", ")} yet.`),
-      element("p", {}, "Start one, for example: ", element("code", {}, "swift demo --output_dir output"))));
+    notice.replaceChildren(runs.length ? "" : element("div", { class: "empty" },
+      element("p", {}, `No runs in ${roots.join(", ")} yet.`),
+      element("p", {}, "Start one: ", element("code", {}, "swift demo --output_dir output"))));
   };
 
   const refresh = async () => {
@@ -89,11 +89,11 @@ export const mount = (root) => {
       if (!document.hidden) {
         ({ runs, roots } = await get("runs"));
         if (stopped) return;
-        told.replaceChildren();
+        notice.replaceChildren();
         draw();
       }
     } catch (error) {
-      told.replaceChildren(problem(error));
+      notice.replaceChildren(problem(error));
     }
     if (!stopped) timer = setTimeout(refresh, EVERY);
   };

@@ -1,4 +1,4 @@
-// Everything that was logged, as curves that grow while the run goes on.
+// All logged metrics as curves, updated live.
 import { get } from "../../api.js";
 import { Charts } from "../../charts.js";
 import { element } from "../../dom.js";
@@ -22,7 +22,7 @@ export const chartsOf = (run, data) => {
     ...chart,
     series: chart.series.map((series) => ({ ...series, ...pointsOf(data, series.name) })),
   }));
-  // What a run of rewards is about stands beside its loss.
+  // The metrics of reward runs come first, next to the loss.
   charts.sort((a, b) => FIRST.indexOf(b.metric) - FIRST.indexOf(a.metric));
   const parts = TIME_PARTS.filter(([name]) => data.series[name]?.[0].length);
   if (parts.length > 1) charts.splice(1, 0, {
@@ -35,19 +35,19 @@ export const chartsOf = (run, data) => {
   return charts;
 };
 
-// Metrics that appear after the page was opened get a chart of their own.
+// Evaluation metrics that appear after the page was opened need new charts.
 const withNew = (data) => {
   const known = new Set(data.charts.flatMap((chart) => chart.series.map((series) => series.name)));
   return Object.keys(data.series).some((name) => name.startsWith("eval_") && !known.has(name));
 };
 
 export const mount = (root, about, live) => {
-  const box = element("div", { class: "charts" });
-  const empty = element("p", { class: "empty" }, "Curves appear here with the first logged step.");
-  const hint = element("p", { class: "muted hint" }, "Drag over a chart to look closer, double-click or Escape to see all; arrow keys read values out.");
-  root.append(element("h2", { class: "hidden" }, "Curves"), empty, box, hint);
+  const body = element("div", { class: "charts" });
+  const empty = element("p", { class: "empty" }, "No step has been logged yet.");
+  const hint = element("p", { class: "muted hint" }, "Drag over a chart to zoom in, double-click or press Escape to zoom out; arrow keys show values.");
+  root.append(element("h2", { class: "hidden" }, "Curves"), empty, body, hint);
   let detail = null;
-  const charts = new Charts(box, {
+  const charts = new Charts(body, {
     zoomed: async (range) => {
       const [first, last] = range ? range.map(Math.round) : [null, null];
       detail = range ? (await get(`${about.path}/series?first=${Math.max(0, first)}&last=${Math.max(0, last)}`)).series : null;
@@ -63,20 +63,20 @@ export const mount = (root, about, live) => {
     charts.show(shown, run.checkpoints.map(({ step, name }) => ({ step, folder: name })));
   };
   let waiting = 0;
-  let asked = false;
-  const hear = async (what) => {
-    if (what === "lines" && !asked && (!live.data.charts.length || withNew(live.data))) {
-      asked = true;
+  let loading = false;
+  const update = async (what) => {
+    if (what === "lines" && !loading && (!live.data.charts.length || withNew(live.data))) {
+      loading = true;
       live.data.charts = (await get(`${about.path}/series`)).charts;
-      asked = false;
+      loading = false;
     }
     cancelAnimationFrame(waiting);
     waiting = requestAnimationFrame(draw);
   };
-  live.heard.add(hear);
+  live.listeners.add(update);
   draw();
   return () => {
-    live.heard.delete(hear);
+    live.listeners.delete(update);
     cancelAnimationFrame(waiting);
     charts.close();
   };

@@ -1,4 +1,4 @@
-// Checkpoints, pages and images of the run, and what it ran with.
+// Checkpoints, pages, images and environment of the run.
 import { element } from "../../dom.js";
 import { count, plain } from "../../format.js";
 import { table } from "../../table.js";
@@ -13,11 +13,11 @@ export const mount = (root, about, live) => {
           ? table(["Folder", ["Step", "number"], "Which"], [...run.checkpoints].reverse().map((each) => [
             element("code", {}, each.path), [count(each.step), "number"],
             element("span", { class: "tag" }, [each.best ? "best" : "", each.last ? "last" : ""].filter(Boolean).join(", "))]), { label: "Checkpoints" })
-          : element("p", { class: "muted" }, "None saved yet.")),
+          : element("p", { class: "muted" }, "No checkpoint yet.")),
       element("section", { class: "card" }, element("h2", {}, "Pages"),
         run.pages.length ? element("ul", {}, ...run.pages.map((name) => element("li", {}, element("a", { href: pages + name, target: "_blank", rel: "noopener" }, name))))
-          : element("p", { class: "muted" }, "None written yet.")),
-      element("section", { class: "card" }, element("h2", {}, "Ran with"),
+          : element("p", { class: "muted" }, "No page yet.")),
+      element("section", { class: "card" }, element("h2", {}, "Environment"),
         element("dl", {}, ...[["Folder", run.folder], ["Process", run.state.process ? `${run.state.process} on ${run.state.host}` : null], ["swift", run.version],
           ...Object.entries(run.plugins), ...Object.entries(run.environment.versions || {}), ["Processes", run.environment.processes]]
           .filter(([, value]) => value !== null && value !== undefined && value !== "")
@@ -26,8 +26,8 @@ export const mount = (root, about, live) => {
     ), run.images.length ? element("section", { class: "card" }, element("h2", {}, "Images"),
       element("div", { class: "gallery" }, ...run.images.map((name) => element("img", { src: `/api/${about.path}/images/${name}`, alt: name, loading: "lazy" })))) : "");
   };
-  const hear = (what) => { if (what === "state" || what === "all") draw(); };
-  live.heard.add(hear);
+  const update = (what) => { if (what === "state" || what === "all") draw(); };
+  live.listeners.add(update);
   draw();
-  return () => live.heard.delete(hear);
+  return () => live.listeners.delete(update);
 };

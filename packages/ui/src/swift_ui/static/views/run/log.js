@@ -1,4 +1,4 @@
-// What the run printed; new lines are added at the end, and followed while the end is in sight.
+// Output of the run; new lines are appended, and scrolled to while the end is visible.
 import { get } from "../../api.js";
 import { element } from "../../dom.js";
 
@@ -48,7 +48,7 @@ export const mount = async (root, about) => {
       if (error.status === 404) {
         log.hidden = true;
         empty.hidden = false;
-        empty.textContent = "Nothing kept what this run printed: it was started from a terminal. Runs that are started here keep it in log.txt.";
+        empty.textContent = "This run has no log.txt, because it was started in a terminal. Only runs started here have one.";
       }
     }
     if (!stopped) timer = setTimeout(look, EVERY);

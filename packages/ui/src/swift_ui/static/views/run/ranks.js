@@ -1,21 +1,21 @@
-// A row for each process of the run, the slowest marked.
+// Table of the run's processes, the slowest marked.
 import { element } from "../../dom.js";
 import { figure, label, plain } from "../../format.js";
 import { table } from "../../table.js";
 
 export const mount = (root, about, live) => {
-  const box = element("div");
-  root.append(box);
+  const body = element("div");
+  root.append(body);
   const draw = () => {
     const { step, rows } = live.data.ranks;
     if (!rows.length) {
-      box.replaceChildren(element("p", { class: "empty" }, "Rows for each process appear here with a logged step that measured them."));
+      body.replaceChildren(element("p", { class: "empty" }, "No step with measurements of each process has been logged yet."));
       return;
     }
     const names = [...new Set(rows.flatMap((row) => Object.keys(row)))];
     const slowest = slowestOf(rows);
-    box.replaceChildren(
-      element("p", { class: "muted legend" }, `Step ${step.toLocaleString("en")}${slowest === null ? "" : `: process ${slowest} takes longest, communication left out`}.`),
+    body.replaceChildren(
+      element("p", { class: "muted legend" }, `Step ${step.toLocaleString("en")}${slowest === null ? "" : `: process ${slowest} is the slowest, without communication`}.`),
       element("div", { class: "card" }, table(
         names.map((name) => [label(name), name === "host" ? null : "number"]),
         rows.map((row) => ({
@@ -24,12 +24,12 @@ export const mount = (root, about, live) => {
         })),
         { label: "Processes" })));
   };
-  live.heard.add(draw);
+  live.listeners.add(draw);
   draw();
-  return () => live.heard.delete(draw);
+  return () => live.listeners.delete(draw);
 };
 
-// Waiting for others makes all processes look equally slow: what they compute themselves tells them apart.
+// Waiting makes all processes look equally slow, so only their own compute time is compared.
 export const slowestOf = (rows) => {
   const own = (row) => row.own_seconds ?? 0;
   const sorted = rows.map(own).sort((a, b) => a - b);

@@ -1,16 +1,16 @@
-// Rounds of answers: what was asked, what the model said, and what each reward said of it.
+// Rounds: prompts, completions and their rewards.
 import { get } from "../../api.js";
 import { problem } from "../../app.js";
 import { element } from "../../dom.js";
 import { figure, known } from "../../format.js";
 
-const answerOf = (line) => element("div", { class: "answer" },
-  element("div", { class: "text", tabindex: "0", role: "group", "aria-label": "Answer" }, line.text || "(empty)"),
+const completionOf = (line) => element("div", { class: "completion" },
+  element("div", { class: "text", tabindex: "0", role: "group", "aria-label": "Completion" }, line.text || "(empty)"),
   element("div", { class: "marks" },
     known(line.reward) ? element("span", {}, "reward ", element("b", {}, figure(line.reward))) : null,
     ...Object.entries(line.rewards || {}).map(([name, value]) => element("span", {}, `${name} `, element("b", {}, figure(value)))),
     line.finish_reason ? element("span", {}, String(line.finish_reason)) : null,
-    line.why_not ? element("span", {}, `not learned: ${line.why_not}`) : null,
+    line.why_not ? element("span", {}, `not trained on: ${line.why_not}`) : null,
     ...(line.failed?.length ? [element("span", {}, `failed: ${[line.failed].flat().join(", ")}`)] : [])));
 
 const textOf = (content) => typeof content === "string" ? content : JSON.stringify(content);
@@ -31,17 +31,17 @@ export const mount = async (root, about) => {
       const { groups, facts, more } = await get(`${about.path}/rounds/${number}`);
       content.replaceChildren(
         element("p", { class: "muted" }, Object.entries(facts).map(([name, value]) => `${name.replaceAll("_", " ")} ${figure(value)}`).join(" · ")),
-        ...groups.map(({ place, messages, dropped, answers }) => element("section", { class: "card" },
+        ...groups.map(({ source, messages, dropped, completions }) => element("section", { class: "card" },
           element("h2", {}, promptOf(messages)),
-          element("p", { class: "muted mono" }, [place, dropped ? `not learned from: ${dropped}` : null].filter(Boolean).join(" · ")),
-          ...answers.map(answerOf))),
-        more ? element("p", { class: "muted" }, `${more} more answers are in the round's file.`) : "");
+          element("p", { class: "muted mono" }, [source, dropped ? `not trained on: ${dropped}` : null].filter(Boolean).join(" · ")),
+          ...completions.map(completionOf))),
+        more ? element("p", { class: "muted" }, `The round's file has ${more} more completions.`) : "");
     } catch (error) {
       content.replaceChildren(problem(error));
     }
   };
   if (!rounds.length) {
-    root.replaceChildren(element("p", { class: "empty" }, "No round is written yet."));
+    root.replaceChildren(element("p", { class: "empty" }, "No round yet."));
     return;
   }
   choice.value = String(rounds[rounds.length - 1].number);

@@ -1,4 +1,4 @@
-// The first samples as the model reads them: what is learned is marked, what is only read is grey.
+// The first samples as token sequences, with the trained text marked.
 import { get } from "../../api.js";
 import { element } from "../../dom.js";
 import { count, figure } from "../../format.js";
@@ -24,23 +24,23 @@ const segmentOf = (segment) => [
 
 export const mount = async (root, about) => {
   if (!about.run.has.samples) {
-    root.append(element("p", { class: "empty" }, "This run has written no samples. To see some: ",
+    root.append(element("p", { class: "empty" }, "This run has no samples file. To see samples: ",
       element("code", {}, `swift config show --config ${about.run.folder}/config.yaml --sample 5`)));
     return;
   }
   const { samples, left_out: leftOut, sources, streamed } = await get(`${about.path}/samples`);
   if (leftOut.length)
-    root.append(element("section", { class: "card", "aria-label": "Samples that were left out" },
-      element("h2", {}, `${count(leftOut.reduce((sum, each) => sum + each.count, 0))} samples were left out`),
-      table(["Reason", ["Samples", "number"], "The first of them"],
+    root.append(element("section", { class: "card", "aria-label": "Skipped samples" },
+      element("h2", {}, `${count(leftOut.reduce((sum, each) => sum + each.count, 0))} samples were skipped`),
+      table(["Reason", ["Samples", "number"], "First one"],
         leftOut.map((each) => [each.reason, [count(each.count), "number"], each.first]), { label: "Reasons" })));
   if (sources.length)
     root.append(element("section", { class: "card" }, element("h2", {}, "Data sets"),
       table(["Name", ["Rows", "number"], ["Samples", "number"], ["Tokens", "number"], ["Learned tokens", "number"]],
         sources.map((each) => [each.name, ...[each.rows, each.samples, each.tokens, each.loss_tokens].map((value) => [count(value), "number"])]), { label: "Data sets" })));
-  if (streamed) root.append(element("p", { class: "empty" }, "The data is read while training: nothing of it is known beforehand."));
+  if (streamed) root.append(element("p", { class: "empty" }, "The data is streamed, so its samples are not known before training."));
   if (!samples.length) return;
-  root.append(element("p", { class: "legend muted" }, `The first ${samples.length} samples; `, element("mark", {}, "marked text"), " is learned, the rest is only read."));
+  root.append(element("p", { class: "legend muted" }, `The first ${samples.length} samples; `, element("mark", {}, "marked text"), " is trained on, the rest is context."));
   root.append(...samples.map((sample) => element("section", { class: "card sample", "aria-label": `Sample ${sample.place}` },
     element("p", { class: "muted mono" }, sample.place, ...Object.entries(sample.values).map(([name, value]) => ` · ${name} ${figure(value)}`)),
     ...sample.segments.flatMap(segmentOf))));

@@ -1,4 +1,4 @@
-"""Files in the folder of a command that the page has started, each as it must be; a damaged one is taken for none."""
+"""Files of a job's folder, validated; a damaged file counts as missing."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from swift.errors import SwiftError
 from swift.untrusted import read_bytes
 
 _LARGEST = 1 << 20
-"""Bytes of such a file: what was typed is most of it."""
+"""Maximum size of a file in bytes."""
 _Process = Annotated[int, Field(gt=0, lt=1 << 31)]
 
 
-class _Told(BaseModel):
+class _Record(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-class JobTold(_Told):
-    """The command that was asked for: `job.json`."""
+class JobRecord(_Record):
+    """The command: `job.json`."""
 
-    words: Annotated[list[str], Field(min_length=1)]
+    argv: Annotated[list[str], Field(min_length=1)]
     kind: str
     run_folder: str | None
-    asked: FiniteFloat
+    requested: FiniteFloat
 
 
-class StartTold(_Told):
-    """Processes of a command and of its keeper: `started.json`."""
+class StartRecord(_Record):
+    """Processes of a command and its runner: `started.json`."""
 
     process: _Process
     began: FiniteFloat | None
-    keeper: _Process
-    keeper_began: FiniteFloat | None
+    runner: _Process
+    runner_began: FiniteFloat | None
     log_from: Annotated[int, Field(ge=0, lt=1 << 62)] = 0
 
 
-class EndTold(_Told):
+class EndRecord(_Record):
     """How a command ended: `ended.json`."""
 
     code: Annotated[int, Field(gt=-(1 << 31), lt=1 << 31)]
@@ -47,15 +47,15 @@ class EndTold(_Told):
     problem: str = ""
 
 
-class StopTold(_Told):
-    """That a command was told to end: `stopping.json`."""
+class StopRecord(_Record):
+    """A request to stop a command: `stopping.json`."""
 
     at: FiniteFloat
     now: bool
 
 
-class FactsTold(_Told):
-    """Facts that a model that answers the page tells of itself: `facts.json`."""
+class ModelFacts(_Record):
+    """Port and abilities of a chat model: `facts.json`."""
 
     port: Annotated[int, Field(gt=0, lt=1 << 16)]
     name: str | None = None
@@ -63,11 +63,11 @@ class FactsTold(_Told):
     images: bool | None = None
 
 
-T = TypeVar("T", bound=_Told)
+T = TypeVar("T", bound=_Record)
 
 
-def told(path: Path, kind: type[T]) -> T | None:
-    """Return what a file says; None where it is not there, or says something else."""
+def read_record(path: Path, kind: type[T]) -> T | None:
+    """Return the content of a file; None if it is missing or invalid."""
     try:
         return kind.model_validate_json(read_bytes(path, SwiftError, limit=_LARGEST))
     except (SwiftError, ValidationError):

@@ -1,6 +1,6 @@
-"""A model that answers the page: a process of its own, which loads it as `swift chat` does and speaks OpenAI's API.
+"""Server of one chat model with OpenAI's API, in a process of its own that loads it as `swift chat` does.
 
-It listens on loopback, for requests with its own secret, and ends when nobody has asked it for a while.
+It listens on loopback for requests with its secret, and ends after a time without requests.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from swift.files import replace_file
 from swift.infer import open_chat_engine, question_with
 from swift.infer.options import ModelOptions
 from swift_ui.acting.sessions import MOST_TOKENS
-from swift_ui.bodies import content_of
+from swift_ui.guard import read_object
 
 IDLE = 1800.0
-"""Seconds without a question after which the process ends: a model takes memory that a run may need."""
+"""Seconds without a request after which the process ends, because runs may need its memory."""
 
 
 class SecretRefused(UsageError):
-    """A request without the secret that only the dashboard's server knows."""
+    """A request without the secret of the dashboard's server."""
 
 
-class SpeakingModel:
-    """One loaded model, asked by one request at a time."""
+class ChatModel:
+    """A loaded model that serves one request at a time."""
 
     def __init__(self, options: ModelOptions, secret: str) -> None:
         self.chat_engine = open_chat_engine(options, say=lambda line: print(line, flush=True))  # noqa: T201 - its log
         self._secret = secret
-        self._turn = threading.Lock()
-        self.asked = time.monotonic()
+        self._lock = threading.Lock()
+        self.last_request = time.monotonic()
 
     def app(self) -> Starlette:
-        """Return the server."""
+        """Return the application."""
         return Starlette(
             routes=[
                 Route("/v1/models", self._models),
@@ -59,7 +59,7 @@ class SpeakingModel:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return what the page shows of the model."""
+        """Return name and abilities of the model for the page."""
         chat_engine = self.chat_engine
         return {
             "name": chat_engine.name,
@@ -70,8 +70,8 @@ class SpeakingModel:
     def _check(self, request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self._secret.encode()):
-            raise SecretRefused("The secret is not this model's.")
-        self.asked = time.monotonic()
+            raise SecretRefused("Invalid secret.")
+        self.last_request = time.monotonic()
 
     def _models(self, request: Request) -> Response:
         self._check(request)
@@ -79,18 +79,18 @@ class SpeakingModel:
 
     async def _complete(self, request: Request) -> Response:
         self._check(request)
-        messages, sampling = question_of(await content_of(request))
+        messages, sampling = parse_request(await read_object(request))
         return StreamingResponse(self._events(messages, sampling), media_type="text/event-stream")
 
     def _events(self, messages: list[dict[str, Any]], sampling: Sampling) -> Iterator[str]:
-        """Yield the pieces of the answer as they come."""
-        with self._turn:
+        """Stream the response as server-sent events."""
+        with self._lock:
             try:
                 for piece in self.chat_engine.stream(messages, sampling):
                     yield _event({"choices": [{"index": 0, "delta": {"content": piece}}]})
             except SwiftError as error:
                 yield _event({"error": {"message": str(error)}})
-            self.asked = time.monotonic()
+            self.last_request = time.monotonic()
         yield "data: [DONE]\n\n"
 
 
@@ -102,49 +102,49 @@ def _failed(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": {"message": str(error)}}, 401 if isinstance(error, SecretRefused) else 400)
 
 
-def question_of(asked: dict[str, Any]) -> tuple[list[dict[str, Any]], Sampling]:
-    """Return the messages of a request, and how its answer is drawn."""
+def parse_request(request: dict[str, Any]) -> tuple[list[dict[str, Any]], Sampling]:
+    """Return the messages and the sampling settings of a request."""
     try:
-        messages = [message_of(each) for each in asked["messages"]]
+        messages = [parse_message(each) for each in request["messages"]]
         sampling = Sampling(
-            max_new_tokens=min(int(asked.get("max_tokens") or 512), MOST_TOKENS),
-            temperature=float(asked.get("temperature") or 0.0),
-            top_p=float(asked.get("top_p") or 1.0),
-            seed=int(asked.get("seed") or 0),
+            max_new_tokens=min(int(request.get("max_tokens") or 512), MOST_TOKENS),
+            temperature=float(request.get("temperature") or 0.0),
+            top_p=float(request.get("top_p") or 1.0),
+            seed=int(request.get("seed") or 0),
         )
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
-        raise DataError("A message or a setting of the request is of another kind than OpenAI's API has.") from None
-    drawn = math.isfinite(sampling.temperature) and sampling.temperature >= 0 and 0 < sampling.top_p <= 1
-    if not messages or sampling.max_new_tokens < 1 or not drawn or not 0 <= sampling.seed < 1 << 63:
-        raise DataError("The request has no messages, or a setting that no answer can be drawn with.")
+        raise DataError("A message or a setting of the request does not have the type of OpenAI's API.") from None
+    valid = math.isfinite(sampling.temperature) and sampling.temperature >= 0 and 0 < sampling.top_p <= 1
+    if not messages or sampling.max_new_tokens < 1 or not valid or not 0 <= sampling.seed < 1 << 63:
+        raise DataError("The request has no messages, or max_tokens, temperature, top_p or seed is out of range.")
     return messages, sampling
 
 
-def message_of(told: dict[str, Any]) -> dict[str, Any]:
-    """Return a message of OpenAI's API as engines have it. Its images come with it, never by a path or an address."""
-    content = told["content"]
+def parse_message(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of OpenAI's API in swift's format. Images must be data URLs, never paths or addresses."""
+    content = message["content"]
     if isinstance(content, str):
-        return {"role": str(told["role"]), "content": content}
+        return {"role": str(message["role"]), "content": content}
     text = "".join(str(part["text"]) for part in content if part["type"] == "text")
     images = [str(part["image_url"]["url"]) for part in content if part["type"] == "image_url"]
     if any(not url.startswith("data:image/") for url in images):
-        raise UsageError("An image must come with the question.")
+        raise UsageError("Images must be passed as data:image/... URLs.")
     return dict(question_with(text, images))
 
 
-def _end_when_idle(model: SpeakingModel) -> None:
-    while time.monotonic() - model.asked < IDLE:
+def _end_when_idle(model: ChatModel) -> None:
+    while time.monotonic() - model.last_request < IDLE:
         time.sleep(5)
     os._exit(0)
 
 
 def main() -> int:
-    """Load the model that the arguments name, say where it listens, and answer."""
+    """Load the model of the arguments, write its port to facts.json, and serve it."""
     folder = Path(os.environ["SWIFT_UI_JOB"])
     secret = (folder / "secret").read_text()
     try:
-        told = json.loads(sys.argv[1])
-        model = SpeakingModel(ModelOptions.model_validate(told), secret)
+        options = json.loads(sys.argv[1])
+        model = ChatModel(ModelOptions.model_validate(options), secret)
     except SwiftError as error:
         sys.stderr.write(f"Error: {error}\n")
         return error.exit_code
