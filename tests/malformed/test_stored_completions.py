@@ -165,10 +165,10 @@ def test_wrong_value_in_stored_completions_is_named(tmp_path: Path, changed: tup
 
 def test_round_with_other_line_separators_is_read_back(tmp_path: Path) -> None:
     prompt = Prompt(0, 0, np.array([1], np.int32), [{"role": "user", "content": "a\u2028b"}], {"note": "c\x85d"})
-    drawn = RolloutCompletion(0, 0, np.array([2, 3], np.int32), np.zeros(2, np.float32), "stop", "e\u2029f\x1cg")
-    write_round(tmp_path, Round(0, 0, [prompt], [drawn]), "made so")
+    completion = RolloutCompletion(0, 0, np.array([2, 3], np.int32), np.zeros(2, np.float32), "stop", "e\u2029f\x1cg")
+    write_round(tmp_path, Round(0, 0, [prompt], [completion]), "made so")
     found = read_round(tmp_path, 0, "made so")
     assert found is not None
     assert [each.messages for each in found.prompts] == [prompt.messages]
-    assert [each.text for each in found.completions] == [drawn.text]
-    assert read_completions(tmp_path / "round-000000.jsonl")[0].completion == drawn.text
+    assert [each.text for each in found.completions] == [completion.text]
+    assert read_completions(tmp_path / "round-000000.jsonl")[0].completion == completion.text

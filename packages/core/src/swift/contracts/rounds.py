@@ -14,7 +14,7 @@ class EngineModel:
     """A model that an inference engine holds in the run's processes, whole, beside the models in training."""
 
     name: str
-    """'engine that answers'"""
+    """'rollout engine'"""
     model: str | None = None
     """Its folder or name; None is the policy's."""
     everywhere: bool = True
