@@ -81,7 +81,7 @@ def test_unsupported_layouts_are_refused_with_hint(model: Path, tmp_path: Path) 
         "3 experts are not divisible by ep 2": (moe, {"parallel.ep": 2}),
         "intermediate_size 255 is not divisible by parallel.tp 2": (uneven, {"parallel.tp": 2}),
         "Megatron does not train the architecture gpt2": (gpt, {}),
-        "swift does not run the vision encoder of qwen3_5 in Megatron": (
+        "Megatron does not run the vision encoder of qwen3_5": (
             image_model(tmp_path / "sees", "qwen3_5"),
             {},
         ),

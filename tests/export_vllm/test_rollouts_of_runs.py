@@ -260,7 +260,7 @@ def test_a_weight_of_another_step_stops_the_run(
         write(((each, first if each == name else tensor) for each, tensor in weights), to)
 
     monkeypatch.setattr(rollout, "write_weights", stale)
-    with pytest.raises(SwiftError, match="scores known texts"):
+    with pytest.raises(SwiftError, match="scores of known sequences"):
         train("stale", "full", rollout_engine=addresses[0], rollout_tolerance=1e-5)
 
 

@@ -30,7 +30,7 @@ def test_round_pages_name_step_of_each_completion(tied: Path, rewards: Path, tmp
     first = groups[0]["completions"][0]
     assert len(first["pieces"]) == len(first["ids"])
     assert "".join(first["pieces"]).startswith(first["text"][:1])
-    assert first["values"]["gap to the engine"] == pytest.approx([0.0] * len(first["ids"]), abs=1e-4)
+    assert first["values"]["log-ratio to the engine"] == pytest.approx([0.0] * len(first["ids"]), abs=1e-4)
 
 
 def test_a_run_whose_reward_never_differs_ends_with_advice(tied: Path, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_flags_and_arguments_set_options(options: type[Section], line: str, mean
         (EvalOptions, "m --metric f1", "--metric must be one of 'accuracy', 'cer', 'iou' or 'loss', not 'f1'"),
         (ExportCommandOptions, "run --no-verify --verify all", "--no-verify and --verify contradict each other"),
         (MergeLoraOptions, "run --to adapter", "--to must be one of 'hf', not 'adapter'"),
-        (ConvertOptions, "c", "swift verb needs --out"),
+        (ConvertOptions, "c", "swift command needs --out"),
         (ServeCommandOptions, "m --port 70000", "--port must be at most 65535"),
         (PluginsOptions, "fsdp", "Unexpected argument 'fsdp'"),
     ],

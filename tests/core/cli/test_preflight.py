@@ -33,7 +33,7 @@ REFUSED = [
     ("--model tiny --backend fsdp --tp 3 --nproc 3", "attention heads"),
     ("--model tiny --backend megatron --pp 5 --nproc 5", "layers are not divisible by pp 5 stages"),
     ("--model encoder --task_type embedding", "encoder is an encoder (bert). swift trains decoder-only models"),
-    ("--model tiny --target_modules q_porj", "this model has no module 'q_porj'. Did you mean 'q_proj'?"),
+    ("--model tiny --target_modules q_porj", "the model has no module 'q_porj'. Did you mean 'q_proj'?"),
     ("--train_type full --export.to adapter", "trains none"),
     ("--train_type full --tuner.quantize bnb-nf4", "tuner.kind full cannot train weights"),
     ("--early_stopping_patience 3", "train.early_stopping needs evaluations"),

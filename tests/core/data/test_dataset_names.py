@@ -103,7 +103,7 @@ def test_the_columns_of_an_entry_are_turned_into_our_names(folder: Path) -> None
     ("entry", "message"),
     [
         ({"file_name": "gone.jsonl"}, "does not exist"),
-        ({}, "neither file_name nor hf_hub_url"),
+        ({}, "has no file_name, hf_hub_url or ms_hub_url"),
         ({"file_name": "train.jsonl", "formatting": "odd"}, "formatting 'odd'"),
         ({"file_name": "train.jsonl", "columns": {"promt": "q"}}, "unknown columns: promt"),
     ],

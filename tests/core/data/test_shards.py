@@ -164,7 +164,7 @@ def test_a_run_with_other_settings_than_the_data_is_refused(data: Path) -> None:
         opened(section_of(data, train=tokens), "preference")
     with pytest.raises(ConfigError, match=r"data.split_ratio holds rows out"):
         opened(section_of(data, train=tokens, split_ratio=0.5))
-    with pytest.raises(DataError, match="a data set by itself"):
+    with pytest.raises(DataError, match="cannot be combined with other data sets"):
         opened(section_of(data, train=(str(data / "a.jsonl"), *tokens)))
 
 
@@ -172,7 +172,7 @@ def test_rows_are_refused_where_only_tokens_are_there(data: Path) -> None:
     build(data, "1/1")
     join_shards(data / "tokens")
     section = section_of(data, train=(str(data / "tokens"),))
-    with pytest.raises(DataError, match=r"b.jsonl, row 1 is asked for"):
+    with pytest.raises(DataError, match=r"b.jsonl, row 1 was requested"):
         opened(section).corpus.row(9)
     with pytest.raises(DataError, match="tokenised data"):
         open_corpus(section.train, section, encoding_of("chat"))

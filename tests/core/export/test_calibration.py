@@ -35,7 +35,7 @@ def test_only_a_scheme_that_is_calibrated_needs_samples(tmp_path: Path) -> None:
         calibration(model, said, calibrated=True)
     none = calibration(model, said, calibrated=False)
     assert (none.rows, none.described) == ([], "none")
-    assert "fixed prompts alone" in said[-1]
+    assert "a few fixed prompts only" in said[-1]
     with pytest.raises(DataError, match=r"few\.jsonl is too small for calibration: 20 samples, \d+ tokens"):
         calibration(model, said, calibrated=True, calibration_dataset=(str(few),))
     assert len(calibration(model, said, calibrated=False, calibration_dataset=(str(few),)).held_out) == 5

@@ -206,7 +206,7 @@ def test_user_supplies_what_files_omit(base: Path, tmp_path: Path) -> None:
     assert model_section(folder)["task"] == "seq_cls"
     assert not any("one score" in line for line in said)
     assert "--task_type seq_cls --num_labels 1" in said[-1]
-    with pytest.raises(CheckpointError, match=r"has no score.weight, the head of a model for reward.*\n.*causal_lm"):
+    with pytest.raises(CheckpointError, match=r"has no head \(score\.weight\), which task reward needs.*\n.*causal_lm"):
         converted(base, tmp_path / "none", task="reward")
 
 
@@ -227,7 +227,8 @@ def test_backends_write_and_read_models_that_score(base: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("step", "rows", "said"), [(-1, 8, "at step -1"), (3, True, "a step are True"), (3, 2**60, "are 1")]
+    ("step", "rows", "said"),
+    [(-1, 8, "invalid step -1"), (3, True, "rows per step True"), (3, 2**60, "rows per step 1")],
 )
 def test_counts_that_no_training_has_are_refused(
     step: int, rows: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -214,7 +214,7 @@ def test_an_adapter_with_a_head_is_merged_before_it_is_served(tmp_path: Path) ->
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     ended = typed(["serve", str(adapter)], tmp_path)
     assert ended.code == 2
-    assert "with its adapter merged" in ended.output
+    assert "such models cannot be served with adapters" in ended.output
     assert "--to hf --out merged" in ended.output
 
 
@@ -223,5 +223,5 @@ def test_token_values_are_not_served_or_quantized(reward: Path, tmp_path: Path) 
     with pytest.raises(ExportError, match="does not support models of task"):
         check_task(SimpleNamespace(task="value"))  # type: ignore[arg-type]  # all that it looks at
     options = ExportOptions(out=tmp_path / "small", quant="w8a8")
-    with pytest.raises(ExportError, match="does not return"):
+    with pytest.raises(ExportError, match="supports language models only, not models of task reward"):
         export_checkpoint(reward, to="vllm", options=options, say=lambda _: None)

@@ -31,7 +31,7 @@ def account(greedy: list[int]) -> Account:
 def test_greedy_mismatch_names_first_token() -> None:
     """Greedy tokens are compared and the first that differs is named."""
     told = compare(REFERENCE, account([10, 11, 12]), TIGHT, cause="")
-    assert told["greedy"] == {"answers": 1, "tokens_equal": 3, "near_ties": 0, "margin": 2e-4}
+    assert told["greedy"] == {"completions": 1, "tokens_equal": 3, "near_ties": 0, "margin": 2e-4}
     with pytest.raises(
         ExportError, match=r"token 1 of the completion of test prompt 1 is 9 \(-0\.1000\) by vLLM instead of 10"
     ):
@@ -49,7 +49,7 @@ def test_near_tie_ends_comparison_of_completion() -> None:
 def test_means_are_held_to_the_tolerance_too() -> None:
     off = Account("vLLM", [[-1.0, -2.5]], [[10, 11, 12]])
     compare(REFERENCE, off, Tolerance(1.0, mean=0.3), cause="")
-    with pytest.raises(ExportError, match=r"0\.2500 off in the mean"):
+    with pytest.raises(ExportError, match=r"differ by 0\.2500 on average"):
         compare(REFERENCE, off, Tolerance(1.0, mean=0.1), cause="")
 
 
@@ -100,7 +100,7 @@ def test_unsupported_export_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
             export(tmp_path / named, "hf")
     base = tiny_model(tmp_path / "base")
     checkpoint = save(tmp_path / "run", base, trained(base)[1])
-    with pytest.raises(UsageError, match="--calibration-dataset is for --quant"):
+    with pytest.raises(UsageError, match="--calibration-dataset needs --quant"):
         export(checkpoint, "hf", calibration_dataset=("rows.jsonl",))
     monkeypatch.setattr(memory, "available_bytes", lambda: 2**20)
     with pytest.raises(ModelError, match=r"takes about 0\.3 GiB of memory, and 0\.0 GiB are available"):

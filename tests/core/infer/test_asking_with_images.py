@@ -251,7 +251,7 @@ def test_text_model_refuses_image(folder: Path, tmp_path: Path, capsys: pytest.C
 
     write_model(tmp_path / "model")
     assert swift(["infer", str(tmp_path / "model"), "--prompt", "What?", "--image", str(folder / "0.png")]) == 2
-    assert "reads text alone" in capsys.readouterr().err
+    assert "does not read images" in capsys.readouterr().err
 
 
 def test_missing_image_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,11 +289,11 @@ def test_chat_attaches_image_to_next_question(folder: Path, tmp_path: Path) -> N
     talk = _Conversation(chat_engine)  # type: ignore[arg-type]
     assert talk.command(f"/image {folder / '3.png'}") == ["3.png, 90×61 pixels, is attached to the next message."]
     assert "no file" in talk.command("/image nowhere.png")[0]
-    list(talk.answer("What is it?", SamplingOptions().sampling))
+    list(talk.respond("What is it?", SamplingOptions().sampling))
     assert [part["type"] for part in chat_engine.told[0]["content"]] == ["image", "text"]
-    list(talk.answer("Are you sure?", SamplingOptions().sampling))
+    list(talk.respond("Are you sure?", SamplingOptions().sampling))
     assert chat_engine.told[2] == {"role": "user", "content": "Are you sure?"}
-    assert talk.command(f"/save {tmp_path / 'talk.jsonl'}") == [f"Added to {tmp_path / 'talk.jsonl'}."]
+    assert talk.command(f"/save {tmp_path / 'talk.jsonl'}") == [f"Appended to {tmp_path / 'talk.jsonl'}."]
     saved = json.loads((tmp_path / "talk.jsonl").read_text())["messages"]
     assert saved[0]["content"][0] == {"type": "image", "path": str(folder / "3.png")}
 

@@ -49,7 +49,7 @@ def test_sample_depends_on_seed_and_index() -> None:
     [
         (["--engine", "vlm"], 3, "There is no engine 'vlm'. Did you mean 'vllm'?"),
         (["--engine", "transfomers"], 3, "Did you mean 'transformers'?"),
-        (["--engine_options", '{"max_num_seqs": 3}'], 2, "no setting 'max_num_seqs'"),
+        (["--engine_options", '{"max_num_seqs": 3}'], 2, "no option 'max_num_seqs'"),
         (["--engine_options", "3"], 2, "--engine_options must be a JSON object, not '3'"),
         (["--max_length", "20"], 2, "exceed the maximum length of 20"),
     ],

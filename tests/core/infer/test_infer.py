@@ -140,8 +140,8 @@ def test_piped_conversation_ignores_chat_commands(
     assert printed.out.splitlines() == ["blue", "otter"]
     assert [line for line in printed.err.splitlines() if line] == [
         *listed,
-        f"Added to {saved}.",
-        "Forgotten.",
+        f"Appended to {saved}.",
+        "Conversation cleared.",
         "The conversation is empty.",
         "Unknown command /clera. Nothing was sent to the model.",
         *listed,
@@ -162,7 +162,7 @@ def test_a_system_message_is_given_in_the_conversation(
     assert [line for line in printed.err.splitlines() if line][-3:] == [
         "System message set. The conversation starts over.",
         "System message: Be brief.",
-        f"Added to {saved}.",
+        f"Appended to {saved}.",
     ]
     messages = json.loads(saved.read_text())["messages"]
     assert messages[0] == {"role": "system", "content": "Be brief."}
@@ -195,10 +195,13 @@ def test_samples_depend_on_seed(adapters: Trained, capsys: pytest.CaptureFixture
         (["eval", "MODEL", "--dataset", "nowhere.jsonl"], "nowhere.jsonl"),
         (["eval", "MODEL", "--dataset", "unanswered.jsonl"], "None of the 1 rows has an expected answer"),
         (["infer", "MODEL", "--dataset", "unanswered.jsonl", "--prompt", "a"], "cannot be used together"),
-        (["infer", "MODEL", "--prompt", "a", "--result_path", "no/where.jsonl"], "no folder no"),
+        (
+            ["infer", "MODEL", "--prompt", "a", "--result_path", "no/where.jsonl"],
+            "The folder no of --result_path does not exist",
+        ),
         (["infer", "MODEL", "--prompt", "a", "--columns", "{"], "--columns must be a JSON object"),
         (["infer", "MODEL", "--prompt", "a", "--torch_dtype", "float3"], "Did you mean 'float32'?"),
-        (["infer", "MODEL", "--prompt", "a", "--device", "cuda"], "There is no GPU"),
+        (["infer", "MODEL", "--prompt", "a", "--device", "cuda"], "--device cuda needs a GPU"),
         (["infer", "MODEL", "--prompt", "a", "--device", "gpu"], "Invalid device 'gpu'"),
         (["infer", "MODEL", "--prompt", "a", "--adapters", "EMPTY"], "adapter_config.json is missing"),
     ],

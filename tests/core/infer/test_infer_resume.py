@@ -160,7 +160,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_score(
     assert run(["infer", str(model), *flags]) == 2  # another kind of file
     assert "made with metric accuracy; now it is not set" in capsys.readouterr().err
     assert run(["eval", str(model), *flags, "--metric", "loss"]) == 2
-    assert "generates none" in capsys.readouterr().err
+    assert "generates no text" in capsys.readouterr().err
 
 
 def changed_row(folder: Path) -> None:

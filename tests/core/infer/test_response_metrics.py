@@ -74,7 +74,7 @@ def test_long_texts_count_for_more_than_short_ones() -> None:
     metric = metric_of("cer")
     lines = [metric.of_response("abcdefgh", "abcdefgx"), metric.of_response("y", "xx")]
     assert metric.of_lines(lines)["cer"] == 3 / 10
-    with pytest.raises(DataError, match="no 'edits'"):
+    with pytest.raises(DataError, match="no valid 'edits'"):
         metric.of_lines([{"right": True}])
 
 

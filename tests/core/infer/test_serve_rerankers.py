@@ -75,7 +75,7 @@ def test_exported_reranker_declares_its_prompt(base: Path, tmp_path: Path, monke
     assert request.chat_template is not None
     assert rendered(folder, request.chat_template) == trained_on(base, OBJECTIVE, "Answer.")
     plain = serve_request(ServeOptions(model=str(folder)), tasks=TASKS, say=print)
-    assert (plain.task, plain.answers) == ("causal_lm", None)
+    assert (plain.task, plain.decision_tokens) == ("causal_lm", None)
 
 
 def test_model_with_head_is_refused_as_yes_no_reranker(base: Path, tmp_path: Path) -> None:

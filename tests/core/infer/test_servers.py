@@ -96,8 +96,8 @@ def infer(engine: str, *more: str) -> int:
         ("ok", ["swalow"], "Did you mean 'swallow'?\nIt serves: swallow, starling."),
         ("broken", [], "failed with 500: out of memory"),
         ("strict", [], "maximum context length is 16 tokens"),
-        ("ok", ["--torch_dtype", "float32"], "--torch_dtype says how a model is loaded"),
-        ("ok", ["--adapters", "somewhere"], "--adapters says how a model is loaded"),
+        ("ok", ["--torch_dtype", "float32"], "--torch_dtype applies to loading a model"),
+        ("ok", ["--adapters", "somewhere"], "--adapters applies to loading a model"),
     ],
 )
 def test_what_a_server_refuses_is_one_sentence(

@@ -53,7 +53,7 @@ def test_missing_quantizing_exporter_names_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SWIFT_PLUGINS", "")
     with pytest.raises(PluginError, match=r'offers --quant acme3\.\nRun: pip install "swift-core\['):
         find_scheme("acme3", "hf")
-    with pytest.raises(UsageError, match=r'--quant-tolerance is for --quant.*\nRun: pip install "swift-core\['):
+    with pytest.raises(UsageError, match=r'--quant-tolerance needs --quant.*\nRun: pip install "swift-core\['):
         requested_scheme("hf", ExportOptions(quant_tolerance=0.1))
 
 

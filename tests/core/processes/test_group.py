@@ -148,7 +148,7 @@ def test_launched_process_starts_no_children() -> None:
     member = POD | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert find_group(member).processes == 1
     assert find_group(member, nproc=2).processes == 1
-    with pytest.raises(ConfigError, match="launcher started 2"):
+    with pytest.raises(ConfigError, match="launcher already started 2"):
         find_group(member, nproc=4)
 
 
@@ -228,7 +228,7 @@ def test_launched_process_starts_no_others() -> None:
     [
         ({"NODE_RANK": ""}, "NODE_RANK is not set"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
-        ({"NODE_RANK": "2"}, "ranks go from 0 to 1"),
+        ({"NODE_RANK": "2"}, "numbered from 0 to 1"),
         ({"NNODES": "1:2"}, "NNODES must be a whole number"),
         ({"NNODES": "0"}, "at least one machine"),
         ({"NPROC_PER_NODE": "many"}, "NPROC_PER_NODE must be a whole number"),
@@ -274,5 +274,5 @@ def test_threads_for_nested_regions_are_not_those_of_a_process() -> None:
 def test_rank_error_is_reported_without_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error about the number of a process is reported without that number."""
     monkeypatch.setenv("RANK", "first")
-    with pytest.raises(ConfigError, match="RANK should be"), reported_errors():
+    with pytest.raises(ConfigError, match="RANK must be"), reported_errors():
         current_world()

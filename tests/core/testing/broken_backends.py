@@ -192,7 +192,7 @@ class SavesRoundedWeights(TorchBackend):
         return True
 
 
-@caught_by("resume_elsewhere")
+@caught_by("resume_in_other_layout")
 class SavesItsShareOnly(TorchBackend):
     """Resumes under its own layout, because each process reads what it wrote; elsewhere it cannot."""
 

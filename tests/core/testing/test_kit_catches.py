@@ -54,7 +54,7 @@ def test_a_broken_backend_is_caught(name: str, tmp_path: Path, monkeypatch: pyte
         arguments = ()
     elif check == "two_roles_resumed":
         arguments = (TWO, TWO)
-    elif check == "resume_elsewhere":
+    elif check == "resume_in_other_layout":
         arguments = (BY_NAME["clipped"], Layout(1), TWO)
     with pytest.raises(AssertionError) as caught:
         getattr(checks, check)(*arguments)

@@ -87,7 +87,7 @@ def test_failed_copy_warns_and_training_continues(
     [
         ({"checkpoint.copy_to": "ftp://host/runs"}, "Unknown protocol ftp://"),
         ({"checkpoint.copy_to": "/mnt/runs"}, "'/mnt/runs' is not a URL"),
-        ({"logging.report_to": ["copies"]}, "copies is not a report"),
+        ({"logging.report_to": ["copies"]}, "cannot name 'copies'"),
     ],
 )
 def test_where_to_copy_is_refused_before_a_model_is_loaded(

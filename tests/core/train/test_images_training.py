@@ -257,7 +257,7 @@ def test_worse_response_to_other_prompt_is_no_pair(folder: Path, kind: str, othe
     assert [each.path for each in sample.rejected.media] == [str(folder / file)]
     assert sample.rejected.media == sample.conversation.media
     assert not sample.extras
-    with pytest.raises(Unusable, match=r"different questions|twice"):
+    with pytest.raises(Unusable, match=r"different prompts|twice"):
         PreferenceEncoding().understand({**row, f"rejected_{kind}s": [other]}, "row 1", root=folder)
 
 
@@ -299,7 +299,7 @@ def test_backend_without_images_refuses_before_loading(
     monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("weights were loaded"))
     text = replace(TorchBackend.capabilities, modalities=frozenset({"text"}))
     monkeypatch.setattr(TorchBackend, "capabilities", text)
-    with pytest.raises(UnsupportedLayout, match="does not train on images yet") as refused:
+    with pytest.raises(UnsupportedLayout, match="has images, which the torch backend does not train on") as refused:
         trained(models["llava"], folder, "refused", {})
     assert "--backend" in str(refused.value.hint)
 

@@ -101,7 +101,9 @@ def test_images_are_small_and_paths_omit_folders(tmp_path: Path) -> None:
     segment = Segment(np.arange(65, 77, dtype=np.int32), np.zeros(12, np.float32), media=(image, lost))
     samples = [Encoded(0, (segment,))]
     report = SimpleNamespace(sources=[], rejected={})
-    data = SimpleNamespace(train=SimpleNamespace(samples=samples, place=lambda _: "row 1"), stream=None, report=report)
+    data = SimpleNamespace(
+        train=SimpleNamespace(samples=samples, location=lambda _: "row 1"), stream=None, report=report
+    )
     (sample,) = written(data, "chat", tmp_path)["samples"]
     first, shown, between, gone, last = sample["segments"][0]["pieces"]
     assert [piece["ids"] for piece in (first, between, last)] == [[65], [72], [75, 76]]

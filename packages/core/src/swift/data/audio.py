@@ -42,11 +42,11 @@ def measure_audio(path: str, *, decode: bool = False) -> Measured:
             _samples(path)
         size = Path(path).stat().st_size
     except FileNotFoundError:
-        raise Unusable("missing audio", f"there is no file {path}") from None
+        raise Unusable("missing audio clip", f"there is no file {path}") from None
     except (OSError, EOFError, ValueError, RuntimeError) as error:  # soundfile raises RuntimeError's kin
-        raise Unusable("broken audio", f"{path} cannot be read as audio: {error}") from None
+        raise Unusable("broken audio clip", f"{path} cannot be read as audio: {error}") from None
     if not frames:
-        raise Unusable("broken audio", f"{path} has no samples")
+        raise Unusable("broken audio clip", f"{path} has no samples")
     return Measured(path, 0, 0, size, "audio", frames, float(rate))
 
 

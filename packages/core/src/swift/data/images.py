@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from swift.config.media import NAMES
+from swift.config.media import NAMES, ONE
 from swift.data.conversation import Unusable, parse_json
 from swift.data.media import Measured, MediaRef, Medium
 from swift.data.videos import close_video, measure_video, open_frame
@@ -74,8 +74,7 @@ def read_medium(value: object, root: Path | None, kind: str = "image") -> Medium
         written = io.BytesIO()
         value.save(written, format="PNG")
         return Medium(content=written.getvalue())
-    name = NAMES[kind]
-    raise Unusable(f"malformed {name}", f"a {name} is {_a(value)}: neither a path, nor a data URI, nor bytes")
+    raise Unusable(f"malformed {NAMES[kind]}", f"{ONE[kind]} is {_a(value)}: neither a path, nor a data URI, nor bytes")
 
 
 def medium_of_part(part: Mapping[str, Any], root: Path | None, kind: str) -> Medium | None:
@@ -149,9 +148,11 @@ def path_of(medium: Medium, folder: Path, web: Web = "no") -> str:
     except FileNotFoundError:
         raise Unusable(f"missing {name}", f"there is no file {medium.path}") from None
     except (OSError, ValueError) as error:
-        raise Unusable(f"broken {name}", f"{shown(medium.path)} cannot be read as a {name}: {error}") from None
+        raise Unusable(
+            f"broken {name}", f"{shown(medium.path)} cannot be read as {ONE[medium.kind]}: {error}"
+        ) from None
     if not stat.S_ISREG(found.st_mode):
-        raise Unusable(f"broken {name}", f"{medium.path} cannot be read as a {name}: it is no file")
+        raise Unusable(f"broken {name}", f"{medium.path} cannot be read as {ONE[medium.kind]}: it is no file")
     return medium.path
 
 
@@ -226,17 +227,15 @@ def _of_object(value: Mapping[str, Any], root: Path | None, kind: str) -> Medium
     for key in ("path", "url", kind):
         if isinstance(value.get(key), str):
             return _by_name(value[key], root, kind)
-    name = NAMES[kind]
     keys = ", ".join(map(str, value)) or "none"
-    raise Unusable(f"malformed {name}", f"a {name} has the keys {keys}, not bytes or path")
+    raise Unusable(f"malformed {NAMES[kind]}", f"{ONE[kind]} has the keys {keys}, not bytes or path")
 
 
 def _decoded(text: str, kind: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        name = NAMES[kind]
-        raise Unusable(f"malformed {name}", f"the base64 of a {name} cannot be decoded") from None
+        raise Unusable(f"malformed {NAMES[kind]}", f"the base64 of {ONE[kind]} cannot be decoded") from None
 
 
 def _kept(content: bytes, folder: Path) -> Path:
@@ -258,4 +257,5 @@ def _kept(content: bytes, folder: Path) -> Path:
 
 
 def _a(value: object) -> str:
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swift.config.media import NAMES
+from swift.config.media import NAMES, ONE
 from swift.data.conversation import Conversation, Unusable, medium_in, parts_of
 from swift.data.images import as_url, read_medium
 from swift.data.media import Medium
@@ -60,6 +60,5 @@ def _with(messages: Messages, spell: Callable[[Medium], dict[str, Any]]) -> list
 
 def _sent(medium: Medium) -> dict[str, Any]:
     if medium.kind != "image":
-        name = NAMES[medium.kind]
-        raise Unusable(f"a {name} for a server", f"swift sends images only, no {name}s")
+        raise Unusable(f"{ONE[medium.kind]} for a server", f"swift sends images only, no {NAMES[medium.kind]}s")
     return {"type": "image_url", "image_url": {"url": as_url(medium)}}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from swift.config.media import NAMES
+from swift.config.media import NAMES, ONE
 from swift.contracts import (
     Completion,
     EngineRequest,
@@ -161,9 +161,10 @@ class CheckedEngine:
         held = {each.kind for prompt in prompts if isinstance(prompt, ImagePrompt) for each in prompt.media}
         media = getattr(self.engine, "media", ())
         if lacking := held.difference(media):
-            name = NAMES[min(lacking)]
+            kind = min(lacking)
+            takes = f"takes no {NAMES[kind]}s" if media else "reads text alone"
             raise DataError(
-                f"The prompt has a {name}, but {self._entry} {f'takes no {name}s' if media else 'reads text alone'}.",
+                f"The prompt has {ONE[kind]}, but {self._entry} {takes}.",
                 hint=f"Leave --engine out ({TRANSFORMERS} reads images where the model does), or start a server and "
                 "name its address: --engine http://HOST:PORT",
             )

@@ -56,7 +56,7 @@ class Checks:
             self.trials.announce(self._shared_layout, (self._shared_layout, "measured"), self._measured)
         elif check == "two_roles" and self.trials.capabilities.roles > 1:
             self.trials.announce_both(plain, layout, AFTER_RESUME)
-        elif check == "resume_elsewhere" and reads is not None:
+        elif check == "resume_in_other_layout" and reads is not None:
             self.trials.announce_whole(plain, layout)
             self.trials.announce_resumed(plain, layout, reads, AFTER_RESUME)
         elif check in ("one_tensor_at_a_time", "nothing_is_left_behind"):
@@ -205,7 +205,7 @@ class Checks:
                 near(f"{at}: gradient norm", result.grad_norm, whole[rank].results[step].grad_norm, SAME_LAYOUT)
         self._follows_reference(case, outcomes, f"{case.name} under {layout}")
 
-    def resume_in_layout(self, case: Case, wrote: Layout, reads: Layout) -> None:
+    def resume_in_other_layout(self, case: Case, wrote: Layout, reads: Layout) -> None:
         """Resume under one layout from another's checkpoint and follow the reference."""
         outcomes = self.trials.resumed(case, wrote, reads, AFTER_RESUME)
         self._follows_reference(case, outcomes, f"{case.name}, saved under {wrote}, resumed under {reads}")

@@ -138,7 +138,7 @@ class BackendConformance:
         checks.resume(resumed, layout)
 
     def test_resume_in_other_layout(self, checks: Checks, layout: Layout, reads: Layout) -> None:
-        checks.resume_in_layout(BY_NAME["clipped"], layout, reads)
+        checks.resume_in_other_layout(BY_NAME["clipped"], layout, reads)
 
     def test_two_roles(self, checks: Checks, layout: Layout) -> None:
         if checks.trials.capabilities.roles == 1:

@@ -19,7 +19,7 @@ from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 from swift_rl.rounds.files import FOLDER, Generated, read_round, write_round
 from swift_rl.rounds.logps import sample_of
 from swift_rl.rounds.prompts import Prompts
-from swift_rl.rounds.rollouts import RolloutRequest, Rollouts
+from swift_rl.rounds.rollouts import GenerationRequest, Rollouts
 from swift_rl.rounds.scoring import on_main
 from swift_rl.rounds.settings import check_room
 
@@ -117,7 +117,7 @@ class CompletionRounds:
         self._rollouts.sync(step)
         prompts = list(self._held_out.all())
         sampling = self._rollouts.sampling(self._context.config.train.seed + 1, self._options.temperature)
-        completions = self._rollouts.generate(RolloutRequest(-1, step, prompts, 1, sampling), keep=False)
+        completions = self._rollouts.generate(GenerationRequest(-1, step, prompts, 1, sampling), keep=False)
         return [(sample,) for sample in _samples(prompts, completions)]
 
     def state(self) -> Mapping[str, Any]:
@@ -163,7 +163,7 @@ class CompletionRounds:
     def _generated(self, number: int, version: int, *, by_student: bool) -> Round:
         prompts = self._prompts.next(number * self._per_round, self._per_round)
         sampling = self._rollouts.sampling(self._context.config.train.seed, self._options.temperature)
-        request = RolloutRequest(number, version, prompts, 1, sampling)
+        request = GenerationRequest(number, version, prompts, 1, sampling)
         if by_student:
             self._rollouts.sync(version)
             completions = self._rollouts.generate(request)
@@ -171,7 +171,7 @@ class CompletionRounds:
             completions = self._by_teacher(request)
         return Round(number, version, prompts, completions, cursor=(number + 1) * self._per_round)
 
-    def _by_teacher(self, request: RolloutRequest) -> list[RolloutCompletion]:
+    def _by_teacher(self, request: GenerationRequest) -> list[RolloutCompletion]:
         numbers = [number for _, _, number in request.numbered()]
         sampling = replace(request.sampling, numbers=numbers, logprobs="model")
         found = self._teacher.completions([prompt.token_ids.tolist() for prompt in request.prompts], sampling)

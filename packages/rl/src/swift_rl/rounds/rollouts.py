@@ -35,7 +35,7 @@ _PROBED = 4
 
 
 @dataclass(frozen=True)
-class RolloutRequest:
+class GenerationRequest:
     """Prompts to complete with weights of one version, `groups` times each."""
 
     round: int
@@ -129,7 +129,7 @@ class Rollouts:
             if each is not None:
                 raise each
 
-    def generate(self, request: RolloutRequest, *, keep: bool = True) -> list[RolloutCompletion]:
+    def generate(self, request: GenerationRequest, *, keep: bool = True) -> list[RolloutCompletion]:
         """Return the completions of all prompts, the same on every process. Called on every process."""
         try:
             mine: dict[int, Generated] | SwiftError = self.local(request, keep=keep)
@@ -137,7 +137,7 @@ class Rollouts:
             mine = failure
         return self.gathered(request, mine)
 
-    def local(self, request: RolloutRequest, *, keep: bool = True, show: bool = True) -> dict[int, Generated]:
+    def local(self, request: GenerationRequest, *, keep: bool = True, show: bool = True) -> dict[int, Generated]:
         """Sample this process's part of the completions: number of the completion → completion.
 
         Completions that are in the rollout log of an interrupted run are read from there.
@@ -204,7 +204,7 @@ class Rollouts:
         batches = [[numbered[index] for index in indices] for indices in together]
         return [batch for batch in batches if any(number not in known for number, _ in batch)]
 
-    def gathered(self, request: RolloutRequest, mine: dict[int, Generated] | SwiftError) -> list[RolloutCompletion]:
+    def gathered(self, request: GenerationRequest, mine: dict[int, Generated] | SwiftError) -> list[RolloutCompletion]:
         """Return the completions of all processes and the given ones, in order. Called on every process."""
         sampled: dict[int, Generated] = {}
         for part in self._context.comms.gather(mine):
@@ -287,7 +287,7 @@ def trains_in_single(context: ScheduleContext) -> bool:
 class PrefetchedRound:
     """Completions of the next round, sampled in a thread while this one is learned from."""
 
-    def __init__(self, rollouts: Rollouts, request: RolloutRequest) -> None:
+    def __init__(self, rollouts: Rollouts, request: GenerationRequest) -> None:
         self.request = request
         self._rollouts = rollouts
         self._generated: dict[int, Generated] | SwiftError = {}

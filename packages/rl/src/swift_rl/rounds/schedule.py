@@ -18,7 +18,7 @@ from swift_rl.rounds.batching import indices_of_step, rows_of
 from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 from swift_rl.rounds.files import FOLDER, path_of, read_round, write_round
 from swift_rl.rounds.prompts import Prompts
-from swift_rl.rounds.rollouts import PrefetchedRound, RolloutRequest, Rollouts
+from swift_rl.rounds.rollouts import GenerationRequest, PrefetchedRound, Rollouts
 from swift_rl.rounds.scoring import on_main
 from swift_rl.rounds.settings import check_settings, prompts_per_round
 from swift_rl.rounds.values import Options, Valuer, figures
@@ -124,7 +124,7 @@ class RolloutSchedule(BatchSchedule):
         options = self._options
         sampling = self._rollouts.sampling(self._context.config.train.seed + 1, options.eval_temperature)
         prompts = self._held_out.all()
-        request = RolloutRequest(-1, step, prompts, options.num_generations_eval, sampling)
+        request = GenerationRequest(-1, step, prompts, options.num_generations_eval, sampling)
         completions = self._rollouts.generate(request, keep=False)
         self._valuer.score(prompts, completions)
         self._valuer.value(completions)
@@ -210,10 +210,10 @@ class RolloutSchedule(BatchSchedule):
         behind = self._options.rollout_staleness * self._steps_per_round
         return max(0, version - behind)
 
-    def _request(self, number: int, version: int, prompts: Sequence[Prompt]) -> RolloutRequest:
+    def _request(self, number: int, version: int, prompts: Sequence[Prompt]) -> GenerationRequest:
         sampling = self._rollouts.sampling(self._context.config.train.seed, self._options.temperature)
         given = self._valuer.given(number, prompts)
-        return RolloutRequest(number, version, prompts, self._options.num_generations, sampling, given)
+        return GenerationRequest(number, version, prompts, self._options.num_generations, sampling, given)
 
     def _sample(self, number: int, step: int) -> Round:
         """Return the scored completions of the next prompts, without values of the model in training."""

@@ -54,7 +54,7 @@ class StopRecord(_Record):
     now: bool
 
 
-class ModelFacts(_Record):
+class ChatFacts(_Record):
     """Port and abilities of a chat model: `facts.json`."""
 
     port: Annotated[int, Field(gt=0, lt=1 << 16)]

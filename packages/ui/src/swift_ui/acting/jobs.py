@@ -23,7 +23,7 @@ import psutil
 from swift.errors import SwiftError, UsageError
 from swift.untrusted import open_regular, read_text
 from swift_ui.acting import job_runner
-from swift_ui.acting.job_files import EndRecord, JobRecord, ModelFacts, StartRecord, StopRecord, read_record
+from swift_ui.acting.job_files import ChatFacts, EndRecord, JobRecord, StartRecord, StopRecord, read_record
 from swift_ui.looking.index import NotFound
 
 JOBS_FOLDER = Path(".swift-ui") / "jobs"
@@ -55,7 +55,7 @@ class Job:
     cause: str = ""
     ended: float | None = None
     stopping: bool = False
-    facts: ModelFacts | None = None
+    facts: ChatFacts | None = None
     log_from: int = 0
     """Offset in its log where its own output begins."""
 
@@ -174,7 +174,7 @@ class JobStore:
             cause,
             None if ended is None else ended.at,
             stopping is not None,
-            read_record(folder / "facts.json", ModelFacts),
+            read_record(folder / "facts.json", ChatFacts),
             0 if started is None else started.log_from,
         )
 
