@@ -19,7 +19,7 @@ from swift.forms import form_of
 from swift_ui.acting import job_runner
 from swift_ui.acting.argv import argv_of
 from swift_ui.acting.chat_server import parse_message, parse_request
-from swift_ui.acting.jobs import Job, JobStore
+from swift_ui.acting.jobs import JobStore, RunningJob
 from swift_ui.acting.runs import RunActions
 from swift_ui.looking.index import key_of
 from swift_ui.settings import UiSettings
@@ -31,7 +31,7 @@ IMAGE = (
 FIELDS = [field for section in form_of("sft") for field in section.fields]
 
 
-def until(store: JobStore, job: Job, state: str) -> Job:
+def until(store: JobStore, job: RunningJob, state: str) -> RunningJob:
     """Returns the job once it is in a state."""
     end = time.monotonic() + 60
     while (found := store.find(job.id)).state != state:

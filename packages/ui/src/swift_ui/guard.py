@@ -59,7 +59,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     return content
 
 
-class RequestRefused(Exception):
+class ForbiddenRequest(Exception):
     """A refused request, with its status and reason."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -85,7 +85,7 @@ class PageGuard:
             self._check(request)
             if request.url.path == LOGIN:
                 response = await self._login(request)
-        except RequestRefused as refused:
+        except ForbiddenRequest as refused:
             response = JSONResponse({"error": {"message": refused.reason}}, refused.status)
         await response(scope, receive, _with_headers(send))
 
@@ -95,21 +95,21 @@ class PageGuard:
             _check_body(request)
         path = request.url.path
         if path.startswith("/api/") and path != LOGIN and not self._has_cookie(request):
-            raise RequestRefused(401, "Not logged in. Open the address that the terminal shows.")
+            raise ForbiddenRequest(401, "Not logged in. Open the address that the terminal shows.")
 
     def _check_names(self, request: Request) -> None:
         """Check the requested host and the origin of the request."""
         hosts = request.headers.getlist("host")
         named = _host(hosts[0]) if len(hosts) == 1 else None
         if named is None or named not in self._names() | ({named} if self._settings.host in _ANYWHERE else set()):
-            raise RequestRefused(403, "Unknown host name. Open the address that the terminal shows.")
+            raise ForbiddenRequest(403, "Unknown host name. Open the address that the terminal shows.")
         origins = request.headers.getlist("origin")
         if origins and origins != [f"http://{hosts[0]}"]:
-            raise RequestRefused(403, "Requests of other sites are not allowed.")
+            raise ForbiddenRequest(403, "Requests of other sites are not allowed.")
         if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
-            raise RequestRefused(403, "Requests of other sites are not allowed.")
+            raise ForbiddenRequest(403, "Requests of other sites are not allowed.")
         if request.method not in READING and not origins:
-            raise RequestRefused(403, "POST requests need an Origin header.")
+            raise ForbiddenRequest(403, "POST requests need an Origin header.")
 
     def _names(self) -> set[str]:
         return {*_HERE} if self._settings.host in _HERE else {*_HERE, self._settings.host.lower()}
@@ -124,13 +124,13 @@ class PageGuard:
 
     async def _login(self, request: Request) -> Response:
         if request.method != "POST":
-            raise RequestRefused(405, "Use POST to log in.")
+            raise ForbiddenRequest(405, "Use POST to log in.")
         try:
             token = (await read_object(request)).get("token")
         except SwiftError as error:
-            raise RequestRefused(400, error.message) from None
+            raise ForbiddenRequest(400, error.message) from None
         if not isinstance(token, str) or not _same(token, self._settings.token):
-            raise RequestRefused(
+            raise ForbiddenRequest(
                 403, "The token is invalid or from an earlier start. Open the address that the terminal shows."
             )
         response = JSONResponse({"open": True})
@@ -148,11 +148,11 @@ def session(settings: UiSettings) -> str:
 def _check_body(request: Request) -> None:
     length = request.headers.get("content-length")
     if length is None or not length.isdecimal() or "transfer-encoding" in request.headers:
-        raise RequestRefused(411, "The Content-Length header is required.")
+        raise ForbiddenRequest(411, "The Content-Length header is required.")
     if int(length) > MOST_BYTES:
-        raise RequestRefused(413, f"The request body is larger than {MOST_BYTES:,} bytes.")
+        raise ForbiddenRequest(413, f"The request body is larger than {MOST_BYTES:,} bytes.")
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise RequestRefused(415, "The content type must be application/json.")
+        raise ForbiddenRequest(415, "The content type must be application/json.")
 
 
 def _host(header: str) -> str | None:

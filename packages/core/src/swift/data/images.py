@@ -142,17 +142,15 @@ def path_of(medium: Medium, folder: Path, web: Web = "no") -> str:
         return fetched(medium.url, folder, web, NAMES[medium.kind])
     if not medium.path:
         return str(_kept(medium.content, folder))
-    name = NAMES[medium.kind]
+    name, one = NAMES[medium.kind], ONE[medium.kind]
     try:
         found = os.stat(medium.path)  # noqa: PTH116  # for each medium of a data set: paths need not be parsed
     except FileNotFoundError:
         raise Unusable(f"missing {name}", f"there is no file {medium.path}") from None
     except (OSError, ValueError) as error:
-        raise Unusable(
-            f"broken {name}", f"{shown(medium.path)} cannot be read as {ONE[medium.kind]}: {error}"
-        ) from None
+        raise Unusable(f"broken {name}", f"{shown(medium.path)} cannot be read as {one}: {error}") from None
     if not stat.S_ISREG(found.st_mode):
-        raise Unusable(f"broken {name}", f"{medium.path} cannot be read as {ONE[medium.kind]}: it is no file")
+        raise Unusable(f"broken {name}", f"{medium.path} cannot be read as {one}: it is no file")
     return medium.path
 
 

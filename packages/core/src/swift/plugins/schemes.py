@@ -77,4 +77,4 @@ def _offered() -> tuple[list[OfferedScheme], list[SwiftError]]:
 
 
 def _install() -> str:
-    return "Run: " + " or ".join(install_command(_GROUP, name) for name in KNOWN[_GROUP])
+    return "Run: " + " or ".join(str(install_command(_GROUP, name)) for name in KNOWN[_GROUP])

@@ -16,7 +16,7 @@ from swift.forms import CheckedCommand
 from swift_ui.acting import sessions
 from swift_ui.acting.argv import argv_of, shown
 from swift_ui.acting.form_client import FormClient
-from swift_ui.acting.jobs import Job, JobStore
+from swift_ui.acting.jobs import JobStore, RunningJob
 from swift_ui.acting.permissions import TRAINING, check_allowed, check_command, within
 from swift_ui.acting.runs import RunActions, stop_run
 from swift_ui.guard import read_object
@@ -182,7 +182,7 @@ def _strings(value: Any) -> dict[str, str]:
     return {str(key): str(text) for key, text in value.items()} if isinstance(value, dict) else {}
 
 
-def _view(job: Job) -> dict[str, Any]:
+def _view(job: RunningJob) -> dict[str, Any]:
     """Return a job for the page."""
     return {
         "id": job.id,

@@ -36,7 +36,7 @@ _TAIL = 64_000
 
 
 @dataclass(frozen=True)
-class Job:
+class RunningJob:
     """One command, as read from its folder."""
 
     id: str
@@ -89,7 +89,7 @@ class JobStore:
         kind: str = "command",
         program: Sequence[str] = (),
         secret: str = "",
-    ) -> Job:
+    ) -> RunningJob:
         """Start `swift ARGV`, or another `program` that is listed with this argv."""
         name = f"{datetime.now():%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}"
         folder = self._folder / name
@@ -113,39 +113,39 @@ class JobStore:
         )
         return self.find(name)
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[RunningJob]:
         """Return all commands, the newest first."""
         with contextlib.suppress(OSError):
             names = sorted((each.name for each in self._folder.iterdir() if _ID.fullmatch(each.name)), reverse=True)
             return [job for name in names if (job := self._job(name)) is not None]
         return []
 
-    def find(self, name: str) -> Job:
+    def find(self, name: str) -> RunningJob:
         """Return one command; raise `NotFound` for an unknown id."""
         job = self._job(name) if _ID.fullmatch(name) else None
         if job is None:
             raise NotFound("Unknown command: its folder does not exist.")
         return job
 
-    def of_run(self, run_folder: Path) -> Job | None:
+    def of_run(self, run_folder: Path) -> RunningJob | None:
         """Return the newest command that runs, or ran, in the folder of a run."""
         return next((job for job in self.all() if job.run_folder == run_folder), None)
 
-    def secret(self, job: Job) -> str:
+    def secret(self, job: RunningJob) -> str:
         """Return the secret that the server and the command share."""
         try:
             return read_text(job.folder / "secret", SwiftError)
         except SwiftError:
             raise NotFound("The secret file of this command is missing.") from None
 
-    def stop(self, job: Job, *, now: bool = False) -> None:
+    def stop(self, job: RunningJob, *, now: bool = False) -> None:
         """Send SIGTERM to a command; `now` kills it."""
         if not job.alive or job.process is None or not lives(job.process, job.process_began):
             raise UsageError("This command has already ended.")
         job_runner.write(job.folder / STOPPING, {"at": time.time(), "now": now})
         end_process(job.process, now=now)
 
-    def _job(self, name: str) -> Job | None:
+    def _job(self, name: str) -> RunningJob | None:
         folder = self._folder / name
         record = read_record(folder / job_runner.JOB, JobRecord)
         if record is None:
@@ -160,7 +160,7 @@ class JobStore:
             state, cause = "stopped", "Killed on request."
         elif state == "completed" and stopping is not None and record.run_folder is None:
             state = "stopped"  # a server ends only when it is stopped
-        return Job(
+        return RunningJob(
             name,
             folder,
             record.kind,

@@ -9,7 +9,7 @@ from pathlib import Path
 from swift.errors import SwiftError, UsageError
 from swift.forms import resume_argv
 from swift.runs import CONFIG_FILE, holder_of
-from swift_ui.acting.jobs import Job, JobStore, end_process
+from swift_ui.acting.jobs import JobStore, RunningJob, end_process
 from swift_ui.looking.view import arguments, configuration
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -21,7 +21,7 @@ class RunActions:
 
     alive: bool
     """Whether it is training on this machine."""
-    job: Job | None
+    job: RunningJob | None
     """The dashboard's newest command for it, if any."""
     checkpoints: tuple[Path, ...]
     """Newest first."""

@@ -11,7 +11,7 @@ from typing import Any
 from swift.errors import SwiftError, UsageError
 from swift.infer import OpenAiServer
 from swift_ui.acting.argv import MOST
-from swift_ui.acting.jobs import Job, JobStore
+from swift_ui.acting.jobs import JobStore, RunningJob
 from swift_ui.looking.index import NotFound
 
 KIND = "chat"
@@ -21,7 +21,7 @@ MOST_TOKENS = 8192
 _MODULE = "swift_ui.acting.chat_server"
 
 
-def open_session(jobs: JobStore, model: object, *, trust: bool, device: str | None = None) -> Job:
+def open_session(jobs: JobStore, model: object, *, trust: bool, device: str | None = None) -> RunningJob:
     """Return the job of a model (a run, a checkpoint, an adapter, a folder), started if it is not loaded."""
     model = model.strip() if isinstance(model, str) else ""
     if not model or model.startswith("-") or len(model) > MOST or "\0" in model:
@@ -34,7 +34,7 @@ def open_session(jobs: JobStore, model: object, *, trust: bool, device: str | No
     return jobs.start(["chat", model], kind=KIND, program=program, secret=secrets.token_urlsafe(24))
 
 
-def view_of(job: Job) -> dict[str, Any]:
+def view_of(job: RunningJob) -> dict[str, Any]:
     """Return the state of a session for the page."""
     ready = job.state == "running" and job.facts is not None
     state = "ready" if ready else "loading" if job.alive else job.state
@@ -43,7 +43,7 @@ def view_of(job: Job) -> dict[str, Any]:
     return {"id": job.id, "model": job.argv[-1], "state": state, "problem": problem, **facts}
 
 
-def chat(jobs: JobStore, job: Job, request: dict[str, Any]) -> Iterator[str]:
+def chat(jobs: JobStore, job: RunningJob, request: dict[str, Any]) -> Iterator[str]:
     """Yield the response to a conversation as lines of JSON: pieces of text, or an error."""
     if job.kind != KIND or not job.alive or job.facts is None:
         raise NotFound("This model is not loaded.")
@@ -60,7 +60,7 @@ def _pieces(server: OpenAiServer, body: dict[str, Any]) -> Iterator[str]:
         yield json.dumps({"error": error.message}) + "\n"
 
 
-def _last_error(job: Job) -> str:
+def _last_error(job: RunningJob) -> str:
     lines = [line for line in job.log(4000).splitlines() if line.strip()]
     errors = [number for number, line in enumerate(lines) if line.startswith("Error: ")]
     return "\n".join(lines[errors[-1] :] if errors else lines[-1:]) or job.cause
