@@ -145,7 +145,7 @@ USABLE = {"query": QUERY, "pos": [GOOD], "neg": [BAD]}
         (EmbeddingEncoding(), {"query": QUERY, "pos": [GOOD], "label": 0}, "not a pair that belongs together"),
         (EmbeddingEncoding(), {"query": QUERY, "pos": [GOOD], "label": float("nan")}, "malformed label"),
         (EmbeddingEncoding(), {"query": QUERY, "pos": [GOOD], "neg": [said("a", "b")]}, "not one message"),
-        (EmbeddingEncoding(), {"query": "a", "pos": ["b"]}, "texts of one token"),
+        (EmbeddingEncoding(), {"query": "a", "pos": ["b"]}, "sequences of one token"),
         (EmbeddingEncoding(needs_negatives=True), {"query": QUERY, "pos": [GOOD], "neg": []}, "no negatives"),
         (EmbeddingEncoding("binary"), {"query": QUERY, "pos": [GOOD], "label": 0.5}, "label out of range"),
         (EmbeddingEncoding("binary"), {**USABLE, "label": 1}, "a label and negatives"),

@@ -221,5 +221,5 @@ def _compared(segments: tuple[Segment, ...], values: Mapping[str, float]) -> Enc
     if not all(len(segment) for segment in segments):
         raise Unusable("empty text", "the tokenizer makes no tokens of a text")
     if not any(segment.weights.any() for segment in segments):
-        raise Unusable("texts of one token", "at least one text of a row needs two tokens or more")
+        raise Unusable("sequences of one token", "at least one text of a row needs two tokens or more")
     return Encoded(0, segments, values=dict(values))
