@@ -136,6 +136,6 @@ def reaches(page: Page, number: int) -> None:
     """Waits until the page has shown a step, without being loaded again."""
     page.wait_for_function(
         "number => Number([...document.querySelectorAll('.figure')].find((each) => each.textContent.startsWith('Step'))"
-        "?.querySelector('.value').textContent.recontrol(/\\D/g, '') || 0) >= number",
+        "?.querySelector('.value').textContent.replace(/\\D/g, '') || 0) >= number",
         arg=number,
     )
