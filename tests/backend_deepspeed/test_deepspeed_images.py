@@ -34,7 +34,7 @@ SAVED = {"checkpoint.save_last": True}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "zero3": ("qwen2_5_vl", {**ALL, **SAVED}, {}),
     "zero3, end to end": ("llava", {**ALL, **FLAT}, {}),
-    "zero3, frozen tower": ("qwen3_vl", {}, {}),
+    "zero3, frozen encoder": ("qwen3_vl", {}, {}),
     "zero3, adapters": ("qwen3_vl", {**LORA, **ALL}, {}),
     "zero2": ("qwen2_5_vl", {**ALL, **FLAT, **RATES}, {}),
     "zero2, tensor parallel": ("llava", ALL, {"parallel.tp": 2}),
@@ -145,5 +145,5 @@ def test_watchdog_names_both_ranks_without_dummy_images(
     assert f"nothing has happened for {SECONDS:g} seconds" in error
     waits = dict(re.findall(r"process (\d): at step \d, waiting for (\w+ of .+?), group", error))
     assert waits.keys() == {"0", "1"}
-    # One gathers weights of the tower; the other has none to call it for, and is elsewhere.
+    # One gathers weights of the encoder; the other has none to call it for, and is elsewhere.
     assert waits["0"] != waits["1"]

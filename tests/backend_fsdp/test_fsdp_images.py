@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "replicas": ("qwen2_5_vl", {**ALL, **RATES}, {"parallel.dp_replicate": 2, "train.gradient_checkpointing": True}),
     "tensor parallel": ("qwen2_5_vl", ALL, {"parallel.tp": 2}),
     "adapters": ("qwen3_vl", {**LORA, **ALL}, {}),
-    "frozen tower": ("qwen3_vl", {}, {}),
+    "frozen encoder": ("qwen3_vl", {}, {}),
     "llava": ("llava", ALL, {}),
     "llava, tensor parallel": ("llava", ALL, {"parallel.tp": 2}),
     "ulysses, end to end": ("qwen2_5_vl", {**ALL, **FLAT, "train.neftune_alpha": 5.0}, {"parallel.ulysses": 2}),

@@ -27,13 +27,13 @@ from swift.errors import UnsupportedLayout
 MEGATRON = {"backend.name": "megatron"}
 SAVED = {"checkpoint.save_last": True}
 SETTLED = {**SAVED, "optim.eps": 1e-4}
-"""For Qwen3-VL's tower, a few of whose first gradients are 2e-7: below the usual epsilon, AdamW makes weights of their
+"""For Qwen3-VL's encoder, a few of whose first gradients are 2e-7: below the usual epsilon, AdamW makes of their
 rounding. One process of torch, padded and end to end, gives 1.1e-6 then, where Megatron gives 2.8e-6; and 1.2e-7 so."""
 TP2 = {"parallel.tp": 2}
 SP2 = {**TP2, "parallel.sequence_parallel": True}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "data parallel": ("qwen2_5_vl", {**ALL, **RATES, **SAVED}, {"backend.overlap": True}),
-    "frozen tower": ("qwen3_vl", SAVED, {}),
+    "frozen encoder": ("qwen3_vl", SAVED, {}),
     "tensor parallel": ("qwen2_5_vl", {**ALL, **SAVED}, TP2),
     "shared activations": ("qwen3_vl", {**ALL, **SETTLED}, {**SP2, "train.gradient_checkpointing": True}),
     "pipeline": ("qwen2_5_vl", {**ALL, **FLAT, **SAVED}, {"parallel.pp": 2}),
@@ -42,7 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "context parallel, padded": ("qwen2_vl", {**ALL, **SAVED}, {"parallel.cp": 2}),
     "packed": ("qwen3_vl", {**ALL, **PACKED}, TP2),
     "adapters": ("qwen3_vl", {**LORA, **ALL}, SP2),
-    "adapters, frozen tower": ("qwen2_5_vl", LORA, {"parallel.pp": 2}),
+    "adapters, frozen encoder": ("qwen2_5_vl", LORA, {"parallel.pp": 2}),
 }
 """Name → model, what both runs do, and what the run on two processes does besides."""
 

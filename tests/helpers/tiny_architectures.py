@@ -313,7 +313,7 @@ def _mistral3() -> Parts:
 
 
 def _pixtral() -> Parts:
-    """Make the LLaVA with Pixtral's tower and processor, as Pixtral-12B is released for transformers."""
+    """Make the LLaVA with Pixtral's encoder and processor, as Pixtral-12B is released for transformers."""
     tokenizer = tokenizer_with(_PIXTRAL, {})
     encoder = {**_PIXTRAL_TOWER, "model_type": "pixtral"}
     config = transformers.LlavaConfig(

@@ -1,4 +1,4 @@
-"""Models with a tower: which class they are, which parts they have, and what is trained of them."""
+"""Models with an encoder: which class they are, which parts they have, and what is trained of them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_all_linear_adapters_skip_frozen_vision_encoder(folders: dict[str, Path]
     names = [name for name, _ in tuned(folders["llava"], kind="lora").named_parameters() if "lora_" in name]
     assert names
     assert not [name for name in names if "vision" in name or "projector" in name]
-    # q_proj is a name in the tower too.
+    # q_proj is a name in the encoder too.
     named = tuned(folders["llava"], kind="lora", targets=["q_proj"]).named_parameters()
     assert not [name for name, _ in named if "lora_" in name and "vision" in name]
 

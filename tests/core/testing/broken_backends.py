@@ -897,7 +897,7 @@ class Showing:
 
 @caught_by("trajectory", FEW)
 class LeavesOutStandIns(TorchBackend):
-    """Processes without an image call no tower, and the others wait for its gradients."""
+    """Processes without an image call no encoder, and the others wait for its gradients."""
 
     @hookimpl
     def swift_shard(self, run: Any, model: Any) -> Any:
@@ -910,7 +910,7 @@ class LeavesOutStandIns(TorchBackend):
 
 @caught_by("trajectory", SEEN)
 class ShowsEachRowAnotherImage(TorchBackend):
-    """The images of a micro-batch come to the tower in another order than their placeholders."""
+    """The images of a micro-batch come to the encoder in another order than their placeholders."""
 
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
@@ -937,7 +937,7 @@ class CountsImagesAsText(TorchBackend):
 
 @caught_by("trajectory", TRAINED)
 class KeepsTheGradientsOfTheTower(TorchBackend):
-    """Each process trains its tower on its own images: gradients of the language model alone are added up."""
+    """Each process trains its encoder on its own images: gradients of the language model alone are added up."""
 
     @hookimpl
     def swift_shard(self, run: Any, model: Any) -> Any:
@@ -952,7 +952,7 @@ class KeepsTheGradientsOfTheTower(TorchBackend):
 
 @caught_by("trajectory", TRAINED)
 class TrainsTheAlignerToo(TorchBackend):
-    """One flag for the tower and what leads from it to the language model."""
+    """One flag for the encoder and what leads from it to the language model."""
 
     @hookimpl
     def swift_wrap_model(self, run: Any, source: Any) -> Any:

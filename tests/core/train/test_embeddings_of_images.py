@@ -73,7 +73,7 @@ def plain(kind: str, path: Path, folder: Path) -> tuple[list[float], list[float]
     losses, norms = [], []
     for step in range(2):
         for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)  # where a step has no image, the tower goes on as it went
+            parameter.grad = torch.zeros_like(parameter)  # where a step has no image, the encoder goes on as it went
         loss = infonce(GROUPS[4 * step : 4 * step + 4], vector_of(kind, model, folder))
         loss.backward()
         gradients = [each.grad for each in model.parameters() if each.grad is not None]

@@ -60,7 +60,7 @@ def plain(path: Path, folder: Path) -> tuple[list[float], list[float]]:
     losses, norms = [], []
     for step in range(STEPS):
         for each in model.parameters():
-            each.grad = torch.zeros_like(each)  # where nobody has an image, the tower goes on as it went
+            each.grad = torch.zeros_like(each)  # where nobody has an image, the encoder goes on as it went
         sums, count = torch.zeros(()), 0
         for number in range(4 * step, 4 * step + 4):
             inputs, learned = asked(folder, number)

@@ -67,7 +67,7 @@ def _train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Object
 def _with_stand_ins(run: Run, state: DeepSpeedState, batch: Batch) -> Batch:
     """Return the batch with a stand-in wherever a micro-batch without an image would leave other processes waiting.
 
-    ZeRO 3 gathers the tower's weights when it is called, trained or not; below it, gradients alone are shared.
+    ZeRO 3 gathers the encoder's weights when it is called, trained or not; below it, gradients alone are shared.
     """
     waits = run.media_reader is not None and (state.stage == 3 or trains_on_images(run, state.model))
     return batch.with_stand_ins() if waits else batch

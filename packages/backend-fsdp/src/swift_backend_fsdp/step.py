@@ -38,7 +38,7 @@ def _train_step(run: Run, state: FsdpState, batch: Batch, objective: Objective) 
 
     root.train()
     if state.sees:
-        # Gradients of the tower are added up across all processes, also of those without an image.
+        # Gradients of the encoder are added up across all processes, also of those without an image.
         batch = batch.with_stand_ins()
     passes = batch.most_micro_batches(run.topology.data_size)
     sums = accumulate(root, batch, objective, state.arithmetic, around=around, passes=passes)

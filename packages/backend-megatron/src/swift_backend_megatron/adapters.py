@@ -90,7 +90,7 @@ class LoraAdapter(nn.Module):
 
 
 class AdaptedLinear(nn.Module):
-    """A linear layer of Megatron's or of a tower, with the adapters of the Hugging Face modules that it computes."""
+    """A linear layer of Megatron's or of an encoder, with the adapters of the Hugging Face modules that it computes."""
 
     def __init__(self, layer: Any, adapters: list[LoraAdapter], outputs: AdapterOutputs, config: Any) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class AdaptedLinear(nn.Module):
             return getattr(super().__getattr__("base_layer"), name)
 
     def forward(self, hidden: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        """Return the layer's output and bias; of a layer of torch, which towers have, the output alone."""
+        """Return the layer's output and bias; of a layer of torch, which encoders have, the output alone."""
         if self.off:
             return self.base_layer(hidden, *arguments, **named)
         if self._normed:

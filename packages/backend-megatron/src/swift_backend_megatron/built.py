@@ -33,7 +33,7 @@ class MegatronModel:
     pooling: str
     """Which hidden states make the vector of a segment; see `swift.models.pooling`."""
     towered: bool = False
-    """Whether chunks have a tower for images beside the language model."""
+    """Whether chunks have an encoder for images beside the language model."""
     sees: bool = False
     """Whether weights are trained that only images reach."""
     rates: dict[int, float] = field(default_factory=dict)

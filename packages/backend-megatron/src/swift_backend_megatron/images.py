@@ -1,7 +1,7 @@
-"""Images in Megatron's models: transformers' tower on the first stage, whole on every process of it.
+"""Images in Megatron's models: transformers' encoder on the first stage, whole on every process of it.
 
 Its features are put into the embeddings of whole rows before these are divided between processes that share sequences
-or activations. Every tensor parallel process runs the tower on the same images, and takes back the whole gradient.
+or activations. Every tensor parallel process runs the encoder on the same images, and takes back the whole gradient.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def language_of(chunk: Any) -> Any:
-    """Return Megatron's GPT model of a chunk, taken out of what has a tower beside it."""
+    """Return Megatron's GPT model of a chunk, taken out of what has an encoder beside it."""
     return getattr(chunk, "language_model", chunk)
 
 
 def embedded(chunk: Any, shard: MicroBatchSlice, config: Any) -> dict[str, Any]:
-    """Return arguments of a chunk with a tower: embeddings with features in place, and what the first layers add."""
+    """Return arguments of a chunk with an encoder: embeddings with features in place, and what the first layers add."""
     language = language_of(chunk)
     if not language.pre_process:
         return {}

@@ -224,7 +224,7 @@ def check_model(run: Run, model_config: Any) -> None:
 
 
 def _check_vectors(task: str, model_config: Any) -> None:
-    """Refuse to make vectors by a model with a tower, which mcore-bridge builds around a model that writes text."""
+    """Refuse to make vectors by a model with an encoder, which mcore-bridge builds around a model that writes text."""
     if task == "embedding" and getattr(model_config, "vision_config", None) is not None:
         raise UnsupportedLayout(
             f"{model_config.model_type} reads images, and Megatron makes vectors by models of text alone.",

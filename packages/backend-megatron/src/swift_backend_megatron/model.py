@@ -129,7 +129,7 @@ def model_config(run: Run, source: ModelSource, dtype: torch.dtype) -> Any:
     found = hf_to_mcore_config(source.config)
     settings: dict[str, Any] = {
         **found,
-        # A tower's section is changed by the bridge.
+        # An encoder's section is changed by the bridge.
         "hf_config": copy.deepcopy(source.config),
         "tensor_model_parallel_size": sizes.tp,
         "pipeline_model_parallel_size": sizes.pp,

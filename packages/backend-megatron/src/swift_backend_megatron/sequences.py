@@ -104,7 +104,7 @@ class SequenceSlicer:
         )
 
     def _rows(self, batch: MicroBatch, index: torch.Tensor, lengths: Sequence[int], more: int) -> WholeRows:
-        """Return what a tower and the embedding need of rows that are padded as their shards are."""
+        """Return what an encoder and the embedding need of rows that are padded as their shards are."""
         assert batch.media is not None
 
         def padded(values: torch.Tensor) -> torch.Tensor:

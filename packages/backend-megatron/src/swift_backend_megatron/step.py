@@ -43,7 +43,7 @@ def train_step(run: Run, state: MegatronState, batch: Batch, objective: Objectiv
             chunk.train()
         state.optimizer.zero_grad()
         if state.built.sees:
-            # Gradients of the tower are added up across all processes, also of those without an image.
+            # Gradients of the encoder are added up across all processes, also of those without an image.
             batch = batch.with_stand_ins()
         totals = _pass(run, state, batch, objective, forward_only=False)
         learning_rate = run.schedule(state.step)

@@ -199,7 +199,7 @@ class ScheduleContext:
     adapter: Callable[[], Mapping[str, Any] | None]
     """Return the PEFT configuration of the LoRA in training, from the first batch on.
 
-    None where anything else is trained, or where it is trained on weights of few bits, which engines do not have."""
+    None where anything else is trained, or where it is trained on low-bit weights, which engines do not have."""
 
 
 class OpenRole(Protocol):

@@ -41,7 +41,7 @@ class BatchSchedule(ABC):
         """Return one process's slice of the global batch of a step. Called once per step, in rising order."""
 
     def metrics(self, step: int) -> Mapping[str, float]:
-        """Return what is logged with the metrics of the objective, in place of those of the same name.
+        """Return what is logged with the metrics of the objective, instead of those of the same name.
 
         Called after the step that `batch(step, ...)` was for.
         """

@@ -186,7 +186,7 @@ class Batch:
     """Reads the images, videos and sounds of the samples; needed where samples have any."""
     touch: frozenset[str] = frozenset()
     """Kinds of media of which every micro-batch must have something: one that has none gets a stand-in, which belongs
-    to no segment and counts for nothing. For a backend whose processes must run a tower equally often: 'image'."""
+    to no segment and counts for nothing. For a backend whose processes must run an encoder equally often: 'image'."""
     candidates: tuple[int, ...] = ()
     """Tokens that might stand instead of every token: `MicroBatch.candidates` of samples that bring none."""
     dropout: bool = False

@@ -71,7 +71,7 @@ class MediaRef:
 
 @dataclass
 class Media:
-    """Inputs of a model's towers for one micro-batch, in the order of its placeholders."""
+    """Inputs of a model's encoders for one micro-batch, in the order of its placeholders."""
 
     inputs: dict[str, torch.Tensor]
     """As the model's processor names them: pixel_values, image_grid_thw, image_sizes, ..."""

@@ -121,7 +121,7 @@ def use_attention(model: Any, choice: AttentionChoice) -> None:
     if text is model.config:
         model.set_attn_implementation(choice.implementation)
     else:
-        # Samples that lie end to end are a matter of the language model: a tower sees one image after the other.
+        # Samples that lie end to end are a matter of the language model: an encoder sees one image after the other.
         parts = {key: getattr(model.config, key, None) for key in model.config.sub_configs}
         encoder = choice.name if choice.implementation.startswith("swift_") else choice.implementation
         each = {

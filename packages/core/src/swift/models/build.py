@@ -115,7 +115,7 @@ def _look_at_images(view: ViewModule, reader: MediaReader | None, *, weights: bo
 def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the blocks that a decoder is a stack of: the members of its longest list of alike modules."""
     inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
-    decoder = model if inner is None else inner.get_decoder()  # a tower's blocks may be the heavier ones
+    decoder = model if inner is None else inner.get_decoder()  # an encoder's blocks may be the heavier ones
     lists = [module for module in decoder.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
     return max(([*each] for each in lists if _alike(each)), key=_weight_of, default=[])
 

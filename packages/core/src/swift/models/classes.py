@@ -25,8 +25,8 @@ DECODERS = "Use a decoder such as qwen3-0.6b or, for embeddings, Qwen/Qwen3-Embe
 def causal_class(config: Any) -> Any:
     """Return the transformers class that predicts tokens for this configuration; None where there is none.
 
-    Where one configuration has a class with a tower and one for text alone, `architectures` of config.json says which
-    of them the weights were saved by, and the one with the tower is taken where it says neither.
+    Where one configuration has a class with an encoder and one for text, `architectures` of config.json says which
+    of them the weights were saved by, and the one with the encoder is taken where it says neither.
     """
     from transformers.models.auto import modeling_auto as auto
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from swift.models.media_processor import MediaProcessor
 
 _BYTES_OF_A_PIXEL = 24
-"""Of a tower's input: three colours in float32, twice for models that take an image for two frames of a video."""
+"""Of an encoder's input: three colours in float32, twice for models that take an image for two frames of a video."""
 _BYTES_OF_A_SAMPLE = 8
 """Of a sound: itself in float32, and less of its spectrum."""
 Decode = Callable[["MediaProcessor", MediaRef], Any]
@@ -26,7 +26,7 @@ _Key = tuple[MediaRef, ...]
 
 
 class MediaDecoder:
-    """Makes the inputs of towers for micro-batches that are announced, within a budget of memory."""
+    """Makes the inputs of encoders for micro-batches that are announced, within a budget of memory."""
 
     def __init__(self, images: MediaProcessor, decode: Decode, *, threads: int, megabytes: int) -> None:
         """Take a model's processor, and what opens an image with it; each thread works with a copy of its own."""

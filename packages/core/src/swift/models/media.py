@@ -157,7 +157,7 @@ class ProcessorReader:
         return replace(batch, media=replace(batch.media, positions=None))
 
     def of_prompts(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-        """Return what the towers are given for prompts whose ends are aligned, and which tokens stand for what."""
+        """Return what the encoders are given for prompts whose ends are aligned, and which tokens stand for what."""
         longest = max(map(len, prompts))
         contents = []
         kinds = torch.zeros((len(prompts), longest), dtype=torch.int64)

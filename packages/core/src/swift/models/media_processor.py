@@ -1,4 +1,4 @@
-"""Asks a model's own processor about images and sounds: the text that they become, and the inputs of its towers.
+"""Asks a model's own processor about images and sounds: the text that they become, and the inputs of its encoders.
 
 No class per model: the processor that lies next to the weights is asked. One that also reads videos needs torchvision
 for them; without it, it is made for images alone.
@@ -135,7 +135,7 @@ class MediaProcessor:
         return self._style.bounding_box.format(",".join(f"({x},{y})" for x, y in pairs))
 
     def _seen_size(self, width: int, height: int) -> tuple[int, int]:
-        """Return the size of an image as the tower sees it: after the processor has resized it."""
+        """Return the size of an image as the encoder sees it: after the processor has resized it."""
         from PIL import Image
 
         given = self.size_of(width, height)
@@ -224,7 +224,7 @@ class MediaProcessor:
         return self._expanded([(each.kind, self.open(each)) for each in seen])
 
     def inputs(self, contents: Sequence[tuple[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return the inputs of the model's towers for some media, as the processor names them.
+        """Return the inputs of the model's encoders for some media, as the processor names them.
 
         `contents` are kinds and what `open` returned.
         """
@@ -298,7 +298,7 @@ class MediaProcessor:
         )
 
     def prompt(self, contents: Sequence[tuple[str, Any]], text: str) -> dict[str, torch.Tensor]:
-        """Return all that the processor makes of media and a text after them: tokens, and inputs of the towers."""
+        """Return all that the processor makes of media and a text after them: tokens, and inputs of the encoders."""
         return dict(self._call(contents, text))
 
     def _call(self, contents: Sequence[tuple[str, Any]], text: str = "", **options: Any) -> Any:
@@ -355,7 +355,7 @@ def settings_in_force(processor: Any) -> Mapping[str, Any]:
 
 
 _MAKERS = frozenset({"image_processor", "feature_extractor", "audio_processor"})
-"""The parts of processors that make inputs of towers, for images and for sounds."""
+"""The parts of processors that make inputs of encoders, for images and for sounds."""
 
 
 def _placeholder(processor: Any, kind: str) -> str | None:

@@ -1,6 +1,6 @@
-"""The parts of a model that reads images: the tower that sees them, the aligner, and the language model.
+"""The parts of a model that reads images: the encoder that sees them, the aligner, and the language model.
 
-No list of architectures: transformers' own accessors find tower and decoder, and the aligner is what is left.
+No list of architectures: transformers' own accessors find encoder and decoder, and the aligner is what is left.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ PARTS = (VIT, ALIGNER, LLM)
 FROZEN = frozenset({VIT, ALIGNER})
 """Parts that are not trained where nothing else is said: what ms-swift and LLaMA-Factory do."""
 _MERGERS = re.compile(r"(^|\.)(patch_)?merger|(^|\.)deepstack_merger")
-"""What towers of Qwen's and GLM's kind call the layers inside them that lead to the language model."""
+"""What encoders of Qwen's and GLM's kind call the layers inside them that lead to the language model."""
 
 
 def reads_images(model: torch.nn.Module) -> bool:
-    """Return whether a transformers or PEFT model has a tower for images or sounds."""
+    """Return whether a transformers or PEFT model has an encoder for images or sounds."""
     return bool(_encoders(base_model(model)))
 
 
 def part_of_modules(model: torch.nn.Module) -> dict[str, str]:
-    """Return the part of every module of the transformers model that has weights of its own; {} without a tower.
+    """Return the part of every module of the transformers model that has weights of its own; {} without an encoder.
 
     Names are those in the transformers model, without PEFT's wrapper.
     """
@@ -92,7 +92,7 @@ def freeze_parts(model: torch.nn.Module, section: TunerSection, options: Any) ->
 
 
 def _check_text_model(section: TunerSection) -> None:
-    """Refuse to freeze all of a model that has no other parts; that a tower is frozen changes nothing about it."""
+    """Refuse to freeze all of a model that has no other parts; that an encoder is frozen changes nothing about it."""
     if section.freeze_llm:
         raise ConfigError(
             "Nothing is left to train: tuner.freeze_llm freezes all of a text-only model.",

@@ -101,7 +101,7 @@ class SequenceView(ViewModule):
 
     _shard: SequenceShard | None = None
     _whole: MicroBatch | None = None
-    """The micro-batch of which this process has a part, while it is computed: towers see whole rows."""
+    """The micro-batch of which this process has a part, while it is computed: encoders see whole rows."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class SequenceView(ViewModule):
     def _hidden(self, batch: MicroBatch) -> torch.Tensor:
         if self._shard is None or self._whole is None or batch.media is None:
             return super()._hidden(batch)
-        # The towers' outputs are put into embeddings of whole rows; these are cut at the door of the decoder.
+        # The encoders' outputs are put into embeddings of whole rows; these are cut at the door of the decoder.
         decoder = causal_lm_of(self.model).get_decoder()
         cut = partial(_cut_arguments, group=self.group)
         hook = decoder.register_forward_pre_hook(cut, with_kwargs=True)

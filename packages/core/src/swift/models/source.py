@@ -381,7 +381,7 @@ class HfSource:
     def spellings(self, name: str) -> tuple[str, ...]:
         """Return the names a weight may have in files: unchanged, and without and with the prefix of the base model.
 
-        The vectors of a model with a tower are made by a class of its own, whose names on disk may be others.
+        The vectors of a model with an encoder are made by a class of its own, whose names on disk may be others.
         """
         prefix = f"{self._base_prefix}."
         plain = (name, name.removeprefix(prefix), prefix + name)
@@ -389,7 +389,7 @@ class HfSource:
 
     @cached_property
     def _written_by_writer(self) -> dict[str, tuple[str, ...]]:
-        """Names of weights on disk → what the class that also writes text calls the same, for vectors by a tower."""
+        """Names of weights on disk → what the class that also writes text calls the same, for vectors by an encoder."""
         if self.task != EMBEDDING or not has_encoder(self.config):
             return {}
         with torch.device("meta"), self._making():

@@ -147,7 +147,7 @@ class ViewModule(nn.Module):
         return hidden
 
     def _of_media(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
-        """Return what the towers of the model are given, and which tokens stand for what where it asks for that."""
+        """Return what the encoders of the model are given, and which tokens stand for what where it asks for that."""
         if batch.media is None:
             return {}
         requested = inspect.signature(causal_lm_of(self.model).base_model.forward).parameters
@@ -443,7 +443,7 @@ class _Requested:
 
 
 def _hidden_without_head(causal_lm: Any, **given: Any) -> torch.Tensor:
-    """Return what the decoder says in a model that has towers and unembedding in one class, with no body in between."""
+    """Return the decoder's output in a model with encoders and unembedding in one class, without a body between."""
     lines: list[torch.Tensor] = []
 
     def hear(_decoder: nn.Module, _given: Any, output: Any) -> None:

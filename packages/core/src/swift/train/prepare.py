@@ -342,7 +342,7 @@ def check_positions(run: Run, model_config: Any, data: PreparedData) -> None:
 
 
 def check_encoder(run: Run, source: ModelSource) -> None:
-    """Refuse to train a tower on data without images: nothing would reach it."""
+    """Refuse to train an encoder on data without images: nothing would reach it."""
     tuner = run.config.tuner
     if run.media_reader is None and has_encoder(source.config) and False in (tuner.freeze_vit, tuner.freeze_aligner):
         raise ConfigError(

@@ -54,7 +54,7 @@ class ModelInTraining:
     def adapter(self) -> Mapping[str, Any] | None:
         """Return the PEFT configuration of the LoRA in training, which is what engines take, if there is one.
 
-        None too where it is trained on weights of few bits: engines have others, and are sent all of them.
+        None too where it is trained on low-bit weights: engines have others, and are sent all of them.
         """
         if self.state is None:
             raise _too_early("adapter")

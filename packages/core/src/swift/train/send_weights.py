@@ -33,7 +33,7 @@ def send_weights(
 
     Called on every process of a run, since the stream may use collectives: each with an engine of its own, or None. No
     process holds more than the stream's one tensor at a time, or, where adapters are trained, these. An engine that
-    takes adapters is sent nothing but LoRA's, unless they are trained on weights of few bits, which it has not; others
+    takes adapters is sent nothing but LoRA's, unless they are trained on low-bit weights, which it has not; others
     get them merged into the weights of `source`.
     """
     try:

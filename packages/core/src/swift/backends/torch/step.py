@@ -48,7 +48,7 @@ def _train_step(run: Run, state: TorchState, batch: Batch, objective: Objective)
         sums = accumulate(replica, batch, objective, state.arithmetic, around=around)
     if state.sees:
         for parameter in state.trained():
-            # A step without images: on several processes stand-ins make the tower's gradient zero, not absent.
+            # A step without images: on several processes stand-ins make the encoder's gradient zero, not absent.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
     state.arithmetic.scaler.unscale_(state.optimizer)
