@@ -27,7 +27,7 @@ from swift.errors import UnsupportedLayout
 MEGATRON = {"backend.name": "megatron"}
 SAVED = {"checkpoint.save_last": True}
 SETTLED = {**SAVED, "optim.eps": 1e-4}
-"""For Qwen3-VL's encoder, a few of whose first gradients are 2e-7: below the usual epsilon, AdamW makes of their
+"""For Qwen3-VL's encoder, a few of whose first gradients are 2e-7: below the usual epsilon, AdamW magnifies their
 rounding. One process of torch, padded and end to end, gives 1.1e-6 then, where Megatron gives 2.8e-6; and 1.2e-7 so."""
 TP2 = {"parallel.tp": 2}
 SP2 = {**TP2, "parallel.sequence_parallel": True}
