@@ -101,7 +101,7 @@ def test_several_servers_sample_as_one(address: str, server: InferenceEngine, re
 @pytest.mark.full
 def test_server_with_other_log_probs_is_refused(server: InferenceEngine, reference: TransformersReference) -> None:
     """A server is refused that returns other log-probabilities."""
-    with pytest.raises(UsageError, match="of the model as it is, and those of the distribution") as raised:
+    with pytest.raises(UsageError, match="of the model itself, but those of the sampling distribution") as raised:
         list(server.generate(reference.prompts, NARROW))
     assert "--logprobs-mode processed_logprobs" in str(raised.value)
     plain = replace(NARROW, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0)
@@ -178,7 +178,7 @@ def test_a_run_feeds_the_vllm_in_its_process(tuner: str, told: dict[str, Any]) -
 @pytest.mark.full
 def test_vllm_gives_only_sampling_log_probs(told: dict[str, Any]) -> None:
     assert (told["answered drawn"], told["drawn"]) == ("6", "")
-    assert "log-probabilities of the model as it is are asked for" in told["model"]
+    assert "log-probabilities of the model itself were requested" in told["model"]
 
 
 @pytest.mark.full

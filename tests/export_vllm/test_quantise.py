@@ -242,7 +242,7 @@ def test_folder_is_quantized_and_little_data_is_refused(trained: Trained, tmp_pa
         quantise(trained.exported, "gptq", tmp_path / "out", calibration_dataset=(str(few),))
     assert "at least 32 samples" in (caught.value.hint or "")
     folder = quantise(trained.exported, "w8a8", tmp_path / "out", calibration_dataset=(str(trained.data),))
-    with pytest.raises(UsageError, match=r"quantised already \(compressed-tensors\)"):
+    with pytest.raises(UsageError, match=r"is already quantised \(compressed-tensors\)"):
         quantise(folder, "gptq", tmp_path / "twice")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few.jsonl", "out"]
 

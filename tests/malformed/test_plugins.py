@@ -401,7 +401,7 @@ def exporters() -> Iterator[Case]:
         "exporter",
         plugin("exporter", member),
         "NOT VERIFIED: ",
-        "Only the {who} knows",
+        "The {who} is responsible for it",
         expected="works",
     )
 

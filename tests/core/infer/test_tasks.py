@@ -133,7 +133,7 @@ def test_scores_are_those_of_the_harness_s_own_model(
     ("flags", "sentence"),
     [
         (["--tasks", "tiny_choise", "--tasks_dir", "TASKS"], "Did you mean 'tiny_choice'?"),
-        (["--tasks", "tiny_choice", "--tasks_dir", "nowhere"], "There is no folder nowhere"),
+        (["--tasks", "tiny_choice", "--tasks_dir", "nowhere"], "The folder nowhere of --tasks_dir does not exist"),
         (["--tasks", "tiny_choice", "--dataset", "x.jsonl"], "cannot be used together"),
     ],
 )
