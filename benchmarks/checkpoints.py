@@ -119,7 +119,7 @@ if TYPE_CHECKING:
 
 CODE = {
     "torch": "swift.backends.torch.checkpoint",
-    "fsdp": "swift_backend_fsdp.checkpoint",
+    "fsdp": "swift.backends.torch.checkpoint",
     "deepspeed": "swift_backend_deepspeed.checkpoint",
     "megatron": "swift_backend_megatron.checkpoint",
 }

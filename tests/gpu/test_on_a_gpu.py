@@ -212,8 +212,8 @@ def test_weights_cast_once(kind: str) -> None:
 
 WITHOUT_WAITING = """
 import sys, torch
-from swift.backends.torch import step
-real, calls = step.accumulate, []
+from swift.backends.torch import state
+real, calls = state.accumulate, []
 def accumulate(*given, **named):
     calls.append(None)
     if len(calls) == 1 or not torch.cuda.is_available():  # kernels are loaded and chosen in the first step
@@ -223,7 +223,7 @@ def accumulate(*given, **named):
         return real(*given, **named)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-step.accumulate = accumulate
+state.accumulate = accumulate
 from swift.cli.main import main
 main()
 """

@@ -41,9 +41,9 @@ SMALL = ("--backend.device", "cpu", "--data.workers", "1", "--logging.run_name",
 GOOD = {
     "backend": """
         from swift import hookimpl
-        from swift.backends.torch.plugin import TorchBackend
+        from swift.backends.torch.plugin import DataParallelBackend
 
-        class Plugin(TorchBackend):
+        class Plugin(DataParallelBackend):
             pass
     """,
     "objective": """

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny_runs import Trained, conversations, run_training, write_model
 
-from swift.backends.torch import shard
+from swift.backends.torch import state as shard
 from swift.errors import SwiftError
 from swift_tuning.layer_rotation import Badam, Lisa, blocks_of
 from swift_tuning.options import BadamOptions, LisaOptions

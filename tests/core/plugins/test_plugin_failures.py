@@ -28,7 +28,7 @@ import swift.backends.torch.plugin as built_in
 from swift import hookimpl
 
 
-class FailsLater(built_in.TorchBackend):
+class FailsLater(built_in.DataParallelBackend):
     @hookimpl
     def swift_train_step(self, run, state, batch, objective):
         if batch.step == 2:
@@ -45,7 +45,7 @@ class FailsAtTheEndToo(FailsLater):
         raise ValueError("the door is stuck")
 
 
-class WithHooks(built_in.TorchBackend):
+class WithHooks(built_in.DataParallelBackend):
     @hookimpl
     def swift_core_settings(self, options):
         return {"train.max_steps": (7, "the card")}
@@ -162,7 +162,7 @@ def test_errors_of_this_project_are_internal_errors(
         raise AttributeError("no such attribute")
 
     monkeypatch.setattr(
-        "swift.backends.torch.plugin.TorchBackend.swift_wrap_model", hookimpl(lambda self, run, source: broken())
+        "swift.backends.torch.plugin.DataParallelBackend.swift_wrap_model", hookimpl(lambda self, run, source: broken())
     )
     with pytest.raises(PluginError, match="failed in swift_wrap_model: AttributeError: no such attribute") as caught:
         run_training(tiny, tmp_path, conversations(4))

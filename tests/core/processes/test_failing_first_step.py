@@ -11,7 +11,7 @@ import pytest
 from commands import forked, sft
 from tiny_runs import conversations, run_training
 
-from swift.backends.torch.plugin import TorchBackend
+from swift.backends.torch.plugin import DataParallelBackend
 from swift.errors import TrainingError
 from swift.hookspecs import hookimpl
 
@@ -19,7 +19,7 @@ CAUSE = "the matrices do not fit"
 
 
 @hookimpl
-def failing_step(_: TorchBackend, run: Any) -> Any:
+def failing_step(_: DataParallelBackend, run: Any) -> Any:
     raise RuntimeError(CAUSE)
 
 
@@ -44,7 +44,7 @@ def late_run_files(failed: Path) -> int:
 
     reports._HOLD_BACK = 0.1
     if os.environ["RANK"] == "1":
-        TorchBackend.swift_train_step, loop.failure_of = failing_step, noted_failure  # type: ignore[assignment]
+        DataParallelBackend.swift_train_step, loop.failure_of = failing_step, noted_failure  # type: ignore[assignment]
     else:
         resume.write_run_files = write_later
     return main.run(sft("--max_steps", "2", "--save_steps", "1000")[3:])
@@ -62,10 +62,10 @@ def test_error_of_backend_is_shown_without_folder(tiny: Path, tmp_path: Path, mo
     """The folder is really removed, but that is not why the run fails."""
 
     @hookimpl
-    def fail_without_folder(_: TorchBackend, run: Any) -> Any:
+    def fail_without_folder(_: DataParallelBackend, run: Any) -> Any:
         run.folder.rename(run.folder.with_name("renamed"))
         raise RuntimeError(CAUSE)
 
-    monkeypatch.setattr(TorchBackend, "swift_train_step", fail_without_folder)
+    monkeypatch.setattr(DataParallelBackend, "swift_train_step", fail_without_folder)
     with pytest.raises(TrainingError, match=f"Process 0 failed in step 1: RuntimeError: {CAUSE}"):
         run_training(tiny, tmp_path, conversations(8), {"train.max_steps": 1})

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from swift.backends.torch.plugin import TorchBackend
+from swift.backends.torch.plugin import DataParallelBackend
 from swift.contracts import Capabilities
 from swift.hookspecs import hookimpl, lazy_hook
 
@@ -57,7 +57,7 @@ def before_clipping(state: Any, act: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def clipped_by(clip: Any) -> Iterator[None]:
     """Calls `clip` with the real clipping and its arguments."""
-    from swift.backends.torch import step as module
+    from swift.backends.torch import state as module
 
     real = module.clip
     module.clip = partial(clip, real)
@@ -74,7 +74,7 @@ def step(run: Any, state: Any, batch: Any, objective: Any) -> Any:
 
 
 @caught_by("trajectory")
-class AveragesGradients(TorchBackend):
+class AveragesGradients(DataParallelBackend):
     """As DDP does when nobody tells it otherwise."""
 
     @hookimpl
@@ -84,7 +84,7 @@ class AveragesGradients(TorchBackend):
 
 
 @caught_by("trajectory")
-class UsesOneSliceTwice(TorchBackend):
+class UsesOneSliceTwice(DataParallelBackend):
     """Every process trains on the first slice."""
 
     @hookimpl
@@ -95,12 +95,12 @@ class UsesOneSliceTwice(TorchBackend):
 
 
 @caught_by("trajectory")
-class ClipsBeforeReducing(TorchBackend):
+class ClipsBeforeReducing(DataParallelBackend):
     """Each process clips its own gradients; the sum is what is left."""
 
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
-        replica, state.replica = state.replica, state.view
+        wrapped, state.module = state.module, state.view
 
         def clip(real: Any, parameters: Any, *given: Any) -> float:
             norm: float = real(parameters, *given)
@@ -117,11 +117,11 @@ class ClipsBeforeReducing(TorchBackend):
             try:
                 return step(run, state, batch, objective)
             finally:
-                state.replica = replica
+                state.module = wrapped
 
 
 @caught_by("time_breakdown", None)
-class UpdatesUnannounced(TorchBackend):
+class UpdatesUnannounced(DataParallelBackend):
     """Says that it calls `before_update`, and does not."""
 
     @hookimpl
@@ -136,14 +136,14 @@ class UpdatesUnannounced(TorchBackend):
 
 
 @caught_by("resume")
-class ForgetsMoments(TorchBackend):
+class ForgetsMoments(DataParallelBackend):
     """Resumes with the optimizer as it was made."""
 
     @hookimpl
-    def swift_load_checkpoint(self, state: Any, reader: Any) -> bool:
+    def swift_load_checkpoint(self, run: Any, state: Any, reader: Any) -> bool:
         from swift.backends.torch.checkpoint import load
 
-        load(state, reader)
+        load(run, state, reader)
         for moments in state.optimizer.state.values():
             moments["exp_avg"].zero_()
             moments["exp_avg_sq"].zero_()
@@ -151,28 +151,28 @@ class ForgetsMoments(TorchBackend):
 
 
 @caught_by("resume")
-class ForgetsTheStepOfAdam(TorchBackend):
+class ForgetsTheStepOfAdam(DataParallelBackend):
     """Bias correction begins anew."""
 
     @hookimpl
-    def swift_load_checkpoint(self, state: Any, reader: Any) -> bool:
+    def swift_load_checkpoint(self, run: Any, state: Any, reader: Any) -> bool:
         from swift.backends.torch.checkpoint import load
 
-        load(state, reader)
+        load(run, state, reader)
         for moments in state.optimizer.state.values():
             moments["step"].zero_()
         return True
 
 
 @caught_by("resume", "third party's optimizer")
-class KnowsTheSlotsOfAdamOnly(TorchBackend):
+class KnowsTheSlotsOfAdamOnly(DataParallelBackend):
     """What an optimizer of another package keeps for a weight is left where it is, and begins anew."""
 
     @hookimpl
-    def swift_load_checkpoint(self, state: Any, reader: Any) -> bool:
+    def swift_load_checkpoint(self, run: Any, state: Any, reader: Any) -> bool:
         from swift.backends.torch.checkpoint import load
 
-        load(state, reader)
+        load(run, state, reader)
         for kept in state.optimizer.state.values():
             for slot in kept.keys() - {"step", "exp_avg", "exp_avg_sq"}:
                 kept[slot].zero_()
@@ -180,7 +180,7 @@ class KnowsTheSlotsOfAdamOnly(TorchBackend):
 
 
 @caught_by("resume")
-class SavesRoundedWeights(TorchBackend):
+class SavesRoundedWeights(DataParallelBackend):
     """What is saved is bfloat16, whatever it is called."""
 
     @hookimpl
@@ -193,14 +193,14 @@ class SavesRoundedWeights(TorchBackend):
 
 
 @caught_by("resume_in_other_layout")
-class SavesItsShareOnly(TorchBackend):
+class SavesItsShareOnly(DataParallelBackend):
     """Resumes under its own layout, because each process reads what it wrote; elsewhere it cannot."""
 
     @hookimpl
     def swift_load_checkpoint(self, run: Any, state: Any, reader: Any) -> bool:
         from swift.backends.torch.checkpoint import load
 
-        load(state, reader)
+        load(run, state, reader)
         if reader.manifest["layout"]["world"] != run.world.size:
             for moments in state.optimizer.state.values():
                 moments["exp_avg"].mul_(0.5)
@@ -208,7 +208,7 @@ class SavesItsShareOnly(TorchBackend):
 
 
 @caught_by("weights")
-class SwapsNames(TorchBackend):
+class SwapsNames(DataParallelBackend):
     """Keys go out as values of the same shape."""
 
     @hookimpl
@@ -222,7 +222,7 @@ class SwapsNames(TorchBackend):
 
 
 @caught_by("weights")
-class StreamsHalfPrecision(TorchBackend):
+class StreamsHalfPrecision(DataParallelBackend):
     @hookimpl
     def swift_iter_weights(self, state: Any) -> Any:
         from swift.backends.torch.weights import stream
@@ -231,7 +231,7 @@ class StreamsHalfPrecision(TorchBackend):
 
 
 @caught_by("weights")
-class StreamsNothingButNamesElsewhere(TorchBackend):
+class StreamsNothingButNamesElsewhere(DataParallelBackend):
     @hookimpl
     def swift_iter_weights(self, run: Any, state: Any) -> Any:
         from swift.backends.torch.weights import stream
@@ -240,7 +240,7 @@ class StreamsNothingButNamesElsewhere(TorchBackend):
 
 
 @caught_by("weights", "clipped hard, tied")
-class StreamsTiedWeightsTwice(TorchBackend):
+class StreamsTiedWeightsTwice(DataParallelBackend):
     @hookimpl
     def swift_iter_weights(self, state: Any) -> Any:
         from swift.backends.torch.weights import stream
@@ -252,7 +252,7 @@ class StreamsTiedWeightsTwice(TorchBackend):
 
 
 @caught_by("one_tensor_at_a_time")
-class GathersEverythingFirst(TorchBackend):
+class GathersEverythingFirst(DataParallelBackend):
     @hookimpl
     def swift_iter_weights(self, state: Any) -> Any:
         from swift.backends.torch.weights import stream
@@ -264,7 +264,7 @@ PART = "a part of the weights"
 
 
 @caught_by("weights", PART)
-class DecaysWhatIsFrozen(TorchBackend):
+class DecaysWhatIsFrozen(DataParallelBackend):
     """Weights without a gradient shrink as those with one do."""
 
     @hookimpl
@@ -278,56 +278,56 @@ class DecaysWhatIsFrozen(TorchBackend):
 
 
 @caught_by("trajectory", PART)
-class TrainsWhatIsFrozen(TorchBackend):
+class TrainsWhatIsFrozen(DataParallelBackend):
     @hookimpl
     def swift_wrap_model(self, run: Any, source: Any) -> Any:
-        from swift.backends.torch.model import build
+        from swift.models.build import build_view
 
-        return build(run, source).requires_grad_(True)
+        return build_view(run, source).requires_grad_(True)
 
 
 @caught_by("trajectory", PART)
-class ForgetsAWeightInTheOptimizer(TorchBackend):
+class ForgetsAWeightInTheOptimizer(DataParallelBackend):
     """It gets gradients, which are counted and clipped, and no updates."""
 
     @hookimpl
     def swift_shard(self, run: Any, model: Any) -> Any:
-        from swift.backends.torch.shard import shard
+        from swift.backends.torch.shard import DataParallelState
 
-        state = shard(run, model)
+        state = DataParallelState(run, model)
         for group in state.optimizer.param_groups:
             group["params"] = group["params"][1:]
         return state
 
 
 @caught_by("trajectory")
-class TrainsThePaddingRow(TorchBackend):
+class TrainsThePaddingRow(DataParallelBackend):
     """Inputs give the padding token's row a gradient, as in embeddings without `padding_idx`."""
 
     @hookimpl
     def swift_wrap_model(self, run: Any, source: Any) -> Any:
-        from swift.backends.torch.model import build
+        from swift.models.build import build_view
 
-        view = build(run, source)
+        view = build_view(run, source)
         view.model.get_input_embeddings().padding_idx = None
         return view
 
 
 @caught_by("trajectory", "padding token trained")
-class IgnoresTrainPadToken(TorchBackend):
+class IgnoresTrainPadToken(DataParallelBackend):
     """The padding token's row stays without the gradient of inputs, also where it is to be trained."""
 
     @hookimpl
     def swift_wrap_model(self, run: Any, source: Any) -> Any:
-        from swift.backends.torch.model import build
+        from swift.models.build import build_view
 
-        view = build(run, source)
+        view = build_view(run, source)
         view.model.get_input_embeddings().padding_idx = source.padding_row
         return view
 
 
 @caught_by("changes", PART)
-class MovesWhatIsFrozenABit(TorchBackend):
+class MovesWhatIsFrozenABit(DataParallelBackend):
     """So little that no loss shows it."""
 
     @hookimpl
@@ -341,22 +341,17 @@ class MovesWhatIsFrozenABit(TorchBackend):
 
 
 @caught_by("changes", "weights in turn")
-class LeavesLaterTurnsOutOfTheOptimizer(TorchBackend):
+class LeavesLaterTurnsOutOfTheOptimizer(DataParallelBackend):
     """Weights whose turn comes later get gradients and no updates: the optimizer is that of the first turn."""
 
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
-        from swift.backends.torch import shard
-
-        real, shard._optimizer = shard._optimizer, lambda *_: state.optimizer
-        try:
-            return step(run, state, batch, objective)
-        finally:
-            shard._optimizer = real
+        state.make_optimizer = lambda run, kept=state.optimizer: kept
+        return step(run, state, batch, objective)
 
 
 @caught_by("trajectory")
-class DoublesGradients(TorchBackend):
+class DoublesGradients(DataParallelBackend):
     """Twice the gradient: clipping hides it from the loss, the gradient norm tells."""
 
     @hookimpl
@@ -366,7 +361,7 @@ class DoublesGradients(TorchBackend):
 
 
 @caught_by("trajectory")
-class ReportsTheClippedNorm(TorchBackend):
+class ReportsTheClippedNorm(DataParallelBackend):
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
         result = step(run, state, batch, objective)
@@ -374,7 +369,7 @@ class ReportsTheClippedNorm(TorchBackend):
 
 
 @caught_by("trajectory", "accumulated")
-class AveragesMicroBatches(TorchBackend):
+class AveragesMicroBatches(DataParallelBackend):
     """A mean of means: short micro-batches count for too much."""
 
     @hookimpl
@@ -393,7 +388,7 @@ class AveragesMicroBatches(TorchBackend):
 
 
 @caught_by("trajectory", "accumulated")
-class KeepsTheLastMicroBatchOnly(TorchBackend):
+class KeepsTheLastMicroBatchOnly(DataParallelBackend):
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
         calls = iter(range(len(batch)))
@@ -410,33 +405,33 @@ class KeepsTheLastMicroBatchOnly(TorchBackend):
 
 
 @caught_by("trajectory")
-class DecaysEverything(TorchBackend):
+class DecaysEverything(DataParallelBackend):
     """Weight decay on norms too."""
 
     @hookimpl
     def swift_shard(self, run: Any, model: Any) -> Any:
-        from swift.backends.torch.shard import shard
+        from swift.backends.torch.shard import DataParallelState
 
-        state = shard(run, model)
+        state = DataParallelState(run, model)
         for group in state.optimizer.param_groups:
             group["weight_decay"] = run.config.optim.weight_decay
         return state
 
 
 @caught_by("trajectory")
-class DecaysNothing(TorchBackend):
+class DecaysNothing(DataParallelBackend):
     @hookimpl
     def swift_shard(self, run: Any, model: Any) -> Any:
-        from swift.backends.torch.shard import shard
+        from swift.backends.torch.shard import DataParallelState
 
-        state = shard(run, model)
+        state = DataParallelState(run, model)
         for group in state.optimizer.param_groups:
             group["weight_decay"] = 0.0
         return state
 
 
 @caught_by("trajectory")
-class SchedulesOneStepLate(TorchBackend):
+class SchedulesOneStepLate(DataParallelBackend):
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
         real = run.schedule
@@ -448,7 +443,7 @@ class SchedulesOneStepLate(TorchBackend):
 
 
 @caught_by("trajectory", "packed")
-class AttendsAcrossSamples(TorchBackend):
+class AttendsAcrossSamples(DataParallelBackend):
     """Packed samples see those that lie before them."""
 
     @hookimpl
@@ -464,7 +459,7 @@ class AttendsAcrossSamples(TorchBackend):
 
 
 @caught_by("processes_agree")
-class ReportsItsOwnLoss(TorchBackend):
+class ReportsItsOwnLoss(DataParallelBackend):
     """The loss of this process's slice."""
 
     @hookimpl
@@ -484,7 +479,7 @@ class ReportsItsOwnLoss(TorchBackend):
 
 
 @caught_by("evaluation")
-class EvaluatesItsSliceOnly(TorchBackend):
+class EvaluatesItsSliceOnly(DataParallelBackend):
     @hookimpl
     def swift_forward(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
         from swift.train.steps import score
@@ -493,7 +488,7 @@ class EvaluatesItsSliceOnly(TorchBackend):
 
 
 @caught_by("trajectory", "own plan")
-class AnswersWithTheWeightsOfTheStart(TorchBackend):
+class AnswersWithTheWeightsOfTheStart(DataParallelBackend):
     """A pass between two steps sees the model as it was at the first one."""
 
     start: ClassVar[list[torch.Tensor]] = []
@@ -513,7 +508,7 @@ class AnswersWithTheWeightsOfTheStart(TorchBackend):
 
 
 @caught_by("trajectory", "dpo, lora")
-class KeepsAdaptersOnInTheReference(TorchBackend):
+class KeepsAdaptersOnInTheReference(DataParallelBackend):
     @hookimpl
     def swift_forward(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
         from swift.backends.torch.step import forward
@@ -538,7 +533,7 @@ class Reading:
 
 
 @caught_by("trajectory", "tokens")
-class DropsTheShiftOfTokenValues(TorchBackend):
+class DropsTheShiftOfTokenValues(DataParallelBackend):
     """The value of a token stands at its own position, not at the one that predicts it."""
 
     @hookimpl
@@ -551,14 +546,14 @@ class DropsTheShiftOfTokenValues(TorchBackend):
 
 
 @caught_by("trajectory", "tokens")
-class IgnoresTemperature(TorchBackend):
+class IgnoresTemperature(DataParallelBackend):
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
         return step(run, state, dataclasses.replace(batch, temperature=1.0), objective)
 
 
 @caught_by("trajectory", "tokens")
-class TakesTheEntropyOfItsOwnTokens(TorchBackend):
+class TakesTheEntropyOfItsOwnTokens(DataParallelBackend):
     """Tokens of the vocabulary that other processes would have are left out of the sum."""
 
     @hookimpl
@@ -577,7 +572,7 @@ class TakesTheEntropyOfItsOwnTokens(TorchBackend):
 
 
 @caught_by("trajectory", "tokens")
-class GivesCandidatesTheWholeGradient(TorchBackend):
+class GivesCandidatesTheWholeGradient(DataParallelBackend):
     """What is left beside the candidates is taken for a constant."""
 
     @hookimpl
@@ -590,7 +585,7 @@ class GivesCandidatesTheWholeGradient(TorchBackend):
 
 
 @caught_by("token_results", "tokens")
-class AveragesTokenResults(TorchBackend):
+class AveragesTokenResults(DataParallelBackend):
     """Results of tokens are treated like a metric: the mean over all processes."""
 
     @hookimpl
@@ -605,7 +600,7 @@ class AveragesTokenResults(TorchBackend):
 
 
 @caught_by("token_results", "tokens")
-class ReturnsTheTokensOfOneProcess(TorchBackend):
+class ReturnsTheTokensOfOneProcess(DataParallelBackend):
     @hookimpl
     def swift_forward(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
         from swift.backends.torch.step import forward
@@ -618,7 +613,7 @@ class ReturnsTheTokensOfOneProcess(TorchBackend):
 
 
 @caught_by("token_results", "tokens")
-class ReturnsTokensWhereTheyArePredicted(TorchBackend):
+class ReturnsTokensWhereTheyArePredicted(DataParallelBackend):
     """Results are not moved back from positions to tokens."""
 
     @hookimpl
@@ -633,14 +628,14 @@ class ReturnsTokensWhereTheyArePredicted(TorchBackend):
 
 
 @caught_by("trajectory", "reward")
-class ScoresThePadPosition(TorchBackend):
+class ScoresThePadPosition(DataParallelBackend):
     """The score of a text is the head's output at the end of its row, as if no row were padded."""
 
     @hookimpl
     def swift_wrap_model(self, run: Any, source: Any) -> Any:
-        from swift.backends.torch.model import build
+        from swift.models.build import build_view
 
-        view = build(run, source)
+        view = build_view(run, source)
 
         def ends(batch: Any, how: str) -> torch.Tensor:
             # Padding belongs to no segment: it is scored for the segment of its row.
@@ -654,7 +649,7 @@ class ScoresThePadPosition(TorchBackend):
 
 
 @caught_by("trajectory", "reward")
-class LeavesTheHeadOutOfTheNorm(TorchBackend):
+class LeavesTheHeadOutOfTheNorm(DataParallelBackend):
     """The gradient of the head is clipped with all others, and not part of the norm."""
 
     @hookimpl
@@ -674,7 +669,7 @@ class PoolsThePadPosition(ScoresThePadPosition):
 
 
 @caught_by("trajectory", "negatives")
-class ComparesItsOwnRowsOnly(TorchBackend):
+class ComparesItsOwnRowsOnly(DataParallelBackend):
     """The rows of other micro-batches and processes are not gathered: nothing is compared with them."""
 
     @hookimpl
@@ -686,7 +681,7 @@ class ComparesItsOwnRowsOnly(TorchBackend):
 
 
 @caught_by("first_pass", "negatives, dropout")
-class LeavesDropoutOutOfTheFirstPass(TorchBackend):
+class LeavesDropoutOutOfTheFirstPass(DataParallelBackend):
     """Every pass without gradient is an evaluation."""
 
     @hookimpl
@@ -697,7 +692,7 @@ class LeavesDropoutOutOfTheFirstPass(TorchBackend):
 
 
 @caught_by("evaluation_without_dropout", "lora, dropout")
-class EvaluatesWithDropout(TorchBackend):
+class EvaluatesWithDropout(DataParallelBackend):
     """Evaluation leaves the model in training mode."""
 
     @hookimpl
@@ -708,7 +703,7 @@ class EvaluatesWithDropout(TorchBackend):
 
 
 @caught_by("trajectory", "negatives")
-class ReportsWhatItBackpropagates(TorchBackend):
+class ReportsWhatItBackpropagates(DataParallelBackend):
     """A loss that has the right gradient only is reported as it is."""
 
     @hookimpl
@@ -723,21 +718,21 @@ class ReportsWhatItBackpropagates(TorchBackend):
 
 
 @caught_by("trajectory", "reward")
-class StartsFromAHeadOfItsOwn(TorchBackend):
+class StartsFromAHeadOfItsOwn(DataParallelBackend):
     """The head is drawn where the process happens to be in its sequence of random numbers."""
 
     @hookimpl
     def swift_wrap_model(self, run: Any, source: Any) -> Any:
-        from swift.backends.torch.model import build
+        from swift.models.build import build_view
 
-        view = build(run, source)
+        view = build_view(run, source)
         if hasattr(view.model, "score"):
             torch.nn.init.normal_(view.model.score.weight, std=0.1)
         return view
 
 
 @caught_by("all_processes_end_alike")
-class UpdatesWhateverComes(TorchBackend):
+class UpdatesWhateverComes(DataParallelBackend):
     """No look at loss or gradient before the update."""
 
     @hookimpl
@@ -756,7 +751,7 @@ class UpdatesWhateverComes(TorchBackend):
 
 
 @caught_by("nothing_is_left_behind")
-class StaysInTheGroup(TorchBackend):
+class StaysInTheGroup(DataParallelBackend):
     @hookimpl
     def swift_teardown(self) -> bool:
         os.environ["BROKEN_BACKEND"] = "1"
@@ -764,19 +759,19 @@ class StaysInTheGroup(TorchBackend):
 
 
 @caught_by("claims_are_tried", None)
-class ClaimsMoreThanIsTried(TorchBackend):
-    capabilities = dataclasses.replace(TorchBackend.capabilities, parallel=frozenset({"dp_replicate", "tp"}))
+class ClaimsMoreThanIsTried(DataParallelBackend):
+    capabilities = dataclasses.replace(DataParallelBackend.capabilities, parallel=frozenset({"dp_replicate", "tp"}))
 
 
 @caught_by("refuses_other_world", None)
-class TakesAnyNumberOfProcesses(TorchBackend):
+class TakesAnyNumberOfProcesses(DataParallelBackend):
     @hookimpl
     def swift_check_layout(self, run: Any) -> None:
         """Refuse nothing."""
 
 
 @caught_by("contract", None)
-class NeedsAnOption(TorchBackend):
+class NeedsAnOption(DataParallelBackend):
     """An option without a default: `--backend` alone would fail."""
 
     from swift.config.sections import Section as _Section
@@ -789,23 +784,23 @@ class NeedsAnOption(TorchBackend):
 
 
 @caught_by("contract", None)
-class NamesAFunctionThatIsNotThere(TorchBackend):
+class NamesAFunctionThatIsNotThere(DataParallelBackend):
     """A hook that is called late: the run would fail at its first checkpoint."""
 
     swift_save_checkpoint = lazy_hook("swift.backends.torch.checkpoint:save_all")
 
 
 @caught_by("two_roles", None)
-class KeepsItsStateInAGlobal(TorchBackend):
+class KeepsItsStateInAGlobal(DataParallelBackend):
     """The model that is opened last is the one that is trained, whichever is meant."""
 
     latest: ClassVar[Any] = None
 
     @hookimpl
     def swift_shard(self, run: Any, model: Any) -> Any:
-        from swift.backends.torch.shard import shard
+        from swift.backends.torch.shard import DataParallelState
 
-        KeepsItsStateInAGlobal.latest = shard(run, model)
+        KeepsItsStateInAGlobal.latest = DataParallelState(run, model)
         return KeepsItsStateInAGlobal.latest
 
     @hookimpl
@@ -814,28 +809,28 @@ class KeepsItsStateInAGlobal(TorchBackend):
 
 
 @caught_by("two_roles_resumed", None)
-class LoadsIntoTheLatestModel(TorchBackend):
+class LoadsIntoTheLatestModel(DataParallelBackend):
     """A resume of two models fills one of them twice."""
 
     latest: ClassVar[Any] = None
 
     @hookimpl
     def swift_shard(self, run: Any, model: Any) -> Any:
-        from swift.backends.torch.shard import shard
+        from swift.backends.torch.shard import DataParallelState
 
-        LoadsIntoTheLatestModel.latest = shard(run, model)
+        LoadsIntoTheLatestModel.latest = DataParallelState(run, model)
         return LoadsIntoTheLatestModel.latest
 
     @hookimpl
-    def swift_load_checkpoint(self, state: Any, reader: Any) -> bool:
+    def swift_load_checkpoint(self, run: Any, state: Any, reader: Any) -> bool:
         from swift.backends.torch.checkpoint import load
 
-        load(LoadsIntoTheLatestModel.latest, reader)
+        load(run, LoadsIntoTheLatestModel.latest, reader)
         return True
 
 
 @caught_by("trajectory", "grpo on stored rounds")
-class HandsOnOneValueOfTokens(TorchBackend):
+class HandsOnOneValueOfTokens(DataParallelBackend):
     """Advantages reach the loss, and no other value of a token does: every ratio is 1."""
 
     @hookimpl
@@ -848,7 +843,7 @@ class HandsOnOneValueOfTokens(TorchBackend):
 
 
 @caught_by("trajectory", "ppo on fixed rows")
-class LearnsAtTheRateOfThePolicy(TorchBackend):
+class LearnsAtTheRateOfThePolicy(DataParallelBackend):
     """The critic's own learning rate is overlooked."""
 
     @hookimpl
@@ -862,7 +857,7 @@ class LearnsAtTheRateOfThePolicy(TorchBackend):
 
 
 @caught_by("trajectory", "gkd on fixed candidates")
-class DropsTheShiftOfTheTeacher(TorchBackend):
+class DropsTheShiftOfTheTeacher(DataParallelBackend):
     """What the teacher says of a token stands where the token itself is read."""
 
     @hookimpl
@@ -896,20 +891,20 @@ class Showing:
 
 
 @caught_by("trajectory", FEW)
-class LeavesOutStandIns(TorchBackend):
+class LeavesOutStandIns(DataParallelBackend):
     """Processes without an image call no encoder, and the others wait for its gradients."""
 
     @hookimpl
     def swift_shard(self, run: Any, model: Any) -> Any:
-        from swift.backends.torch.shard import shard
+        from swift.backends.torch.shard import DataParallelState
 
-        state = shard(run, model)
-        state.sees = False
+        state = DataParallelState(run, model)
+        state.trains_encoder = False
         return state
 
 
 @caught_by("trajectory", SEEN)
-class ShowsEachRowAnotherImage(TorchBackend):
+class ShowsEachRowAnotherImage(DataParallelBackend):
     """The images of a micro-batch come to the encoder in another order than their placeholders."""
 
     @hookimpl
@@ -923,7 +918,7 @@ class ShowsEachRowAnotherImage(TorchBackend):
 
 
 @caught_by("trajectory", SEEN)
-class CountsImagesAsText(TorchBackend):
+class CountsImagesAsText(DataParallelBackend):
     """A token has its place in the text for a position, whether it is a word or a part of an image."""
 
     @hookimpl
@@ -936,40 +931,40 @@ class CountsImagesAsText(TorchBackend):
 
 
 @caught_by("trajectory", TRAINED)
-class KeepsTheGradientsOfTheTower(TorchBackend):
+class KeepsTheGradientsOfTheTower(DataParallelBackend):
     """Each process trains its encoder on its own images: gradients of the language model alone are added up."""
 
     @hookimpl
     def swift_shard(self, run: Any, model: Any) -> Any:
         from torch.nn.parallel import DistributedDataParallel
 
-        from swift.backends.torch.shard import shard
+        from swift.backends.torch.shard import DataParallelState
 
         own = [name for name, _ in model.named_parameters() if is_tower(name)]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)
-        return shard(run, model)
+        return DataParallelState(run, model)
 
 
 @caught_by("trajectory", TRAINED)
-class TrainsTheAlignerToo(TorchBackend):
+class TrainsTheAlignerToo(DataParallelBackend):
     """One flag for the encoder and what leads from it to the language model."""
 
     @hookimpl
     def swift_wrap_model(self, run: Any, source: Any) -> Any:
-        from swift.backends.torch.model import build
+        from swift.models.build import build_view
 
-        return build(run, source).requires_grad_(True)
+        return build_view(run, source).requires_grad_(True)
 
 
 @caught_by("changes", TRAINED)
-class FreezesTheTower(TorchBackend):
+class FreezesTheTower(DataParallelBackend):
     """Whatever it is told, as many do to save memory."""
 
     @hookimpl
     def swift_wrap_model(self, run: Any, source: Any) -> Any:
-        from swift.backends.torch.model import build
+        from swift.models.build import build_view
 
-        view = build(run, source)
+        view = build_view(run, source)
         for name, parameter in view.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and not is_tower(name))
         return view

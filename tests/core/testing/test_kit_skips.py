@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swift.backends.torch.plugin import TorchBackend
+from swift.backends.torch.plugin import DataParallelBackend
 from swift.contracts import Need
 from swift.testing import Layout
 from swift.testing.cases import BY_NAME
@@ -19,17 +19,17 @@ from swift.train import prepare
 
 def test_unsupported_views_are_skipped_by_name() -> None:
     """Cases over views that a backend does not claim are skipped with their names."""
-    older = replace(TorchBackend.capabilities, provides=frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS}))
+    older = replace(DataParallelBackend.capabilities, provides=frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS}))
     assert not BY_NAME["tokens"].applies_to(older)
     (mark,) = _left_out(BY_NAME["tokens"], older)
     assert mark.kwargs["reason"] == "capabilities.provides lacks Need.CANDIDATE_LOGPS, Need.TOKEN_ENTROPY"
     assert not _left_out(BY_NAME["dpo"], older)
-    assert not _left_out(BY_NAME["tokens"], TorchBackend.capabilities)
+    assert not _left_out(BY_NAME["tokens"], DataParallelBackend.capabilities)
 
 
 def test_backends_without_image_capability_skip_image_cases() -> None:
     """Backends that claim no images, or split no rows with them, skip those cases."""
-    case, whole = BY_NAME["images"], TorchBackend.capabilities
+    case, whole = BY_NAME["images"], DataParallelBackend.capabilities
     assert case.applies_to(whole)
     assert not case.applies_to(replace(whole, modalities=frozenset({"text"})))
     cut = Layout(2, {"ulysses": 2})
@@ -43,8 +43,8 @@ def test_backends_without_image_capability_skip_image_cases() -> None:
 def test_unclaimed_images_are_refused_on_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images that a backend does not claim are refused on every process."""
     two = Layout(2)
-    text = replace(TorchBackend.capabilities, modalities=frozenset({"text"}))
-    monkeypatch.setattr(TorchBackend, "capabilities", text)
+    text = replace(DataParallelBackend.capabilities, modalities=frozenset({"text"}))
+    monkeypatch.setattr(DataParallelBackend, "capabilities", text)
     Checks(Trials("torch", tmp_path), [two]).refuses_media(two)
     # Whoever trains on what it does not claim is caught.
     monkeypatch.setattr(prepare, "lacking_media", lambda *_: None)

@@ -18,7 +18,7 @@ from tiny_runs import run_training
 from transformers import AutoModelForImageTextToText
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLVisionBlock
 
-from swift.backends.torch.plugin import TorchBackend
+from swift.backends.torch.plugin import DataParallelBackend
 from swift.errors import ConfigError, ModelError, UnsupportedLayout
 
 
@@ -297,8 +297,8 @@ def test_backend_without_images_refuses_before_loading(
 ) -> None:
     """A backend without images refuses them before weights load."""
     monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("weights were loaded"))
-    text = replace(TorchBackend.capabilities, modalities=frozenset({"text"}))
-    monkeypatch.setattr(TorchBackend, "capabilities", text)
+    text = replace(DataParallelBackend.capabilities, modalities=frozenset({"text"}))
+    monkeypatch.setattr(DataParallelBackend, "capabilities", text)
     with pytest.raises(UnsupportedLayout, match="has images, which the torch backend does not train on") as refused:
         trained(models["llava"], folder, "refused", {})
     assert "--backend" in str(refused.value.hint)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny_runs import BASE, conversations
 
-from swift.backends.torch.plugin import TorchBackend
+from swift.backends.torch.plugin import DataParallelBackend
 from swift.checkpoint import open_checkpoint
 from swift.config.parse import config_from_mapping
 from swift.config.sections import ModelSection, OptimSection, TunerSection
@@ -38,7 +38,7 @@ def test_too_many_roles_are_refused_before_weights_load(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More models than a backend holds are refused before weights are read."""
-    monkeypatch.setattr(TorchBackend, "capabilities", replace(TorchBackend.capabilities, roles=1))
+    monkeypatch.setattr(DataParallelBackend, "capabilities", replace(DataParallelBackend.capabilities, roles=1))
     nowhere = ModelRole("critic", ModelSection(path=str(tmp_path / "nothing here")))
     with (
         pytest.raises(UnsupportedLayout, match=r"2 models at once \(policy, critic\); the torch backend holds 1"),
@@ -67,7 +67,7 @@ def test_untrainable_role_is_refused_before_weights_load(
         tuners=frozenset({"full", "lora"}), optimizers=frozenset({Reads.ELEMENTS}), roles=2,
         provides=frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT}),
     )  # fmt: skip
-    monkeypatch.setattr(TorchBackend, "capabilities", able)
+    monkeypatch.setattr(DataParallelBackend, "capabilities", able)
     settings = {"model": ModelSection(path="nothing here"), **role}
     with (
         pytest.raises(SwiftError, match=lacking),

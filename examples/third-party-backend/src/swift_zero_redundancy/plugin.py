@@ -1,34 +1,19 @@
-"""What the backend can do, and which functions implement its hooks. Importing this module does not import torch."""
+"""What the backend can do. Importing this module does not import torch."""
 
-from pydantic import Field
-
-from swift import HOOK_API, Capabilities, Section, hookimpl, lazy_hook
+from swift import Capabilities, TorchBackend, hookimpl, lazy_hook
 from swift.contracts import Traffic
 
 
-class Options(Section):
-    timeout_minutes: float = Field(10.0, gt=0, description="How long a process waits for the others before it fails")
-
-
-class ZeroRedundancy:
-    HOOK_API = HOOK_API
-    config_model = Options
+class ZeroRedundancy(TorchBackend):
     capabilities = Capabilities(
         parallel=frozenset({"dp_replicate"}),
         precisions=frozenset({"float32", "bfloat16"}),
         tuners=frozenset({"full", "lora"}),
         features=frozenset({"train.gradient_checkpointing"}),
+        calls_before_update=True,
     )
 
-    swift_setup = lazy_hook("swift_zero_redundancy.engine:setup")
-    swift_wrap_model = lazy_hook("swift.toolkit:build_view")
-    swift_shard = lazy_hook("swift_zero_redundancy.engine:State")
-    swift_train_step = lazy_hook("swift_zero_redundancy.engine:train_step")
-    swift_forward = lazy_hook("swift_zero_redundancy.engine:forward")
-    swift_save_checkpoint = lazy_hook("swift_zero_redundancy.engine:save")
-    swift_load_checkpoint = lazy_hook("swift_zero_redundancy.engine:load")
-    swift_iter_weights = lazy_hook("swift_zero_redundancy.engine:weights")
-    swift_teardown = lazy_hook("swift.toolkit:leave_group")
+    swift_shard = lazy_hook("swift_zero_redundancy.state:State")
 
     @hookimpl
     def swift_estimate_memory(self, run, weights):

@@ -6,17 +6,12 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from swift.config.limits import Threads
-from swift.config.sections import Section
+from swift import TorchOptions
 
 
-class FsdpConfig(Section):
+class FsdpConfig(TorchOptions):
     """Options of the FSDP backend."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
-    cpu_threads: Threads | None = Field(
-        None, description="Threads per process on the CPU; default: the cores divided by the processes here"
-    )
     hybrid: bool = Field(False, description="Shard within each machine, and keep a replica on every one (HSDP)")
     offload: bool = Field(False, description="Keep weights, gradients and optimizer in the CPU's memory")
     reshard_after_forward: bool = Field(

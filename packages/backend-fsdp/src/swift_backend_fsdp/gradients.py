@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
-from swift_backend_fsdp.shard import FsdpState, TrainedShard
+if TYPE_CHECKING:
+    from swift_backend_fsdp.shard import FsdpState, TrainedShard
 
 
 def set_gradients(state: FsdpState) -> None:

@@ -1,19 +1,16 @@
-"""FSDP2: parameters, gradients and optimizer state in shards, gathered block by block.
-
-Every hook names the function that implements it, which is imported when the hook is called.
-"""
+"""FSDP2: parameters, gradients and optimizer state in shards, gathered block by block."""
 
 from __future__ import annotations
 
-from swift.contracts import EVERY_VIEW, HOOK_API, Capabilities, Reads, Trains
+from swift import TorchBackend
+from swift.contracts import EVERY_VIEW, Capabilities, Reads, Trains
 from swift.hookspecs import lazy_hook
 from swift_backend_fsdp.config import FsdpConfig
 
 
-class FsdpBackend:
+class FsdpBackend(TorchBackend):
     """PyTorch's FSDP2, alone or with tensor parallel, Ulysses or context parallel."""
 
-    HOOK_API = HOOK_API
     config_model = FsdpConfig
     capabilities = Capabilities(
         parallel=frozenset({"dp_replicate", "dp_shard", "tp", "cp", "ulysses"}),
@@ -45,12 +42,7 @@ class FsdpBackend:
     swift_check_model = lazy_hook("swift_backend_fsdp.layout:check_model")
     swift_setup = lazy_hook("swift_backend_fsdp.topology:setup")
     swift_wrap_model = lazy_hook("swift_backend_fsdp.model:build")
-    swift_shard = lazy_hook("swift_backend_fsdp.shard:shard")
-    swift_train_step = lazy_hook("swift_backend_fsdp.step:train_step")
-    swift_forward = lazy_hook("swift_backend_fsdp.step:forward")
-    swift_save_checkpoint = lazy_hook("swift_backend_fsdp.checkpoint:save")
-    swift_load_checkpoint = lazy_hook("swift_backend_fsdp.checkpoint:load")
-    swift_iter_weights = lazy_hook("swift_backend_fsdp.weights:stream")
+    swift_shard = lazy_hook("swift_backend_fsdp.shard:FsdpState")
     swift_teardown = lazy_hook("swift_backend_fsdp.topology:teardown")
     swift_layout = lazy_hook("swift_backend_fsdp.layout:layout_of")
     swift_variants = lazy_hook("swift_backend_fsdp.estimate:variants")

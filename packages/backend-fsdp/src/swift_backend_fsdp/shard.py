@@ -1,8 +1,9 @@
-"""Shards the model, fills the shards, and makes the optimizer over this process's shards."""
+"""Shards the model, fills the shards, and trains them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree
 
 from swift.contracts import ModelView, Need
@@ -17,19 +19,19 @@ from swift.errors import UnsupportedLayout
 from swift.toolkit import (
     Arithmetic,
     SequenceView,
-    Turns,
+    TensorSlices,
+    TorchState,
     ViewModule,
     add_placements,
     base_model,
     build_optimizer,
     fill,
     head_of,
-    parameter_groups,
-    rates_of_parts,
-    slots_of,
-    trains_on_images,
+    part_slices,
+    score,
     value_head_of,
 )
+from swift_backend_fsdp import gradients
 from swift_backend_fsdp.config import FsdpConfig
 from swift_backend_fsdp.local import keep, local_slice
 from swift_backend_fsdp.model import MetaModel
@@ -37,8 +39,9 @@ from swift_backend_fsdp.tensor_parallel import shard_tensors
 from swift_backend_fsdp.topology import Meshes, meshes_of
 
 if TYPE_CHECKING:
-    from swift.contracts import Run, Slot
-    from swift.data.batch import MicroBatch
+    from swift.contracts import ForwardResult, Objective, Run
+    from swift.data.batch import Batch, MicroBatch
+    from swift.toolkit import Piece
 
 # FSDP looks for tensors in what a module returns, and knows only registered dataclasses.
 if ModelView not in _pytree.SUPPORTED_NODES:
@@ -80,63 +83,120 @@ class TrainedShard:
     """The shard's memory as a plain tensor, for the optimizer."""
 
 
-@dataclass
-class FsdpState:
+class FsdpState(TorchState):
     """The training state of one process."""
 
+    meshes: Meshes
     root: FsdpRoot
-    parts: list[TrainedShard]
     partial: set[str]
     """Parameters whose gradients are summed over the tensor parallel processes."""
-    optimizer: torch.optim.Optimizer
-    slots: Mapping[str, Slot]
-    """What the optimizer keeps for each weight."""
-    arithmetic: Arithmetic
-    meshes: Meshes
-    step: int = 0
-    sees: bool = False
-    """Whether weights are trained that only images reach."""
-    turns: Turns | None = None
-    """Who of the weights has a turn, where they take turns."""
+    parts: list[TrainedShard]
 
-    @property
-    def view(self) -> ViewModule:
-        return self.root.view
+    def distribute(self, run: Run, model: MetaModel) -> ViewModule:
+        """Tensor parallel → FSDP, block by block → memory → weights."""
+        options, meshes, view = run.options(FsdpConfig), meshes_of(run), model.view
+        self.meshes, self.reduces_each = meshes, options.reduce == "micro_batch"
+        self.partial = shard_tensors(run, view.model, meshes.tp) if meshes.sizes.tp > 1 else set()
+        self.root = root = FsdpRoot(view)
+        _fully_shard(root, model.blocks, meshes, options, self.arithmetic)
+        if not model.filled:
+            _allocate(root, "cpu" if options.offload else self.arithmetic.device, buffers=meshes.fsdp.device_type)
+            fill(run, view.model, model.source, keep)
+        _check(root, meshes)
+        root.reshard_all()  # FSDP has seen all weights that are ever trained by now
+        return view
 
-    @property
-    def model(self) -> nn.Module:
-        """The transformers (or PEFT) model itself."""
-        return self.view.model
+    def wrap(self, run: Run) -> nn.Module:
+        """Return the root that FSDP sharded."""
+        return self.root
 
+    def make_optimizer(self, run: Run) -> torch.optim.Optimizer:
+        """Return the optimizer over the shards of this process."""
+        groups = self.parameter_groups(run)
+        add_placements(
+            groups, self.model, region_of=lambda parameter: local_slice(parameter)[1], processes=self.meshes.parts
+        )
+        self.parts = []
+        for group in groups:
+            own = [_trained_shard(name, each) for name, each in zip(group["names"], group["params"], strict=True)]
+            self.parts += own
+            group["params"] = [each.local for each in own]
+        self._locals = {id(part.parameter): part.local for part in self.parts}
+        device = "cpu" if run.options(FsdpConfig).offload else self.arithmetic.device
+        return build_optimizer(groups, run.config.optim, run.config.learning_rate, device)
 
-def shard(run: Run, model: MetaModel) -> FsdpState:
-    """Tensor parallel → FSDP, block by block → memory → weights → optimizer."""
-    options, meshes = run.options(FsdpConfig), meshes_of(run)
-    arithmetic = Arithmetic.of(run)
-    partial = shard_tensors(run, model.view.model, meshes.tp) if meshes.sizes.tp > 1 else set()
-    root = FsdpRoot(model.view)
-    _fully_shard(root, model.blocks, meshes, options, arithmetic)
-    if not model.filled:
-        _allocate(root, "cpu" if options.offload else arithmetic.device, buffers=meshes.fsdp.device_type)
-        fill(run, model.view.model, model.source, keep)
-    _check(root, meshes)
-    root.reshard_all()
-    # FSDP has seen all weights that are ever trained by now; those without a turn only wait.
-    turns = Turns.of(run, model.view.model)
-    if turns is not None:
-        turns.take(0)
-    parts, optimizer = _optimizer(run, model.view.model, meshes, arithmetic)
-    return FsdpState(
-        root=root,
-        parts=parts,
-        partial=partial,
-        optimizer=optimizer,
-        slots=slots_of(run.config.optim),
-        arithmetic=arithmetic,
-        meshes=meshes,
-        sees=trains_on_images(run, model.view.model),
-        turns=turns,
-    )
+    @contextlib.contextmanager
+    def around(self, last: bool) -> Iterator[None]:
+        """Add gradients up and shard them with the last micro-batch, or with each."""
+        self.root.set_requires_gradient_sync(last or self.reduces_each)  # type: ignore[operator]  # an FSDPModule
+        yield
+
+    def passes(self, run: Run, batch: Batch) -> int:
+        """Return the most micro-batches of any process: each pass gathers weights from all."""
+        return batch.most_micro_batches(run.topology.data_size)
+
+    def passes_without_image(self, run: Run) -> bool:
+        """Gradients of the encoder are added up across all processes, also of those without an image."""
+        return True
+
+    def score(self, run: Run, batch: Batch, objective: Objective) -> ForwardResult:
+        """Compute views and sums with gathered weights, and shard them again."""
+        all_reduce, passes = self.all_reduce, self.passes(run, batch)
+        try:
+            return score(self.root, self.model, batch, objective, self.arithmetic, all_reduce=all_reduce, passes=passes)
+        finally:
+            self.root.reshard_all()
+
+    def reduce_gradients(self, run: Run) -> None:
+        """Give the optimizer's tensors the gradients that FSDP has reduced and sharded."""
+        gradients.set_gradients(self)
+
+    def unscale(self) -> None:
+        """Undo the scale of the loss, and tell all processes about an overflow in one process's shard."""
+        super().unscale()
+        scaler = self.arithmetic.scaler
+        if scaler.is_enabled():
+            for flag in scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"].values():
+                dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+
+    def clip(self, run: Run) -> float:
+        """Clip the gradient by its norm over all shards."""
+        norm = gradients.norm(self)
+        if run.config.optim.max_grad_norm:
+            gradients.clip(self, norm, run.config.optim.max_grad_norm)
+        return norm
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients of parameters and of their shards."""
+        gradients.drop(self)
+
+    def all_reduce(self, table: torch.Tensor) -> None:
+        """Add a tensor up over the processes that train on other samples."""
+        dist.all_reduce(table, group=self.meshes.slices)
+
+    def local(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Return the shard by which the optimizer knows a parameter."""
+        return self._locals.get(id(parameter))
+
+    def slices(self, piece: Piece, parameter: torch.Tensor, held: torch.Tensor | None = None) -> TensorSlices:
+        """Return the part of one tensor on disk that lies in what this process holds of a parameter."""
+        own, region = local_slice(parameter)
+        held = own if held is None else held
+        if piece.start == 0 and piece.numel == parameter.numel():
+            offset = tuple(part.start for part in region)
+            return TensorSlices(piece.shape, [(offset, held)] if held.numel() else [], dtype=held.dtype)
+        # Fused experts: a shard is a run of whole experts' rows, so that it lies in one piece.
+        start = region[0].start * (parameter.numel() // parameter.shape[0])
+        slices = part_slices(piece.shape, piece.start, start, held.reshape(-1))
+        return TensorSlices(piece.shape, slices, dtype=held.dtype)
+
+    def whole(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Gather a parameter from all processes."""
+        if not isinstance(parameter, DTensor):
+            return parameter.detach()
+        # Offloaded shards are gathered where the process group can reach them.
+        gathered: torch.Tensor = parameter.detach().to(self.arithmetic.device).full_tensor()  # type: ignore[attr-defined]
+        return gathered
 
 
 @torch.no_grad()
@@ -158,27 +218,6 @@ def _check(root: FsdpRoot, meshes: Meshes) -> None:
             f"{kind} cannot be computed with sharded matrices: {str(error).splitlines()[0]}.",
             hint="Type --parallel.tp 1",
         ) from error
-
-
-def take_turn(run: Run, state: FsdpState, step: int) -> None:
-    """Let the weights of a step have their turn, where they take turns: the optimizer is made for them alone."""
-    if state.turns is not None and state.turns.take(step):
-        state.parts, state.optimizer = _optimizer(run, state.model, state.meshes, state.arithmetic)
-
-
-def _optimizer(
-    run: Run, model: nn.Module, meshes: Meshes, arithmetic: Arithmetic
-) -> tuple[list[TrainedShard], torch.optim.Optimizer]:
-    config = run.config
-    groups = parameter_groups(model.named_parameters(), config.optim, config.tuner, rates=rates_of_parts(config, model))
-    add_placements(groups, model, region_of=lambda parameter: local_slice(parameter)[1], processes=meshes.parts)
-    parts: list[TrainedShard] = []
-    for group in groups:
-        own = [_trained_shard(name, each) for name, each in zip(group["names"], group["params"], strict=True)]
-        parts += own
-        group["params"] = [each.local for each in own]
-    device = "cpu" if run.options(FsdpConfig).offload else arithmetic.device
-    return parts, build_optimizer(groups, config.optim, config.learning_rate, device)
 
 
 def _fully_shard(

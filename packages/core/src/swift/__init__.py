@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # `as` marks names as public for type checkers
     from swift.api import SwiftModel as SwiftModel
     from swift.api import Trainer as Trainer
     from swift.api import TrainerConfig as TrainerConfig
+    from swift.backends.base import TorchBackend as TorchBackend
+    from swift.backends.base import TorchOptions as TorchOptions
     from swift.config.sections import Config as Config
     from swift.config.sections import Section as Section
     from swift.contracts import HOOK_API as HOOK_API
@@ -35,6 +37,7 @@ if TYPE_CHECKING:  # `as` marks names as public for type checkers
 
 _HOMES = {
     "swift.api": ("MegatronArguments", "Swift", "SwiftModel", "Trainer", "TrainerConfig"),
+    "swift.backends.base": ("TorchBackend", "TorchOptions"),
     "swift.config.sections": ("Config", "Section"),
     "swift.contracts": ("HOOK_API", "Capabilities", "LossSums", "ModelView", "Need", "StepResult", "Topology"),
     "swift.errors": ("ConfigError", "PluginError", "SwiftError", "TrainingError", "UnsupportedLayout"),

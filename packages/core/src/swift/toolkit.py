@@ -7,6 +7,7 @@ parts that fit. This module imports torch: import it inside hooks, not at the to
 
 from __future__ import annotations
 
+from swift.backends.torch.state import TorchState
 from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import before_update
@@ -109,6 +110,7 @@ __all__ = [
     "TensorParallelSpec",
     "TensorSlices",
     "TokenViews",
+    "TorchState",
     "Turns",
     "ViewModule",
     "VocabularyShard",

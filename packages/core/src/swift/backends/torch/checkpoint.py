@@ -1,13 +1,12 @@
-"""The canonical checkpoint of a replica: fp32 weights and optimizer state under Hugging Face names, as live views."""
+"""The canonical checkpoint: fp32 weights and optimizer state under Hugging Face names, as live views."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift.backends.torch.shard import take_turn
 from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
 from swift.errors import CheckpointError
@@ -15,13 +14,13 @@ from swift.models.names import canonical_parameters
 from swift.optim.slots import SlotsToRead, empty_slot, kept, load_slots
 
 if TYPE_CHECKING:
-    from swift.backends.torch.shard import TorchState
+    from swift.backends.torch.state import TorchState
     from swift.contracts import CheckpointReader, CheckpointWriter, Run, Slot
     from swift.models.names import Piece
 
 
 def save(state: TorchState, writer: CheckpointWriter) -> None:
-    """Hand over views of the live tensors; the writer stages or writes them."""
+    """Pass views of the live tensors; the writer stages or writes them."""
     writer.tensors(_tensors(state))
     writer.facts({"scaler": state.arithmetic.scaler.state_dict()})
 
@@ -29,70 +28,68 @@ def save(state: TorchState, writer: CheckpointWriter) -> None:
 def load(run: Run, state: TorchState, reader: CheckpointReader) -> None:
     """Fill weights in place, and the optimizer's state, which is made where there is none yet."""
     reader.tensors(_weights(state))
-    if _goes_on(run, state, reader):
-        load_slots(state.optimizer, _slots_to_read(state, reader), reader)
+    if _keeps_optimizer_state(run, state, reader):
+        load_slots(state.local_optimizer, _slots_to_read(state, reader), reader)
         load_matrix_slots(state.optimizer, reader)
     scaler = reader.manifest.get("facts", {}).get("scaler")
     if scaler and state.arithmetic.scaler.is_enabled():
         state.arithmetic.scaler.load_state_dict(scaler)
 
 
-def _goes_on(run: Run, state: TorchState, reader: CheckpointReader) -> bool:
-    """Give the weights of the next step their turn; return whether the stored state of the optimizer is theirs."""
-    if state.turns is None:
+def _keeps_optimizer_state(run: Run, state: TorchState, reader: CheckpointReader) -> bool:
+    """Train the layers of the next step; return whether the stored state of the optimizer is theirs."""
+    if state.rotation is None:
         return True
     step = int(reader.manifest["step"])
-    take_turn(run, state, step)
-    return state.turns.goes_on(step)
+    state.rotate(run, step)
+    return state.rotation.goes_on(step)
 
 
 def _slots_to_read(state: TorchState, reader: CheckpointReader) -> Iterator[SlotsToRead]:
     stored = set(reader.names())
     for pieces, parameter in canonical_parameters(state.model):
+        local = state.local(parameter)
+        if local is None:
+            continue
         held: dict[str, torch.Tensor] = {}
-        views: dict[str, torch.Tensor] = {}
-        for slot in state.slots.values() if parameter.requires_grad else ():
+        views: dict[str, Any] = {}
+        for slot in state.slots.values():
             if slot.shape != "matrix" and optim_name(pieces[0].name, slot.name) in stored:
-                held[slot.name] = _empty_slot(slot, parameter, pieces[0], reader)
-                views |= _slot_views(slot, held[slot.name], pieces)
-        yield SlotsToRead(parameter, held, views)
+                held[slot.name] = _empty_slot(slot, local, pieces[0], reader)
+                views |= _slot_views(state, slot, held[slot.name], pieces, parameter)
+        yield SlotsToRead(local, held, views)
 
 
-def _weights(state: TorchState) -> dict[str, torch.Tensor]:
-    return {
-        model_name(piece.name): piece.view_of(parameter.detach())
-        for pieces, parameter in canonical_parameters(state.model)
-        for piece in pieces
-    }
+def _weights(state: TorchState) -> dict[str, Any]:
+    return {model_name(name): held for name, held in state.weights().items()}
 
 
-def _tensors(state: TorchState) -> dict[str, torch.Tensor]:
+def _tensors(state: TorchState) -> dict[str, Any]:
     tensors = _weights(state)
     for pieces, parameter in canonical_parameters(state.model):
-        for slot, value in kept(state.optimizer, parameter, state.slots):
-            tensors |= _slot_views(slot, value, pieces)
+        local = state.local(parameter)
+        for slot, value in () if local is None else kept(state.local_optimizer, local, state.slots):
+            tensors |= _slot_views(state, slot, value, pieces, parameter)
     return tensors | matrix_tensors(state.optimizer, state.slots)
 
 
-def _slot_views(slot: Slot, value: torch.Tensor, pieces: list[Piece]) -> dict[str, torch.Tensor]:
-    return {optim_name(piece.name, slot.name): _slot_view(slot, value, piece, pieces) for piece in pieces}
+def _slot_views(
+    state: TorchState, slot: Slot, value: torch.Tensor, pieces: list[Piece], parameter: torch.Tensor
+) -> dict[str, Any]:
+    """Return each piece's part: of what is like the weight, the same part; a step count belongs to every piece."""
+    if slot.shape != "like":
+        if slot.shape != "scalar" and len(pieces) > 1:
+            raise CheckpointError(
+                f"The optimizer state of the fused experts ({pieces[0].name}) has shape {tuple(value.shape)}, which "
+                "cannot be stored per expert.",
+                hint="Type --optim.name adamw.",
+            )
+        return {optim_name(piece.name, slot.name): value for piece in pieces}
+    return {optim_name(piece.name, slot.name): state.slices(piece, parameter, value) for piece in pieces}
 
 
-def _slot_view(slot: Slot, value: torch.Tensor, piece: Piece, pieces: list[Piece]) -> torch.Tensor:
-    """Return one piece's part: of what is like the weight, the same part; a step count belongs to every piece."""
-    if slot.shape == "like":
-        return piece.view_of(value)
-    if slot.shape == "scalar" or len(pieces) == 1:
-        return value
-    raise CheckpointError(
-        f"The optimizer state of the fused experts ({piece.name}) has shape {tuple(value.shape)}, which cannot be "
-        "stored per expert.",
-        hint="Type --optim.name adamw.",
-    )
-
-
-def _empty_slot(slot: Slot, parameter: torch.nn.Parameter, piece: Piece, reader: CheckpointReader) -> torch.Tensor:
+def _empty_slot(slot: Slot, local: torch.Tensor, piece: Piece, reader: CheckpointReader) -> torch.Tensor:
     """Return a tensor for the checkpoint to be read into."""
     if slot.shape == "own":  # 8-bit, factored: as stored
-        return reader.read(optim_name(piece.name, slot.name)).to(parameter.device)
-    return empty_slot(slot, parameter)
+        return reader.read(optim_name(piece.name, slot.name)).to(local.device)
+    return empty_slot(slot, local)

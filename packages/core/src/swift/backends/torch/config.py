@@ -6,20 +6,13 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat
 
-from swift.config.limits import Threads
-from swift.config.sections import Section
+from swift.backends.base import TorchOptions
 
 
-class TorchConfig(Section):
+class TorchConfig(TorchOptions):
     """Options of the built-in backend."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Device to train on; auto: a GPU if there is one"
-    )
     bucket_mb: PositiveFloat = Field(25.0, description="Bucket size of the gradient all-reduce between processes")
-    cpu_threads: Threads | None = Field(
-        None, description="CPU threads per process; default: the cores divided by the processes on this machine"
-    )
     fp8: Literal["none", "e4m3", "hybrid"] = Field(
         "none",
         description="Multiply matrices of the transformer blocks in FP8 with torchao; hybrid: gradients in "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swift.backends.torch.config import TorchConfig
+from swift.backends.base import TorchOptions
 from swift.contracts import Topology
 from swift.processes.device import choose_device, join_group
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def setup(run: Run) -> Topology:
     """Set up data parallel over all processes."""
-    options = run.options(TorchConfig)
+    options = run.options(TorchOptions)
     device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)
     join_group(device, run.world, timeout=run.timeout)
     return Topology(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from swift.models.names import canonical_weights
 
 if TYPE_CHECKING:
-    from swift.backends.torch.shard import TorchState
+    from swift.backends.torch.state import TorchState
     from swift.contracts import WeightStream
 
 
 def stream(state: TorchState) -> WeightStream:
-    """Yield views of the live tensors: every process has all of them."""
-    return canonical_weights(state.model)
+    """Yield every weight, whole. Collective: every process must read the stream to its end."""
+    return canonical_weights(state.model, state.whole)
