@@ -113,7 +113,7 @@ def test_presets_are_files_to_begin_from(preset: str, capsys: pytest.CaptureFixt
 WRONG: dict[str, tuple[str, str]] = {
     "not json": ('{"zero_optimization": {"stage": 3,}}', "ds.json:1:35 is not JSON"),
     "twice": ('{"gradient_clipping": 1, "gradient_clipping": 2}', "the key 'gradient_clipping' occurs twice"),
-    "stage 7": ('{"zero_optimization": {"stage": 7}}', "stage is 7; there are the stages 0, 1, 2 and 3"),
+    "stage 7": ('{"zero_optimization": {"stage": 7}}', "stage must be 0, 1, 2 or 3, not 7"),
     "both precisions": ('{"fp16": {"enabled": true}, "bf16": {"enabled": true}}', "fp16 and bf16 are both enabled"),
     "misspelt": ('{"zero_optimisation": {"stage": 2}}', "Did you mean 'zero_optimization'?"),
     "misspelt within": (
@@ -133,7 +133,7 @@ WRONG: dict[str, tuple[str, str]] = {
         "offload_optimizer.device is 'tape'",
     ),
     "no such optimizer": ('{"optimizer": {"type": "Lamb"}}', "optimizer.type is 'Lamb'"),
-    "no object": ("[1, 2]", "holds list, not a JSON object"),
+    "no object": ("[1, 2]", "must contain a JSON object, not a list"),
 }
 
 

@@ -353,7 +353,7 @@ def templates() -> Iterator[Case]:
             yield case(name, holding(template), "chat_template.jinja", where, argv=argv)
     for what, template, reason in (
         ("that refuses every row", "{{ raise_exception('not that') }}", "not that"),
-        ("that writes the same of every row", "hello", "is not in the text"),
+        ("that writes the same of every row", "hello", "is not in the rendered text"),
     ):
         named = ("chat_template.jinja", "data.jsonl:1", reason)
         yield case(f"a chat template {what}", holding(template), *named, argv=TRAIN)

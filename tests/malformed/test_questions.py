@@ -204,7 +204,7 @@ CASES += [
         f"{argv[0]}: a chat template that {name}",
         partial(templated, template, argv),
         "refused",
-        ("model/chat_template.jinja", "leaves the last message out"),
+        ("model/chat_template.jinja", "omits the last message"),
     )
     for argv in (INFER, EVAL)
     for name, template in TEMPLATES.items()
@@ -265,7 +265,7 @@ CASES += [
         "eval, scoring: a list of classes for a model of one class",
         partial(scored, '{"text": "a b c", "label": [1]}', "eval", labels=3),
         "refused",
-        ("rows.jsonl:1", "this model has one class for each text"),
+        ("rows.jsonl:1", "assigns one class to each text"),
     ),
 ]
 CASES += [

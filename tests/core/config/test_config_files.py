@@ -71,9 +71,9 @@ def test_scalar_is_list_of_one(tmp_path: Path) -> None:
         ("train:\n  epochs: 1\n\n  seeed: 1\n", ":4: unknown key 'train.seeed'. Did you mean 'train.seed'?"),
         ("optimizers: {lr: 1}\n", ":1: unknown key 'optimizers'. Did you mean"),
         ("backend:\n  devise: cpu\n", ":2: unknown key 'backend.devise' for the backend 'torch'"),
-        ("optim: fast\n", ":1. (The key is optim.)"),
+        ("optim: fast\n", ":1: optim"),
         ("data: train.jsonl\n", ":1: the section data must be a mapping"),
-        ("train:\n  compile: perhaps\n", ":2 must be true or false"),
+        ("train:\n  compile: perhaps\n", ":2: train.compile must be true or false"),
         ("bf16: true\nfp16: true\n", ":1 and "),
     ],
 )

@@ -139,7 +139,7 @@ USABLE = {"query": QUERY, "pos": [GOOD], "neg": [BAD]}
         (EmbeddingEncoding(), {"query": " ", "pos": [GOOD]}, "empty text"),
         (EmbeddingEncoding(), {"query": QUERY, "pos": [""]}, "empty text"),
         (EmbeddingEncoding(), {"query": QUERY, "pos": []}, "no positive"),
-        (EmbeddingEncoding(), {"query": QUERY, "pos": [3]}, "not a text"),
+        (EmbeddingEncoding(), {"query": QUERY, "pos": [3]}, "not a string"),
         (EmbeddingEncoding(), {"query": [QUERY, "b"], "pos": [GOOD]}, "not one query"),
         (EmbeddingEncoding(), {"query": QUERY, "pos": [GOOD], "neg": [GOOD]}, "a positive is also a negative"),
         (EmbeddingEncoding(), {"query": QUERY, "pos": [GOOD], "label": 0}, "not a pair that belongs together"),

@@ -100,7 +100,7 @@ def test_string_arguments_and_bare_tools_are_normalized() -> None:
         ({"conversations": sharegpt(("human", "q"), ("function_call", "add(1)"))}, "malformed JSON"),
         ({"conversations": sharegpt(("human", "q"), ("function_call", '{"x": 1}'))}, "malformed tool call"),
         ({"instruction": "q", "output": ""}, "empty completion"),
-        ({"instruction": "q", "output": 4}, "not a text"),
+        ({"instruction": "q", "output": 4}, "not a string"),
         ({"query": "q", "response": "a", "history": [["q0"]]}, "malformed history"),
     ],
 )

@@ -147,7 +147,7 @@ def test_template_errors_become_skip_reasons() -> None:
     with pytest.raises(Unusable, match="System role not supported"):
         encoded(chat("a?", "A.", system="s"), chat_templates.STRICT)
     deaf = "{% for m in messages if m.role != 'system' %}{{ m.content + '<|im_end|>' }}{% endfor %}"
-    with pytest.raises(Unusable, match="the system's, is not in the text"):
+    with pytest.raises(Unusable, match="the system's, is not in the rendered text"):
         encoded(chat("a?", "A.", system="heard?"), deaf)
 
 

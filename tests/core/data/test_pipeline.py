@@ -108,7 +108,7 @@ def test_strict_raises_on_first_skipped_sample(tmp_path: Path) -> None:
 def test_no_trainable_sample_is_error_and_leaves_no_cache(tmp_path: Path) -> None:
     """Nothing to learn from in any sample is an error that leaves nothing behind."""
     path = write(tmp_path / "a.jsonl", [{"prompt": "q", "completion": ""}] * 3)
-    with pytest.raises(DataError, match="nothing to learn from in any of the 3 rows") as error:
+    with pytest.raises(DataError, match="None of the 3 rows") as error:
         prepare(path, cache=tmp_path / "cache")
     assert error.value.hint
     assert f"empty completion, first in {path}:1" in error.value.hint

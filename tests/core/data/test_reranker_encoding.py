@@ -121,7 +121,7 @@ def test_generative_reranker_prompt_matches_qwen3_reranker() -> None:
         ({"query": "q", "positive": "a", "negative": ["b", "a"]}, False, "a document is both right and wrong"),
         ({"query": "  ", "positive": "a", "negative": "b"}, False, "empty query"),
         ({"query": "q", "positive": "a", "negative": ["b", " "]}, False, "empty document"),
-        ({"query": "q", "positive": 3}, False, "not a text"),
+        ({"query": "q", "positive": 3}, False, "not a string"),
         ({"query": "q", "document": "a", "label": 0.7}, False, "malformed label"),
         ({"query": "q", "docs": ["a", "b"], "labels": [1]}, False, "malformed label"),
         ({"messages": [{"role": "user", "content": "q"}], "positive_messages": "no"}, False, "malformed JSON"),

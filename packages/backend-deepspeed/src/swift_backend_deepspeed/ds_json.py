@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from swift.config.own_options import AdamOptions
+from swift.config.problems import first_problem
 from swift.config.sections import Config
 from swift.errors import ConfigError, UnsupportedLayout, did_you_mean
-from swift.untrusted import is_deeper, parse_json, read_text, shown
+from swift.untrusted import is_deeper, json_kind, parse_json, read_text, shown
 from swift_backend_deepspeed.known_keys import DONE_BY_SWIFT, FREE, KNOWN, OLD_NAMES
 from swift_backend_deepspeed.value_kinds import check_kinds, without_nulls
 
@@ -40,18 +41,18 @@ Json = dict[str, Any]
 
 def read_config(given: Any) -> Json:
     """Return a preset, a file or a mapping → a mapping whose keys DeepSpeed knows."""
-    name = "the DeepSpeed configuration"
+    name = "The DeepSpeed configuration"
     if isinstance(given, Mapping):
         content: Any = copy.deepcopy(dict(given))
     elif not isinstance(given, str | Path):
-        raise ConfigError(f"{name} is a file, a preset or a mapping, not {type(given).__name__}.", hint=_PRESETS)
+        raise ConfigError(f"{name} must be a file, a preset or a mapping, not {json_kind(given)}.", hint=_PRESETS)
     elif str(given) in PRESETS:
         content = json.loads(preset_text(str(given)))
     else:
         name = shown(str(given))
         content = _read_file(Path(given))
     if not isinstance(content, dict):
-        raise ConfigError(f"{name} holds {type(content).__name__}, not a JSON object.")
+        raise ConfigError(f"{name} must contain a JSON object, not {json_kind(content)}.")
     if is_deeper(content, _DEPTH):
         raise ConfigError(f"{name} is nested more than {_DEPTH} levels deep.")
     check_kinds(content, name)
@@ -71,8 +72,7 @@ def _check_implied(content: Json, name: str) -> None:
             else:
                 Config.model_validate({section: {field: value}})
         except ValidationError as problem:
-            reason = problem.errors(include_url=False)[0]["msg"]
-            raise ConfigError(f"{name}: {source} is {value!r}, which {key} does not take: {reason}.") from None
+            raise ConfigError(f"{name}: {source} sets {key}: {first_problem(problem)}.") from None
 
 
 def presets() -> Mapping[str, str]:
@@ -92,18 +92,16 @@ def check(content: Json, name: str) -> None:
             path = f"{section}.{key}".lstrip(".")
             meant = OLD_NAMES.get(key)
             suggestion = f" Did you mean {meant!r}?" if meant else did_you_mean(key, known)
-            raise ConfigError(
-                f"{name}: DeepSpeed knows no key {path!r}.{suggestion}", hint="Correct it, or leave it out."
-            )
+            raise ConfigError(f"{name}: unknown key {path!r}.{suggestion}", hint="Correct it, or leave it out.")
     stage = stage_of(content)
     if stage not in STAGES:
-        raise ConfigError(f"{name}: zero_optimization.stage is {stage!r}; there are the stages 0, 1, 2 and 3.")
+        raise ConfigError(f"{name}: zero_optimization.stage must be 0, 1, 2 or 3, not {stage!r}.")
     if is_on(content, "fp16") is True and (is_on(content, "bf16") is True or is_on(content, "bfloat16") is True):
         raise ConfigError(f"{name}: fp16 and bf16 are both enabled.", hint="Switch one of them off.")
     for part in ("offload_optimizer", "offload_param"):
         device = offload_device(content, part)
         if device not in ("none", "cpu", "nvme"):
-            raise ConfigError(f"{name}: zero_optimization.{part}.device is {device!r}; it takes none, cpu or nvme.")
+            raise ConfigError(f"{name}: zero_optimization.{part}.device must be none, cpu or nvme, not {device!r}.")
     kind = str(content.get("optimizer", {}).get("type", "AdamW")).lower()
     if kind not in ("adam", "adamw"):
         raise UnsupportedLayout(

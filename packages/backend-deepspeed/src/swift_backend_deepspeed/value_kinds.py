@@ -63,11 +63,11 @@ def _is_size(value: Any) -> bool:
 
 _SECTION: Kind = ("an object", lambda value: isinstance(value, dict))
 _SWITCH: Kind = ("true or false", lambda value: isinstance(value, bool))
-_COUNT: Kind = ("a whole number from 1", lambda value: _is_size(value) and value >= 1)
-_SIZE: Kind = ("a whole number from 0", _is_size)
-_AMOUNT: Kind = ("a number from 0", lambda value: _is_number(value) and 0 <= value <= 1e15)
+_COUNT: Kind = ("a whole number of at least 1", lambda value: _is_size(value) and value >= 1)
+_SIZE: Kind = ("a whole number of at least 0", _is_size)
+_AMOUNT: Kind = ("a number of at least 0", lambda value: _is_number(value) and 0 <= value <= 1e15)
 _FRACTION: Kind = ("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
-_TEXT: Kind = ("a text", lambda value: isinstance(value, str) and bool(value.strip()))
+_TEXT: Kind = ("a string", lambda value: isinstance(value, str) and bool(value.strip()))
 _BETAS: Kind = (
     "a list of two numbers from 0 to 1",
     lambda value: isinstance(value, list) and len(value) == 2 and all(_FRACTION[1](each) for each in value),

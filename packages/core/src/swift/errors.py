@@ -6,7 +6,7 @@ Every error that a user can fix is a `SwiftError`, which is printed without a tr
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 SHOW_TRACEBACK = "SWIFT_TRACEBACK"
 """Environment variable that prints tracebacks."""
@@ -70,6 +70,12 @@ class PluginError(SwiftError):
 
 class TrainingError(SwiftError):
     """A run that failed during training; names the rank, the step and the checkpoint to resume from."""
+
+
+def listed(names: Sequence[object], most: int = 3) -> str:
+    """Return the first names of a list, and how many more there are: 'a, b, c and 4 more'."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(map(str, names[:most]))}{more}"
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

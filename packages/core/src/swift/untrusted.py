@@ -138,7 +138,7 @@ def json_kind(value: object) -> str:
     if value is None:
         return "null"
     names = {
-        bool: "true or false",
+        bool: "a boolean",
         int: "a number",
         float: "a number",
         str: "a string",

@@ -6,6 +6,7 @@ compression, so this module refuses compressed ones: nothing inside can be large
 
 from __future__ import annotations
 
+import pickle
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,10 @@ def load_pickle(path: Path, error: Failure, *, mmap: bool = True) -> Any:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as cause:  # it raises what it likes about what it does not know
         lines = str(cause).strip().splitlines() or [type(cause).__name__]
-        raise error(f"{shown(path)} cannot be read: {lines[0]}") from None
+        reason = lines[0]
+        if isinstance(cause, pickle.UnpicklingError):  # torch's advice is to load it without protection
+            reason = "it contains objects other than tensors, numbers and strings, which swift does not load."
+        raise error(f"{shown(path)} cannot be read: {reason}") from None
     for tensor in _tensors(content, path, error):
         stored = tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else -1
         if tensor.numel() * tensor.element_size() > stored:
@@ -50,9 +54,9 @@ def check_archive(path: Path, error: Failure) -> None:
         ) from None
     size = path.stat().st_size
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or sum(e.file_size for e in entries) > size:
-        raise error(f"{shown(path)} cannot be read: what is in it is packed, which torch.save never does.")
+        raise error(f"{shown(path)} cannot be read: its contents are compressed, which torch.save never does.")
     if len(heads) != len(pickles) or any(b"bytearray" in head for head in heads):
-        raise error(f"{shown(path)} cannot be read: it describes more than the tensors that are in it.")
+        raise error(f"{shown(path)} cannot be read: it declares more data than it stores.")
 
 
 def _tensors(content: Any, path: Path, error: Failure) -> Iterator[torch.Tensor]:

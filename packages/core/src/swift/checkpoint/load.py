@@ -17,7 +17,7 @@ from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.checkpoint.names import owned_name, owner_of
 from swift.checkpoint.owner_ranks import owned_facts
 from swift.checkpoint.storage import INDEX, StoredTensors, index_from_json
-from swift.errors import CheckpointError, SwiftError
+from swift.errors import CheckpointError, SwiftError, listed
 from swift.processes.comms import Comms
 from swift.untrusted import check_regular, inside, read_json
 
@@ -82,7 +82,7 @@ class Checkpoint:
         missing = [name for name in stored if name not in self._stored.index]
         if missing:
             raise CheckpointError(
-                f"{self.folder} lacks {_some(missing)}.",
+                f"{self.folder} lacks {listed(missing)}.",
                 hint="It was saved with other trained weights or another optimizer: resume with the same settings.",
             )
         other = [
@@ -92,7 +92,7 @@ class Checkpoint:
         ]
         if other:
             raise CheckpointError(
-                f"{self.folder} has other shapes: {_some(other)}.",
+                f"{self.folder} has other shapes: {listed(other)}.",
                 hint="It was saved with another model or other adapter settings.",
             )
         fill(stored, self._stored)
@@ -102,7 +102,7 @@ class Checkpoint:
         names = [owned_name(self._owner, name) for name in invalid_tensors(tensors)]
         if names:
             raise CheckpointError(
-                f"{self.folder} holds {WHAT}, in {_some(names)}: training diverged, or the file is damaged.",
+                f"{self.folder} holds {WHAT}, in {listed(names)}: training diverged, or the file is damaged.",
                 hint=_instead_of(self.folder),
             )
 
@@ -148,7 +148,7 @@ def check_resume(
         changed.append(f"the model{f' (it was {saved})' if saved else ''}")
     if not imported and manifest["data_fingerprint"] != data_fingerprint:
         saved = manifest["config"].get("data", {}).get("train")
-        changed.append(f"the data or how it is encoded{f' (it was {_some(saved)})' if saved else ''}")
+        changed.append(f"the data or how it is encoded{f' (it was {listed(saved)})' if saved else ''}")
     if not imported and manifest["seed"] != seed:
         changed.append(f"the seed (it was {manifest['seed']}, now {seed})")
     elif not imported and _order_seed(manifest["config"], seed) != (now := _order_seed(config or {}, seed)):
@@ -258,7 +258,8 @@ def _failure_of(action: Callable[[], None], folder: Path) -> SwiftError | None:
 
 
 def _unreadable(folder: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"The checkpoint {folder} cannot be read: {error}.", hint=_instead_of(folder))
+    reason = str(error).rstrip(".")
+    return CheckpointError(f"The checkpoint {folder} cannot be read: {reason}.", hint=_instead_of(folder))
 
 
 def _instead_of(folder: Path) -> str:
@@ -272,7 +273,3 @@ def _instead_of(folder: Path) -> str:
             continue
         return f"Resume from the previous one: --resume_from_checkpoint {earlier}"
     return f"There is no earlier one in {folder.parent}: start the run again."
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -25,6 +25,7 @@ from pydantic import (
 
 from swift.checkpoint.checksums import FileRecord, write_json
 from swift.config.own_options import FullOptions, LoraOptions
+from swift.config.problems import first_problem
 from swift.config.sections import Config
 from swift.errors import CheckpointError
 from swift.untrusted import inside, read_json
@@ -131,11 +132,11 @@ class Manifest(BaseModel):
             try:
                 section.model_validate(config.get(name, {}))
             except ValidationError as error:
-                raise ValueError(f"{name}.{_first(error)}") from None
+                raise ValueError(f"{name}.{first_problem(error)}") from None
         _check_tuner(config.get("tuner"))
         others = [name for name, section in config.items() if not isinstance(section, dict)]
         if others:
-            raise ValueError(f"{others[0]}: should be an object")
+            raise ValueError(f"{others[0]} must be an object")
         return config
 
     @field_validator("facts")
@@ -144,10 +145,10 @@ class Manifest(BaseModel):
         try:
             Progress.model_validate(facts.get("progress", {}))
         except ValidationError as error:
-            raise ValueError(f"progress.{_first(error)}") from None
+            raise ValueError(f"progress.{first_problem(error)}") from None
         for name in facts:
             if name.rpartition("/")[2] == "scaler" and not _is_of_numbers(facts[name] or {}):
-                raise ValueError(f"{name}: should be an object of numbers")
+                raise ValueError(f"{name} must be an object of numbers")
         return facts
 
     @field_validator("schedule")
@@ -156,7 +157,7 @@ class Manifest(BaseModel):
         try:
             Scheduled.model_validate(schedule)
         except ValidationError as error:
-            raise ValueError(_first(error)) from None
+            raise ValueError(first_problem(error)) from None
         return schedule
 
 
@@ -194,7 +195,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = Manifest.model_validate(value)
     except ValidationError as error:
-        raise CheckpointError(f"{path} is not a valid manifest: {_first(error)}.") from None
+        raise CheckpointError(f"{path} is not a valid manifest: {first_problem(error)}.") from None
     for name in manifest.files:
         inside(folder, name, CheckpointError, source=f"{path} (files)")
     if manifest.adapter is not None:
@@ -202,16 +203,6 @@ def read_manifest(folder: Path) -> Manifest:
 
         checked_adapter(manifest.adapter, f"{path} (adapter)", CheckpointError)
     return manifest
-
-
-def _first(error: ValidationError) -> str:
-    """Return the first problem, behind its key."""
-    problem = error.errors()[0]
-    reason = problem["msg"].removeprefix("Value error, ")
-    # What a validator of a section says begins with the key already.
-    key = ".".join(str(part) for part in problem["loc"])
-    separator = "." if problem["type"] == "value_error" else ": "
-    return f"{key}{separator}{reason[0].lower()}{reason[1:]}" if key else f"{reason[0].lower()}{reason[1:]}"
 
 
 def _checksum(value: Mapping[str, Any]) -> str:
@@ -227,9 +218,9 @@ def _check_tuner(section: Any) -> None:
     tuners: dict[str, type[BaseModel]] = {"full": FullOptions, "lora": LoraOptions}
     own = tuners.get(kind)
     if own is None and kind not in {entry.name for entry in list_plugins("swift.tuners")}:
-        raise ValueError(f"tuner.kind: there is no tuner {kind!r} here")
+        raise ValueError(f"tuner.kind {kind!r} is not installed")
     if own is not None:
         try:
             own.model_validate({key: value for key, value in values.items() if key in own.model_fields})
         except ValidationError as error:
-            raise ValueError(f"tuner.{_first(error)}") from None
+            raise ValueError(f"tuner.{first_problem(error)}") from None

@@ -17,6 +17,7 @@ from swift.checkpoint.checksums import FileRecord
 from swift.checkpoint.host_copies import Staging
 from swift.checkpoint.safetensors_read import SafetensorsFile
 from swift.checkpoint.safetensors_write import DTYPE_NAMES, DTYPES, write_safetensors
+from swift.config.problems import first_problem
 from swift.errors import CheckpointError
 from swift.untrusted import inside
 
@@ -132,9 +133,7 @@ def index_from_json(value: Any, folder: Path) -> Index:
     try:
         parsed = _IndexFile.model_validate(value)
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        raise CheckpointError(f"{source} is damaged: {key}: {problem['msg'][0].lower()}{problem['msg'][1:]}.") from None
+        raise CheckpointError(f"{source} is damaged: {first_problem(error)}.") from None
     index: Index = {}
     for file in dict.fromkeys(chunk.file for stored in parsed.tensors.values() for chunk in stored.chunks):
         inside(folder, file, CheckpointError, source=str(source))

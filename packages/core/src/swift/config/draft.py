@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift.config.flags import Flag, FlagTable, Settings, nearest_flag
+from swift.config.problems import subject
 from swift.config.values import coerce, literal, quoted
 from swift.errors import ConfigError
 from swift.plugins.known import MIXES
@@ -67,7 +68,8 @@ class Draft:
         """Set one key; raise `ConfigError` where the layer has set it to another value."""
         field = self._table.fields.get(key)
         if field is not None:
-            value = coerce(field, field.bare if field.bare is not None and value is True else value, source)
+            bare = field.bare is not None and value is True
+            value = coerce(field, field.bare if bare else value, subject(source, key))
         elif self._table.mapping_of(key):
             value = literal(value)
         earlier = self.assignments.get(key)
@@ -129,25 +131,16 @@ class Draft:
                 self._add_key(name, value, own)
 
     def _add_key(self, name: str, value: Any, source: str) -> None:
-        try:
-            self._add(name, value, source)
-        except ConfigError as error:
-            if name.rpartition(".")[2] not in error.message:  # a flag names what it sets, a line of a file does not
-                error.message += f" (The key is {name}.)"
-            raise
-
-    def _add(self, name: str, value: Any, source: str) -> None:
         table = self._table
         key = name.replace("-", "_")
         alias = table.aliases.get(key)
         if alias is not None and alias.arity == "switch" and self._left_open(key, value):
             return
         if alias is not None:
-            self.apply(alias.translate(source, value), source)
+            self.apply(alias.translate(subject(source, name), value), source)
         elif key in table.third_party:
             if value is not None:
-                named = source if name in source else f"{source}: {name}"
-                self.notes.append(table.third_party[key].check(named, value))
+                self.notes.append(table.third_party[key].check(subject(source, name), value))
         elif key in table.fields or key.partition(".")[0] in table.open_sections or table.mapping_of(key):
             self.set(key, value, source)
         else:

@@ -28,6 +28,8 @@ _RULES: dict[str, str] = {
     "tuple_type": "a list",
     "list_type": "a list",
     "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
     "literal_error": "one of {expected}",
     "enum": "one of {expected}",
     "greater_than": "greater than {gt}",
@@ -79,6 +81,22 @@ def _message(detail: ErrorDetails) -> str:
     return own.rstrip(".") if own != complaint else f"is invalid: {clipped(complaint)}"
 
 
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem of a file's content: 'tensors.norm.shape.0 must be at least 0, not -1'."""
+    detail = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "missing":
+        return f"{key} is missing"
+    rule = _RULES.get(detail["type"])
+    if rule is not None:
+        expected = rule.format(**detail.get("ctx", {})).replace("a mapping", "an object")
+        return f"{key or 'it'} must be {expected}, not {quoted(detail['input'])}"
+    if detail["msg"].startswith("Value error, "):  # of a validator of ours, which begins with the key in a section
+        reason = detail["msg"].removeprefix("Value error, ")
+        return f"{key}.{reason}" if key else reason
+    return f"{key or 'it'} is invalid: {clipped(detail['msg'])}"
+
+
 def subject(source: str, key: str) -> str:
     """Return the subject of a message: the flag, or the line of a file with the key."""
-    return source if source.startswith("--") else f"{source}: {key}"
+    return source if source.startswith("--") or key in source else f"{source}: {key}"

@@ -61,8 +61,8 @@ def length_at(frames: int, own: float, rate: int) -> int:
     step, phases = _steps(round(own), rate)
     if step * phases > _FILTER:
         raise ValueError(
-            f"from its {round(own)} samples a second to the model's {rate} it is a long way: make a file of {rate}, "
-            f"for example with ffmpeg -i FILE -ar {rate} NEW.wav"
+            f"swift cannot resample {round(own)} Hz to the model's {rate} Hz; convert it with "
+            f"ffmpeg -i FILE -ar {rate} NEW.wav"
         )
     return math.ceil(frames * rate / round(own))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift.data.roles import STANDARD_TAGS, RoleTags
-from swift.untrusted import DEPTH, is_deeper, is_unicode, shown
+from swift.untrusted import DEPTH, is_deeper, is_unicode, json_kind, shown
 
 Message = dict[str, Any]
 """What a chat template reads: 'role', 'content', perhaps 'tool_calls' and the data set's own keys."""
@@ -233,7 +233,7 @@ def _read_message(written: object, index: int, tags: RoleTags, medium_of: Medium
         if type(role) is str and type(content) is str and role in tags.roles:
             return {"role": tags.roles[role], "content": content}, 1.0
     if not isinstance(written, Mapping):
-        raise Unusable("malformed message", f"message {index + 1} is a {type(written).__name__}, not an object")
+        raise Unusable("malformed message", f"message {index + 1} is {json_kind(written)}, not an object")
     fields = {key: value for key, value in written.items() if value is not None}
     role_key = next((key for key in tags.role_keys if key in fields), None)
     if role_key is None:
@@ -260,7 +260,9 @@ def _listed_calls(calls: object, role: str, index: int) -> list[Message]:
         raise Unusable("malformed message", f"message {index + 1}, the {role}'s, has tool_calls")
     calls = parse_json(calls, f"the tool calls of message {index + 1}")
     if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
-        raise Unusable("malformed tool call", f"the tool_calls of message {index + 1} are {_a(calls)}, not a list")
+        raise Unusable(
+            "malformed tool call", f"the tool_calls of message {index + 1} are {json_kind(calls)}, not a list"
+        )
     return [_tool_call(call, index) for call in calls]
 
 
@@ -275,7 +277,7 @@ def read_content(content: object, index: int, medium_of: MediumOf | None) -> str
         return parts
     if isinstance(content, Mapping):
         return json.dumps(content, ensure_ascii=False, default=str)
-    raise Unusable("malformed message", f"the content of message {index + 1} is a {type(content).__name__}")
+    raise Unusable("malformed message", f"the content of message {index + 1} is {json_kind(content)}")
 
 
 def _without_reasoning_and_calls(content: Sequence[Any], fields: Message, index: int) -> list[Any]:
@@ -311,7 +313,7 @@ def _part(part: object, index: int, medium_of: MediumOf | None) -> dict[str, Any
             return {"type": "text", "text": text}
         which = f"of the type {kind_name!r} with the keys {', '.join(map(str, part)) or 'none'}"
     else:
-        which = f"that is {_a(part)}"
+        which = f"that is {json_kind(part)}"
     raise Unusable("not only text", f"message {index + 1} holds a part {which}: neither text nor media")
 
 
@@ -365,16 +367,12 @@ def _tool_call(call: object, index: int) -> Message:
     if not isinstance(arguments, Mapping):
         raise Unusable(
             "malformed tool call",
-            f"the arguments of a tool call of message {index + 1} are {_a(arguments)}, not an object",
+            f"the arguments of a tool call of message {index + 1} must be an object, not {json_kind(arguments)}",
         )
     shaped: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     if isinstance(call, Mapping) and call.get("id"):
         shaped["id"] = call["id"]
     return shaped
-
-
-def _a(value: object) -> str:
-    return f"a {type(value).__name__}"
 
 
 def _read_tools(tools: object) -> list[Any]:

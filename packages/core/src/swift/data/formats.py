@@ -29,6 +29,7 @@ from swift.data.placing import placed
 from swift.data.roles import RoleTags
 from swift.data.sources.rows import RowData
 from swift.errors import DataError, did_you_mean
+from swift.untrusted import json_kind
 
 MESSAGES = ("messages", "conversations", "conversation")
 QUESTION = ("instruction", "query", "prompt", "question")
@@ -206,7 +207,7 @@ class RowReader:
         `media` is as in `messages`.
         """
         if not isinstance(prompt, list | tuple):
-            raise Unusable("no messages", f"the question is a {type(prompt).__name__}, not a list of messages")
+            raise Unusable("no messages", f"the question is {json_kind(prompt)}, not a list of messages")
         added: Sequence[Any]
         if isinstance(completion, str):
             added = [{self._tags.role_keys[0]: "assistant", self._tags.content_keys[0]: completion}]
@@ -366,7 +367,7 @@ class RowReader:
 
     def _checked_text(self, what: str, value: object) -> str:
         if not isinstance(value, str):
-            raise Unusable("not a text", f"the {what} is a {type(value).__name__}, not a text")
+            raise Unusable("not a string", f"the {what} is {json_kind(value)}, not a string")
         return value
 
     def has(self, *names: str) -> bool:

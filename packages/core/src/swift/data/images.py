@@ -150,7 +150,7 @@ def path_of(medium: Medium, folder: Path, web: Web = "no") -> str:
     except (OSError, ValueError) as error:
         raise Unusable(f"broken {name}", f"{shown(medium.path)} cannot be read as {one}: {error}") from None
     if not stat.S_ISREG(found.st_mode):
-        raise Unusable(f"broken {name}", f"{medium.path} cannot be read as {one}: it is no file")
+        raise Unusable(f"broken {name}", f"{medium.path} cannot be read as {one}: it is not a regular file")
     return medium.path
 
 
@@ -226,7 +226,10 @@ def _of_object(value: Mapping[str, Any], root: Path | None, kind: str) -> Medium
         if isinstance(value.get(key), str):
             return _by_name(value[key], root, kind)
     keys = ", ".join(map(str, value)) or "none"
-    raise Unusable(f"malformed {NAMES[kind]}", f"{ONE[kind]} has the keys {keys}, not bytes or path")
+    raise Unusable(
+        f"malformed {NAMES[kind]}",
+        f"{ONE[kind]} needs bytes, or a string as base64, path or url; its keys are {keys}",
+    )
 
 
 def _decoded(text: str, kind: str) -> bytes:

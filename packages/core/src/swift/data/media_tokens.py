@@ -169,7 +169,7 @@ class MediaTokens:
             try:
                 text = self._rules.replacement(each)
                 if not text:
-                    raise ValueError("it makes nothing of something as short")
+                    raise ValueError("it is too short")
             except (ValueError, ZeroDivisionError, OverflowError, MemoryError) as error:
                 name = NAMES[each.kind]
                 raise Unusable(f"{name} refused by the processor", f"{described(each)}: {error}") from None

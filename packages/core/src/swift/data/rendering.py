@@ -48,16 +48,16 @@ def render_prompt(tokenizer: Any, messages: Sequence[Any], *, location: str, **a
     try:
         text = render_chat(tokenizer, messages, location=location, **arguments)
         if not text:
-            raise _refusal(tokenizer, location, "writes nothing of it")
+            raise _refusal(tokenizer, location, "renders it as an empty string")
         if (last := _last_text(messages)) and last.strip() not in text:
             other = [*messages[:-1], {**messages[-1], "content": f"{last} {_OTHERWISE}"}]
             if render_chat(tokenizer, other, location=location, **arguments) == text:
-                raise _refusal(tokenizer, location, "leaves the last message out")
+                raise _refusal(tokenizer, location, "omits the last message")
     except SwiftError:
         raise
     except Exception as error:  # templates raise what they like
         reason = shown(str(error)) if isinstance(error, TemplateError) else shown(f"{type(error).__name__}: {error}")
-        raise _refusal(tokenizer, location, f"refuses it: {reason}") from error
+        raise _refusal(tokenizer, location, f"cannot render it: {reason}") from error
     return text
 
 
@@ -70,7 +70,7 @@ def _last_text(messages: Sequence[Any]) -> str:
 def _refusal(tokenizer: Any, location: str, what: str) -> DataError:
     return DataError(
         f"{location}: the chat template {template_location(tokenizer)} {what}.",
-        hint="Ask something else, or copy the template again.",
+        hint="Change the messages, or copy the template again.",
     )
 
 

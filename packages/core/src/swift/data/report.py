@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from typing import Any
 
 from swift.config.media import NAMES
-from swift.errors import DataError
+from swift.errors import DataError, listed
 from swift.untrusted import shown
 
 _NAMED = 10
@@ -103,7 +102,7 @@ class DataReport:
                 for reason, rejected in self.rejected.items()
             )
             raise DataError(
-                f"There is nothing to learn from in any of the {self.rows} rows of {names}.",
+                f"None of the {self.rows} rows of {names} can be trained on.",
                 hint=f"Reasons: {why}" if why else None,
             )
 
@@ -137,9 +136,8 @@ class DataReport:
         if self.unused_columns:
             lines.append(f"Columns that are not used: {', '.join(self.unused_columns)}")
         if self.unused_keys:
-            named = [f"{shown(key)} (first {location})" for key, location in islice(self.unused_keys.items(), _NAMED)]
-            more = f" and {len(self.unused_keys) - _NAMED:,} more" if len(self.unused_keys) > _NAMED else ""
-            lines.append(f"Keys of messages that are not used: {', '.join(named)}{more}")
+            named = [f"{shown(key)} (first {location})" for key, location in self.unused_keys.items()]
+            lines.append(f"Keys of messages that are not used: {listed(named, _NAMED)}")
         return lines
 
     def lines_of_rejected(self) -> list[str]:

@@ -23,7 +23,7 @@ from swift.data.identity import cache_key, differences, identity_of
 from swift.data.report import DataReport, merge_reports
 from swift.data.store import Store, StoreWriter
 from swift.data.store_index import FORMAT, INDEX_FILE, SHARD_NAME
-from swift.errors import ConfigError, DataError, UsageError
+from swift.errors import ConfigError, DataError, UsageError, listed
 from swift.files import replace_file
 from swift.terminal import Say
 from swift.untrusted import read_json_object, shown
@@ -184,16 +184,15 @@ def _found(out: Path) -> list[Shard]:
         raise DataError(f"There are no shards in {out}.", hint=f"Build them first: {build} 1/8, and so on to 8/8")
     counts = sorted({shard.count for shard in found})
     if len(counts) > 1:
-        listed = " and ".join(f"{sum(shard.count == count for shard in found)} of {count}" for count in counts)
+        per_count = " and ".join(f"{sum(shard.count == count for shard in found)} of {count}" for count in counts)
         raise DataError(
-            f"{out} holds shards of different splits: {listed}.", hint="Remove those that do not belong together."
+            f"{out} holds shards of different splits: {per_count}.", hint="Remove those that do not belong together."
         )
     there = {shard.number for shard in found}
     missing = [Shard(number, counts[0]) for number in range(1, counts[0] + 1) if number not in there]
     if missing:
-        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         raise DataError(
-            f"Not all of the {counts[0]} shards are in {out}; missing: {', '.join(map(str, missing[:10]))}{more}.",
+            f"Not all of the {counts[0]} shards are in {out}; missing: {listed(missing, 10)}.",
             hint=f"Build them: {build} {missing[0]}",
         )
     return found

@@ -56,7 +56,7 @@ class SampleStream:
                     known += 1
         if known == 0:
             raise DataError(
-                f"There is nothing to learn from in any row of {', '.join(self._names)}.",
+                f"No row of {', '.join(self._names)} can be trained on.",
                 hint="\n".join(self.report.lines()) or None,
             )
 

@@ -133,7 +133,9 @@ class ChatTemplate:
         if self._after_turn and text.endswith(self._after_turn):
             end -= len(self._after_turn)
         if end <= len(prompt):
-            raise Unusable("left out by the template", f"message {index + 1}, the assistant's, is not in the text")
+            raise Unusable(
+                "left out by the template", f"message {index + 1}, the assistant's, is not in the rendered text"
+            )
         return _Turn(text, len(prompt), end, conversation.weights[index])
 
     def _spelled(self, messages: Sequence[Message]) -> list[Message]:
@@ -253,7 +255,8 @@ class ChatTemplate:
                 strings = [part["text"] for part in parts_of(message) if part["type"] == "text"] or [text_of(message)]
             if any(each.strip() not in text for each in strings):
                 raise Unusable(
-                    "left out by the template", f"message {index + 1}, the {message['role']}'s, is not in the text"
+                    "left out by the template",
+                    f"message {index + 1}, the {message['role']}'s, is not in the rendered text",
                 )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StrictInt, StrictStr, ValidationError
 
+from swift.config.problems import first_problem
 from swift.errors import ModelError
 from swift.untrusted import Failure, is_deeper, json_kind, read_json_object, shown, time_limit
 
@@ -126,14 +127,13 @@ def checked_adapter(config: Mapping[str, Any], source: str, error: Failure = Mod
     try:
         model.model_validate(config)
     except ValidationError as problems:
-        first = problems.errors()[0]
-        key = ".".join(str(part) for part in first["loc"][:1])
-        reason = first["msg"]
-        if key == "megatron_config":
-            reason = "adapters on Megatron's own layers are not read, since PEFT imports what the file names for them"
-        raise error(
-            f"{shown(source)}: {key}: {reason[0].lower()}{reason[1:]}.", hint="Copy or download the adapter again."
-        ) from None
+        reason = first_problem(problems)
+        if problems.errors()[0]["loc"][:1] == ("megatron_config",):
+            reason = (
+                "megatron_config is not supported: PEFT would import the modules that it names. Only adapters on "
+                "transformers' layers are read"
+            )
+        raise error(f"{shown(source)}: {reason}.", hint="Copy or download the adapter again.") from None
     return {str(key): value for key, value in config.items()}
 
 

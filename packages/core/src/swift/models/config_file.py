@@ -97,9 +97,7 @@ def check_config(config: Mapping[str, Any], source: str) -> None:
     """Refuse values that no model has. `source` names the file in messages."""
     for path, section in _sections(config, ""):
         for problem in _problems(section):
-            raise ModelError(
-                f"{shown(source)}: {path}{problem}.", hint="The value is invalid. Copy or download the file again."
-            )
+            raise ModelError(f"{shown(source)}: {path}{problem}.", hint="Copy or download the file again.")
 
 
 def _sections(config: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from swift.errors import ModelError
+from swift.errors import ModelError, listed
 from swift.models.adapter_file import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -58,8 +58,7 @@ def load_adapter(
     missing = sorted(expected - set(weights.names()))
     if missing:
         raise ModelError(
-            f"{folder / ADAPTER_WEIGHTS} lacks {len(missing)} tensors that {ADAPTER_CONFIG} describes, "
-            f"first: {missing[0]}.",
+            f"{folder / ADAPTER_WEIGHTS} lacks tensors that {ADAPTER_CONFIG} describes: {listed(missing)}.",
             hint=_OWN,
         )
     # PEFT may have saved embeddings of the model next to the adapter.
@@ -67,8 +66,7 @@ def load_adapter(
     extra = sorted(name for name in weights.names() if name not in expected | own)
     if extra:
         raise ModelError(
-            f"{folder / ADAPTER_WEIGHTS} has {len(extra)} tensors that {ADAPTER_CONFIG} does not describe, "
-            f"first: {extra[0]}.",
+            f"{folder / ADAPTER_WEIGHTS} has tensors that {ADAPTER_CONFIG} does not describe: {listed(extra)}.",
             hint=_OWN,
         )
     return tuned

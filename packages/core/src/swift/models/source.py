@@ -16,7 +16,7 @@ import xxhash
 
 from swift.config.sections import ModelSection
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, problem_type_of
-from swift.errors import ModelError
+from swift.errors import ModelError, listed
 from swift.models.classes import DECODERS, auto_class, causal_name, has_encoder, refusal, towered_class
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
@@ -436,7 +436,7 @@ class HfSource:
         missing = sorted(set(info["missing_keys"]) - ({HEAD} if self._fresh else set()))
         if missing:
             raise ModelError(
-                f"{self.folder} lacks {len(missing)} of the model's weights, first: {missing[0]}.",
+                f"{self.folder} lacks weights of the model: {listed(missing)}.",
                 hint="Check that config.json belongs to these weights and that this is a causal language model.",
             )
         extra = sorted(name for name in info["unexpected_keys"] if not self._is_dropped(name))

@@ -55,6 +55,6 @@ def check_finite(name: str, tensor: torch.Tensor, folder: Path) -> None:
         if not bool(finite.all()):
             count = int((~finite).sum())
             raise ModelError(
-                f"{name} in {folder} has at least {count:,} values that are NaN or infinite.",
+                f"{name} in {folder} contains NaN or infinite values (at least {count:,}).",
                 hint="The training diverged or the file is damaged. Use an earlier checkpoint.",
             )

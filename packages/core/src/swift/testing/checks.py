@@ -16,7 +16,7 @@ from swift.checkpoint.load import facts_of
 from swift.config.capabilities import SWITCHES
 from swift.config.parse import config_from_mapping
 from swift.contracts import Run, World
-from swift.errors import UnsupportedLayout
+from swift.errors import UnsupportedLayout, listed
 from swift.hookspecs import lazy_hooks, resolve_hook
 from swift.plugins.hooks import open_hooks
 from swift.plugins.load import load_backend
@@ -448,5 +448,4 @@ def _sample_of_step(case: Case, model: Path, step: int) -> int:
 
 
 def _some(things: Iterable[Any]) -> str:
-    listed = [str(thing) for thing in things]
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+    return listed(list(things), 5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swift.errors import listed
 from swift.models.peft_targets import short_names
 from swift.tuners.selected import tuner_of
 
@@ -55,7 +56,7 @@ def reached(weights: WeightStream) -> tuple[list[str], list[str]]:
 
 def _sentence(with_gradient: list[str], without: list[str], experts: set[str], step: int) -> str:
     names = short_names(without, with_gradient)
-    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    shown = listed(names, _SHOWN)
     others = short_names(with_gradient, without, experts)
     advice = (
         ""

@@ -117,7 +117,7 @@ def _of_a_round(file: Path, head: Mapping[str, Any], completions: list[tuple[str
 
 def _no_round(source: str, why: str) -> DataError:
     return DataError(
-        f"{source}: invalid completion of a round ({why}).",
+        f"{source}: invalid row of rollouts: {why}.",
         hint="Pass rollouts/round-NNNNNN.jsonl of a run. Rows of your own must not begin with 'round' and 'prompts'.",
     )
 

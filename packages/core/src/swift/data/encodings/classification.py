@@ -83,7 +83,7 @@ class ClassificationEncoding(Encoding):
     def _single(self, label: Any) -> list[float]:
         if isinstance(label, list | tuple):
             raise DataError(
-                f"The row has the label {shown(repr(label))}, and this model has one class for each text.",
+                f"The row has the label {shown(repr(label))}, but this model assigns one class to each text.",
                 hint="A model that may have several is trained with --problem_type multi_label_classification",
             )
         return [float(self._index(label))]

@@ -14,6 +14,7 @@ from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import NEGATIVE, POSITIVE, RowReader, Sample
 from swift.data.samples import Encoded, Segment
 from swift.data.text import Rendered, Span, Steps, Text, Whole
+from swift.untrusted import json_kind
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
@@ -139,7 +140,7 @@ def _listed(value: object, what: str, row: RowReader) -> list[Conversation]:
     if isinstance(value, Mapping):
         return [_spoken([value], what, row)]
     if not isinstance(value, list | tuple):
-        raise Unusable("not a text", f"a {what} is a {type(value).__name__}, not a text")
+        raise Unusable("not a string", f"a {what} is {json_kind(value)}, not a string")
     if value and isinstance(value[0], Mapping):
         return [_spoken(value, what, row)]
     return [text for each in value for text in _listed(each, what, row)]

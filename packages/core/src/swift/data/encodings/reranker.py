@@ -17,6 +17,7 @@ from swift.data.formats import MESSAGES, NEGATIVE, POSITIVE, RowReader, Sample
 from swift.data.samples import Encoded, Segment
 from swift.data.text import Raw, Rendered, Span, Steps, Text
 from swift.errors import ModelError
+from swift.untrusted import json_kind
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
@@ -296,7 +297,7 @@ def _sequences(written: object) -> list[Conversation]:
 
 def _text(text: object, what: str) -> Conversation:
     if not isinstance(text, str):
-        raise Unusable("not a text", f"the {what} is a {type(text).__name__}, not a text")
+        raise Unusable("not a string", f"the {what} is {json_kind(text)}, not a string")
     if not text.strip():
         raise Unusable(f"empty {what}", f"the {what} has no text")
     return prompt_only(text)

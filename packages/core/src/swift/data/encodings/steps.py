@@ -14,6 +14,7 @@ from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import RowReader, Sample
 from swift.data.samples import Encoded, Segment
 from swift.data.text import Rendered, Steps
+from swift.untrusted import json_kind
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
@@ -95,7 +96,7 @@ def _listed(value: object, column: str) -> Sequence[Any] | None:
     if value is None:
         return None
     if not isinstance(value, list | tuple):
-        raise Unusable(f"malformed {column}", f"the column {column!r} is a {type(value).__name__}, not a list")
+        raise Unusable(f"malformed {column}", f"the column {column!r} is {json_kind(value)}, not a list")
     if not value:
         raise Unusable("no steps", f"the column {column!r} is empty")
     return value
@@ -104,7 +105,7 @@ def _listed(value: object, column: str) -> Sequence[Any] | None:
 def _step_strings(steps: Sequence[Any]) -> tuple[str, ...]:
     for number, step in enumerate(steps, 1):
         if not isinstance(step, str) or not step.strip():
-            raise Unusable("malformed step", f"step {number} is {step!r}, not a text")
+            raise Unusable("malformed step", f"step {number} is {step!r}, not a string")
     return tuple(steps)
 
 

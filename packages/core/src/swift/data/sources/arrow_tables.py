@@ -155,7 +155,7 @@ def _check_size(file: str, unpacked: int, packed: int) -> None:
     if unpacked > max(UNPACKED, RATIO * packed):
         raise DataError(
             f"{file} unpacks to too much: a group of rows has {packed:,} bytes in the file, and {unpacked:,} unpacked.",
-            hint="If it is meant so, write it with smaller groups of rows (row_group_size=1000).",
+            hint="If that is intended, write it with smaller groups of rows (row_group_size=1000).",
         )
 
 

@@ -32,7 +32,7 @@ _KINDS: Mapping[str, type] = {
     "columns": dict,
     "tags": dict,
 }
-_KIND_NAMES = {str: "a text", int: "a whole number", dict: "an object"}
+_KIND_NAMES = {str: "a string", int: "a whole number", dict: "an object"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _entry(name: str, entry: Mapping[str, Any], directory: Path) -> InfoEntry:
         raise DataError(f"{where} names the file '{shown(path)}', which does not exist.")
     limit = entry.get("num_samples")
     if limit is not None and limit < 1:
-        raise DataError(f"{where} has {limit} num_samples; it should be 1 or more.")
+        raise DataError(f"{where}: num_samples must be at least 1, not {limit}.")
     return InfoEntry(
         path=str(path) if path else None,
         hf_id=hf_id,
@@ -121,11 +121,11 @@ def _check_types(where: str, entry: Mapping[str, Any]) -> None:
     for key, kind in _KINDS.items():
         value = entry.get(key)
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise DataError(f"{where} has {json_kind(value)} for {key}; it should be {_KIND_NAMES[kind]}.")
+            raise DataError(f"{where}: {key} must be {_KIND_NAMES[kind]}, not {json_kind(value)}.")
     for key in ("columns", "tags"):
         for inner, value in (entry.get(key) or {}).items():
             if value is not None and not isinstance(value, str):
-                raise DataError(f"{where} has {json_kind(value)} for {key}.{shown(inner)}; it should be a text.")
+                raise DataError(f"{where}: {key}.{shown(inner)} must be a string, not {json_kind(value)}.")
 
 
 def _columns(where: str, formatting: str, written: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import xxhash
 
 from swift.errors import DataError
-from swift.untrusted import DEPTH, is_deeper
+from swift.untrusted import DEPTH, is_deeper, json_kind
 
 RowData = dict[str, Any]
 
@@ -101,7 +101,7 @@ class Chained:
 def as_row(value: object, location: str) -> RowData:
     """Return a row as a dict; raises `DataError` unless it is a mapping from names to values."""
     if not isinstance(value, Mapping):
-        raise DataError(f"{location}: a row must be an object with named columns, not a {type(value).__name__}.")
+        raise DataError(f"{location}: a row must be an object with named columns, not {json_kind(value)}.")
     for name in value:
         if type(name) is not str:
             raise DataError(f"{location}: column names must be strings, not {type(name).__name__}.")

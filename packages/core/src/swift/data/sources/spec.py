@@ -11,7 +11,7 @@ from typing import Literal
 
 from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.data.sources.dataset_info import FILE, InfoEntry, entry_names, find_entry, known_names
-from swift.errors import DataError, did_you_mean
+from swift.errors import DataError, did_you_mean, listed
 from swift.remote.urls import is_remote
 from swift.untrusted import check_unicode, inside, shown
 
@@ -109,7 +109,7 @@ def _refuse_unknown_entry(body: str, folder: Path) -> None:
     found = {candidate: names for candidate in candidates if (names := entry_names(candidate))}
     if not found:
         return
-    names = [each for listed in found.values() for each in listed]
+    names = [each for own in found.values() for each in own]
     indexes = " or ".join(shown(str(candidate / FILE)) for candidate in found)
     at_hub = f" From the Hugging Face hub: --dataset hf::{body}" if _HUB_ID.fullmatch(body.partition(":")[0]) else ""
     raise DataError(
@@ -124,8 +124,7 @@ def _typed(text: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(shown(name) for name in names[:_SHOWN])}{more}"
+    return listed([shown(name) for name in names], _SHOWN)
 
 
 def _limit(text: str) -> tuple[str, int | None]:
