@@ -118,7 +118,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "misspelt": ('{"zero_optimisation": {"stage": 2}}', "Did you mean 'zero_optimization'?"),
     "misspelt within": (
         '{"zero_optimization": {"stage": 2, "overlap_com": true}}',
-        "no key 'zero_optimization.overlap_com'. Did you mean 'overlap_comm'?",
+        "unknown key 'zero_optimization.overlap_com'. Did you mean 'overlap_comm'?",
     ),
     "of an article": (
         '{"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_every_iter": true}}',
@@ -130,7 +130,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "no such device": (
         '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "tape"}}}',
-        "offload_optimizer.device is 'tape'",
+        "offload_optimizer.device must be none, cpu or nvme, not 'tape'",
     ),
     "no such optimizer": ('{"optimizer": {"type": "Lamb"}}', "optimizer.type is 'Lamb'"),
     "no object": ("[1, 2]", "must contain a JSON object, not a list"),

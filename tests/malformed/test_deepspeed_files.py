@@ -24,14 +24,14 @@ from swift_backend_deepspeed.value_kinds import KINDS
 RIGHT = {
     "an object": ("mapping", "null"),
     "true or false": ("switch", "null"),
-    "a text": ("text", "null"),
+    "a string": ("text", "null"),
     "a list": ("list", "null"),
 }
 """What a key takes → kinds of values that may be right; other keys take numbers."""
 INVALID: dict[str, tuple[Any, ...]] = {
     "an object": (),
     "true or false": (),
-    "a text": ("", "\ud800", "a\0b"),
+    "a string": ("", "\ud800", "a\0b"),
     "a list": ([], [0.9], [0.9, 0.9, 0.9], [0.9, 2], ["a", "b"], [None, None], [1.0, 1.0]),
 }
 """What a key takes → values of that kind that are invalid."""
