@@ -102,7 +102,7 @@ def test_unusable_samples_of_a_stream_are_counted_or_refused(path: Path) -> None
 
 def test_a_stream_without_anything_to_learn_is_an_error(path: Path) -> None:
     path.write_text('{"prompt": "q", "completion": ""}\n')
-    with pytest.raises(DataError, match="No row of .* can be trained on"):
+    with pytest.raises(DataError, match="can be trained on"):
         schedule(path).batch(0, 0, 1)
 
 

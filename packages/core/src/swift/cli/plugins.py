@@ -81,9 +81,10 @@ def _try(backend: str, processes: int) -> int:
     problems = 0
     for finding in short_form(backend, processes):
         problems += bool(finding.problem)
-        print_line(f"  {'FAILED' if finding.problem else 'ok':<7} {finding.about}")
+        status = "FAILED" if finding.problem else "ok" if finding.made else "not tried"
+        print_line(f"  {status:<10} {finding.about}")
         if finding.problem:
-            print_line(f"          {finding.problem}")
+            print_line(f"             {finding.problem}")
     return PluginError.exit_code if problems else 0
 
 
