@@ -23,6 +23,7 @@ PAGES = (
     "how-to/rollouts.md",
     "tutorial/guessing-game.md",
     "plugins/write-an-engine.md",
+    "plugins/write-an-exporter.md",
 )
 
 

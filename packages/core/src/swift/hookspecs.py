@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         ProcessLayout,
         Quantized,
         QuantizeRequest,
+        Reloaded,
         Run,
         RunSummary,
         SchemeFacts,
@@ -240,11 +241,14 @@ class ExporterHooks:
     One that writes models of some tasks only has an attribute `tasks`, a frozenset of values of `model.task`: a run
     that ends with an export of another task is refused before it begins. So is one that trains no adapter where the
     exporter has `needs_adapter = True`.
+    One with options of its own has `options_model`, a pydantic model: they are flags of `swift export --to NAME`, and
+    keys of the section `export` of a run; `request.own` holds their values.
     """
 
     schemes: Mapping[str, SchemeFacts] = MappingProxyType({})
     tasks: frozenset[str] | None = None
     needs_adapter: bool = False
+    options_model: type[BaseModel] | None = None
 
     @hookspec(firstresult=True)
     def swift_export(self, run: Run | None, weights: WeightStream, request: ExportRequest) -> Path:
@@ -252,6 +256,14 @@ class ExporterHooks:
 
         Called on one process, with the canonical stream of any backend or checkpoint. Core has made sure that the
         destination may be written, and verifies the result afterwards.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_reload(self, folder: Path, source: ModelSource) -> Reloaded | None:
+        """Read back what `swift_export` wrote into `folder`. Optional, for formats that transformers does not load.
+
+        Core compares every weight and the model's outputs with the training state, as for its own formats. Read the
+        files; keep nothing from `swift_export`. Without this hook such an export ends as NOT VERIFIED.
         """
 
     @hookspec(firstresult=True)

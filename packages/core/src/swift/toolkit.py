@@ -31,6 +31,7 @@ from swift.models.heads import HEAD, VALUE_HEAD, VALUE_HEAD_MODULE, apply_head, 
 from swift.models.logits import LogitTransform, VocabularyShard
 from swift.models.logps import TokenViews, token_logps, tokens_per_chunk
 from swift.models.memory import available_bytes, check_memory, model_bytes
+from swift.models.merge import merged
 from swift.models.meta import meta_model
 from swift.models.names import (
     ADAPTER,
@@ -167,6 +168,7 @@ __all__ = [
     "load_pickle",
     "load_slots",
     "matrix_tensors",
+    "merged",
     "meta_model",
     "model_bytes",
     "model_name",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from swift.cli.options import run_command
+from swift.cli.options import flag_table, run_command
 from swift.config.compat.commands import check_bits
+from swift.config.flags import read_flags
 from swift.config.limits import FilePath, Name
 from swift.config.options import Aliases, Argument
 from swift.config.sections import Dtype, ExportOptions
@@ -49,14 +51,28 @@ class MergeLoraOptions(ExportCommandOptions):
     to: Literal["hf"] = Field("hf", description="Format of the merged weights")
 
 
-def run(command: str, args: list[str]) -> int:
+def run(command: str, args: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    return run_command(command, args, MergeLoraOptions if command == "merge-lora" else ExportCommandOptions, export)
+    options = MergeLoraOptions if command == "merge-lora" else _with_own_options(args)
+    return run_command(command, args, options, export)
+
+
+def _with_own_options(args: Sequence[str]) -> type[ExportCommandOptions]:
+    """Return the options of the command, with those of the exporter that `--to` names."""
+    from swift.plugins.load import find, load
+
+    to = read_flags(args, flag_table("export", ExportCommandOptions, passes_on=True)).flags.get("to")
+    model = load(find("swift.exporters", str(to.value))).config_model if to is not None else None
+    if model is None:
+        return ExportCommandOptions
+    members = {"__doc__": ExportCommandOptions.__doc__, "__module__": __name__}
+    both: type[ExportCommandOptions] = type("ExportCommandOptions", (ExportCommandOptions, model), members)
+    return both
 
 
 def export(options: ExportCommandOptions) -> int:
     """Export a checkpoint or a model folder, and verify it."""
-    options = _pushed(options)
+    options = _pushed(ExportCommandOptions.model_validate(options.model_dump()))  # the exporter's own become extras
     checkpoint, _ = check_export(options)
     # Only now: the module imports torch, and mistakes should be reported at once.
     with waiting(IMPORTS):

@@ -238,7 +238,7 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
 
 _IGNORED = ("local_rank",)
 """Flags that launchers add to a command; they repeat environment variables."""
-OPEN_SECTIONS = ("backend", "objective", "optim", "tuner")
+OPEN_SECTIONS = ("backend", "export", "objective", "optim", "tuner")
 """Sections whose other keys belong to a plugin."""
 
 COMMAND_OBJECTIVES = {"pt": ("pt",), "sft": ("sft", "seq_cls", "embedding", "reranker", "generative_reranker")}

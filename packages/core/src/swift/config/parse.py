@@ -30,7 +30,7 @@ from swift.config.options import RunsCode
 from swift.config.problems import config_error, subject
 from swift.config.requests import settle, settle_layer
 from swift.config.schedules import check_schedule
-from swift.config.sections import COPIES, Config, OpenSection
+from swift.config.sections import COPIES, Config, OpenSection, Section
 from swift.config.tasks import TRAINED_BY, check_task, for_objective
 from swift.config.values import clipped, coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
@@ -38,7 +38,15 @@ from swift.plugins.blame import failing
 from swift.plugins.discover import list_plugins
 from swift.plugins.entry import CORE
 from swift.plugins.hooks import core_settings
-from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective, load_optimizer, load_tuner
+from swift.plugins.load import (
+    LoadedPlugin,
+    find,
+    load_backend,
+    load_exporter,
+    load_objective,
+    load_optimizer,
+    load_tuner,
+)
 from swift.plugins.objective import make_objective
 from swift.plugins.return_values import wrong
 from swift.remote.urls import check_protocol
@@ -185,6 +193,11 @@ def _resolve(layers: list[Draft], command: str, nproc: int | None, notes: list[s
         "tuner": _own_options(tuner, "tuner", config.tuner, source),
         "optim": _own_options(optimizer, "optim", config.optim, source),
     }
+    if config.export.to is not None:
+        chosen["export"] = _own_options(load_exporter(config.export.to), "export", config.export, source)
+    elif extra := next(iter(config.export.model_extra or ()), None):
+        key = f"export.{extra}"
+        raise ConfigError(f"{subject(source(key), key)} has no effect without export.to.", hint="Add --export.to NAME")
     config = config.model_copy(
         update={section: _with_options(getattr(config, section), options) for section, options in chosen.items()}
     )
@@ -268,8 +281,7 @@ def _check_names(config: Config) -> None:
 
 def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, source: Callable[[str], str]) -> BaseModel:
     """Validate the keys of a section that core does not know with the plugin's model: the second phase."""
-    model = plugin.config_model
-    assert model is not None
+    model = plugin.config_model or Section  # an exporter need not have options
     own = {field.key: field for field in model_fields(model, section)}
     fields = own | {key: field for key, field in core_fields().items() if key.startswith(f"{section}.")}
     _check_third_party(plugin, section, values, source)
@@ -291,8 +303,8 @@ def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, source: 
 
 def _check_third_party(plugin: LoadedPlugin, section: str, values: BaseModel, source: Callable[[str], str]) -> None:
     """Refuse keys of another plugin, such as `tuner.freeze` for adapters, and name that plugin."""
-    assert plugin.config_model is not None
-    for name in (values.model_extra or {}).keys() - plugin.config_model.model_fields.keys():
+    known = plugin.config_model.model_fields.keys() if plugin.config_model else set()
+    for name in (values.model_extra or {}).keys() - known:
         key = f"{section}.{name}"
         if section == "objective" and name in OWN_OPTIONS and not _takes_any(plugin):
             raise _of_online_learning(subject(source(key), key), plugin)

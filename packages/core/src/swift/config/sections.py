@@ -403,7 +403,7 @@ class BackendSection(OpenSection):
     name: Name = Field("torch", description="torch, or an installed plugin's: see `swift plugins`")
 
 
-class ExportSection(Section):
+class ExportSection(OpenSection):
     """Export at the end of a run."""
 
     to: Name | None = Field(None, description="Export at the end of the run: hf (merged), adapter, or a plugin's")

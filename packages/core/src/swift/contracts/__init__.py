@@ -9,7 +9,7 @@ from swift.contracts.backend import Capabilities, ForwardResult, StepResult, Tra
 from swift.contracts.checkpoint import CheckpointReader, CheckpointWriter, ThirdPartyCheckpoint, TrainedState
 from swift.contracts.command import Command
 from swift.contracts.environment import Environment, EpisodeStart, Observation, Turn
-from swift.contracts.exporter import CalibrationRow, ExportRequest, Quantized, QuantizeRequest, SchemeFacts
+from swift.contracts.exporter import CalibrationRow, ExportRequest, Quantized, QuantizeRequest, Reloaded, SchemeFacts
 from swift.contracts.facts import DataFacts, Decision, ModelFacts, QuantizedShare, RejectedSamples, RunFacts
 from swift.contracts.inference import (
     Completion,
@@ -109,6 +109,7 @@ __all__ = [
     "RankFacts",
     "Reads",
     "RejectedSamples",
+    "Reloaded",
     "Reward",
     "RewardItem",
     "RoundWork",

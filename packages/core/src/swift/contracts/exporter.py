@@ -11,20 +11,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from swift.config.sections import ExportSection
+    from swift.contracts.backend import WeightStream
     from swift.contracts.model import ModelSource
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """Request to an exporter, apart from the weights."""
+    """Request to an exporter, apart from the weights.
+
+    - `destination`: an empty folder to write into.
+    - `source`: the model that training started from: its configuration, tokenizer and the shapes of its weights.
+    - `adapter`: the PEFT configuration when adapters were trained, else None.
+    - `options`: the `export` section, with `dtype` and `shard_size_gb`.
+    - `own`: the exporter's own options, where it has an `options_model`.
+    """
 
     destination: Path
     source: ModelSource
     adapter: Mapping[str, Any] | None
-    """The PEFT configuration when adapters were trained."""
-    options: Any
-    """The `export` section."""
-    training_dtype: str = "float32"
+    options: ExportSection
+    own: BaseModel | None = None
+
+
+@dataclass(frozen=True)
+class Reloaded:
+    """An export that its exporter has read back from the files that it wrote.
+
+    - `weights`: every weight of the merged model, decoded, under its Hugging Face name.
+    - `rounding`: the largest error that the format explains, of a whole tensor relative to its norm: 0 for one that
+      stores values as they are, about 0.004 for bfloat16, 0.01 for blocks of 8 bits.
+    """
+
+    weights: WeightStream
+    rounding: float = 0.0
 
 
 @dataclass(frozen=True)

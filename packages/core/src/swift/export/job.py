@@ -47,7 +47,10 @@ class ExportJob:
     @property
     def request(self) -> ExportRequest:
         """Return the request that the exporter gets."""
-        return ExportRequest(self.temporary, self.source, self.adapter, self.options)
+        plugins = [plugin.object for plugin in getattr(self.exporter, "plugins", ())]
+        model = getattr(plugins[0] if plugins else self.exporter, "options_model", None)
+        own = None if model is None else self.options.options(model)
+        return ExportRequest(self.temporary, self.source, self.adapter, self.options, own)
 
     @property
     def writer(self) -> str:

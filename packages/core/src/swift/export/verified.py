@@ -13,15 +13,17 @@ import torch
 from swift.checkpoint.checksums import write_json
 from swift.config.media import NAMES
 from swift.config.tasks import CAUSAL_LM, returns, task_of
-from swift.contracts import ModelSource, WeightStream
+from swift.contracts import ModelSource, Reloaded, WeightStream
 from swift.errors import ExportError, SwiftError
 from swift.export.job import ExportJob
 from swift.export.objective import add_files_of_objective
 from swift.export.precision import export_dtypes, main_dtype
 from swift.export.verify.compare import tolerance_of
+from swift.export.verify.own_format import verify_own_format
 from swift.export.verify.reference import PlainState, Reference, fixed_prompts
 from swift.export.verify.run import (
     ADAPTER_WEIGHTS,
+    BIT_FOR_BIT,
     VERIFICATION,
     Digests,
     can_verify,
@@ -54,15 +56,19 @@ def write_and_verify(job: ExportJob, weights: WeightStream) -> None:
     check_written(job.temporary, job.writer)
     with _loading(job):
         loads = can_verify(job.temporary)
-    if not loads:
+    reloaded = None if loads else job.exporter.swift_reload(job.temporary, job.source)
+    if not loads and reloaded is None:
         reason = "transformers and PEFT cannot load this format, so nothing was compared"
         note_unverified(job.temporary, job.writer, reason)
         job.say(f"NOT VERIFIED: {reason}. The {job.writer} is responsible for it")
         return
     with waiting("Comparing the export with what was trained"):
         reference = _reference(job, plain)
-        del plain  # as large as the model that is reloaded next
-        report = _compared(job, digests, reference)
+        if reloaded is not None:
+            report = _read_back(job, reloaded, digests, reference, plain)
+        else:
+            del plain  # as large as the model that is reloaded next
+            report = _compared(job, digests, reference)
     _say_verified(report, job.say)
 
 
@@ -97,6 +103,24 @@ def _reference(job: ExportJob, plain: PlainState | None) -> Reference:
         return Reference.ask(job.reference, prompts)
     assert plain is not None
     return plain.reference(prompts)
+
+
+def _read_back(
+    job: ExportJob, reloaded: Reloaded, digests: Digests, reference: Reference, plain: PlainState | None
+) -> dict[str, Any]:
+    """Compare what the exporter read back with the reference."""
+    trained = plain if job.adapter is None else None  # with adapters on, it has no merged weights to compare with
+    with _loading(job):
+        return verify_own_format(
+            job.temporary,
+            reloaded,
+            expected=digests,
+            trained=trained,
+            reference=reference,
+            source=job.source,
+            dtype=main_dtype(digests.dtypes.values()),
+            reader=job.to,
+        )
 
 
 def _compared(job: ExportJob, digests: Digests, reference: Reference) -> dict[str, Any]:
@@ -170,10 +194,14 @@ def _folder_of(source: ModelSource) -> Path | None:
 
 
 def _say_verified(report: Mapping[str, Any], say: Say) -> None:
-    who = ["transformers", *([ENGINE_TITLE] if report.get(ENGINE, {}).get("compared") else [])]
+    who = [
+        report.get("read_back_by", "transformers"),
+        *([ENGINE_TITLE] if report.get(ENGINE, {}).get("compared") else []),
+    ]
     kind, what = ("outputs", "outputs") if "outputs" in report else ("log_probabilities", "log-probabilities")
     largest = max(each[kind]["largest_difference"] for each in (report, report.get(ENGINE, {})) if len(each) > 2)
-    agreed = [f"{report['weights']['compared']} weights equal", f"{what} within {largest:.1e}"]
+    equal = "equal" if report["weights"]["equal"] == BIT_FOR_BIT else report["weights"]["equal"]
+    agreed = [f"{report['weights']['compared']} weights {equal}", f"{what} within {largest:.1e}"]
     if "greedy" in report:
         agreed.append(f"{report['greedy']['tokens_equal']} greedy tokens equal")
     agreed += [f"equal outputs for a fixed {NAMES[kind]}" for kind in report["media"] or ()]

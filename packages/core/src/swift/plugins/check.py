@@ -101,7 +101,9 @@ def check_contract(entry: PluginEntry, plugin: Any, contract: type, optional: Co
 
 
 def check_exporter(entry: PluginEntry, exporter: Any) -> None:
-    """Refuse an exporter that offers schemes and implements no hook for them."""
+    """Refuse an exporter that offers schemes and implements no hook for them, or whose options collide with core's."""
+    if (model := getattr(exporter, "options_model", None)) is not None:
+        check_options(entry, model, "options_model", "export")
     schemes = getattr(exporter, "schemes", {})
     if schemes and "swift_quantize" not in {found.hook for found in implementations(entry, exporter)}:
         raise faulty(entry, f"offers {', '.join(schemes)}, and does not implement swift_quantize", "Implement it")

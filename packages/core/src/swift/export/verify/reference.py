@@ -155,11 +155,11 @@ class PlainState:
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
-        self._model: Any = source.build(dtype=torch.float32)
-        self._names = name_map(self._model)
+        self.model: Any = source.build(dtype=torch.float32)
+        self._names = name_map(self.model)
         self._tensors = {
-            **dict(self._model.named_parameters(remove_duplicate=False)),
-            **dict(self._model.named_buffers(remove_duplicate=False)),
+            **dict(self.model.named_parameters(remove_duplicate=False)),
+            **dict(self.model.named_buffers(remove_duplicate=False)),
         }
 
     @torch.no_grad()
@@ -170,19 +170,24 @@ class PlainState:
             piece.view_of(self._tensors[owner]).copy_(tensor)
             yield name, tensor
 
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return the value of one weight on disk."""
+        owner, piece = self._names.owner(name)
+        return piece.view_of(self._tensors[owner])
+
     def attach(self, adapters: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
         """Put the adapter on, as PEFT does it."""
         from peft import get_peft_model, set_peft_model_state_dict
 
-        settings = peft_config(config, self._model, "the adapter's configuration")
+        settings = peft_config(config, self.model, "the adapter's configuration")
         with without_bitsandbytes():
-            self._model = get_peft_model(self._model, settings)
-        unplaced = set_peft_model_state_dict(self._model, dict(adapters)).unexpected_keys
+            self.model = get_peft_model(self.model, settings)
+        unplaced = set_peft_model_state_dict(self.model, dict(adapters)).unexpected_keys
         if unplaced:
             raise ExportError(f"The adapter's {unplaced[0]} matches no module of the model.")
 
     def reference(self, prompts: list[Prompt]) -> Reference:
         """Return the outputs of the training state."""
         if task_of(self._source) == CAUSAL_LM:
-            return replace(Reference.of(self._model, prompts), perceived=perceived(self._model, self._source))
-        return Reference(prompts, [], vectors=module_vectors(self._model, prompts, self._source))
+            return replace(Reference.of(self.model, prompts), perceived=perceived(self.model, self._source))
+        return Reference(prompts, [], vectors=module_vectors(self.model, prompts, self._source))

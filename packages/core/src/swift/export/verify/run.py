@@ -28,6 +28,7 @@ from swift.models.heads import class_of_task, loads_in_transformers
 from swift.models.quiet import without_bitsandbytes
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+BIT_FOR_BIT = "bit for bit"
 _CONFIGURATION = (
     "All weights are equal: its configuration does not describe the model that was trained. See its config.json."
 )
@@ -44,7 +45,11 @@ class Digests:
     def take(self, name: str, tensor: torch.Tensor) -> None:
         """Note a tensor in the precision that the export gives it; its own where none is given."""
         self.dtypes[name] = self._expected.get(name, tensor.dtype)
-        self.found[name] = _digest(tensor.to(self.dtypes[name]))
+        self.found[name] = self.digest(name, tensor)
+
+    def digest(self, name: str, tensor: torch.Tensor) -> str:
+        """Return the digest of a tensor in the precision that the export gives it."""
+        return _digest(tensor.to(self.dtypes[name]))
 
     def watch(self, weights: WeightStream) -> Iterator[tuple[str, torch.Tensor]]:
         """Hand the stream on and note every tensor."""
@@ -87,7 +92,7 @@ def verify_export(
     del model
     report = {
         "verified": True,
-        "weights": {"compared": len(expected), "dtype": dtype, "equal": "bit for bit"},
+        "weights": {"compared": len(expected), "dtype": dtype, "equal": BIT_FOR_BIT},
         **compare(reference, account, tolerance, cause=_CONFIGURATION),
         "media": media,
         "rendering": None,
