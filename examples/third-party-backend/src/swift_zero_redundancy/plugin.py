@@ -26,8 +26,5 @@ class ZeroRedundancy(TorchBackend):
 
     @hookimpl
     def swift_estimate_traffic(self, run, weights):
-        size = 4 * weights.trained
-        return [
-            Traffic("gradients", "all_reduce", size, run.world.size),
-            Traffic("updated weights", "all_gather", size, run.world.size),
-        ]
+        kinds = {"gradients": "all_reduce", "updated weights": "all_gather"}
+        return [Traffic(name, kind, 4 * weights.trained, run.world.size) for name, kind in kinds.items()]
