@@ -340,7 +340,7 @@ class MovesWhatIsFrozenABit(DataParallelBackend):
         return result
 
 
-@caught_by("changes", "weights in turn")
+@caught_by("changes", "layer rotation")
 class LeavesLaterTurnsOutOfTheOptimizer(DataParallelBackend):
     """Weights whose turn comes later get gradients and no updates: the optimizer is that of the first turn."""
 

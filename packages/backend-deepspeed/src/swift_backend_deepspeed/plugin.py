@@ -19,7 +19,7 @@ class DeepSpeedBackend:
         parallel=frozenset({"dp_replicate", "dp_shard", "tp", "ulysses"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
         # ZeRO lays out what is trained once, in flat tensors.
-        tuners=frozenset(Trains) - {Trains.TURNS},
+        tuners=frozenset(Trains) - {Trains.ROTATION},
         quantisers=frozenset({"bnb-nf4", "bnb-fp4", "bnb-int8"}),
         optimizers=frozenset({Reads.ELEMENTS}),
         provides=EVERY_VIEW,

@@ -79,7 +79,7 @@ from swift.processes.group import current_world
 from swift.processes.signals import follow_launcher
 from swift.processes.watchdog import heartbeat
 from swift.terminal import print_note, progress, summary_of, waiting
-from swift.train.layer_rotation import Turns
+from swift.train.layer_rotation import LayerRotation
 from swift.train.steps import Arithmetic, accumulate, gradient_view, score, seed_dropout, update
 from swift.train.sums import GlobalSums, NonFiniteStep
 from swift.tuners.selected import ends_when_off, tuner_of
@@ -100,6 +100,7 @@ __all__ = [
     "Arithmetic",
     "AttentionChoice",
     "GlobalSums",
+    "LayerRotation",
     "LogitTransform",
     "MatrixSharding",
     "Moments",
@@ -112,7 +113,6 @@ __all__ = [
     "TensorSlices",
     "TokenViews",
     "TorchState",
-    "Turns",
     "ViewModule",
     "VocabularyShard",
     "accumulate",

@@ -39,7 +39,7 @@ class RotatesLayers:
 
     def needs(self, options: Any) -> frozenset[str]:
         """Return the need of backends whose optimizer can be made anew between two steps."""
-        return frozenset({Trains.TURNS})
+        return frozenset({Trains.ROTATION})
 
     def attach(self, model: torch.nn.Module, options: Any, context: TunerContext) -> torch.nn.Module:
         """Return the model itself, with all weights to be trained in rotation."""

@@ -35,9 +35,9 @@ class Trains(StrEnum):
     """Any choice of the model's own weights, which `attach` makes on a transformers model."""
     MODULES = "modules"
     """Any modules of PEFT, which `attach` puts into a transformers model."""
-    TURNS = "turns"
-    """Weights that take turns, as `Tuner.trained` has it: gradients and optimizer state are kept for those alone that
-    have theirs. Served by `swift.toolkit.Turns`, where a backend can make its optimizer anew between two steps."""
+    ROTATION = "layer rotation"
+    """Other weights in other steps, as `Tuner.trained` chooses them: only these have gradients and optimizer state.
+    Served by `swift.toolkit.LayerRotation`, where a backend can make its optimizer anew between two steps."""
 
 
 class Acts(StrEnum):
@@ -72,11 +72,11 @@ class TunerContext:
 class Tuner(Protocol):
     """One way of choosing what is trained. The entry point in `swift.tuners` names a class called without arguments.
 
-    A tuner whose weights take turns needs `Trains.TURNS` and has one more method,
+    A tuner that trains other weights in other steps needs `Trains.ROTATION` and has one more method,
     `trained(names, step, options, seed) -> Collection[str]`: given the names on disk of all weights that `attach` has
     left to train, in the order of the model, it returns those that are trained at a step, counted from 0. It must
-    depend on nothing but the arguments, so that all processes, and resumed runs, train the same. Whenever other weights
-    have their turn than in the step before, the optimizer begins anew.
+    depend on nothing but the arguments, so that all processes, and resumed runs, train the same. Whenever a step trains
+    other weights than the step before, the optimizer begins anew.
 
     A tuner of modules runs under tensor parallel where it has a method `cut(options) -> Acts | None`, which says where
     its modules act. Without it, or where it returns None, `parallel.tp` is refused.

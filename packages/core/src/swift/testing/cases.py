@@ -156,7 +156,7 @@ CASES = (
     Case("checkpointed", {"train.gradient_checkpointing": True}, feature="train.gradient_checkpointing"),
     Case("padding token trained", {"train.pad_token": True}, tied=True, feature="train.pad_token"),
     Case("a part of the weights", {"tuner.freeze": ("*embed_tokens*", "*.self_attn.*")}, notes_changes=True),
-    Case("weights in turn", {"tuner.kind": third_party.TUNER}, tuner=Trains.TURNS, notes_changes=True),
+    Case("layer rotation", {"tuner.kind": third_party.TUNER}, tuner=Trains.ROTATION, notes_changes=True),
     Case("lora", _LORA, tuner="lora"),
     Case(
         third_party.CASE,

@@ -69,7 +69,7 @@ class EverySecond:
 
     def needs(self, options: TurnsOptions) -> frozenset[str]:
         """Return that weights are trained in rotation."""
-        return frozenset({Trains.TURNS})
+        return frozenset({Trains.ROTATION})
 
     def attach(self, model: torch.nn.Module, options: TurnsOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model, all of which is trained some time."""

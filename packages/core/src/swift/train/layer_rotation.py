@@ -1,8 +1,8 @@
-"""Weights that take turns: those that have theirs require a gradient, and an optimizer is made for them alone.
+"""Layers that are trained in rotation: those of a step require a gradient, and an optimizer is made for them alone.
 
-turns = Turns.of(run, model)                 None where a tuner trains the same weights in all steps
-if turns is not None and turns.take(step):   before a step: other weights than in the one before
-    ... make the optimizer anew: it keeps no state of weights that wait ...
+rotation = LayerRotation.of(run, model)      None where a tuner trains the same weights in all steps
+if rotation is not None and rotation.activate(step):   before a step: other weights than in the one before
+... make the optimizer anew: it keeps no state of the other weights ...
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from swift.contracts import Run
 
 _COMPARED = 1000
-"""Steps of which processes compare beforehand who has a turn."""
+"""Steps for which processes compare beforehand which weights are trained."""
 
 
-class Turns:
-    """The weights that a tuner leaves to train, and which of them have their turn."""
+class LayerRotation:
+    """The weights that a tuner trains, and which of them are trained in a step."""
 
     def __init__(self, tuner: SelectedTuner, model: torch.nn.Module, seed: int) -> None:
         self._tuner = tuner
@@ -40,17 +40,17 @@ class Turns:
         self._now: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, run: Run, model: torch.nn.Module) -> Turns | None:
-        """Return the turns of the run's tuner, if its weights take any; nobody has one before the first `take`."""
+    def of(cls, run: Run, model: torch.nn.Module) -> LayerRotation | None:
+        """Return the rotation of the run's tuner, if it has one; no step is active before the first `activate`."""
         tuner = tuner_of(run.config.tuner)
         if not tuner.rotates_layers:
             return None
-        turns = cls(tuner, model, run.config.train.seed)
-        turns._compare(run)
-        return turns
+        rotation = cls(tuner, model, run.config.train.seed)
+        rotation._compare(run)
+        return rotation
 
-    def take(self, step: int) -> bool:
-        """Give the weights of a step, counted from 0, their turn; return whether these are others than before.
+    def activate(self, step: int) -> bool:
+        """Train the weights of a step, counted from 0; return whether these are others than before.
 
         Gradients of all weights are dropped then.
         """
@@ -64,12 +64,12 @@ class Turns:
         self._now = due
         return True
 
-    def goes_on(self, step: int) -> bool:
-        """Return whether the weights of a step had their turn in the step before, whose optimizer state they keep."""
+    def keeps_state(self, step: int) -> bool:
+        """Return whether a step trains the weights of the step before, whose optimizer state they keep."""
         return step > 0 and self._due(step) == self._due(step - 1)
 
     def _compare(self, run: Run) -> None:
-        """Refuse a tuner that lets other weights have their turn in another process: they would wait for each other."""
+        """Refuse a tuner that trains other weights in another process: processes would wait for each other."""
         steps = range(min(run.total_steps, _COMPARED))
         mine = hash_of("\n".join(" ".join(sorted(self._due(step))) for step in steps))
         comms = Comms(run.timeout)

@@ -62,7 +62,7 @@ class SelectedTuner:
     def rotates_layers(self) -> bool:
         """Return whether the tuner rotates the layers that are trained."""
         with failing(self.entry, "needs"):
-            return Trains.TURNS in self.tuner.needs(self.options)
+            return Trains.ROTATION in self.tuner.needs(self.options)
 
     def trained(self, names: Sequence[str], step: int, seed: int) -> Collection[str]:
         """Return which weights a step trains."""

@@ -42,7 +42,7 @@ def _keeps_optimizer_state(run: Run, state: TorchState, reader: CheckpointReader
         return True
     step = int(reader.manifest["step"])
     state.rotate(run, step)
-    return state.rotation.goes_on(step)
+    return state.rotation.keeps_state(step)
 
 
 def _slots_to_read(state: TorchState, reader: CheckpointReader) -> Iterator[SlotsToRead]:

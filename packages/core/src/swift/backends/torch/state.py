@@ -15,7 +15,7 @@ from swift.optim.build import build_optimizer, parameter_groups
 from swift.optim.clipping import clip
 from swift.optim.placements import add_placements
 from swift.optim.selected import slots_of
-from swift.train.layer_rotation import Turns
+from swift.train.layer_rotation import LayerRotation
 from swift.train.steps import Arithmetic, accumulate, score
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ class TorchState:
         """What the optimizer keeps for each weight."""
         self.trains_encoder = trains_on_images(run, self.model)
         """Whether weights are trained that only images reach."""
-        self.rotation = Turns.of(run, self.model)
+        self.rotation = LayerRotation.of(run, self.model)
         """Which layers are trained in which step, where they rotate."""
         if self.rotation is not None:
-            self.rotation.take(0)
+            self.rotation.activate(0)
         self._prepare(run)
 
     def _prepare(self, run: Run) -> None:
@@ -65,7 +65,7 @@ class TorchState:
 
     def rotate(self, run: Run, step: int) -> None:
         """Train the layers of a step from here on, where they rotate: wrapper and optimizer are made for them alone."""
-        if self.rotation is not None and self.rotation.take(step):
+        if self.rotation is not None and self.rotation.activate(step):
             self._prepare(run)
 
     @property
