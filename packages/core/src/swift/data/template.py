@@ -17,7 +17,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from swift.data.conversation import REASONING_KEYS, Conversation, Message, Unusable, media_part, parts_of, text_of
+from swift.data.conversation import REASONING_KEYS, Conversation, Message, Unusable, media_part, parts_of, text_part
 from swift.data.rendering import RenderedMessages, Renderer
 from swift.data.text import Rendered, Span
 from swift.errors import DataError, SwiftError
@@ -113,7 +113,7 @@ class ChatTemplate:
     def written(self, kind: str) -> str:
         """Return what the template writes for an image, video or audio between two texts of a message."""
         if kind not in self._written:
-            probe = {"type": "text", "text": _PROBE}
+            probe = text_part(_PROBE)
             message = {"role": "user", "content": [probe, media_part(kind), probe]}
             with _refusals():
                 text = self._renderer.text([message], (), "Before the first row")
@@ -140,12 +140,7 @@ class ChatTemplate:
         """Return messages as the template reads them: texts, or parts of which some are texts."""
         if not self._parts:
             return list(messages)
-        return [
-            {**message, "content": [{"type": "text", "text": message["content"]}]}
-            if isinstance(message["content"], str)
-            else message
-            for message in messages
-        ]
+        return [{**message, "content": parts_of(message) or [text_part(message["content"])]} for message in messages]
 
     def _renders_messages(self) -> bool:
         """Return whether the template writes messages whose content is a text; some of them know parts alone."""
@@ -247,11 +242,8 @@ class ChatTemplate:
         for index, message in enumerate(conversation.messages):
             if message["role"] not in ("system", "user"):
                 continue
-            if isinstance(message["content"], str):
-                strings = [message["content"]]
-            else:
-                strings = [part["text"] for part in parts_of(message) if part["type"] == "text"] or [text_of(message)]
-            if any(each.strip() not in text for each in strings):
+            parts = parts_of(message) or [text_part(message["content"])]
+            if any(part["type"] == "text" and part["text"].strip() not in text for part in parts):
                 raise Unusable(
                     "left out by the template", f"message {index + 1}, the {message['role']}'s, is not in the text"
                 )
