@@ -162,8 +162,8 @@ def read_messages(
 ) -> Conversation:
     """Messages as a data set writes them: OpenAI's keys, ShareGPT's, or those that `tags` names.
 
-    With `completed` the assistant must have the last word. `medium_of` reads a part that is a
-    image, video or sound; None where it leaves that to a column.
+    With `completed` the assistant must have the last word. `medium_of` reads a part that is an image, a video or
+    audio; None where it leaves that to a column.
     """
     written = parse_json(written, "messages")
     if not isinstance(written, Sequence) or not written or isinstance(written, str):

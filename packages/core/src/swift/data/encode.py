@@ -128,7 +128,7 @@ class _RowInProgress:
         self._advance(lambda: next(steps))
 
     def resume(self, segments: list[Segment]) -> None:
-        """Hand the row the tokens of the texts that it requested for."""
+        """Go on with the tokens of the texts that the row waits for."""
         if self.made is None:
             self._advance(lambda: self._steps.send(segments))
 

@@ -39,16 +39,6 @@ class Omissions:
     """Rows whose earlier turns are learned without their reasoning."""
 
 
-@dataclass(frozen=True)
-class _Turn:
-    """One answer: the text up to its end, and where it starts and ends in there."""
-
-    text: str
-    start: int
-    end: int
-    weight: float
-
-
 class ChatTemplate:
     """The chat template of a tokenizer, with fixed arguments."""
 
@@ -76,28 +66,25 @@ class ChatTemplate:
 
     def render(self, conversation: Conversation, turns: Sequence[int], location: str) -> list[Rendered]:
         """Return texts in which the assistant's messages at the indices `turns` can be learned; mostly a single one."""
-        self._check_position_for(conversation)
+        self._check_written(conversation)
         with _refusals():
             rendered = self._renderer.render(self._spelled(conversation.messages), conversation.tools, location)
             self._check_rendered(conversation, rendered.whole)
             rest = [self._turn(conversation, index, rendered, location) for index in turns]
             text = rendered.whole
-            learned = {at: turn.text for at, turn in zip(turns, rest, strict=True)}
+            learned = {at: until for at, (until, _) in zip(turns, rest, strict=True)}
             self._check_keys(conversation, text, learned, location)
-        if all(turn.text is text for turn in rest):  # nearly always
-            return [Rendered(text, tuple([Span(turn.start, turn.end, turn.weight) for turn in rest]))]
         sequences: list[Rendered] = []
         while rest or not sequences:
-            fits = [turn.text is text or text.startswith(turn.text[: turn.end]) for turn in rest]
-            spans = [Span(turn.start, turn.end, turn.weight) for turn, fit in zip(rest, fits, strict=True) if fit]
-            sequences.append(Rendered(text, tuple(spans)))
+            fits = [until is text or text.startswith(until[: span.end]) for until, span in rest]
+            sequences.append(Rendered(text, tuple(span for (_, span), fit in zip(rest, fits, strict=True) if fit)))
             rest = [turn for turn, fit in zip(rest, fits, strict=True) if not fit]
-            text = rest[-1].text if rest else ""
+            text = rest[-1][0] if rest else ""
         return sequences[::-1]
 
     def prompt(self, conversation: Conversation, location: str) -> Rendered:
         """Return the text up to where the assistant is about to speak; nothing of it is learned."""
-        self._check_position_for(conversation)
+        self._check_written(conversation)
         with _refusals():
             messages = self._spelled(conversation.messages)
             text = self._renderer.text(messages, conversation.tools, location, answering=True)
@@ -123,7 +110,10 @@ class ChatTemplate:
             self._written[kind] = between[0]
         return self._written[kind]
 
-    def _turn(self, conversation: Conversation, index: int, rendered: RenderedMessages, location: str) -> _Turn:
+    def _turn(
+        self, conversation: Conversation, index: int, rendered: RenderedMessages, location: str
+    ) -> tuple[str, Span]:
+        """Return the text up to the end of a turn, and which characters of it are the assistant's."""
         prompt = rendered.until(index, True)
         last = index + 1 == len(conversation.messages)
         text = rendered.whole if last else rendered.until(index + 1, False)
@@ -134,7 +124,7 @@ class ChatTemplate:
             end -= len(self._after_turn)
         if end <= len(prompt):
             raise Unusable("left out by the template", f"message {index + 1}, the assistant's, is not in the text")
-        return _Turn(text, len(prompt), end, conversation.weights[index])
+        return text, Span(len(prompt), end, conversation.weights[index])
 
     def _spelled(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages as the template reads them: texts, or parts of which some are texts."""
@@ -167,7 +157,7 @@ class ChatTemplate:
         start, _, token = min(found)
         return tail[start + len(token) :]
 
-    def _check_position_for(self, conversation: Conversation) -> None:
+    def _check_written(self, conversation: Conversation) -> None:
         """Templates pass over what they do not know without a word."""
         if conversation.tools and "tools" not in self._source:
             raise _left_out("the chat template does not write tools")

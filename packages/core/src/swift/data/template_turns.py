@@ -104,7 +104,7 @@ def _looks_back(node: nodes.Node, *, within: bool = False) -> bool:
 
 
 def _is_fixed(tail: Sequence[nodes.Node], stored: set[str]) -> bool:
-    """Return whether the tail depends on nothing but whether an answer is generation for."""
+    """Return whether the tail depends on nothing but `add_generation_prompt`."""
     changing = stored | _CHANGING | {"messages", "tools", "loop"}
     every = [each for node in tail for each in (node, *node.find_all(nodes.Node))]
     names = {each.name for each in every if isinstance(each, nodes.Name | nodes.NSRef)}

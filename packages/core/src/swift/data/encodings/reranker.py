@@ -226,13 +226,13 @@ def _query(row: RowReader) -> tuple[Conversation, str | None]:
     query = row.take(QUERY)
     if query is None:
         raise row.unknown("no query")
-    return _text(query, "query"), None if instruction is None else said_in(
-        _text(instruction, "instruction").messages[0]
-    )
+    if instruction is not None:
+        instruction = said_in(_text(instruction, "instruction").messages[0])
+    return _text(query, "query"), instruction
 
 
 def _documents(row: RowReader) -> tuple[list[Conversation], list[Conversation]]:
-    """Return the documents that are relevant to the query, and those that don't."""
+    """Return the documents that are relevant to the query, and those that are not."""
     if row.has("positive_messages", "negative_messages"):
         sides = [row.value(name) if row.has(name) else () for name in ("positive_messages", "negative_messages")]
         return _sequences_of(row, sides[0]), _sequences_of(row, sides[1])
