@@ -94,7 +94,7 @@ def learned(samples: tuple[Encoded, ...]) -> list[tuple[str, float]]:
 # ---------------------------------------------------------------- weights
 
 
-@pytest.mark.parametrize(("key", "off"), zip(WEIGHT_KEYS, [False, 0, 0.0, "false", "0"], strict=True))
+@pytest.mark.parametrize(("key", "off"), [*zip(WEIGHT_KEYS, [False, 0, 0.0, "false", "0"], strict=True)])
 def test_a_message_weighs_its_number(key: str, off: object) -> None:
     turns = [bot("no", **{key: off}), bot("yes", **{key: True}), bot("half", **{key: 0.5}), bot("two", **{key: "2"})]
     row = {"messages": [message for turn in turns for message in (user(**{key: 0.0}), turn)]}
