@@ -97,6 +97,7 @@ def test_string_arguments_and_bare_tools_are_normalized() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}, *openai(QA[1])]}, "no images"),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}, *openai(QA[1])]}, "no videos"),
         ({"messages": [{"role": "user", "content": [{"type": "smell"}]}, *openai(QA[1])]}, "not only text"),
+        ({"messages": [{"role": "user", "content": [{"type": ["image"]}]}, *openai(QA[1])]}, "not only text"),
         ({"messages": [*openai(QA[0]), {"role": "assistant", "content": "a", "loss": "x"}]}, "malformed message"),
         ({"messages": [{"role": "user", "content": "q", "loss": True}, *openai(QA[1])]}, "malformed message"),
         ({"messages": openai(("system", "s"), *QA), "system": "other"}, "two system messages"),

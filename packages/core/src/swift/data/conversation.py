@@ -311,7 +311,7 @@ def _part(part: object, index: int, medium_of: MediumOf | None) -> dict[str, Any
         kind_name = part.get("type")
         if kind_name is None and "text" not in part:
             kind_name = next((key for key in MEDIA_PARTS if key in part), None)
-        if kind_name in MEDIA_PARTS and medium_of is not None:
+        if isinstance(kind_name, str) and kind_name in MEDIA_PARTS and medium_of is not None:
             kind = MEDIA_PARTS[kind_name]
             return media_part(kind, medium_of(part, kind))
         text = part.get("text", part.get("value") if kind_name == "text" else None)
