@@ -25,7 +25,7 @@ import numpy as np
 from swift.config.sections import DataSection
 from swift.data.corpus import corpus_of
 from swift.data.encode import SampleEncoder
-from swift.data.encode_corpus import encode_rows
+from swift.data.encode_corpus import Chunk, encode_rows
 from swift.data.encodings import encoding_of
 from swift.demo.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from swift.errors import SwiftError
@@ -257,11 +257,17 @@ def made_of(case: Case, serialised: dict[str, str]) -> tuple[dict[str, np.ndarra
         except SwiftError as error:
             report["errors"].append([index, error.message])
             continue
-        report["rejected"] += [list(rejected) for rejected in chunk.rejected]
-        report["turn_by_turn"] += chunk.turn_by_turn
+        report["rejected"] += [[index, reason, each.detail] for reason, each in chunk.report.rejected.items()]
+        report["turn_by_turn"] += chunk.report.turn_by_turn
         for name in ARRAYS:
-            arrays[name].append(chunk.arrays[name])
+            arrays[name].append(array_of(chunk, name))
     return {name: np.concatenate(parts) for name, parts in arrays.items()}, report
+
+
+def array_of(chunk: Chunk, name: str) -> np.ndarray:
+    """Returns an array of the golden file, which has NaN for numbers that an encoding does not declare."""
+    missing = np.full(len(chunk.arrays["rows"]), np.nan)
+    return chunk.arrays.get(name, chunk.arrays.get(f"value.{name}", missing))
 
 
 def _fast(backend: Any) -> Any:

@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from encode_row import asked, encode_row, media_encoder
+from rich.console import Console
 from tiny_images import processor_of, sound_files
 
-from swift.config.sections import DataSection
 from swift.data.audio import length_at, measure_audio, open_audio, resampled
 from swift.data.conversation import Unusable
-from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
-from swift.data.pipeline import media_tokens
 from swift.data.preview import preview
-from swift.data.samples import Segment
-from swift.models.media_processor import MediaProcessor
+from swift.data.samples import Encoded, Segment
 
 LENGTHS = [0.5, 1.3]
 
@@ -45,20 +43,8 @@ def written(path: Path, values: np.ndarray, *, width: int, rate: int = 8000) -> 
     return str(path)
 
 
-def asked(content: Any, **columns: Any) -> dict[str, Any]:
-    return {
-        "messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "a tone"}],
-        **columns,
-    }
-
-
 def encoded(row: dict[str, Any], folder: Path, kind: str = "qwen2_audio") -> Segment:
-    processor = processor_of(kind)
-    section = DataSection(media_root=folder, cache=folder / "cache")
-    rules = MediaProcessor(processor, section)
-    chat = encoding_of("chat")
-    encoder = SampleEncoder(processor.tokenizer, section, chat, media_tokens(rules, section))
-    ((segment,),) = (each.segments for each in encoder.encode(chat.understand(row, "", root=folder), "").samples)
+    ((segment,),) = (each.segments for each in encode_row(media_encoder(processor_of(kind), folder), row, folder))
     return segment
 
 
@@ -93,7 +79,7 @@ def test_tokens_of_rows_are_those_of_the_processor(folder: Path) -> None:
     processor = processor_of("qwen2_audio")
     said: list[dict[str, Any]] = [{"type": "text", "text": text} for text in ("Hear ", " and ", ".")]
     parts = [said[0], {"type": "audio"}, said[1], {"type": "audio"}, said[2]]
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "a tone"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "red"}]
     text = processor.apply_chat_template(messages, tokenize=False)
     sounds = []
     for name in ("1.wav", "0.wav"):
@@ -108,10 +94,6 @@ def test_tokens_of_rows_are_those_of_the_processor(folder: Path) -> None:
 
 
 def test_preview_shows_audio_duration(folder: Path) -> None:
-    from rich.console import Console
-
-    from swift.data.samples import Encoded
-
     segment = encoded(asked("<audio>?", audios=["1.wav"]), folder)
     console = Console(file=io.StringIO(), width=400)
     console.print(preview(processor_of("qwen2_audio").tokenizer, Encoded(0, (segment,)), encoding_of("chat")))
@@ -146,7 +128,7 @@ def test_all_audio_notations_give_same_row(folder: Path) -> None:
         (asked("<audio>", audios=["empty.wav"]), "broken audio clip"),
         (asked("<audio>", audios=["long.wav"]), "reads only the first 2 s of it"),
         (asked("<audio>", audios=["https://here.example/a.wav"]), "audio clip on the web"),
-        (asked("<audio>", audios=[7]), "an audio clip is an int"),
+        (asked("<audio>", audios=[7]), "an audio clip is a number"),
         (asked("<audio>say <|AUDIO|>", audios=["0.wav"]), "own token"),
         (asked("<image>what?", images=["a.png"]), "the model does not accept images"),
     ],

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from encode_row import asked, encode_row, media_encoder
 from tiny_architectures import ARCHITECTURES
 from tiny_images import image_files
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
-from swift.data.encode import SampleEncoder
-from swift.data.encodings import encoding_of
-from swift.data.pipeline import media_tokens
 from swift.errors import DataError
-from swift.models.media_processor import MediaProcessor
+from swift.infer.questions import read_questions
 
 WIDTH, HEIGHT = 90, 61
 
@@ -29,23 +28,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def row(answer: str = "<bbox>", question: str = "<image>Where is <ref-object>?", **objects: Any) -> dict[str, Any]:
-    return {
-        "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
-        "images": [f"{number}.png" for number in range(question.count("<image>"))],
-        "objects": {"ref": ["the dot"], "bbox": [[9, 6.1, 45, 30.5]], **objects},
-    }
+    images = [f"{number}.png" for number in range(question.count("<image>"))]
+    return asked(question, answer, images=images, objects={"ref": ["the dot"], "bbox": [[9, 6.1, 45, 30.5]], **objects})
+
+
+@cache
+def processor_of(kind: str) -> Any:
+    processor = ARCHITECTURES[kind]()[2]
+    processor.tokenizer.chat_template = processor.chat_template
+    return processor
 
 
 def learned(kind: str, rows: dict[str, Any], folder: Path, **settings: Any) -> tuple[str, str]:
     """Return the whole text of a row, and what of it is learned."""
-    processor = ARCHITECTURES[kind]()[2]
-    processor.tokenizer.chat_template = processor.chat_template
-    section = DataSection(media_root=folder, cache=folder / "cache", **settings)
-    rules = MediaProcessor(processor, section)
-    chat = encoding_of("chat")
-    encoder = SampleEncoder(processor.tokenizer, section, chat, media_tokens(rules, section))
-    ((segment,),) = (each.segments for each in encoder.encode(chat.understand(rows, "", root=folder), "").samples)
-    decode = processor.tokenizer.decode
+    encoder = media_encoder(processor_of(kind), folder, **settings)
+    ((segment,),) = (each.segments for each in encode_row(encoder, rows, folder))
+    decode = encoder.tokenizer.decode
     return decode(segment.input_ids), decode(segment.input_ids[segment.weights > 0]).removesuffix("<|im_end|>")
 
 
@@ -115,10 +113,6 @@ def test_unusable_bounding_boxes_report_reason(wrong: dict[str, Any], reason: st
 
 
 def test_questions_do_not_fill_tags_and_say_so(folder: Path, tmp_path: Path) -> None:
-    import json
-
-    from swift.infer.questions import read_questions
-
     (folder / "rows.jsonl").write_text(json.dumps(row()))
     with pytest.raises(DataError, match="supported in training only"):
         list(read_questions([str(folder / "rows.jsonl")], {}))

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from swift.config.sections import DataSection
-from swift.data.corpus import open_corpus, stream_rows
-from swift.data.encodings import encoding_of
+from swift.data.corpus import stream_rows
 from swift.data.sources.read import read_path
 from swift.data.sources.spec import parse_source
 from swift.data.sources.unchanged_files import BLOCK, SteadyFile
@@ -98,27 +97,14 @@ def test_appended_rows_are_ignored(tmp_path: Path, suffix: str) -> None:
     assert rows.fingerprint() == fingerprint
 
 
-@pytest.mark.parametrize("change", [written_anew, replaced, cut_off])
-def test_every_epoch_of_a_stream_reads_the_same_state(tmp_path: Path, change: Callable[[Path], None]) -> None:
+def test_every_epoch_of_a_stream_reads_the_same_state(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", ROWS)
     section = DataSection(train=(str(path),))
     opened: dict[str, Any] = {}
     assert [row for _, _, row in stream_rows(section.train, section, opened)] == ROWS
-    change(path)
+    replaced(path)
     with pytest.raises(DataError, match=r"rows\.jsonl has changed"):
         list(stream_rows(section.train, section, opened))
-
-
-def test_the_key_of_the_cache_follows_the_content_alone(tmp_path: Path) -> None:
-    section = DataSection()
-
-    def key(name: str, rows: list[dict[str, Any]]) -> str:
-        return open_corpus([str(write(tmp_path / name, rows))], section, encoding_of("chat")).fingerprint()
-
-    first = key("a.jsonl", ROWS)
-    assert key("b.jsonl", ROWS) == first
-    assert key("a.jsonl", OTHERS) != first
-    assert key("a.jsonl", ROWS) == first
 
 
 def test_a_folder_of_more_files_than_a_process_may_open_is_read(tmp_path: Path) -> None:

@@ -21,6 +21,10 @@ def sample(number: int, *tokens: int, values: dict[str, float] | None = None) ->
     return Encoded(number, (Segment(np.array(tokens, dtype=np.int32), weights),), values=values or {})
 
 
+def batch_of(samples: Sequence[Encoded], *, flat: bool = False, **more: Any) -> Batch:
+    return Batch(0, [(each,) for each in samples], 0, 3, 1.0, 3, 9, flat, 0, **more)
+
+
 SAMPLES = [sample(4, 1, 2, 3), sample(9, 5, 7), sample(2, 11, 12, 13, 14)]
 
 
@@ -102,11 +106,8 @@ def test_candidate_outside_vocabulary_names_row() -> None:
 
 def test_batch_takes_token_values_and_passes_temperature() -> None:
     """A batch takes values per token and hands its temperature on."""
-    rows = [(SAMPLES[0], SAMPLES[1]), (SAMPLES[2],)]
-    batch = Batch(
-        step=0, rows=rows, first_row=0, micro_rows=2, weight=1.0, global_rows=2, tokens=9, flat=True, seed=0,
-        spare_row=rows[1], temperature=0.5,
-    )  # fmt: skip
+    batch = batch_of(SAMPLES, flat=True, spare_row=(SAMPLES[2],), temperature=0.5)
+    batch.rows = [(SAMPLES[0], SAMPLES[1]), (SAMPLES[2],)]
     values = [{"advantage": each.segments[0].input_ids * np.float32(10)} for each in SAMPLES]
     valued = batch.with_token_values(values)
     (micro_batch,) = valued.micro_batches()
@@ -137,10 +138,6 @@ class Reader:
         images = sum(len(media) for media in references)
         positions = batch.position_ids.expand(3, -1, -1).clone()
         return Media({"pixel_values": torch.full((images, 4), 0.5)}, kinds, positions, {"images": images})
-
-
-def batch_of(samples: Sequence[Encoded], **more: Any) -> Batch:
-    return Batch(0, [(each,) for each in samples], 0, 3, 1.0, 3, 9, False, 0, **more)
 
 
 def test_media_are_loaded_per_micro_batch() -> None:
@@ -175,10 +172,7 @@ def test_media_without_reader_are_not_dropped() -> None:
 def test_batch_takes_segment_values_and_segment_counts() -> None:
     """A batch takes values per segment and says how many segments each sample has."""
     three = Encoded(7, tuple(each.segments[0] for each in SAMPLES))
-    batch = Batch(
-        step=0, rows=[(three,), (SAMPLES[1],)], first_row=0, micro_rows=2, weight=1.0, global_rows=2, tokens=11,
-        flat=False, seed=0, spare_row=(three,),
-    )  # fmt: skip
+    batch = batch_of([three, SAMPLES[1]], spare_row=(three,))
     vectors = np.arange(8, dtype=np.float32).reshape(4, 2)
     valued = batch.with_segment_values({"vector": vectors})
     (micro_batch,) = valued.micro_batches()
@@ -194,10 +188,7 @@ def test_batch_takes_segment_values_and_segment_counts() -> None:
 
 def test_batch_candidates_need_every_position_and_valid_tokens() -> None:
     """Candidates of a batch stand at every position and must be tokens of the model."""
-    batch = Batch(
-        step=0, rows=[(SAMPLES[0],), (SAMPLES[1],)], first_row=0, micro_rows=2, weight=1.0, global_rows=2, tokens=5,
-        flat=False, seed=0, candidates=(6, 1),
-    )  # fmt: skip
+    batch = batch_of(SAMPLES[:2], candidates=(6, 1))
     (micro_batch,) = batch.micro_batches()
     assert micro_batch.candidates is not None
     assert micro_batch.candidates.tolist() == [[[6, 1]] * 3] * 2

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from encode_row import encode_row, encoder_of
 
 from swift.config.sections import DataSection
-from swift.data.encode import SampleEncoder
 from swift.data.encodings.embedding import EmbeddingEncoding
 from swift.data.pipeline import PreparedData, prepare_data
 from swift.demo.tokenizer import byte_tokenizer
@@ -61,62 +60,39 @@ def test_query_positives_negatives_are_read_from_every_format(tmp_path: Path, ro
 
 def test_rows_may_have_different_numbers_of_documents(tmp_path: Path) -> None:
     rows = [{"query": QUERY, "pos": [GOOD, "too"], "neg": []}, {"query": "q2", "pos": [GOOD], "neg": [BAD, "b", "c"]}]
-    data = prepared(tmp_path, rows)
-    assert [len(sample.segments) for sample in (data.train.samples[0], data.train.samples[1])] == [3, 5]
+    data = prepared(tmp_path, rows, EmbeddingEncoding(most_negatives=2))
+    assert [texts(data, index) for index in range(2)] == [[QUERY, GOOD, "too"], ["q2", GOOD, BAD, "b"]]
     assert [data.train.samples[index].values["positives"] for index in range(2)] == [2, 1]
 
 
-def test_csv_and_jsonl_files_are_read_alike(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text(f"anchor,positive,negative\n{QUERY},{GOOD},{BAD}\n")
-    (tmp_path / "rows.jsonl").write_text(f'{{"anchor": "{QUERY}", "positive": "{GOOD}", "negative": "{BAD}"}}\n')
-    found = [texts(prepared(tmp_path, None, train=[str(tmp_path / name)])) for name in ("rows.csv", "rows.jsonl")]
-    assert found == [[QUERY, GOOD, BAD]] * 2
-
-
-def test_embedding_tokens_match_tokenizer_after_prompts(tmp_path: Path) -> None:
-    """Texts have the tokens that the tokenizer itself gives them after the prompts."""
+def test_embedding_tokens_match_tokenizer_after_prompts() -> None:
+    """Texts have the tokens that the tokenizer itself gives them after the prompts; one that is cut keeps its end."""
     from tokenizers.processors import TemplateProcessing
 
     framing = byte_tokenizer()
-    end = framing.eos_token_id
     framing.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"$A {framing.eos_token}", special_tokens=[(framing.eos_token, end)]
+        single=f"$A {framing.eos_token}", special_tokens=[(framing.eos_token, framing.eos_token_id)]
     )
     encoding = EmbeddingEncoding(query_prompt="Query: ", document_prompt="Text: ")
+    row = {"anchor": QUERY, "positive": GOOD}
     for tokenizer in (TOKENIZER, framing):
-        sample = encoding.understand({"anchor": QUERY, "positive": GOOD}, "row 1")
-        (made,) = SampleEncoder(tokenizer, DataSection(), encoding).encode(sample, "row 1").samples
+        (made,) = encode_row(encoder_of(tokenizer, encoding), row)
         expected = [tokenizer(text)["input_ids"] for text in (f"Query: {QUERY}", f"Text: {GOOD}")]
         assert [segment.input_ids.tolist() for segment in made.segments] == expected
         assert all(segment.weights[1:].all() for segment in made.segments)
-    assert expected[0][-1] == end
-
-
-def test_a_text_that_is_too_long_keeps_the_token_that_ends_it(tmp_path: Path) -> None:
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer = byte_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"$A {tokenizer.eos_token}", special_tokens=[(tokenizer.eos_token, tokenizer.eos_token_id)]
-    )
-    encoding = EmbeddingEncoding()
-    sample = encoding.understand({"anchor": QUERY, "positive": "x" * 50}, "row 1")
-    section = DataSection(max_length=12, truncation="right")
-    (made,) = SampleEncoder(tokenizer, section, encoding).encode(sample, "row 1").samples
-    expected = tokenizer("x" * 50, truncation=True, max_length=12)["input_ids"]
-    assert made.segments[1].input_ids.tolist() == expected
-    assert len(expected) == 12
+    assert expected[0][-1] == framing.eos_token_id
+    (made,) = encode_row(encoder_of(framing, encoding, max_length=12, truncation="right"), row)
+    expected = [
+        framing(text, truncation=True, max_length=12)["input_ids"] for text in (f"Query: {QUERY}", f"Text: {GOOD}")
+    ]
+    assert [segment.input_ids.tolist() for segment in made.segments] == expected
+    assert list(map(len, expected)) == [12, 12]
 
 
 def test_system_message_is_prepended_as_instruction(tmp_path: Path) -> None:
     """A system message stands before the text as an instruction."""
     row = {"messages": [{"role": "system", "content": "Find it:"}, *said(QUERY)], "positive_messages": [said(GOOD)]}
     assert texts(prepared(tmp_path, [row])) == [f"Find it: {QUERY}", GOOD]
-
-
-def test_negatives_beyond_their_number_are_left_out(tmp_path: Path) -> None:
-    row = {"query": QUERY, "pos": [GOOD], "neg": ["a", "b", "c"]}
-    assert texts(prepared(tmp_path, [row], EmbeddingEncoding(most_negatives=2))) == [QUERY, GOOD, "a", "b"]
 
 
 def test_pairs_with_scores_and_labels_are_samples_of_two_texts(tmp_path: Path) -> None:
@@ -149,20 +125,15 @@ USABLE = {"query": QUERY, "pos": [GOOD], "neg": [BAD]}
         (EmbeddingEncoding(needs_negatives=True), {"query": QUERY, "pos": [GOOD], "neg": []}, "no negatives"),
         (EmbeddingEncoding("binary"), {"query": QUERY, "pos": [GOOD], "label": 0.5}, "label out of range"),
         (EmbeddingEncoding("binary"), {**USABLE, "label": 1}, "a label and negatives"),
+        (EmbeddingEncoding("similarity"), {"sentence1": "a b", "sentence2": "c d", "score": 4.2}, "label out of range"),
     ],
 )
 def test_unusable_rows_are_counted_by_reason(
     tmp_path: Path, encoding: EmbeddingEncoding, row: dict[str, Any], reason: str
 ) -> None:
-    data = prepared(tmp_path, [USABLE, row], encoding)
+    usable = USABLE if encoding.labels != "similarity" else {**row, "score": 0.5}
+    data = prepared(tmp_path, [usable, row], encoding)
     assert {name: each.count for name, each in data.train.report.rejected.items()} == {reason: 1}
-
-
-def test_a_similarity_outside_of_its_range_is_counted(tmp_path: Path) -> None:
-    rows = [{"sentence1": "a b", "sentence2": "c d", "score": score} for score in (0.5, 4.2)]
-    data = prepared(tmp_path, rows, EmbeddingEncoding("similarity"))
-    assert list(data.train.report.rejected) == ["label out of range"]
-    assert len(data.train.samples) == 1
 
 
 @pytest.mark.parametrize(
@@ -180,12 +151,3 @@ def test_missing_embedding_columns_list_expected_ones(
     with pytest.raises(DataError) as refused:
         prepared(tmp_path, [row], encoding)
     assert "anchor, query" in str(refused.value.hint)
-
-
-def test_samples_come_back_from_disk_as_they_were_made(tmp_path: Path) -> None:
-    first, again = (prepared(tmp_path, [USABLE, {"query": QUERY, "pos": ["x y", "z z"]}]) for _ in range(2))
-    for one, other in zip(
-        (first.train.samples[0], first.train.samples[1]), (again.train.samples[0], again.train.samples[1]), strict=True
-    ):
-        assert one.values == other.values
-        assert all(np.array_equal(a.input_ids, b.input_ids) for a, b in zip(one.segments, other.segments, strict=True))

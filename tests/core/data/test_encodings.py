@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from labelled_encoding import LabelledEncoding
 from rich.console import Console
+from tokenizers.processors import TemplateProcessing
 
 from swift.config.sections import DataSection
 from swift.data.batch import collate
 from swift.data.corpus import corpus_of
-from swift.data.encode import ENCODER_VERSION, SampleEncoder
-from swift.data.encodings import BY_NAME, EncodedRow, encoding_of
+from swift.data.encode import SampleEncoder
+from swift.data.encodings import EncodedRow, encoding_of
 from swift.data.pipeline import PreparedData, cache_key, prepare_data
 from swift.data.preview import preview
 from swift.data.samples import Encoded
-from swift.data.store import hash_of
 from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError, PluginError
 
@@ -29,7 +29,7 @@ ROWS: list[dict[str, Any]] = [
     {"text": f"text {index}", "label": index % 3, "source": "made up", **({"difficulty": 0.5} if index % 2 else {})}
     for index in range(12)
 ]
-CHAT = {"query": "q", "response": "good", "rejected_response": "bad", "label": True, "margin": 0.5}
+ROW = {"query": "q", "response": "good", "rejected_response": "bad", "label": True, "text": "t"}
 
 
 def prepared(tmp_path: Path, encoding: Any, rows: Any = ROWS, **section: Any) -> PreparedData:
@@ -38,32 +38,27 @@ def prepared(tmp_path: Path, encoding: Any, rows: Any = ROWS, **section: Any) ->
     return prepare_data(settings, byte_tokenizer(), encoding=encoding, seed=1, say=lambda _: None, **given)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_caches_are_found_by_encoding_name(name: str) -> None:
-    """Tokenised data is found by the name of the encoding."""
-    tokenizer, section = byte_tokenizer(), DataSection(system="S", max_length=77)
-    encoder = SampleEncoder(tokenizer, section, encoding_of(name))
-    corpus = corpus_of([CHAT], "rows", section, encoding_of(name))
-    settings = {"system": "S", "max_length": 77, "truncation": "delete", "loss_on": "auto", "template_kwargs": {}}
-    assert cache_key(corpus, encoder) == hash_of(
-        str(ENCODER_VERSION),
-        name,
-        corpus.fingerprint(),
-        json.dumps(settings, sort_keys=True),
-        tokenizer.backend_tokenizer.to_str(),
-        str(tokenizer.chat_template),
-        json.dumps({name: str(token) for name, token in tokenizer.special_tokens_map.items()}, sort_keys=True),
-    )
-
-
-@pytest.mark.parametrize("name", BY_NAME)
-def test_core_encoding_cache_columns_are_stable(tmp_path: Path, name: str) -> None:
-    """Stores of core's encodings have the columns that they always had."""
-    prepared(tmp_path, name, [CHAT, {**CHAT, "query": "another"}])
-    (folder,) = (tmp_path / "cache").iterdir()
-    arrays = ("ids", "weights", "segment_lengths", "segment_counts", "rows", "label", "margin")
-    index = ("segment_starts", "sample_starts", "lengths", "loss_weights")
-    assert {file.name for file in folder.iterdir()} == {"manifest.json", *(f"{array}.bin" for array in arrays + index)}
+def test_whatever_decides_about_tokens_is_in_the_cache_key() -> None:
+    """The encoding and its settings, those of the data section, the tokenizer, its special tokens and its template."""
+    named, framed, written = byte_tokenizer(), byte_tokenizer(), byte_tokenizer()
+    named.add_special_tokens({"sep_token": "<|im_start|>"})
+    framed.backend_tokenizer.post_processor = TemplateProcessing(single="$A $A", special_tokens=[])
+    written.chat_template = "other" + written.chat_template
+    settings = [{"system": "S"}, {"max_length": 77}, {"truncation": "left"}, {"loss_on": "all"}]
+    variants: list[tuple[Any, Any, dict[str, Any]]] = [
+        *((tokenizer, "chat", {}) for tokenizer in (byte_tokenizer(), named, framed, written)),
+        *((byte_tokenizer(), encoding, {}) for encoding in ("text", "kto", "preference", LabelledEncoding())),
+        (byte_tokenizer(), LabelledEncoding(classes=4), {}),
+        *((byte_tokenizer(), "chat", each) for each in (*settings, {"template_kwargs": {"a": 1}})),
+    ]
+    keys = []
+    for tokenizer, encoding, section in variants:
+        encoder = SampleEncoder(tokenizer, DataSection(**section), encoding_of(encoding))
+        keys.append(cache_key(corpus_of([ROW], "rows", encoder.section, encoder.encoding), encoder))
+    assert len(set(keys)) == len(variants)
+    tokenizer, encoding, section = variants[0]
+    again = SampleEncoder(byte_tokenizer(), DataSection(workers=3), encoding_of(encoding))
+    assert cache_key(corpus_of([ROW], "rows", again.section, again.encoding), again) == keys[0]
 
 
 def test_plugin_encoding_is_cached_with_values(tmp_path: Path) -> None:
@@ -78,15 +73,12 @@ def test_plugin_encoding_is_cached_with_values(tmp_path: Path) -> None:
     assert first.samples.facts(4).values["label"] == 1.0
     assert first.report.lines()[0].startswith("train_dataset: 12 rows, 12 samples, ")
     assert first.report.unused_columns == ["source"]
-
-    again = prepared(tmp_path, LabelledEncoding()).train
-    other = prepared(tmp_path, LabelledEncoding(classes=4)).train
-    as_text = prepared(tmp_path, "text").train
-    assert again is not None
-    assert other is not None
-    assert as_text is not None
-    assert again.samples.fingerprint == first.samples.fingerprint
-    assert len({first.samples.fingerprint, other.samples.fingerprint, as_text.samples.fingerprint}) == 3
+    assert collate([samples[index] for index in (1, 3, 5)], flat=True).values["label"].tolist() == [1.0, 0.0, 2.0]
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(preview(byte_tokenizer(), samples[1], LabelledEncoding()))
+    assert "document: 7 tokens" in shown.get()
+    assert "label 1, difficulty 0.5" in shown.get()
 
 
 def test_unusable_plugin_rows_are_counted_by_reason(tmp_path: Path) -> None:
@@ -115,23 +107,6 @@ def test_plugin_encoding_stream_matches_cache(tmp_path: Path) -> None:
         assert sample.sample_id == index
         assert sample.values["label"] == whole.samples[index].values["label"]
         np.testing.assert_array_equal(sample.segments[0].input_ids, whole.samples[index].segments[0].input_ids)
-
-
-def test_a_preview_names_the_segments_as_the_encoding_does(tmp_path: Path) -> None:
-    train = prepared(tmp_path, LabelledEncoding()).train
-    assert train is not None
-    console = Console(width=200)
-    with console.capture() as shown:
-        console.print(preview(byte_tokenizer(), train.samples[1], LabelledEncoding()))
-    assert "document: 7 tokens" in shown.get()
-    assert "label 1, difficulty 0.5" in shown.get()
-
-
-def test_the_values_of_a_plugins_encoding_reach_the_micro_batch(tmp_path: Path) -> None:
-    train = prepared(tmp_path, LabelledEncoding()).train
-    assert train is not None
-    batch = collate([train.samples[index] for index in (1, 3, 5)], flat=True)
-    assert batch.values["label"].tolist() == [1.0, 0.0, 2.0]
 
 
 class Undeclared(LabelledEncoding):

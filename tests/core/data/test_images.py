@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import Dataset, Features, Image, Value
+from encode_row import asked, encode_row, encoder_of, media_encoder
 from PIL import Image as Pillow
 from rich.console import Console
 from tiny_images import image, image_files, processor_of
 
 from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
-from swift.data.encode import SampleEncoder
 from swift.data.encodings import Encoding, encoding_of
 from swift.data.encodings.classification import ClassificationEncoding
 from swift.data.encodings.embedding import EmbeddingEncoding
-from swift.data.pipeline import PreparedData, media_tokens, prepare_data
+from swift.data.pipeline import PreparedData, prepare_data
 from swift.data.preview import preview
-from swift.data.samples import Encoded, Segment
+from swift.data.samples import Encoded
 from swift.errors import DataError
 from swift.models.media_processor import MediaProcessor
 
@@ -39,30 +39,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def section_of(folder: Path, **settings: Any) -> DataSection:
-    return DataSection(media_root=folder, cache=folder / "cache", **settings)
-
-
-def encoder_of(kind: str, section: DataSection, encoding: str | Encoding = "chat") -> SampleEncoder:
-    rules = MediaProcessor(processor_of(kind), section)
-    return SampleEncoder(rules.processor.tokenizer, section, encoding_of(encoding), media_tokens(rules, section))
-
-
 def encode(
-    row: Mapping[str, Any],
-    folder: Path,
-    kind: str = "qwen2_5_vl",
-    encoding: str | Encoding = "chat",
-    **settings: Any,
+    row: Mapping[str, Any], folder: Path, kind: str = "qwen2_5_vl", encoding: str | Encoding = "chat", **settings: Any
 ) -> Encoded:
-    encoder = encoder_of(kind, section_of(folder, **settings), encoding)
-    sample = encoder.encoding.understand(dict(row), "here", root=folder)
-    (encoded,) = encoder.encode(sample, "here").samples
+    (encoded,) = encode_row(media_encoder(processor_of(kind), folder, encoding, **settings), row, folder)
     return encoded
-
-
-def asked(content: Any, **columns: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "red"}], **columns}
 
 
 def prepared(folder: Path, rows: list[dict[str, Any]], name: str, **settings: Any) -> PreparedData:
@@ -127,17 +108,15 @@ def ways(folder: Path) -> dict[str, dict[str, Any]]:
 
 def test_all_image_notations_give_same_sample(folder: Path) -> None:
     rows = ways(folder)
-    encoder = encoder_of("qwen2_5_vl", section_of(folder))
+    encoder = media_encoder(processor_of("qwen2_5_vl"), folder)
+    first = encode(rows["tag"], folder).segments[0]
     for name, row in rows.items():
         sample = encoder.encoding.understand(dict(row), name, root=folder)
-        (encoded,) = encoder.encode(sample, name).samples
-        (segment,) = encoded.segments
+        ((segment,),) = (each.segments for each in encoder.encode(sample, name).samples)
         (held,) = segment.media
-        first = encode(rows["tag"], folder).segments[0]
         assert segment.input_ids.tolist() == first.input_ids.tolist(), name
-        assert (held.start, held.length, held.width, held.height) == (
-            first.media[0].start, first.media[0].length, 56, 56,
-        ), name  # fmt: skip
+        assert (held.start, held.length) == (first.media[0].start, first.media[0].length), name
+        assert (held.width, held.height) == (56, 56), name
         assert not sample.extras, name
         assert Path(held.source).read_bytes()[:4] == b"\x89PNG", name
 
@@ -185,12 +164,10 @@ def test_broken_image_body_is_found_on_full_decode(folder: Path) -> None:
     """A broken body is found where all of an image is looked at."""
     whole = (folder / "1.png").read_bytes()
     (folder / "body.png").write_bytes(whole[: len(whole) // 2])
-    encoder = encoder_of("qwen2_5_vl", section_of(folder))
-    good = encoder.encoding.understand(TWO, "here", root=folder)
-    for _ in range(2):  # the first texts are decoded anyway, to be compared with the processor
-        encoder.encode(good, "here")
+    encoder = media_encoder(processor_of("qwen2_5_vl"), folder)
     row = asked("<image>", images=["body.png"])
-    encoder.encode(encoder.encoding.understand(row, "here", root=folder), "here")
+    for each in (TWO, TWO, row):  # the first texts are decoded anyway, to be compared with the processor
+        encode_row(encoder, each, folder)
     with pytest.raises(Unusable, match="broken image"):
         encode(row, folder, media_check="decode")
 
@@ -223,14 +200,6 @@ def test_plain_text_is_learned_around_images(kind: str, row: dict[str, Any], fol
     assert segment.input_ids.tolist() == ids.tolist()
     stands = ids == processor.tokenizer.convert_tokens_to_ids("<image>" if kind == "llava" else "<|image_pad|>")
     assert segment.weights[1:].tolist() == (~stands).astype(float)[1:].tolist()
-
-
-def test_plain_text_equals_assistant_message(folder: Path) -> None:
-    """Plain text alone is the same in a message of the assistant."""
-    rows = [{"text": "I love music"}, {"messages": [{"role": "assistant", "content": "I love music"}]}]
-    column, message = (encode(row, folder, encoding="text").segments[0] for row in rows)
-    assert column.input_ids.tolist() == message.input_ids.tolist()
-    assert column.weights.tolist() == message.weights.tolist()
 
 
 def said(content: Any) -> list[dict[str, Any]]:
@@ -282,31 +251,25 @@ def test_mismatched_images_report_reason(changes: dict[str, Any], reason: str, f
 
 
 def test_text_model_refuses_images(folder: Path) -> None:
-    section = section_of(folder)
-    encoder = SampleEncoder(processor_of("qwen2_5_vl").tokenizer, section, encoding_of("chat"))
     with pytest.raises(Unusable, match="the model reads text alone"):
-        encoder.encode(encoder.encoding.understand(TWO, "here", root=folder), "here")
+        encode_row(encoder_of(processor_of("qwen2_5_vl").tokenizer), TWO, folder)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("kind", ["llava", "qwen3_vl"])
-def test_truncation_keeps_images_whole(side: str, kind: str, folder: Path) -> None:
+def test_truncation_keeps_images_whole(side: str, folder: Path) -> None:
     row = asked("<image>one <image>two", images=["0.png", "1.png"])
-    whole = encode(row, folder, kind).segments[0]
+    whole = encode(row, folder, "qwen3_vl").segments[0]
     token = whole.input_ids[whole.media[0].start]
     for longest in range(8, len(whole)):
         try:
-            (segment,) = encode_quickly(row, folder, kind, side, longest)
+            more: dict[str, Any] = {"truncation": side, "max_length": longest, "loss_on": "all"}
+            (segment,) = encode(row, folder, "qwen3_vl", **more).segments
         except Unusable:
             continue
         assert len(segment) <= longest
         held = [at for each in segment.media for at in range(each.start, each.start + each.length)]
         assert held == np.flatnonzero(segment.input_ids == token).tolist()
         assert {each.length for each in segment.media} <= {each.length for each in whole.media}
-
-
-def encode_quickly(row: Mapping[str, Any], folder: Path, kind: str, side: str, longest: int) -> tuple[Segment, ...]:
-    return encode(row, folder, kind, truncation=side, max_length=longest, loss_on="all").segments
 
 
 def test_pixel_limits_change_image_tokens(folder: Path) -> None:

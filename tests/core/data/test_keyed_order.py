@@ -14,21 +14,21 @@ from swift.errors import CheckpointError
 from swift.train.scheduling import restore_schedule, schedule_state
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 17, 64, 65, 1000, 4097])
-def test_every_sample_has_one_position(count: int) -> None:
-    order = KeyedPermutation(count, seed=3, epoch=1)
-    assert sorted(order(np.arange(count)).tolist()) == list(range(count))
+def test_every_sample_has_one_position() -> None:
+    for count in (1, 2, 3, 4, 5, 17, 64, 65, 1000, 4097):
+        order = KeyedPermutation(count, seed=3, epoch=1)
+        assert sorted(order[np.arange(count)].tolist()) == list(range(count))
 
 
 def test_the_order_never_changes_with_versions() -> None:
-    assert KeyedPermutation(10, 42, 0)(np.arange(10)).tolist() == [0, 6, 3, 5, 2, 9, 8, 1, 4, 7]
-    assert KeyedPermutation(10_000_000, 42, 1)(np.array([0, 1, 9_999_999])).tolist() == [6391433, 3093694, 7195155]
+    assert KeyedPermutation(10, 42, 0)[np.arange(10)].tolist() == [0, 6, 3, 5, 2, 9, 8, 1, 4, 7]
+    assert KeyedPermutation(10_000_000, 42, 1)[np.array([0, 1, 9_999_999])].tolist() == [6391433, 3093694, 7195155]
 
 
 def test_orders_of_seeds_and_epochs_are_independent() -> None:
     """Seeds and epochs give orders that have nothing to do with each other."""
     places = np.arange(20_000)
-    orders = [KeyedPermutation(20_000, seed, epoch)(places) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    orders = [KeyedPermutation(20_000, seed, epoch)[places] for seed, epoch in ((0, 0), (0, 1), (1, 0))]
     orders.append(places)
     for index, one in enumerate(orders):
         for other in orders[:index]:
@@ -40,7 +40,7 @@ def test_orders_of_seeds_and_epochs_are_independent() -> None:
 
 
 def test_small_permutations_are_uniform() -> None:
-    drawn = [tuple(KeyedPermutation(4, seed, 0)(np.arange(4)).tolist()) for seed in range(2400)]
+    drawn = [tuple(KeyedPermutation(4, seed, 0)[np.arange(4)].tolist()) for seed in range(2400)]
     counts = [drawn.count(each) for each in set(drawn)]
     assert len(counts) == 24
     assert sum((each - 100) ** 2 / 100 for each in counts) < 60  # chi-squared of 23: p below 0.0001

@@ -7,16 +7,15 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from encode_row import encode_row, encoder_of, learned_runs
 
 from swift.config.sections import DataSection
 from swift.contracts import ModelView
 from swift.data import encode_corpus as tokenise
 from swift.data.batch import Batch
 from swift.data.conversation import Unusable
-from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
 from swift.data.pipeline import PreparedData, prepare_data
 from swift.data.report import DataReport
@@ -64,8 +63,7 @@ def encoded(
     row: dict[str, Any], template: str | None = None, encoding: str = "chat", **section: Any
 ) -> tuple[Encoded, ...]:
     """Samples of one row."""
-    encoder = SampleEncoder(tokenizer_with(template), DataSection(**section), encoding_of(encoding))
-    return encoder.encode(encoding_of(encoding).understand(row, "row 1"), "row 1").samples
+    return encode_row(encoder_of(tokenizer_with(template), encoding, **section), row)
 
 
 def prepared(tmp_path: Path, rows: list[Any], template: str | None = None, **section: Any) -> PreparedData:
@@ -90,37 +88,17 @@ def reported(tmp_path: Path, rows: list[Any], template: str | None = None, **sec
 
 
 def learned(samples: tuple[Encoded, ...]) -> list[tuple[str, float]]:
-    """Runs of tokens of one weight that are learned, as strings."""
-    runs: list[tuple[list[int], float]] = []
-    for sample in samples:
-        before = 0.0
-        for token, weight in zip(*(each.tolist() for each in _flat(sample)), strict=True):
-            if weight and weight == before:
-                runs[-1][0].append(token)
-            elif weight:
-                runs.append(([token], weight))
-            before = weight
-    return [(byte_tokenizer().decode(tokens), weight) for tokens, weight in runs]
-
-
-def _flat(sample: Encoded) -> tuple[np.ndarray, np.ndarray]:
-    return tuple(np.concatenate([getattr(each, name) for each in sample.segments]) for name in ("input_ids", "weights"))
+    return [run for sample in samples for each in sample.segments for run in learned_runs(byte_tokenizer(), each)]
 
 
 # ---------------------------------------------------------------- weights
 
 
-@pytest.mark.parametrize("key", WEIGHT_KEYS)
-@pytest.mark.parametrize("off", [False, 0, 0.0, "false", "0"])
-def test_a_message_that_is_off_is_not_learned(key: str, off: object) -> None:
-    row = {"messages": [user(), bot("no", **{key: off}), user(), bot("yes", **{key: True}), user(), bot("too")]}
-    assert learned(encoded(row)) == [("yes<|im_end|>", 1.0), ("too<|im_end|>", 1.0)]
-
-
-@pytest.mark.parametrize("key", WEIGHT_KEYS)
-def test_a_message_weighs_its_number(key: str) -> None:
-    row = {"messages": [user(), bot("half", **{key: 0.5}), user(**{key: 0.0}), bot("two", **{key: "2"})]}
-    assert learned(encoded(row)) == [("half<|im_end|>", 0.5), ("two<|im_end|>", 2.0)]
+@pytest.mark.parametrize(("key", "off"), [*zip(WEIGHT_KEYS, [False, 0, 0.0, "false", "0"], strict=True)])
+def test_a_message_weighs_its_number(key: str, off: object) -> None:
+    turns = [bot("no", **{key: off}), bot("yes", **{key: True}), bot("half", **{key: 0.5}), bot("two", **{key: "2"})]
+    row = {"messages": [message for turn in turns for message in (user(**{key: 0.0}), turn)]}
+    assert learned(encoded(row)) == [("yes<|im_end|>", 1.0), ("half<|im_end|>", 0.5), ("two<|im_end|>", 2.0)]
 
 
 def test_two_weights_of_a_message_must_agree() -> None:
@@ -233,8 +211,9 @@ def test_pairs_take_no_fractional_weights() -> None:
 # ---------------------------------------------------------------- reasoning
 
 
-@pytest.mark.parametrize("reasoning", ["2+3=5", "5", "q?"])
-@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize(
+    ("key", "reasoning"), [("reasoning_content", "2+3=5"), ("reasoning", "5"), ("thinking", "q?"), ("reasoning", "q?")]
+)
 def test_reasoning_that_a_template_drops_is_counted(tmp_path: Path, key: str, reasoning: str) -> None:
     """Also where the reasoning happens to be in the text, as part of something else."""
     report = reported(tmp_path, [{"messages": [user(), bot("5", **{key: reasoning})]}, {"messages": [user(), bot()]}])
@@ -325,8 +304,7 @@ def test_unused_keys_of_ranks_have_first_position(tmp_path: Path, monkeypatch: p
 # ---------------------------------------------------------------- rejected completions, formats, parts
 
 
-@pytest.mark.parametrize("label", [False, "false", "False"])
-@pytest.mark.parametrize("encoding", ["chat", "text"])
+@pytest.mark.parametrize(("encoding", "label"), [("chat", False), ("text", "false"), ("chat", "False")])
 def test_a_rejected_completion_is_not_learned(encoding: str, label: object) -> None:
     for row in ({"messages": [user(), bot("bad")]}, {"prompt": "q", "completion": "bad"}):
         with pytest.raises(Unusable, match="swift rlhf --rlhf_type kto"):
@@ -372,9 +350,3 @@ def test_parts_of_llama_factorys_v1_are_read() -> None:
 def test_an_unknown_part_is_named_by_type_and_keys() -> None:
     with pytest.raises(Unusable, match="a part of the type 'smell' with the keys type, strength"):
         encoded({"messages": [user([{"type": "smell", "strength": 3}]), bot()]})  # type: ignore[arg-type]
-
-
-def test_a_text_model_reads_no_images(tmp_path: Path) -> None:
-    """The reason is the model, not what its chat template does with a list of parts."""
-    with pytest.raises(Unusable, match="this model reads no images"):
-        encoded({"messages": [user("<image>?"), bot()], "images": ["a.png"]})

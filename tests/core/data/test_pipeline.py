@@ -89,9 +89,9 @@ def test_report_counts_skipped_samples_by_reason(tmp_path: Path) -> None:
 
 def test_a_report_of_several_data_sets_counts_each(tmp_path: Path) -> None:
     one, other = write(tmp_path / "a.jsonl", GOOD[:5]), write(tmp_path / "b.jsonl", [*GOOD, *BAD])
-    sources = prepare(Path(f"{one}#3"), other, cache=tmp_path / "cache").report.sources
-    assert [(source.rows, source.available, source.samples) for source in sources] == [(3, 5, 3), (23, 23, 20)]
-    lines = prepare(Path(f"{one}#3"), other, cache=tmp_path / "cache").report.lines()
+    report = prepare(Path(f"{one}#3"), other, cache=tmp_path / "cache").report
+    assert [(source.rows, source.available, source.samples) for source in report.sources] == [(3, 5, 3), (23, 23, 20)]
+    lines = report.lines()
     assert lines[0].startswith(f"{one}#3: 3 rows (the first of 5), 3 samples, ")
     assert lines[1].startswith(f"{other}: 23 rows, 20 samples, ")
 
@@ -110,16 +110,14 @@ def test_no_trainable_sample_is_error_and_leaves_no_cache(tmp_path: Path) -> Non
     path = write(tmp_path / "a.jsonl", [{"prompt": "q", "completion": ""}] * 3)
     with pytest.raises(DataError, match="None of the 3 rows") as error:
         prepare(path, cache=tmp_path / "cache")
-    assert error.value.hint
-    assert f"empty completion, first in {path}:1" in error.value.hint
+    assert f"empty completion, first in {path}:1" in str(error.value.hint)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_run_without_a_data_set_shows_a_line_that_works(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no data set") as error:
         prepare(cache=tmp_path)
-    assert error.value.hint
-    assert "--dataset" in error.value.hint
+    assert "--dataset" in str(error.value.hint)
 
 
 def test_second_run_uses_cache_unless_settings_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,46 +131,20 @@ def test_second_run_uses_cache_unless_settings_change(tmp_path: Path, monkeypatc
     assert not encoded
     assert second.report == first.report
     assert all(same(train_of(first).samples[i], train_of(second).samples[i]) for i in range(20))
-    for changed in ({"system": "s"}, {"max_length": 70}, {"loss_on": "all"}):
-        prepare(path, cache=tmp_path / "cache", **changed)
-        assert encoded
-        encoded.clear()
+    prepare(path, cache=tmp_path / "cache", system="s")
     write(path, GOOD)
     prepare(path, cache=tmp_path / "cache")
-    assert encoded
-
-
-def test_another_chat_template_is_another_cache(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", GOOD)
-    corpus = train_of(prepare(path, cache=tmp_path / "cache")).corpus
-    tokenizer = byte_tokenizer()
-    key = pipeline.cache_key(corpus, SampleEncoder(tokenizer, DataSection(), encoding_of("chat")))
-    tokenizer.chat_template = "other" + tokenizer.chat_template
-    assert pipeline.cache_key(corpus, SampleEncoder(tokenizer, DataSection(), encoding_of("chat"))) != key
-
-
-def test_each_encoding_has_a_cache_of_its_own(tmp_path: Path) -> None:
-    row = {"prompt": "q", "completion": "a", "chosen": "a", "rejected": "b", "label": True}
-    path = write(tmp_path / "a.jsonl", [row] * 3)
-    shapes = [
-        len(train_of(prepare(path, cache=tmp_path / "cache", encoding=encoding)).samples[0].segments)
-        for encoding in ("text", "chat", "kto", "preference")
-    ]
-    assert shapes == [1, 1, 2, 2]
-    assert len(list((tmp_path / "cache").iterdir())) == 4
+    assert len(encoded) == 2
 
 
 def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", GOOD)
-    first = train_of(prepare(path, cache=tmp_path / "cache"))
-    expected = [first.samples[i] for i in range(20)]
-    expected = [
-        Encoded(e.sample_id, tuple(type(s)(s.input_ids.copy(), s.weights.copy()) for s in e.segments)) for e in expected
-    ]
+    prepare(path, cache=tmp_path / "cache")
     (folder,) = (tmp_path / "cache").iterdir()
     os.truncate(folder / "ids.bin", 40)
     again = train_of(prepare(path, cache=tmp_path / "cache"))
-    assert all(same(again.samples[i], expected[i]) for i in range(20))
+    expected = train_of(prepare(path, cache=tmp_path / "other"))
+    assert all(same(again.samples[i], expected.samples[i]) for i in range(20))
 
 
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +168,7 @@ def test_a_cache_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -
     path = write(tmp_path / "a.jsonl", GOOD)
     with pytest.raises(DataError, match="cannot be written") as error:
         prepare(path, cache=path)
-    assert error.value.hint
-    assert "--data.cache" in error.value.hint
+    assert "--data.cache" in str(error.value.hint)
 
 
 def test_worker_processes_give_same_samples_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +232,8 @@ def test_split_depends_on_seed_only(tmp_path: Path) -> None:
     assert sorted(train + held_out) == list(range(20))
     assert split(1) == (train, held_out)
     assert split(2) != (train, held_out)
+    with pytest.raises(ConfigError, match="there are only 1"):
+        prepare(write(tmp_path / "b.jsonl", GOOD[:1]), cache=tmp_path / "cache", split_ratio=0.5)
 
 
 def test_pieces_of_one_row_are_held_out_together(tmp_path: Path) -> None:
@@ -271,14 +244,7 @@ def test_pieces_of_one_row_are_held_out_together(tmp_path: Path) -> None:
     assert rows[0].isdisjoint(rows[1])
     assert (len(rows[0]), len(rows[1])) == (7, 3)
     data.validation.write_rows(tmp_path / "val.jsonl")
-    assert (tmp_path / "val.jsonl").read_text() == '{"text": "' + "x" * 50 + '"}\n' + 2 * (
-        '{"text": "' + "x" * 50 + '"}\n'
-    )
-
-
-def test_a_single_sample_cannot_be_split(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there are only 1"):
-        prepare(write(tmp_path / "a.jsonl", GOOD[:1]), cache=tmp_path / "cache", split_ratio=0.5)
+    assert (tmp_path / "val.jsonl").read_text() == ('{"text": "' + "x" * 50 + '"}\n') * 3
 
 
 def test_validation_set_is_encoded_and_rows_may_be_in_memory(tmp_path: Path) -> None:

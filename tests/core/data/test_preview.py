@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from encode_row import encode_row, encoder_of
 from rich.console import Console
 
-from swift.config.sections import DataSection
-from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
 from swift.data.preview import preview
 from swift.demo.tokenizer import byte_tokenizer
@@ -16,24 +15,19 @@ from swift.demo.tokenizer import byte_tokenizer
 
 def shown(row: dict[str, Any], encoding: str) -> str:
     tokenizer = byte_tokenizer()
-    (sample,) = (
-        SampleEncoder(tokenizer, DataSection(), encoding_of(encoding))
-        .encode(encoding_of(encoding).understand(row, "r"), "r")
-        .samples
-    )
+    (sample,) = encode_row(encoder_of(tokenizer, encoding), row)
     out = io.StringIO()
     Console(file=out, width=300, force_terminal=False).print(preview(tokenizer, sample, encoding_of(encoding)))
     return out.getvalue()
 
 
-def test_learned_text_is_marked_even_without_colours() -> None:
+def test_learned_text_and_both_sides_of_a_pair_are_marked() -> None:
+    """Even without colours."""
     text = shown({"prompt": "q [bold]", "completion": "[/x]"}, "chat")
     assert "<|im_start|>user\nq [bold]<|im_end|>\n<|im_start|>assistant\n⟦[/x]<|im_end|>⟧" in text
     assert "learned (in ⟦ ⟧)" in text
     assert "ids: 257 " in text
 
-
-def test_both_sides_of_a_pair_are_shown() -> None:
     text = shown({"prompt": "q", "chosen": "good", "rejected": "bad", "margin": 2}, "preference")
     assert "chosen: " in text
     assert "⟦good<|im_end|>⟧" in text

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from encode_row import encode_row, encoder_of
 
 from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
-from swift.data.encode import SampleEncoder
 from swift.data.encodings.reranker import Documents, GenerativeRerankerEncoding, RerankerEncoding
 from swift.data.pipeline import prepare_data
 from swift.data.samples import Segment
@@ -27,11 +27,11 @@ def of(*, listwise: bool = False, generative: bool = False, **choice: Any) -> An
 
 def groups(row: dict[str, Any], encoding: Any, **section: Any) -> list[tuple[int, list[str]]]:
     """What a row becomes: per sample the number of right documents, and the texts."""
-    made = SampleEncoder(TOKENIZER, DataSection(**section), encoding).encode(encoding.understand(row, "row 1"), "row 1")
-    for sample in made.samples:
+    samples = encode_row(encoder_of(TOKENIZER, encoding, **section), row)
+    for sample in samples:
         assert sample.values["documents"] == len(sample.segments)
         assert all(segment.weights.any() for segment in sample.segments)
-    return [(int(each.values["positives"]), [text(segment) for segment in each.segments]) for each in made.samples]
+    return [(int(each.values["positives"]), [text(segment) for segment in each.segments]) for each in samples]
 
 
 def text(segment: Segment) -> str:
@@ -99,8 +99,7 @@ def test_generative_reranker_prompt_matches_qwen3_reranker() -> None:
     """A language model gets the prompt of Qwen3 Reranker, and only the yes or no counts."""
     row = {"query": "q", "positive": "right", "negative": ["wrong"]}
     encoding = of(generative=True, instruction="find")
-    made = SampleEncoder(TOKENIZER, DataSection(), encoding).encode(encoding.understand(row, "row 1"), "row 1")
-    (sample,) = made.samples
+    (sample,) = encode_row(encoder_of(TOKENIZER, encoding), row)
     for segment, document in zip(sample.segments, ("right", "wrong"), strict=True):
         assert text(segment) == (
             "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -181,7 +180,5 @@ def test_right_truncated_prompt_is_skipped() -> None:
 def test_tokenizer_without_chat_template_is_refused() -> None:
     plain = byte_tokenizer()
     plain.chat_template = None
-    encoding = of(generative=True)
-    sample = encoding.understand({"query": "q", "positive": "a", "negative": "b"}, "row 1")
     with pytest.raises(ModelError, match="chat template"):
-        SampleEncoder(plain, DataSection(), encoding).encode(sample, "row 1")
+        encode_row(encoder_of(plain, of(generative=True)), {"query": "q", "positive": "a", "negative": "b"})

@@ -1,7 +1,7 @@
 """Tokens of plain ASCII text, looked up word by word: several times as fast as the tokenizers library.
 
-A byte-level tokenizer cuts a text at its special tokens and then into pattern by a pattern, and turns each word into
-tokens without looking at the others. So a table of the pattern seen before gives the same tokens. Only patterns whose
+A byte-level tokenizer cuts a text at its special tokens and then into words by a pattern, and turns each word into
+tokens without looking at the others. So a table of the words seen before gives the same tokens. Only patterns whose
 meaning for ASCII is known are handled, and only text that is ASCII throughout: there nothing depends on tables of
 Unicode, and normalising changes nothing.
 """
@@ -34,7 +34,7 @@ _ASCII = {
     _LIKE_QWEN_3_5: _ASCII_OF_QWEN,
     _LIKE_QWEN_2.replace(r"\p{N}|", r"\p{N}{1,3}|"): _ASCII_OF_QWEN.replace("[0-9]|", "[0-9]{1,3}|"),
 }
-"""Patterns of pattern (GPT-2, Qwen 2 and 3, Qwen 3.5, Llama 3), and what they come to where all text is ASCII."""
+"""Patterns of words (GPT-2, Qwen 2 and 3, Qwen 3.5, Llama 3), and what they come to where all text is ASCII."""
 _UNCHANGING = ("NFC", "NFD", "NFKC", "NFKD")
 """Normalisers that leave ASCII as it is."""
 _MOST = 1 << 16
@@ -91,7 +91,7 @@ class _OtherBytes(Exception):
 
 
 class _Known(dict[str, bytes]):
-    """Tokens of the pattern seen before; those of others are made and kept when they are looked up.
+    """Tokens of the words seen before; those of others are made and kept when they are looked up.
 
     They are kept as the bytes of an int32 array: those of a text are these joined, without a Python number for each.
     """
@@ -178,7 +178,7 @@ def _steps(state: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _pattern(state: dict[str, Any]) -> str | None:
-    """Return the pattern by which a byte-level pre-tokenizer finds pattern, if it does so in one of the usual ways."""
+    """Return the pattern by which a byte-level pre-tokenizer finds words, if it does so in one of the usual ways."""
     match _steps(state):
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
             return _LIKE_GPT_2

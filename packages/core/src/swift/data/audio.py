@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from swift.data.conversation import Unusable
-from swift.data.media import Measured
-from swift.errors import ModelError
+from swift.data.media import Measured, needed, unusable_unless_readable
 
 _SHORT = "it is shorter than its header declares"
 _CROSSINGS = 6
@@ -34,17 +33,13 @@ def measure_audio(path: str, *, decode: bool = False) -> Measured:
 
     Raise `Unusable` for one that is missing, broken or empty.
     """
-    try:
+    with unusable_unless_readable("audio", path):
         frames, rate = _header(path)
         if rate not in _RATES:
             raise ValueError(f"its header has an invalid sample rate, {rate}")
         if decode:
             _samples(path)
         size = Path(path).stat().st_size
-    except FileNotFoundError:
-        raise Unusable("missing audio clip", f"there is no file {path}") from None
-    except (OSError, EOFError, ValueError, RuntimeError) as error:  # soundfile raises RuntimeError's kin
-        raise Unusable("broken audio clip", f"{path} cannot be read as audio: {error}") from None
     if not frames:
         raise Unusable("broken audio clip", f"{path} has no samples")
     return Measured(path, 0, 0, size, "audio", frames, float(rate))
@@ -136,12 +131,5 @@ def _as_floats(content: bytes, width: int) -> np.ndarray:
 def _soundfile(path: str) -> Any:
     if Path(path).stat().st_size == 0:
         raise ValueError("the file is empty")
-    try:
-        import soundfile  # type: ignore[import-not-found]  # an extra
-    except ImportError as error:
-        raise ModelError(
-            f"{path} is not a WAV file of integers, and other formats need the package soundfile, which is not "
-            "installed.",
-            hint='Type: pip install "swift-core[audio]"',
-        ) from error
-    return soundfile
+    what = f"{path} is not a WAV file of integers, and other formats need the package soundfile"
+    return needed("soundfile", what, "audio")

@@ -15,10 +15,6 @@ from swift.data.samples import Encoded, Segment
 from swift.errors import PluginError
 
 
-def _no_samples() -> torch.Tensor:
-    return torch.zeros(0, dtype=torch.int64)
-
-
 @dataclass
 class MicroBatch:
     """Tensors of one micro-batch, already shifted: position t predicts `targets[t]`.
@@ -60,7 +56,7 @@ class MicroBatch:
     """Divisor of the logits, applied after scale and softcap."""
     media: Media | None = None
     """Images, videos and sounds, for a backend whose `Capabilities.modalities` have them."""
-    sample_segments: torch.Tensor = field(default_factory=_no_samples)
+    sample_segments: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     """int64 [samples]: how many segments each sample has; samples and segments lie in the same order."""
     segment_values: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per segment, float32 [segments, ...]: what `Objective.from_first_pass` returned, or a plan of its own set."""
@@ -216,7 +212,11 @@ class Batch:
         row = self.rows[0] if self.rows else self.spare_row
         if row is None:
             raise ValueError("a batch without rows needs a spare row")
-        return self._collate([tuple(_muted(sample) for sample in row)], self.first_row)
+
+        def muted(segment: Segment) -> Segment:
+            return replace(segment, weights=np.zeros_like(segment.weights))
+
+        return self._collate([tuple(_changed(sample, muted) for sample in row)], self.first_row)
 
     def __len__(self) -> int:
         return max(1, math.ceil(len(self.rows) / self.micro_rows))
@@ -231,41 +231,42 @@ class Batch:
         What `ForwardResult.tokens` holds can be given here. A spare row gets zeros under the same names, and under
         `names`, for a process that has no segment to learn them from.
         """
-        expected = sum(len(sample.segments) for row in self.rows for sample in row)
-        if len(segments) != expected:
+        if len(segments) != (expected := self._segments()):
             raise ValueError(f"{expected} segments in the batch, but values for {len(segments)}")
         given = iter(segments)
         names = {*names, *(name for values in segments for name in values)}
-        spare = self.spare_row
-        if spare is not None:
-            spare = tuple(_valued(sample, lambda segment: _zeros(segment, names)) for sample in spare)
-        rows = [tuple(_valued(sample, lambda _: next(given)) for sample in row) for row in self.rows]
-        return replace(self, rows=rows, spare_row=spare)
+
+        def valued(segment: Segment, values: Mapping[str, np.ndarray]) -> Segment:
+            return replace(segment, token_values={**segment.token_values, **values})
+
+        return self._changed(lambda each: valued(each, next(given)), lambda each: valued(each, _zeros(each, names)))
 
     def with_segment_values(self, values: Mapping[str, np.ndarray]) -> Batch:
         """Return the batch with more values per segment: name → [segments of this slice, ...], in order.
 
         They become `MicroBatch.segment_values`. A spare row gets zeros of the same names and shapes.
         """
-        expected = sum(len(sample.segments) for row in self.rows for sample in row)
+        expected = self._segments()
         for name, value in values.items():
             if len(value) != expected:
                 raise ValueError(f"{expected} segments in the batch, but {len(value)} values of {name!r}")
-        given = iter(range(expected))
+        given = iter({name: value[index] for name, value in values.items()} for index in range(expected))
+        zeros = {name: np.zeros(value.shape[1:], dtype=np.float32) for name, value in values.items()}
 
-        def of_next(segment: Segment) -> Segment:
-            index = next(given)
-            return replace(segment, values={**segment.values, **{name: value[index] for name, value in values.items()}})
+        def valued(segment: Segment, values: Mapping[str, np.ndarray]) -> Segment:
+            return replace(segment, values={**segment.values, **values})
 
-        def blank(segment: Segment) -> Segment:
-            zeros = {name: np.zeros(value.shape[1:], dtype=np.float32) for name, value in values.items()}
-            return replace(segment, values={**segment.values, **zeros})
+        return self._changed(lambda each: valued(each, next(given)), lambda each: valued(each, zeros))
 
-        rows = [tuple(_changed(sample, of_next) for sample in row) for row in self.rows]
-        spare = self.spare_row
-        if spare is not None:
-            spare = tuple(_changed(sample, blank) for sample in spare)
-        return replace(self, rows=rows, spare_row=spare)
+    def _segments(self) -> int:
+        """Return how many segments this slice has."""
+        return sum(len(sample.segments) for row in self.rows for sample in row)
+
+    def _changed(self, own: Callable[[Segment], Segment], spare: Callable[[Segment], Segment]) -> Batch:
+        """Return the batch with other segments, and a spare row with others."""
+        rows = [tuple(_changed(sample, own) for sample in row) for row in self.rows]
+        row = self.spare_row
+        return replace(self, rows=rows, spare_row=row and tuple(_changed(sample, spare) for sample in row))
 
     def _collate(self, rows: Sequence[Row], row: int) -> MicroBatch:
         samples = [sample for each in rows for sample in each]
@@ -273,8 +274,8 @@ class Batch:
         if stands_in:
             samples.append(self._stand_in(samples[0], stands_in))
         step_seed = self.seed * 1_000_003 + self.step
-        seed = step_seed * 1_000_003 + row
-        micro_batch = collate(samples, flat=self.flat, seed=seed % 2**63, pad_to_multiple=self.pad_to_multiple)
+        seed = (step_seed * 1_000_003 + row) % 2**63
+        micro_batch = collate(samples, flat=self.flat, seed=seed, pad_to_multiple=self.pad_to_multiple)
         ready = replace(
             micro_batch,
             step_seed=step_seed % 2**63,
@@ -323,32 +324,35 @@ def collate(samples: Sequence[Encoded], *, flat: bool, seed: int = 0, pad_to_mul
     """Lay samples out as tensors, shifted by one so that no consumer has to."""
     segments = [segment for sample in samples for segment in sample.segments]
     lengths = np.array([len(segment) for segment in segments], dtype=np.int64)
-    longest = int(lengths.max())
-    arrays = _flat(segments, lengths, pad_to_multiple) if flat else _padded(segments, longest, pad_to_multiple)
-    input_ids, position_ids, targets, weights, segment_ids = (torch.from_numpy(array) for array in arrays)
-    boundaries = None
+    longest, ends = int(lengths.max()), np.cumsum(lengths)
+    width = -(-(int(ends[-1]) if flat else longest) // pad_to_multiple) * pad_to_multiple
+    shape = (1 if flat else len(segments), width)
+    input_ids, position_ids = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    segment_ids = np.full(shape, -1, np.int64)
     if flat:
-        boundaries = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-    mask = None if flat or bool((segment_ids >= 0).all()) else segment_ids >= 0
-    names = set(samples[0].values)
-    values = {
-        name: torch.tensor([sample.values[name] for sample in samples], dtype=torch.float32) for name in sorted(names)
-    }
+        position_ids[0, ends[-1] :] = np.arange(width - ends[-1])
+    for index, (segment, length, end) in enumerate(zip(segments, lengths.tolist(), ends.tolist(), strict=True)):
+        where = (0, slice(end - length, end)) if flat else (index, slice(0, length))
+        input_ids[where], position_ids[where], segment_ids[where] = segment.input_ids, np.arange(length), index
     reference = None
     if all(sample.reference_logps is not None for sample in samples):
         reference = torch.from_numpy(np.concatenate([sample.reference_logps for sample in samples]))
-    token_values, candidates = _per_token(segments, segment_ids, flat=flat)
+    token_values, candidates = _per_token(segments, shape, flat=flat)
+    padded = not flat and bool((segment_ids < 0).any())
     return MicroBatch(
-        input_ids=input_ids,
-        position_ids=position_ids,
-        targets=targets,
-        weights=weights,
-        segment_ids=segment_ids,
+        input_ids=torch.from_numpy(input_ids),
+        position_ids=torch.from_numpy(position_ids),
+        targets=_laid_out([segment.input_ids for segment in segments], np.zeros(shape, np.int64), flat=flat),
+        weights=_laid_out([segment.weights for segment in segments], np.zeros(shape, np.float32), flat=flat),
+        segment_ids=torch.from_numpy(segment_ids),
         segments=len(segments),
-        attention_mask=mask,
-        boundaries=boundaries,
+        attention_mask=torch.from_numpy(segment_ids >= 0) if padded else None,
+        boundaries=torch.from_numpy(np.append(0, ends).astype(np.int32)) if flat else None,
         longest=longest,
-        values=values,
+        values={
+            name: torch.tensor([sample.values[name] for sample in samples], dtype=torch.float32)
+            for name in sorted(samples[0].values)
+        },
         reference_logps=reference,
         sample_ids=[sample.sample_id for sample in samples],
         seed=seed,
@@ -397,20 +401,12 @@ def _changed(sample: Encoded, change: Callable[[Segment], Segment]) -> Encoded:
     return replace(sample, segments=tuple(change(segment) for segment in sample.segments))
 
 
-def _muted(sample: Encoded) -> Encoded:
-    return _changed(sample, lambda segment: replace(segment, weights=np.zeros_like(segment.weights)))
-
-
-def _valued(sample: Encoded, values: Callable[[Segment], Mapping[str, np.ndarray]]) -> Encoded:
-    return _changed(sample, lambda each: replace(each, token_values={**each.token_values, **values(each)}))
-
-
 def _zeros(segment: Segment, names: set[str]) -> dict[str, np.ndarray]:
     return {name: np.zeros(len(segment), dtype=np.float32) for name in names}
 
 
 def _per_token(
-    segments: Sequence[Segment], segment_ids: torch.Tensor, *, flat: bool
+    segments: Sequence[Segment], shape: tuple[int, int], *, flat: bool
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
     """Return token values and candidates, laid out as weights are. All segments must have the same."""
     first = segments[0].candidates
@@ -420,7 +416,6 @@ def _per_token(
     shapes = {None if segment.candidates is None else segment.candidates.shape[1:] for segment in segments}
     if len(shapes) > 1:
         raise ValueError("all segments of a batch must have as many candidates per token, or none")
-    shape = tuple(segment_ids.shape)
     values = {
         name: _laid_out([each.token_values[name] for each in segments], np.zeros(shape + more, np.float32), flat=flat)
         for name, more in sorted(kinds[0].items())
@@ -445,49 +440,7 @@ def _laid_out(arrays: Sequence[np.ndarray], blank: np.ndarray, *, flat: bool) ->
     start = 0
     for index, array in enumerate(arrays):
         row, first = (0, start) if flat else (index, 0)
-        blank[row, first : first + len(array) - 1] = array[1:]
+        shifted = array[1:]
+        blank[row, first : first + len(shifted)] = shifted
         start += len(array)
     return torch.from_numpy(blank)
-
-
-def _round_up(length: int, multiple: int) -> int:
-    return -(-length // multiple) * multiple
-
-
-def _shifted(segment: Segment) -> tuple[np.ndarray, np.ndarray]:
-    targets = np.zeros(len(segment), dtype=np.int64)
-    weights = np.zeros(len(segment), dtype=np.float32)
-    targets[:-1] = segment.input_ids[1:]
-    weights[:-1] = segment.weights[1:]
-    return targets, weights
-
-
-def _fill(arrays: tuple[np.ndarray, ...], where: tuple[int, slice], segment: Segment, index: int) -> None:
-    input_ids, position_ids, targets, weights, segment_ids = arrays
-    input_ids[where] = segment.input_ids
-    position_ids[where] = np.arange(len(segment))
-    targets[where], weights[where] = _shifted(segment)
-    segment_ids[where] = index
-
-
-def _blank(rows: int, width: int) -> tuple[np.ndarray, ...]:
-    integers = [np.zeros((rows, width), dtype=np.int64) for _ in range(3)]
-    return (*integers, np.zeros((rows, width), dtype=np.float32), np.full((rows, width), -1, dtype=np.int64))
-
-
-def _padded(segments: Sequence[Segment], longest: int, multiple: int) -> tuple[np.ndarray, ...]:
-    arrays = _blank(len(segments), _round_up(longest, multiple))
-    for index, segment in enumerate(segments):
-        _fill(arrays, (index, slice(0, len(segment))), segment, index)
-    return arrays
-
-
-def _flat(segments: Sequence[Segment], lengths: np.ndarray, multiple: int) -> tuple[np.ndarray, ...]:
-    total = int(lengths.sum())
-    arrays = _blank(1, _round_up(total, multiple))
-    start = 0
-    for index, segment in enumerate(segments):
-        _fill(arrays, (0, slice(start, start + len(segment))), segment, index)
-        start += len(segment)
-    arrays[1][0, total:] = np.arange(arrays[1].shape[1] - total)
-    return arrays

@@ -89,6 +89,12 @@ def parts_of(message: Message) -> list[dict[str, Any]]:
     return message["content"] if isinstance(message["content"], list) else []
 
 
+def map_parts(message: Message, change: Callable[[dict[str, Any]], Sequence[dict[str, Any]]]) -> Message:
+    """Return a message with other parts instead of each; one that is a text stays as it is."""
+    parts = parts_of(message)
+    return {**message, "content": [new for part in parts for new in change(part)]} if parts else message
+
+
 def media_part(kind: str, medium: Any = None) -> dict[str, Any]:
     """Return the part of a message that is an image, video or sound; None where a column of the row has it."""
     return {"type": kind, kind: medium}
@@ -97,6 +103,11 @@ def media_part(kind: str, medium: Any = None) -> dict[str, Any]:
 def medium_in(part: Mapping[str, Any]) -> Any:
     """Return the image, video or sound that a part of a message is; None for a text."""
     return None if part["type"] == "text" else part[part["type"]]
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """Return the part of a message that is a text."""
+    return {"type": "text", "text": text}
 
 
 def text_of(message: Message) -> str:
@@ -132,12 +143,12 @@ def prompt_only(content: str | list[dict[str, Any]], system: str | None = None) 
     return Conversation(tuple(messages), (1.0,) * len(messages))
 
 
-def rounds(turns: Sequence[tuple[str, str]], system: str | None, *, plain: bool = False) -> Conversation:
+def rounds(turns: Sequence[tuple[str, str]], system: str | None) -> Conversation:
     """Build a conversation from pairs of prompt and completion."""
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for question, completion in turns:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": completion}]
-    return checked(Conversation(tuple(messages), (1.0,) * len(messages), plain=plain))
+    return checked(Conversation(tuple(messages), (1.0,) * len(messages)))
 
 
 def read_messages(
@@ -151,8 +162,8 @@ def read_messages(
 ) -> Conversation:
     """Messages as a data set writes them: OpenAI's keys, ShareGPT's, or those that `tags` names.
 
-    With `completed` the assistant must have the last word. `medium_of` reads a part that is a
-    image, video or sound; None where it leaves that to a column.
+    With `completed` the assistant must have the last word. `medium_of` reads a part that is an image, a video or
+    audio; None where it leaves that to a column.
     """
     written = parse_json(written, "messages")
     if not isinstance(written, Sequence) or not written or isinstance(written, str):
@@ -190,7 +201,8 @@ def checked(conversation: Conversation, *, completed: bool = True) -> Conversati
     for index, message in enumerate(conversation.messages):
         role = message["role"]
         if role not in _MAY_FOLLOW[before]:
-            raise Unusable("roles out of order", f"message {index + 1} is the {role}'s{_after(before)}")
+            after = f" and follows the {before}'s" if before else " and comes first"
+            raise Unusable("roles out of order", f"message {index + 1} is the {role}'s{after}")
         text = text_of(message)
         if not is_unicode(text):
             raise _not_unicode(f"message {index + 1}, the {role}'s,")
@@ -221,10 +233,6 @@ def _check_values(values: object, what: str) -> None:
 
 def _not_unicode(what: str) -> Unusable:
     return Unusable("not Unicode text", f"{what} contains an unpaired surrogate")
-
-
-def _after(before: str) -> str:
-    return f" and follows the {before}'s" if before else " and comes first"
 
 
 def _read_message(written: object, index: int, tags: RoleTags, medium_of: MediumOf | None) -> tuple[Message, float]:
@@ -300,17 +308,17 @@ def _without_reasoning_and_calls(content: Sequence[Any], fields: Message, index:
 def _part(part: object, index: int, medium_of: MediumOf | None) -> dict[str, Any]:
     """Return one part of a message: text, or media, which are None where a column of the row has them."""
     if isinstance(part, str):
-        return {"type": "text", "text": part}
+        return text_part(part)
     if isinstance(part, Mapping):
         kind_name = part.get("type")
         if kind_name is None and "text" not in part:
             kind_name = next((key for key in MEDIA_PARTS if key in part), None)
-        if kind_name in MEDIA_PARTS and medium_of is not None:
+        if isinstance(kind_name, str) and kind_name in MEDIA_PARTS and medium_of is not None:
             kind = MEDIA_PARTS[kind_name]
             return media_part(kind, medium_of(part, kind))
         text = part.get("text", part.get("value") if kind_name == "text" else None)
         if isinstance(text, str):
-            return {"type": "text", "text": text}
+            return text_part(text)
         which = f"of the type {kind_name!r} with the keys {', '.join(map(str, part)) or 'none'}"
     else:
         which = f"that is {json_kind(part)}"
@@ -384,6 +392,11 @@ def _read_tools(tools: object) -> list[Any]:
     if not isinstance(listed, Sequence) or not all(isinstance(tool, Mapping) for tool in listed):
         raise Unusable("malformed tools", "the column 'tools' is not a list of objects")
     return [tool if "function" in tool else {"type": "function", "function": dict(tool)} for tool in listed]
+
+
+def parse_json_list(value: object, what: str) -> Any:
+    """Return the value itself, or the list that it is when it is one as JSON in a string."""
+    return parse_json(value, what) if isinstance(value, str) and value.lstrip().startswith("[") else value
 
 
 def parse_json(value: object, what: str) -> Any:

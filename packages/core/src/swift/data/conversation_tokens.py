@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
-from swift.config.media import NAMES
+from swift.config.media import NAMES, PLURALS
 from swift.config.sections import DataSection
 from swift.data.conversation import Conversation, Unusable, parts_of, text_of
 from swift.data.media_tokens import MediaTokens
@@ -18,7 +18,6 @@ from swift.data.template import ChatTemplate
 from swift.data.text import CompletionText, Raw, Rendered, Span, Steps, Text, Whole
 from swift.errors import DataError, ModelError
 
-_PLURALS = {"image": "images", "video": "videos", "audio": "audio"}
 LossOn = Literal["all", "assistant", "last_round"]
 """Which answers are learned: all of the text, every answer of the assistant, or the last one."""
 
@@ -81,16 +80,16 @@ class ConversationEncoder:
         longest = self.section.max_length
         if len(segment) <= longest:
             return [segment]
-        fit: dict[str, Callable[[], list[Segment]]] = {
-            "right": lambda: [_slice(segment, 0, longest)],
-            "left": lambda: [_slice(segment, len(segment) - longest, len(segment))],
-            "split": lambda: [_slice(segment, at, at + longest) for at in range(0, len(segment), longest)],
-        }
-        if segment.media and self.section.truncation == "split":
-            raise Unusable("too long", f"{len(segment)} tokens, and what holds images is not split")
-        if self.section.truncation not in fit:
-            raise Unusable("too long", f"{len(segment)} tokens, and data.max_length is {longest}")
-        return fit[self.section.truncation]()
+        match self.section.truncation:
+            case "right":
+                return [_slice(segment, 0, longest)]
+            case "left":
+                return [_slice(segment, len(segment) - longest, len(segment))]
+            case "split" if segment.media:
+                raise Unusable("too long", f"{len(segment)} tokens, and what holds images is not split")
+            case "split":
+                return [_slice(segment, at, at + longest) for at in range(0, len(segment), longest)]
+        raise Unusable("too long", f"{len(segment)} tokens, and data.max_length is {longest}")
 
     def with_images(self, conversation: Conversation) -> Conversation:
         """Return the conversation with the images of its videos in it; `Unusable` where the model reads text alone."""
@@ -98,7 +97,7 @@ class ConversationEncoder:
             return self.images.with_images_of_videos(conversation)
         if conversation.media:
             kind = conversation.media[0].kind
-            raise Unusable(f"holds {NAMES[kind]}s", f"this model reads no {_PLURALS[kind]}: the model reads text alone")
+            raise Unusable(f"holds {NAMES[kind]}s", f"this model reads no {PLURALS[kind]}: the model reads text alone")
         return conversation
 
     def with_media(self, text: Text, conversation: Conversation) -> Text:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from swift.data.encodings import Encoding
 from swift.data.formats import Sample, check_columns, rename
 from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.data.sources.read import read_path
-from swift.data.sources.rows import ListRows, RowData, Rows
-from swift.data.sources.spec import Source, by_index, parse_source
+from swift.data.sources.rows import ListRows, RowData, Rows, Source, part_of
+from swift.data.sources.spec import by_index, parse_source
 from swift.data.store import hash_of
 from swift.data.store_index import INDEX_FILE
 from swift.errors import DataError
@@ -56,11 +55,9 @@ class Corpus:
         """Take data sets; unless `check` is false, each must begin with a row that the encoding understands."""
         self.parts = list(parts)
         self.encoding = encoding
-        self._ends: list[int] = []
-        for part in parts:
-            self._ends.append(len(self) + part.count)
-            if check:
-                part.check_format(part.rows[0], encoding, part.rows.location(0))
+        self._ends = list(accumulate(part.count for part in parts))
+        for part in parts if check else ():
+            part.check_format(part.rows[0], encoding, part.rows.location(0))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -72,8 +69,7 @@ class Corpus:
 
     def part_of(self, index: int) -> tuple[int, int]:
         """Return which data set a row belongs to, and its index in there."""
-        number = bisect_right(self._ends, index)
-        return number, index - (self._ends[number - 1] if number else 0)
+        return part_of(self._ends, index)
 
     def location(self, index: int) -> str:
         """Return where a row stands, for people."""
@@ -143,13 +139,7 @@ def cache_folder(section: DataSection) -> Path:
 
 def corpus_of(rows: Any, name: str, section: DataSection, encoding: Encoding) -> Corpus:
     """Rows that are in memory already: a list of dicts, or a `datasets.Dataset`."""
-    readable: Rows
-    if hasattr(rows, "_fingerprint"):
-        from swift.data.sources.hub import DatasetRows
-
-        readable = DatasetRows(rows, name)
-    else:
-        readable = ListRows(rows, name)
+    readable = ListRows(rows, name, fingerprint=getattr(rows, "_fingerprint", None))  # which a `datasets.Dataset` has
     if len(readable) == 0:
         raise DataError(f"The {name} is empty.")
     part = Part(name, readable, len(readable), dict(section.columns), root=section.media_root)
@@ -175,6 +165,7 @@ def stream_rows(
 
 
 def _open(source: Source, section: DataSection) -> Part:
+    rows: Rows
     if source.kind == "path":
         rows = read_path(source)
     else:
@@ -198,14 +189,8 @@ def _check_columns(parts: Sequence[Part], section: DataSection) -> None:
 def _stream_hub(source: Source, section: DataSection) -> Iterator[tuple[Part, str, RowData]]:
     from swift.data.sources.hub import stream_hub
 
-    part = Part(
-        _shown(source),
-        ListRows([], source.text),
-        0,
-        {**source.columns, **section.columns},
-        source.tags,
-        section.media_root,
-    )
+    columns = {**source.columns, **section.columns}
+    part = Part(_shown(source), ListRows([], source.text), 0, columns, source.tags, section.media_root)
     for index, row in enumerate(stream_hub(source)):
         if index == source.limit:
             return

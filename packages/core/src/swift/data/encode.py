@@ -102,17 +102,12 @@ class SampleEncoder:
             if not encoding.segments_vary and len(sample.segments) != len(encoding.segment_names):
                 raise _undeclared(encoding, f"{len(sample.segments)} segments", "segment_names", encoding.segment_names)
             for each in sample.segments:
-                more = each.candidates is not None or each.values
-                if not more and not (each.media and not self.images):
-                    continue
-                raise PluginError(
-                    f"The encoding {encoding.name!r} made a segment with more than tokens and numbers per token, which "
-                    "tokenised data cannot hold.",
-                    hint="Add candidates in a schedule of the objective's own (Objective.batch_schedule).",
-                )
-            for each in sample.segments:
-                if not each.token_values and not encoding.token_values:
-                    continue
+                if each.candidates is not None or each.values or (each.media and not self.images):
+                    raise PluginError(
+                        f"The encoding {encoding.name!r} made a segment with more than tokens and numbers per token, "
+                        "which tokenised data cannot hold.",
+                        hint="Add candidates in a schedule of the objective's own (Objective.batch_schedule).",
+                    )
                 shapes = {name: np.shape(value) for name, value in each.token_values.items()}
                 if shapes != dict.fromkeys(encoding.token_values, (len(each),)):
                     found = f"the token_values {shapes} in a segment of {len(each)} tokens"
@@ -133,7 +128,7 @@ class _RowInProgress:
         self._advance(lambda: next(steps))
 
     def resume(self, segments: list[Segment]) -> None:
-        """Hand the row the tokens of the texts that it requested for."""
+        """Go on with the tokens of the texts that the row waits for."""
         if self.made is None:
             self._advance(lambda: self._steps.send(segments))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -42,27 +42,7 @@ class Chunk:
 
     arrays: dict[str, np.ndarray]
     """The samples; nothing where a worker has spilled them."""
-    counts: list[tuple[int, int, int]]
-    """Samples, tokens and learned tokens of each data set."""
-    rejected: list[tuple[int, str, str]]
-    """Row, reason, detail."""
-    turn_by_turn: int
-    unused_columns: list[str]
-    rows: int
-    media: dict[str, int] = field(default_factory=dict)
-    """Images, videos and sounds, by kind."""
-    media_tokens: int = 0
-    unused_keys: dict[str, str] = field(default_factory=dict)
-    """Keys of messages that the chat template does not write, and where the first of each is."""
-    without_reasoning: int = 0
-    formats: Counter[str] = field(default_factory=Counter)
-    """Usable rows of each format."""
-
-
-def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
-    """Encode some rows of a corpus."""
-    with _uncollected():
-        return _encode_rows(corpus, encoder, rows)
+    report: DataReport
 
 
 @contextmanager
@@ -77,97 +57,78 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
+@_uncollected()
+def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
+    """Encode some rows of a corpus."""
     understood: list[tuple[int, Sample]] = []
     samples: list[tuple[int, Encoded]] = []
-    rejected: list[tuple[int, str, str]] = []
-    turn_by_turn = 0
-    unused: dict[str, None] = {}
-    formats: Counter[str] = Counter()
+    rejected: dict[int, Unusable] = {}
+    counts = zip(corpus.parts, corpus.counts(rows), strict=True)
+    report = DataReport([SourceCount(part.name, count, len(part.rows)) for part, count in counts])
     reading = _understood(corpus, rows, understood, rejected)
     for number, made in enumerate(encoder.encode_many(reading)):
         row, sample = understood[number]
         if isinstance(made, Unusable):
-            rejected.append((row, made.reason, made.detail))
+            rejected[row] = made
             continue
         samples += [(row, encoded) for encoded in made.samples]
-        turn_by_turn += made.turn_by_turn
-        if not encoder.encoding.keeps_columns:
-            unused |= dict.fromkeys(sample.extras)
-        formats[sample.format] += bool(sample.format)
-    with_images = encoder.images is not None
-    arrays = pack_arrays(samples, encoder.encoding.values, encoder.encoding.token_values, media=with_images)
-    held = [each for _, made in samples for segment in made.segments for each in segment.media] if with_images else []
+        report.turn_by_turn += made.turn_by_turn
+        if not encoder.encoding.keeps_columns and sample.extras:
+            report.unused_columns = merge_columns(report.unused_columns, sample.extras)
+        report.count_format(sample.format)
+    for row in sorted(rejected):
+        report.reject(rejected[row].reason, corpus.location(row), rejected[row].detail)
     omissions = encoder.take_omissions()
-    return Chunk(
-        arrays,
-        _counts(corpus, arrays),
-        sorted(rejected),
-        turn_by_turn,
-        list(unused),
-        len(rows),
-        dict(Counter(each.kind for each in held)),
-        sum(each.length for each in held),
-        omissions.keys,
-        len({corpus.location(row) for row in set(rows) - {row for row, _, _ in rejected}} & omissions.reasoning),
-        +formats,
-    )
+    report.unused_keys = omissions.keys
+    used = {corpus.location(row) for row, _ in understood if row not in rejected}
+    report.without_reasoning = len(used & omissions.reasoning)
+    with_media = encoder.images is not None
+    if with_media:
+        held = [each for _, made in samples for segment in made.segments for each in segment.media]
+        report.media = dict(Counter(each.kind for each in held))
+        report.media_tokens = sum(each.length for each in held)
+    arrays = pack_arrays(samples, encoder.encoding.values, encoder.encoding.token_values, media=with_media)
+    _count_tokens(report, corpus, arrays)
+    return Chunk(arrays, report)
 
 
 def _understood(
-    corpus: Corpus,
-    rows: range,
-    understood: list[tuple[int, Sample]],
-    rejected: list[tuple[int, str, str]],
+    corpus: Corpus, rows: range, understood: list[tuple[int, Sample]], rejected: dict[int, Unusable]
 ) -> Iterator[ReadRow]:
-    """Read rows as they are asked for, and notes which of them are understood and which are not."""
+    """Read rows as they are asked for, and note which of them are understood and which are not."""
     for row in rows:
         try:
             sample = corpus.sample(row)
             following = corpus.sample_after(row) if corpus.encoding.needs_following else None
         except Unusable as unusable:
-            rejected.append((row, unusable.reason, unusable.detail))
+            rejected[row] = unusable
             continue
         understood.append((row, sample))
         yield ReadRow(sample, corpus.location(row), following)
 
 
-def _counts(corpus: Corpus, arrays: Mapping[str, np.ndarray]) -> list[tuple[int, int, int]]:
+def _count_tokens(report: DataReport, corpus: Corpus, arrays: Mapping[str, np.ndarray]) -> None:
+    """Count samples, tokens and learned tokens of each data set."""
     parts = np.array([corpus.part_of(row)[0] for row in arrays["rows"].tolist()], dtype=np.int64)
     of_tokens = np.repeat(np.repeat(parts, arrays["segment_counts"]), arrays["segment_lengths"])
-    count = len(corpus.parts)
     learned = of_tokens[arrays["weights"] != 0]
-    each = [np.bincount(of, minlength=count).tolist() for of in (parts, of_tokens, learned)]
-    return list(zip(*each, strict=True))
+    each = (np.bincount(of, minlength=len(corpus.parts)).tolist() for of in (parts, of_tokens, learned))
+    for source, counts in zip(report.sources, zip(*each, strict=True), strict=True):
+        source.samples, source.tokens, source.loss_tokens = counts
 
 
 def encode_corpus(
     corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, *, workers: int, say: Say, rows: range | None = None
 ) -> DataReport:
-    """Encode a corpus, or some rows of it, into a store, in order, and counts."""
+    """Encode a corpus, or some rows of it, into a store, in order, and count."""
     rows = range(len(corpus)) if rows is None else rows
-    counts = zip(corpus.parts, corpus.counts(rows), strict=True)
-    report = DataReport([SourceCount(part.name, count, len(part.rows)) for part, count in counts])
+    report = DataReport([SourceCount(part.name, 0, len(part.rows)) for part in corpus.parts])
     report.ends_turns = encoder.ends_turns
     with _progress(len(rows), say) as advance:
         for chunk in _chunks(_Work(corpus, encoder, writer), rows, workers or _cores()):
-            _count(report, corpus, chunk)
-            advance(chunk.rows)
+            report.add(chunk.report)
+            advance(chunk.report.rows)
     return report
-
-
-def _count(report: DataReport, corpus: Corpus, chunk: Chunk) -> None:
-    for row, reason, detail in chunk.rejected:
-        report.reject(reason, corpus.location(row), detail)
-    report.turn_by_turn += chunk.turn_by_turn
-    report.count_omissions(chunk.unused_keys, chunk.without_reasoning)
-    report.count_formats(chunk.formats)
-    report.count_media(chunk.media, chunk.media_tokens)
-    report.unused_columns = merge_columns(report.unused_columns, chunk.unused_columns)
-    for source, (samples, tokens, loss_tokens) in zip(report.sources, chunk.counts, strict=True):
-        source.samples += samples
-        source.tokens += tokens
-        source.loss_tokens += loss_tokens
 
 
 class _Work(NamedTuple):
@@ -179,7 +140,7 @@ class _Work(NamedTuple):
 
 
 def _chunks(work: _Work, rows: range, workers: int) -> Iterator[Chunk]:
-    """Chunks in order, each written to the store."""
+    """Yield chunks in order, each written to the store."""
     corpus, encoder, writer = work
     ranges = [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
     can_fork = "fork" in multiprocessing.get_all_start_methods()
@@ -260,7 +221,15 @@ def _encode_shared(rows: range) -> tuple[Chunk, Spilled]:
 def _progress(total: int, say: Say) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal; without one, print a line per quarter of a large data set."""
     if not sys.stderr.isatty():
-        yield _Quarters(total, say).advance
+        done = 0
+
+        def quarters(rows: int) -> None:
+            nonlocal done
+            before, done = done, done + rows
+            if total > _IN_PROCESS and 4 * before // total < 4 * done // total:
+                say(f"Tokenised {done:,} of {total:,} rows")
+
+        yield quarters
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -270,17 +239,3 @@ def _progress(total: int, say: Say) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=total)
         yield lambda rows: bar.update(task, advance=rows, refresh=True)
-
-
-class _Quarters:
-    """Says how far it is, four times, when there is enough to do that somebody waits."""
-
-    def __init__(self, total: int, say: Say) -> None:
-        self._total = total
-        self._say = say
-        self._done = 0
-
-    def advance(self, rows: int) -> None:
-        before, self._done = self._done, self._done + rows
-        if self._total > _IN_PROCESS and 4 * before // self._total < 4 * self._done // self._total:
-            self._say(f"Tokenised {self._done:,} of {self._total:,} rows")

@@ -14,9 +14,9 @@ from swift.data.bounding_boxes import COLUMN, boxed
 from swift.data.conversation import (
     Conversation,
     Unusable,
-    checked,
     checked_text,
     parse_json,
+    parse_json_list,
     raw_text,
     read_content,
     read_messages,
@@ -103,16 +103,12 @@ class RowReader:
     def __init__(self, row: RowData, location: str, tags: RoleTags, root: Path | None = None) -> None:
         self.used: set[str] = set()
         """Columns that were read; a report names the others."""
+        self.location = location
+        """The file and line of the row."""
         self._row = row
-        self._location = location
         self._tags = tags
         self._root = root
         """The folder that paths of images are taken from."""
-
-    @property
-    def location(self) -> str:
-        """The file and line of the row."""
-        return self._location
 
     def conversation(self) -> Conversation:
         """Return the conversation of the row, in whichever format it is."""
@@ -137,9 +133,9 @@ class RowReader:
         if not self.has(*MESSAGES):
             if "text" not in self._row or not any(self.has(*columns) for columns in images.COLUMNS.values()):
                 return None
-            return self._boxed(placed(raw_text(self.text("text")), self._media()))
+            return self._with_media(raw_text(self.text("text")))
         messages = next(self._row[name] for name in MESSAGES if name in self._row)
-        messages = parse_json(messages, "messages") if _is_json_list(messages) else messages
+        messages = parse_json_list(messages, "messages")
         if not isinstance(messages, list | tuple) or len(messages) != 1 or not isinstance(messages[0], Mapping):
             return None
         role, content = (
@@ -151,8 +147,7 @@ class RowReader:
         self.take(MESSAGES)
         weight = take_weight({key: each for key, each in messages[0].items() if each is not None}, "assistant", 0)
         message = {"role": "assistant", "content": self.content(content)}
-        text = checked_text(Conversation((message,), (weight,), plain=True))
-        return self._boxed(placed(text, self._media()))
+        return self._with_media(checked_text(Conversation((message,), (weight,), plain=True)))
 
     def weight(self) -> float:
         """Return the factor of the whole sample's loss; 1 where the row has none."""
@@ -175,22 +170,15 @@ class RowReader:
 
     def format(self) -> str:
         """Return the name of the row's format, for the count of rows of each."""
-        if self.has(*MESSAGES):
-            name = "messages"
-        elif self.has(*QUESTION) and self.has(*COMPLETION):
-            name = "question and answer"
-        else:
-            name = "text"
+        otherwise = "question and answer" if self.has(*QUESTION) and self.has(*COMPLETION) else "text"
+        name = "messages" if self.has(*MESSAGES) else otherwise
         more = [column for column in ("rejected_response", "rejected_messages", "label") if column in self._row]
         return " with ".join([name, *more[:1]])
 
     def prompt(self) -> Conversation:
         """Return the conversation up to its last prompt, without the completion."""
         messages = self.take(MESSAGES)
-        if messages is None and self.has(*QUESTION):
-            question = self.take(QUESTION)
-            messages = question if isinstance(question, list | tuple) else self.history(self.with_input(question))
-        if messages is None:
+        if messages is None and (messages := self.question()) is None:
             raise self.unknown("no question")
         conversation = self.messages(messages, completed=False)
         if conversation.messages[-1]["role"] != "assistant":
@@ -229,7 +217,7 @@ class RowReader:
         conversation = read_messages(
             messages, system=self._system(), tools=tools, tags=self._tags, completed=completed, medium_of=self._medium
         )
-        return self._boxed(placed(conversation, self._media(media)))
+        return self._with_media(conversation, media)
 
     def content(self, content: object) -> str | list[dict[str, Any]]:
         """Return what a message says: a string, or parts where some of them are images."""
@@ -241,7 +229,7 @@ class RowReader:
         One that names its own takes none.
         """
         joined = [message for each in conversations if not each.media for message in each.messages]
-        whole = self._boxed(placed(Conversation(tuple(joined), (1.0,) * len(joined)), self._media()))
+        whole = self._with_media(Conversation(tuple(joined), (1.0,) * len(joined)))
         messages = iter(whole.messages)
         return [
             placed(each, {}) if each.media else replace(each, messages=tuple(next(messages) for _ in each.messages))
@@ -262,7 +250,7 @@ class RowReader:
             if value is None:
                 continue
             found = True
-            value = parse_json(value, f"the column of {NAMES[kind]}s") if _is_json_list(value) else value
+            value = parse_json_list(value, f"the column of {NAMES[kind]}s")
             if not isinstance(value, list | tuple) or not all(isinstance(each, list | tuple) for each in value):
                 value = [value]  # all of them are one text's
             if len(value) != count:
@@ -285,31 +273,34 @@ class RowReader:
         question, completion = self.with_input(question), self._checked_text("completion", completion)
         if "tools" in self._row:
             return self.completed(self.history(question), completion)
-        conversation = self._pairs(question, completion)
+        conversation = self._with_media(rounds([*self._past(), (question, completion)], self._system()))
         return replace(conversation, plain=plain and len(conversation.messages) == 2 and not conversation.media)
-
-    def _pairs(self, question: str, completion: str) -> Conversation:
-        conversation = checked(rounds([*self._past(), (question, completion)], self._system()))
-        return self._boxed(placed(conversation, self._media()))
-
-    def _boxed(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with the row's objects; those of a row without images are somebody else's."""
-        if COLUMN not in self._row or not any(each.kind == "image" for each in conversation.media):
-            return conversation
-        return boxed(conversation, self.value(COLUMN))
 
     def _medium(self, part: Mapping[str, Any], kind: str) -> Medium | None:
         return images.medium_of_part(part, self._root, kind)
 
-    def _media(self, whose: str = "") -> dict[str, list[Medium]]:
-        """Return what the row's columns of media hold, by kind: those whose names begin with `whose`, or the usual."""
+    def _with_media(self, conversation: Conversation, whose: str = "") -> Conversation:
+        """Return the conversation with what the row's columns of media hold, and with its objects.
+
+        Columns whose names begin with `whose` come before the usual. Objects of a row without images are ignored.
+        """
         found: dict[str, list[Medium]] = {}
         for kind, names in images.COLUMNS.items():
             own = tuple(f"{whose}_{name}" for name in names)
             value = self.take(own if self.has(*own) else names)
             if value is not None:
                 found[kind] = images.read_media(value, self._root, kind)
-        return found
+        conversation = placed(conversation, found)
+        if COLUMN not in self._row or not any(each.kind == "image" for each in conversation.media):
+            return conversation
+        return boxed(conversation, self.value(COLUMN))
+
+    def question(self) -> Any:
+        """Return the messages of a question column, or of its text with 'history' and 'input'; None without one."""
+        question = self.take(QUESTION)
+        if question is None or isinstance(question, list | tuple):
+            return question
+        return self.history(self.with_input(question))
 
     def history(self, question: str) -> list[dict[str, str]]:
         """Return the messages of the column 'history', and the question that follows them."""
@@ -357,11 +348,7 @@ class RowReader:
     def number(self, column: str) -> float:
         """Return the finite number in a column."""
         value = self.value(column)
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
+        if (number := finite(value)) is None:
             raise Unusable(f"malformed {column}", f"the {column} is {value!r}, not a number")
         return number
 
@@ -378,7 +365,7 @@ class RowReader:
         """Return the value of the one column among these synonyms that the row has, or None."""
         present = [name for name in names if name in self._row]
         if len(present) > 1:
-            raise _collision(present[0], present[1], names[0], self._location)
+            raise _collision(present[0], present[1], names[0], self.location)
         self.used.update(present)
         return self._row[present[0]] if present else None
 
@@ -393,8 +380,13 @@ class RowReader:
         return Unusable(UNKNOWN_FORMAT, f"{what}; the columns are {', '.join(self._row) or 'none'}")
 
 
-def _is_json_list(value: object) -> bool:
-    return isinstance(value, str) and value.lstrip().startswith("[")
+def finite(value: Any) -> float | None:
+    """Return a value as a number; None where it is none, or not finite."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _collision(one: str, other: str, target: str, location: str) -> DataError:

@@ -17,28 +17,19 @@ SETTINGS = ("system", "max_length", "truncation", "loss_on", "template_kwargs")
 
 
 def cache_key(corpus: Corpus, encoder: SampleEncoder) -> str:
-    """Return a hash of all that decides how samples are encoded: content, tokenizer, template and settings."""
-    tokenizer, section = encoder.tokenizer, encoder.section
-    settings = section.model_dump(mode="json", include=set(SETTINGS))
-    return hash_of(
-        str(ENCODER_VERSION),
-        encoder.encoding.cache_key(),
-        corpus.fingerprint(),
-        json.dumps(settings, sort_keys=True),
-        tokenizer.backend_tokenizer.to_str(),
-        str(tokenizer.chat_template),
-        _special_tokens(tokenizer),
-        *(() if encoder.images is None else _of_images(corpus, encoder)),
-    )
+    """Return a hash of all that decides which samples there are: content, tokenizer, template and settings."""
+    roots = [] if encoder.images is None else [str(part.root) for part in corpus.parts]
+    return hash_of(corpus.fingerprint(), json.dumps([identity_of(encoder), roots], sort_keys=True))
 
 
 def identity_of(encoder: SampleEncoder) -> dict[str, Any]:
     """Return what decides how a row is encoded, as JSON: settings by their flags, the rest by hashes."""
     tokenizer = encoder.tokenizer
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     settings = encoder.section.model_dump(mode="json", include=set(SETTINGS))
     return {
-        "the encoding": f"{encoder.encoding.name} {hash_of(encoder.encoding.cache_key())[:12]}",
-        "the tokenizer": hash_of(tokenizer.backend_tokenizer.to_str(), _special_tokens(tokenizer)),
+        "the encoding": f"{encoder.encoding.name} {hash_of(encoder.encoding.cache_key())}",
+        "the tokenizer": hash_of(tokenizer.backend_tokenizer.to_str(), json.dumps(special, sort_keys=True)),
         "the chat template": hash_of(str(tokenizer.chat_template)),
         "the rules for images": None if encoder.images is None else hash_of(encoder.images.cache_key()),
         "the version of the encoder": ENCODER_VERSION,
@@ -59,13 +50,3 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _shown(name: str, value: object) -> str:
     return str(value).partition(" ")[0] if name == "the encoding" else json.dumps(value)
-
-
-def _special_tokens(tokenizer: Any) -> str:
-    return json.dumps({name: str(token) for name, token in tokenizer.special_tokens_map.items()}, sort_keys=True)
-
-
-def _of_images(corpus: Corpus, encoder: SampleEncoder) -> tuple[str, ...]:
-    """Return what decides the tokens of images: the model's rules, and where the paths of rows begin."""
-    assert encoder.images is not None
-    return encoder.images.cache_key(), *(str(part.root) for part in corpus.parts)

@@ -7,9 +7,8 @@ import binascii
 import io
 import os
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from swift.config.media import NAMES, ONE
-from swift.data.conversation import Unusable, parse_json
-from swift.data.media import Measured, MediaRef, Medium
+from swift.data.conversation import Unusable, parse_json_list
+from swift.data.media import Measured, MediaRef, Medium, needed, unusable_unless_readable
 from swift.data.videos import close_video, measure_video, open_frame
-from swift.data.web import Web, fetched, is_address
-from swift.errors import ModelError, SwiftError
-from swift.untrusted import shown
+from swift.data.web import Web, fetched, is_address, new_file
+from swift.errors import SwiftError
+from swift.untrusted import json_kind
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,8 +44,7 @@ _TURNED = frozenset({5, 6, 7, 8})
 
 def read_media(value: object, root: Path | None, kind: str = "image") -> list[Medium]:
     """Return the media of a column: one, a list of them, or a list as JSON in a string."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        value = parse_json(value, f"the column of {NAMES[kind]}s")
+    value = parse_json_list(value, f"the column of {NAMES[kind]}s")
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [read_medium(each, root, kind) for each in value]
     return [read_medium(value, root, kind)]
@@ -74,7 +72,9 @@ def read_medium(value: object, root: Path | None, kind: str = "image") -> Medium
         written = io.BytesIO()
         value.save(written, format="PNG")
         return Medium(content=written.getvalue())
-    raise Unusable(f"malformed {NAMES[kind]}", f"{ONE[kind]} is {_a(value)}: neither a path, nor a data URI, nor bytes")
+    raise Unusable(
+        f"malformed {NAMES[kind]}", f"{ONE[kind]} is {json_kind(value)}: neither a path, nor a data URI, nor bytes"
+    )
 
 
 def medium_of_part(part: Mapping[str, Any], root: Path | None, kind: str) -> Medium | None:
@@ -118,19 +118,14 @@ def measure(image: Medium, folder: Path, *, decode: bool = False, web: Web = "no
     path = path_of(image, folder, web)
     if image.frame:
         return replace(measure_video(path), kind="image", frames=image.frame)
-    try:
-        with _errors(), _pillow().open(path) as opened:
-            width, height = opened.size
-            # PNG may have its EXIF behind the pixels, all of which Pillow would decode to look for it.
-            if (opened.format != "PNG" or "exif" in opened.info) and opened.getexif().get(0x0112) in _TURNED:
-                width, height = height, width
-            if decode:
-                opened.load()
-            return Measured(path, width, height, Path(path).stat().st_size)
-    except FileNotFoundError:
-        raise Unusable("missing image", f"there is no file {path}") from None
-    except (OSError, ValueError) as error:
-        raise Unusable("broken image", f"{path} cannot be read as an image: {error}") from None
+    with unusable_unless_readable("image", path), _errors(), _pillow().open(path) as opened:
+        width, height = opened.size
+        # PNG may have its EXIF behind the pixels, all of which Pillow would decode to look for it.
+        if (opened.format != "PNG" or "exif" in opened.info) and opened.getexif().get(0x0112) in _TURNED:
+            width, height = height, width
+        if decode:
+            opened.load()
+        return Measured(path, width, height, Path(path).stat().st_size)
 
 
 def path_of(medium: Medium, folder: Path, web: Web = "no") -> str:
@@ -142,15 +137,10 @@ def path_of(medium: Medium, folder: Path, web: Web = "no") -> str:
         return fetched(medium.url, folder, web, NAMES[medium.kind])
     if not medium.path:
         return str(_kept(medium.content, folder))
-    name, one = NAMES[medium.kind], ONE[medium.kind]
-    try:
+    with unusable_unless_readable(medium.kind, medium.path):
         found = os.stat(medium.path)  # noqa: PTH116  # for each medium of a data set: paths need not be parsed
-    except FileNotFoundError:
-        raise Unusable(f"missing {name}", f"there is no file {medium.path}") from None
-    except (OSError, ValueError) as error:
-        raise Unusable(f"broken {name}", f"{shown(medium.path)} cannot be read as {one}: {error}") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise Unusable(f"broken {name}", f"{medium.path} cannot be read as {one}: it is not a regular file")
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is not a regular file")
     return medium.path
 
 
@@ -160,10 +150,8 @@ def as_url(image: Medium) -> str:
         return image.url
     content = image.content
     if image.path:
-        try:
+        with unusable_unless_readable("image", image.path):
             content = Path(path_of(image, Path())).read_bytes()
-        except OSError as error:
-            raise Unusable("broken image", f"{image.path} cannot be read: {error}") from None
     kind = next((kind for kind, marks in _FORMATS.items() if content.startswith(marks)), "image/png")
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
@@ -195,13 +183,7 @@ def _errors() -> Iterator[None]:
 
 
 def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ModelError(
-            "Images need the package Pillow, which is not installed.", hint='Type: pip install "swift-core[vision]"'
-        ) from error
-    return Image
+    return needed("PIL.Image", "Images need the package Pillow", "vision")
 
 
 def _by_name(name: str, root: Path | None, kind: str) -> Medium:
@@ -245,18 +227,6 @@ def _kept(content: bytes, folder: Path) -> Path:
     path = folder / name[:2] / name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        number, temporary = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(number, "wb") as file:
-                file.write(content)
-            Path(temporary).rename(path)
-        except BaseException:
-            with suppress(OSError):
-                Path(temporary).unlink()
-            raise
+        with new_file(path) as file:
+            file.write(content)
     return path
-
-
-def _a(value: object) -> str:
-    name = type(value).__name__
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"

@@ -5,11 +5,17 @@ This module does not import torch: tensors appear in annotations only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xxhash
+
+from swift.config.media import NAMES, ONE
+from swift.data.conversation import Unusable
+from swift.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
@@ -84,10 +90,6 @@ class Media:
     numbers: torch.Tensor | None = None
     """int64, one for each segment: made of where its media are, the same for the same and 0 for none."""
 
-    def to(self, device: torch.device | str) -> Media:
-        """Return the same media on another device."""
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
-
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Media:
         """Return media with `function` applied to every tensor."""
         inputs = {name: function(tensor) for name, tensor in self.inputs.items()}
@@ -100,6 +102,25 @@ class Media:
         if positions is not None:
             positions = function(positions.movedim(0, -1), 0).movedim(-1, 0)
         return replace(self, kinds=function(self.kinds, 0), positions=positions)
+
+
+@contextmanager
+def unusable_unless_readable(kind: str, path: str) -> Iterator[None]:
+    """Turn what reading a file raises into a reason why its sample cannot be used."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise Unusable(f"missing {NAMES[kind]}", f"there is no file {path}") from None
+    except (OSError, EOFError, ValueError, RuntimeError) as error:  # soundfile raises RuntimeError's kin
+        raise Unusable(f"broken {NAMES[kind]}", f"{path} cannot be read as {ONE[kind]}: {error}") from None
+
+
+def needed(module: str, what: str, extra: str) -> Any:
+    """Return a module of an extra of swift-core, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ModelError(f"{what}, which is not installed.", hint=f'Type: pip install "swift-core[{extra}]"') from error
 
 
 def number_of(held: Sequence[MediaRef]) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from swift.config.media import NAMES
 from swift.data.audio import measure_audio
 from swift.data.bounding_boxes import BoundingBox, has_objects, spelled
-from swift.data.conversation import Conversation, Message, Unusable, media_part, medium_in, parts_of
+from swift.data.conversation import Conversation, Unusable, map_parts, media_part, medium_in
 from swift.data.images import measure, path_of
 from swift.data.media import Measured, MediaRef, Medium
 from swift.data.text import MediaSpan, Rendered, Span
@@ -133,19 +133,15 @@ class MediaTokens:
         """Return the conversation with images instead of the files of videos, where the model takes images."""
         if "image" not in self._rules.placeholders or all(each.kind != "video" for each in conversation.media):
             return conversation
-        return replace(conversation, messages=tuple(map(self._as_images, conversation.messages)))
+        messages = tuple(map_parts(message, self._as_images) for message in conversation.messages)
+        return replace(conversation, messages=messages)
 
-    def _as_images(self, message: Message) -> Message:
-        parts: list[dict[str, Any]] = []
-        for part in parts_of(message):
-            held = medium_in(part)
-            if held is None or held.kind != "video":
-                parts.append(part)
-                continue
-            path = path_of(held, self._folder, self._web)
-            images = images_of(held, path, self._shown, decode=self._decode)
-            parts += [media_part("image", each) for each in images]
-        return {**message, "content": parts} if parts else message
+    def _as_images(self, part: dict[str, Any]) -> list[dict[str, Any]]:
+        held = medium_in(part)
+        if held is None or held.kind != "video":
+            return [part]
+        images = images_of(held, path_of(held, self._folder, self._web), self._shown, decode=self._decode)
+        return [media_part("image", each) for each in images]
 
     def with_objects(self, conversation: Conversation) -> Conversation:
         """Return the conversation in which objects in images are written as the model writes them."""

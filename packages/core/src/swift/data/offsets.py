@@ -51,20 +51,22 @@ class TextEncoder:
             for text in sequences
             if not isinstance(text, Rendered)
         ]
-        starts = iter(self._ids(begun, special=True))
-        rests = iter(self._ids([text.text for text in sequences if isinstance(text, CompletionText)], special=False))
-        segments = []
-        for text in sequences:
+        starts = iter(self._found(begun, special=True)[0])
+        completions = [text.text for text in sequences if isinstance(text, CompletionText)]
+        rests = iter(self._found(completions, special=False)[0])
+
+        def segment(text: Text) -> Segment:
             match text:
                 case Rendered():
-                    segments.append(next(rendered))
+                    return next(rendered)
                 case Raw():
-                    segments.append(_all_of(self._with_end(np.array(next(starts)))))
+                    return _all_of(self._with_end(np.array(next(starts))))
                 case Whole():
-                    segments.append(_all_of(np.array(next(starts))))
+                    return _all_of(np.array(next(starts)))
                 case CompletionText():
-                    segments.append(self._completed(next(starts), next(rests), text.weight))
-        return segments
+                    return self._completed(next(starts), next(rests), text.weight)
+
+        return [segment(text) for text in sequences]
 
     def _completed(self, start: np.ndarray, completion: np.ndarray, weight: float) -> Segment:
         if len(start) and start[-1] == self._tokenizer.eos_token_id:
@@ -155,12 +157,11 @@ class TextEncoder:
         joined = np.concatenate(moved)
         return _with_media(rendered, Segment(in_parts, _weights(joined, rendered.spans)), joined)
 
-    def _ids(self, sequences: Sequence[str], *, special: bool) -> list[np.ndarray]:
-        """Return the tokens of each text; with `special`, with those that the tokenizer begins or ends a text with."""
-        return self._found(sequences, special=special)[0]
-
     def _found(self, sequences: Sequence[str], *, special: bool) -> tuple[list[np.ndarray], list[bool]]:
-        """Return the tokens of each text, and of which it is certain that they are the text's bytes."""
+        """Return the tokens of each text, and of which it is certain that they are the text's bytes.
+
+        With `special`, they have those that the tokenizer begins or ends a text with.
+        """
         if self._backend is None:
             each = [self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] for text in sequences]
             return [np.array(ids, dtype=np.int32) for ids in each], [False] * len(sequences)

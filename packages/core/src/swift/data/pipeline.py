@@ -75,10 +75,6 @@ class PreparedData:
         return self.stream.report if self.stream is not None else DataReport()
 
 
-def _alone() -> None:
-    """Wait for no other process."""
-
-
 @dataclass(frozen=True)
 class DataPreparation:
     """Makes encoded data sets; of the processes of a run, the main one tokenises and the others wait for it."""
@@ -87,7 +83,7 @@ class DataPreparation:
     seed: int
     """Decides which rows data.split_ratio holds out."""
     say: Say
-    barrier: Callable[[], None] = _alone
+    barrier: Callable[[], None] = lambda: None
     """Called twice or less, as often on every process."""
     is_main: bool = True
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from swift.config.media import NAMES
-from swift.data.conversation import Conversation, Message, Unusable, media_part, medium_in, parts_of
+from swift.data.conversation import (
+    Conversation,
+    Message,
+    Unusable,
+    map_parts,
+    media_part,
+    medium_in,
+    parts_of,
+    text_part,
+)
 from swift.data.images import TAGS
 from swift.data.media import Medium
 
@@ -27,18 +35,13 @@ def placed(conversation: Conversation, columns: Mapping[str, Sequence[Medium]]) 
             conversation = _placed(conversation, kind, columns.get(kind))
     if not any(each.frames for each in conversation.media):
         return conversation
-    return replace(conversation, messages=tuple(map(_unrolled, conversation.messages)))
+    return replace(conversation, messages=tuple(map_parts(message, _images_of) for message in conversation.messages))
 
 
-def _unrolled(message: Message) -> Message:
-    """Return a message in which the images of a video replace it."""
-    if not parts_of(message):
-        return message
-    parts: list[dict[str, Any]] = []
-    for part in parts_of(message):
-        held = medium_in(part)
-        parts += [part] if held is None or not held.frames else [media_part("image", each) for each in held.frames]
-    return {**message, "content": parts}
+def _images_of(part: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the images of a video that is given as a list of them; any other part as it is."""
+    held = medium_in(part)
+    return [part] if held is None or not held.frames else [media_part("image", each) for each in held.frames]
 
 
 def _placed(conversation: Conversation, kind: str, column: Sequence[Medium] | None) -> Conversation:
@@ -65,43 +68,37 @@ def _placed(conversation: Conversation, kind: str, column: Sequence[Medium] | No
             f"{holes} tags ({TAGS[kind]}) in the messages, and {len(column)} {name}s in the row",
         )
     given = iter(column)
-    return replace(conversation, messages=tuple(_filled(message, kind, given) for message in messages))
+
+    def filled(part: dict[str, Any]) -> list[dict[str, Any]]:
+        return [media_part(kind, next(given)) if _is_hole(part, kind) else part]
+
+    return replace(conversation, messages=tuple(map_parts(message, filled) for message in messages))
 
 
 def _holes(messages: Sequence[Message], kind: str) -> int:
-    return sum(part["type"] == kind and part[kind] is None for message in messages for part in parts_of(message))
+    return sum(_is_hole(part, kind) for message in messages for part in parts_of(message))
 
 
 def _at_tags(message: Message, kind: str) -> Message:
     """Return a message whose tags of one kind have become parts of it."""
-    content, tag = message["content"], TAGS[kind]
-    if isinstance(content, str):
-        if tag not in content:
-            return message
-        content = [{"type": "text", "text": content}]
-    parts: list[dict[str, Any]] = []
-    for part in content:
-        pieces = re.split(re.escape(tag), part["text"]) if part["type"] == "text" else None
-        if pieces is None:
-            parts.append(part)
-            continue
-        for number, text in enumerate(pieces):
-            parts += [media_part(kind)] * (number > 0)
-            parts += [{"type": "text", "text": text}] * bool(text)
-    return {**message, "content": parts}
+    tag = TAGS[kind]
+
+    def cut(part: dict[str, Any]) -> list[dict[str, Any]]:
+        if part["type"] != "text":
+            return [part]
+        first, *others = part["text"].split(tag)
+        pieces = [text_part(first), *(piece for text in others for piece in (media_part(kind), text_part(text)))]
+        return [piece for piece in pieces if piece["type"] != "text" or piece["text"]]
+
+    if isinstance(message["content"], str):
+        return {**message, "content": cut(text_part(message["content"]))} if tag in message["content"] else message
+    return map_parts(message, cut)
 
 
 def _before(message: Message, kind: str, count: int) -> Message:
-    content = message["content"]
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    parts = parts_of(message) or [text_part(message["content"])]
     return {**message, "content": [*(media_part(kind) for _ in range(count)), *parts]}
 
 
-def _filled(message: Message, kind: str, media: Iterator[Medium]) -> Message:
-    if not parts_of(message):
-        return message
-    parts = [
-        media_part(kind, next(media)) if part["type"] == kind and part[kind] is None else part
-        for part in parts_of(message)
-    ]
-    return {**message, "content": parts}
+def _is_hole(part: Mapping[str, Any], kind: str) -> bool:
+    return part["type"] == kind and part[kind] is None

@@ -124,7 +124,7 @@ class Renderer:
             parts = marked.split(turns.mark)
             if len(parts) == len(messages) + 2:  # fewer where the template leaves the loop
                 whole, ends = "".join(parts), list(accumulate(map(len, parts)))
-                return RenderedMessages(whole, lambda count, answering: whole[: ends[count]] + turns.tail(answering))
+                return RenderedMessages(whole, lambda count, answering: whole[: ends[count]] + turns.tails[answering])
         return RenderedMessages(
             self.text(messages, tools, location),
             lambda count, answering: self.text(messages[:count], tools, location, answering=answering),
@@ -150,14 +150,8 @@ class Renderer:
         return _joined(template.root_render_func(context))
 
     def _applied(self, messages: Sequence[Any], tools: Sequence[Any], answering: bool) -> str:
-        text = self._tokenizer.apply_chat_template(
-            list(messages),
-            tools=list(tools) or None,
-            add_generation_prompt=answering,
-            tokenize=False,
-            **self._arguments,
-        )
-        return str(text)
+        arguments = {"tools": list(tools) or None, "add_generation_prompt": answering, **self._arguments}
+        return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, **arguments))
 
 
 class Guard:
@@ -228,10 +222,7 @@ def _joined(pieces: Iterator[str]) -> str:
 
 def _usual(messages: Sequence[Any], tools: Sequence[Any]) -> bool:
     """Return whether `apply_chat_template` hands them to the template as they are."""
-    for each in (*messages, *tools):
-        if not isinstance(each, dict):
-            return False
-    return bool(messages)
+    return bool(messages) and all(isinstance(each, dict) for each in (*messages, *tools))
 
 
 def _compiled(tokenizer: Any, arguments: Mapping[str, Any]) -> Template | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -151,21 +150,27 @@ class DataReport:
             for reason, rejected in often_first
         ]
 
-    def count_omissions(self, keys: Mapping[str, str], without_reasoning: int) -> None:
-        """Add what the chat template has left out of some rows."""
-        self.unused_keys = {**keys, **self.unused_keys}
-        self.without_reasoning += without_reasoning
+    def count_format(self, name: str) -> None:
+        """Add a usable row of a format; one without a name is not counted."""
+        if name:
+            self.formats[name] = self.formats.get(name, 0) + 1
 
-    def count_formats(self, counts: Mapping[str, int]) -> None:
-        """Add usable rows, by format."""
-        for name, count in counts.items():
-            self.formats[name] = self.formats.get(name, 0) + count
-
-    def count_media(self, counts: Mapping[str, int], tokens: int) -> None:
-        """Add images, videos and sounds, by kind, and how many tokens they are."""
-        for kind, count in counts.items():
-            self.media[kind] = self.media.get(kind, 0) + count
-        self.media_tokens += tokens
+    def add(self, more: DataReport) -> None:
+        """Add the report on further rows of the same data sets."""
+        for source, other in zip(self.sources, more.sources, strict=True):
+            source.rows += other.rows
+            source.samples += other.samples
+            source.tokens += other.tokens
+            source.loss_tokens += other.loss_tokens
+        for reason, rejected in more.rejected.items():
+            self.reject(reason, rejected.location, rejected.detail, rejected.count)
+        self.turn_by_turn += more.turn_by_turn
+        self.unused_columns = merge_columns(self.unused_columns, more.unused_columns)
+        self.unused_keys = {**more.unused_keys, **self.unused_keys}
+        self.without_reasoning += more.without_reasoning
+        self.formats = _summed(self.formats, more.formats)
+        self.media = _summed(self.media, more.media)
+        self.media_tokens += more.media_tokens
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values, for the cache and the run's summary."""
@@ -174,18 +179,9 @@ class DataReport:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DataReport:
         """Rebuild a report from what `as_dict` returned."""
-        return cls(
-            sources=[SourceCount(**source) for source in values["sources"]],
-            rejected={reason: Rejected(**rejected) for reason, rejected in values["rejected"].items()},
-            turn_by_turn=values["turn_by_turn"],
-            unused_columns=list(values["unused_columns"]),
-            ends_turns=values["ends_turns"],
-            unused_keys=values.get("unused_keys", {}),
-            without_reasoning=values.get("without_reasoning", 0),
-            formats=values.get("formats", {}),
-            media=values.get("media", {}),
-            media_tokens=values.get("media_tokens", 0),
-        )
+        sources = [SourceCount(**source) for source in values["sources"]]
+        rejected = {reason: Rejected(**rejected) for reason, rejected in values["rejected"].items()}
+        return cls(**{**values, "sources": sources, "rejected": rejected})
 
     def under_names(self, names: Sequence[str]) -> DataReport:
         """Rename data sets of the same content to their current names: the cache knows content alone."""
@@ -211,23 +207,8 @@ def unused_key(key: str, location: str) -> DataError:
     )
 
 
-def merge_reports(parts: Sequence[DataReport]) -> DataReport:
-    """Return the report on all rows, of reports on parts of them in order."""
-    merged = deepcopy(parts[0])
-    for part in parts[1:]:
-        for source, more in zip(merged.sources, part.sources, strict=True):
-            source.rows += more.rows
-            source.samples += more.samples
-            source.tokens += more.tokens
-            source.loss_tokens += more.loss_tokens
-        for reason, rejected in part.rejected.items():
-            merged.reject(reason, rejected.location, rejected.detail, rejected.count)
-        merged.unused_columns = merge_columns(merged.unused_columns, part.unused_columns)
-        merged.turn_by_turn += part.turn_by_turn
-        merged.count_omissions(part.unused_keys, part.without_reasoning)
-        merged.count_formats(part.formats)
-        merged.count_media(part.media, part.media_tokens)
-    return merged
+def _summed(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}
 
 
 def merge_columns(known: Iterable[str], more: Iterable[str]) -> list[str]:

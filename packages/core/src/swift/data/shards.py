@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from swift.data.corpus import Corpus
 from swift.data.encode import SampleEncoder
 from swift.data.encode_corpus import encode_corpus
 from swift.data.identity import cache_key, differences, identity_of
-from swift.data.report import DataReport, merge_reports
+from swift.data.report import DataReport
 from swift.data.store import Store, StoreWriter
-from swift.data.store_index import FORMAT, INDEX_FILE, SHARD_NAME
+from swift.data.store_index import FORMAT, INDEX_FILE, SHARD_NAME, VALUE
 from swift.errors import ConfigError, DataError, UsageError, listed
 from swift.files import replace_file
 from swift.terminal import Say
@@ -113,13 +113,15 @@ def join_shards(out: Path) -> DataReport:
                 hint=f"Build one of them again with what the other has, after removing its folder: rm -r "
                 f"{out / shard.folder}",
             )
-    report = merge_reports([DataReport.from_dict(store.notes["report"]) for store in stores])
+    report, *others = (DataReport.from_dict(store.notes["report"]) for store in stores)
+    for other in others:
+        report.add(other)
     report.check(strict=False)
     values = tuple(dict.fromkeys(name for store in stores for name in store.values))
     for name in COLUMNS:
         _write(out / f"{name}.bin", (block for store in stores for block in store.blocks(name)))
     for name in values:
-        _write(out / f"{value_file(name)}.bin", (block for store in stores for block in store.blocks_of_value(name)))
+        _write(out / f"{VALUE}{name}.bin", (block for store in stores for block in store.blocks_of_value(name)))
     index = {
         **{name: first[name] for name in ("format", "key", "content", "identity", "sources")},
         "rows": first["rows"],
@@ -156,11 +158,6 @@ def check_identity(folder: Path, index: Mapping[str, Any], encoder: SampleEncode
         )
 
 
-def value_file(name: str) -> str:
-    """Return the name of the column of a sample's number."""
-    return f"value.{name}"
-
-
 def _write(path: Path, blocks: Iterable[np.ndarray]) -> None:
     """Write a column; who has the file mapped keeps what was there before."""
     temporary = path.with_name(f".{path.name}")
@@ -170,15 +167,10 @@ def _write(path: Path, blocks: Iterable[np.ndarray]) -> None:
     temporary.replace(path)
 
 
-def _shards_in(folder: Path) -> Iterator[Shard]:
-    for path in folder.iterdir():
-        if match := SHARD_NAME.fullmatch(path.name):
-            yield Shard(int(match[1]), int(match[2]))
-
-
 def _found(out: Path) -> list[Shard]:
     """Return all shards of a folder, in order; raise `DataError` unless they are complete."""
-    found = sorted(_shards_in(out), key=lambda shard: shard.number) if out.is_dir() else []
+    names = [match for path in (out.iterdir() if out.is_dir() else ()) if (match := SHARD_NAME.fullmatch(path.name))]
+    found = sorted((Shard(int(match[1]), int(match[2])) for match in names), key=lambda shard: shard.number)
     build = f"swift data build ... --out {out} --shard"
     if not found:
         raise DataError(f"There are no shards in {out}.", hint=f"Build them first: {build} 1/8, and so on to 8/8")

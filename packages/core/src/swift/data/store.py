@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -19,11 +20,8 @@ import xxhash
 from swift.config.media import KINDS
 from swift.data.media import MediaRef
 from swift.data.samples import Encoded, Segment
-from swift.data.store_index import INDEX, blocks_of, map_column, read_manifest, starts_of, write_index
+from swift.data.store_index import INDEX, VALUE, blocks_of, map_column, read_manifest, starts_of, write_index
 from swift.errors import DataError
-
-VALUES = ("label", "margin")
-"""Numbers for which every store has a column, NaN where a sample has none."""
 
 _TYPES: Mapping[str, Any] = {
     "ids": np.int32,
@@ -31,7 +29,6 @@ _TYPES: Mapping[str, Any] = {
     "segment_lengths": np.int64,
     "segment_counts": np.int64,
     "rows": np.int64,
-    **dict.fromkeys(VALUES, np.float64),
 }
 """The columns of every store."""
 _MEDIA: Mapping[str, Any] = {
@@ -45,10 +42,8 @@ their paths."""
 _NUMBERS = ("start", "length", "width", "height", "size", "frames")
 """What is kept of an image, besides its rate, its kind, its path and the length of that."""
 _KINDS = tuple(KINDS)
-_VALUE = "value."
-"""How the column of a number begins that an encoding declares besides."""
 _TOKEN_VALUE = "token_value."
-"""The same of a number per token."""
+"""How the column of a number per token begins that an encoding declares."""
 _BLOCK = 1 << 20
 
 
@@ -94,20 +89,9 @@ class SampleSet(ABC):
         return _Subset(self, np.asarray(indices, dtype=np.int64))
 
 
-class _View(SampleSet):
-    """Another set, seen differently."""
-
-    def __init__(self, base: SampleSet) -> None:
-        self._base = base
-        self.lengths = base.lengths
-        self.loss_weights = base.loss_weights
-        self.sample_ids = base.sample_ids
-        self.fingerprint = base.fingerprint
-
-
-class _Subset(_View):
+class _Subset(SampleSet):
     def __init__(self, base: SampleSet, indices: np.ndarray) -> None:
-        super().__init__(base)
+        self._base = base
         self._indices = indices
         self.lengths = base.lengths[indices]
         self.loss_weights = base.loss_weights[indices]
@@ -125,11 +109,15 @@ class _Subset(_View):
         return chosen
 
 
-class ReferencedSamples(_View):
+class ReferencedSamples(SampleSet):
     """Samples that a reference model scores: without its log-probabilities until they are known."""
 
     def __init__(self, base: SampleSet) -> None:
-        super().__init__(base)
+        self._base = base
+        self.lengths = base.lengths
+        self.loss_weights = base.loss_weights
+        self.sample_ids = base.sample_ids
+        self.fingerprint = base.fingerprint
         self._logps: np.ndarray | None = None
 
     def fill(self, logps: np.ndarray) -> None:
@@ -161,7 +149,7 @@ class Store(SampleSet):
         self.longest: int = manifest["index"]["longest"]
         """Tokens of the longest segment."""
         self.may_hold_media = "media" in lengths
-        values = value_names(name.removeprefix(_VALUE) for name in lengths if name.startswith(_VALUE))
+        values = [name.removeprefix(VALUE) for name in lengths if name.startswith(VALUE)]
         of_tokens = [name.removeprefix(_TOKEN_VALUE) for name in lengths if name.startswith(_TOKEN_VALUE)]
         types = {**_types(values, of_tokens, media=self.may_hold_media), **INDEX}
         for name, dtype in types.items():
@@ -238,15 +226,15 @@ class Store(SampleSet):
         return frozenset() if self._media is None else self._media.kinds()
 
     def column(self, name: str) -> np.ndarray:
-        return self._columns[_column(name)] if name in self.values else np.full(self._count, np.nan)
+        return self._columns[VALUE + name] if name in self.values else np.full(self._count, np.nan)
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
         """Yield a column by its name on disk, piece by piece, without mapping it."""
-        return self._columns.blocks(name)
+        return blocks_of(self.folder / f"{name}.bin", self._columns.types[name])
 
     def blocks_of_value(self, name: str) -> Iterator[np.ndarray]:
         """Yield what `column` returns, piece by piece."""
-        return self.blocks(_column(name)) if name in self.values else iter([np.full(self._count, np.nan)])
+        return self.blocks(VALUE + name) if name in self.values else iter([np.full(self._count, np.nan)])
 
     def _segments_of(self, index: int) -> tuple[int, int]:
         """Return the first segment of a sample, and the first that is not its own."""
@@ -256,37 +244,27 @@ class Store(SampleSet):
         return int(starts[index % self._count]), int(starts[index % self._count + 1])
 
     def _values_of(self, index: int) -> dict[str, float]:
-        return {name: float(self._columns[_column(name)][index]) for name in self.values}
+        return {name: float(self._columns[VALUE + name][index]) for name in self.values}
 
 
-class _Columns(Mapping[str, np.ndarray]):
+class _Columns:
     """The columns of a store, each memory-mapped when it is first asked for."""
 
     def __init__(self, folder: Path, types: Mapping[str, Any]) -> None:
         self._folder = folder
-        self._types = types
+        self.types = types
         self._mapped: dict[str, np.ndarray] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._mapped:
-            self._mapped[name] = map_column(self._folder / f"{name}.bin", self._types[name])
+            self._mapped[name] = map_column(self._folder / f"{name}.bin", self.types[name])
         return self._mapped[name]
-
-    def blocks(self, name: str) -> Iterator[np.ndarray]:
-        """Yield a column piece by piece."""
-        return blocks_of(self._folder / f"{name}.bin", self._types[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._types)
-
-    def __len__(self) -> int:
-        return len(self._types)
 
 
 class _MediaColumns:
     """The images, videos and sounds of a store's segments."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, arrays: _Columns) -> None:
         self._firsts = starts_of(arrays["media_counts"])
         self._numbers = arrays["media"].reshape(-1, len(_NUMBERS) + 2)
         self._rates = arrays["media_rates"]
@@ -334,57 +312,47 @@ class StoreWriter:
         self, folder: Path, values: Iterable[str] = (), token_values: Iterable[str] = (), *, media: bool = False
     ) -> None:
         self._folder = folder
-        self._types = _types(value_names(values), token_values, media=media)
-        try:
+        self._types = _types(values, token_values, media=media)
+        with _writing_to(folder.parent):
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
             self._files: dict[str, IO[bytes]] = {
                 name: (self._temporary / f"{name}.bin").open("wb") for name in self._types
             }
-        except OSError as error:
-            raise _unwritable(folder.parent, error) from error
         self._lengths = dict.fromkeys(self._types, 0)
 
     def add(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Append samples in the form of `pack_arrays`."""
-        try:
+        with _writing_to(self._folder.parent):
             for name, file in self._files.items():
                 file.write(arrays[name].tobytes())
                 self._lengths[name] += len(arrays[name])
-        except OSError as error:
-            raise _unwritable(self._folder.parent, error) from error
 
     def spill(self, arrays: Mapping[str, np.ndarray], name: str) -> Spilled:
         """Write samples to a file for `take`; another process may do so."""
         path = self._temporary / f"{name}.spilled"
-        try:
-            with path.open("wb") as file:
-                for each in self._types:
-                    file.write(arrays[each].tobytes())
-        except OSError as error:
-            raise _unwritable(self._folder.parent, error) from error
+        with _writing_to(self._folder.parent), path.open("wb") as file:
+            for each in self._types:
+                file.write(arrays[each].tobytes())
         return Spilled(path, {each: len(arrays[each]) for each in self._types})
 
     def take(self, spilled: Spilled) -> None:
         """Append samples that were spilled."""
-        try:
-            with spilled.file.open("rb") as source:
-                for name, file in self._files.items():
-                    left = spilled.lengths[name] * np.dtype(self._types[name]).itemsize
-                    while left:
-                        block = source.read(min(left, _BLOCK))
-                        if not block:
-                            raise OSError(0, f"{spilled.file} is not whole")
-                        file.write(block)
-                        left -= len(block)
-                    self._lengths[name] += spilled.lengths[name]
+        with _writing_to(self._folder.parent), spilled.file.open("rb") as source:
+            for name, file in self._files.items():
+                left = spilled.lengths[name] * np.dtype(self._types[name]).itemsize
+                while left:
+                    block = source.read(min(left, _BLOCK))
+                    if not block:
+                        raise OSError(0, f"{spilled.file} is not whole")
+                    file.write(block)
+                    left -= len(block)
+                self._lengths[name] += spilled.lengths[name]
             spilled.file.unlink()
-        except OSError as error:
-            raise _unwritable(self._folder.parent, error) from error
 
     def finish(self, notes: Mapping[str, Any]) -> Store:
         """Rename the store to its final path; one that another run has put there meanwhile is as good."""
-        try:
+        with _writing_to(self._folder.parent):
             for file in self._files.values():
                 file.flush()
                 os.fsync(file.fileno())
@@ -396,8 +364,6 @@ class StoreWriter:
                 if not self._folder.exists():
                     raise
                 self.discard()
-        except OSError as error:
-            raise _unwritable(self._folder.parent, error) from error
         return Store(self._folder)
 
     def discard(self) -> None:
@@ -418,15 +384,10 @@ def open_store(folder: Path) -> Store | None:
         return None
 
 
-def value_names(declared: Iterable[str]) -> tuple[str, ...]:
-    """Return the numbers for which a store has a column, where an encoding declares these."""
-    return tuple(dict.fromkeys([*VALUES, *declared]))
-
-
 def pack_arrays(
     samples: Iterable[tuple[int, Encoded]],
-    values: Iterable[str] = (),
-    token_values: Iterable[str] = (),
+    values: Sequence[str] = (),
+    token_values: Sequence[str] = (),
     *,
     media: bool = False,
 ) -> dict[str, np.ndarray]:
@@ -435,7 +396,6 @@ def pack_arrays(
     `values` and `token_values` are the numbers that the encoding declares; `media` tells whether samples may hold
     images.
     """
-    names, of_tokens = value_names(values), tuple(token_values)
     listed = list(samples)
     segments = [segment for _, sample in listed for segment in sample.segments]
     arrays: dict[str, Any] = {
@@ -444,12 +404,12 @@ def pack_arrays(
         "segment_lengths": [len(segment) for segment in segments],
         "segment_counts": [len(sample.segments) for _, sample in listed],
         "rows": [row for row, _ in listed],
-        **{_column(name): [each.values.get(name, np.nan) for _, each in listed] for name in names},
-        **{f"{_TOKEN_VALUE}{name}": _joined([each.token_values[name] for each in segments]) for name in of_tokens},
+        **{VALUE + name: [each.values.get(name, np.nan) for _, each in listed] for name in values},
+        **{_TOKEN_VALUE + name: _joined([each.token_values[name] for each in segments]) for name in token_values},
     }
     if media:
         arrays |= _media_arrays(segments)
-    types = _types(names, of_tokens, media=media)
+    types = _types(values, token_values, media=media)
     return {name: np.asarray(arrays[name], dtype=dtype).reshape(-1) for name, dtype in types.items()}
 
 
@@ -474,13 +434,9 @@ def _media_arrays(segments: Sequence[Segment]) -> dict[str, Any]:
 
 def _types(values: Iterable[str], token_values: Iterable[str] = (), *, media: bool = False) -> dict[str, Any]:
     """Return the type of each column, by its name on disk."""
-    of_tokens = {f"{_TOKEN_VALUE}{name}": np.float32 for name in token_values}
-    return {**_TYPES, **{_column(name): np.float64 for name in values}, **of_tokens, **(_MEDIA if media else {})}
-
-
-def _column(value: str) -> str:
-    """Return what the column of a sample's number is called on disk."""
-    return value if value in VALUES else f"{_VALUE}{value}"
+    of_samples = {VALUE + name: np.float64 for name in values}
+    of_tokens = {_TOKEN_VALUE + name: np.float32 for name in token_values}
+    return {**_TYPES, **of_samples, **of_tokens, **(_MEDIA if media else {})}
 
 
 def hash_of(*parts: bytes | str) -> str:
@@ -493,8 +449,13 @@ def hash_of(*parts: bytes | str) -> str:
     return str(digest.hexdigest())
 
 
-def _unwritable(folder: Path, error: OSError) -> DataError:
-    return DataError(
-        f"The tokenised data cannot be written to {str(folder)!r}: {error.strerror or error}.",
-        hint="Name another folder: --data.cache FOLDER",
-    )
+@contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    """Turn an error of the file system into one that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"The tokenised data cannot be written to {str(folder)!r}: {error.strerror or error}.",
+            hint="Name another folder: --data.cache FOLDER",
+        ) from error

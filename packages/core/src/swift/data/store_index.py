@@ -12,6 +12,8 @@ import numpy as np
 
 from swift.files import replace_file
 
+VALUE = "value."
+"""How the column of a number per sample begins that an encoding declares; NaN where a sample has none."""
 MANIFEST = "manifest.json"
 INDEX_FILE = "index.json"
 """What joins the shards of tokenised data."""
@@ -60,7 +62,7 @@ def write_index(folder: Path, manifest: Mapping[str, Any]) -> None:
     _write(folder / "lengths.bin", (np.diff(edges) for edges in _edges(segments, samples)))
     _write(folder / "loss_weights.bin", _sums(weights, _edges(segments, samples)))
     longest = max((int(block.max()) for block in blocks_of(folder / "segment_lengths.bin", np.int64)), default=0)
-    index = {"lengths": {}, "longest": longest, "values": _present(folder, manifest["lengths"], len(samples) - 1)}
+    index = {"lengths": {}, "longest": longest, "values": _present(folder, manifest["lengths"])}
     index["lengths"] = {
         name: (folder / f"{name}.bin").stat().st_size // np.dtype(dtype).itemsize for name, dtype in INDEX.items()
     }
@@ -115,12 +117,12 @@ def _sums(path: Path, edges: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
             yield np.add.reduceat(part.astype(np.float64), each[:-1] - each[0])
 
 
-def _present(folder: Path, lengths: Mapping[str, int], samples: int) -> list[str]:
+def _present(folder: Path, lengths: Mapping[str, int]) -> list[str]:
     """Return the numbers per sample that any sample has."""
     found = []
     for name in lengths:
-        if name in ("label", "margin") or name.startswith("value."):
+        if name.startswith(VALUE):
             blocks = blocks_of(folder / f"{name}.bin", np.float64)
-            if samples and any(not np.isnan(block).all() for block in blocks):
-                found.append(name.removeprefix("value."))
+            if any(not np.isnan(block).all() for block in blocks):
+                found.append(name.removeprefix(VALUE))
     return found

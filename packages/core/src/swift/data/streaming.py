@@ -47,7 +47,7 @@ class SampleStream:
                 self._take_omissions()
                 if number == 0:
                     self.report.without_reasoning += location in self._without_reasoning
-                    self.report.count_formats({sample.format: 1} if sample.format else {})
+                    self.report.count_format(sample.format)
                     self.report.turn_by_turn += made.turn_by_turn
                     if not self._encoder.encoding.keeps_columns:
                         self.report.unused_columns = merge_columns(self.report.unused_columns, sample.extras)
@@ -90,7 +90,7 @@ class SampleStream:
         if self._encoder.section.strict and omissions.keys:
             raise unused_key(*next(iter(omissions.keys.items())))
         self._without_reasoning |= omissions.reasoning
-        self.report.count_omissions(omissions.keys, 0)
+        self.report.unused_keys = {**omissions.keys, **self.report.unused_keys}
 
     def _reject(self, epoch: int, unusable: Unusable, location: str) -> None:
         if self._encoder.section.strict:

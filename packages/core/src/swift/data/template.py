@@ -17,7 +17,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from swift.data.conversation import REASONING_KEYS, Conversation, Message, Unusable, media_part, parts_of, text_of
+from swift.data.conversation import REASONING_KEYS, Conversation, Message, Unusable, media_part, parts_of, text_part
 from swift.data.rendering import RenderedMessages, Renderer
 from swift.data.text import Rendered, Span
 from swift.errors import DataError, SwiftError
@@ -37,16 +37,6 @@ class Omissions:
     """Keys of messages that it does not write, and where the first of each is."""
     reasoning: set[str] = field(default_factory=set)
     """Rows whose earlier turns are learned without their reasoning."""
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """One answer: the text up to its end, and where it starts and ends in there."""
-
-    text: str
-    start: int
-    end: int
-    weight: float
 
 
 class ChatTemplate:
@@ -76,28 +66,25 @@ class ChatTemplate:
 
     def render(self, conversation: Conversation, turns: Sequence[int], location: str) -> list[Rendered]:
         """Return texts in which the assistant's messages at the indices `turns` can be learned; mostly a single one."""
-        self._check_position_for(conversation)
+        self._check_written(conversation)
         with _refusals():
             rendered = self._renderer.render(self._spelled(conversation.messages), conversation.tools, location)
             self._check_rendered(conversation, rendered.whole)
             rest = [self._turn(conversation, index, rendered, location) for index in turns]
             text = rendered.whole
-            learned = {at: turn.text for at, turn in zip(turns, rest, strict=True)}
+            learned = {at: until for at, (until, _) in zip(turns, rest, strict=True)}
             self._check_keys(conversation, text, learned, location)
-        if all(turn.text is text for turn in rest):  # nearly always
-            return [Rendered(text, tuple([Span(turn.start, turn.end, turn.weight) for turn in rest]))]
         sequences: list[Rendered] = []
         while rest or not sequences:
-            fits = [turn.text is text or text.startswith(turn.text[: turn.end]) for turn in rest]
-            spans = [Span(turn.start, turn.end, turn.weight) for turn, fit in zip(rest, fits, strict=True) if fit]
-            sequences.append(Rendered(text, tuple(spans)))
+            fits = [until is text or text.startswith(until[: span.end]) for until, span in rest]
+            sequences.append(Rendered(text, tuple(span for (_, span), fit in zip(rest, fits, strict=True) if fit)))
             rest = [turn for turn, fit in zip(rest, fits, strict=True) if not fit]
-            text = rest[-1].text if rest else ""
+            text = rest[-1][0] if rest else ""
         return sequences[::-1]
 
     def prompt(self, conversation: Conversation, location: str) -> Rendered:
         """Return the text up to where the assistant is about to speak; nothing of it is learned."""
-        self._check_position_for(conversation)
+        self._check_written(conversation)
         with _refusals():
             messages = self._spelled(conversation.messages)
             text = self._renderer.text(messages, conversation.tools, location, answering=True)
@@ -113,7 +100,7 @@ class ChatTemplate:
     def written(self, kind: str) -> str:
         """Return what the template writes for an image, video or audio between two texts of a message."""
         if kind not in self._written:
-            probe = {"type": "text", "text": _PROBE}
+            probe = text_part(_PROBE)
             message = {"role": "user", "content": [probe, media_part(kind), probe]}
             with _refusals():
                 text = self._renderer.text([message], (), "Before the first row")
@@ -123,7 +110,10 @@ class ChatTemplate:
             self._written[kind] = between[0]
         return self._written[kind]
 
-    def _turn(self, conversation: Conversation, index: int, rendered: RenderedMessages, location: str) -> _Turn:
+    def _turn(
+        self, conversation: Conversation, index: int, rendered: RenderedMessages, location: str
+    ) -> tuple[str, Span]:
+        """Return the text up to the end of a turn, and which characters of it are the assistant's."""
         prompt = rendered.until(index, True)
         last = index + 1 == len(conversation.messages)
         text = rendered.whole if last else rendered.until(index + 1, False)
@@ -133,21 +123,15 @@ class ChatTemplate:
         if self._after_turn and text.endswith(self._after_turn):
             end -= len(self._after_turn)
         if end <= len(prompt):
-            raise Unusable(
-                "left out by the template", f"message {index + 1}, the assistant's, is not in the rendered text"
-            )
-        return _Turn(text, len(prompt), end, conversation.weights[index])
+            detail = f"message {index + 1}, the assistant's, is not in the rendered text"
+            raise Unusable("left out by the template", detail)
+        return text, Span(len(prompt), end, conversation.weights[index])
 
     def _spelled(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages as the template reads them: texts, or parts of which some are texts."""
         if not self._parts:
             return list(messages)
-        return [
-            {**message, "content": [{"type": "text", "text": message["content"]}]}
-            if isinstance(message["content"], str)
-            else message
-            for message in messages
-        ]
+        return [{**message, "content": parts_of(message) or [text_part(message["content"])]} for message in messages]
 
     def _renders_messages(self) -> bool:
         """Return whether the template writes messages whose content is a text; some of them know parts alone."""
@@ -174,7 +158,7 @@ class ChatTemplate:
         start, _, token = min(found)
         return tail[start + len(token) :]
 
-    def _check_position_for(self, conversation: Conversation) -> None:
+    def _check_written(self, conversation: Conversation) -> None:
         """Templates pass over what they do not know without a word."""
         if conversation.tools and "tools" not in self._source:
             raise _left_out("the chat template does not write tools")
@@ -249,11 +233,8 @@ class ChatTemplate:
         for index, message in enumerate(conversation.messages):
             if message["role"] not in ("system", "user"):
                 continue
-            if isinstance(message["content"], str):
-                strings = [message["content"]]
-            else:
-                strings = [part["text"] for part in parts_of(message) if part["type"] == "text"] or [text_of(message)]
-            if any(each.strip() not in text for each in strings):
+            parts = parts_of(message) or [text_part(message["content"])]
+            if any(part["type"] == "text" and part["text"].strip() not in text for part in parts):
                 raise Unusable(
                     "left out by the template",
                     f"message {index + 1}, the {message['role']}'s, is not in the rendered text",

@@ -41,14 +41,8 @@ class TurnsTemplate:
     template: Template
     """Writes what the original writes, and `mark` before each message and before the tail."""
     mark: str
-    asking: str
-    """The tail that asks for an answer."""
-    ending: str
-    """The tail that doesn't."""
-
-    def tail(self, generation: bool) -> str:
-        """Return one of the two."""
-        return self.asking if generation else self.ending
+    tails: Mapping[bool, str]
+    """The tail that asks for an answer, and the one that doesn't."""
 
 
 def turns_template(environment: Environment, source: str, variables: Mapping[str, Any]) -> TurnsTemplate | None:
@@ -70,13 +64,13 @@ def turns_template(environment: Environment, source: str, variables: Mapping[str
     loop.body.insert(0, _data(mark))
     tree.body.insert(at + 1, _data(mark))
     try:
-        asking, ending = (
-            _written(environment, source, at + 1, {**variables, _GENERATION: value}) for value in (True, False)
-        )
+        tails = {
+            value: _written(environment, source, at + 1, {**variables, _GENERATION: value}) for value in (True, False)
+        }
     except Exception:  # templates raise what they like; whoever renders the conversation reports it
         return None
     tree.set_environment(environment)
-    return TurnsTemplate(environment.from_string(tree), mark, asking, ending)
+    return TurnsTemplate(environment.from_string(tree), mark, tails)
 
 
 def _written(environment: Environment, source: str, start: int, variables: Mapping[str, Any]) -> str:
@@ -110,7 +104,7 @@ def _looks_back(node: nodes.Node, *, within: bool = False) -> bool:
 
 
 def _is_fixed(tail: Sequence[nodes.Node], stored: set[str]) -> bool:
-    """Return whether the tail depends on nothing but whether an answer is generation for."""
+    """Return whether the tail depends on nothing but `add_generation_prompt`."""
     changing = stored | _CHANGING | {"messages", "tools", "loop"}
     every = [each for node in tail for each in (node, *node.find_all(nodes.Node))]
     names = {each.name for each in every if isinstance(each, nodes.Name | nodes.NSRef)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -17,11 +16,11 @@ from swift.data.corpus import Corpus, Part, on_this_machine
 from swift.data.encodings import Encoding
 from swift.data.media import MediaRef
 from swift.data.samples import Encoded
-from swift.data.shards import read_index, sources_of, value_file
-from swift.data.sources.rows import RowData
+from swift.data.shards import read_index, sources_of
+from swift.data.sources.rows import ListRows, RowData, part_of
 from swift.data.sources.spec import parse_source
 from swift.data.store import Facts, SampleSet, Store
-from swift.data.store_index import is_tokenised, map_column
+from swift.data.store_index import VALUE, is_tokenised, map_column
 from swift.errors import DataError
 from swift.remote.urls import is_remote
 from swift.untrusted import inside
@@ -43,11 +42,12 @@ class JoinedStore(SampleSet):
             self.longest = int(index["longest"])
             self.values = tuple(map(str, index["values"]))
             self._names = [inside(folder, name, DataError, source=str(folder)) for name, _ in index["shards"]]
-            self._ends = list(accumulate(int(samples) for _, samples in index["shards"]))
+            self._counts = [int(samples) for _, samples in index["shards"]]
+            self._ends = list(accumulate(self._counts))
             self.lengths = map_column(folder / "lengths.bin", np.int64)
             self.loss_weights = map_column(folder / "loss_weights.bin", np.float64)
             self.rows = map_column(folder / "rows.bin", np.int64)
-            files = {name: f"{value_file(name)}.bin" for name in self.values}
+            files = {name: f"{VALUE}{name}.bin" for name in self.values}
             self._values = {
                 name: map_column(inside(folder, file, DataError, source=str(folder)), np.float64)
                 for name, file in files.items()
@@ -101,15 +101,14 @@ class JoinedStore(SampleSet):
     def _find(self, index: int) -> tuple[Store, int]:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        number = bisect_right(self._ends, index)
-        return self._shard(number), index - (self._ends[number - 1] if number else 0)
+        number, local = part_of(self._ends, index)
+        return self._shard(number), local
 
     def _open(self, number: int) -> Store:
         folder = self._names[number]
-        samples = self._ends[number] - (self._ends[number - 1] if number else 0)
         try:
             store = Store(folder)
-            if len(store) != samples:
+            if len(store) != self._counts[number]:
                 raise ValueError(folder)
         except (OSError, ValueError, KeyError):
             raise DataError(
@@ -119,15 +118,8 @@ class JoinedStore(SampleSet):
         return store
 
 
-class _NotKept:
+class _NotKept(ListRows):
     """Rows of which only the tokens are there."""
-
-    def __init__(self, name: str, count: int) -> None:
-        self._name = name
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
 
     def __getitem__(self, index: int) -> RowData:
         raise DataError(
@@ -135,21 +127,12 @@ class _NotKept:
             hint="Give the rows to the run: --dataset FILE",
         )
 
-    def __iter__(self) -> Iterator[RowData]:
-        return (self[index] for index in range(self._count))
-
-    def location(self, index: int) -> str:
-        return f"{self._name}, row {index + 1}"
-
-    def fingerprint(self) -> str:
-        return ""
-
 
 class TokenisedCorpus(Corpus):
     """Corpus of tokenised data: it knows where each row stood, and has none of them."""
 
     def __init__(self, index: Mapping[str, Any], encoding: Encoding) -> None:
-        parts = [Part(name, _NotKept(name, rows), rows, {}) for name, rows in sources_of(index)]
+        parts = [Part(name, _NotKept(range(rows), name), rows, {}) for name, rows in sources_of(index)]
         super().__init__(parts, encoding, check=False)
 
 

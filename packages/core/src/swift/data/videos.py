@@ -15,9 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift.data.conversation import Unusable
-from swift.data.media import Measured, Medium
-from swift.errors import ModelError
+from swift.data.media import Measured, Medium, needed, unusable_unless_readable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -55,8 +53,9 @@ def images_of(video: Medium, path: str, shown: Shown, *, decode: bool = False) -
     measured = measure_video(path)
     numbers = shown.numbers(measured)
     if decode:
-        for number in numbers:
-            _checked(path, number, measured)
+        with unusable_unless_readable("video", path):
+            for number in numbers:
+                open_frame(path, number, measured.rate)
     return [replace(video, kind="image", path=path, content=b"", url="", frame=number) for number in numbers]
 
 
@@ -65,13 +64,9 @@ def measure_video(path: str) -> Measured:
 
     Raise `Unusable` for a video that is missing, broken or empty.
     """
-    try:
+    with unusable_unless_readable("video", path):
         size = Path(path).stat().st_size
         width, height, frames, rate = _header(path, size)
-    except FileNotFoundError:
-        raise Unusable("missing video", f"there is no file {path}") from None
-    except (OSError, ValueError) as error:
-        raise Unusable("broken video", f"{path} cannot be read as a video: {error}") from None
     return Measured(path, width, height, size, "video", frames, rate)
 
 
@@ -141,13 +136,6 @@ class _Reader:
         return -math.inf if self._last is None else float(self._last.time) - self._start
 
 
-def _checked(path: str, number: int, measured: Measured) -> None:
-    try:
-        open_frame(path, number, measured.rate)
-    except (OSError, ValueError) as error:
-        raise Unusable("broken video", f"{path} cannot be read as a video: {error}") from None
-
-
 @lru_cache(maxsize=64)
 def _header(path: str, size: int) -> tuple[int, int, int, float]:
     """Return width, height, how many images, and how many a second; `size` is there to notice a changed file."""
@@ -187,11 +175,4 @@ def _upright(frame: Any) -> Image:
 
 
 def _av() -> Any:
-    try:
-        import av
-    except ImportError as error:
-        raise ModelError(
-            "Files of videos need the package PyAV, which is not installed.",
-            hint='Type: pip install "swift-core[video]"',
-        ) from error
-    return av
+    return needed("av", "Files of videos need the package PyAV", "video")

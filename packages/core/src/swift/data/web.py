@@ -8,7 +8,9 @@ import socket
 import tempfile
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -45,31 +47,28 @@ def fetched(url: str, folder: Path, web: Web, what: str) -> str:
         return str(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _opener(web).open(_request(url), timeout=_SECONDS) as response:
-            _keep(response, path)
+        request = urllib.request.Request(url, headers={"User-Agent": _AGENT})
+        with _opener(web).open(request, timeout=_SECONDS) as response, new_file(path) as file:
+            size, announced = _copy(response, file), response.headers.get("Content-Length")
+            if announced is not None and size != int(announced):
+                raise OSError(f"{size} of {announced} bytes came")
     except (OSError, ValueError, http.client.HTTPException) as error:  # urllib's errors are of OSError's kin
         why = getattr(error, "reason", None) or error
         raise Unusable(reason, f"{url} cannot be fetched: {why}") from None
     return str(path)
 
 
-def _request(url: str) -> urllib.request.Request:
-    return urllib.request.Request(url, headers={"User-Agent": _AGENT})
-
-
-def _keep(response: Any, path: Path) -> None:
-    """Write an response under a name of its own, and rename it when it is whole."""
-    announced = response.headers.get("Content-Length")
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Give a file under a name of its own to write, which is renamed to `path` when it is whole."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        temporary = Path(file.name)
         try:
-            size = _copy(response, file)
-            if announced is not None and size != int(announced):
-                raise OSError(f"{size} of {announced} bytes came")
-            temporary.rename(path)
+            yield file
+            file.flush()
+            Path(file.name).rename(path)
         except BaseException:
             with suppress(OSError):
-                temporary.unlink()
+                Path(file.name).unlink()
             raise
 
 
@@ -80,7 +79,6 @@ def _copy(response: Any, file: IO[bytes]) -> int:
         if size > LARGEST_FILE:
             raise OSError(f"it is larger than {LARGEST_FILE >> 20} MiB")
         file.write(chunk)
-    file.flush()
     return size
 
 
@@ -88,7 +86,7 @@ def _opener(web: Web) -> urllib.request.OpenerDirector:
     if web == "any":
         return urllib.request.build_opener()
     # A proxy would reach for us what we may not: the peer must be the host itself, after every redirection.
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _Http(), _Https())
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _Public())
 
 
 def _public_peer(*arguments: Any, **options: Any) -> socket.socket:
@@ -102,23 +100,18 @@ def _public_peer(*arguments: Any, **options: Any) -> socket.socket:
     return connected
 
 
-class _PublicHttp(http.client.HTTPConnection):
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._create_connection = _public_peer
+def _public(kind: Any, *arguments: Any, **options: Any) -> Any:
+    """Return a connection of this kind to a host of the public web."""
+    connection = kind(*arguments, **options)
+    connection._create_connection = _public_peer
+    return connection
 
 
-class _PublicHttps(http.client.HTTPSConnection):
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._create_connection = _public_peer
+class _Public(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Opens addresses of both kinds."""
 
-
-class _Http(urllib.request.HTTPHandler):
     def http_open(self, request: urllib.request.Request) -> Any:
-        return self.do_open(_PublicHttp, request)
+        return self.do_open(partial(_public, http.client.HTTPConnection), request)
 
-
-class _Https(urllib.request.HTTPSHandler):
     def https_open(self, request: urllib.request.Request) -> Any:
-        return self.do_open(_PublicHttps, request)
+        return self.do_open(partial(_public, http.client.HTTPSConnection), request)

@@ -43,7 +43,3 @@ class ChatEncoding(Encoding):
             raise Unusable("nothing to learn", "no token of the completions has a loss")
         samples = tuple(Encoded(0, (part,)) for part in learned)
         return EncodedRow(samples, turn_by_turn=len(segments) > 1)
-
-    def cache_key(self) -> str:
-        """Return the name: tokenised data is found by it wherever the class moves."""
-        return self.name

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swift.config.media import KINDS
-from swift.data.conversation import Conversation, Unusable, parse_json
+from swift.data.conversation import Conversation, Unusable, parse_json_list
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
-from swift.data.formats import COMPLETION, MESSAGES, QUESTION, RowReader, Sample
+from swift.data.formats import COMPLETION, MESSAGES, QUESTION, RowReader, Sample, finite
 from swift.data.samples import Encoded
 from swift.data.text import Rendered, Span, Steps, Text, Whole
 from swift.errors import DataError, ModelError
@@ -89,8 +88,7 @@ class ClassificationEncoding(Encoding):
         return [float(self._index(label))]
 
     def _multi(self, label: Any) -> list[float]:
-        if isinstance(label, str) and label.lstrip().startswith("["):
-            label = parse_json(label, "the column 'label'")
+        label = parse_json_list(label, "the column 'label'")
         given = list(label) if isinstance(label, list | tuple) else [label]
         if len(given) == len(self.names) and all(isinstance(each, bool | float) for each in given):
             numbers = [_number(each) for each in given]
@@ -101,8 +99,7 @@ class ClassificationEncoding(Encoding):
         return [float(index in chosen) for index in range(len(self.names))]
 
     def _numbers(self, label: Any) -> list[float]:
-        if isinstance(label, str) and label.lstrip().startswith("["):
-            label = parse_json(label, "the column 'label'")
+        label = parse_json_list(label, "the column 'label'")
         numbers = [_number(each) for each in (label if isinstance(label, list | tuple) else [label])]
         if len(numbers) != len(self.names):
             raise Unusable("malformed label", f"{len(numbers)} numbers, and the model returns {len(self.names)}")
@@ -138,10 +135,7 @@ def _conversation(row: RowReader) -> Conversation:
     if row.has(*MESSAGES):
         return row.messages(row.take(MESSAGES), completed=False)
     if row.has(*QUESTION) and not row.has(*COMPLETION):
-        question = row.take(QUESTION)
-        if isinstance(question, list | tuple):
-            return row.messages(question, completed=False)
-        return row.messages(row.history(row.with_input(question)), completed=False)
+        return row.messages(row.question(), completed=False)
     conversation = row.conversation()
     if conversation.plain and not conversation.messages[-1]["content"].strip():
         raise Unusable("empty text", "the text is empty")
@@ -163,10 +157,6 @@ def whole_text(conversation: Conversation, location: str, encoder: ConversationE
 
 
 def _number(value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
+    if (number := finite(value)) is None:
         raise Unusable("malformed label", f"the label is {value!r}, not a finite number")
     return number

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from swift.config.media import KINDS
-from swift.data.conversation import Conversation, Unusable, parse_json, prompt_only, raw_text, text_of
+from swift.data.conversation import Conversation, Unusable, parse_json, prompt_only, raw_text, text_of, text_part
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import NEGATIVE, POSITIVE, RowReader, Sample
 from swift.data.samples import Encoded, Segment
@@ -193,7 +193,7 @@ def prompted(prompt: str, text: Conversation) -> Conversation:
     *before, message = text.messages
     if not text.media:
         return raw_text(prompt + " ".join(text_of(each) for each in text.messages))
-    content = [{"type": "text", "text": prompt}] * bool(prompt) + message["content"]
+    content = [text_part(prompt)] * bool(prompt) + message["content"]
     return replace(text, messages=(*before, {**message, "content": content}))
 
 

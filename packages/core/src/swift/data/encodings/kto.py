@@ -42,10 +42,6 @@ class KtoEncoding(Encoding):
         completion = yield from encoder.segment(own, row.location)
         return compared((completion, mismatched), row.sample.values)
 
-    def cache_key(self) -> str:
-        """Return the name: tokenised data is found by it wherever the class moves."""
-        return self.name
-
 
 def _label(row: RowReader) -> float:
     if not row.has("label"):

@@ -42,15 +42,10 @@ class PreferenceEncoding(Encoding):
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return both conversations as one sample."""
         sample = row.sample
-        if sample.rejected is None:
-            raise ValueError("a pair needs a rejected conversation")
+        assert sample.rejected is not None
         chosen = yield from encoder.segment(sample.conversation, row.location)
         rejected = yield from encoder.segment(sample.rejected, row.location)
         return compared((chosen, rejected), sample.values)
-
-    def cache_key(self) -> str:
-        """Return the name: tokenised data is found by it wherever the class moves."""
-        return self.name
 
 
 def compared(segments: tuple[Segment, ...], values: Mapping[str, float]) -> EncodedRow:
@@ -87,12 +82,9 @@ def _completed(row: RowReader, column: str) -> Conversation:
     if messages is not None:  # LLaMA-Factory's ranking: the conversation so far, and its two completions
         return row.completed(parse_json(messages, "messages"), completion, media=media)
     if isinstance(completion, str) or _speaks_last(completion):
-        question = row.take(QUESTION)
-        if question is None:
+        if (question := row.question()) is None:
             raise row.unknown(f"a completion ({column!r}) but no question (prompt, query or instruction)")
-        if isinstance(question, list | tuple):
-            return row.completed(question, completion, media=media)
-        return row.completed(row.history(row.with_input(question)), completion, media=media)
+        return row.completed(question, completion, media=media)
     row.take(QUESTION)  # the conversation repeats it
     return row.messages(completion, media=media)
 

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swift.config.media import KINDS
-from swift.data.conversation import Conversation, Message, Unusable, parse_json, parts_of, prompt_only, raw_text
+from swift.data.conversation import (
+    Conversation,
+    Message,
+    Unusable,
+    parse_json,
+    parts_of,
+    prompt_only,
+    raw_text,
+    text_part,
+)
 from swift.data.conversation import text_of as said_in
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.encodings.embedding import prompt_text_of, with_media
@@ -72,11 +81,11 @@ def pair_of(query: Conversation, document: Conversation, instruction: str | None
     if not query.media and not document.media:
         return raw_text(text_of(said_in(first), said_in(shown), instruction))
     before, between = _instruction_parts(instruction)
-    parts = [_word(before), *_parts(first), _word(between), *_parts(shown)]
+    parts = [text_part(before), *_parts(first), text_part(between), *_parts(shown)]
     joined: list[dict[str, Any]] = []
     for part in parts:
         if part["type"] == "text" and joined and joined[-1]["type"] == "text":
-            part = _word(joined.pop()["text"] + part["text"])
+            part = text_part(joined.pop()["text"] + part["text"])
         joined.append(part)
     return prompt_only(joined)
 
@@ -86,12 +95,8 @@ def _instruction_parts(instruction: str | None) -> tuple[str, str]:
     return f"<Instruct>: {instruction}\n<Query>: " if instruction else "<Query>: ", "\n<Document>: "
 
 
-def _word(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
 def _parts(message: Message) -> list[dict[str, Any]]:
-    return parts_of(message) or [_word(message["content"])]
+    return parts_of(message) or [text_part(message["content"])]
 
 
 class RerankerEncoding(Encoding):
@@ -222,13 +227,13 @@ def _query(row: RowReader) -> tuple[Conversation, str | None]:
     query = row.take(QUERY)
     if query is None:
         raise row.unknown("no query")
-    return _text(query, "query"), None if instruction is None else said_in(
-        _text(instruction, "instruction").messages[0]
-    )
+    if instruction is not None:
+        instruction = said_in(_text(instruction, "instruction").messages[0])
+    return _text(query, "query"), instruction
 
 
 def _documents(row: RowReader) -> tuple[list[Conversation], list[Conversation]]:
-    """Return the documents that are relevant to the query, and those that don't."""
+    """Return the documents that are relevant to the query, and those that are not."""
     if row.has("positive_messages", "negative_messages"):
         sides = [row.value(name) if row.has(name) else () for name in ("positive_messages", "negative_messages")]
         return _sequences_of(row, sides[0]), _sequences_of(row, sides[1])

@@ -11,7 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, overload
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -44,16 +45,11 @@ class EpochSchedule(BatchSchedule):
         self.steps_per_epoch: int | None = self._epoch_steps(0)
         self.total_steps = layout.max_steps if layout.max_steps is not None else self._steps_of(layout.epochs)
 
-    @property
-    def fill_ratio(self) -> float:
-        """Tokens of the first epoch over what its rows have room for; 1.0 without packing."""
-        return self._order.fill_ratio
-
     def rows_of(self, step: int) -> tuple[int, list[Indices]]:
         """Return the epoch that a step belongs to, and its rows."""
         epoch, within = self._locate(step)
-        rows = self._order.rows(epoch)
-        return epoch, list(rows[within * self._global_rows : (within + 1) * self._global_rows])
+        start = within * self._global_rows
+        return epoch, self._order.rows(epoch).between(start, start + self._global_rows)
 
     def epoch_at(self, step: int) -> float:
         """Return the passes over the data that are complete before this step: 1.5 halfway through the second."""
@@ -113,77 +109,44 @@ class EpochOrder:
         """Whether the order is computed element by element. Packs are planned over a list."""
         self.rows = lru_cache(maxsize=2)(self._rows)
 
-    @property
-    def fill_ratio(self) -> float:
-        """Tokens of the first epoch over what its rows have room for; 1.0 without packing."""
-        if self._capacity is None:
-            return 1.0
-        return float(self._lengths.sum()) / (self._capacity * len(self.rows(0)))
-
     def count(self, epoch: int) -> int:
         """Return how many rows an epoch has; different permutations may pack differently."""
         return len(self._lengths) if self._capacity is None else len(self.rows(epoch))
 
-    def _rows(self, epoch: int) -> Sequence[Indices]:
+    def _rows(self, epoch: int) -> EpochRows:
         samples = len(self._lengths)
         if self.keyed:
-            return KeyedRows(KeyedPermutation(samples, self._seed, epoch))
+            return EpochRows(KeyedPermutation(samples, self._seed, epoch))
         random = shuffler(self._seed, epoch)
         order = random.permutation(samples) if self._shuffle else np.arange(samples)
+        small = np.uint32 if samples <= np.iinfo(np.uint32).max else np.int64
         if self._capacity is None:
-            return OrderedRows(order)
+            return EpochRows(order.astype(small))
         packs = pack(self._lengths, order, self._capacity)
         # Best fit puts the long samples first; mixed again, batches are alike.
         mixed = random.permutation(len(packs)) if self._shuffle else np.arange(len(packs))
         inside = np.concatenate([np.zeros(0, dtype=np.int64), *(packs[index] for index in mixed)])
-        return OrderedRows(inside, [len(packs[index]) for index in mixed])
+        return EpochRows(inside.astype(small), [len(packs[index]) for index in mixed])
 
 
-class OrderedRows(Sequence[Indices]):
+class EpochRows:
     """The rows of an epoch in order, in a few bytes for each sample however many there are."""
 
-    def __init__(self, order: np.ndarray, sizes: Sequence[int] | None = None) -> None:
+    def __init__(self, order: np.ndarray | KeyedPermutation, sizes: Sequence[int] | None = None) -> None:
         """Take samples in order, and of how many of them each row consists; of one, where nothing is said."""
-        small = len(order) <= np.iinfo(np.uint32).max
-        self._order = order.astype(np.uint32 if small else np.int64)
+        self._order = order
         self._ends = None if sizes is None else np.cumsum(sizes, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._order if self._ends is None else self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> Indices: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Indices]: ...
-    def __getitem__(self, index: int | slice) -> Indices | list[Indices]:
-        chosen = range(len(self))[index]
-        return self._row(chosen) if isinstance(chosen, int) else [self._row(each) for each in chosen]
-
-    def _row(self, index: int) -> Indices:
+    def between(self, start: int, end: int) -> list[Indices]:
+        """Return the rows from `start` to `end`, or to the last."""
+        end = min(end, len(self))
         if self._ends is None:
-            return (int(self._order[index]),)
-        first = int(self._ends[index - 1]) if index else 0
-        return tuple(self._order[first : int(self._ends[index])].tolist())
-
-
-class KeyedRows(Sequence[Indices]):
-    """The rows of an epoch, of one sample each, in an order that is computed where it is looked at."""
-
-    def __init__(self, order: KeyedPermutation) -> None:
-        self._order = order
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    @overload
-    def __getitem__(self, index: int) -> Indices: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Indices]: ...
-    def __getitem__(self, index: int | slice) -> Indices | list[Indices]:
-        chosen = range(len(self))[index]
-        if isinstance(chosen, int):
-            return (int(self._order(np.array([chosen]))[0]),)
-        return [(sample,) for sample in self._order(np.asarray(chosen)).tolist()]
+            return [(sample,) for sample in self._order[np.arange(start, end)].tolist()]
+        edges = [int(self._ends[index - 1]) if index else 0 for index in range(start, end + 1)]
+        return [tuple(self._order[np.arange(*each)].tolist()) for each in pairwise(edges)]
 
 
 def shuffler(seed: int, epoch: int) -> np.random.RandomState:
@@ -201,7 +164,7 @@ def evaluation_batches(
     order = EpochOrder(dataset.lengths, replace(layout, shuffle=False, seed=0)).rows(0)
     maker = BatchMaker(layout, objective, _reader(dataset))
     for step, start in enumerate(range(0, len(order), layout.global_rows)):
-        part = order[start : start + layout.global_rows]
+        part = order.between(start, start + layout.global_rows)
         yield maker.batch(step, part, _facts(dataset, part), data_rank, data_size)
 
 

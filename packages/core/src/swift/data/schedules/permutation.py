@@ -29,7 +29,7 @@ class KeyedPermutation:
     def __len__(self) -> int:
         return self._count
 
-    def __call__(self, positions: np.ndarray) -> np.ndarray:
+    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
         """Return the samples at these positions of the permutation."""
         samples = self._turned(positions.astype(np.uint64))
         outside = np.flatnonzero(samples >= self._count)

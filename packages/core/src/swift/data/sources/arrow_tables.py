@@ -7,12 +7,11 @@ refused.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator
+from abc import abstractmethod
 from itertools import accumulate
 from typing import Any
 
-from swift.data.sources.rows import RowData, first_line
+from swift.data.sources.rows import RowData, Rows, first_line, part_of
 from swift.data.sources.unchanged_files import SteadyFile
 from swift.errors import DataError, SwiftError
 
@@ -28,7 +27,7 @@ _WINDOW = 256
 """Rows that are made Python objects at a time."""
 
 
-class TableRows:
+class TableRows(Rows):
     """Rows of a table of which one group is held in memory at a time."""
 
     def __init__(self, file: SteadyFile, sizes: list[int]) -> None:
@@ -42,17 +41,12 @@ class TableRows:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> RowData:
-        number = bisect_right(self._ends, index)
-        local = index - (self._ends[number - 1] if number else 0)
         try:
-            return self._row(number, local)
+            return self._row(*part_of(self._ends, index))
         except SwiftError:
             raise
         except Exception as error:  # arrow's own, and Python's for values that it cannot hold
             raise DataError(f"{self.location(index)} cannot be read: {first_line(error)}") from None
-
-    def __iter__(self) -> Iterator[RowData]:
-        return (self[index] for index in range(len(self)))
 
     def location(self, index: int) -> str:
         return f"{self._file.name}, row {index + 1}"
@@ -60,9 +54,9 @@ class TableRows:
     def fingerprint(self) -> str:
         return self._file.fingerprint()
 
+    @abstractmethod
     def _read_group(self, number: int) -> Any:
         """Return a group of rows as an arrow table."""
-        raise NotImplementedError
 
     def _row(self, number: int, local: int) -> RowData:
         if number != self._number:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swift.data.roles import ROLES, STANDARD_TAGS, RoleTags
+from swift.data.sources.rows import Source
 from swift.errors import DataError
 from swift.untrusted import inside, json_kind, read_json_object, shown
 
@@ -35,26 +35,11 @@ _KINDS: Mapping[str, type] = {
 _KIND_NAMES = {str: "a string", int: "a whole number", dict: "an object"}
 
 
-@dataclass(frozen=True)
-class InfoEntry:
-    """One entry, in our words."""
-
-    path: str | None
-    hf_id: str | None
-    ms_id: str | None
-    subset: str | None
-    split: str
-    limit: int | None
-    columns: Mapping[str, str]
-    tags: RoleTags
-
-
-def find_entry(name: str, folder: Path) -> InfoEntry | None:
-    """Return the entry called `name`.
-
-    Of a file in `folder` or its `data` folder, or next to it, for `some/folder/name`.
-    """
-    for directory, key in _candidates(name, folder):
+def find_entry(name: str, folder: Path) -> Source | None:
+    """Return the data set called `name` by the file of `folder`, of its `data` folder or of that in `a/folder/name`."""
+    path = Path(name)
+    siblings = [(folder / path.parent, path.name)] if path.parent != Path() else []
+    for directory, key in [(folder, name), (folder / "data", name), *siblings]:
         entries = _read(directory / FILE)
         if key in entries:
             return _entry(key, entries[key], directory)
@@ -72,12 +57,6 @@ def known_names(folder: Path) -> list[str]:
     return [name for directory in (folder, folder / "data") for name in _read(directory / FILE)]
 
 
-def _candidates(name: str, folder: Path) -> list[tuple[Path, str]]:
-    path = Path(name)
-    siblings = [(folder / path.parent, path.name)] if path.parent != Path() else []
-    return [(folder, name), (folder / "data", name), *siblings]
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file():
@@ -88,7 +67,7 @@ def _read(path: Path) -> dict[str, Any]:
     return {name: value for name, value in read_json_object(path, DataError).items() if isinstance(value, dict)}
 
 
-def _entry(name: str, entry: Mapping[str, Any], directory: Path) -> InfoEntry:
+def _entry(name: str, entry: Mapping[str, Any], directory: Path) -> Source:
     where = f"The entry '{shown(name)}' of {shown(directory / FILE)}"
     _check_types(where, entry)
     formatting = entry.get("formatting") or "alpaca"
@@ -104,10 +83,10 @@ def _entry(name: str, entry: Mapping[str, Any], directory: Path) -> InfoEntry:
     limit = entry.get("num_samples")
     if limit is not None and limit < 1:
         raise DataError(f"{where}: num_samples must be at least 1, not {limit}.")
-    return InfoEntry(
-        path=str(path) if path else None,
-        hf_id=hf_id,
-        ms_id=ms_id,
+    return Source(
+        text=name,
+        kind="path" if path else "hf" if hf_id else "ms",
+        location=str(path or hf_id or ms_id),
         subset=entry.get("subset"),
         split=entry.get("split") or "train",
         limit=limit,

@@ -5,50 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from swift.data.sources.rows import RowData, as_row, first_line
-from swift.data.sources.spec import Source
+from swift.data.sources.rows import ListRows, RowData, Source, as_row, first_line
 from swift.errors import DataError
 
 
-class DatasetRows:
-    """Rows of a `datasets.Dataset`."""
-
-    def __init__(self, dataset: Any, name: str) -> None:
-        self._dataset = dataset
-        self._name = name
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> RowData:
-        return as_row(self._dataset[index], self.location(index))
-
-    def __iter__(self) -> Iterator[RowData]:
-        return (as_row(row, self._name) for row in self._dataset)
-
-    def location(self, index: int) -> str:
-        return f"{self._name}, row {index + 1}"
-
-    def fingerprint(self) -> str:
-        return str(self._dataset._fingerprint)
-
-
-def read_hub(source: Source) -> DatasetRows:
+def read_hub(source: Source) -> ListRows:
     """Return a data set of a hub, from its cache or downloaded into it."""
     loaded = _load_modelscope(source) if source.kind == "ms" else _load_hugging_face(source, streaming=False)
-    return _rows(_pick_split(loaded, source), source)
+    dataset = _pick_split(loaded, source)
+    if len(dataset) == 0:
+        raise DataError(f"The data set {source.text!r} is empty.")
+    return ListRows(dataset, source.text, fingerprint=dataset._fingerprint)
 
 
 def stream_hub(source: Source) -> Iterator[RowData]:
     """Stream a data set of the hub, read while it is used."""
     dataset = _pick_split(_load_hugging_face(source, streaming=True), source)
     return (as_row(row, source.text) for row in dataset)
-
-
-def _rows(dataset: Any, source: Source) -> DatasetRows:
-    if len(dataset) == 0:
-        raise DataError(f"The data set {source.text!r} is empty.")
-    return DatasetRows(dataset, source.text)
 
 
 def _load_hugging_face(source: Source, *, streaming: bool) -> Any:

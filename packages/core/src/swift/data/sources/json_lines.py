@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from swift.data.sources.rows import RowData, as_row
+from swift.data.sources.rows import RowData, Rows, as_row
 from swift.data.sources.unchanged_files import SteadyFile
 from swift.errors import DataError
 from swift.untrusted import DEPTH, is_deeper, parse_json
@@ -21,7 +21,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACES = b" \t\r\n\v\f"
 
 
-class JsonLines:
+class JsonLines(Rows):
     """A file with one JSON object per line. No more is held in memory than where some of the lines begin."""
 
     def __init__(self, file: SteadyFile) -> None:
@@ -58,7 +58,8 @@ class JsonLines:
         try:
             row = json.loads(line.decode())
         except (ValueError, RecursionError):
-            row = self._parse_slowly(line, index)
+            # It may be malformed, or begin with a byte order mark.
+            row = parse_json(self._decoded(line, index), self.location(index), DataError)
         # Only a line with many brackets can be deep.
         if line.count(b"{") + line.count(b"[") > DEPTH and is_deeper(row, DEPTH):
             raise DataError(f"{self.location(index)}: the JSON is nested more than {DEPTH} levels deep.")
@@ -77,18 +78,11 @@ class JsonLines:
             self._begin, self._end = self._firsts[block], self._count if last else self._firsts[block + 1]
         return self._window[index - self._begin]
 
-    def __iter__(self) -> Iterator[RowData]:
-        return (self[index] for index in range(len(self)))
-
     def location(self, index: int) -> str:
         return f"{self._file.name}:{index + 1 if self._lines == self._count else self._row(index)[0]}"
 
     def fingerprint(self) -> str:
         return self._file.fingerprint()
-
-    def _parse_slowly(self, line: bytes, index: int) -> object:
-        """Parse a line that may be malformed, or begin with a byte order mark; raises `DataError` with the location."""
-        return parse_json(self._decoded(line, index), self.location(index), DataError)
 
     def _decoded(self, line: bytes, index: int) -> str:
         try:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from swift.data.sources.json_lines import JsonLines, TextLines
-from swift.data.sources.rows import Chained, ListRows, Rows
-from swift.data.sources.spec import SUFFIXES, TABLES, Source
+from swift.data.sources.rows import Chained, ListRows, Rows, Source
+from swift.data.sources.spec import SUFFIXES, TABLES
 from swift.data.sources.unchanged_files import SteadyFile
 from swift.data.store_index import is_tokenised
 from swift.errors import DataError

@@ -1,37 +1,68 @@
-"""Rows of a data set before anything is made of them: named columns, and a location for messages."""
+"""A data set before anything is made of it: how it was named, and rows of named columns."""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Literal
 
 import xxhash
 
+from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.errors import DataError
 from swift.untrusted import DEPTH, is_deeper, json_kind
 
 RowData = dict[str, Any]
 
 
-class Rows(Protocol):
+@dataclass(frozen=True)
+class Source:
+    """One data set, as the user named it."""
+
+    text: str
+    """What was typed; names the data set in messages."""
+    kind: Literal["path", "hf", "ms", "url"]
+    location: str
+    subset: str | None = None
+    split: str = "train"
+    limit: int | None = None
+    """Only the first so many rows."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    tags: RoleTags = STANDARD_TAGS
+
+
+class Rows(ABC):
     """A data set before anything is made of it."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def __getitem__(self, index: int) -> RowData: ...
 
-    def __iter__(self) -> Iterator[RowData]: ...
+    def __iter__(self) -> Iterator[RowData]:
+        return (self[index] for index in range(len(self)))
 
+    @abstractmethod
     def location(self, index: int) -> str:
         """Return where the row stands, for people: `train.jsonl:17`."""
 
+    @abstractmethod
     def fingerprint(self) -> str:
         """Return a hash that changes with the content."""
 
 
-class ListRows:
+def part_of(ends: Sequence[int], index: int) -> tuple[int, int]:
+    """Return which of several parts end to end an index lies in, and where in there; `ends` are those of the parts."""
+    number = bisect_right(ends, index)
+    return number, index - (ends[number - 1] if number else 0)
+
+
+class ListRows(Rows):
     """Rows that are in memory: a JSON array, a CSV file, a list of dicts."""
 
     def __init__(
@@ -51,9 +82,6 @@ class ListRows:
             raise DataError(f"{self.location(index)}: the row is nested more than {DEPTH} levels deep.")
         return row
 
-    def __iter__(self) -> Iterator[RowData]:
-        return (self[index] for index in range(len(self)))
-
     def location(self, index: int) -> str:
         return f"{self._name}:{self._lines[index]}" if self._lines else f"{self._name}, row {index + 1}"
 
@@ -66,36 +94,26 @@ class ListRows:
         return digest.hexdigest()
 
 
-class Chained:
+class Chained(Rows):
     """Several end to end: the files of a folder."""
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self._parts = parts
-        self._ends: list[int] = []
-        for part in parts:
-            self._ends.append(len(self) + len(part))
+        self._ends = list(accumulate(map(len, parts)))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> RowData:
-        part, local = self._find(index)
-        return part[local]
-
-    def __iter__(self) -> Iterator[RowData]:
-        for part in self._parts:
-            yield from part
+        number, local = part_of(self._ends, index)
+        return self._parts[number][local]
 
     def location(self, index: int) -> str:
-        part, local = self._find(index)
-        return part.location(local)
+        number, local = part_of(self._ends, index)
+        return self._parts[number].location(local)
 
     def fingerprint(self) -> str:
         return xxhash.xxh3_128(" ".join(part.fingerprint() for part in self._parts).encode()).hexdigest()
-
-    def _find(self, index: int) -> tuple[Rows, int]:
-        part = bisect_right(self._ends, index)
-        return self._parts[part], index - (self._ends[part - 1] if part else 0)
 
 
 def as_row(value: object, location: str) -> RowData:

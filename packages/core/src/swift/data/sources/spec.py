@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from swift.data.roles import STANDARD_TAGS, RoleTags
-from swift.data.sources.dataset_info import FILE, InfoEntry, entry_names, find_entry, known_names
+from swift.data.sources.dataset_info import FILE, entry_names, find_entry, known_names
+from swift.data.sources.rows import Source
 from swift.errors import DataError, did_you_mean, listed
 from swift.remote.urls import is_remote
 from swift.untrusted import check_unicode, inside, shown
@@ -37,22 +37,6 @@ _SHOWN = 20
 _EXAMPLE = "It should be a file or folder (--dataset data/train.jsonl) or a hub id (--dataset owner/name)."
 
 
-@dataclass(frozen=True)
-class Source:
-    """One data set, as the user named it."""
-
-    text: str
-    """What was typed; names the data set in messages."""
-    kind: Literal["path", "hf", "ms", "url"]
-    location: str
-    subset: str | None = None
-    split: str = "train"
-    limit: int | None = None
-    """Only the first so many rows."""
-    columns: Mapping[str, str] = field(default_factory=dict)
-    tags: RoleTags = STANDARD_TAGS
-
-
 def parse_source(text: str, folder: Path | None = None) -> Source:
     """Read one `--dataset` value. `folder` is where relative paths and `dataset_info.json` are looked for."""
     folder = folder or Path()
@@ -64,13 +48,14 @@ def parse_source(text: str, folder: Path | None = None) -> Source:
     body, limit = _limit(text)
     if is_remote(body):
         return Source(text, "url", body, limit=limit)
-    for prefix, kind in (("hf::", "hf"), ("ms::", "ms")):
-        if body.startswith(prefix):
-            return _hub(text, "hf" if kind == "hf" else "ms", body.removeprefix(prefix), limit)
+    if body.startswith("hf::"):
+        return _hub(text, "hf", body.removeprefix("hf::"), limit)
+    if body.startswith("ms::"):
+        return _hub(text, "ms", body.removeprefix("ms::"), limit)
     if _exists(folder, body):
         return by_index(Source(text, "path", str(folder / Path(body).expanduser()), limit=limit))
     if entry := find_entry(body, folder):
-        return _from_entry(text, entry, limit)
+        return replace(entry, text=text, limit=limit or entry.limit)
     base, _, subset = body.rpartition(":")
     if base and _exists(folder, base):
         return _inside(text, folder / Path(base).expanduser(), subset, limit)
@@ -94,7 +79,7 @@ def by_index(source: Source) -> Source:
         )
     entry = find_entry(names[0], folder)
     assert entry is not None
-    return _from_entry(source.text, entry, source.limit)
+    return replace(entry, text=source.text, limit=source.limit or entry.limit)
 
 
 def _refuse_unknown_entry(body: str, folder: Path) -> None:
@@ -183,9 +168,3 @@ def _hub(text: str, kind: Literal["hf", "ms"], body: str, limit: int | None, fol
         if guess := did_you_mean(name, options):
             raise DataError(f"There is no data set {name!r}.{guess}", hint=_EXAMPLE)
     return Source(text, kind, ALIASES.get(name, name), subset=subset or None, limit=limit)
-
-
-def _from_entry(text: str, entry: InfoEntry, limit: int | None) -> Source:
-    kind: Literal["path", "hf", "ms"] = "path" if entry.path else "hf" if entry.hf_id else "ms"
-    source = Source(text, kind, entry.path or entry.hf_id or entry.ms_id or "", subset=entry.subset, split=entry.split)
-    return replace(source, limit=limit or entry.limit, columns=entry.columns, tags=entry.tags)
