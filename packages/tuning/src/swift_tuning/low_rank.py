@@ -67,7 +67,6 @@ class LowRankOptimizer(MatrixOptimizer):
         return {matrix.name: self._rule.stored(self._rule.start(matrix, at)) for matrix, at in self._own()}
 
     def take_matrix_slots(self, slots: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Keep what was read."""
         self._kept = {
             matrix.name: self._rule.restored(dict(slots[matrix.name]), self._rule.start(matrix, at))
             for matrix, at in self._own()
@@ -163,7 +162,6 @@ class GaloreRule(LowRankRule):
         return {**super().start(matrix, device), "projection": projection}
 
     def update(self, matrix: Matrix, grad: torch.Tensor, kept: Kept) -> torch.Tensor:
-        """Return Adam's step for the projected gradient, projected back."""
         if self.is_due(kept, self._galore.update_proj_gap):
             kept["projection"].copy_(first_singular_vectors(grad, self.options.rank, right=self.on_the_right(matrix)))
         projection = kept["projection"]

@@ -40,7 +40,6 @@ class _Optimizer:
         return self.state_bytes
 
     def make(self, groups: list[dict[str, Any]], options: Any, device: torch.device) -> torch.optim.Optimizer:
-        """Return the optimizer."""
         optimizer: torch.optim.Optimizer = resolve_name(self.made_by)(groups, options)
         return optimizer
 
@@ -124,7 +123,6 @@ class _LowRank(_Optimizer):
         return options.rank * (2 * self.moment * kept + self.direction * projected) / (rows * columns)
 
     def make(self, groups: list[dict[str, Any]], options: Any, device: torch.device) -> torch.optim.Optimizer:
-        """Return the optimizer."""
         from swift_tuning.low_rank import LowRankOptimizer
 
         return LowRankOptimizer(groups, options, resolve_name(self.rule)(options))

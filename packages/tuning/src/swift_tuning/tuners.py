@@ -134,7 +134,6 @@ class Oft(PeftModules):
         return columns * (options.block_size - 1) / 2
 
     def settings(self, options: OftOptions) -> dict[str, Any]:
-        """Return the arguments of PEFT's configuration."""
         return {"r": 0, **super().settings(options)}
 
     def attach(self, model: torch.nn.Module, options: TargetOptions, context: TunerContext) -> torch.nn.Module:
@@ -186,7 +185,6 @@ class Lokr(PeftModules):
     arguments = (("r", "rank"), ("alpha", "alpha"))
 
     def settings(self, options: LokrOptions) -> dict[str, Any]:
-        """Return the arguments of PEFT's configuration."""
         return {**super().settings(options), "decompose_factor": options.factor or -1}
 
 
@@ -213,7 +211,6 @@ class Ia3(PeftModules):
         return rows
 
     def settings(self, options: Ia3Options) -> dict[str, Any]:
-        """Return the arguments of PEFT's configuration."""
         if options.feedforward is not None:
             return {"feedforward_modules": list(options.feedforward)}
         there = options.targets == (ALL_LINEAR,) or _DOWN in options.targets
@@ -254,7 +251,6 @@ class Vera(PeftModules):
         return options.rank + rows
 
     def settings(self, options: VeraOptions) -> dict[str, Any]:
-        """Return the arguments of PEFT's configuration."""
         # PEFT draws the directions again from their key, wherever the adapter is loaded.
         return {**super().settings(options), "save_projection": False}
 

@@ -94,7 +94,6 @@ class HashingFile(SyncedFile):
         self._size = 0
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write and hash."""
         self.write(data)
         self._hash.update(data)
         self._size += len(data)

@@ -47,8 +47,9 @@ def towered_class(config: Any) -> Any:
         return images if hasattr(images, "get_image_features") else None
     found = auto.MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
     # Models that also speak (Qwen-Omni) are several in one, of which none is `get_text_config`'s alone.
-    heard = found is not None and getattr(config.get_text_config(), "vocab_size", None) and _hears(config)
-    return found if heard else None
+    parts = set(config.sub_configs)
+    hears = "text_config" in parts and not parts.isdisjoint({"audio_config", "encoder_config"})
+    return found if hears and getattr(config.get_text_config(), "vocab_size", None) else None
 
 
 def _text_alone(config: Any) -> Any:
@@ -101,11 +102,6 @@ def has_encoder(config: Any) -> bool:
     """Return whether the model of this configuration is one that reads images or audio."""
     found = towered_class(config)
     return found is not None and causal_class(config) is found
-
-
-def _hears(config: Any) -> bool:
-    """Return whether a configuration has one part for sounds, and one for text."""
-    return {"audio_config", "encoder_config"} & set(config.sub_configs) != set() and "text_config" in config.sub_configs
 
 
 def causal_name(config: Any, section: ModelSection) -> str | None:

@@ -46,7 +46,6 @@ class CopyingFloat8Linear(Float8Linear):  # type: ignore[misc]  # torchao has no
         return self.copy.along
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Multiply."""
         copy = self.copy
         if copy is None or not copies_help(input) or (input.numel() // input.shape[-1]) % _MULTIPLE:
             output: torch.Tensor = super().forward(input)

@@ -32,7 +32,6 @@ class CopyingLinear(nn.Linear):
         return copy
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Multiply."""
         copy = self.copy
         if copy is None or not copies_help(input):
             return super().forward(input)

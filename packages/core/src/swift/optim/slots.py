@@ -31,8 +31,7 @@ def kept(
         if slot.shape == "like" and held.shape != parameter.shape:
             raise CheckpointError(
                 f"The optimizer declares that its slot {name!r} has the shape of the weight, "
-                f"{tuple(parameter.shape)}, but "
-                f"keeps a tensor of shape {tuple(held.shape)}.",
+                f"{tuple(parameter.shape)}, but keeps a tensor of shape {tuple(held.shape)}.",
                 hint="Declare the slot with shape='own' in the optimizer's plugin.",
             )
         yield slot, held

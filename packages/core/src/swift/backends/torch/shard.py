@@ -52,7 +52,6 @@ class TorchState:
         return self.view.model
 
     def trained(self) -> list[torch.nn.Parameter]:
-        """Parameters that the optimizer updates."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from swift.backends.torch.shard import TorchState
     from swift.contracts import ForwardResult, Objective, Run, StepResult
     from swift.data.batch import Batch
-    from swift.optim.clipping import clip
-from swift.train.steps import AllReduce
+    from swift.train.steps import AllReduce
 
 
 def train_step(run: Run, state: TorchState, batch: Batch, objective: Objective) -> StepResult:
