@@ -58,7 +58,7 @@ class SyncedFile:
         with self:
             self._file.flush()
             self._join()
-            # The kernel tells of a failed write once, to whoever asks first.
+            # The kernel tells of a failed write once, to the first call that asks.
             if self._error is not None:
                 raise self._error
             os.fsync(self._file.fileno())

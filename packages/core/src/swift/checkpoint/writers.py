@@ -49,6 +49,6 @@ def weights_only_writer(writer: CheckpointWriter) -> RenamingWriter:
 
 
 def owned_facts(facts: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Return those facts of a manifest that a role handed over, by the names that it gave them."""
+    """Return those facts of a manifest that a role has passed, by the names that it gave them."""
     prefix = f"{owner}/"
     return {name.removeprefix(prefix): value for name, value in facts.items() if name.startswith(prefix)}

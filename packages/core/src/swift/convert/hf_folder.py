@@ -47,8 +47,7 @@ def open_hf_folder(
         adapter = None
     elif adapter is None:
         raise CheckpointError(
-            f"{folder} has an adapter, but its adapter_config.json is missing.",
-            hint="Type --adapter-config FILE",
+            f"{folder} has an adapter, but its adapter_config.json is missing.", hint="Type --adapter-config FILE"
         )
     return HfFolder(folder, adapter=adapter, weights_only=weights_only)
 

@@ -429,7 +429,7 @@ def for_images_alone(kind: Any) -> Any:
         more = taken.pop("kwargs", {}) | ({_OF_VIDEOS: None} if is_required else {})
         kind.__init__(**taken, **more)
 
-    def keep(self: Any, *given: Any, **named: Any) -> None:  # what the class hands on, a part for videos included
+    def keep(self: Any, *given: Any, **named: Any) -> None:  # what the class passes on, a part for videos included
         named |= dict(zip(parts, given, strict=False))
         named.pop(_OF_VIDEOS, None)
         ProcessorMixin.__init__(self, **named)

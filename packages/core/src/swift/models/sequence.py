@@ -217,9 +217,9 @@ def ulysses_attention(
     shard.seen_by.append(ULYSSES)
     size = dist.get_world_size(shard.group)
     key, value = (_enough_heads(each, query.shape[1], size) for each in (key, value))
-    query, key, value = (_tokens_for_heads(each, shard.group) for each in (query, key, value))
+    query, key, value = (_swapped(each, shard.group) for each in (query, key, value))
     output, _ = varlen_attention(module, query, key, value, None, packing=shard.packing, **kwargs)
-    return _heads_for_tokens(output, shard.group), None
+    return _swapped(output, shard.group), None
 
 
 def gathered_attention(
@@ -365,22 +365,13 @@ def _exchange(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return received
 
 
-def _tokens_for_heads(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Turn [rows, heads, part of the tokens, width] into [rows, part of the heads, tokens, width]."""
+def _swapped(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Turn [rows, heads, part of the tokens, width] into [rows, part of the heads, tokens, width], or the other way."""
     size = dist.get_world_size(group)
-    rows, heads, tokens, width = tensor.shape
-    parts = tensor.view(rows, size, heads // size, tokens, width).transpose(0, 1)
+    rows, whole, part, width = tensor.shape
+    parts = tensor.view(rows, size, whole // size, part, width).transpose(0, 1)
     received: torch.Tensor = _AllToAll.apply(parts, group)  # type: ignore[no-untyped-call]
-    return received.permute(1, 2, 0, 3, 4).reshape(rows, heads // size, size * tokens, width)
-
-
-def _heads_for_tokens(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Turn [rows, tokens, part of the heads, width] into [rows, part of the tokens, heads, width]."""
-    size = dist.get_world_size(group)
-    rows, tokens, heads, width = tensor.shape
-    parts = tensor.view(rows, size, tokens // size, heads, width).transpose(0, 1)
-    received: torch.Tensor = _AllToAll.apply(parts, group)  # type: ignore[no-untyped-call]
-    return received.permute(1, 2, 0, 3, 4).reshape(rows, tokens // size, size * heads, width)
+    return received.permute(1, 2, 0, 3, 4).reshape(rows, whole // size, size * part, width)
 
 
 class _GatherKeys(torch.autograd.Function):

@@ -17,7 +17,7 @@ import xxhash
 from swift.config.sections import ModelSection
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, problem_type_of
 from swift.errors import ModelError
-from swift.models.classes import DECODERS, auto_class, causal_name, has_encoder, refusal, towered_class
+from swift.models.classes import DECODERS, auto_class, causal_name, encoder_class, has_encoder, refusal
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.heads import HEAD, HEAD_MODULE, VALUE_HEAD, add_value_head, class_of_task, initial_head, value_head_of
@@ -134,7 +134,7 @@ class HfSource:
         return name_map_of_skeleton(self._skeleton)
 
     def name_map_by(self, skeleton: torch.nn.Module) -> NameMap:
-        """Return `name_map`, read off a module of `build(weights=False)` that nobody has changed: it spares another."""
+        """Return `name_map`, read off a module of `build(weights=False)` that is unchanged: it spares another."""
         if "name_map" not in self.__dict__:
             self.__dict__.setdefault("_base_prefix", skeleton.base_model_prefix)
             self.__dict__.setdefault("padding_row", padding_row_of(skeleton))
@@ -494,7 +494,7 @@ def _check_causal(config: Any, section: ModelSection) -> None:
     reads_both_ways = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     causal = causal_name(config, section) is not None
     if (thinker := getattr(config, "thinker_config", None)) is not None and not causal:
-        kind = towered_class(thinker)
+        kind = encoder_class(thinker)
         raise ModelError(
             f"{section.path} is a {config.model_type} model, which combines several models. swift trains only its "
             "thinker, which reads text, images and audio.",

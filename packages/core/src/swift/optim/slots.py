@@ -60,7 +60,7 @@ class SlotsToRead:
     values: Mapping[str, torch.Tensor]
     """By slot."""
     views: Mapping[str, Any]
-    """By name in the checkpoint: plain tensors or boxes over the same memory."""
+    """By name in the checkpoint: plain tensors or slices over the same memory."""
 
 
 def load_slots(optimizer: torch.optim.Optimizer, parameters: Iterable[SlotsToRead], reader: CheckpointReader) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def save(state: TorchState, writer: CheckpointWriter) -> None:
-    """Hand over views of the live tensors; the writer stages or writes them."""
+    """Pass views of the live tensors; the writer stages or writes them."""
     writer.tensors(_tensors(state))
     writer.facts({"scaler": state.arithmetic.scaler.state_dict()})
 
