@@ -185,29 +185,38 @@ def test_tuner_starts_at_base_loss_and_exports_evaluated_model(
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.full
-def test_page_lists_refused_pairs(tmp_path: Path) -> None:
-    found = json.loads(PAGE.read_text())["found"]
-    model = write_model(tmp_path / "tiny")
-    for kind, name in NAMES:
-        for layout, (_, plan) in LAYOUTS.items():
-            if (cell := found[kind][name].get(layout)) is None:
-                continue  # not tried yet
-            # What follows in another line depends on what is installed.
-            expected = cell["refused"].split("\n")[0] if cell.get("before") else None
-            refused = refusal(kind, name, plan, model)
-            assert (refused and refused.split("\n")[0]) == expected, f"{name} in {layout}; run: make pairs"
+@pytest.fixture(scope="module")
+def refusals(models: dict[str, Path]) -> dict[tuple[str, str, str], str | None]:
+    """What each pair is refused with in each layout."""
+    model = models["small"]
+    return {
+        (kind, name, layout): refusal(kind, name, plan, model)
+        for kind, name in NAMES
+        for layout, (_, plan) in LAYOUTS.items()
+    }
 
 
 @pytest.mark.full
-def test_backends_that_a_refusal_names_have_what_was_refused(tmp_path: Path) -> None:
+def test_page_lists_refused_pairs(refusals: dict[tuple[str, str, str], str | None]) -> None:
     found = json.loads(PAGE.read_text())["found"]
-    model, named = write_model(tmp_path / "tiny"), 0
+    for (kind, name, layout), refused in refusals.items():
+        if (cell := found[kind][name].get(layout)) is None:
+            continue  # not tried yet
+        # What follows in another line depends on what is installed.
+        expected = cell["refused"].split("\n")[0] if cell.get("before") else None
+        assert (refused and refused.split("\n")[0]) == expected, f"{name} in {layout}; run: make pairs"
+
+
+@pytest.mark.full
+def test_backends_that_a_refusal_names_have_what_was_refused(
+    refusals: dict[tuple[str, str, str], str | None],
+) -> None:
+    found = json.loads(PAGE.read_text())["found"]
+    named = 0
     for kind, name in NAMES:
         for layout, (_, plan) in LAYOUTS.items():
-            advice = re.search(
-                r"Installed backends that support it: ([\w, ]+)\.", refusal(kind, name, plan, model) or ""
-            )
+            refused = refusals[kind, name, layout] or ""
+            advice = re.search(r"Installed backends that support it: ([\w, ]+)\.", refused)
             asked = {key: value for key, value in plan.items() if key.startswith("parallel.")}
             for backend in advice[1].split(", ") if advice else ():
                 there = [

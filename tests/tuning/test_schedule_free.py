@@ -88,12 +88,19 @@ def by_the_paper(folder: Path) -> tuple[list[float], float, dict[str, torch.Tens
     return losses, evaluation, saved
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trained]:
+    """The model, and the run of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    model = write_model(folder / "tiny")
+    return model, trained(model, folder)
+
+
 @pytest.mark.full
-def test_schedule_free_matches_the_paper(tmp_path: Path) -> None:
+def test_schedule_free_matches_the_paper(tmp_path: Path, alone: tuple[Path, Trained]) -> None:
     """Steps evaluations and checkpoints are those of the paper."""
-    model = write_model(tmp_path / "tiny")
+    model, run = alone
     losses, evaluation, weights = by_the_paper(model)
-    run = trained(model, tmp_path)
     assert run.losses == pytest.approx(losses, rel=1e-5)
     assert evaluated(run) == pytest.approx(evaluation, rel=1e-5)
     found = load_file(run.folder / f"checkpoint-{SAVED_AT}" / "model.safetensors")
@@ -130,26 +137,24 @@ def test_a_step_that_is_left_out_leaves_the_averages() -> None:
 
 
 @pytest.mark.full
-def test_layouts_and_lower_precision_follow_and_resume(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "tiny")
-    alone = trained(model, tmp_path / "torch")
-    resumed = {"checkpoint.resume": str(alone.folder / f"checkpoint-{SAVED_AT}"), "checkpoint.save_last": False}
+def test_layouts_follow_and_resume(tmp_path: Path, alone: tuple[Path, Trained]) -> None:
+    model, one = alone
+    resumed = {"checkpoint.resume": str(one.folder / f"checkpoint-{SAVED_AT}"), "checkpoint.save_last": False}
     fsdp = {"backend.name": "fsdp"}
     plans: dict[str, dict[str, Any]] = {
-        "two processes": {},
         "fsdp": fsdp,
         "fsdp tp": {**fsdp, "parallel.tp": 2},
         "asynchronous": {"checkpoint.asynchronous": True},
         "fsdp resumed": {**fsdp, **resumed},
     }
     answers = on_processes(2, *[partial(trained, model, tmp_path / name, **plan) for name, plan in plans.items()])
-    weights = load_file(alone.folder / f"checkpoint-{SAVED_AT}" / "model.safetensors")
+    weights = load_file(one.folder / f"checkpoint-{SAVED_AT}" / "model.safetensors")
     for name, answer in zip(plans, answers, strict=True):
         run = succeeded(answer)[0]
-        expected = alone.losses[SAVED_AT:] if "resumed" in name else alone.losses
+        expected = one.losses[SAVED_AT:] if "resumed" in name else one.losses
         assert run.losses == pytest.approx(expected, rel=1e-4), name
         if "resumed" not in name:
-            assert evaluated(run) == pytest.approx(evaluated(alone), rel=1e-4), name
+            assert evaluated(run) == pytest.approx(evaluated(one), rel=1e-4), name
             found = load_file(run.folder / f"checkpoint-{SAVED_AT}" / "model.safetensors")
             for key, value in weights.items():
                 torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4, msg=f"{name}: {key}")

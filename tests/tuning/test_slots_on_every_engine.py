@@ -28,7 +28,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "megatron, pp": {"backend.name": "megatron", "parallel.pp": 2},
     "megatron, distributed optimizer": {"backend.name": "megatron"},
 }
-FIRST, THEN, LAST = 6, 12, 16
+FIRST, THEN, LAST = 5, 10, 13
 """Steps after which the 8 bits, AdamW, and the 8 bits again have saved."""
 
 
@@ -72,26 +72,26 @@ def test_eight_bits_go_on_as_adamw_on_every_engine_and_back(tmp_path: Path) -> N
         2, *[partial(trained, model, tmp_path / name, "adamw", plan, first, THEN) for name, plan in ENGINES.items()]
     )
     runs = {name: succeeded(answers)[0] for name, answers in zip(ENGINES, there, strict=True)}
+    # What all engines have stored is compared; what comes of it, of two.
+    ends = {name: run.folder / f"checkpoint-{THEN}" for name, run in (("plain", plain), ("zero 3", runs["zero 3"]))}
     back = on_processes(
         2,
         *[
-            partial(
-                trained, model, tmp_path / f"back/{name}", "adamw_8bit", FSDP, run.folder / f"checkpoint-{THEN}", LAST
-            )
-            for name, run in {"plain": plain, **runs}.items()
+            partial(trained, model, tmp_path / "back" / name, "adamw_8bit", FSDP, end, LAST)
+            for name, end in ends.items()
         ],
     )
-    expected, *returned = (succeeded(answers)[0] for answers in back)
+    expected, other = (succeeded(answers)[0] for answers in back)
     assert plain.losses == pytest.approx(few.losses[FIRST:], rel=1e-3)
     states, again = (stored(run.folder / f"checkpoint-{at}") for run, at in ((plain, THEN), (expected, LAST)))
     assert any(name.endswith("exp_avg_sq") for name in states)
-    for (name, run), other in zip(runs.items(), returned, strict=True):
+    for name, run in runs.items():
         assert run.losses == pytest.approx(plain.losses, rel=1e-4), name
         assert run.grad_norms == pytest.approx(plain.grad_norms, rel=1e-4), name
         assert_near(stored(run.folder / f"checkpoint-{THEN}"), states, 1e-4)
-        assert other.losses == pytest.approx(expected.losses, rel=1e-4), name
-        # A moment between two of the 256 codes may be rounded to either, on some processors.
-        assert_near(stored(other.folder / f"checkpoint-{LAST}"), again, 4e-3)
+    assert other.losses == pytest.approx(expected.losses, rel=1e-4)
+    # A moment between two of the 256 codes may be rounded to either, on some processors.
+    assert_near(stored(other.folder / f"checkpoint-{LAST}"), again, 4e-3)
 
 
 @pytest.mark.full
@@ -109,15 +109,16 @@ def test_momentum_goes_on_on_every_engine_and_back(tmp_path: Path) -> None:
         run = succeeded(answers)[0]
         assert run.losses == pytest.approx(alone.losses[FIRST:THEN], rel=1e-4), name
         assert_near(stored(run.folder / f"checkpoint-{THEN}"), states, 1e-4)
-        back = trained(model, tmp_path / "back" / name, "sgd", {}, run.folder / f"checkpoint-{THEN}", LAST)
-        assert back.losses == pytest.approx(alone.losses[THEN:], rel=1e-4), name
+    start = succeeded(there[-1])[0].folder / f"checkpoint-{THEN}"
+    back = trained(model, tmp_path / "back", "sgd", {}, start, LAST)
+    assert back.losses == pytest.approx(alone.losses[THEN:], rel=1e-4)
 
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
-    "two processes": (2, {}, ("adamw_8bit", "adamw_4bit")),
+    "two processes": (2, {}, ("adamw_8bit",)),
     "fsdp": (2, FSDP, ("adamw_8bit", "adamw_4bit")),
     "fsdp tp": (2, {**FSDP, "parallel.tp": 2}, ("adamw_4bit",)),  # which cuts rows inside of blocks of 256
-    "fsdp with replicas": (4, {**FSDP, "parallel.dp_replicate": 2}, ("adamw_8bit", "adamw_4bit")),
+    "fsdp with replicas": (4, {**FSDP, "parallel.dp_replicate": 2}, ("adamw_4bit",)),
 }
 
 

@@ -23,15 +23,11 @@ LORA = {"tuner.kind": "lora", "tuner.dropout": 0.05, "optim.lr": 1e-2}
 COMMON = {"train.global_batch": 8, "train.max_steps": 6, "train.micro_batch": 2}
 
 CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
-    "full": (ROWS, {}),
     "full, a process without rows": (SHORT, {}),
     "full, padding-free": (ROWS, {"data.padding_free": True}),
     "full, packed": (ROWS, {"data.packing": True, "data.max_length": 160, "train.global_batch": 4}),
-    "lora with dropout": (ROWS, LORA),
     "lora with dropout, a process without rows": (SHORT, LORA),
     "lora with dropout, checkpointed": (ROWS, {**LORA, "train.gradient_checkpointing": True}),
-    "dora": (ROWS, {**LORA, "tuner.dora": True}),
-    "dpo, full": (pairs(13), {"objective.name": "dpo"}),
     "dpo, lora": (pairs(13), {"objective.name": "dpo", **LORA, "optim.lr": 2e-3}),
     "kto, lora": (verdicts(13), {"objective.name": "kto", **LORA, "optim.lr": 2e-3}),
     "orpo": (pairs(9), {"objective.name": "orpo"}),

@@ -1,4 +1,4 @@
-"""Runs a function on several processes that share a gloo group; forked, so that torch is imported once."""
+"""What tests of checkpoints share: a manifest, and forked processes with a gloo group, so that torch is loaded once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from typing import Any
 import torch
 import torch._dynamo  # DTensor imports it when first used: seconds, here once instead of in every process
 import torch.distributed as dist
+
+from swift.checkpoint import Manifest
+
+MANIFEST = Manifest(step=0, rows_per_step=8, seed=1, model_fingerprint="m", data_fingerprint="d", backend="torch")
 
 # Threads do not survive a fork.
 torch.set_num_threads(1)

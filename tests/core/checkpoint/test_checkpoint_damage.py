@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from forked import on_processes
+from forked import MANIFEST, on_processes
 
 from swift.checkpoint import (
-    Manifest,
     check_resume,
     clean_stale,
     find_checkpoint,
@@ -25,15 +24,6 @@ from swift.checkpoint import (
     wait_for_saves,
 )
 from swift.errors import CheckpointError
-
-FACTS = {
-    "step": 0,
-    "rows_per_step": 4,
-    "seed": 1,
-    "model_fingerprint": "m",
-    "data_fingerprint": "d",
-    "backend": "torch",
-}
 
 
 def save(
@@ -48,7 +38,7 @@ def save(
         if meanwhile is not None:
             meanwhile(run / f"checkpoint-{step}.tmp")
 
-    pending = save_checkpoint(run, step, fill=fill, manifest=Manifest(**FACTS), is_main=rank == 0, **options)
+    pending = save_checkpoint(run, step, fill=fill, manifest=MANIFEST, is_main=rank == 0, **options)
     return pending.wait()
 
 
@@ -73,7 +63,6 @@ def flip_a_bit(path: Path) -> None:
 def test_one_flipped_bit_is_found_on_every_process(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     flip_a_bit(shard(folder))
-    open_checkpoint(folder, verify="sizes")
 
     def work(_: int) -> str:
         with pytest.raises(CheckpointError, match="was altered") as caught:
@@ -89,10 +78,10 @@ def test_a_truncated_file_and_a_missing_one_are_named(tmp_path: Path) -> None:
     whole = shard(folder).read_bytes()
     shard(folder).write_bytes(whole[:-100])
     with pytest.raises(CheckpointError, match=rf"00000\.safetensors has {len(whole) - 100} bytes instead of"):
-        open_checkpoint(folder, verify="sizes")
+        open_checkpoint(folder)
     shard(folder).unlink()
     with pytest.raises(CheckpointError, match=r"00000\.safetensors is missing"):
-        open_checkpoint(folder, verify="sizes")
+        open_checkpoint(folder)
 
 
 def test_an_edited_manifest_is_refused(tmp_path: Path) -> None:
@@ -167,7 +156,7 @@ def test_a_failed_background_save_is_reported_by_the_next_one(tmp_path: Path) ->
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 
     def work(_: int) -> None:
-        pending = save_checkpoint(tmp_path, 2, fill=fill, manifest=Manifest(**FACTS), is_main=True, asynchronous=True)
+        pending = save_checkpoint(tmp_path, 2, fill=fill, manifest=MANIFEST, is_main=True, asynchronous=True)
         with pytest.raises(CheckpointError, match="larger than this system allows"):
             save(tmp_path, 3)
         with pytest.raises(CheckpointError, match="larger than this system allows"):
@@ -223,11 +212,7 @@ def test_old_checkpoints_go_but_never_the_best_or_the_last(tmp_path: Path) -> No
     for step in (1, 2, 3, 4, 10):
         save(tmp_path, step)
     assert prune(tmp_path, keep=2, best_step=2) == [tmp_path / "checkpoint-1", tmp_path / "checkpoint-3"]
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [
-        "checkpoint-10",
-        "checkpoint-2",
-        "checkpoint-4",
-    ]
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (2, 4, 10)}
     link(tmp_path, "last-checkpoint", 2)
     assert prune(tmp_path, keep=1) == [tmp_path / "checkpoint-4"]
     assert (tmp_path / "checkpoint-2").is_dir()
@@ -235,11 +220,9 @@ def test_old_checkpoints_go_but_never_the_best_or_the_last(tmp_path: Path) -> No
 
 def test_changed_settings_on_resume_are_named() -> None:
     adapter = {"r": 8, "lora_alpha": 16, "target_modules": {"q_proj", "v_proj"}}
-    saved = Manifest(
-        **FACTS,
-        config={"model": {"path": "old-model"}},
-        adapter={"r": 8, "lora_alpha": 16, "target_modules": ["v_proj", "q_proj"]},
-    ).model_dump()
+    before = {"r": 8, "lora_alpha": 16, "target_modules": ["v_proj", "q_proj"]}
+    changes = {"config": {"model": {"path": "old-model"}}, "adapter": before}
+    saved = MANIFEST.model_copy(update=changes).model_dump()
     same: dict[str, Any] = {"model_fingerprint": "m", "data_fingerprint": "d", "seed": 1, "adapter": adapter}
     check_resume(saved, **same)
     for change, said in (

@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from forked import on_processes
+from forked import MANIFEST, on_processes
 from heap import show_blocks
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import swift.checkpoint.dcp_plan  # noqa: F401 - so that nothing is imported while bytes are counted
-from swift.checkpoint import Manifest, TensorSlices, flat_slices, open_checkpoint, save_checkpoint
+from swift.checkpoint import TensorSlices, flat_slices, open_checkpoint, save_checkpoint
 from swift.checkpoint.safetensors_read import SafetensorsFile
 from swift.errors import CheckpointError
 
-MANIFEST = Manifest(step=0, rows_per_step=1, seed=1, model_fingerprint="m", data_fingerprint="d", backend="torch")
 WIDE = {f"model.{name}": (64, 4096) for name in "abcd"}
 MIB = 2**20
 
@@ -65,16 +64,9 @@ def bytes_read(work: Callable[[], Any]) -> tuple[Any, int]:
     return answer, count() - before
 
 
-def in_rows(rank: int, size: int) -> dict[str, Any]:
-    return {name: empty_shard(shape, 0, size) for name, shape in WIDE.items()}
-
-
-def in_columns(rank: int, size: int) -> dict[str, Any]:
-    return {name: empty_shard(shape, 1, size) for name, shape in WIDE.items()}
-
-
-def empty_shard(shape: tuple[int, ...], dimension: int, size: int) -> DTensor:
-    return distribute_tensor(torch.zeros(shape), init_device_mesh("cpu", (size,)), [Shard(dimension)])
+def sharded(dimension: int, size: int) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (size,))
+    return {name: distribute_tensor(torch.zeros(shape), mesh, [Shard(dimension)]) for name, shape in WIDE.items()}
 
 
 def in_flat_pieces(rank: int, size: int) -> dict[str, Any]:
@@ -85,7 +77,11 @@ def in_flat_pieces(rank: int, size: int) -> dict[str, Any]:
     return held
 
 
-@pytest.mark.parametrize("layout", [in_rows, in_columns, in_flat_pieces])
+@pytest.mark.parametrize(
+    "layout",
+    [lambda rank, size: sharded(0, size), lambda rank, size: sharded(1, size), in_flat_pieces],
+    ids=["rows", "columns", "flat pieces"],
+)
 def test_each_rank_reads_and_verifies_its_share(tmp_path: Path, layout: Callable[[int, int], dict[str, Any]]) -> None:
     """Each process reads what it holds and checks its share of the files."""
     tensors = {name: torch.randn(shape) for name, shape in WIDE.items()}

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from forked import on_processes
+from forked import MANIFEST, on_processes
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from swift.checkpoint import Manifest, TensorSlices, flat_slices, open_checkpoint, save_checkpoint, wait_for_saves
+from swift.checkpoint import TensorSlices, flat_slices, open_checkpoint, save_checkpoint, wait_for_saves
 from swift.checkpoint.names import model_name, optim_name
 from swift.errors import CheckpointError
 
@@ -32,18 +32,6 @@ def values(scale: float = 1.0) -> dict[str, torch.Tensor]:
     whole["model.half"] = torch.randn(9, generator=generator).bfloat16()
     whole["model.flags"] = torch.tensor([True, False, True])
     return whole
-
-
-def manifest(**changes: Any) -> Manifest:
-    return Manifest(
-        step=0,
-        rows_per_step=8,
-        seed=7,
-        model_fingerprint="m",
-        data_fingerprint="d",
-        backend="torch",
-        **changes,
-    )
 
 
 def held_as(kind: str, whole: dict[str, torch.Tensor], rank: int, size: int) -> dict[str, Any]:
@@ -80,7 +68,7 @@ def save(folder: Path, step: int, tensors: dict[str, Any], rank: int = 0, **opti
         writer.tensors(tensors)
         writer.facts({"scale": 2.0})
 
-    pending = save_checkpoint(folder, step, fill=fill, manifest=manifest(), is_main=rank == 0, **options)
+    pending = save_checkpoint(folder, step, fill=fill, manifest=MANIFEST, is_main=rank == 0, **options)
     return pending.wait()
 
 
@@ -151,9 +139,7 @@ def test_streamed_and_planned_checkpoints_are_equal(tmp_path: Path) -> None:
                 read.append(name)
                 yield name, tensor
 
-        save_checkpoint(
-            tmp_path, 1, fill=lambda writer: writer.stream(source()), manifest=manifest(), is_main=rank == 0
-        )
+        save_checkpoint(tmp_path, 1, fill=lambda writer: writer.stream(source()), manifest=MANIFEST, is_main=rank == 0)
         assert_loads(tmp_path / "checkpoint-1", "shard0", rank, 2)
         return read
 
@@ -171,13 +157,13 @@ def test_an_asynchronous_save_holds_the_values_of_its_step(tmp_path: Path) -> No
             def fill(writer: Any, held: dict[str, Any] = held) -> None:
                 writer.tensors(held)
 
-            pending = save_checkpoint(run, 1, fill=fill, manifest=manifest(), is_main=rank == 0, asynchronous=True)
+            pending = save_checkpoint(run, 1, fill=fill, manifest=MANIFEST, is_main=rank == 0, asynchronous=True)
             for tensor in (*live.values(), *(t.to_local() for t in held.values() if isinstance(t, DTensor))):
                 tensor.zero_()
             # The training group is in use while the thread writes.
             torch.distributed.all_reduce(torch.ones(4))
             # A second save waits for the first.
-            save_checkpoint(run, 2, fill=fill, manifest=manifest(), is_main=rank == 0, asynchronous=True)
+            save_checkpoint(run, 2, fill=fill, manifest=MANIFEST, is_main=rank == 0, asynchronous=True)
             assert pending.done()
             wait_for_saves(run)
             assert_loads(run / "checkpoint-1", "plain", rank, 2)

@@ -11,17 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from forked import MANIFEST
 
-from swift.checkpoint import Manifest, save_checkpoint
-
-FACTS = {
-    "step": 0,
-    "rows_per_step": 4,
-    "seed": 1,
-    "model_fingerprint": "m",
-    "data_fingerprint": "d",
-    "backend": "torch",
-}
+from swift.checkpoint import save_checkpoint
 
 
 def state_of(path: Path) -> tuple[Any, ...]:
@@ -78,9 +70,8 @@ def save(run: Path, step: int, *, asynchronous: bool = False) -> None:
         shutil.copytree(stored.folder / "state", stored.folder / "ready" / "copy")
         (stored.folder / "config.json").write_text("{}")
 
-    manifest = Manifest(**FACTS)
     save_checkpoint(
-        run, step, fill=fill, manifest=manifest, is_main=True, extra=extra, asynchronous=asynchronous
+        run, step, fill=fill, manifest=MANIFEST, is_main=True, extra=extra, asynchronous=asynchronous
     ).wait()
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import MANIFEST
 
-from swift.checkpoint import Manifest, dcp_planners, open_checkpoint, save_checkpoint
 from swift.checkpoint import dcp_plan as dcp
+from swift.checkpoint import dcp_planners, open_checkpoint, save_checkpoint
 from swift.checkpoint.safetensors_write import write_safetensors
 from swift.checkpoint.storage import INDEX, FileChunk, StoredTensor, StoredTensors, rank_file
 from swift.contracts import CheckpointWriter
@@ -22,7 +23,6 @@ TENSORS = {
     "optim.matrix.step": torch.tensor(4.0),
     "model.flags": torch.tensor([True, False]),
 }
-MANIFEST = Manifest(step=0, rows_per_step=8, seed=7, model_fingerprint="m", data_fingerprint="d", backend="torch")
 
 
 def saved(folder: Path) -> Path:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_models import encoded
 from transformers import AutoModelForSequenceClassification, Qwen3Config, Qwen3ForCausalLM
 
 from swift.config.parse import config_from_mapping
 from swift.config.sections import ModelSection
 from swift.contracts import Need
 from swift.data.batch import collate
-from swift.data.samples import Encoded, Segment
 from swift.errors import ConfigError, ModelError
 from swift.models.attention import choose_attention
 from swift.models.heads import HEAD
@@ -54,9 +54,7 @@ def view_of(source: HfSource, model: torch.nn.Module, *, flat: bool) -> ViewModu
 
 
 def batch_of(rows: list[torch.Tensor], *, flat: bool) -> Any:
-    segments = [Segment(row[0].int().numpy(), torch.ones(row.shape[1]).numpy()) for row in rows]
-    encoded = [Encoded(number, (segment,)) for number, segment in enumerate(segments)]
-    return collate(encoded, flat=flat, pad_to_multiple=8)
+    return collate(encoded([row[0] for row in rows]), flat=flat, pad_to_multiple=8)
 
 
 @pytest.mark.parametrize("architecture", DECODERS)

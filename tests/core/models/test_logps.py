@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tiny_models import Watch
 from torch.nn import functional as F
 
 from swift.contracts import Need
@@ -41,12 +42,26 @@ def problem(
     return hidden, weight, offset, torch.randint(0, 37, (tokens,))
 
 
-def plain(hidden, weight, bias, targets, transform):
+def plain_logits(hidden, weight, bias, transform):
     logits = F.linear(hidden, weight, bias) * transform.scale
     if transform.softcap:
         logits = torch.tanh(logits / transform.softcap) * transform.softcap
-    logps = (logits / transform.temperature).log_softmax(-1)
+    return logits / transform.temperature
+
+
+def plain(hidden, weight, bias, targets, transform):
+    logits = plain_logits(hidden, weight, bias, transform)
+    logps = logits.log_softmax(-1)
     return logps.gather(1, targets[:, None])[:, 0], logps.mean(-1), (logits.argmax(-1) == targets).float()
+
+
+def viewed(head, hidden, weight, bias, targets, **asked):
+    """Return the views through a matrix, or through a module that is the same."""
+    if head == "matrix":
+        return token_logps(hidden, weight, targets, bias=bias, **asked)
+    return token_logps_of_module(
+        lambda rows: F.linear(rows, weight, bias), hidden, targets, vocabulary=len(weight), **asked
+    )
 
 
 def gradients(logps, means, leaves):
@@ -57,25 +72,13 @@ def gradients(logps, means, leaves):
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
 @pytest.mark.parametrize("way", WAYS)
-def test_values_and_gradients_are_those_of_plain_torch(way, transform):
+@pytest.mark.parametrize("head", ["matrix", "module"])
+def test_values_and_gradients_are_those_of_plain_torch(head, way, transform):
     hidden, weight, bias, targets = problem()
-    views = token_logps(hidden, weight, targets, bias=bias, transform=transform, want=OF_TARGETS, **WAYS[way])
+    views = viewed(head, hidden, weight, bias, targets, transform=transform, want=OF_TARGETS, **WAYS[way])
     logps, means, correct = plain(hidden, weight, bias, targets, transform)
     torch.testing.assert_close(views.logps, logps)
     torch.testing.assert_close(views.mean_logps, means)
-    assert torch.equal(views.correct, correct)
-    expected = gradients(logps, means, [hidden, weight, bias])
-    for mine, reference in zip(gradients(views.logps, views.mean_logps, [hidden, weight, bias]), expected, strict=True):
-        torch.testing.assert_close(mine, reference)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_head_that_is_a_module_gives_the_same(way):
-    hidden, weight, bias, targets = problem()
-    views = token_logps_of_module(
-        lambda h: F.linear(h, weight, bias), hidden, targets, vocabulary=37, want=OF_TARGETS, **WAYS[way]
-    )
-    logps, means, correct = plain(hidden, weight, bias, targets, LogitTransform())
     assert torch.equal(views.correct, correct)
     expected = gradients(logps, means, [hidden, weight, bias])
     for mine, reference in zip(gradients(views.logps, views.mean_logps, [hidden, weight, bias]), expected, strict=True):
@@ -129,19 +132,11 @@ def test_kept_logits_refuse_second_backward():
 def test_no_tokens_by_vocabulary_tensor_is_built():
     tokens, vocabulary = 400, 500
     hidden, weight = torch.randn(tokens, 8, requires_grad=True), torch.randn(vocabulary, 8, requires_grad=True)
-    sizes = []
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), kwargs=None):
-            result = function(*arguments, **(kwargs or {}))
-            sizes.extend(x.untyped_storage().nbytes() for x in [result] if isinstance(x, torch.Tensor))
-            return result
-
-    with Watch():
+    with Watch() as watch:
         token_logps(
             hidden, weight, torch.zeros(tokens, dtype=torch.long), keep_bytes=0, chunk_tokens=50
         ).logps.sum().backward()
-    assert max(sizes) <= 50 * vocabulary * 4
+    assert watch.largest <= 50 * vocabulary * 4
 
 
 def candidates_of(targets: torch.Tensor, count: int) -> torch.Tensor:
@@ -200,14 +195,8 @@ def test_entropy_and_candidates_are_those_of_all_logits(head, way, transform, so
     hidden, weight, bias, targets = problem()
     candidates = candidates_of(targets, 5) if some else torch.arange(37).expand(len(targets), 37)
     asked = {"transform": transform, "candidates": candidates, "want": want, **WAYS[way]}
-    if head == "matrix":
-        views = token_logps(hidden, weight, targets, bias=bias, **asked)
-    else:
-        views = token_logps_of_module(lambda h: F.linear(h, weight, bias), hidden, targets, vocabulary=37, **asked)
-    logits = F.linear(hidden, weight, bias) * transform.scale
-    if transform.softcap:
-        logits = torch.tanh(logits / transform.softcap) * transform.softcap
-    expected = plain_views(logits / transform.temperature, targets, candidates)
+    views = viewed(head, hidden, weight, bias, targets, **asked)
+    expected = plain_views(plain_logits(hidden, weight, bias, transform), targets, candidates)
     if not some:
         assert (views.candidate_rest == -torch.inf).all()
         del expected["candidate_rest"]
@@ -222,10 +211,7 @@ def test_remainder_of_likely_candidates_keeps_precision(head):
     logits = torch.tensor([[30.0, 9.0, 8.0, -50.0], [200.0, 0.0, -1.0, 2.0]], requires_grad=True)
     candidates, targets = torch.tensor([[0], [0]]), torch.tensor([1, 0])
     asked = {"candidates": candidates, "want": {Need.CANDIDATE_LOGPS}, "keep_bytes": 0}
-    if head == "matrix":
-        views = token_logps(logits, torch.eye(4), targets, **asked)
-    else:
-        views = token_logps_of_module(lambda h: h, logits, targets, vocabulary=4, **asked)
+    views = viewed(head, logits, torch.eye(4), None, targets, **asked)
     expected = plain_views(logits, targets, candidates)["candidate_rest"]
     torch.testing.assert_close(views.candidate_rest.double(), expected, rtol=1e-6, atol=1e-6)
     (mine,) = torch.autograd.grad(views.candidate_rest.sum(), [logits])
@@ -238,10 +224,7 @@ def test_whole_vocabulary_leaves_no_remainder(head):
     hidden, weight, bias, targets = problem()
     candidates = torch.arange(37).expand(len(targets), 37)
     asked = {"candidates": candidates, "want": {Need.CANDIDATE_LOGPS}}
-    if head == "matrix":
-        views = token_logps(hidden, weight, targets, bias=bias, **asked)
-    else:
-        views = token_logps_of_module(lambda h: F.linear(h, weight, bias), hidden, targets, vocabulary=37, **asked)
+    views = viewed(head, hidden, weight, bias, targets, **asked)
     assert (views.candidate_rest == -torch.inf).all()
     torch.testing.assert_close(views.candidate_logps, F.linear(hidden, weight, bias).log_softmax(-1))
     for gradient in torch.autograd.grad(views.candidate_rest.sum(), [hidden, weight, bias]):
@@ -257,18 +240,11 @@ def test_whole_vocabulary_memory_is_one_token():
     assert candidates.shape == (2, 6, 37)
     assert candidates.untyped_storage().nbytes() == 37 * 8
     hidden, weight, _, targets = problem(tokens=4)
-    called = set()
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), kwargs=None):
-            called.add(function.overloadpacket.__name__)
-            return function(*arguments, **(kwargs or {}))
-
-    with Watch():
+    with Watch() as watch:
         chosen = at_positions(candidates, torch.tensor([1, 2, 3, 7]))
         token_logps(hidden, weight, targets, candidates=chosen, want={Need.CANDIDATE_LOGPS})
     assert chosen.shape == (4, 37)
-    assert "scatter" not in called
+    assert "scatter" not in watch.called
 
 
 def test_candidates_that_are_needed_and_missing_are_named():
@@ -302,8 +278,7 @@ def test_shards_of_the_vocabulary_add_up_to_the_whole(rows, padding):
     transform = LogitTransform(0.5, 3.0, 0.8)
     first, second = crew.succeeded(crew.run_jobs(2, [lambda: of_a_shard(rows, padding, transform)])[0])
     hidden, weight, _, targets = problem()
-    logits = torch.tanh(F.linear(hidden, weight) * 0.5 / 3.0) * 3.0 / 0.8
-    expected = plain_views(logits, targets, candidates_of(targets, 5))
+    expected = plain_views(plain_logits(hidden, weight, None, transform), targets, candidates_of(targets, 5))
     of_hidden, of_weight = pulled(expected, [hidden, weight])
     for answers in (first, second):
         for values, reference in zip(answers, (*expected.values(), of_hidden), strict=False):
@@ -313,20 +288,12 @@ def test_shards_of_the_vocabulary_add_up_to_the_whole(rows, padding):
 
 def test_unrequested_views_are_not_computed():
     hidden, weight, bias, targets = problem()
-    called = set()
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), kwargs=None):
-            called.add(function.overloadpacket.__name__)
-            return function(*arguments, **(kwargs or {}))
-
     for want in (OF_TARGETS, WITH_CANDIDATES):
-        called.clear()
-        with Watch():
+        with Watch() as watch:
             views = token_logps(
                 hidden, weight, targets, bias=bias, candidates=candidates_of(targets, 5), want=want, keep_bytes=0
             )
             (views.logps.sum() + views.mean_logps.sum()).backward()
         asked = want is WITH_CANDIDATES
-        assert ({"xlogy", "scatter"} <= called) == asked
+        assert ({"xlogy", "scatter"} <= watch.called) == asked
         assert all((each is not None) == asked for each in (views.entropy, views.candidate_logps, views.candidate_rest))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tiny_models import encoded
 
 from swift.contracts import Need
 from swift.data.batch import collate
-from swift.data.samples import Encoded, Segment
 from swift.models.attention import choose_attention
 from swift.models.view import ViewModule
 
@@ -50,10 +50,7 @@ def test_padded_samples_equal_single_samples(make: Any, flat: bool) -> None:
         alone = [_logps(copy.deepcopy(model)(input_ids=row[None], use_cache=False).logits, row) for row in rows]
         attention = choose_attention("auto", model.config, flat=flat, device="cpu")
         view = ViewModule(model, attention=attention, say=lambda _: None)
-        samples = [
-            Encoded(number, (Segment(row.numpy().astype("int32"), torch.ones(len(row)).numpy()),))
-            for number, row in enumerate(rows)
-        ]
+        samples = encoded(rows)
         for order in (range(len(rows)), (1, 0), (2, 5), (3, 4, 0)):
             batch = collate([samples[number] for number in order], flat=flat, pad_to_multiple=8)
             found = view(batch, {Need.TOKEN_LOGPS}).token_logps

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -194,10 +191,6 @@ def garbage(folder: Path) -> None:
             r"combines several models(.|\n)*Qwen2_5OmniThinkerForConditionalGeneration",
         ),
         (
-            lambda folder: transformers.BertConfig().save_pretrained(folder),
-            r"is an encoder \(bert\)\. swift trains deco",
-        ),
-        (
             lambda folder: transformers.JanusConfig().save_pretrained(folder),
             "swift does not train JanusForConditionalGeneration: it has no get_image_features",
         ),
@@ -323,46 +316,39 @@ def test_missing_path_is_reported(tmp_path: Path) -> None:
         open_source(ModelSection(), say=lambda _: None)
 
 
-def run_open(path: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    code = (
-        "import sys\nfrom swift.config.sections import ModelSection\nfrom swift.errors import SwiftError\n"
-        "from swift.models.source import open_source\n"
-        "try:\n    open_source(ModelSection(path=sys.argv[1]), say=print)\n"
-        "except SwiftError as error:\n    print(error); sys.exit(error.exit_code)\n"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", code, path],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, which is offline."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return tmp_path
 
 
-def test_offline_and_not_cached_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
-    done = run_open("qwen3-7b", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
-    assert done.returncode == 2
-    assert done.stderr == ""
-    assert "using the nearest supported model, Qwen/Qwen3-8B" in done.stdout
-    assert "Qwen/Qwen3-8B is not in the hub cache" in done.stdout
+def test_offline_and_not_cached_is_one_sentence_and_exit_code_2(hub: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(ModelError, match=r"Qwen/Qwen3-8B is not in the hub cache, and offline mode is on") as caught:
+        open_source(ModelSection(path="qwen3-7b"), say=said.append)
+    assert caught.value.exit_code == 2
+    assert "using the nearest supported model, Qwen/Qwen3-8B" in said[0]
 
 
-def test_a_hub_that_cannot_be_reached_is_one_sentence_too(tmp_path: Path) -> None:
-    nowhere = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
-    done = run_open("some/model", **nowhere)
-    assert done.returncode == 2
-    assert done.stderr == ""
-    assert "cannot be reached" in done.stdout
+def test_a_hub_that_cannot_be_reached_is_one_sentence_too(
+    hub: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelError, match="the hub cannot be reached"):
+        opened(Path("some/model"))
+    assert capfd.readouterr() == ("", "")
 
 
-def test_a_model_in_the_hub_cache_is_found_offline(tmp_path: Path) -> None:
-    snapshot = tmp_path / "hub/models--some--model/snapshots/abc"
+def test_a_model_in_the_hub_cache_is_found_offline(hub: Path) -> None:
+    snapshot = hub / "models--some--model/snapshots/abc"
     snapshot.mkdir(parents=True)
     write_architecture(snapshot)
-    (tmp_path / "hub/models--some--model/refs").mkdir()
-    (tmp_path / "hub/models--some--model/refs/main").write_text("abc")
-    done = run_open("some/model", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    (hub / "models--some--model/refs").mkdir()
+    (hub / "models--some--model/refs/main").write_text("abc")
+    assert opened(Path("some/model")).folder == snapshot
 
 
 def test_short_names_stand_for_released_models_and_say_so() -> None:

@@ -9,10 +9,11 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
+from tiny_models import HEADS, Watch, encoded
 
 from swift.contracts import Need
 from swift.data.batch import collate
-from swift.data.samples import Encoded, Segment
+from swift.data.samples import Encoded
 from swift.errors import ModelError
 from swift.models.attention import choose_attention
 from swift.models.view import ViewModule
@@ -20,20 +21,8 @@ from swift.models.view import ViewModule
 torch.set_num_threads(1)
 
 NEEDS = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS})
-SMALL = {
-    "vocab_size": 101,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.3,  # large, so that attention matters to the loss
-}
+# The range is large, so that attention matters to the loss.
+SMALL = {**HEADS, "vocab_size": 101, "max_position_embeddings": 128, "initializer_range": 0.3}
 WINDOW = {"sliding_window": 6}
 MODELS = {
     "qwen3": lambda: transformers.Qwen3Config(**SMALL),
@@ -69,12 +58,11 @@ def build(name: str) -> torch.nn.Module:
 
 def samples(lengths=(9, 14, 3, 1, 11)) -> list[Encoded]:
     random = np.random.default_rng(0)
-    made = []
-    for n, length in enumerate(lengths):
-        weights = random.integers(0, 2, length).astype(np.float32) * random.random(length).astype(np.float32)
-        weights[0] = 0
-        made.append(Encoded(n, (Segment(random.integers(3, 101, length).astype(np.int32), weights),)))
-    return made
+    rows = [random.integers(3, 101, length) for length in lengths]
+    weights = [(random.integers(0, 2, length) * random.random(length)).astype(np.float32) for length in lengths]
+    for each in weights:
+        each[0] = 0
+    return encoded(rows, weights)
 
 
 def attention(model, *, flat: bool, requested: str = "auto"):
@@ -149,17 +137,9 @@ def test_packed_samples_build_no_quadratic_mask():
     model = build("mistral with windows")
     viewed = ViewModule(model, attention=attention(model, flat=True))
     batch = collate(samples([30, 40, 30]), flat=True)
-    shapes = []
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), kwargs=None):
-            result = function(*arguments, **(kwargs or {}))
-            shapes.extend(tuple(x.shape) for x in [result] if isinstance(x, torch.Tensor))
-            return result
-
-    with Watch():
+    with Watch() as watch:
         viewed(batch, {Need.TOKEN_LOGPS}).token_logps.sum().backward()
-    assert not [shape for shape in shapes if shape.count(100) >= 2]
+    assert not [shape for shape in watch.shapes if shape.count(100) >= 2]
 
 
 def test_accuracy_and_vocab_means_match_full_logits():

@@ -18,21 +18,10 @@ FILES = (HERE / "test_image_architectures.py", HERE.parent / "train" / "test_ima
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_architectures_and_training_with_torchvision() -> None:
-    """The tests that wait for torchvision pass in its environment."""
+    """The tests that wait for torchvision pass in its environment, whose torch does not match it."""
     chosen = "as_listed[mistral3] or as_listed[pixtral] or as_listed[smolvlm] or as_listed[qwen2_5_vl] or torchvision"
     outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *FILES]
     answer = subprocess.run(command, env=outer, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stdout[-6000:] + answer.stderr[-2000:]
     assert "skipped" not in answer.stdout, answer.stdout[-2000:]
-
-
-@pytest.mark.full
-def test_torchvision_imports_with_mismatched_torch() -> None:
-    """With a CPU build of torch, `import torchvision` fails, and so do all models of transformers."""
-    script = (
-        "from swift.models.quiet import quiet_libraries; quiet_libraries(); "
-        "import torchvision; from transformers import PixtralProcessor, Qwen3ForCausalLM"
-    )
-    answer = subprocess.run([PYTHON, "-c", script], capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stderr

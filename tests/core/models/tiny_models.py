@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.utils._python_dispatch
 import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+
+from swift.data.samples import Encoded, Segment
 
 VOCABULARY = 64
 SHARED = {
@@ -99,6 +104,34 @@ def write_architecture(
     model.save_pretrained(folder, max_shard_size=shard_size)
     write_tokenizer(folder, tokens)
     return model
+
+
+class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the operators that are called, and the shapes and bytes of what they return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: set[str] = set()
+        self.shapes: set[tuple[int, ...]] = set()
+        self.largest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), kwargs: Any = None) -> Any:
+        result = function(*arguments, **(kwargs or {}))
+        self.called.add(function.overloadpacket.__name__)
+        if isinstance(result, torch.Tensor):
+            self.shapes.add(tuple(result.shape))
+            self.largest = max(self.largest, result.untyped_storage().nbytes())
+        return result
+
+
+def encoded(rows: Iterable[Any], weights: Any = None) -> list[Encoded]:
+    """Samples of one segment each, of these tokens, whose weights are 1 where none are given."""
+    made = []
+    for number, row in enumerate(rows):
+        ids = np.asarray(row, dtype=np.int32)
+        own = np.ones(len(ids), np.float32) if weights is None else weights[number]
+        made.append(Encoded(number, (Segment(ids, own),)))
+    return made
 
 
 def batch(seed: int = 0) -> torch.Tensor:

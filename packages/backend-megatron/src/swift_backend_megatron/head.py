@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.contracts import ModelView, Need
-from swift.toolkit import VocabularyShard, pooled, pooled_scores, pooling_weights, token_logps
+from swift.toolkit import VocabularyShard, pooled, pooling_weights, token_logps
 from swift_backend_megatron.images import language_of
 from swift_backend_megatron.sequences import gathered, summed
 from swift_backend_megatron.value_head import value_head_of
@@ -128,7 +128,7 @@ def _add_views_of_hidden(
     if Need.POOLED in needs:
         view.pooled = _total(shard, pooled(hidden, segment_ids, weights(built.pooling), batch.segments))
     if Need.SCORES in needs:
-        view.scores = _total(shard, pooled_scores(hidden, segment_ids, weights("last"), batch.segments, head))
+        view.scores = _total(shard, pooled(hidden, segment_ids, weights("last"), batch.segments, head))
     if Need.VALUES in needs:
         rows, columns = _own(shard, batch.weights).nonzero(as_tuple=True)
         values = head(hidden[rows, columns])[:, 0]

@@ -49,7 +49,7 @@ from swift.models.names import (
 from swift.models.parts import rates_of_parts, trains_on_images
 from swift.models.peft_modules import attach_peft, resume_adapter
 from swift.models.plain_lora import as_plain_lora
-from swift.models.pooling import pooled, pooled_scores, pooling_weights
+from swift.models.pooling import pooled, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import layers_to_quantise, quantized_build, quantized_share, stored_bytes
 from swift.models.quiet import without_bitsandbytes
@@ -178,7 +178,6 @@ __all__ = [
     "parameter_groups",
     "part_slices",
     "pooled",
-    "pooled_scores",
     "pooling_weights",
     "print_note",
     "progress",

@@ -117,7 +117,6 @@ class FewSecondMoments(torch.optim.Optimizer):
         return self._cut({weight: torch.zeros_like(blocks.sizes) for weight, blocks in self._blocks.items()})
 
     def take_matrix_slots(self, slots: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Keep the second moments that were read."""
         for weight, blocks in self._blocks.items():
             read = [slots[matrix.name]["block_avg_sq"] for matrix, _, _ in blocks.matrices if matrix.name in slots]
             if read:

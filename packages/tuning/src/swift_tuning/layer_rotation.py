@@ -57,7 +57,6 @@ class RotatesLayers:
         return model
 
     def initial(self, name: str, shape: Sequence[int], options: Any, seed: int) -> torch.Tensor | None:
-        """Return None: there is no adapter."""
         return None
 
     def lr_scale(self, name: str, options: Any) -> float:

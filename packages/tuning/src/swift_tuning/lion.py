@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from swift_tuning.options import LionOptions
 
 
 class SignedMomentum(torch.optim.Optimizer):
     """weight ← (1 - lr · decay) · weight - lr · sign(β₁ · m + (1 - β₁) · g), then m ← β₂ · m + (1 - β₂) · g."""
 
-    def __init__(self, groups: list[dict[str, Any]], *, betas: tuple[float, float]) -> None:
-        super().__init__(groups, {"betas": betas})
+    def __init__(self, groups: list[dict[str, Any]], options: LionOptions) -> None:
+        super().__init__(groups, {"betas": (options.beta1, options.beta2)})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # as torch's own

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,32 +28,15 @@ _GROWTH = 1.01
 """By which an update of APOLLO may be longer than the one before (Fira's limiter)."""
 
 
-class MatrixRule(Protocol):
-    """How one whole matrix is updated, and what is kept for it."""
-
-    def start(self, matrix: Matrix, device: torch.device) -> Kept:
-        """Return what is kept before the first update, all of it."""
-
-    def update(self, matrix: Matrix, grad: torch.Tensor, kept: Kept) -> torch.Tensor:
-        """Return the update, which is subtracted times the learning rate, and change what is kept."""
-
-    def stored(self, kept: Kept) -> Kept:
-        """Return it as it goes into a checkpoint."""
-
-    def restored(self, stored: Kept, kept: Kept) -> Kept:
-        """Return what a checkpoint has stored, in the form of what is kept here."""
-
-
 class LowRankOptimizer(MatrixOptimizer):
     """A rule for the matrices of more rows and columns than the rank; AdamW for all other weights."""
 
-    def __init__(self, groups: list[dict[str, Any]], options: LowRankOptions, rule: MatrixRule) -> None:
+    def __init__(self, groups: list[dict[str, Any]], options: LowRankOptions, rule: LowRankRule) -> None:
         super().__init__(groups, options, partial(_is_projected, options))
         if groups and not any(self._matrices):
             raise ConfigError(
                 f"No trained weight can be projected to rank {options.rank}: it takes a linear layer's matrix with "
-                "more "
-                "rows and columns than that, whose name matches optim.targets if that is set.",
+                "more rows and columns than that, whose name matches optim.targets if that is set.",
                 hint="Type a smaller --optim.rank, or --optim adamw.",
             )
         self._rule = rule
@@ -84,7 +67,6 @@ class LowRankOptimizer(MatrixOptimizer):
         return {matrix.name: self._rule.stored(self._rule.start(matrix, at)) for matrix, at in self._own()}
 
     def take_matrix_slots(self, slots: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Keep what was read."""
         self._kept = {
             matrix.name: self._rule.restored(dict(slots[matrix.name]), self._rule.start(matrix, at))
             for matrix, at in self._own()
@@ -100,7 +82,7 @@ class LowRankOptimizer(MatrixOptimizer):
 
 
 class LowRankRule:
-    """Base of the rules: moments of the projected gradient."""
+    """Base of the rules by which one whole matrix is updated: moments of the projected gradient."""
 
     def __init__(self, options: LowRankOptions) -> None:
         self.options = options
@@ -112,6 +94,10 @@ class LowRankRule:
         shape = (rows, rank) if self.on_the_right(matrix) else (rank, columns)
         moments = {name: torch.zeros(shape, device=device) for name in ("projected_avg", "projected_avg_sq")}
         return {"updates": torch.zeros(()), **moments}
+
+    def update(self, matrix: Matrix, grad: torch.Tensor, kept: Kept) -> torch.Tensor:
+        """Return the update, which is subtracted times the learning rate, and change what is kept."""
+        raise NotImplementedError
 
     def on_the_right(self, matrix: Matrix) -> bool:
         """Return whether columns are projected, and not rows: those of which there are fewer."""
@@ -150,11 +136,11 @@ class LowRankRule:
         return int(kept["updates"]) % interval == 0
 
     def stored(self, kept: Kept) -> Kept:
-        """Return it as it is."""
+        """Return what is kept as it goes into a checkpoint."""
         return kept
 
     def restored(self, stored: Kept, kept: Kept) -> Kept:
-        """Return it as it was."""
+        """Return what a checkpoint has stored, in the form of what is kept."""
         return stored
 
 
@@ -176,7 +162,6 @@ class GaloreRule(LowRankRule):
         return {**super().start(matrix, device), "projection": projection}
 
     def update(self, matrix: Matrix, grad: torch.Tensor, kept: Kept) -> torch.Tensor:
-        """Return Adam's step for the projected gradient, projected back."""
         if self.is_due(kept, self._galore.update_proj_gap):
             kept["projection"].copy_(first_singular_vectors(grad, self.options.rank, right=self.on_the_right(matrix)))
         projection = kept["projection"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import Reads, Slot
@@ -22,66 +23,63 @@ from swift_tuning.options import (
 if TYPE_CHECKING:
     import torch
 
+_ADAM = (Slot("step", "scalar"), Slot("exp_avg"), Slot("exp_avg_sq"))
+_LOW_RANK = (Slot("updates", "matrix"), Slot("projected_avg", "matrix"), Slot("projected_avg_sq", "matrix"))
 
-class Sgd:
+
+class _Optimizer:
+    """Base of the plugins, which name the class of the optimizer: it is imported when one is made."""
+
+    made_by: str
+    """Takes parameter groups and options."""
+    state_bytes = 4.0
+    """Bytes that are kept for each element."""
+
+    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
+        """Return the bytes of what is kept for an element of a weight."""
+        return self.state_bytes
+
+    def make(self, groups: list[dict[str, Any]], options: Any, device: torch.device) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = resolve_name(self.made_by)(groups, options)
+        return optimizer
+
+
+class Sgd(_Optimizer):
     """torch's SGD, with momentum where that is asked."""
 
     options_model = SgdOptions
     reads = Reads.ELEMENTS
     slots = (Slot("momentum_buffer"),)
-
-    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
-        """Return the bytes of a momentum in fp32, which there need not be."""
-        return 4.0
+    made_by = "swift_tuning.sgd:DecoupledSgd"
 
     def bytes_with_options(self, shape: Sequence[int], options: SgdOptions) -> float:
         """Return the bytes of a momentum, where there is one."""
         return 4.0 if options.momentum else 0.0
 
-    def make(self, groups: list[dict[str, Any]], options: SgdOptions, device: torch.device) -> torch.optim.Optimizer:
-        """Return the optimizer."""
-        from swift_tuning.sgd import DecoupledSgd
 
-        return DecoupledSgd(groups, momentum=options.momentum, nesterov=options.nesterov)
-
-
-class Lion:
+class Lion(_Optimizer):
     """Lion: a momentum of which an update takes the signs (arXiv:2302.06675)."""
 
     options_model = LionOptions
     reads = Reads.ELEMENTS
     slots = (Slot("exp_avg"),)
-
-    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
-        """Return the bytes of a momentum in fp32."""
-        return 4.0
-
-    def make(self, groups: list[dict[str, Any]], options: LionOptions, device: torch.device) -> torch.optim.Optimizer:
-        """Return the optimizer."""
-        from swift_tuning.lion import SignedMomentum
-
-        return SignedMomentum(groups, betas=(options.beta1, options.beta2))
+    made_by = "swift_tuning.lion:SignedMomentum"
 
 
-class Muon:
+class Muon(_Optimizer):
     """Muon: the momentum of a matrix made orthogonal; AdamW for vectors, embeddings and heads."""
 
     options_model = MuonOptions
     reads = Reads.PARTS
-    slots = (Slot("momentum_buffer"), Slot("step", "scalar"), Slot("exp_avg"), Slot("exp_avg_sq"))
+    slots = (Slot("momentum_buffer"), *_ADAM)
+    made_by = "swift_tuning.muon:OrthogonalMomentum"
 
     def bytes_per_parameter(self, shape: Sequence[int]) -> float:
         """Return the bytes of a matrix's momentum, or of a vector's two moments."""
         return 4.0 if len(shape) >= 2 else 8.0
 
-    def make(self, groups: list[dict[str, Any]], options: MuonOptions, device: torch.device) -> torch.optim.Optimizer:
-        """Return the optimizer."""
-        from swift_tuning.muon import OrthogonalMomentum
 
-        return OrthogonalMomentum(groups, options)
-
-
-class ScheduleFree:
+class ScheduleFree(_Optimizer):
     """Schedule-free AdamW: weights are the average of the steps, so that no learning rate has to fall."""
 
     options_model = ScheduleFreeOptions
@@ -94,28 +92,17 @@ class ScheduleFree:
         Slot("lr_max", "scalar", "float64"),
     )
     gradient_view = True
-
-    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
-        """Return the bytes of z and of the second moment in fp32."""
-        return 8.0
-
-    def make(
-        self, groups: list[dict[str, Any]], options: ScheduleFreeOptions, device: torch.device
-    ) -> torch.optim.Optimizer:
-        """Return the optimizer."""
-        from swift_tuning.schedule_free import ScheduleFreeAdam
-
-        return ScheduleFreeAdam(groups, options)
+    made_by = "swift_tuning.schedule_free:ScheduleFreeAdam"
+    state_bytes = 8.0
 
 
-_ADAM = (Slot("step", "scalar"), Slot("exp_avg"), Slot("exp_avg_sq"))
-_LOW_RANK = (Slot("updates", "matrix"), Slot("projected_avg", "matrix"), Slot("projected_avg_sq", "matrix"))
-
-
-class _LowRank:
+class _LowRank(_Optimizer):
     """Base of the optimizers whose bytes are those of a rank."""
 
     options_model: type[LowRankOptions]
+    reads = Reads.PARTS
+    rule: str
+    """The class of the rule by which matrices are updated."""
     moment = 4.0
     """Bytes of an element of a moment,"""
     direction = 4.0
@@ -135,26 +122,24 @@ class _LowRank:
         kept, projected = (rows, columns) if right else (columns, rows)
         return options.rank * (2 * self.moment * kept + self.direction * projected) / (rows * columns)
 
+    def make(self, groups: list[dict[str, Any]], options: Any, device: torch.device) -> torch.optim.Optimizer:
+        from swift_tuning.low_rank import LowRankOptimizer
+
+        return LowRankOptimizer(groups, options, resolve_name(self.rule)(options))
+
 
 class Galore(_LowRank):
     """GaLore: Adam for gradients that are projected to their first singular vectors."""
 
     options_model = GaloreOptions
-    reads = Reads.PARTS
     slots = (*_ADAM, *_LOW_RANK, Slot("projection", "matrix"))
-
-    def make(self, groups: list[dict[str, Any]], options: GaloreOptions, device: torch.device) -> torch.optim.Optimizer:
-        """Return the optimizer."""
-        from swift_tuning.low_rank import GaloreRule, LowRankOptimizer
-
-        return LowRankOptimizer(groups, options, GaloreRule(options))
+    rule = "swift_tuning.low_rank:GaloreRule"
 
 
 class QGalore(_LowRank):
     """Q-GaLore: GaLore with moments in 8 bits and projections in 4, renewed less often where they stay the same."""
 
     options_model = QGaloreOptions
-    reads = Reads.PARTS
     slots = (
         *_ADAM,
         *_LOW_RANK,
@@ -162,30 +147,16 @@ class QGalore(_LowRank):
         Slot("direction", "matrix"),
         Slot("schedule", "matrix"),
     )
+    rule = "swift_tuning.q_galore:QGaloreRule"
     moment, direction = 1 + 4 / 256, 0.5 + 8 / 256
-
-    def make(
-        self, groups: list[dict[str, Any]], options: QGaloreOptions, device: torch.device
-    ) -> torch.optim.Optimizer:
-        """Return the optimizer."""
-        from swift_tuning.low_rank import LowRankOptimizer
-        from swift_tuning.q_galore import QGaloreRule
-
-        return LowRankOptimizer(groups, options, QGaloreRule(options))
 
 
 class Apollo(_LowRank):
     """APOLLO: gradients, each channel scaled as Adam scales a random projection of it."""
 
     options_model: type[ApolloOptions] = ApolloOptions
-    reads = Reads.PARTS
     slots = (*_ADAM, *_LOW_RANK, Slot("update_norm", "matrix"))
-
-    def make(self, groups: list[dict[str, Any]], options: ApolloOptions, device: torch.device) -> torch.optim.Optimizer:
-        """Return the optimizer."""
-        from swift_tuning.low_rank import ApolloRule, LowRankOptimizer
-
-        return LowRankOptimizer(groups, options, ApolloRule(options))
+    rule = "swift_tuning.low_rank:ApolloRule"
 
 
 class ApolloMini(Apollo):
@@ -194,21 +165,14 @@ class ApolloMini(Apollo):
     options_model = ApolloMiniOptions
 
 
-class AdamMini:
+class AdamMini(_Optimizer):
     """Adam-mini: AdamW with one second moment for each head of attention, and for each row of other weights."""
 
     options_model = AdamMiniOptions
     reads = Reads.PARTS
     slots = (*_ADAM, Slot("block_avg_sq", "matrix"))
+    made_by = "swift_tuning.adam_mini:FewSecondMoments"
 
     def bytes_per_parameter(self, shape: Sequence[int]) -> float:
         """Return the bytes of a first moment, and of a second one for each row."""
         return 4.0 + (4.0 / shape[-1] if len(shape) > 1 else 0.0)
-
-    def make(
-        self, groups: list[dict[str, Any]], options: AdamMiniOptions, device: torch.device
-    ) -> torch.optim.Optimizer:
-        """Return the optimizer."""
-        from swift_tuning.adam_mini import FewSecondMoments
-
-        return FewSecondMoments(groups, options)

@@ -165,8 +165,7 @@ class Ia3Options(TargetOptions):
     """Options of `ia3`."""
 
     feedforward: tuple[Pattern, ...] | None = Field(
-        None,
-        description="Modules whose inputs are scaled instead of their outputs; default: down_proj (ia3)",
+        None, description="Modules whose inputs are scaled instead of their outputs; default: down_proj (ia3)"
     )
 
 
@@ -197,8 +196,7 @@ class GraloraOptions(TargetOptions):
     rank: Rank = Field(32, description="Rank of the adapters")
     alpha: Alpha = Field(64.0, description="Scale of the adapters (divided by the rank)")
     blocks: Annotated[int, Field(ge=1, le=64)] = Field(
-        2,
-        description="Blocks per dimension of a weight; must divide the rank and every dimension (gralora)",
+        2, description="Blocks per dimension of a weight; must divide the rank and every dimension (gralora)"
     )
     dropout: BelowOne = Field(0.0, description="Dropout on the adapters' input")
 

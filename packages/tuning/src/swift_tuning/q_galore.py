@@ -45,7 +45,6 @@ class QGaloreRule(LowRankRule):
         return kept
 
     def update(self, matrix: Matrix, grad: torch.Tensor, kept: Kept) -> torch.Tensor:
-        """Return Adam's step for the projected gradient, projected back."""
         if self.is_due(kept, int(kept["schedule"][0])):
             vectors = first_singular_vectors(grad, self.options.rank, right=self.on_the_right(matrix))
             self._reschedule(vectors[0] if self.on_the_right(matrix) else vectors[:, 0], kept)
@@ -102,7 +101,6 @@ class QGaloreRule(LowRankRule):
         return stored
 
     def restored(self, stored: Kept, kept: Kept) -> Kept:
-        """Return moments in 8 bits again."""
         for name, signed in _MOMENTS:
             kept |= _named(name, self._codec.encode(stored.pop(name), signed=signed))
         return kept | stored

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from swift_tuning.options import SgdOptions
 
 
 class DecoupledSgd(torch.optim.SGD):
     """torch's SGD after weights were decayed by themselves."""
 
-    def __init__(self, groups: list[dict[str, Any]], *, momentum: float, nesterov: bool) -> None:
+    def __init__(self, groups: list[dict[str, Any]], options: SgdOptions) -> None:
         decays = [group["weight_decay"] for group in groups]
         plain = [{**group, "weight_decay": 0.0} for group in groups]
-        super().__init__(plain, momentum=momentum, nesterov=nesterov)
+        super().__init__(plain, momentum=options.momentum, nesterov=options.nesterov)
         for group, decay in zip(self.param_groups, decays, strict=True):
             group["decoupled_decay"] = decay
 

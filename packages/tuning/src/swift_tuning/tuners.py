@@ -30,7 +30,7 @@ _DOWN = "down_proj"
 class PeftModules:
     """Base of the tuners whose adapters are modules of PEFT, which begin without a change of the model.
 
-    A subclass names PEFT's kind of adapter, translates its options, and says which parameters do not begin as zeros.
+    A subclass names PEFT's kind of adapter and its arguments, and says which parameters do not begin as zeros.
     """
 
     kind: str
@@ -41,6 +41,8 @@ class PeftModules:
     ones: tuple[str, ...] = ()
     """Parameters that begin as ones; all others are zero."""
     options_model: type[TargetOptions]
+    arguments: tuple[tuple[str, str], ...] = ()
+    """Arguments of PEFT's configuration, and the options that they are."""
     acts: Acts | None = Acts.SUM
     """Where the modules act on the layers that tensor parallel cuts; None where that is refused."""
     adapter = True
@@ -56,7 +58,7 @@ class PeftModules:
 
     def settings(self, options: Any) -> dict[str, Any]:
         """Return the arguments of PEFT's configuration."""
-        raise NotImplementedError
+        return {name: getattr(options, option) for name, option in self.arguments}
 
     def attach(self, model: torch.nn.Module, options: TargetOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model with adapters: those of a folder, or new ones."""
@@ -112,14 +114,11 @@ class Miss(PeftModules):
 
     kind, prefix = "MISS", "miss_"
     options_model = MissOptions
+    arguments = (("r", "rank"), ("miss_dropout", "dropout"))
 
     def extra_values(self, rows: int, columns: int, options: MissOptions) -> float:
         """Return the values of one matrix of rank × outputs."""
         return options.rank * rows
-
-    def settings(self, options: MissOptions) -> dict[str, Any]:
-        """Return the arguments of PEFT's configuration."""
-        return {"r": options.rank, "miss_dropout": options.dropout}
 
 
 class Oft(PeftModules):
@@ -128,14 +127,14 @@ class Oft(PeftModules):
     kind, prefix = "OFT", "oft_"
     acts = Acts.INPUTS
     options_model = OftOptions
+    arguments = (("oft_block_size", "block_size"),)
 
     def extra_values(self, rows: int, columns: int, options: OftOptions) -> float:
         """Return what is above the diagonal of each block of the inputs."""
         return columns * (options.block_size - 1) / 2
 
     def settings(self, options: OftOptions) -> dict[str, Any]:
-        """Return the arguments of PEFT's configuration."""
-        return {"r": 0, "oft_block_size": options.block_size}
+        return {"r": 0, **super().settings(options)}
 
     def attach(self, model: torch.nn.Module, options: TargetOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model with rotations, whose indices are computed where the model has no memory yet."""
@@ -156,15 +155,12 @@ class Hira(PeftModules):
     kind, prefix = "HIRA", "hira_"
     random_parameters = ("hira_A",)
     options_model = HiraOptions
+    arguments = (("r", "rank"), ("hira_dropout", "dropout"))
     acts = Acts.FACTOR
 
     def cut(self, options: HiraOptions) -> Acts | None:
         """Return that weights have factors; with dropout, which no part of the inputs could draw, nothing."""
         return self.acts if options.dropout == 0 else None
-
-    def settings(self, options: HiraOptions) -> dict[str, Any]:
-        """Return the arguments of PEFT's configuration."""
-        return {"r": options.rank, "hira_dropout": options.dropout}
 
 
 class Loha(PeftModules):
@@ -173,14 +169,11 @@ class Loha(PeftModules):
     kind, prefix = "LOHA", "hada_"
     random_parameters = ("hada_w1_a", "hada_w1_b", "hada_w2_a")
     options_model = LohaOptions
+    arguments = (("r", "rank"), ("alpha", "alpha"))
 
     def extra_values(self, rows: int, columns: int, options: LohaOptions) -> float:
         """Return the values of two pairs of matrices."""
         return 2 * options.rank * (rows + columns)
-
-    def settings(self, options: LohaOptions) -> dict[str, Any]:
-        """Return the arguments of PEFT's configuration."""
-        return {"r": options.rank, "alpha": options.alpha}
 
 
 class Lokr(PeftModules):
@@ -189,10 +182,10 @@ class Lokr(PeftModules):
     kind, prefix = "LOKR", "lokr_"
     random_parameters = ("lokr_w2", "lokr_w1_b")
     options_model = LokrOptions
+    arguments = (("r", "rank"), ("alpha", "alpha"))
 
     def settings(self, options: LokrOptions) -> dict[str, Any]:
-        """Return the arguments of PEFT's configuration."""
-        return {"r": options.rank, "alpha": options.alpha, "decompose_factor": options.factor or -1}
+        return {**super().settings(options), "decompose_factor": options.factor or -1}
 
 
 class Gralora(PeftModules):
@@ -201,15 +194,7 @@ class Gralora(PeftModules):
     kind, prefix = "GRALORA", "gralora_"
     random_parameters = ("gralora_A",)
     options_model = GraloraOptions
-
-    def settings(self, options: GraloraOptions) -> dict[str, Any]:
-        """Return the arguments of PEFT's configuration."""
-        return {
-            "r": options.rank,
-            "alpha": options.alpha,
-            "gralora_k": options.blocks,
-            "gralora_dropout": options.dropout,
-        }
+    arguments = (("r", "rank"), ("alpha", "alpha"), ("gralora_k", "blocks"), ("gralora_dropout", "dropout"))
 
 
 class Ia3(PeftModules):
@@ -226,7 +211,6 @@ class Ia3(PeftModules):
         return rows
 
     def settings(self, options: Ia3Options) -> dict[str, Any]:
-        """Return the arguments of PEFT's configuration."""
         if options.feedforward is not None:
             return {"feedforward_modules": list(options.feedforward)}
         there = options.targets == (ALL_LINEAR,) or _DOWN in options.targets
@@ -259,6 +243,7 @@ class Vera(PeftModules):
 
     kind, prefix = "VERA", "vera_"
     options_model = VeraOptions
+    arguments = (("r", "rank"), ("vera_dropout", "dropout"), ("d_initial", "d_initial"))
     learning_rate = 1e-3
 
     def extra_values(self, rows: int, columns: int, options: VeraOptions) -> float:
@@ -266,14 +251,8 @@ class Vera(PeftModules):
         return options.rank + rows
 
     def settings(self, options: VeraOptions) -> dict[str, Any]:
-        """Return the arguments of PEFT's configuration."""
         # PEFT draws the directions again from their key, wherever the adapter is loaded.
-        return {
-            "r": options.rank,
-            "vera_dropout": options.dropout,
-            "d_initial": options.d_initial,
-            "save_projection": False,
-        }
+        return {**super().settings(options), "save_projection": False}
 
     def initial(self, name: str, shape: Sequence[int], options: Any, seed: int) -> torch.Tensor | None:
         """Return the scales of directions, which are alike, and zeros for those of outputs."""
@@ -301,14 +280,11 @@ class Boft(PeftModules):
     ones = ("boft_s",)
     acts = None  # it rotates weights, whole ones
     options_model = BoftOptions
+    arguments = (("boft_block_size", "block_size"), ("boft_n_butterfly_factor", "factors"))
 
     def extra_values(self, rows: int, columns: int, options: BoftOptions) -> float:
         """Return the values of blocks in each order, and a scale of each output."""
         return options.factors * columns * options.block_size + rows
-
-    def settings(self, options: BoftOptions) -> dict[str, Any]:
-        """Return the arguments of PEFT's configuration."""
-        return {"boft_block_size": options.block_size, "boft_n_butterfly_factor": options.factors}
 
     def attach(self, model: torch.nn.Module, options: TargetOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model with rotations; PEFT makes one of several where it finds no kernel."""

@@ -1,4 +1,4 @@
-"""Checkpoints: one format, whoever writes it; no process ever holds the whole model.
+"""Checkpoints: one format for all backends; no process ever holds the whole model.
 
 Names are imported when they are asked for: finding a checkpoint does not need torch's distributed machinery.
 """

@@ -58,7 +58,7 @@ class SyncedFile:
         with self:
             self._file.flush()
             self._join()
-            # The kernel tells of a failed write once, to whoever asks first.
+            # The kernel tells of a failed write once, to the first call that asks.
             if self._error is not None:
                 raise self._error
             os.fsync(self._file.fileno())
@@ -94,7 +94,6 @@ class HashingFile(SyncedFile):
         self._size = 0
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write and hash."""
         self.write(data)
         self._hash.update(data)
         self._size += len(data)

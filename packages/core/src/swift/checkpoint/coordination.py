@@ -36,7 +36,7 @@ def close_comms() -> None:
 
 
 def agree(comms: Comms, error: SwiftError | None) -> None:
-    """Raise on every process what went wrong on one: nobody waits for a process that has given up."""
+    """Raise on every process what went wrong on one: no process waits for one that has given up."""
     verdicts = comms.gather(None if error is None else (type(error), error.message, error.hint))
     if error is not None:
         raise error

@@ -1,6 +1,6 @@
 """Plans with torch distributed checkpoint (DCP) which process writes or reads which shard, in any layout.
 
-Replicas are written once. Importing this takes seconds, which `planning` avoids for whole tensors on one process.
+Replicas are written once. Importing this takes seconds, which `dcp_planners` avoids for whole tensors on one process.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _IndexReader(StorageReader):
         }
 
     def reset(self, checkpoint_id: object = None) -> None:
-        """Do nothing: the files were given to the constructor."""
+        pass
 
     def read_metadata(self) -> Metadata:
         """Return the index in DCP's terms."""
@@ -151,18 +151,15 @@ class _IndexReader(StorageReader):
         )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
-        """Nothing to set up."""
+        pass
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill this process's tensors."""
         for item in plan.items:
             target = planner.resolve_tensor(item)
             chunk = self._chunks[item.storage_index]
@@ -174,5 +171,4 @@ class _IndexReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
-        """Return true: this reader is always created explicitly."""
         return False

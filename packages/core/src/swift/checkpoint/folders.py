@@ -109,7 +109,7 @@ def find_checkpoint(where: str | Path, *, output: Path = Path("output")) -> Path
     if unfinished is not None:
         raise CheckpointError(
             f"{unfinished.name} is still being written, or its writing was interrupted.",
-            hint="Wait until it has lost its ending .tmp, or name an earlier one." + _others(path),
+            hint=f"Wait until it has lost its ending .tmp, or name an earlier one. {_others(path)}".rstrip(),
         )
     raise CheckpointError(f"There is no checkpoint at {where}.{_suggestion(path)}", hint=_hint(path))
 
@@ -145,7 +145,7 @@ def _unfinished(path: Path) -> Path | None:
 
 def _others(path: Path) -> str:
     there = [folder.name for folder in whole_checkpoints(path.parent).values()] if path.parent.is_dir() else []
-    return f" Checkpoints there: {', '.join(there[-8:])}." if there else ""
+    return f"Checkpoints there: {', '.join(there[-8:])}." if there else ""
 
 
 def _suggestion(path: Path) -> str:
@@ -156,9 +156,8 @@ def _suggestion(path: Path) -> str:
 
 
 def _hint(path: Path) -> str:
-    siblings = [folder.name for folder in whole_checkpoints(path.parent).values()] if path.parent.is_dir() else []
-    if siblings:
-        return f"Checkpoints there: {', '.join(siblings[-8:])}."
+    if others := _others(path):
+        return others
     if (path / "adapter_config.json").is_file() or (path / "config.json").is_file():
         return "This folder holds weights alone: start from them with --model, or with --tuner.adapter."
     return "Name a folder checkpoint-<step>, or a run folder that has one."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -15,8 +15,8 @@ from swift.checkpoint.finite import WHAT, invalid_tensors
 from swift.checkpoint.folders import earlier_checkpoint
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.checkpoint.names import owned_name, owner_of
-from swift.checkpoint.owner_ranks import owned_facts
 from swift.checkpoint.storage import INDEX, StoredTensors, index_from_json
+from swift.checkpoint.writers import owned_facts
 from swift.errors import CheckpointError, SwiftError, listed
 from swift.processes.comms import Comms
 from swift.untrusted import check_regular, inside, read_json
@@ -55,7 +55,6 @@ class Checkpoint:
         return [name[start:] for name in self._stored.names() if owner_of(name) == self._owner]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of one tensor, without reading it."""
         return self._stored.index[owned_name(self._owner, name)].shape
 
     def tensors(self, tensors: Mapping[str, Any]) -> None:
@@ -107,15 +106,14 @@ class Checkpoint:
             )
 
 
-def open_checkpoint(folder: Path, *, verify: bool | Literal["sizes"] = True) -> Checkpoint:
+def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint and check that its files are there, of the right size and unaltered.
 
-    Called on every process, which share the reading of checksums between them. `verify="sizes"` leaves the checksums
-    out, `verify=False` both.
+    Called on every process, which share the reading of checksums between them.
     """
     comms = comms_for("checkpoint")
     opened: list[Checkpoint] = []
-    agree(comms, _failure_of(lambda: opened.append(_open(folder, comms, verify)), folder))
+    agree(comms, _failure_of(lambda: opened.append(_open(folder, comms)), folder))
     return opened[0]
 
 
@@ -204,12 +202,10 @@ def _setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     return changes
 
 
-def _open(folder: Path, comms: Comms, verify: bool | Literal["sizes"]) -> Checkpoint:
+def _open(folder: Path, comms: Comms) -> Checkpoint:
     manifest = read_manifest(folder)
-    if verify:
-        _check_sizes(folder, manifest)
-    if verify is True:
-        _check_sums(folder, manifest, comms)
+    _check_sizes(folder, manifest)
+    _check_sums(folder, manifest, comms)
     if INDEX not in manifest.files:
         raise CheckpointError(f"The checkpoint {folder} is damaged: {MANIFEST} does not list {INDEX}.")
     file = inside(folder, INDEX, CheckpointError, source=str(folder))
@@ -229,7 +225,7 @@ def _check_sizes(folder: Path, manifest: Manifest) -> None:
         size = path.stat().st_size
         if size != record.size:
             raise CheckpointError(
-                f"The checkpoint {folder} is damaged: {name} has {size} bytes instead of {record.size}.",
+                f"The checkpoint {folder} is damaged: {name} has {size} bytes instead of {record.size}."
             )
 
 
@@ -238,7 +234,7 @@ def _check_sums(folder: Path, manifest: Manifest, comms: Comms) -> None:
     for name in largest_first[comms.rank :: comms.size]:
         if hash_file(folder / name) != manifest.files[name]:
             raise CheckpointError(
-                f"The checkpoint {folder} is damaged: {name} was altered after it was written (its checksum differs).",
+                f"The checkpoint {folder} is damaged: {name} was altered after it was written (its checksum differs)."
             )
 
 

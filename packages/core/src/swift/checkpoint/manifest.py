@@ -42,13 +42,9 @@ _SECTIONS = ("model", "data", "tuner", "optim", "train")
 Count = Annotated[StrictInt, Field(ge=0, lt=1 << 53)]
 
 
+@cache
 def installed_versions() -> dict[str, str]:
     """Versions of what numbers depend on."""
-    return dict(_installed_versions())
-
-
-@cache
-def _installed_versions() -> dict[str, str]:
     found = {}
     for name in ("swift-core", "torch", "transformers", "peft"):
         try:
@@ -189,9 +185,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     checksum = value.pop("checksum", None)
     if checksum != _checksum(value):
-        raise CheckpointError(
-            f"{path} was altered after it was written (its checksum differs).",
-        )
+        raise CheckpointError(f"{path} was altered after it was written (its checksum differs).")
     try:
         manifest = Manifest.model_validate(value)
     except ValidationError as error:

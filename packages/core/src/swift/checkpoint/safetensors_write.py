@@ -48,11 +48,7 @@ def safetensors_layout(
     for name in sorted(entries, key=lambda name: -entries[name][0].itemsize):
         dtype, shape = entries[name]
         size = math.prod(shape) * dtype.itemsize
-        head[name] = {
-            "dtype": DTYPE_NAMES[dtype],
-            "shape": list(shape),
-            "data_offsets": [position, position + size],
-        }
+        head[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [position, position + size]}
         starts[name] = position
         position += size
     text = json.dumps(head).encode()

@@ -24,15 +24,7 @@ from swift.checkpoint.dcp_planners import assign_shards
 from swift.checkpoint.folders import LAST, checkpoint_folder, link, whole_checkpoints
 from swift.checkpoint.host_copies import work_until_now
 from swift.checkpoint.manifest import Manifest, write_manifest
-from swift.checkpoint.storage import (
-    INDEX,
-    STATE,
-    Index,
-    RankFile,
-    StoredTensors,
-    StreamFiles,
-    index_to_json,
-)
+from swift.checkpoint.storage import INDEX, STATE, Index, RankFile, StoredTensors, StreamFiles, index_to_json
 from swift.contracts import CheckpointWriter
 from swift.errors import CheckpointError, SwiftError
 from swift.plugins.blame import blamed, keep_traceback
@@ -109,7 +101,7 @@ def save_checkpoint(
     to load): it is called on the main process alone, when all tensors are on disk to be read from `stored`. With
     `asynchronous` this returns as soon as the tensors are copied, and `extra` too is called in the background; a
     later save waits for it first, and raises what went wrong with it. With `copy_later` even the copy is made in the
-    background: whoever changes the tensors calls `before_update` first.
+    background: what changes the tensors calls `before_update` first.
     """
     wait_for_saves(run_folder)
     save = _Save(run_folder, step, manifest, is_main, extra)
@@ -294,8 +286,7 @@ class _Save:
         records[INDEX] = write_json(self._temporary / INDEX, index_to_json(index))
         facts = {**self._manifest.facts, **self._writer.collected_facts}
         write_manifest(
-            self._temporary,
-            self._manifest.model_copy(update={"step": self._step, "facts": facts, "files": records}),
+            self._temporary, self._manifest.model_copy(update={"step": self._step, "facts": facts, "files": records})
         )
         for folder in (*(path for path in self._temporary.rglob("*") if path.is_dir()), self._temporary):
             sync(folder)

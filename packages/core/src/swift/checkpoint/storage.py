@@ -31,14 +31,19 @@ _OPEN_FILES = 128
 _STREAM_FILE_BYTES = 16 * 2**20
 
 
+_Sizes = Annotated[tuple[Annotated[StrictInt, Field(ge=0, lt=1 << 53)], ...], Field(max_length=16)]
+
+
 @dataclass(frozen=True)
 class FileChunk:
-    """A rectangle of a tensor, and the entry of the file that holds it."""
+    """A rectangle of a tensor, and the entry of the file that holds it. Checked where `index.json` is read."""
 
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    file: str
-    key: str
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    offsets: _Sizes
+    sizes: _Sizes
+    file: StrictStr
+    key: StrictStr
 
 
 @dataclass(frozen=True)
@@ -95,20 +100,6 @@ def index_to_json(index: Index) -> dict[str, Any]:
     }
 
 
-_Sizes = Annotated[tuple[Annotated[StrictInt, Field(ge=0, lt=1 << 53)], ...], Field(max_length=16)]
-
-
-class _FileChunk(BaseModel):
-    """`FileChunk`, as `index.json` has it."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    offsets: _Sizes
-    sizes: _Sizes
-    file: StrictStr
-    key: StrictStr
-
-
 class _Tensor(BaseModel):
     """`StoredTensor`, as `index.json` has it."""
 
@@ -116,7 +107,7 @@ class _Tensor(BaseModel):
 
     dtype: StrictStr
     shape: _Sizes
-    chunks: list[_FileChunk]
+    chunks: tuple[FileChunk, ...]
 
 
 class _IndexFile(BaseModel):
@@ -146,20 +137,18 @@ def index_from_json(value: Any, folder: Path) -> Index:
                     f"{source} is damaged: a part of {name} lies at {chunk.offsets} with the sizes {chunk.sizes}, "
                     f"outside of its shape {stored.shape}."
                 )
-        chunks = tuple(FileChunk(each.offsets, each.sizes, each.file, each.key) for each in stored.chunks)
-        if len({chunk.offsets for chunk in chunks}) != len(chunks):
+        if len({chunk.offsets for chunk in stored.chunks}) != len(stored.chunks):
             raise CheckpointError(f"{source} is damaged: two shards of {name} overlap.")
-        index[name] = StoredTensor(DTYPES[stored.dtype], stored.shape, chunks)
+        index[name] = StoredTensor(DTYPES[stored.dtype], stored.shape, stored.chunks)
     missing = first_missing(index)
     if missing:
         raise CheckpointError(f"{source} is damaged: only {missing}.")
     return index
 
 
-def _lies_in(chunk: _FileChunk, shape: tuple[int, ...]) -> bool:
-    ranges = list(zip(chunk.offsets, chunk.sizes, strict=False))
+def _lies_in(chunk: FileChunk, shape: tuple[int, ...]) -> bool:
     return len(chunk.offsets) == len(chunk.sizes) == len(shape) and all(
-        start + length <= size for (start, length), size in zip(ranges, shape, strict=True)
+        start + length <= size for start, length, size in zip(chunk.offsets, chunk.sizes, shape, strict=True)
     )
 
 
@@ -207,7 +196,6 @@ class StreamFiles:
         self._bytes += tensor.nbytes
 
     def flush(self) -> None:
-        """Write what waits."""
         if self._waiting:
             file = self._file()
             self.records[file] = write_safetensors(self._folder / file, self._waiting)
@@ -250,7 +238,6 @@ class StoredTensors:
         return file
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one whole tensor."""
         stored = self.index[name]
         tensor = torch.empty(stored.shape, dtype=stored.dtype)
         self.fill(tensor, name)

@@ -17,6 +17,7 @@ import torch
 from swift.contracts import ThirdPartyCheckpoint
 from swift.convert.trainer_order import Groups, pieces_by_parameter, possible_groups, skeleton_of
 from swift.errors import CheckpointError
+from swift.models.adapter_file import ADAPTER_WEIGHTS
 from swift.models.files import INDEX, SINGLE, SafetensorsFolder
 from swift.models.heads import HEAD
 from swift.models.names import Piece
@@ -25,7 +26,6 @@ from swift.models.weights_check import check_finite
 from swift.untrusted import read_json_object
 from swift.untrusted_pickle import load_pickle
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 OPTIMIZER = "optimizer.pt"
 STATE = "trainer_state.json"
 PREFIX = "base_model.model."
@@ -47,8 +47,7 @@ def open_hf_folder(
         adapter = None
     elif adapter is None:
         raise CheckpointError(
-            f"{folder} has an adapter, but its adapter_config.json is missing.",
-            hint="Type --adapter-config FILE",
+            f"{folder} has an adapter, but its adapter_config.json is missing.", hint="Type --adapter-config FILE"
         )
     return HfFolder(folder, adapter=adapter, weights_only=weights_only)
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import CheckpointError
-from swift.models.adapter_file import checked_adapter
+from swift.models.adapter_file import ADAPTER_CONFIG, checked_adapter
 from swift.untrusted import read_json_object
 
 ARGUMENTS = "args.json"
-ADAPTER_CONFIG = "adapter_config.json"
 _TASKS = {"rm": "reward", "seq_cls": "seq_cls", "reranker": "seq_cls", "embedding": "embedding"}
 """Objective → task of the model that it trains."""
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
@@ -32,7 +31,6 @@ class TrainingArgs:
 
     @property
     def task(self) -> str | None:
-        """Return the task of such a model."""
         return None if self.objective is None else _TASKS[self.objective]
 
 
@@ -64,12 +62,9 @@ def _rows(arguments: dict[str, Any]) -> int:
     whole = arguments.get("global_batch_size")
     if type(whole) is int:
         return whole if 0 < whole <= _MOST else 0
-    factors = [
-        arguments.get(key)
-        for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "global_world_size")
-    ]
     rows = 1
-    for factor in factors:
+    for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "global_world_size"):
+        factor = arguments.get(key)
         if type(factor) is not int or factor > _MOST:
             return 0
         rows *= max(1, factor)  # ms-swift writes a world size of -1 without a launcher

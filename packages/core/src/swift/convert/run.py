@@ -281,9 +281,13 @@ def _tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Return the tensors to write, by canonical name."""
     if getattr(third_party, "attach", None) is not None:
-        tensors = _on_disk(third_party, names)
+        tensors = _read(third_party, {name: name for name in names})
+    elif adapter is not None:
+        own = [name for name in names if ".lora_" in name or ".modules_to_save." in name]
+        of_peft = {name: name.replace(f".modules_to_save.{ADAPTER}", "").replace(f".{ADAPTER}", "") for name in own}
+        tensors = _read(third_party, of_peft)
     else:
-        tensors = _adapters(third_party, names) if adapter is not None else _weights(third_party, source)
+        tensors = _weights(third_party, source)
     return (each for each in tensors if each[0].startswith(model_name(""))) if weights_only else tensors
 
 
@@ -309,31 +313,14 @@ def _weights(third_party: ThirdPartyCheckpoint, source: HfSource) -> Iterator[tu
                 hint="Type --model with the model that training started from.",
             )
         for piece in pieces:
-            yield from _named(piece.name, {key: _part(piece, key, each) for key, each in tensors.items()})
+            parts = {key: each if key == "step" else piece.view_of(each.contiguous()) for key, each in tensors.items()}
+            yield from _named(piece.name, parts)
 
 
-def _on_disk(third_party: ThirdPartyCheckpoint, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name in names:
-        yield from _named(name, third_party.read(name))
-
-
-def _part(piece: Any, key: str, tensor: torch.Tensor) -> torch.Tensor:
-    part: torch.Tensor = tensor if key == "step" else piece.view_of(tensor.contiguous())
-    return part
-
-
-def _adapters(third_party: ThirdPartyCheckpoint, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name in names:
-        if _belongs_to_adapter(name):
-            yield from _named(_name_of_peft(name), third_party.read(name))
-
-
-def _belongs_to_adapter(name: str) -> bool:
-    return ".lora_" in name or ".modules_to_save." in name
-
-
-def _name_of_peft(name: str) -> str:
-    return name.replace(f".modules_to_save.{ADAPTER}", "").replace(f".{ADAPTER}", "")
+def _read(third_party: ThirdPartyCheckpoint, names: Mapping[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of parameters, which are given with their names on disk."""
+    for name, disk in names.items():
+        yield from _named(disk, third_party.read(name))
 
 
 def _named(disk: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -57,7 +57,6 @@ class StoredState(TrainedState):
         self.groups = trainer_groups(model)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a parameter."""
         return self._shapes[name]
 
     def slots(self) -> list[str]:

@@ -48,7 +48,7 @@ def model_settings(found: Found, model: str, task: str | None, say: Say) -> dict
         return {"task": chosen} | {key: stored[key] for key in ("pooling",) if chosen == EMBEDDING and key in stored}
     if chosen not in HEADED:
         chosen = "seq_cls"
-    config = _config(found.path)
+    config = read_config(found.path) if (found.path / CONFIG).is_file() else {}
     kind = found.args.problem_type or config.get("problem_type")
     if labels == 1 and task is None and found.args.task is None:
         chosen, other = ("reward", "seq_cls") if kind is None else ("seq_cls", "reward")
@@ -93,10 +93,6 @@ def _labels(third_party: ThirdPartyCheckpoint, *, expected: bool) -> int | None:
         return labels() if labels is not None and expected else None
     heads = [name for name in third_party.names() if name in _IN_MEMORY]
     return int(third_party.read(heads[0])["weight"].shape[0]) if heads else None
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    return read_config(path) if (path / CONFIG).is_file() else {}
 
 
 def _names(config: Mapping[str, Any], labels: int) -> list[str]:

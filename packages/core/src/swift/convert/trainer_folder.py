@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import mmap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,8 @@ def write_trainer_state(folder: Path, state: StoredState, checkpoint: Checkpoint
 def _like_the_trainers(state: StoredState) -> tuple[torch.optim.Optimizer, LambdaLR]:
     """Return the Trainer's optimizer and scheduler at this step, with a dummy tensor for each group."""
     adam = state.optim.options(AdamOptions)
-    groups = [{"params": [torch.zeros(1)], "weight_decay": decay} for decay in _decays(state)]
+    decays = [state.optim.weight_decay, *(0.0 for _ in state.groups[1:])]
+    groups = [{"params": [torch.zeros(1)], "weight_decay": decay} for decay in decays]
     optimizer = torch.optim.AdamW(groups, lr=state.peak, betas=(adam.beta1, adam.beta2), eps=adam.eps, fused=True)
     ratio = state.learning_rate / state.peak
     # A partial, as in transformers' schedules, so that its state dict is the same.
@@ -76,11 +76,6 @@ def _like_the_trainers(state: StoredState) -> tuple[torch.optim.Optimizer, Lambd
     for group in optimizer.param_groups:
         group["lr"] = state.learning_rate
     return optimizer, scheduler
-
-
-def _decays(state: StoredState) -> Iterator[float]:
-    for index, _ in enumerate(state.groups):
-        yield state.optim.weight_decay if index == 0 else 0.0
 
 
 def _param_groups(optimizer: torch.optim.Optimizer, state: StoredState) -> list[dict[str, Any]]:

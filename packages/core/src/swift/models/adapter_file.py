@@ -25,13 +25,10 @@ Layer = Annotated[StrictInt, Field(ge=0, le=_RANK)]
 
 
 class _AdapterConfig(BaseModel):
-    """Settings that swift and PEFT act on. Other settings of PEFT are passed on unchanged."""
+    """Settings of any adapter that swift and PEFT act on. Other settings of PEFT are passed on unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
-    r: Rank = 8
-    lora_alpha: Alpha = 8
-    lora_dropout: Annotated[FiniteFloat, Field(ge=0, lt=1, strict=True)] = 0.0
     target_modules: Name | list[Name] | None = None
     exclude_modules: Name | list[Name] | None = None
     modules_to_save: list[Name] | None = None
@@ -39,26 +36,32 @@ class _AdapterConfig(BaseModel):
     layers_pattern: StrictStr | list[Name] | None = None
     rank_pattern: dict[Name, Rank] | None = None
     alpha_pattern: dict[Name, Alpha] | None = None
+    inference_mode: StrictBool | None = False
+    base_model_name_or_path: StrictStr | None = None
+    revision: StrictStr | None = None
+    task_type: StrictStr | None = None
+
+
+class _LoraConfig(_AdapterConfig):
+    """Settings of LoRA."""
+
+    r: Rank = 8
+    lora_alpha: Alpha = 8
+    lora_dropout: Annotated[FiniteFloat, Field(ge=0, lt=1, strict=True)] = 0.0
     bias: Literal["none", "all", "lora_only"] = "none"
     fan_in_fan_out: StrictBool | None = False
     use_rslora: StrictBool | None = False
     use_dora: StrictBool | None = False
     lora_bias: StrictBool | None = False
-    inference_mode: StrictBool | None = False
     init_lora_weights: StrictBool | StrictStr | None = True
     target_parameters: list[Name] | None = None
-    base_model_name_or_path: StrictStr | None = None
-    revision: StrictStr | None = None
-    task_type: StrictStr | None = None
     # PEFT imports the module that `megatron_core` names.
     megatron_config: None = None
     layer_replication: list[tuple[Layer, Layer]] | None = Field(None, max_length=256)
 
 
-class _ModulesConfig(BaseModel):
+class _ModulesConfig(_AdapterConfig):
     """Settings that swift acts on, or that decide about sizes, of adapters other than LoRA's."""
-
-    model_config = ConfigDict(extra="allow")
 
     r: Annotated[StrictInt, Field(ge=0, le=_RANK)] = 8
     mini_r: Rank = 1
@@ -73,24 +76,13 @@ class _ModulesConfig(BaseModel):
     hybrid_r: Literal[0] = 0
     projection_prng_key: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
     feedforward_modules: StrictStr | list[Name] | None = None
-    target_modules: Name | list[Name] | None = None
-    exclude_modules: Name | list[Name] | None = None
-    modules_to_save: list[Name] | None = None
-    layers_to_transform: Layer | list[Layer] | None = None
-    layers_pattern: StrictStr | list[Name] | None = None
-    rank_pattern: dict[Name, Rank] | None = None
-    alpha_pattern: dict[Name, Alpha] | None = None
     bias: Literal["none"] = "none"
     fan_in_fan_out: Literal[False] | None = False
-    inference_mode: StrictBool | None = False
     init_weights: StrictBool | StrictStr | None = True
-    base_model_name_or_path: StrictStr | None = None
-    revision: StrictStr | None = None
-    task_type: StrictStr | None = None
 
 
-KINDS: dict[str, type[BaseModel]] = {
-    "LORA": _AdapterConfig,
+KINDS: dict[str, type[_AdapterConfig]] = {
+    "LORA": _LoraConfig,
     **dict.fromkeys(("MISS", "OFT", "HIRA", "LOHA", "LOKR", "IA3", "VERA", "BOFT", "GRALORA"), _ModulesConfig),
 }
 """PEFT's names of the kinds of adapters that are read, merged and trained on."""

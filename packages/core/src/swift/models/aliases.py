@@ -8,26 +8,12 @@ from __future__ import annotations
 
 from swift.errors import did_you_mean
 
-RELEASED = {
-    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
-    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
-    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
-    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
-    "qwen2.5-14b": "Qwen/Qwen2.5-14B",
-    "qwen2.5-32b": "Qwen/Qwen2.5-32B",
-    "qwen2.5-72b": "Qwen/Qwen2.5-72B",
-    "qwen2.5-0.5b-instruct": "Qwen/Qwen2.5-0.5B-Instruct",
-    "qwen2.5-1.5b-instruct": "Qwen/Qwen2.5-1.5B-Instruct",
-    "qwen2.5-7b-instruct": "Qwen/Qwen2.5-7B-Instruct",
-    "qwen2.5-72b-instruct": "Qwen/Qwen2.5-72B-Instruct",
-    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
-    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
-    "qwen3-4b": "Qwen/Qwen3-4B",
-    "qwen3-8b": "Qwen/Qwen3-8B",
-    "qwen3-14b": "Qwen/Qwen3-14B",
-    "qwen3-32b": "Qwen/Qwen3-32B",
-    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
-    "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B",
+_QWEN = (
+    "Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B", "Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B", "Qwen2.5-72B",
+    "Qwen2.5-0.5B-Instruct", "Qwen2.5-1.5B-Instruct", "Qwen2.5-7B-Instruct", "Qwen2.5-72B-Instruct",
+    "Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B", "Qwen3-30B-A3B", "Qwen3-235B-A22B",
+)  # fmt: skip
+RELEASED = {name.lower(): f"Qwen/{name}" for name in _QWEN} | {
     "llama2-7b": "meta-llama/Llama-2-7b-hf",
     "llama2-13b": "meta-llama/Llama-2-13b-hf",
     "llama2-70b": "meta-llama/Llama-2-70b-hf",
@@ -70,9 +56,8 @@ def resolve_name(name: str) -> tuple[str, str | None]:
     if key in RELEASED:
         return RELEASED[key], f"model {name!r} is {RELEASED[key]}"
     if key in NEAREST:
-        return NEAREST[
-            key
-        ], f"this version of transformers cannot load {name!r}; using the nearest supported model, {NEAREST[key]}"
+        note = f"this version of transformers cannot load {name!r}; using the nearest supported model, {NEAREST[key]}"
+        return NEAREST[key], note
     return name, None
 
 

@@ -13,7 +13,7 @@ from swift.config.incompatibilities import partly_quantized
 from swift.contracts import Decision, ModelFacts, QuantizedShare
 from swift.models.adapter_initialization import keep_starts, read_initialization
 from swift.models.attention import AttentionChoice, choose_attention
-from swift.models.fp8 import fp8_of, use_fp8, without_fp8
+from swift.models.fp8 import fp8_of, use_fp8
 from swift.models.media import ProcessorReader
 from swift.models.meta import meta_model
 from swift.models.padding_row import train_padding_row
@@ -85,8 +85,7 @@ def build_view(
     view.pooling = config.model.pooling
     if config.train.neftune_alpha:
         view.add_neftune(config.train.neftune_alpha)
-    with without_fp8(view):
-        _look_at_images(view, run.media_reader, weights=weights)
+    _look_at_images(view, run.media_reader, weights=weights)
     if config.train.compile:
         compile_blocks(view, one_width=config.data.packing)
     trained, total = weight_counts(model)
@@ -105,11 +104,10 @@ def _check_share(run: Run, sizes: list[QuantizedShare], share: QuantizedShare) -
 
 def _look_at_images(view: ViewModule, reader: MediaReader | None, *, weights: bool) -> None:
     """Check a model with images where the run has any: now, or by `self_check` once the backend has filled it."""
-    if not isinstance(reader, ProcessorReader):
-        return
-    view.reader = reader
-    if weights:
-        view.check_images(reader)
+    if isinstance(reader, ProcessorReader):
+        view.reader = reader
+        if weights:
+            view.check_images(reader)
 
 
 def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -117,7 +115,7 @@ def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     decoder = model if inner is None else inner.get_decoder()  # an encoder's blocks may be the heavier ones
     lists = [module for module in decoder.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
-    return max(([*each] for each in lists if _alike(each)), key=_weight_of, default=[])
+    return max(([*each] for each in lists if len({*map(type, each)}) == 1), key=_weight_of, default=[])
 
 
 def compile_blocks(model: torch.nn.Module, *, one_width: bool = False) -> None:
@@ -136,10 +134,6 @@ def compile_blocks(model: torch.nn.Module, *, one_width: bool = False) -> None:
         settings.dynamic_sources = ",".join([*others, _SAMPLES])
     for block in decoder_blocks(model):
         block.compile(dynamic=None if one_width else True)
-
-
-def _alike(modules: torch.nn.ModuleList) -> bool:
-    return len({type(module) for module in modules}) == 1
 
 
 def _weight_of(modules: list[torch.nn.Module]) -> int:

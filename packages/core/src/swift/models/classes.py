@@ -31,14 +31,14 @@ def causal_class(config: Any) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
     text = auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) or _text_alone(config)
-    towered = towered_class(config)
-    if towered is None or text is towered:
+    with_encoder = encoder_class(config)
+    if with_encoder is None or text is with_encoder:
         return text
     named = getattr(config, "architectures", None) or ()
-    return text if text is not None and text.__name__ in named else towered
+    return text if text is not None and text.__name__ in named else with_encoder
 
 
-def towered_class(config: Any) -> Any:
+def encoder_class(config: Any) -> Any:
     """Return the class that reads images or audio and writes text; None where transformers has no such class."""
     from transformers.models.auto import modeling_auto as auto
 
@@ -47,8 +47,9 @@ def towered_class(config: Any) -> Any:
         return images if hasattr(images, "get_image_features") else None
     found = auto.MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
     # Models that also speak (Qwen-Omni) are several in one, of which none is `get_text_config`'s alone.
-    heard = found is not None and getattr(config.get_text_config(), "vocab_size", None) and _hears(config)
-    return found if heard else None
+    parts = set(config.sub_configs)
+    hears = "text_config" in parts and not parts.isdisjoint({"audio_config", "encoder_config"})
+    return found if hears and getattr(config.get_text_config(), "vocab_size", None) else None
 
 
 def _text_alone(config: Any) -> Any:
@@ -99,13 +100,8 @@ def check_no_encoder(name: str, content: Mapping[str, Any]) -> None:
 
 def has_encoder(config: Any) -> bool:
     """Return whether the model of this configuration is one that reads images or audio."""
-    found = towered_class(config)
+    found = encoder_class(config)
     return found is not None and causal_class(config) is found
-
-
-def _hears(config: Any) -> bool:
-    """Return whether a configuration has one part for sounds, and one for text."""
-    return {"audio_config", "encoder_config"} & set(config.sub_configs) != set() and "text_config" in config.sub_configs
 
 
 def causal_name(config: Any, section: ModelSection) -> str | None:
@@ -125,7 +121,7 @@ def auto_class(config: Any) -> Any:
     by_text = auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if by_text is None and not has_encoder(config) and _text_alone(config) is not None:
         return transformers.AutoModelForImageTextToText
-    if not has_encoder(config) or by_text is towered_class(config):
+    if not has_encoder(config) or by_text is encoder_class(config):
         return transformers.AutoModelForCausalLM
     by_image = type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return transformers.AutoModelForImageTextToText if by_image else transformers.AutoModelForMultimodalLM

@@ -86,7 +86,6 @@ class StoredConfig:
         return StoredConfig(text) if isinstance(text, dict) else self
 
     def __getattr__(self, name: str) -> Any:
-        """Return the value of a key."""
         try:
             return self._content[name]
         except KeyError:

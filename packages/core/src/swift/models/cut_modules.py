@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from swift.contracts import Acts
+from swift.models.collectives import added_up, copied, gathered, part_of
 from swift.models.names import base_model
 from swift.models.tp_spec import COLUMNS, TensorParallelSpec
 from swift.plugins.blame import failing
@@ -83,38 +84,37 @@ class CutModule:
     def _sum(self, inputs: torch.Tensor) -> torch.Tensor:
         """Add what the module adds: its part by columns, all of it by rows."""
         outputs = self._base(inputs)
-        whole = inputs if self.columns else _applied(_Gather, inputs, self.group)
+        whole = inputs if self.columns else gathered(inputs, -1, self.group)
         with self._standing_in(lambda given: given.new_zeros(*given.shape[:-1], self.stand_in.out_features)):
             added = self._forward(whole)
-        return outputs + (_applied(_Part, added, -1, self.group) if self.columns else added).to(outputs.dtype)
+        return outputs + (part_of(added, -1, self.group) if self.columns else added).to(outputs.dtype)
 
     def _inputs(self, inputs: torch.Tensor) -> torch.Tensor:
         """Change the whole inputs, and give the matrix its part of them."""
         with self._standing_in(lambda given: given):
-            changed = self._forward(_applied(_Gather, inputs, self.group))
-        return self._base(_applied(_Part, changed, -1, self.group))
+            changed = self._forward(gathered(inputs, -1, self.group))
+        return self._base(part_of(changed, -1, self.group))
 
     def _scale(self, inputs: torch.Tensor) -> torch.Tensor:
         """Multiply outputs with this process's part of their factors."""
         outputs = self._base(inputs)
         with self._standing_in(lambda given: given.new_ones(self.stand_in.out_features)):
             factors = self._forward(inputs)
-        return outputs * _applied(_Part, factors, -1, self.group)
+        return outputs * part_of(factors, -1, self.group)
 
     def _factor(self, inputs: torch.Tensor) -> torch.Tensor:
         """Add what the weights give that are multiplied with a factor each."""
         outputs = self._base(inputs)
         module: Any = self.module
         with self._standing_in(lambda given: given):
-            factor = _applied(
-                _Part, module.get_delta_weight(module.active_adapters[0]), 0 if self.columns else 1, self.group
-            )
+            delta = module.get_delta_weight(module.active_adapters[0])
+            factor = part_of(delta, 0 if self.columns else 1, self.group)
         weight = module.base_layer.weight
         local = weight.to_local() if isinstance(weight, DTensor) else weight
         if self.columns:
-            added = functional.linear(_applied(_Copy, inputs, self.group).to(factor.dtype), local * factor)
+            added = functional.linear(copied(inputs, self.group).to(factor.dtype), local * factor)
         else:
-            added = _applied(_Sum, functional.linear(inputs.to(factor.dtype), local * factor), self.group)
+            added = added_up(functional.linear(inputs.to(factor.dtype), local * factor), self.group)
         return outputs + added.to(outputs.dtype)
 
     @contextmanager
@@ -140,73 +140,3 @@ class _StandIn(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return self.outputs(input)
-
-
-def _applied(function: Any, *arguments: Any) -> torch.Tensor:
-    outputs: torch.Tensor = function.apply(*arguments)
-    return outputs
-
-
-def _joined(part: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, part.contiguous(), group=group)
-    return torch.cat(parts, dim)
-
-
-def _own(whole: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    return whole.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)].contiguous()
-
-
-class _Gather(torch.autograd.Function):
-    """Parts of features become whole ones, whose gradient is the same on every process."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _joined(part, -1, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _own(gradients[0], -1, ctx.group), None
-
-
-class _Part(torch.autograd.Function):
-    """Values that are the same on every process are cut, and their gradient is gathered."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.dim, ctx.group = dim, group
-        return _own(whole, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _joined(gradients[0], ctx.dim, ctx.group), None, None
-
-
-class _Copy(torch.autograd.Function):
-    """Values that are the same on every process serve other outputs on each: gradients are added up."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        summed = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(summed, group=ctx.group)
-        return summed, None
-
-
-class _Sum(torch.autograd.Function):
-    """Parts of a sum are added up, whose gradient is the same on every process."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        summed = part.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(summed, group=group)
-        return summed
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], None

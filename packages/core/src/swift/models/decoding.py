@@ -61,7 +61,7 @@ class MediaDecoder:
     def take(self, held: Sequence[MediaRef]) -> dict[str, torch.Tensor] | None:
         """Return what was made of these images ahead; None where the caller has to make it, and see why.
 
-        That is so for images that nobody announced, and for those that could not be decoded.
+        That is so for images that were not announced, and for those that could not be decoded.
         """
         key = tuple(held)
         future = self._begun.get(key)

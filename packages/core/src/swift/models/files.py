@@ -51,7 +51,6 @@ class SafetensorsFolder:
         return list(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape from the header."""
         return self._entries[name][1].shape
 
     def dtype(self, name: str) -> str:
@@ -109,8 +108,7 @@ def _weight_files(folder: Path) -> dict[Path, set[str] | None]:
     if pickles:
         raise ModelError(
             f"{folder} stores its weights in {pickles[0]}, a pickle file, which can run code when it is loaded. "
-            "swift reads "
-            "only safetensors.",
+            "swift reads only safetensors.",
             hint="If you trust the file, convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) "
             "writes safetensors.",
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift.models.adapter_file import ADAPTER_WEIGHTS
 from swift.models.heads import VALUE_HEAD
 from swift.models.names import ADAPTER, adapter_names, base_model, name_map, whole_shape
 from swift.models.plain_lora import is_start
@@ -46,19 +47,21 @@ def _copies(model: torch.nn.Module) -> dict[str, list[torch.Tensor]]:
     """Name in the transformers model → the tensors that begin with its value: PEFT keeps copies of some modules."""
     base = base_model(model)
     found: dict[str, list[torch.Tensor]] = {}
-    both = (base.named_parameters(remove_duplicate=False), base.named_buffers(remove_duplicate=False))
-    for tensors in both:
-        for name, tensor in tensors:
-            for wrapper in (".base_layer", ".original_module", f".modules_to_save.{ADAPTER}"):
-                name = name.replace(wrapper, "")
-            found.setdefault(name, []).append(tensor)
+    for name, tensor in chain(
+        base.named_parameters(remove_duplicate=False), base.named_buffers(remove_duplicate=False)
+    ):
+        for wrapper in (".base_layer", ".original_module", f".modules_to_save.{ADAPTER}"):
+            name = name.replace(wrapper, "")
+        found.setdefault(name, []).append(tensor)
     return found
 
 
 def _fill_adapters(run: Run, model: torch.nn.Module, keep: Keep) -> None:
+    from safetensors.torch import load_file
+
     tuner = run.config.tuner
     selected = tuner_of(tuner)
-    given = _given(tuner.adapter) if tuner.adapter is not None else {}
+    given = {} if tuner.adapter is None else load_file(tuner.adapter / ADAPTER_WEIGHTS)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for memory, disk in adapter_names(model).items():
         if memory not in parameters or disk == VALUE_HEAD:  # which is filled as the model's weights are
@@ -72,13 +75,6 @@ def _fill_adapters(run: Run, model: torch.nn.Module, keep: Keep) -> None:
             first = selected.initial(disk, torch.Size(whole_shape(parameter)), run.config.train.seed)
             if first is not None:
                 keep(parameter, first)
-
-
-def _given(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    tensors: dict[str, torch.Tensor] = load_file(folder / "adapter_model.safetensors")
-    return tensors
 
 
 def _start_magnitude(model: torch.nn.Module, name: str, whole: torch.Tensor, keep: Keep) -> None:

@@ -42,8 +42,7 @@ def check_fp8(run: Run) -> None:
     if tuner_of(config.tuner).adapter:
         raise UnsupportedLayout(
             "backend.fp8 needs full-parameter training: with adapters, torchao's layers would also compute "
-            "gradients of "
-            "the frozen weights and be slower.",
+            "gradients of the frozen weights and be slower.",
             hint=f"Type {without}, or --train_type full",
         )
     if config.parallel.tp > 1:
@@ -115,7 +114,9 @@ def without_fp8(model: nn.Module) -> Iterator[None]:
     from torch.nn import Linear
 
     layers: list[Any] = [
-        module for module in model.modules() if any(each.__name__ == "Float8Linear" for each in type(module).__mro__)
+        module
+        for module in model.modules()
+        if any(each.__name__ == "Float8Linear" for each in type(module).__mro__) and "forward" not in vars(module)
     ]
     for layer in layers:
         layer.forward = partial(Linear.forward, layer)

@@ -35,7 +35,7 @@ class Fp8Matrix(NamedTuple):
 
 
 class CopyingFloat8Linear(Float8Linear):  # type: ignore[misc]  # torchao has no types
-    """torchao's layer, which multiplies with codes of its weight while a step has them, and as ever else."""
+    """torchao's layer, which multiplies with the FP8 copy of its weight while a step has one."""
 
     copy: Fp8Matrix | None = None
 
@@ -46,7 +46,6 @@ class CopyingFloat8Linear(Float8Linear):  # type: ignore[misc]  # torchao has no
         return self.copy.along
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Multiply."""
         copy = self.copy
         if copy is None or not copies_help(input) or (input.numel() // input.shape[-1]) % _MULTIPLE:
             output: torch.Tensor = super().forward(input)
@@ -81,7 +80,7 @@ def _compiled_operators() -> Callable[..., tuple[torch.Tensor, torch.Tensor, tor
 
 @cache
 def _kernel_is_right(device: torch.device, precision: torch.dtype, kind: torch.dtype) -> bool:
-    """Try the kernel once. One like it was assembled to code that mixed numbers up, which nobody would have seen."""
+    """Try the kernel once. One like it was assembled to code that mixed numbers up silently."""
     from swift.kernels.fp8 import encode
 
     numbers = torch.randn(208, 1040, generator=torch.Generator(device).manual_seed(0), device=device)

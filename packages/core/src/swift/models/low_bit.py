@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 class LowBitSource:
     """Reads weights of quantised layers as 4 or 8 bits keep them, all others as they are on disk.
 
-    Implements `swift.contracts.ModelSource`. An engine that had the published weights would not say what the model in
-    training says: the adapters have been trained on those of few bits.
+    Implements `swift.contracts.ModelSource`, except that `build` gives the published weights. An engine that had those
+    would not say what the model in training says: the adapters have been trained on weights of few bits.
     """
 
     def __init__(self, source: ModelSource, run: Run) -> None:
@@ -31,33 +30,14 @@ class LowBitSource:
         self._device = run.topology.device
         self._dtype: torch.dtype = getattr(torch, resolve_dtype(run.config.model.dtype, self._device)[0])
 
-    @property
-    def config(self) -> Any:
-        """Return the transformers configuration."""
-        return self._source.config
-
-    @property
-    def tokenizer(self) -> Any:
-        """Return the transformers tokenizer."""
-        return self._source.tokenizer
+    def __getattr__(self, name: str) -> Any:
+        """Return what else the source has."""
+        return getattr(self._source, name)
 
     @property
     def fingerprint(self) -> str:
         """Return that of the source, with how weights are quantised."""
         return f"{self._source.fingerprint}-{self._section.quantize}"
-
-    @property
-    def padding_row(self) -> int | None:
-        """Row of the embedding that gets no gradient from inputs."""
-        return self._source.padding_row
-
-    def names(self) -> list[str]:
-        """Return the Hugging Face names of all weights, tied ones once."""
-        return self._source.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of one weight."""
-        return self._source.shape(name)
 
     def read(self, name: str) -> torch.Tensor:
         """Return one weight, in fp32 where it is quantised."""
@@ -72,14 +52,6 @@ class LowBitSource:
         kept = in_low_bit(whole.to(self._device), self._section, self._dtype).cpu()
         return next(piece.view_of(kept) for piece in pieces if piece.name == name)
 
-    def build(self, *, dtype: torch.dtype, device: str = "cpu", weights: bool = True) -> torch.nn.Module:
-        """Return the transformers module, as the source builds it: with the published weights."""
-        return self._source.build(dtype=dtype, device=device, weights=weights)
-
-    def write_assets(self, folder: Path, dtype: str) -> None:
-        """Put next to exported weights what makes them a model."""
-        self._source.write_assets(folder, dtype)
-
     @cached_property
     def _layers(self) -> tuple[NameMap, dict[str, torch.Size]]:
         """The names of the model's weights, and the shapes of those that are quantised by their names in memory."""
@@ -89,7 +61,7 @@ class LowBitSource:
 
 def as_trained(source: ModelSource, run: Run) -> ModelSource:
     """Return the model that a run's adapters are trained on: the source, or what few bits keep of it."""
-    return source if run.config.tuner.quantize == "none" else LowBitSource(source, run)
+    return source if run.config.tuner.quantize == "none" else cast("ModelSource", LowBitSource(source, run))
 
 
 def adapters_as_trained(weights: WeightStream, run: Run) -> WeightStream:

@@ -26,6 +26,7 @@ from swift.data.template import ChatTemplate
 from swift.data.videos import open_frame
 from swift.errors import ModelError, SwiftError
 from swift.models.opening import as_model_error, first_line
+from swift.untrusted import read_json_object
 
 if TYPE_CHECKING:
     import torch
@@ -208,16 +209,15 @@ class MediaProcessor:
 
     def _of_audio(self, length: int) -> str:
         longest = getattr(_audio_part(self.processor), "n_samples", None)
-        (expanded,) = self._expanded([("audio", np.zeros(length, np.float32))])
-        if (
-            longest is not None
-            and length > longest
-            and expanded == self._expanded([("audio", np.zeros(longest, np.float32))])[0]
-        ):
+        expanded = self._silence(length)
+        if longest is not None and length > longest and expanded == self._silence(longest):
             raise ValueError(
                 f"the processor reads only the first {longest / self.rate:g} s of it; split it into shorter clips"
             )
         return expanded
+
+    def _silence(self, length: int) -> str:
+        return self._expanded([("audio", np.zeros(length, np.float32))])[0]
 
     def replacements(self, seen: Sequence[Measured]) -> list[str]:
         """Return what takes the place of the placeholders of whole files."""
@@ -233,9 +233,9 @@ class MediaProcessor:
 
     def open(self, each: Measured | MediaRef) -> Any:
         """Return a medium as the processor is given it: an image of PIL, or the samples of a sound."""
+        path = each.path if isinstance(each, Measured) else each.source
         if each.kind == "audio":
-            return open_audio(_path(each), self.rate)
-        path = _path(each)
+            return open_audio(path, self.rate)
         image = open_frame(path, each.frames, each.rate) if each.frames else open_image(path)
         size = self.size_of(*image.size)
         return image if size == image.size else image.resize(size)
@@ -292,10 +292,8 @@ class MediaProcessor:
         """Whether the processor says what it puts instead of each medium."""
         from transformers import ProcessorMixin
 
-        own, base = type(self.processor), ProcessorMixin
-        return any(
-            getattr(own, f"replace_{kind}_token") is not getattr(base, f"replace_{kind}_token") for kind in KINDS
-        )
+        methods = [f"replace_{kind}_token" for kind in KINDS]
+        return any(getattr(type(self.processor), each) is not getattr(ProcessorMixin, each) for each in methods)
 
     def prompt(self, contents: Sequence[tuple[str, Any]], text: str) -> dict[str, torch.Tensor]:
         """Return all that the processor makes of media and a text after them: tokens, and inputs of the encoders."""
@@ -338,8 +336,6 @@ def load_processor(folder: Path, config: Any, tokenizer: Any, *, trust_remote_co
 
 def stored_template(folder: Path) -> str | None:
     """Return the chat template that a folder keeps for its processor alone."""
-    from swift.untrusted import read_json_object
-
     file = folder / "chat_template.json"
     if not file.is_file():
         return None
@@ -369,10 +365,6 @@ def _audio_part(processor: Any) -> Any:
     return getattr(processor, "audio_processor", getattr(processor, "feature_extractor", None))
 
 
-def _path(each: Measured | MediaRef) -> str:
-    return each.path if isinstance(each, Measured) else each.source
-
-
 def _frame_of(tokenizer: Any, kind: str, placeholder: str) -> tuple[str, str]:
     """Return what a chat template writes around the placeholder of a kind; nothing where it does not say."""
     if not tokenizer.chat_template:
@@ -387,8 +379,6 @@ def _frame_of(tokenizer: Any, kind: str, placeholder: str) -> tuple[str, str]:
 
 def _named_in(folder: Path) -> str | None:
     """Return the class that a folder's files name: parts of larger models (Qwen-Omni) are on no list elsewhere."""
-    from swift.untrusted import read_json_object
-
     for file in (folder / name for name in FILES):
         if file.is_file() and isinstance(name := read_json_object(file, ModelError).get("processor_class"), str):
             return name if name.endswith("Processor") else None
@@ -419,8 +409,6 @@ def _processor_class(config: Any, folder: Path) -> Any:
 
 def _tells_of_videos(folder: Path) -> bool:
     """Return whether a folder has a part for videos: not where it was saved without torchvision."""
-    from swift.untrusted import read_json_object
-
     whole, *parts = (folder / name for name in FILES)
     if any(file.is_file() for file in parts):  # that for images is taken for videos too
         return True
@@ -441,7 +429,7 @@ def for_images_alone(kind: Any) -> Any:
         more = taken.pop("kwargs", {}) | ({_OF_VIDEOS: None} if is_required else {})
         kind.__init__(**taken, **more)
 
-    def keep(self: Any, *given: Any, **named: Any) -> None:  # what the class hands on, a part for videos included
+    def keep(self: Any, *given: Any, **named: Any) -> None:  # what the class passes on, a part for videos included
         named |= dict(zip(parts, given, strict=False))
         named.pop(_OF_VIDEOS, None)
         ProcessorMixin.__init__(self, **named)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
 from swift.models.adapter_file import check_patterns, kind_of
-from swift.models.merge_experts import ExpertAdapters
+from swift.models.merge_experts import ExpertAdapters, scale_of
 from swift.models.merge_modules import merged_by_peft
 
 _PREFIX = "base_model.model."
@@ -99,8 +99,7 @@ class _Merge:
             if self._base.shape(name) == embeddings:
                 raise ExportError(
                     f"The adapter trains only one use of {name}, which this model ties between input and output. "
-                    "Merging "
-                    "would change both.",
+                    "Merging would change both.",
                     hint=_KEEP_ADAPTER,
                 )
 
@@ -151,13 +150,8 @@ class _Merge:
         return changed * factor.unsqueeze(outputs)
 
     def _scale(self, module: str, parts: Mapping[str, torch.Tensor]) -> float:
-        from peft.utils.other import get_pattern_key
-
         rank = next(parts[part].shape[0] for part in ("lora_A", "lora_embedding_A") if part in parts)
-        module = self._in_memory.get(module, module)
-        patterns = self._config.get("alpha_pattern") or {}
-        alpha = float(patterns.get(get_pattern_key(patterns.keys(), module), self._config["lora_alpha"]))
-        return alpha / math.sqrt(rank) if self._config.get("use_rslora") else alpha / rank
+        return scale_of(self._config, self._in_memory.get(module, module), rank)
 
 
 def _renamed(base: ModelSource) -> dict[str, str]:
@@ -178,7 +172,7 @@ def _check_config(config: Mapping[str, Any]) -> None:
         used += [f"target_parameters and {name}" for name in ("use_dora", "lora_bias") if config.get(name)]
         used += [f"target_parameters and init_lora_weights={start}"] if start in _STARTS_INSIDE else []
     if used:
-        raise ExportError(f"swift cannot merge adapters that use {_listed(used)}.", hint=_KEEP_ADAPTER)
+        raise ExportError(f"swift cannot merge adapters that use {' and '.join(used)}.", hint=_KEEP_ADAPTER)
 
 
 def _without_start(weight: torch.Tensor, config: Mapping[str, Any], scale: float, rank: int) -> torch.Tensor:
@@ -196,7 +190,3 @@ def _without_start(weight: torch.Tensor, config: Mapping[str, Any], scale: float
     layer = Linear(base, "default", config=settings, r=rank, lora_alpha=alpha)
     remaining: torch.Tensor = layer.get_base_layer().weight.data
     return remaining
-
-
-def _listed(names: Iterable[str]) -> str:
-    return " and ".join(names)

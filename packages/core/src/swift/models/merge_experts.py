@@ -15,6 +15,15 @@ from swift.errors import ExportError
 from swift.models.names import name_map
 
 
+def scale_of(config: Mapping[str, Any], name: str, rank: int) -> float:
+    """Return the factor on the update of LoRA of a module or parameter of this name in memory."""
+    from peft.utils.other import get_pattern_key
+
+    patterns = config.get("alpha_pattern") or {}
+    alpha = float(patterns.get(get_pattern_key(patterns.keys(), name), config["lora_alpha"]))
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+
+
 @dataclass(frozen=True)
 class _Target:
     """A parameter with an adapter."""
@@ -80,14 +89,7 @@ class ExpertAdapters:
             )
         # PEFT keeps the experts' A one after the other, and has the columns of their B take turns.
         update = up.view(outputs, rank, target.experts)[:, :, expert] @ down.view(target.experts, rank, inputs)[expert]
-        return (update.T if target.transposed else update) * self._scale(target.key, rank)
-
-    def _scale(self, key: str, rank: int) -> float:
-        from peft.utils.other import get_pattern_key
-
-        patterns = self._config.get("alpha_pattern") or {}
-        alpha = float(patterns.get(get_pattern_key(patterns.keys(), key), self._config["lora_alpha"]))
-        return alpha / math.sqrt(rank) if self._config.get("use_rslora") else alpha / rank
+        return (update.T if target.transposed else update) * scale_of(self._config, target.key, rank)
 
 
 def _is_named(key: str, name: str) -> bool:

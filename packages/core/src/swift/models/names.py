@@ -96,7 +96,7 @@ def know_names(model: PreTrainedModel, names: NameMap) -> None:
 
 
 def name_map_of_skeleton(skeleton: PreTrainedModel) -> NameMap:
-    """Return the names of a model on the meta device that nobody has changed since it was built."""
+    """Return the names of a model on the meta device that is unchanged since it was built."""
     skeleton.tie_weights()
     return _map_of_copy(skeleton)
 

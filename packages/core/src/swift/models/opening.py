@@ -27,7 +27,7 @@ def as_model_error(message: str, *, hint: str, config: Mapping[str, Any] | None 
     """Raise a `ModelError` for whatever a library raises in the body, with the library's own reason behind `message`.
 
     With `config`, a name that the library does not know is said with the key that holds it. What a folder brings makes
-    transformers, tokenizers and PEFT fail in ways that nobody has listed: with the errors of Python's operators, of
+    transformers, tokenizers and PEFT fail in ways that no list covers: with the errors of Python's operators, of
     dataclasses, of Rust. A `SwiftError` goes through as it is.
     """
     try:
@@ -63,7 +63,7 @@ def check_files(folder: Path) -> None:
 
 
 def _key_of(error: Exception, config: Mapping[str, Any]) -> str:
-    """Return which keys of a configuration hold what somebody did not find in a table of names."""
+    """Return which keys of a configuration hold the name that a library did not find in a table."""
     if not isinstance(error, KeyError) or not error.args:
         return ""
     keys = [key for key, value in config.items() if isinstance(value, str) and value == error.args[0]]

@@ -6,7 +6,7 @@ No list of architectures: transformers' own accessors find encoder and decoder, 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import ConfigError
@@ -81,8 +81,8 @@ def freeze_parts(model: torch.nn.Module, section: TunerSection, options: Any) ->
     if not reads_images(model):
         _check_text_model(section)
         return
-    for parameter in _parameters(model, modules_of(model, frozen)):
-        parameter.requires_grad_(False)
+    for name in modules_of(model, frozen):
+        base_model(model).get_submodule(name).requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             f"Nothing is left to train: all parts of this model are frozen ({', '.join(sorted(frozen))}).",
@@ -161,12 +161,6 @@ def _leaves(output: torch.Tensor) -> set[int]:
             found.add(id(leaf))
         waiting += [before for before, _ in node.next_functions]
     return found
-
-
-def _parameters(model: torch.nn.Module, names: Collection[str]) -> Iterator[torch.nn.Parameter]:
-    inner = dict(base_model(model).named_modules())
-    for name in names:
-        yield from inner[name].parameters()
 
 
 def _encoders(base: Any) -> list[torch.nn.Module]:

@@ -30,31 +30,19 @@ def pooling_weights(segment_ids: torch.Tensor, segments: int, how: str) -> torch
     return (inside & (segment_ids != neighbours[how])).float()
 
 
-def pooled(hidden: torch.Tensor, segment_ids: torch.Tensor, weights: torch.Tensor, segments: int) -> torch.Tensor:
-    """Return the weighted sums of hidden states [rows, width, size] over each segment: float32 [segments, size]."""
-    return _sums(hidden, segment_ids, weights, segments, lambda rows: rows.float())
-
-
-def pooled_scores(
+def pooled(
     hidden: torch.Tensor,
     segment_ids: torch.Tensor,
     weights: torch.Tensor,
     segments: int,
-    head: Callable[[torch.Tensor], torch.Tensor],
+    head: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.float,
 ) -> torch.Tensor:
-    """Return what `head` makes of the positions with weight, added up by segment: float32 [segments, labels]."""
-    return _sums(hidden, segment_ids, weights, segments, head)
+    """Return the weighted sums of hidden states [rows, width, size] over each segment: float32 [segments, size].
 
-
-def _sums(
-    hidden: torch.Tensor,
-    segment_ids: torch.Tensor,
-    weights: torch.Tensor,
-    segments: int,
-    of: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
+    With a `head`, of what it makes of the positions with weight: float32 [segments, labels].
+    """
     indices = weights.flatten().nonzero()[:, 0]
-    values = of(hidden.flatten(0, 1).index_select(0, indices)).float()
+    values = head(hidden.flatten(0, 1).index_select(0, indices)).float()
     values = values * weights.flatten().index_select(0, indices)[:, None]
     segment_of = segment_ids.flatten().index_select(0, indices)
     return values.new_zeros(segments, values.shape[-1]).index_add(0, segment_of, values)

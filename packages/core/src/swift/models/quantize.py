@@ -104,7 +104,7 @@ def quantized_share(model: Any, dtype: torch.dtype) -> QuantizedShare:
     weights = dict(model.named_parameters())
     left = [each for name, each in weights.items() if each.ndim > 1 and name not in linear and id(each) not in of_ends]
     count = sum(each.numel() for each in left)
-    stacked = sum(each.numel() for name, each in weights.items() if each.ndim > 2 and _is_of_experts(name))
+    stacked = sum(each.numel() for name, each in weights.items() if each.ndim > 2 and "experts" in name.split("."))
     return QuantizedShare(
         quantized=sum(each.numel() for name, each in weights.items() if name in linear),
         frozen=sum(each.numel() for each in weights.values()),
@@ -113,10 +113,6 @@ def quantized_share(model: Any, dtype: torch.dtype) -> QuantizedShare:
         are_experts=2 * stacked > count,
         dtype=str(dtype).removeprefix("torch."),
     )
-
-
-def _is_of_experts(name: str) -> bool:
-    return "experts" in name.split(".")
 
 
 def stored_bytes(shape: Sequence[int], quantize: str, *, double_quant: bool) -> int:

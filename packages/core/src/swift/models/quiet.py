@@ -75,20 +75,19 @@ def without_bitsandbytes() -> Iterator[None]:
     """
     from swift.models.peft_targets import named_modules_kept
 
-    if "bitsandbytes" in sys.modules:
-        with _without_old_torchao(), _without_needless_types(), named_modules_kept():
-            yield
-        return
-    sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # what Python takes for: not there
+    hidden = "bitsandbytes" not in sys.modules
+    if hidden:
+        sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # what Python takes for: not there
     try:
         with _without_old_torchao(), _without_needless_types(), named_modules_kept():
             yield
     finally:
-        del sys.modules["bitsandbytes"]
-        from peft import import_utils
+        if hidden:
+            del sys.modules["bitsandbytes"]
+            from peft import import_utils
 
-        for remembered in (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available):
-            remembered.cache_clear()
+            for remembered in (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available):
+                remembered.cache_clear()
 
 
 @contextmanager

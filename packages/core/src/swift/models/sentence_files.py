@@ -19,11 +19,7 @@ MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 _POOLING = "1_Pooling"
 _NORMALISE = "2_Normalize"
-_MODES = {
-    "cls": "pooling_mode_cls_token",
-    "mean": "pooling_mode_mean_tokens",
-    "last": "pooling_mode_lasttoken",
-}
+_MODES = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken"}
 """`model.pooling` → the switch of sentence-transformers."""
 _NEWER = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 """The word for the same in the newest releases → `model.pooling`."""
@@ -108,8 +104,7 @@ def _pooling_file(folder: Path) -> Path | None:
     for index, module in enumerate(modules):
         if not isinstance(module, dict):
             raise ModelError(
-                f"{file} must hold a list of objects; item {index} is {json_kind(module)}.",
-                hint="Copy it again.",
+                f"{file} must hold a list of objects; item {index} is {json_kind(module)}.", hint="Copy it again."
             )
     for module in modules:
         if str(module.get("type", "")).endswith(".Pooling"):

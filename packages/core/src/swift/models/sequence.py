@@ -21,6 +21,7 @@ from transformers.masking_utils import sdpa_mask
 
 from swift.errors import ModelError, UnsupportedLayout
 from swift.models.attention import VARLEN, AttentionChoice, Packing, choose_attention, packing_of, varlen_attention
+from swift.models.collectives import added_up, gathered
 from swift.models.pooling import pooling_weights
 from swift.models.positions import rope_by_length
 from swift.models.sizes import values_of
@@ -37,14 +38,8 @@ _scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 
 ULYSSES, GATHERED = "swift_ulysses", "swift_gathered"
 POSITION_VIEWS = (
-    "token_logps",
-    "token_correct",
-    "mean_logps",
-    "token_entropy",
-    "candidate_logps",
-    "candidate_rest",
-    "values",
-)
+    "token_logps", "token_correct", "mean_logps", "token_entropy", "candidate_logps", "candidate_rest", "values",
+)  # fmt: skip
 """Fields of `ModelView` that are laid out as [rows, width, ...]."""
 
 
@@ -131,10 +126,10 @@ class SequenceView(ViewModule):
             )
 
         def whole(values: torch.Tensor | None) -> torch.Tensor | None:
-            return None if values is None else _gather_tokens(values, self.group)[:, :width]
+            return None if values is None else gathered(values, 1, self.group)[:, :width]
 
         def summed(values: torch.Tensor | None) -> torch.Tensor | None:
-            return None if values is None else _add_up(values, self.group)
+            return None if values is None else added_up(values, self.group)
 
         return replace(
             view,
@@ -182,8 +177,7 @@ class SequenceView(ViewModule):
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
             )
         super().check_images(reader)
-        samples = [reader.probe([(56, 56)]), reader.probe([(84, 56), (56, 84)])]
-        together = reader.collated(samples, flat=self.attention.flat)
+        together = reader.collated(self._image_samples(reader), flat=self.attention.flat)
         self._check_sharded(together.to(self._device()), "sequences with images")
 
     @torch.no_grad()
@@ -191,9 +185,7 @@ class SequenceView(ViewModule):
         need = self.comparable
         whole = getattr(self(batch, {need}), need.value)
         parts = getattr(self.forward_sharded(batch, {need}), need.value)
-        exact = whole.dtype == torch.float32 and not torch.is_autocast_enabled(whole.device.type)
-        tolerance = 1e-4 if exact else 0.15
-        if not bool(((parts - whole).abs() <= tolerance * (1 + whole.abs())).all()):
+        if not self._agree(parts, whole):
             raise UnsupportedLayout(
                 f"{type(causal_lm_of(self.model)).__name__} computes different results when {what} are sharded.",
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
@@ -206,9 +198,7 @@ class SequenceView(ViewModule):
         given = {"input_ids": batch.input_ids, "use_cache": False, "position_ids": self._positions(batch)}
         if self._shard is not None:
             return {**given, "attention_mask": unread, "shard": self._shard}
-        width = batch.input_ids.shape[1]
-        packing = _packing(batch, width)
-        return {**given, "attention_mask": unread, "packing": packing}
+        return {**given, "attention_mask": unread, "packing": _packing(batch, batch.input_ids.shape[1])}
 
 
 def ulysses_attention(
@@ -227,9 +217,9 @@ def ulysses_attention(
     shard.seen_by.append(ULYSSES)
     size = dist.get_world_size(shard.group)
     key, value = (_enough_heads(each, query.shape[1], size) for each in (key, value))
-    query, key, value = (_tokens_for_heads(each, shard.group) for each in (query, key, value))
+    query, key, value = (_swapped(each, shard.group) for each in (query, key, value))
     output, _ = varlen_attention(module, query, key, value, None, packing=shard.packing, **kwargs)
-    return _heads_for_tokens(output, shard.group), None
+    return _swapped(output, shard.group), None
 
 
 def gathered_attention(
@@ -375,22 +365,13 @@ def _exchange(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return received
 
 
-def _tokens_for_heads(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Turn [rows, heads, part of the tokens, width] into [rows, part of the heads, tokens, width]."""
+def _swapped(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Turn [rows, heads, part of the tokens, width] into [rows, part of the heads, tokens, width], or the other way."""
     size = dist.get_world_size(group)
-    rows, heads, tokens, width = tensor.shape
-    parts = tensor.view(rows, size, heads // size, tokens, width).transpose(0, 1)
+    rows, whole, part, width = tensor.shape
+    parts = tensor.view(rows, size, whole // size, part, width).transpose(0, 1)
     received: torch.Tensor = _AllToAll.apply(parts, group)  # type: ignore[no-untyped-call]
-    return received.permute(1, 2, 0, 3, 4).reshape(rows, heads // size, size * tokens, width)
-
-
-def _heads_for_tokens(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Turn [rows, tokens, part of the heads, width] into [rows, part of the tokens, heads, width]."""
-    size = dist.get_world_size(group)
-    rows, tokens, heads, width = tensor.shape
-    parts = tensor.view(rows, size, tokens // size, heads, width).transpose(0, 1)
-    received: torch.Tensor = _AllToAll.apply(parts, group)  # type: ignore[no-untyped-call]
-    return received.permute(1, 2, 0, 3, 4).reshape(rows, tokens // size, size * heads, width)
+    return received.permute(1, 2, 0, 3, 4).reshape(rows, whole // size, size * part, width)
 
 
 class _GatherKeys(torch.autograd.Function):
@@ -418,48 +399,3 @@ def _gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     rows, heads, _, width = tensor.shape
     parts: torch.Tensor = _GatherKeys.apply(tensor, group)  # type: ignore[no-untyped-call]
     return parts.permute(1, 2, 0, 3, 4).reshape(rows, heads, -1, width)
-
-
-class _GatherTokens(torch.autograd.Function):
-    """Turn [rows, part of the tokens, ...] into [rows, tokens, ...].
-
-    Every process computes the same loss from the whole, so that each takes back the gradient of its own part alone.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group, ctx.tokens = group, part.shape[1]
-        size = dist.get_world_size(group)
-        part = part.contiguous()
-        parts = [torch.empty_like(part) for _ in range(size)]
-        dist.all_gather(parts, part, group=group)
-        return torch.cat(parts, dim=1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        rank = dist.get_rank(ctx.group)
-        return gradient[:, rank * ctx.tokens : (rank + 1) * ctx.tokens], None
-
-
-def _gather_tokens(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    whole: torch.Tensor = _GatherTokens.apply(part, group)  # type: ignore[no-untyped-call]
-    return whole
-
-
-class _AddUp(torch.autograd.Function):
-    """Sum over the group. Every process computes the same loss from it, so that its gradient is that of each part."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        whole = part.clone()
-        dist.all_reduce(whole, group=group)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
-
-
-def _add_up(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    whole: torch.Tensor = _AddUp.apply(part, group)  # type: ignore[no-untyped-call]
-    return whole

@@ -71,7 +71,7 @@ def limits_of(config: Any) -> dict[str, int]:
     return found
 
 
-def shrunk_model(model_class: type[nn.Module], config: Any, *, limit: int = LIMIT, device: Any = "cpu") -> Any:
+def shrunk_model(model_class: type[nn.Module], config: Any) -> Any:
     """Return a small model of this class in fp32, whose random weights are wide enough for everything to tell.
 
     None where no copy can be built: of code that comes with a model, configurations may be anything.
@@ -79,7 +79,7 @@ def shrunk_model(model_class: type[nn.Module], config: Any, *, limit: int = LIMI
     text = config.get_text_config()
     for divisor in _divisors(text, 2):
         try:
-            small = _shrunk(text, divisor, limit)
+            small = _shrunk(text, divisor, LIMIT)
             with torch.device("meta"):
                 weights = sum(parameter.numel() for parameter in _made(model_class, small).parameters())
             if weights > _MOST_WEIGHTS:
@@ -87,8 +87,8 @@ def shrunk_model(model_class: type[nn.Module], config: Any, *, limit: int = LIMI
             with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
                 torch.manual_seed(0)
                 model: Any = _widened(_made(model_class, small)).eval()
-                model(input_ids=torch.ones((1, 2 * limit), dtype=torch.long), use_cache=False)
-            return model.to(device)
+                model(input_ids=torch.ones((1, 2 * LIMIT), dtype=torch.long), use_cache=False)
+            return model
         except Exception:  # whatever a model's own code raises: the next size may do
             continue
     return None

@@ -17,7 +17,7 @@ import xxhash
 from swift.config.sections import ModelSection
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, problem_type_of
 from swift.errors import ModelError, listed
-from swift.models.classes import DECODERS, auto_class, causal_name, has_encoder, refusal, towered_class
+from swift.models.classes import DECODERS, auto_class, causal_name, encoder_class, has_encoder, refusal
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.heads import HEAD, HEAD_MODULE, VALUE_HEAD, add_value_head, class_of_task, initial_head, value_head_of
@@ -90,7 +90,6 @@ class HfSource:
 
     @cached_property
     def config(self) -> Any:
-        """The transformers configuration."""
         from transformers import AutoConfig
 
         _ = self._config_json
@@ -126,7 +125,7 @@ class HfSource:
         settings = {key: value for key, value in self._config_json.items() if key not in PASSING}
         facts = [settings, f"random {self._seed}" if self.random else self._files.digest()]
         if self.task != CAUSAL_LM:
-            facts.append({"task": self.task, "labels": self.config.num_labels, "fresh": self._fresh and self._seed})
+            facts.append({"task": self.task, "labels": self.config.num_labels, "fresh": self.lacks_head and self._seed})
         return xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True).encode())
 
     @cached_property
@@ -135,7 +134,7 @@ class HfSource:
         return name_map_of_skeleton(self._skeleton)
 
     def name_map_by(self, skeleton: torch.nn.Module) -> NameMap:
-        """Return `name_map`, read off a module of `build(weights=False)` that nobody has changed: it spares another."""
+        """Return `name_map`, read off a module of `build(weights=False)` that is unchanged: it spares another."""
         if "name_map" not in self.__dict__:
             self.__dict__.setdefault("_base_prefix", skeleton.base_model_prefix)
             self.__dict__.setdefault("padding_row", padding_row_of(skeleton))
@@ -160,7 +159,7 @@ class HfSource:
         if self.random:
             owner, piece = self.name_map.owner(name)
             return piece.view_of(self._random_state[owner])
-        if name == VALUE_HEAD or (name == HEAD and self._fresh):
+        if name == VALUE_HEAD or (name == HEAD and self.lacks_head):
             return initial_head(self.shape(name), seed=self._seed)
         stored = self._stored_name(name)
         tensor = self._files.read(stored)
@@ -248,8 +247,7 @@ class HfSource:
                 other = f"pad with {self.tokenizer.convert_ids_to_tokens(found)}"
             self._say(
                 f"{own} is both the padding and the end-of-sequence token. swift scores the last token, "
-                "transformers the "
-                f"last one that is not {own}. Exported models {other}."
+                f"transformers the last one that is not {own}. Exported models {other}."
             )
         return found
 
@@ -276,14 +274,9 @@ class HfSource:
         return SafetensorsFolder(self.folder)
 
     @cached_property
-    def _fresh(self) -> bool:
-        """Whether the model has a head, and the folder has none for it."""
-        return self.task in HEADED and (self.random or HEAD not in self._files)
-
-    @property
     def lacks_head(self) -> bool:
         """Whether the model has a head for scores that no file of it holds: a new one, at random."""
-        return self._fresh
+        return self.task in HEADED and (self.random or HEAD not in self._files)
 
     def check_has_head(self) -> None:
         """Refuse a model whose scores would be those of a head that nothing has trained."""
@@ -296,11 +289,11 @@ class HfSource:
     def _labels(self) -> int:
         if self.task != "seq_cls":
             return 1
-        stored = () if self._fresh else self._files.shape(HEAD)
+        stored = () if self.lacks_head else self._files.shape(HEAD)
         return self._section.num_labels or len(self._section.labels) or (stored[0] if stored else 0) or 2
 
     def _check_head(self) -> None:
-        if self.task not in HEADED or self._fresh:
+        if self.task not in HEADED or self.lacks_head:
             return
         stored = self._files.shape(HEAD)
         if len(stored) != 2 or not stored[0]:
@@ -333,7 +326,7 @@ class HfSource:
 
     @torch.no_grad()
     def _start_head(self, model: torch.nn.Module) -> None:
-        if self._fresh:
+        if self.lacks_head:
             weight = model.get_submodule(HEAD_MODULE).weight
             assert isinstance(weight, torch.Tensor)
             weight.copy_(initial_head(tuple(weight.shape), seed=self._seed))
@@ -433,7 +426,7 @@ class HfSource:
             with torch.random.fork_rng(devices=[]):
                 add_value_head(model, self.config, dtype)
         self._start_head(model)
-        missing = sorted(set(info["missing_keys"]) - ({HEAD} if self._fresh else set()))
+        missing = sorted(set(info["missing_keys"]) - ({HEAD} if self.lacks_head else set()))
         if missing:
             raise ModelError(
                 f"{self.folder} lacks weights of the model: {listed(missing)}.",
@@ -501,7 +494,7 @@ def _check_causal(config: Any, section: ModelSection) -> None:
     reads_both_ways = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     causal = causal_name(config, section) is not None
     if (thinker := getattr(config, "thinker_config", None)) is not None and not causal:
-        kind = towered_class(thinker)
+        kind = encoder_class(thinker)
         raise ModelError(
             f"{section.path} is a {config.model_type} model, which combines several models. swift trains only its "
             "thinker, which reads text, images and audio.",

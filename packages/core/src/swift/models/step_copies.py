@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CopyingLinear(nn.Linear):
-    """A linear layer that multiplies with a copy of its weight while a step has one, and as ever else."""
+    """A linear layer that multiplies with a copy of its weight while a step has one."""
 
     copy: Any = None
 
@@ -32,7 +32,6 @@ class CopyingLinear(nn.Linear):
         return copy
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Multiply."""
         copy = self.copy
         if copy is None or not copies_help(input):
             return super().forward(input)
@@ -71,7 +70,7 @@ def weights_cast_once(model: nn.Module, precision: torch.dtype) -> Iterator[None
 
 
 def _is_watched(weight: Any) -> bool:
-    """Return whether somebody waits for the gradient of a weight: a hook is not called for what is added in place."""
+    """Return whether the gradient of a weight has a hook: it is not called for what is added in place."""
     return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from swift.kernels.available import kernels_for
 
 _WEIGHTS: dict[int, nn.Parameter] = {}
-"""The weights of the step that runs, by the address of their copies: compiled code hands on tensors of its own."""
+"""The weights of the step that runs, by the address of their copies: compiled code passes tensors of its own."""
 
 
 def remember(copy: torch.Tensor, weight: nn.Parameter) -> None:

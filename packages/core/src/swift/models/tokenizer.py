@@ -52,8 +52,7 @@ def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Cal
     with as_model_error(
         f"The tokenizer in {folder} cannot be read",
         hint="Copy tokenizer.json and tokenizer_config.json next to the weights; if the model comes with its own "
-        "code, add "
-        f"{TRUST_FLAG}",
+        f"code, add {TRUST_FLAG}",
     ):
         tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=section.trust_remote_code)
         _ = tokenizer.get_vocab(), tokenizer("a text")

@@ -24,13 +24,7 @@ from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError, did_you_mean
 from swift.models.adapter_initialization import add_start
 from swift.models.heads import VALUE_HEAD_MODULE, take_value_head
-from swift.models.names import (
-    ADAPTER,
-    START,
-    base_model,
-    canonical_parameters,
-    generator_of,
-)
+from swift.models.names import ADAPTER, START, base_model, canonical_parameters, generator_of
 from swift.models.parts import freeze_parts, frozen_parts, modules_of
 from swift.models.peft_modules import attach_peft
 from swift.models.plain_lora import plain_config

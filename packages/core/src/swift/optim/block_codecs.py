@@ -41,7 +41,6 @@ class AdamStep:
     gradient_factor: float = 1.0
 
     def scaled(self, grad: torch.Tensor) -> torch.Tensor:
-        """Return the gradient times its factor."""
         return grad if self.gradient_factor == 1.0 else grad * self.gradient_factor
 
     @property
@@ -123,11 +122,9 @@ class FourBits(BlockCodec):
         return torch.tensor(self._SIGNED, device=device) if signed else torch.linspace(0, 1, 17, device=device)[1:]
 
     def packed(self, quantized: torch.Tensor) -> torch.Tensor:
-        """Return two codes a byte."""
         return (quantized[::2] << 4) | quantized[1::2]
 
     def unpacked(self, quantized: torch.Tensor) -> torch.Tensor:
-        """Return one code a byte."""
         return torch.stack([quantized >> 4, quantized & 15], dim=1).view(-1)
 
 

@@ -26,15 +26,9 @@ if TYPE_CHECKING:
     from swift.plugins.entry import PluginEntry
 
 _CALLED = (
-    "step",
-    "slot_values",
-    "take_slots",
-    "matrix_slots",
-    "empty_matrix_slots",
-    "take_matrix_slots",
-    "to_gradient_view",
+    "step", "slot_values", "take_slots", "matrix_slots", "empty_matrix_slots", "take_matrix_slots", "to_gradient_view",
     "to_weights",
-)
+)  # fmt: skip
 """Methods of optimizers that backends call."""
 
 

@@ -50,7 +50,7 @@ class _Part:
 
     @property
     def numel(self) -> int:
-        return self.length if self.region is None else _numel(self.region)
+        return self.length if self.region is None else math.prod(max(0, each.stop - each.start) for each in self.region)
 
     def of_local(self, local: torch.Tensor) -> torch.Tensor:
         """Return it as a view of what the process holds of the parameter."""
@@ -101,7 +101,8 @@ def _dealt(placements: Sequence[Placement], indices: Sequence[int], group: Any) 
     """Deal the matrices of sharded parameters out, the same on every process of the group."""
     size = dist.get_world_size(group)
     regions: list[Any] = [None] * size
-    dist.all_gather_object(regions, [_bounds(placements[index]) for index in indices], group=group)
+    bounds = [[(each.start, each.stop) for each in placements[index].region] for index in indices]
+    dist.all_gather_object(regions, bounds, group=group)
     found = [(index, at, matrix) for at, index in enumerate(indices) for matrix in placements[index].matrices]
     found.sort(key=lambda each: (-math.prod(each[2].shape), each[2].name))
     load, tasks = [0] * size, []
@@ -215,12 +216,3 @@ class _Messages:
             work.wait()
         for part, packed in self._unpacked:
             part.copy_(packed)
-
-
-def _bounds(placement: Placement) -> list[tuple[int, int]]:
-    """Return the region as numbers, which travel."""
-    return [(each.start, each.stop) for each in placement.region]
-
-
-def _numel(region: Sequence[slice]) -> int:
-    return math.prod(max(0, each.stop - each.start) for each in region)

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import AdafactorOptions, AdamOptions
 from swift.contracts.optimizer import Reads, Slot
-from swift.optim.blocks import low_bit
 
 if TYPE_CHECKING:
     import torch
 
+    from swift.optim.block_codecs import BlockCodec
+
 _STEP = Slot("step", "scalar")
+_LEAST = 4096
+"""Moments of smaller weights are kept in fp32: they take no memory worth saving."""
+
+
+def low_bit(shape: Sequence[int], block: int) -> bool:
+    """Return whether moments of a weight of this shape are kept in few bits: its rows are whole blocks."""
+    return len(shape) >= 2 and shape[-1] % block == 0 and math.prod(shape) >= _LEAST
 
 
 class AdamW:
@@ -28,7 +36,6 @@ class AdamW:
         return 8.0
 
     def make(self, groups: list[dict[str, Any]], options: AdamOptions, device: torch.device) -> torch.optim.Optimizer:
-        """Return the optimizer."""
         import torch
 
         parameters = [parameter for group in groups for parameter in group["params"]]
@@ -39,42 +46,49 @@ class AdamW:
         return torch.optim.AdamW(groups, betas=(options.beta1, options.beta2), eps=options.eps, fused=fused)
 
 
-class AdamW8bit:
+class _LowBitAdamW:
+    """Base of AdamW with moments of few bits, and of a scale for each block of elements."""
+
+    options_model = AdamOptions
+    reads = Reads.PARTS
+    slots = AdamW.slots
+    block: int
+    code_bytes: float
+
+    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
+        """Return the bytes of two codes, and of the scales of two blocks."""
+        return 2 * (self.code_bytes + 4 / self.block) if low_bit(shape, self.block) else 8.0
+
+    def codec(self) -> BlockCodec:
+        """Return what encodes the moments."""
+        raise NotImplementedError
+
+    def make(self, groups: list[dict[str, Any]], options: AdamOptions, device: torch.device) -> torch.optim.Optimizer:
+        from swift.optim.quantised import QuantisedAdamW
+
+        return QuantisedAdamW(groups, self.codec(), betas=(options.beta1, options.beta2), eps=options.eps)
+
+
+class AdamW8bit(_LowBitAdamW):
     """AdamW with moments in 8 bits, by bitsandbytes' kernels."""
 
-    options_model = AdamOptions
-    reads = Reads.PARTS
-    slots = AdamW.slots
+    block, code_bytes = 256, 1.0
 
-    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
-        """Return the bytes of two codes, and of two scales for 256 elements."""
-        return 2 * (1 + 4 / 256) if low_bit(shape, 256) else 8.0
-
-    def make(self, groups: list[dict[str, Any]], options: AdamOptions, device: torch.device) -> torch.optim.Optimizer:
-        """Return the optimizer."""
+    def codec(self) -> BlockCodec:
         from swift.optim.block_codecs import eight_bits
-        from swift.optim.quantised import QuantisedAdamW
 
-        return QuantisedAdamW(groups, eight_bits(), betas=(options.beta1, options.beta2), eps=options.eps)
+        return eight_bits()
 
 
-class AdamW4bit:
+class AdamW4bit(_LowBitAdamW):
     """AdamW with moments in 4 bits."""
 
-    options_model = AdamOptions
-    reads = Reads.PARTS
-    slots = AdamW.slots
+    block, code_bytes = 128, 0.5
 
-    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
-        """Return the bytes of two codes of half a byte, and of two scales for 128 elements."""
-        return 2 * (0.5 + 4 / 128) if low_bit(shape, 128) else 8.0
-
-    def make(self, groups: list[dict[str, Any]], options: AdamOptions, device: torch.device) -> torch.optim.Optimizer:
-        """Return the optimizer."""
+    def codec(self) -> BlockCodec:
         from swift.optim.block_codecs import FourBits
-        from swift.optim.quantised import QuantisedAdamW
 
-        return QuantisedAdamW(groups, FourBits(), betas=(options.beta1, options.beta2), eps=options.eps)
+        return FourBits()
 
 
 class Adafactor:
@@ -93,7 +107,6 @@ class Adafactor:
     def make(
         self, groups: list[dict[str, Any]], options: AdafactorOptions, device: torch.device
     ) -> torch.optim.Optimizer:
-        """Return the optimizer."""
         import torch
 
         return torch.optim.Adafactor(

@@ -37,7 +37,7 @@ def add_placements(
             Placement(
                 name=name,
                 shape=(shape := whole_shape(parameter)),
-                region=_whole(shape) if region_of is None else region_of(parameter),
+                region=region_of(parameter) if region_of else tuple(slice(0, size) for size in shape),
                 matrices=tuple(Matrix(piece.name, piece.start, piece.shape) for piece in pieces[id(parameter)]),
                 vocabulary=id(parameter) in rows,
                 heads=heads(name, shape),
@@ -45,10 +45,6 @@ def add_placements(
             )
             for name, parameter in zip(group["names"], group["params"], strict=True)
         ]
-
-
-def _whole(shape: Sequence[int]) -> Region:
-    return tuple(slice(0, size) for size in shape)
 
 
 def _vocabularies(model: torch.nn.Module) -> set[int]:

@@ -15,7 +15,7 @@ import torch
 from swift.contracts import Placement
 from swift.errors import ConfigError
 from swift.optim.block_codecs import AdamStep, BlockCodec, Moments, adam
-from swift.optim.blocks import low_bit
+from swift.optim.optimizers import low_bit
 
 _MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
 """Slot, and whether it has negative values."""
@@ -89,7 +89,6 @@ class QuantisedAdamW(torch.optim.Optimizer):
         return values
 
     def take_slots(self, parameter: torch.Tensor, values: Mapping[str, torch.Tensor]) -> None:
-        """Keep AdamW's slots."""
         state = self.state[parameter]
         state["step"] = int(values["step"])
         for name, signed in _MOMENTS:

@@ -31,8 +31,7 @@ def kept(
         if slot.shape == "like" and held.shape != parameter.shape:
             raise CheckpointError(
                 f"The optimizer declares that its slot {name!r} has the shape of the weight, "
-                f"{tuple(parameter.shape)}, but "
-                f"keeps a tensor of shape {tuple(held.shape)}.",
+                f"{tuple(parameter.shape)}, but keeps a tensor of shape {tuple(held.shape)}.",
                 hint="Declare the slot with shape='own' in the optimizer's plugin.",
             )
         yield slot, held
@@ -61,7 +60,7 @@ class SlotsToRead:
     values: Mapping[str, torch.Tensor]
     """By slot."""
     views: Mapping[str, Any]
-    """By name in the checkpoint: plain tensors or boxes over the same memory."""
+    """By name in the checkpoint: plain tensors or slices over the same memory."""
 
 
 def load_slots(optimizer: torch.optim.Optimizer, parameters: Iterable[SlotsToRead], reader: CheckpointReader) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from swift.checkpoint.load import Checkpoint
 from swift.checkpoint.manifest import RoleRecord
-from swift.checkpoint.owner_ranks import OwnedWriter
 from swift.checkpoint.save import before_update
+from swift.checkpoint.writers import owned_writer
 from swift.config.capabilities import check_capabilities
 from swift.config.tasks import check_labels
 from swift.contracts import ForwardResult, ModelRole, Objective, Run, StepResult, TrainState, WeightStream
@@ -92,7 +92,7 @@ class RoleModel:
 
     def save(self, writer: CheckpointWriter) -> None:
         """Hand everything that changes to the writer of the run's checkpoint, under names that the role owns."""
-        self.hooks.swift_save_checkpoint(self.run, self.state, OwnedWriter(writer, self.name))
+        self.hooks.swift_save_checkpoint(self.run, self.state, owned_writer(writer, self.name))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Fill the model and its optimizer from the run's checkpoint."""

@@ -19,7 +19,7 @@ from swift.checkpoint.folders import (
     whole_checkpoints,
 )
 from swift.checkpoint.save import PendingSave, save_checkpoint, wait_for_saves
-from swift.checkpoint.weights_only import WeightsOnlyWriter
+from swift.checkpoint.writers import weights_only_writer
 from swift.contracts import StepRecord
 from swift.models.heads import exported
 from swift.train.scheduling import schedule_state
@@ -115,7 +115,7 @@ class CheckpointSaver:
 
     def _fill(self, writer: CheckpointWriter) -> None:
         if not self._job.run.config.checkpoint.optimizer_state:
-            writer = WeightsOnlyWriter(writer)
+            writer = weights_only_writer(writer)
         self._job.hooks.swift_save_checkpoint(self._job.run, self._job.state, writer)
         for role in self._job.saved_roles:
             role.save(writer)

@@ -38,7 +38,6 @@ class Full:
         return model
 
     def initial(self, name: str, shape: Sequence[int], options: FullOptions, seed: int) -> torch.Tensor | None:
-        """Return None: there is no adapter."""
         return None
 
     def lr_scale(self, name: str, options: FullOptions) -> float:

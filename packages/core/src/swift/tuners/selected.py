@@ -73,7 +73,6 @@ class SelectedTuner:
         return cast("Collection[str]", due)
 
     def wrong(self, method: str, expected: str, came: object) -> PluginError:
-        """Return the error for an invalid return value of the tuner."""
         return wrong(self.entry, method, expected, came)
 
     def lr_scale(self, name: str) -> float:

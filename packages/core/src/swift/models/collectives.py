@@ -1,0 +1,92 @@
+"""Collectives that autograd differentiates, for processes that share the tokens or the features of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def gathered(part: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """Join the parts of all processes. All compute the same from the whole, so that each keeps its part's gradient."""
+    return _applied(_Gather, part, dim, group)
+
+
+def part_of(whole: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return this process's part of values that are the same on all; the parts' gradients are joined."""
+    return _applied(_Part, whole, dim, group)
+
+
+def copied(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return values that are the same on all and serve other outputs on each: gradients are added up."""
+    return _applied(_Copy, whole, group)
+
+
+def added_up(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Add the parts of all processes up. All compute the same from the sum, whose gradient is that of each part."""
+    return _applied(_Sum, part, group)
+
+
+def _applied(function: Any, *arguments: Any) -> torch.Tensor:
+    outputs: torch.Tensor = function.apply(*arguments)
+    return outputs
+
+
+def _joined(part: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, part.contiguous(), group=group)
+    return torch.cat(parts, dim)
+
+
+def _own(whole: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    return whole.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)].contiguous()
+
+
+def _summed(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    summed = part.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(summed, group=group)
+    return summed
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _joined(part, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _own(gradients[0], ctx.dim, ctx.group), None, None
+
+
+class _Part(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _own(whole, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _joined(gradients[0], ctx.dim, ctx.group), None, None
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _summed(gradients[0], ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        return _summed(part, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
