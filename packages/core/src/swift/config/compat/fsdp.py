@@ -48,9 +48,9 @@ _MEANINGS: dict[str, Meaning] = {
     "forward_prefetch": NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
     "enable_memory_efficient_save": NotNeeded("a checkpoint is written shard by shard"),
     "cpu_offload_pin_memory": NotNeeded("torch decides it"),
-    "xla": off("XLA devices are not supported.", "Leave it out."),
-    "ignored_modules": Refused("all modules are sharded.", "Leave it out."),
-    "ignored_parameters": Refused("all parameters are sharded.", "Leave it out."),
+    "xla": off("XLA devices are not supported."),
+    "ignored_modules": Refused("all modules are sharded."),
+    "ignored_parameters": Refused("all parameters are sharded."),
     "mixed_precision_policy": Refused("model.dtype sets the precision.", "Type: --bf16 true, or --torch_dtype float32"),
     "mixed_precision": Refused("model.dtype sets the precision.", "Type: --bf16 true, or --torch_dtype float32"),
 }

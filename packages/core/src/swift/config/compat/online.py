@@ -176,12 +176,7 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("top_k",), "objective.top_k", "value", _top_k),
     (("gkd_logits_topk",), "objective.gkd_logits_topk", "value", _top_tokens),
     (("teacher_model_server",), "objective.teacher_model_server", "list", _addresses),
-    (
-        ("vllm_importance_sampling_correction",),
-        "objective.rollout_importance_sampling_mode",
-        "switch",
-        _correction,
-    ),
+    (("vllm_importance_sampling_correction",), "objective.rollout_importance_sampling_mode", "switch", _correction),
     (("async_generate",), "objective.rollout_staleness", "switch", _staleness),
     (("disable_dropout",), "tuner.dropout", "switch", _no_dropout),
     (("shuffle_dataset",), "data.shuffle", "switch", lambda source, value: {"data.shuffle": as_switch(value, source)}),
@@ -200,9 +195,7 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
 )
 
 ROWS: dict[tuple[str, ...], Meaning] = {
-    ("min_p",): Default(
-        ("0", "0.0", "none", "null"), "it is always off", "rollouts are sampled without min_p.", "Leave it out."
-    ),
+    ("min_p",): Default(("0", "0.0", "none", "null"), "it is always off", "rollouts are sampled without min_p."),
     ("repetition_penalty",): Default(
         ("1", "1.0"),
         "it is always off",
@@ -215,20 +208,18 @@ ROWS: dict[tuple[str, ...], Meaning] = {
         "each setting has a flag.",
         "Type --temperature 1 --stop_words TEXT",
     ),
-    ("entropy_coef",): Default(
-        ("0", "0.0"), "it is always off", "an entropy bonus is not implemented.", "Leave it out."
-    ),
-    ("use_adaptive_entropy",): off("an entropy bonus is not implemented.", "Leave it out."),
+    ("entropy_coef",): Default(("0", "0.0"), "it is always off", "an entropy bonus is not implemented."),
+    ("use_adaptive_entropy",): off("an entropy bonus is not implemented."),
     ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"): _OF_ANOTHER,
     ("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg", "real_tau"): _OF_ANOTHER,
     ("fipo_decay_rate", "fipo_clip_range", "fipo_clip_high_only", "fipo_safety_threshold"): _OF_ANOTHER,
-    ("advantage_reweight",): Default(("none", "null"), "it is always off", _OTHER_METHOD, "Leave it out."),
+    ("advantage_reweight",): Default(("none", "null"), "it is always off", _OTHER_METHOD),
     (
         "rlsd_lambda", "rlsd_reweight_clip_range", "rlsd_lambda_warmup_steps", "rlsd_lambda_decay_steps",
         "rlsd_negative_only", "sdar_gate_beta",
     ): _OF_ANOTHER,
-    ("sdar_loss_coef",): Default(("0", "0.0"), "it is always off", _OTHER_METHOD, "Leave it out."),
-    ("chord_sft_dataset",): Refused("CHORD is not implemented.", "Leave it out."),
+    ("sdar_loss_coef",): Default(("0", "0.0"), "it is always off", _OTHER_METHOD),
+    ("chord_sft_dataset",): Refused("CHORD is not implemented."),
     (
         "chord_sft_per_device_train_batch_size", "chord_enable_phi_function", "chord_mu_warmup_steps",
         "chord_mu_decay_steps", "chord_mu_peak", "chord_mu_valley",
@@ -278,7 +269,7 @@ ROWS: dict[tuple[str, ...], Meaning] = {
         "Leave it out; to reward a format type --reward_funcs regex",
     ),
     ("vllm_model_impl",): Default(
-        ("vllm", "auto"), "vLLM uses its own implementation", "vLLM selects the implementation.", "Leave it out."
+        ("vllm", "auto"), "vLLM uses its own implementation", "vLLM selects the implementation."
     ),
     ("sleep_level", "vllm_enable_sleep_mode", "offload_model", "offload_optimizer", "move_model_batches"): _MEMORY,
     ("gc_collect_after_offload",): _MEMORY,

@@ -13,10 +13,7 @@ from swift.config.compat.meanings import Refused
 from swift.config.compat.online import LOSSES as LOSSES_OF_GRPO
 from swift.config.compat.online import UNSUPPORTED_LOSSES as UNSUPPORTED_LOSSES_OF_GRPO
 from swift.config.compat.table import third_party_flags
-from swift.config.compat.unsupported import (
-    UNSUPPORTED_OPTIMIZERS,
-    UNSUPPORTED_TUNERS,
-)
+from swift.config.compat.unsupported import UNSUPPORTED_OPTIMIZERS, UNSUPPORTED_TUNERS
 from swift.config.draft import NOTE
 from swift.config.fields import core_fields
 from swift.config.flags import Settings, Translation
