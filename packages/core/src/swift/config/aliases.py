@@ -12,10 +12,11 @@ from functools import cache
 
 from swift.config.compat import fsdp, megatron, online, quantisation
 from swift.config.compat import translations as to
+from swift.config.compat.meanings import choice, renamed, request, switch, when_on
 from swift.config.compat.table import third_party_flags
 from swift.config.compat.unsupported import UNSUPPORTED_ATTENTION, UNSUPPORTED_DEVICES, UNSUPPORTED_LOSS_SCALES
 from swift.config.fields import core_fields
-from swift.config.flags import Alias, Arity, FlagTable, Translation
+from swift.config.flags import Alias, Arity, FlagTable, TranslatedFlags
 
 _WITHOUT_SECTION: dict[str, tuple[str, ...]] = {
     "model": ("random_weights", "chat_template", "trust_remote_code", "num_labels", "labels", "problem_type"),
@@ -132,33 +133,43 @@ _RENAMED: dict[str, tuple[str, ...]] = {
 }
 """Key → further flags that set it to their value unchanged."""
 
-
-_TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
-    (("model_type",), "model.path", "value", to.request("model_type")),
-    (("task_type",), "model.task", "value", to.choice(to.TASKS)),
-    (("torch_dtype", "dtype"), "model.dtype", "value", to.choice(to.DTYPES)),
-    (("bf16",), "model.dtype", "switch", to.when_on({"model.dtype": "bfloat16"}, {"@no_bf16": True})),
-    (("fp16", "use_fp16"), "model.dtype", "switch", to.when_on({"model.dtype": "float16"}, {"@no_fp16": True})),
-    (("attn_impl", "attn_implementation"), "model.attention", "value", to.choice(to.ATTENTION, UNSUPPORTED_ATTENTION)),
-    (("use_flash_attn", "flash_attn"), "model.attention", "optional", to.choice(to.FLASH, UNSUPPORTED_ATTENTION)),
-    (("use_cpu", "no_cuda"), "backend.device", "switch", to.when_on({"backend.device": "cpu"})),
-    (("device",), "backend.device", "value", to.choice(to.DEVICES, UNSUPPORTED_DEVICES)),
+_ALL_UNLESS_SET = {"?data.loss_on": "all"}
+_TRANSLATED: TranslatedFlags = (
+    (("model_type",), "model.path", "value", request("model_type")),
+    (("task_type",), "model.task", "value", choice(to.TASKS)),
+    (("torch_dtype", "dtype"), "model.dtype", "value", choice(to.DTYPES)),
+    (("bf16",), "model.dtype", "switch", when_on({"model.dtype": "bfloat16"}, {"@no_bf16": True})),
+    (("fp16", "use_fp16"), "model.dtype", "switch", when_on({"model.dtype": "float16"}, {"@no_fp16": True})),
+    (("attn_impl", "attn_implementation"), "model.attention", "value", choice(to.ATTENTION, UNSUPPORTED_ATTENTION)),
+    (("use_flash_attn", "flash_attn"), "model.attention", "optional", choice(to.FLASH, UNSUPPORTED_ATTENTION)),
+    (("use_cpu", "no_cuda"), "backend.device", "switch", when_on({"backend.device": "cpu"})),
+    (("device",), "backend.device", "value", choice(to.DEVICES, UNSUPPORTED_DEVICES)),
     (("cutoff_len",), "data.max_length", "value", to.cutoff),
     (("truncation_strategy",), "data.truncation", "value", to.truncation),
-    (("packing_length",), "data.max_length", "value", to.request("packing_length")),
+    (("packing_length",), "data.max_length", "value", request("packing_length")),
     (("val_size",), "data.split_ratio", "value", to.val_size),
-    (("max_samples",), "data.train", "value", to.request("max_samples")),
+    (("max_samples",), "data.train", "value", request("max_samples")),
     (("dataset_text_field",), "data.columns", "value", to.text_field),
-    (("enable_thinking",), "data.template_kwargs", "switch", to.thinking),
-    (("completion_only_loss",), "data.loss_on", "switch", to.when_on(to.learn("last_round"), {"?data.loss_on": "all"})),
-    (("assistant_only_loss",), "data.loss_on", "switch", to.when_on(to.learn("assistant"), {"?data.loss_on": "all"})),
-    (("train_on_inputs", "train_on_prompt"), "data.loss_on", "switch", to.when_on(to.learn("all"))),
-    (("mask_history",), "data.loss_on", "switch", to.when_on(to.learn("last_round"))),
+    (("enable_thinking",), "data.template_kwargs", "switch", switch("data.template_kwargs.enable_thinking")),
+    (
+        ("completion_only_loss",),
+        "data.loss_on",
+        "switch",
+        when_on({"data.loss_on": "last_round"}, _ALL_UNLESS_SET),
+    ),
+    (
+        ("assistant_only_loss",),
+        "data.loss_on",
+        "switch",
+        when_on({"data.loss_on": "assistant"}, _ALL_UNLESS_SET),
+    ),
+    (("train_on_inputs", "train_on_prompt"), "data.loss_on", "switch", when_on({"data.loss_on": "all"})),
+    (("mask_history",), "data.loss_on", "switch", when_on({"data.loss_on": "last_round"})),
     (("freeze_parameters",), "tuner.freeze", "list", to.patterns("tuner.freeze")),
     (("trainable_parameters",), "tuner.train_only", "list", to.patterns("@trainable_parameters")),
-    (("use_peft",), "tuner.kind", "switch", to.when_on({"tuner.kind": "lora"}, {"tuner.kind": "full"})),
+    (("use_peft",), "tuner.kind", "switch", when_on({"tuner.kind": "lora"}, {"tuner.kind": "full"})),
     (("loss_type",), "objective.loss", "value", to.loss_type),
-    (("loss_scale",), "data.loss_on", "value", to.choice(to.LOSS_SCALES, UNSUPPORTED_LOSS_SCALES)),
+    (("loss_scale",), "data.loss_on", "value", choice(to.LOSS_SCALES, UNSUPPORTED_LOSS_SCALES)),
     (("train_type", "tuner_type", "sft_type", "finetuning_type"), "tuner.kind", "value", to.tuner),
     (("optimizer", "optim"), "optim.name", "value", to.optimizer),
     *(((f"use_{name}",), "optim.name", "switch", to.optimizer_by_switch(name)) for name in to.OPTIMIZERS_BY_SWITCH),
@@ -170,9 +181,9 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     ),
     (("optim_args",), "optim.name", "value", to.optimizer_arguments),
     (("lr_scheduler_type", "lr_scheduler"), "optim.schedule", "value", to.schedule),
-    (("lr_decay_style",), "optim.schedule", "value", to.choice(to.DECAY_STYLES)),
+    (("lr_decay_style",), "optim.schedule", "value", choice(to.DECAY_STYLES)),
     (("lr_scheduler_kwargs",), "optim.schedule_options", "mapping", to.schedule_options),
-    (("sequence_parallel_size",), "parallel.sequence_parallel", "value", to.request("sequence_parallel_size")),
+    (("sequence_parallel_size",), "parallel.sequence_parallel", "value", request("sequence_parallel_size")),
     (("max_steps", "train_iters"), "train.max_steps", "value", to.max_steps),
     (("resume_from_checkpoint", "resume"), "checkpoint.resume", "optional", to.resume),
     (("save_total_limit",), "checkpoint.keep", "value", to.keep),
@@ -180,25 +191,25 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
         ("save_only_model", "no_save_optim"),
         "checkpoint.optimizer_state",
         "switch",
-        to.when_on({"checkpoint.optimizer_state": False}),
+        when_on({"checkpoint.optimizer_state": False}),
     ),
-    (("resume_only_model",), "checkpoint.resume", "switch", to.request("resume_only_model")),
-    (("load_best_model_at_end",), "train.metric_for_best", "switch", to.request("load_best_model_at_end")),
+    (("resume_only_model",), "checkpoint.resume", "switch", request("resume_only_model")),
+    (("load_best_model_at_end",), "train.metric_for_best", "switch", request("load_best_model_at_end")),
     (
         ("gradient_checkpointing_kwargs",),
         "train.gradient_checkpointing",
         "mapping",
-        to.request("gradient_checkpointing_kwargs"),
+        request("gradient_checkpointing_kwargs"),
     ),
     (("ddp_timeout",), "train.timeout_minutes", "value", to.timeout),
     (("report_to",), "logging.report_to", "list", to.report_to),
     (("deepspeed", "deepspeed_config"), "backend.name", "value", to.deepspeed),
-    (("parallel_method",), "backend.name", "value", to.choice(to.METHODS)),
+    (("parallel_method",), "backend.name", "value", choice(to.METHODS)),
     *fsdp.FLAGS,
     *megatron.FLAGS,
     *quantisation.FLAGS,
     *online.FLAGS,
-    (("merge_lora",), "export.to", "switch", to.when_on({"export.to": "hf"})),
+    (("merge_lora",), "export.to", "switch", when_on({"export.to": "hf"})),
 )
 
 _IGNORED = ("local_rank",)
@@ -240,7 +251,7 @@ def aliases() -> dict[str, Alias]:
     for key, flags in (*by_name, *_RENAMED.items()):
         field = core_fields().get(key)
         for flag in flags:
-            table[flag] = Alias(flag, key, field.kind if field else "any", _renamed(key), renames=True)
+            table[flag] = Alias(flag, key, field.kind if field else "any", renamed(key), renames=True)
     for flags, key, arity, translate in _TRANSLATED:
         table.update({flag: Alias(flag, key, arity, translate) for flag in flags})
     return table
@@ -250,7 +261,3 @@ def aliases() -> dict[str, Alias]:
 def flags_of(key: str) -> tuple[str, ...]:
     """Return the aliases that help shows next to a key."""
     return tuple(flag for flag, alias in aliases().items() if alias.key == key)
-
-
-def _renamed(key: str) -> Translation:
-    return lambda _, value: {key: value}

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.config.compat.meanings import Meaning, NotNeeded, Refused, off
+from swift.config.compat.meanings import Meaning, NotNeeded, Refused, off, renamed, unknown_value
 from swift.config.draft import Assignment, set_consistently
-from swift.config.flags import Arity, Settings, Translation
+from swift.config.flags import Settings, TranslatedFlags
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError, did_you_mean
 from swift.untrusted import parse_json, read_json_object
@@ -78,10 +78,7 @@ def _mode(source: str, value: Any) -> Settings:
         if mode in ("no_shard", "false"):
             raise ConfigError(f"{source} {mode} would shard nothing.", hint="Type: --backend torch")
         if mode not in _MODES:
-            raise ConfigError(
-                f"Unknown value {quoted(mode)} for {source}.{did_you_mean(mode, _MODES)}",
-                hint=f"Valid values: {', '.join(_MODES)}",
-            )
+            raise unknown_value(source, mode, _MODES)
         settings |= _MODES[mode]
     return settings
 
@@ -116,16 +113,11 @@ def _name(key: str) -> str:
     return "xla" if name.startswith("xla") else name
 
 
-def _request(key: str) -> Translation:
-    return lambda _, value: {_REQUEST + key: value}
-
-
-FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
+FLAGS: TranslatedFlags = (
     (("fsdp",), "backend.name", "optional", _mode),
     (("fsdp_config",), "backend.name", "value", _config),
-    *(((f"fsdp_{key}",), "backend.name", "optional", _request(key)) for key in _KEYS),
+    *(((f"fsdp_{key}",), "backend.name", "optional", renamed(_REQUEST + key)) for key in _KEYS),
 )
-"""(flags, the key under which help lists them, arity, translation)"""
 
 
 def settle_fsdp(merged: dict[str, Assignment], notes: list[str]) -> None:
@@ -170,8 +162,5 @@ def _of_strategy(source: str, given: str) -> Settings:
     if name in ("3", "no_shard"):
         raise ConfigError(f"{source} {given} would shard nothing.", hint="Type: --backend torch")
     if name not in _STRATEGIES:
-        raise ConfigError(
-            f"Unknown value {quoted(given)} for {source}.{did_you_mean(given, _STRATEGIES)}",
-            hint=f"Valid values: {', '.join(_STRATEGIES)}",
-        )
+        raise unknown_value(source, given, _STRATEGIES)
     return _STRATEGIES[name]

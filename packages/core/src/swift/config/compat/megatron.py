@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
+from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, choice, off, renamed, request, switch
 from swift.config.draft import Assignment
-from swift.config.flags import Arity, Settings, Translation
-from swift.config.values import as_switch, quoted
-from swift.errors import ConfigError, did_you_mean
+from swift.config.flags import Arity, Settings, TranslatedFlags, Translation
+from swift.config.values import quoted
+from swift.errors import ConfigError
 
 RENAMED: dict[str, tuple[str, ...]] = {
     "backend.recompute_method": ("recompute_method",),
@@ -55,43 +55,29 @@ def _recompute(source: str, value: Any) -> Settings:
     return {"train.gradient_checkpointing": True, "backend.recompute": mode}
 
 
-def _attention(source: str, value: Any) -> Settings:
-    name = str(value).lower()
-    if name not in _ATTENTION:
-        raise ConfigError(
-            f"Unknown value {quoted(value)} for {source}.{did_you_mean(name, _ATTENTION)}",
-            hint=f"Valid values: {', '.join(_ATTENTION)}",
-        )
-    return dict(_ATTENTION[name])
-
-
 def _fp8(source: str, value: Any) -> Settings:
     if str(value).lower() in ("true", "1", "yes"):
         raise ConfigError(f"{source} must be 'hybrid' or 'e4m3', not {quoted(value)}.", hint=f"Type: {source} hybrid")
     return {"backend.fp8": "none" if str(value).lower() == "false" else value}
 
 
-def _renamed(key: str) -> Translation:
+def _translation(key: str) -> Translation:
     if key == "backend.fp8":
         return _fp8
-    arity = _ARITIES.get(key)
-    if arity == "switch":
-        return lambda source, value: {key: as_switch(value, source)}
-    return lambda _, value: {key: value}
+    return switch(key) if _ARITIES.get(key) == "switch" else renamed(key)
 
 
-FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
-    *((flags, key, _ARITIES.get(key, "value"), _renamed(key)) for key, flags in RENAMED.items()),
+FLAGS: TranslatedFlags = (
+    *((flags, key, _ARITIES.get(key, "value"), _translation(key)) for key, flags in RENAMED.items()),
     (("recompute_granularity",), "train.gradient_checkpointing", "value", _recompute),
-    (("attention_backend",), "model.attention", "value", _attention),
+    (("attention_backend",), "model.attention", "value", choice(_ATTENTION)),
     (
         ("moe_aux_loss_coeff", "router_aux_loss_coef", "aux_loss_coef"),
         "backend.moe_aux_loss",
         "value",
-        lambda _, value: {"@moe_aux_loss": value},
+        request("moe_aux_loss"),
     ),
 )
-"""(flags, the key under which help lists them, arity, translation)"""
 
 _OF_THE_MODEL = NotNeeded("it comes from the model's config.json")
 _FUSED = NotNeeded("swift selects the fused kernels, which change results only by rounding")

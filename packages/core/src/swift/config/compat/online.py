@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
+from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off, renamed, request, switch
 from swift.config.compat.unsupported import ENGINE_OPTIONS
 from swift.config.draft import NOTE
-from swift.config.flags import Arity, Settings, Translation
+from swift.config.flags import Arity, Settings, TranslatedFlags, Translation
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError
 
@@ -103,11 +103,8 @@ _ALL_KEPT = NotNeeded("RUN/rollouts has the prompts, completions and rewards of 
 _OF_ANOTHER = NotNeeded("it is an option of a method that is not implemented")
 
 
-def _option(name: str, arity: Arity) -> Translation:
-    key = f"objective.{name}"
-    if arity == "switch":
-        return lambda source, value: {key: as_switch(value, source)}
-    return lambda _, value: {key: value}
+def _option(name: str) -> Translation:
+    return (switch if OPTIONS.get(name) == "switch" else renamed)(f"objective.{name}")
 
 
 def _scale(_source: str, value: Any) -> Settings:
@@ -157,20 +154,13 @@ def _scheduler(_source: str, value: Any) -> Settings:
     return {"@gym_scheduler" if value == "gym_scheduler" else "objective.environment": value}
 
 
-def _request(name: str) -> Translation:
-    return lambda _, value: {f"@{name}": value}
-
-
 _OF_NO_KEY = ""
 """For flags that help does not list, since they count in another unit than the option that they set."""
 _SERVER = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")
 
-FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
-    *(((name,), f"objective.{name}", arity, _option(name, arity)) for name, arity in OPTIONS.items()),
-    *(
-        ((flag,), f"objective.{name}", OPTIONS.get(name, "value"), _option(name, OPTIONS.get(name, "value")))
-        for flag, name in RENAMED.items()
-    ),
+FLAGS: TranslatedFlags = (
+    *(((name,), f"objective.{name}", arity, _option(name)) for name, arity in OPTIONS.items()),
+    *(((flag,), f"objective.{name}", OPTIONS.get(name, "value"), _option(name)) for flag, name in RENAMED.items()),
     (("scale_rewards",), "objective.scale_rewards", "value", _scale),
     (("multi_objective_aggregation",), "objective.scale_rewards", "value", _aggregation),
     (("top_k",), "objective.top_k", "value", _top_k),
@@ -179,19 +169,19 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("vllm_importance_sampling_correction",), "objective.rollout_importance_sampling_mode", "switch", _correction),
     (("async_generate",), "objective.rollout_staleness", "switch", _staleness),
     (("disable_dropout",), "tuner.dropout", "switch", _no_dropout),
-    (("shuffle_dataset",), "data.shuffle", "switch", lambda source, value: {"data.shuffle": as_switch(value, source)}),
-    (("max_prompt_length",), "data.max_length", "value", _request("max_prompt_length")),
-    *(((name,), _OF_NO_KEY, "value", _request(name)) for name in ("steps_per_generation", "generation_batch_size")),
+    (("shuffle_dataset",), "data.shuffle", "switch", switch("data.shuffle")),
+    (("max_prompt_length",), "data.max_length", "value", request("max_prompt_length")),
+    *(((name,), _OF_NO_KEY, "value", request(name)) for name in ("steps_per_generation", "generation_batch_size")),
     (("multi_turn_scheduler",), "objective.environment", "value", _scheduler),
-    (("use_gym_env",), "objective.environment", "switch", _request("use_gym_env")),
-    (("use_vllm",), "objective.rollout_engine", "switch", _request("use_vllm")),
-    (("vllm_mode",), "objective.rollout_engine", "value", _request("vllm_mode")),
-    *(((name,), "objective.rollout_engine", "list", _request(name)) for name in _SERVER),
+    (("use_gym_env",), "objective.environment", "switch", request("use_gym_env")),
+    (("use_vllm",), "objective.rollout_engine", "switch", request("use_vllm")),
+    (("vllm_mode",), "objective.rollout_engine", "value", request("vllm_mode")),
+    *(((name,), "objective.rollout_engine", "list", request(name)) for name in _SERVER),
     *(
-        ((flag,), "objective.rollout_options", "value", _request(f"engine.{name}"))
+        ((flag,), "objective.rollout_options", "value", request(f"engine.{name}"))
         for flag, name in ENGINE_OPTIONS.items()
     ),
-    (("vllm_engine_kwargs",), "objective.rollout_options", "mapping", _request("engine_kwargs")),
+    (("vllm_engine_kwargs",), "objective.rollout_options", "mapping", request("engine_kwargs")),
 )
 
 ROWS: dict[tuple[str, ...], Meaning] = {

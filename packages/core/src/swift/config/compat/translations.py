@@ -6,10 +6,9 @@ Each takes a flag as typed and its value; `swift.config.aliases` maps flags to t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, get_args
 
-from swift.config.compat.meanings import Refused
+from swift.config.compat.meanings import choice
 from swift.config.compat.online import LOSSES as LOSSES_OF_GRPO
 from swift.config.compat.online import UNSUPPORTED_LOSSES as UNSUPPORTED_LOSSES_OF_GRPO
 from swift.config.compat.table import third_party_flags
@@ -19,34 +18,8 @@ from swift.config.fields import core_fields
 from swift.config.flags import Settings, Translation
 from swift.config.sections import Shape
 from swift.config.values import as_number, as_switch, coerce, divided, quoted
-from swift.errors import ConfigError, did_you_mean
+from swift.errors import ConfigError
 from swift.plugins.discover import list_plugins
-
-
-def choice(choices: Mapping[str, Settings], refused: Mapping[str, Refused] | None = None) -> Translation:
-    """Return a translation of names; those in `refused` raise an error with the reason."""
-
-    def translate(source: str, value: Any) -> Settings:
-        name = str(value).lower()
-        if refused and name in refused:
-            refused[name].check(source, value)
-        if name not in choices:
-            raise ConfigError(
-                f"Unknown value {quoted(value)} for {source}.{did_you_mean(name, choices)}",
-                hint=f"Valid values: {', '.join(choices)}",
-            )
-        return dict(choices[name])
-
-    return translate
-
-
-def when_on(settings: Settings, otherwise: Settings | None = None) -> Translation:
-    """Return a translation of a switch: its settings when it is on, and when it is off."""
-
-    def translate(source: str, value: Any) -> Settings:
-        return dict(settings if as_switch(value, source) else otherwise or {})
-
-    return translate
 
 
 def deepspeed(_source: str, value: Any) -> Settings:
@@ -126,11 +99,6 @@ def loss_type(source: str, value: Any) -> Settings:
     return LOSSES_OF_RERANKERS.get(name, {"objective.loss": value})
 
 
-def learn(text: str) -> Settings:
-    """Return the setting for the tokens with loss."""
-    return {"data.loss_on": text}
-
-
 def truncation(_source: str, value: Any) -> Settings:
     """Read ms-swift's `raise` as `data.strict`, which fails on samples that are too long."""
     return {"data.truncation": "delete", "data.strict": True} if value == "raise" else {"data.truncation": value}
@@ -160,16 +128,6 @@ def text_field(_source: str, value: Any) -> Settings:
     return (
         {NOTE: "is not needed: 'text' is the default column."} if value == "text" else {f"data.columns.{value}": "text"}
     )
-
-
-def thinking(source: str, value: Any) -> Settings:
-    """Pass the switch on to the chat template."""
-    return {"data.template_kwargs.enable_thinking": as_switch(value, source)}
-
-
-def request(name: str) -> Translation:
-    """Return a translation that leaves the value to `swift.config.requests`."""
-    return lambda _, value: {f"@{name}": value}
 
 
 def max_steps(_source: str, value: Any) -> Settings:
