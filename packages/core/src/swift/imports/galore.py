@@ -50,7 +50,7 @@ def low_rank(run: RecipeImport, programs: Mapping[str, Options]) -> None:
     run.take("galore_proj_quant", "galore_proj_bits", "apollo_proj")
     for name, options in programs.items():
         switch = run.take(f"use_{name}")
-        on = switch is not None and not is_off(switch)
+        on = not is_off(switch)
         if on:
             run.take("optim", "optimizer")
             run.set("optim.name", "q_galore" if quantised and name == "galore" else name, f"use_{name}")
@@ -61,7 +61,7 @@ def low_rank(run: RecipeImport, programs: Mapping[str, Options]) -> None:
             _option(run, theirs, ours, default, on=on)
     for theirs in _LOST:
         value = run.take(theirs)
-        if value is not None and not is_off(value):
+        if not is_off(value):
             run.lose(theirs, value, "updates follow the backward pass, and AdamW updates embeddings")
 
 

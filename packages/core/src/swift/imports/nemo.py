@@ -98,7 +98,7 @@ def translate(run: RecipeImport) -> None:
     _optimizer(run)
     _distributed(run)
     trusted = run.take("model.trust_remote_code")
-    if trusted is not None and not is_off(trusted):
+    if not is_off(trusted):
         run.changed(
             "model.trust_remote_code", trusted, "a file cannot allow it; add the flag if you trust the model's code"
         )
@@ -128,15 +128,15 @@ def _tuner(run: RecipeImport) -> None:
     if not adapters:
         return
     names = names_in(targets or [])
-    if (linear is not None and not is_off(linear)) or names in (["*"], ["*_proj"]) or not names:
+    if (not is_off(linear)) or names in (["*"], ["*_proj"]) or not names:
         run.set("tuner.targets", ["all-linear"], "peft.target_modules")
     elif any("*" in name for name in names):
         run.set("tuner.targets", [_pattern(name) for name in names], "peft.target_modules")
     else:
         run.set("tuner.targets", names, "peft.target_modules")
-    if four is not None and not is_off(four):
+    if not is_off(four):
         run.set("tuner.quantize", "bnb-nf4", "quantization.load_in_4bit")
-    elif eight is not None and not is_off(eight):
+    elif not is_off(eight):
         run.set("tuner.quantize", "bnb-int8", "quantization.load_in_8bit")
 
 

@@ -121,11 +121,11 @@ def translate(run: RecipeImport) -> None:
     _data(run)
     _optimizer(run)
     offload = run.take("fsdp_cpu_offload", "fsdp.cpu_offload")
-    if offload is not None and not is_off(offload):
+    if not is_off(offload):
         run.set("backend.name", "fsdp", "fsdp_cpu_offload")
         run.set("backend.offload", True, "fsdp_cpu_offload")
     resume = run.take("resume_from_checkpoint")
-    if resume is not None and not is_off(resume):
+    if not is_off(resume):
         run.lose("resume_from_checkpoint", resume, "torchtune's checkpoints cannot be read")
     _sizes(run)
     replicas = number(run.values.get("data_parallel_replicate_dim"))
@@ -178,10 +178,10 @@ def _model(run: RecipeImport) -> None:
     if not adapters:
         return
     names = ["o_proj" if name == "output_proj" else name for name in modules]
-    names += ["gate_proj", "up_proj", "down_proj"] if mlp is not None and not is_off(mlp) else []
-    names += ["lm_head"] if output is not None and not is_off(output) else []
+    names += ["gate_proj", "up_proj", "down_proj"] if not is_off(mlp) else []
+    names += ["lm_head"] if not is_off(output) else []
     run.set("tuner.targets", names or ["q_proj", "v_proj"], "model.lora_attn_modules")
-    if built.startswith("qlora_") or (quantised is not None and not is_off(quantised)):
+    if built.startswith("qlora_") or (not is_off(quantised)):
         run.set("tuner.quantize", "torchao-nf4", f"model {built}")
 
 
@@ -244,9 +244,7 @@ def _optimizer(run: RecipeImport) -> None:
 
 def _defaults(run: RecipeImport) -> None:
     run.default("train.epochs", 1)
-    run.default("train.micro_batch", 1)
-    run.default("optim.weight_decay", 0.01)
-    run.default("optim.max_grad_norm", 0.0)
+    run.defaults("optim", weight_decay=0.01, max_grad_norm=0.0)
     run.default("data.truncation", "right")
     if run.command == "rlhf":
         run.default("objective.beta", 0.1)
