@@ -89,7 +89,6 @@ TABLE: Table = {
     "trl": absent("applies only to online learning"),
     "use_onebitllms": absent("1-bit training is not implemented"),
     "pretraining_dataset": to("data.train"),
-    "load_in_8bit": unneeded("tuner.quantize sets the format of the base weights"),
     **each(("use_eaft", "eaft_alpha", "eaft_k", "ebft"), _LOSS),
     **each(("use_wandb", "use_swanlab", "use_mlflow", "use_comet", "use_tensorboard", "use_trackio"),
            changed("losses are in logging.jsonl, report.html and TensorBoard; --report_to selects trackers")),
@@ -144,11 +143,7 @@ def translate(run: RecipeImport) -> None:
     _precision(run)
     _schedule(run)
     checkpointing = run.take("gradient_checkpointing")
-    run.set(
-        "train.gradient_checkpointing",
-        not is_off(checkpointing),
-        "gradient_checkpointing",
-    )
+    run.set("train.gradient_checkpointing", not is_off(checkpointing), "gradient_checkpointing")
     attention = run.take("attn_implementation")
     if attention in ("flash_attention_2", "sdpa", "eager"):
         run.set("model.attention", attention, "attn_implementation")
@@ -240,20 +235,15 @@ def _reward(run: RecipeImport) -> None:
 
 def _adapter(run: RecipeImport) -> None:
     kind = run.take("adapter")
-    four, eight = run.take("load_in_4bit"), run.take("load_in_8bit")
     linear, targets = run.take("lora_target_linear"), run.take("lora_target_modules")
+    trainer.low_bit(run, adapters=not is_off(kind))
     if is_off(kind):
         run.set("tuner.kind", "full", "adapter" if kind is not None else f"{run.program}'s default")
-        for key in ("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save"):
-            run.take(key)
+        run.take("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save")
         return
     if kind not in ("lora", "qlora"):
         run.lose("adapter", kind, "only lora and qlora are imported")
     run.set("tuner.kind", "lora", "adapter")
-    if not is_off(four):
-        run.set("tuner.quantize", "bnb-nf4", "load_in_4bit")
-    elif not is_off(eight):
-        run.set("tuner.quantize", "bnb-int8", "load_in_8bit")
     if not is_off(linear):
         run.set("tuner.targets", ["all-linear"], "lora_target_linear")
     elif targets is not None:

@@ -270,15 +270,8 @@ def _environment(run: RecipeImport) -> None:
 def _quantisation(run: RecipeImport) -> None:
     bits, method = run.take("quant_bits", "quantization_bit"), str(run.take("quant_method") or "bnb")
     kind = str(run.take("bnb_4bit_quant_type") or "nf4")
-    for key in ("bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant"):
-        run.take(key)
-    if is_off(bits):
-        return
-    stored = {"4": "bnb-nf4", "8": "bnb-int8"}.get(str(bits))
-    if stored is None or method != "bnb" or kind != "nf4":
-        run.lose("quant_bits", f"{bits} by {method}", "only bitsandbytes in 4 (nf4) or 8 bits is imported")
-        return
-    run.set("tuner.quantize", stored, "quant_bits")
+    run.take("bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant")
+    trainer.low_bit_of(run, "quant_bits", bits, method, kind)
 
 
 def _accumulate(run: RecipeImport) -> None:

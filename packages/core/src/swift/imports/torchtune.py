@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from swift.imports import trainer
-from swift.imports.components import last_name
+from swift.imports.components import adam, last_name, skip_own_objects
 from swift.imports.recipe import RecipeImport, is_off, names_in, number
 from swift.imports.rules import Table, absent, apply, changed, choice, each, to, unneeded
 
@@ -131,8 +131,7 @@ def translate(run: RecipeImport) -> None:
     replicas = number(run.values.get("data_parallel_replicate_dim"))
     if replicas is not None and replicas <= 1:
         run.take("data_parallel_replicate_dim")
-    for name in [name for name in run.values if name not in TABLE and _QUIET.match(name) and not _MEANT.match(name)]:
-        run.unneeded(name, run.values.pop(name), "configures torchtune's own objects")
+    skip_own_objects(run, TABLE, _QUIET, _MEANT)
     apply(run, TABLE, flags=False)
     _defaults(run)
 
@@ -229,10 +228,7 @@ def _optimizer(run: RecipeImport) -> None:
     if name is None:
         run.lose("optimizer._component_", built, "not imported: set optim.name")
     run.set("optim.name", name or "adamw", "optimizer._component_")
-    betas = run.take("optimizer.betas")
-    if isinstance(betas, list) and len(betas) == 2:
-        run.set("optim.beta1", betas[0], "optimizer.betas")
-        run.set("optim.beta2", betas[1], "optimizer.betas")
+    adam(run)
     schedule = last_name(run.take("lr_scheduler._component_"))
     if schedule in ("", "get_cosine_schedule_with_warmup"):
         run.set(

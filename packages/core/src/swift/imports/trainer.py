@@ -146,6 +146,26 @@ def lora_defaults(run: RecipeImport, rank: int, alpha: float, dropout: float, ta
         run.defaults("tuner", rank=rank, alpha=alpha, dropout=dropout, targets=targets)
 
 
+def low_bit(run: RecipeImport, *, adapters: bool, section: str = "") -> None:
+    """Translate the switches of bitsandbytes, which have no effect without adapters."""
+    switches = {f"{section}load_in_4bit": "bnb-nf4", f"{section}load_in_8bit": "bnb-int8"}
+    on = [name for name in switches if not is_off(run.take(name))]
+    if on and adapters:
+        run.set("tuner.quantize", switches[on[0]], on[0])
+
+
+def low_bit_of(run: RecipeImport, key: str, bits: Any, method: str, kind: str) -> bool:
+    """Translate a number of bits, read from `key`; return whether weights are stored in it."""
+    if is_off(bits):
+        return False
+    stored = {"4": "bnb-nf4", "8": "bnb-int8"}.get(str(bits))
+    if stored is None or method not in ("bnb", "bitsandbytes") or kind != "nf4":
+        run.lose(key, f"{bits} by {method}", "only bitsandbytes in 4 (nf4) or 8 bits is imported")
+        return False
+    run.set("tuner.quantize", stored, key)
+    return True
+
+
 def precision(run: RecipeImport, default: str = "float32") -> None:
     """Translate bf16 and fp16; without either, the Trainer uses the model's precision."""
     for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):

@@ -14,22 +14,8 @@ from swift.untrusted import open_regular
 
 NAME = "TRL"
 
-TASKS = (
-    "sft",
-    "dpo",
-    "kto",
-    "orpo",
-    "cpo",
-    "simpo",
-    "reward",
-    "grpo",
-    "rloo",
-    "gkd",
-    "ppo",
-    "online_dpo",
-    "prm",
-    "bco",
-)
+_IMPORTED = ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "prm", "grpo", "gkd", "ppo")
+TASKS = (*_IMPORTED, "rloo", "online_dpo", "bco")
 _RATES = {"sft": 2e-5, "reward": 1e-4, "prm": 1e-5, "ppo": 5e-5}
 _ONLINE = {"grpo": grpo, "gkd": gkd, "ppo": ppo}
 _LINE = 1 << 20
@@ -81,7 +67,7 @@ TABLE: Table = {
 def translate(run: RecipeImport) -> None:
     """Translate a recipe whose loss swift supports; raise `NotTrainable` for others."""
     task = _task(run)
-    if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "prm", "grpo", "gkd", "ppo"):
+    if task not in _IMPORTED:
         raise trainer.refuse(run, task.upper())
     run.command = "sft" if task == "sft" else "rlhf"
     _adapters(run)
@@ -171,20 +157,15 @@ def _adapters(run: RecipeImport) -> None:
     adapters = not is_off(peft)
     run.set("tuner.kind", "lora" if adapters else "full", "use_peft")
     targets = run.take("lora_target_modules")
-    four, eight = run.take("load_in_4bit"), run.take("load_in_8bit")
+    trainer.low_bit(run, adapters=adapters)
     run.take("bnb_4bit_quant_type")
     if not adapters:
-        for key in ("lora_r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"):
-            run.take(key)
+        run.take("lora_r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
         return
     if targets is None:
         run.changed("lora_target_modules", "", "PEFT's default depends on the architecture, mostly q_proj and v_proj")
     elif names_in(targets):
         run.set("tuner.targets", names_in(targets), "lora_target_modules")
-    if not is_off(four):
-        run.set("tuner.quantize", "bnb-nf4", "load_in_4bit")
-    elif not is_off(eight):
-        run.set("tuner.quantize", "bnb-int8", "load_in_8bit")
 
 
 def _data(run: RecipeImport) -> None:
