@@ -1,7 +1,4 @@
-"""Requests to exporters, and what they return.
-
-Importable without torch: tensors appear in annotations only.
-"""
+"""Requests to exporters, and what they return."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ class ExportRequest:
     """The PEFT configuration when adapters were trained."""
     options: Any
     """The `export` section."""
-    training_dtype: str = "float32"
 
 
 @dataclass(frozen=True)

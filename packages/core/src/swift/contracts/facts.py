@@ -1,7 +1,4 @@
-"""Facts of a run: what was found and decided, as values of which observers make sentences.
-
-Importable without torch.
-"""
+"""Facts of a run: what was found and decided, as values of which observers make sentences."""
 
 from __future__ import annotations
 

@@ -60,8 +60,7 @@ def wrong(
 ) -> PluginError:
     """Return the error about a wrong value that a plugin returned; `shown` describes the value."""
     return PluginError(
-        f"{entry} returned {shown or described(came)} from {function}. Expected: {expected}.",
-        hint=if_not_yours(entry),
+        f"{entry} returned {shown or described(came)} from {function}. Expected: {expected}.", hint=if_not_yours(entry)
     )
 
 
