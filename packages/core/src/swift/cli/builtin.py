@@ -90,6 +90,13 @@ def collision(entry: PluginEntry) -> str | None:
     return None
 
 
+def training_command(args: list[str], default: str) -> tuple[str, list[str]]:
+    """Return the training command that the arguments begin with, if any, and the remaining arguments."""
+    if args and args[0] in COMMAND_ALIASES:
+        args = [*COMMAND_ALIASES[args[0]], *args[1:]]
+    return (args[0], args[1:]) if args and args[0] in TRAINING else (default, args)
+
+
 def command_name(typed: str) -> str:
     """Return the name of a typed command: `_` means `-`."""
     return typed.replace("_", "-")

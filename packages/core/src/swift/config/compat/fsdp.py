@@ -35,17 +35,15 @@ _MODES: dict[str, Settings] = {
 _BLOCKS = "each decoder block is a unit of sharding, whatever its class"
 _MEANINGS: dict[str, Meaning] = {
     "version": NotNeeded("FSDP2 is used, with the same results as FSDP1"),
-    "transformer_layer_cls_to_wrap": NotNeeded(_BLOCKS),
-    "auto_wrap_policy": NotNeeded(_BLOCKS),
-    "min_num_params": NotNeeded(_BLOCKS),
+    **dict.fromkeys(("transformer_layer_cls_to_wrap", "auto_wrap_policy", "min_num_params"), NotNeeded(_BLOCKS)),
     "state_dict_type": NotNeeded("a checkpoint can be resumed with any number of processes, and by other backends"),
     "sync_module_states": NotNeeded("every process reads its own shards from the files"),
     "cpu_ram_efficient_loading": NotNeeded("every process reads its own shards from the files"),
     "use_orig_params": NotNeeded("FSDP2 keeps the model's own parameters"),
-    "limit_all_gathers": NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
-    "backward_prefetch": NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
-    "backward_prefetch_policy": NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
-    "forward_prefetch": NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
+    **dict.fromkeys(
+        ("limit_all_gathers", "backward_prefetch", "backward_prefetch_policy", "forward_prefetch"),
+        NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
+    ),
     "enable_memory_efficient_save": NotNeeded("a checkpoint is written shard by shard"),
     "cpu_offload_pin_memory": NotNeeded("torch decides it"),
     "xla": off("XLA devices are not supported."),
