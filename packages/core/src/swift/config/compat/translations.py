@@ -6,6 +6,7 @@ Each takes a flag as typed and its value; `swift.config.aliases` maps flags to t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from swift.config.compat.meanings import choice
@@ -24,7 +25,7 @@ from swift.plugins.discover import list_plugins
 
 def deepspeed(_source: str, value: Any) -> Settings:
     """Select DeepSpeed with a file, or a preset by its name in ms-swift or LLaMA-Factory."""
-    return {"backend.name": "deepspeed", "backend.config": DEEPSPEED_PRESETS.get(value, value)}
+    return {"backend.name": "deepspeed", "backend.config": DEEPSPEED_PRESETS.get(str(value), value)}
 
 
 def patterns(key: str) -> Translation:
@@ -177,10 +178,12 @@ def schedule(source: str, value: Any) -> Settings:
 
 def schedule_options(source: str, value: Any) -> Settings:
     """Split transformers' options of a schedule into the floor, which has separate keys, and the rest."""
-    options = dict(coerce(core_fields()["optim.schedule_options"], value, source) or {})
+    options = coerce(core_fields()["optim.schedule_options"], value, source) or {}
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{source} must be a mapping, not {quoted(value)}.")
     floors = {"min_lr": "optim.min_lr", "lr_end": "optim.min_lr"}
     floors |= dict.fromkeys(("min_lr_rate", "min_lr_ratio"), "optim.min_lr_ratio")
-    settings = {key: options.pop(name) for name, key in floors.items() if options.get(name) is not None}
+    settings = {key: options[name] for name, key in floors.items() if options.get(name) is not None}
     rest = {name: option for name, option in options.items() if name not in floors}
     return {**settings, **({"optim.schedule_options": rest} if rest else {})}
 
