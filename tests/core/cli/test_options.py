@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING
+from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING, training_command
 from swift.cli.config import ConfigOptions
 from swift.cli.convert import ConvertOptions
 from swift.cli.eval import EvalOptions
@@ -164,6 +164,12 @@ def test_json_like_prompt_is_string() -> None:
     with pytest.raises(UsageError) as caught:
         read(InferOptions, "m --engine_options 3")
     assert caught.value.hint == """For example: '{"max_num_seqs": 64}'"""
+
+
+def test_training_command_is_found_in_arguments() -> None:
+    assert training_command(["dpo", "--model", "m"], "sft") == ("rlhf", ["--rlhf_type", "dpo", "--model", "m"])
+    assert training_command(["pt", "run.yaml"], "sft") == ("pt", ["run.yaml"])
+    assert training_command(["--model", "m"], "sft") == ("sft", ["--model", "m"])
 
 
 def test_value_like_a_flag_is_accepted() -> None:

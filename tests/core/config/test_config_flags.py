@@ -252,7 +252,7 @@ gradient_accumulation_steps max_length packing torch_dtype bf16 fp16 use_fp16 at
 gradient_checkpointing deepspeed parallel_method fsdp tensor_parallel_size tp pipeline_parallel_size pp
 context_parallel_size expert_parallel_size sequence_parallel save_steps save_total_limit eval_steps logging_steps
 output_dir resume_from_checkpoint seed report_to merge_lora columns system loss_scale truncation_strategy streaming
-rlhf_type beta
+rlhf_type beta vit_lr aligner_lr freeze_vit freeze_aligner freeze_llm
 """
 
 
