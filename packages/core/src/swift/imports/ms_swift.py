@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 from swift.config.compat.environment import IGNORED_MEDIA, MEDIA, OPTIONS_OF
 from swift.imports import gkd, grpo, ppo, trainer
@@ -168,8 +168,7 @@ def _objective(run: RecipeImport, command_name: str) -> None:
     kind = kind or "dpo"
     if command_name == "rlhf" and kind not in OBJECTIVES:
         raise trainer.refuse(run, kind.upper())
-    command_names: dict[str, CommandName] = {"pt": "pt", "sft": "sft", "rlhf": "rlhf"}
-    run.command = command_names[command_name]
+    run.command = cast(CommandName, command_name)
     run.set(
         "objective.name",
         kind if command_name == "rlhf" else command_name,
