@@ -188,27 +188,27 @@ def schedule_options(source: str, value: Any) -> Settings:
     return {**settings, **({"optim.schedule_options": rest} if rest else {})}
 
 
+def _each(key: str, *names: str, value: str = "") -> dict[str, Settings]:
+    """Return each name with the setting of a key to `value`; default: to the name."""
+    return {name: {key: value or name} for name in names}
+
+
 DEEPSPEED_PRESETS = {
     **{f"zero{stage}_cpu_offload": f"zero{stage}_offload" for stage in (2, 3)},
     **{f"default-zero{stage}": f"zero{stage}" for stage in (2, 3)},
 }
 TRAIN_TYPES: dict[str, Settings] = {
-    "full": {"tuner.kind": "full"},
-    "lora": {"tuner.kind": "lora"},
+    **_each("tuner.kind", "full", "lora"),
     "qlora": {"tuner.kind": "lora", "tuner.quantize": "bnb-nf4"},
     "dora": {"tuner.kind": "lora", "tuner.dora": True},
     "rslora": {"tuner.kind": "lora", "tuner.rslora": True},
-    **{name: {"tuner.kind": name} for name in ("miss", "oft", "hira", "loha", "lokr")},
-    "pt": {"objective.name": "pt"},
-    "cpt": {"objective.name": "pt"},
-    **{
-        name: {"objective.name": name}
-        for name in ("sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm", "prm", "grpo", "ppo", "gkd")
-    },
+    **_each("tuner.kind", "miss", "oft", "hira", "loha", "lokr"),
+    **_each("objective.name", "pt", "cpt", value="pt"),
+    **_each("objective.name", "sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm", "prm", "grpo", "ppo", "gkd"),
 }
 TASKS: dict[str, Settings] = {
-    **{name: {"model.task": name} for name in ("causal_lm", "seq_cls", "embedding", "reward", "value")},
-    **{name: {"objective.name": name} for name in ("reranker", "generative_reranker", "prm")},
+    **_each("model.task", "causal_lm", "seq_cls", "embedding", "reward", "value"),
+    **_each("objective.name", "reranker", "generative_reranker", "prm"),
 }
 """ms-swift's reranker and prm tasks are objectives here, for a model of another task."""
 LOSSES_OF_RERANKERS: dict[str, Settings] = {
@@ -219,14 +219,15 @@ LOSSES_OF_RERANKERS: dict[str, Settings] = {
 }
 """ms-swift's names of losses; the last two also select the objective."""
 DTYPES: dict[str, Settings] = {
-    "auto": {"model.dtype": "auto"},
-    **{name: {"model.dtype": "float32"} for name in ("float32", "fp32", "float")},
-    **{name: {"model.dtype": "bfloat16"} for name in ("bfloat16", "bf16")},
-    **{name: {"model.dtype": "float16"} for name in ("float16", "fp16", "half")},
+    **_each("model.dtype", "auto"),
+    **_each("model.dtype", "float32", "fp32", "float", value="float32"),
+    **_each("model.dtype", "bfloat16", "bf16", value="bfloat16"),
+    **_each("model.dtype", "float16", "fp16", "half", value="float16"),
 }
 ATTENTION: dict[str, Settings] = {
-    name: {"model.attention": name} for name in ("auto", "flash_attention_2", "sdpa", "eager")
-} | {name: {"model.attention": "flash_attention_2"} for name in ("flash_attn", "flash_attn_2", "flash", "fa2")}
+    **_each("model.attention", "auto", "flash_attention_2", "sdpa", "eager"),
+    **_each("model.attention", "flash_attn", "flash_attn_2", "flash", "fa2", value="flash_attention_2"),
+}
 FLASH: dict[str, Settings] = {
     **ATTENTION,
     **dict.fromkeys(("true", "yes", "on", "1"), ATTENTION["fa2"]),
@@ -234,43 +235,37 @@ FLASH: dict[str, Settings] = {
     "disabled": ATTENTION["eager"],
 }
 """Values of `--flash_attn`, a switch in ms-swift and the name of a kernel in LLaMA-Factory."""
-DEVICES: dict[str, Settings] = {
-    **{name: {"backend.device": name} for name in ("auto", "cpu", "cuda")},
-    "gpu": {"backend.device": "cuda"},
-}
-FSDP_PRESETS: dict[str, Settings] = {
-    "fsdp": {"backend.name": "fsdp"},
+DEVICES: dict[str, Settings] = {**_each("backend.device", "auto", "cpu", "cuda"), "gpu": {"backend.device": "cuda"}}
+METHODS: dict[str, Settings] = {
+    **_each("backend.name", "megatron", "deepspeed", "torch", "fsdp"),
     "fsdp_offload": {"backend.name": "fsdp", "backend.offload": True},
     "hsdp": {"backend.name": "fsdp", "backend.hybrid": True},
-}
-METHODS: dict[str, Settings] = {
-    **{name: {"backend.name": name} for name in ("megatron", "deepspeed", "torch")},
-    **FSDP_PRESETS,
     "ddp": {"backend.name": "torch"},
     "fsdp2": {"backend.name": "fsdp"},
     "zero": {"backend.name": "deepspeed"},
 }
-SCHEDULES: dict[str, Settings] = {name: {"optim.schedule": name} for name in get_args(Shape)} | {
+SCHEDULES: dict[str, Settings] = {
+    **_each("optim.schedule", *get_args(Shape)),
     "constant_with_warmup": {"optim.schedule": "constant"},
     "cosine_with_min_lr": {"optim.schedule": "cosine", "@min_lr": "cosine_with_min_lr"},
 }
 DECAY_STYLES: dict[str, Settings] = {
-    **{name: {"optim.schedule": name} for name in ("cosine", "linear", "constant", "wsd")},
+    **_each("optim.schedule", "cosine", "linear", "constant", "wsd"),
     "inverse-square-root": {"optim.schedule": "inverse_sqrt"},
 }
 STATEFUL = ("reduce_lr_on_plateau", "greedy")
 """Schedules of transformers that depend on the loss."""
 OPTIMIZERS: dict[str, Settings] = {
-    **{name: {"optim.name": "adamw"} for name in ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adam")},
-    **{name: {"optim.name": "adamw_8bit"} for name in ("adamw_8bit", "adamw_bnb_8bit")},
-    **{name: {"optim.name": "adamw_4bit"} for name in ("adamw_4bit", "adamw_torch_4bit")},
-    **{name: {"optim.name": "lion"} for name in ("lion", "lion_32bit")},
-    **{name: {"optim.name": name} for name in ("adafactor", "muon", "schedule_free", "sgd")},
-    **{name: {"optim.name": name} for name in ("galore", "q_galore", "apollo", "apollo_mini", "adam_mini")},
+    **_each("optim.name", "adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adam", value="adamw"),
+    **_each("optim.name", "adamw_8bit", "adamw_bnb_8bit", value="adamw_8bit"),
+    **_each("optim.name", "adamw_4bit", "adamw_torch_4bit", value="adamw_4bit"),
+    **_each("optim.name", "lion", "lion_32bit", value="lion"),
+    **_each("optim.name", "adafactor", "muon", "schedule_free", "sgd"),
+    **_each("optim.name", "galore", "q_galore", "apollo", "apollo_mini", "adam_mini"),
     "galore_adamw": {"optim.name": "galore"},
     "q_galore_adamw8bit": {"optim.name": "q_galore"},
     "apollo_adamw": {"optim.name": "apollo"},
-    **{name: {"optim.name": "schedule_free"} for name in ("schedule_free_adamw", "adamw_schedule_free")},
+    **_each("optim.name", "schedule_free_adamw", "adamw_schedule_free", value="schedule_free"),
 }
 OPTIMIZERS_BY_SWITCH = ("galore", "apollo", "adam_mini", "muon")
 """Optimizers that third-party commands select by a switch: `--use_galore true`."""
