@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from swift.cli.builtin import BUILTIN_COMMANDS
 from swift.cli.help import asks_for_help, show_help
 from swift.config.compat.commands import flags_of_command
-from swift.config.compat.meanings import renamed, when_on
+from swift.config.compat.usual import renamed, when_on
 from swift.config.fields import model_fields
 from swift.config.flags import Alias, CommandLine, Flag, FlagTable, read_flags
 from swift.config.options import examples_of

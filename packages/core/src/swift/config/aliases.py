@@ -12,9 +12,9 @@ from functools import cache
 
 from swift.config.compat import fsdp, megatron, online, quantisation
 from swift.config.compat import translations as to
-from swift.config.compat.meanings import choice, renamed, request, switch, when_on
 from swift.config.compat.table import third_party_flags
 from swift.config.compat.unsupported import UNSUPPORTED_ATTENTION, UNSUPPORTED_DEVICES, UNSUPPORTED_LOSS_SCALES
+from swift.config.compat.usual import choice, renamed, request, switch, when_on
 from swift.config.fields import core_fields
 from swift.config.flags import Alias, Arity, FlagTable, TranslatedFlags
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.config.compat.meanings import Meaning, NotNeeded, Refused, off, renamed, unknown_value
+from swift.config.compat.meanings import Meaning, NotNeeded, Refused, off
+from swift.config.compat.usual import renamed, unknown_value
 from swift.config.draft import Assignment, set_consistently
 from swift.config.flags import Settings, TranslatedFlags
 from swift.config.values import as_switch, quoted

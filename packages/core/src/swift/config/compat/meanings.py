@@ -1,14 +1,12 @@
-"""Third-party flags without a key (not needed, only some values accepted, or refused), and the usual translations."""
+"""Meanings of third-party flags without a key: not needed, only some values accepted, or refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swift.config.flags import Settings, Translation
-from swift.config.values import as_switch, looks_like_switch, quoted
-from swift.errors import ConfigError, did_you_mean
+from swift.config.values import looks_like_switch, quoted
+from swift.errors import ConfigError
 
 _LEAVE_OUT = "Leave it out."
 _SAME = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}
@@ -72,48 +70,6 @@ Meaning = NotNeeded | Default | Refused
 def off(reason: str, hint: str = _LEAVE_OUT) -> Default:
     """Return the meaning of a switch for an unsupported feature: off is accepted, on is refused."""
     return Default(("false", "none"), "it is always off", reason, hint)
-
-
-def renamed(key: str) -> Translation:
-    """Return a translation that sets a key to the value unchanged."""
-    return lambda _, value: {key: value}
-
-
-def request(name: str) -> Translation:
-    """Return a translation that leaves the value to `swift.config.requests`."""
-    return renamed(f"@{name}")
-
-
-def switch(key: str) -> Translation:
-    """Return a translation that sets a key to true or false."""
-    return lambda source, value: {key: as_switch(value, source)}
-
-
-def when_on(settings: Settings, otherwise: Settings | None = None) -> Translation:
-    """Return a translation of a switch: its settings when it is on, and when it is off."""
-    return lambda source, value: dict(settings if as_switch(value, source) else otherwise or {})
-
-
-def choice(choices: Mapping[str, Settings], refused: Mapping[str, Refused] | None = None) -> Translation:
-    """Return a translation of names; those in `refused` raise an error with the reason."""
-
-    def translate(source: str, value: Any) -> Settings:
-        name = str(value).lower()
-        if refused and name in refused:
-            refused[name].check(source, value)
-        if name not in choices:
-            raise unknown_value(source, value, choices)
-        return dict(choices[name])
-
-    return translate
-
-
-def unknown_value(source: str, value: Any, valid: Iterable[str]) -> ConfigError:
-    """Return the error for a value that is not among the valid ones."""
-    return ConfigError(
-        f"Unknown value {quoted(value)} for {source}.{did_you_mean(str(value).lower(), valid)}",
-        hint=f"Valid values: {', '.join(valid)}",
-    )
 
 
 def _refusal(source: str, value: Any, reason: str, hint: str) -> ConfigError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, choice, off, renamed, request, switch
+from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
+from swift.config.compat.usual import choice, renamed, request, switch
 from swift.config.draft import Assignment
 from swift.config.flags import Arity, Settings, TranslatedFlags, Translation
 from swift.config.values import quoted

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off, renamed, request, switch
+from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
 from swift.config.compat.unsupported import ENGINE_OPTIONS
+from swift.config.compat.usual import renamed, request, switch
 from swift.config.draft import NOTE
 from swift.config.flags import Arity, Settings, TranslatedFlags, Translation
 from swift.config.values import as_switch, quoted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swift.config.compat.meanings import request, when_on
+from swift.config.compat.usual import request, when_on
 from swift.config.draft import Assignment, contradiction
 from swift.config.flags import Settings, TranslatedFlags
 from swift.config.values import quoted

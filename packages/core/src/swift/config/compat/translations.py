@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from swift.config.compat.meanings import choice
 from swift.config.compat.online import LOSSES as LOSSES_OF_GRPO
 from swift.config.compat.online import UNSUPPORTED_LOSSES as UNSUPPORTED_LOSSES_OF_GRPO
 from swift.config.compat.table import third_party_flags
 from swift.config.compat.unsupported import UNSUPPORTED_OPTIMIZERS, UNSUPPORTED_TUNERS
+from swift.config.compat.usual import choice
 from swift.config.draft import NOTE
 from swift.config.fields import core_fields
 from swift.config.flags import Settings, Translation
