@@ -116,18 +116,10 @@ DATA: dict[str, tuple[Callable[[Path], None], list[str], tuple[str, ...]]] = {
         [],
         ("nothing to learn from", "roles out of order", "data.jsonl:1"),
     ),
-    "one sample out of order, strictly": (
-        lines(*GOOD, talk(ANSWER, QUESTION)),
-        ["--strict"],
-        ("data.jsonl:9",),
-    ),
+    "one sample out of order, strictly": (lines(*GOOD, talk(ANSWER, QUESTION)), ["--strict"], ("data.jsonl:9",)),
     "no answers": (lines(talk(QUESTION)), [], ("nothing to learn from", "data.jsonl:1")),
     "all too long": (lines(*GOOD), ["--max_length", "8"], ("nothing to learn from", "too long", "data.jsonl:1")),
-    "unknown role": (
-        lines(talk({"role": "usr", "content": "a"}, ANSWER)),
-        [],
-        ("unknown role", "data.jsonl:1"),
-    ),
+    "unknown role": (lines(talk({"role": "usr", "content": "a"}, ANSWER)), [], ("unknown role", "data.jsonl:1")),
 }
 
 

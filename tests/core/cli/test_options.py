@@ -146,9 +146,7 @@ def test_third_party_flags_without_effect_are_noted(
     assert all(note.startswith("Note: --") and " is not needed: " in note for note in notes)
 
 
-def test_repeated_flag_uses_last_value_with_note(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_repeated_flag_uses_last_value_with_note(capsys: pytest.CaptureFixture[str]) -> None:
     """The last value of a repeated flag counts, and a note reports it."""
     found = read(InferOptions, "m --max_new_tokens 5 --seed 1 --max-new-tokens 6 --seed 1")
     assert (found["max_new_tokens"], found["seed"]) == (6, 1)
