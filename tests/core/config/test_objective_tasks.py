@@ -61,6 +61,7 @@ def test_objective_and_task_imply_each_other(
         ("sft --task_type reranker --num_labels 2", "the objective 'reranker' needs 1"),
         ("sft --task_type reranker --loss_type generative_reranker", "contradict"),
         ("sft --task_type reranker --loss_type infonce", "pointwise"),
+        ("rlhf --loss_type ipo --label_smoothing 0.1", "objective: label_smoothing needs loss sigmoid, not ipo."),
     ],
 )
 def test_mismatched_objective_and_task_are_refused(line: str, named: str) -> None:
