@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +63,12 @@ def check_refused(
 # Flags, and what is said.
 FLAGS: list[tuple[str, list[str], int, tuple[str, ...]]] = [
     ("sft", ["--learning_rat", "1"], 2, ("Unknown flag --learning_rat", "Did you mean '--learning_rate'?")),
-    ("sft", ["--optim.lrr", "1"], 2, ("Did you mean '--optim.lr'?",)),
     ("sft", ["--backend", "torhc"], 3, ("torhc", "Did you mean 'torch'?")),
-    ("sft", ["--report_to", "consol"], 3, ("consol", "Did you mean 'console'?")),
-    ("train", ["--objective", "dqo"], 3, ("dqo", "Did you mean")),
     ("sft", ["--learning_rate", "fast"], 2, ("--learning_rate", "must be a number, not 'fast'")),
     ("sft", ["--parallel.tp", "2"], 2, ("torch backend does not support parallel.tp 2",)),
-    ("sft", ["--parallel.dp_replicate", "3"], 2, ("parallel.dp_replicate is 3, but 1 process",)),
     ("sft", ["--tuner.targets", "q_prog"], 2, ("no module 'q_prog'", "Did you mean 'q_proj'?")),
     ("sft", ["--train_type", "full", "--tuner.freeze", "encoder.*"], 2, ("no weight of this model matches",)),
     ("sft", ["--resume_from_checkpoint", "nowhere"], 2, ("There is no checkpoint at nowhere",)),
-    ("sft", ["--streaming", "--split_dataset_ratio", "0.1"], 2, ("data.split_ratio",)),
     ("rlhf", [], 2, ("data.jsonl", "rejected")),
 ]
 
@@ -120,23 +116,20 @@ DATA: dict[str, tuple[Callable[[Path], None], list[str], tuple[str, ...]]] = {
         [],
         ("can be trained on", "roles out of order", "data.jsonl:1"),
     ),
-    "one sample out of order, strictly": (
-        lines(*GOOD, talk(ANSWER, QUESTION)),
-        ["--strict"],
-        ("data.jsonl:9",),
-    ),
+    "one sample out of order, strictly": (lines(*GOOD, talk(ANSWER, QUESTION)), ["--strict"], ("data.jsonl:9",)),
     "no answers": (lines(talk(QUESTION)), [], ("can be trained on", "data.jsonl:1")),
     "all too long": (lines(*GOOD), ["--max_length", "8"], ("can be trained on", "too long", "data.jsonl:1")),
-    "unknown role": (
-        lines(talk({"role": "usr", "content": "a"}, ANSWER)),
-        [],
-        ("unknown role", "data.jsonl:1"),
-    ),
+    "unknown role": (lines(talk({"role": "usr", "content": "a"}, ANSWER)), [], ("unknown role", "data.jsonl:1")),
 }
 
 
-@pytest.mark.parametrize("case", DATA)
-@pytest.mark.parametrize("streaming", [False, True], ids=["read", "streamed"])
+STREAMED = ("empty", "malformed line", "roles out of order", "one sample out of order, strictly", "all too long")
+"""Cases that a stream finds by itself; the others are found where both read rows."""
+
+
+@pytest.mark.parametrize(
+    ("case", "streaming"), [*((case, False) for case in DATA), *((case, True) for case in STREAMED)]
+)
 def test_unusable_data_exits_with_message(
     here: Path, capsys: pytest.CaptureFixture[str], case: str, streaming: bool
 ) -> None:
@@ -207,12 +200,23 @@ def test_unwritable_output_folder_fails(here: Path, capsys: pytest.CaptureFixtur
     assert (here / "file").read_text() == ""
 
 
+@pytest.fixture(scope="module")
+def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with a run, which has checkpoints of steps 1 and 2."""
+    folder = tmp_path_factory.mktemp("trained")
+    shutil.copytree(tiny, folder / "model")
+    write_jsonl(folder / "data.jsonl", GOOD)
+    with chdir(folder):
+        assert swift("sft", "--save_steps", "1", "--output_dir", "saved", "--logging.run_name", "run") == 0
+    return folder
+
+
 @pytest.fixture
-def saved(here: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """The folder of a run with checkpoints of steps 1 and 2."""
-    assert swift("sft", "--save_steps", "1", "--output_dir", "saved", "--logging.run_name", "run") == 0
-    capsys.readouterr()
-    return here / "saved" / "model" / "run"
+def saved(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of that run, in a working folder of the test."""
+    shutil.copytree(trained, tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "saved" / "model" / "run"
 
 
 def truncate(checkpoint: Path) -> None:
@@ -247,7 +251,7 @@ def forget_manifest(checkpoint: Path) -> None:
 )
 def test_invalid_checkpoints_exit_with_message(
     saved: Path,
-    here: Path,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     spoil: Callable[[Path], None] | None,
     flags: list[str],
@@ -255,15 +259,15 @@ def test_invalid_checkpoints_exit_with_message(
 ) -> None:
     if spoil is not None:
         spoil(saved / "checkpoint-1")
-    write_model(here / "other", seed=3)
-    write_jsonl(here / "other.jsonl", GOOD[1:])
-    capsys.readouterr()
+    if "--model" in flags:
+        write_model(tmp_path / "other", seed=3)
+    write_jsonl(tmp_path / "other.jsonl", GOOD[1:])
     before = sorted(path.name for path in saved.rglob("*"))
     choice = dict(zip(flags[::2], flags[1::2], strict=True))
     model, dataset = choice.pop("--model", "model"), choice.pop("--dataset", "data.jsonl")
     rest = [word for pair in choice.items() for word in pair]
     code = swift("sft", "--resume_from_checkpoint", str(saved / "checkpoint-1"), *rest, model=model, dataset=dataset)
-    check_refused(code, sentences, capsys, here)
+    check_refused(code, sentences, capsys, tmp_path)
     assert sorted(path.name for path in saved.rglob("*")) == before
 
 

@@ -118,11 +118,19 @@ COMMANDS = {
 
 
 QUICK = ("infer", "export")
+ALONE = {"infer a run": "full", "chat": "lora", "eval": "full", "merge-lora": "lora", "convert": "full"}
+"""Command → the only kind of checkpoint that it is tried with: it opens both as infer and export do."""
 
 
 @pytest.mark.parametrize(
-    "command",
-    [pytest.param(each, id=name, marks=() if name in QUICK else pytest.mark.full) for name, each in COMMANDS.items()],
+    ("trap", "command"),
+    [
+        pytest.param(kind, each, id=f"{name}-{kind}", marks=() if name in QUICK else pytest.mark.full)
+        for name, each in COMMANDS.items()
+        for kind in ("full", "lora")
+        if ALONE.get(name, kind) == kind
+    ],
+    indirect=["trap"],
 )
 def test_checkpoint_cannot_enable_its_code(
     command: list[str], trap: Trap, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

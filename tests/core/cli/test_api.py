@@ -10,7 +10,7 @@ import pytest
 
 from swift import Swift, SwiftModel, Trainer, TrainerConfig
 from swift.config.parse import Parsed, parse
-from swift.errors import ConfigError, PluginError, UsageError
+from swift.errors import ConfigError, UsageError
 
 
 @pytest.fixture
@@ -69,13 +69,6 @@ def test_megatron_arguments_select_megatron(trained: list[Any]) -> None:
     plan = parsed.config.parallel
     assert (plan.tp, plan.pp, plan.sequence_parallel) == (4, 2, True)
     assert parsed.backend_options.model_dump()["use_distributed_optimizer"] is False
-
-
-def test_megatron_arguments_without_megatron_name_install(without_megatron: None) -> None:
-    """Megatron arguments without Megatron say what installs it."""
-    with pytest.raises(PluginError, match="'megatron' is not installed") as caught:
-        Swift.from_config(_with_megatron()).train()
-    assert 'pip install "swift-core[megatron]"' in str(caught.value)
 
 
 def test_trainer_accepts_rows_in_memory(trained: list[Any]) -> None:

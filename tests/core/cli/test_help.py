@@ -73,12 +73,8 @@ def work() -> dict[str, Work]:
 
 
 @pytest.mark.parametrize("command_name", BUILTIN_COMMANDS)
-def test_help_imports_nothing_slow(work: dict[str, Work], command_name: str) -> None:
+def test_help_imports_nothing_slow_and_builds_no_validators(work: dict[str, Work], command_name: str) -> None:
     assert not (HEAVY | SLOW) & work[command_name].modules
-
-
-@pytest.mark.parametrize("command_name", BUILTIN_COMMANDS)
-def test_help_builds_no_validators(work: dict[str, Work], command_name: str) -> None:
     assert work[command_name].built == []
 
 

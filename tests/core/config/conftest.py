@@ -10,6 +10,7 @@ import pytest
 
 SOURCE = """
 from swift import HOOK_API, Capabilities, Section, hookimpl
+from swift.hookspecs import BACKEND_REQUIRED
 
 PRECISIONS = frozenset({"float32", "bfloat16", "float16"})
 
@@ -23,24 +24,9 @@ class Hooks:
     HOOK_API = HOOK_API
     config_model = Options
 
-    @hookimpl
-    def swift_setup(self): ...
-    @hookimpl
-    def swift_wrap_model(self): ...
-    @hookimpl
-    def swift_shard(self): ...
-    @hookimpl
-    def swift_train_step(self): ...
-    @hookimpl
-    def swift_forward(self): ...
-    @hookimpl
-    def swift_save_checkpoint(self): ...
-    @hookimpl
-    def swift_load_checkpoint(self): ...
-    @hookimpl
-    def swift_iter_weights(self): ...
-    @hookimpl
-    def swift_teardown(self): ...
+
+for name in BACKEND_REQUIRED:
+    setattr(Hooks, name, hookimpl(lambda self: None))
 
 
 def backend(*parallel):

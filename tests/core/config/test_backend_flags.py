@@ -91,12 +91,7 @@ def test_fsdp_config_file_keys_are_handled(tmp_path: Path) -> None:
         ),
         (
             "--save out2 --eval_interval 7 --save_interval 8 --log_interval 9",
-            {
-                "logging.output": Path("out2"),
-                "train.eval_steps": 7,
-                "checkpoint.save_steps": 8,
-                "logging.steps": 9,
-            },
+            {"logging.output": Path("out2"), "train.eval_steps": 7, "checkpoint.save_steps": 8, "logging.steps": 9},
         ),
         ("--distributed_backend nccl --finetune true --num_layers 2 --moe_permute_fusion true --no_save_rng true", {}),
         ("--no_save_optim true", {"checkpoint.optimizer_state": False}),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from swift.cli.main import run
 from swift.cli.show import schema_json
@@ -75,6 +74,7 @@ def test_scalar_is_list_of_one(tmp_path: Path) -> None:
         ("data: train.jsonl\n", ":1: the section data must be a mapping"),
         ("train:\n  compile: perhaps\n", ":2: train.compile must be true or false"),
         ("bf16: true\nfp16: true\n", ":1 and "),
+        ("lr_scheduler_kwargs: [1]\n", ":1 must be a mapping, not [1]"),
     ],
 )
 def test_file_error_names_line(tmp_path: Path, text: str, sentence: str) -> None:
@@ -107,19 +107,6 @@ def test_config_show_output_reproduces_run(file: Path, tmp_path: Path, capsys: p
     assert parse([str(shown)], "sft").config == parse(flags, "sft").config
 
 
-def test_config_show_prints_layout(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["config", "show", str(file), "--nproc", "2", "--per_device_train_batch_size", "3"]) == 0
-    printed = capsys.readouterr().out
-    assert "2 = dp 2 × tp 1 × pp 1 × cp 1" in printed
-    assert "rows per optimizer step: 6" in printed
-
-
-def test_validate_prints_ok_or_errors(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["config", "validate", "sft", str(file)]) == 0
-    assert run(["config", "validate", "sft", str(file), "--pp", "2"]) == 2
-    assert "parallel.pp 2" in capsys.readouterr().err
-
-
 def test_schema_includes_plugin_sections() -> None:
     schema: dict[str, Any] = json.loads(schema_json())
     branches = {
@@ -130,10 +117,3 @@ def test_schema_includes_plugin_sections() -> None:
     assert branches["torch"]["device"]["enum"] == ["auto", "cpu", "cuda"]
     assert "beta" in branches["dpo"]
     assert schema["$defs"]["OptimSection"]["properties"]["lr"]["description"].startswith("Peak learning rate")
-
-
-def test_resolved_configuration_is_plain_yaml(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(["config", "show", "sft", str(file)])
-    shown = yaml.safe_load(capsys.readouterr().out)
-    assert shown["optim"]["lr"] == 1e-5
-    assert shown["objective"] == {"name": "sft", "label_smoothing": 0.0}

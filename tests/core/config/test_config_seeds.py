@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swift.config.parse import Parsed, parse
-from swift.errors import PluginError, UnsupportedLayout, UsageError
+from swift.errors import UnsupportedLayout, UsageError
 
 ZERO3 = "sft --model_type qwen-7b --dataset your_data --deepspeed ds_config_zero3.json"
 MEGATRON = (
@@ -24,13 +24,6 @@ MIXED = "train --model_id qwen/Qwen-72B --train_type cpt --deepspeed_config ds_z
 def said(command: str) -> Parsed:
     command_name, *argv = shlex.split(command)
     return parse(argv, command_name)
-
-
-def test_missing_backend_names_install_command(without_megatron: None) -> None:
-    with pytest.raises(PluginError, match="'megatron' is not installed") as caught:
-        said(MEGATRON)
-    assert caught.value.exit_code == 3
-    assert 'Run: pip install "swift-core[megatron]"' in str(caught.value)
 
 
 def test_deepspeed_flag_sets_config_file(stand_ins: Path) -> None:

@@ -16,25 +16,42 @@ def parsed(line: str) -> Parsed:
 
 
 @pytest.mark.parametrize(
-    ("variable", "typed", "option", "value"),
+    ("task", "variables"),
     [
-        ("INFONCE_TEMPERATURE", "0.05", "temperature", 0.05),
-        ("INFONCE_USE_BATCH", "False", "in_batch_negatives", False),
-        ("INFONCE_HARD_NEGATIVES", "3", "hard_negatives", 3),
-        ("INFONCE_MASK_FAKE_NEGATIVE", "1", "mask_false_negatives", True),
-        ("INFONCE_FAKE_NEG_MARGIN", "0.2", "false_negative_margin", 0.2),
-        ("INFONCE_INCLUDE_QQ", "true", "include_qq", True),
-        ("INFONCE_INCLUDE_DD", "yes", "include_dd", True),
+        (
+            "embedding",
+            {
+                "INFONCE_TEMPERATURE": ("0.05", "temperature", 0.05),
+                "INFONCE_HARD_NEGATIVES": ("3", "hard_negatives", 3),
+                "INFONCE_MASK_FAKE_NEGATIVE": ("1", "mask_false_negatives", True),
+                "INFONCE_FAKE_NEG_MARGIN": ("0.2", "false_negative_margin", 0.2),
+                "INFONCE_INCLUDE_QQ": ("true", "include_qq", True),
+                "INFONCE_INCLUDE_DD": ("yes", "include_dd", True),
+            },
+        ),
+        ("embedding", {"INFONCE_USE_BATCH": ("False", "in_batch_negatives", False)}),
+        (
+            "generative_reranker",
+            {
+                "LISTWISE_RERANKER_TEMPERATURE": ("0.5", "temperature", 0.5),
+                "MAX_POSITIVE_SAMPLES": ("2", "max_positives", 2),
+                "MAX_NEGATIVE_SAMPLES": ("7", "max_negatives", 7),
+                "GENERATIVE_RERANKER_POSITIVE_TOKEN": ("Y", "positive_token", "Y"),
+                "GENERATIVE_RERANKER_NEGATIVE_TOKEN": ("N", "negative_token", "N"),
+            },
+        ),
     ],
 )
-def test_variable_sets_option_and_names_flag(
-    monkeypatch: pytest.MonkeyPatch, variable: str, typed: str, option: str, value: object
+def test_variables_set_options_and_name_flags(
+    monkeypatch: pytest.MonkeyPatch, task: str, variables: dict[str, tuple[str, str, object]]
 ) -> None:
-    monkeypatch.setenv(variable, typed)
-    run = parsed(EMBEDDING)
-    assert getattr(run.config.objective, option) == value
-    (note,) = [note for note in run.notes if variable in note]
-    assert f"--objective.{option} {typed}" in note
+    for variable, (typed, _, _) in variables.items():
+        monkeypatch.setenv(variable, typed)
+    run = parsed(f"sft --task_type {task} --model m --dataset d")
+    for variable, (typed, option, value) in variables.items():
+        assert getattr(run.objective_options, option) == value
+        (note,) = [note for note in run.notes if variable in note]
+        assert f"--objective.{option} {typed}" in note
 
 
 def test_video_variables_are_read_or_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,26 +83,6 @@ def test_invalid_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFONCE_TEMPERATURE", "warm")
     with pytest.raises(ConfigError, match="INFONCE_TEMPERATURE"):
         parsed(EMBEDDING)
-
-
-@pytest.mark.parametrize(
-    ("variable", "typed", "option", "value"),
-    [
-        ("LISTWISE_RERANKER_TEMPERATURE", "0.5", "temperature", 0.5),
-        ("MAX_POSITIVE_SAMPLES", "2", "max_positives", 2),
-        ("MAX_NEGATIVE_SAMPLES", "7", "max_negatives", 7),
-        ("GENERATIVE_RERANKER_POSITIVE_TOKEN", "Y", "positive_token", "Y"),
-        ("GENERATIVE_RERANKER_NEGATIVE_TOKEN", "N", "negative_token", "N"),
-    ],
-)
-def test_reranker_variables_set_options(
-    monkeypatch: pytest.MonkeyPatch, variable: str, typed: str, option: str, value: object
-) -> None:
-    monkeypatch.setenv(variable, typed)
-    run = parsed("sft --task_type generative_reranker --model m --dataset d")
-    assert getattr(run.objective_options, option) == value
-    (note,) = [note for note in run.notes if variable in note]
-    assert f"--objective.{option} {typed}" in note
 
 
 def test_other_reranker_group_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

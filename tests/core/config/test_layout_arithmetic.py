@@ -21,9 +21,7 @@ def test_config_show_counts_sequence_parallel_processes(capsys: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_config_show_reports_indivisible_process_count(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_config_show_reports_indivisible_process_count(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "show", "--backend", "fsdp", "--ulysses", "4", "--nproc", "6"]) == 0
     assert "6 processes on this machine: not a multiple of tp × pp × cp × ulysses = 4" in capsys.readouterr().out
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import yaml
 from commands import typed
 
@@ -23,9 +22,8 @@ TEXT = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*MEDIA, *TEXT])
-def test_multimodal_model_is_detected_by_name(name: str) -> None:
-    assert reads_media(name) == (name in MEDIA)
+def test_multimodal_model_is_detected_by_name() -> None:
+    assert [name for name in (*MEDIA, *TEXT) if reads_media(name)] == list(MEDIA)
 
 
 def test_multimodal_model_is_detected_by_config(tmp_path: Path) -> None:

@@ -181,10 +181,7 @@ DISTRIBUTIONS = [
     backend(
         "acme-twice",
         "twice",
-        (
-            "class Engine:",
-            "class Engine:\n    @hookimpl(specname='swift_setup')\n    def other(self): ...\n",
-        ),
+        ("class Engine:", "class Engine:\n    @hookimpl(specname='swift_setup')\n    def other(self): ...\n"),
     ),
     backend("acme-missing", "missing-hook", ("    @hookimpl\n    def swift_teardown", "    def _teardown")),
     backend("acme-undecorated", "undecorated", (f"    @hookimpl\n{STEP}", STEP)),

@@ -55,12 +55,19 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the distribution is installed in."""
     tuners = {"swift.tuners": {"bitfit": "BitFit", "idle": "Idle"}}
-    install([Distribution("acme-tuners", SOURCE, tuners)], tmp_path / "site", tmp_path / "wheels")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    site = tmp_path_factory.mktemp("site")
+    install([Distribution("acme-tuners", SOURCE, tuners)], site, tmp_path_factory.mktemp("wheels"))
+    return site
+
+
+@pytest.fixture
+def site(distribution: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for a test of the distribution, which can be imported."""
+    monkeypatch.syspath_prepend(str(distribution))
     return tmp_path
 
 

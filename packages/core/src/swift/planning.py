@@ -228,7 +228,7 @@ class PlannedBackend:
         tuner = self._tuner
         if not tuner.object.adapter:
             return None
-        options = self.config.tuner.options(tuner.object.options_model)
+        options = self.tuner_options
         count = getattr(tuner.object, "extra_values", None)
         with failing(tuner.entry, "extra_values"):
             came = count(rows, columns, options) if count is not None else _low_rank(rows, columns, options)

@@ -20,11 +20,11 @@ _PICKLE = 256 << 20
 _DEPTH = 64
 
 
-def load_pickle(path: Path, error: Failure, *, mmap: bool = True) -> Any:
+def load_pickle(path: Path, error: Failure) -> Any:
     """Return what `torch.save` wrote, whose tensors stay on the disk until they are looked at."""
     check_archive(path, error)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as cause:  # it raises what it likes about what it does not know
         lines = str(cause).strip().splitlines() or [type(cause).__name__]
         reason = lines[0]

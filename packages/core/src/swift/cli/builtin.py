@@ -27,95 +27,43 @@ class BuiltinCommand:
 
 
 TRAINING = ("pt", "sft", "rlhf", "train")
+_TRAIN, _USE, _INSPECT = "Train", "Use the result", "Inspect"
 
 BUILTIN_COMMANDS = {
-    command.name: command
-    for command in (
-        BuiltinCommand("pt", "Train", "Continue pre-training on plain text", "swift.cli.train:run"),
-        BuiltinCommand("sft", "Train", "Fine-tune on conversations or instructions", "swift.cli.train:run"),
-        BuiltinCommand(
+    name: BuiltinCommand(name, group, summary, f"swift.cli.{function}", options)
+    for name, group, summary, function, options in (
+        ("pt", _TRAIN, "Continue pre-training on plain text", "train:run", ""),
+        ("sft", _TRAIN, "Fine-tune on conversations or instructions", "train:run", ""),
+        (
             "rlhf",
-            "Train",
+            _TRAIN,
             "Learn from preferences (dpo, kto, orpo, simpo, cpo, rm, prm), rewards (grpo, ppo) or a teacher (gkd)",
-            "swift.cli.train:run",
+            "train:run",
+            "",
         ),
-        BuiltinCommand("train", "Train", "Any objective, named by --train_type or --objective", "swift.cli.train:run"),
-        BuiltinCommand(
-            "data", "Train", "Tokenize a data set in advance, on many machines", "swift.cli.data:run", "DataOptions"
-        ),
-        BuiltinCommand(
-            "export",
-            "Use the result",
-            "Write a checkpoint as a model folder, and check it",
-            "swift.cli.export:run",
-            "ExportCommandOptions",
-        ),
-        BuiltinCommand(
-            "merge-lora",
-            "Use the result",
-            "Merge adapters into the model's weights",
-            "swift.cli.export:run",
-            "MergeLoraOptions",
-        ),
-        BuiltinCommand(
-            "convert",
-            "Use the result",
-            "Convert checkpoints from and to third-party formats",
-            "swift.cli.convert:run",
-            "ConvertOptions",
-        ),
-        BuiltinCommand(
-            "infer",
-            "Use the result",
-            "Generate responses to prompts from a file or the keyboard",
-            "swift.cli.infer:run",
-            "InferOptions",
-        ),
-        BuiltinCommand("chat", "Use the result", "Chat with a model", "swift.cli.infer:run_chat", "ChatOptions"),
-        BuiltinCommand(
-            "serve",
-            "Use the result",
-            "Serve a model to OpenAI clients, with its adapters",
-            "swift.cli.serve:run",
-            "ServeCommandOptions",
-        ),
-        BuiltinCommand("deploy", "Use the result", "The same as serve", "swift.cli.serve:run", "ServeCommandOptions"),
-        BuiltinCommand(
-            "eval", "Use the result", "Evaluate a model on a labeled data set", "swift.cli.eval:run", "EvalOptions"
-        ),
-        BuiltinCommand(
-            "doctor", "Inspect", "Check this machine and suggest fixes", "swift.cli.doctor:run", "DoctorOptions"
-        ),
-        BuiltinCommand(
-            "plugins",
-            "Inspect",
-            "List and check installed plugins",
-            "swift.cli.plugins:run",
-            "PluginsOptions",
-        ),
-        BuiltinCommand(
-            "config",
-            "Inspect",
-            "Show, validate or describe a configuration",
-            "swift.cli.config:run",
-            "ConfigOptions",
-        ),
-        BuiltinCommand(
-            "demo",
-            "Inspect",
-            "Train, export and evaluate a tiny model in minutes",
-            "swift.cli.demo:run",
-            "DemoOptions",
-        ),
+        ("train", _TRAIN, "Any objective, named by --train_type or --objective", "train:run", ""),
+        ("data", _TRAIN, "Tokenize a data set in advance, on many machines", "data:run", "DataOptions"),
+        ("export", _USE, "Write a checkpoint as a model folder, and check it", "export:run", "ExportCommandOptions"),
+        ("merge-lora", _USE, "Merge adapters into the model's weights", "export:run", "MergeLoraOptions"),
+        ("convert", _USE, "Convert checkpoints from and to third-party formats", "convert:run", "ConvertOptions"),
+        ("infer", _USE, "Generate responses to prompts from a file or the keyboard", "infer:run", "InferOptions"),
+        ("chat", _USE, "Chat with a model", "infer:run_chat", "ChatOptions"),
+        ("serve", _USE, "Serve a model to OpenAI clients, with its adapters", "serve:run", "ServeCommandOptions"),
+        ("deploy", _USE, "The same as serve", "serve:run", "ServeCommandOptions"),
+        ("eval", _USE, "Evaluate a model on a labeled data set", "eval:run", "EvalOptions"),
+        ("doctor", _INSPECT, "Check this machine and suggest fixes", "doctor:run", "DoctorOptions"),
+        ("plugins", _INSPECT, "List and check installed plugins", "plugins:run", "PluginsOptions"),
+        ("config", _INSPECT, "Show, validate or describe a configuration", "config:run", "ConfigOptions"),
+        ("demo", _INSPECT, "Train, export and evaluate a tiny model in minutes", "demo:run", "DemoOptions"),
     )
 }
 
 COMMAND_ALIASES = {
-    name: ("rlhf", "--rlhf_type", name)
-    for name in ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "prm", "gkd", "grpo", "ppo")
-}
-COMMAND_ALIASES |= {
-    name.replace("_", "-"): ("sft", "--task_type", name) for name in ("seq_cls", "embedding", "reranker")
+    **{
+        name: ("rlhf", "--rlhf_type", name)
+        for name in ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "prm", "gkd", "grpo", "ppo")
+    },
+    **{name.replace("_", "-"): ("sft", "--task_type", name) for name in ("seq_cls", "embedding", "reranker")},
 }
 """Third-party command → the command and flags that replace it."""
 
@@ -140,6 +88,13 @@ def collision(entry: PluginEntry) -> str | None:
     if entry.group == COMMANDS and command_name(entry.name) in (*BUILTIN_COMMANDS, *COMMAND_ALIASES, "help", "version"):
         return "has the name of a built-in command, which a plugin cannot replace"
     return None
+
+
+def training_command(args: list[str], default: str) -> tuple[str, list[str]]:
+    """Return the training command that the arguments begin with, if any, and the remaining arguments."""
+    if args and args[0] in COMMAND_ALIASES:
+        args = [*COMMAND_ALIASES[args[0]], *args[1:]]
+    return (args[0], args[1:]) if args and args[0] in TRAINING else (default, args)
 
 
 def command_name(typed: str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from swift.cli.builtin import BUILTIN_COMMANDS, COMMAND_ALIASES, TRAINING
+from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING, training_command
 from swift.cli.help import asks_for_help, show_help, show_training_help
 from swift.cli.options import read_options
 from swift.config.limits import Rows
@@ -79,9 +79,7 @@ def run(command: str, args: list[str]) -> int:
             return 0
         actions = ("show", "validate", "import", "schema", *presets)
         raise UsageError(f"There is no `swift config {action}`.{did_you_mean(action, actions)}", hint=USAGE)
-    if rest and rest[0] in COMMAND_ALIASES:
-        rest = [*COMMAND_ALIASES[rest[0]], *rest[1:]]
-    trained = rest.pop(0) if rest and rest[0] in TRAINING else "train"
+    trained, rest = training_command(rest, "train")
     typed = read_options(command, rest, ConfigOptions, passes_on=True)
     samples = typed.options.sample or 0
     from swift.cli.planner_choice import chosen

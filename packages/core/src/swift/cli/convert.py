@@ -31,8 +31,7 @@ class ConvertOptions(Section):
     )
     out: Annotated[FilePath, Aliases("output_dir")] = Field(description="Destination folder")
     model: Name | None = Field(
-        None,
-        description="Model that training started from: a folder or a hub id; default: as named in the checkpoint",
+        None, description="Model that training started from: a folder or a hub id; default: as named in the checkpoint"
     )
     to: Name | None = Field(None, description=f"Format to export to: {FORMATS}")
     adapter_config: FilePath | None = Field(None, description="adapter_config.json, if it is not in the folder")

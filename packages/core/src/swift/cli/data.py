@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from swift.cli.builtin import BUILTIN_COMMANDS, COMMAND_ALIASES, TRAINING
+from swift.cli.builtin import BUILTIN_COMMANDS, training_command
 from swift.cli.help import asks_for_help, show_help
 from swift.cli.options import read_options
 from swift.config.limits import FilePath, Name
@@ -85,9 +85,7 @@ def read_command(args: list[str], *, complete: bool = True) -> Build | Join:
         return Join(Path(rest[0]).expanduser())
     if action != "build":
         raise UsageError(f"There is no `swift data {action}`.{did_you_mean(action, ('build', 'join'))}", hint=USAGE)
-    if rest and rest[0] in COMMAND_ALIASES:
-        rest = [*COMMAND_ALIASES[rest[0]], *rest[1:]]
-    trained = rest.pop(0) if rest and rest[0] in TRAINING else "sft"
+    trained, rest = training_command(rest, "sft")
     typed = read_options("data", rest, DataOptions, passes_on=True)
     options = typed.options
     if options.out is None:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from swift.cli.demo_online import demo_online
 from swift.cli.demo_scoring import demo_scoring
+from swift.cli.demo_steps import accuracy, export, open_exported, print_title, train_with
 from swift.cli.demo_vision import demo_vision
 from swift.cli.options import run_command
 from swift.config.limits import FilePath
 from swift.config.options import Section
 from swift.errors import UsageError
 from swift.terminal import print_line
-
-if TYPE_CHECKING:
-    from swift.contracts import RunSummary
 
 STEPS = 240
 PAUSE = 120
@@ -51,12 +48,12 @@ def demo(options: DemoOptions) -> int:
     started = time.monotonic()
     _fresh(out)
     if options.task == "grpo":
-        return demo_online(out, _title)
+        return demo_online(out)
     if options.task == "vision":
-        return demo_vision(out, _title)
+        return demo_vision(out)
     if options.task is not None:
-        return demo_scoring(options.task, out, _title)
-    _title("1. A tiny model of Qwen3's architecture, and a task: read numbers aloud")
+        return demo_scoring(options.task, out)
+    print_title("1. A tiny model of Qwen3's architecture, and a task: read numbers aloud")
     from swift.demo.model import write_model
     from swift.demo.task import write_data
 
@@ -66,32 +63,29 @@ def demo(options: DemoOptions) -> int:
     print_line(f"  {train_file}: 800 numbers to learn from; {test_file}: 100 others for the evaluation")
 
     command = _command(model, train_file)
-    _title(f"2. Train, and stop in the middle\n   $ {' '.join(['swift', *command])}")
-    paused = _train(command, pause_at=PAUSE)
-
-    resume = [*command, "--resume_from_checkpoint", str(paused.last_checkpoint)]
-    _title(
+    print_title(f"2. Train, and stop in the middle\n   $ swift {command}")
+    paused = train_with(command, pause_at=PAUSE)
+    print_title(
         "3. Resume from the checkpoint: same samples, same schedule, same optimizer state\n"
-        f"   $ swift {command[0]} ... --resume_from_checkpoint {paused.last_checkpoint}"
+        f"   $ swift sft ... --resume_from_checkpoint {paused}"
     )
-    done = _train(resume)
-    assert done.last_checkpoint is not None
+    done = train_with(f"{command} --resume_from_checkpoint {paused}")
 
     exported = out / "exported"
-    _title(
+    print_title(
         f"4. Export, and compare what was written with what was trained\n"
-        f"   $ swift export {done.last_checkpoint} --to hf --out {exported}"
+        f"   $ swift export {done} --to hf --out {exported}"
     )
-    _export(done.last_checkpoint, exported)
+    export(done, exported)
 
-    _title(f"5. Evaluate on questions that it has never seen\n   $ swift eval {exported} --dataset {test_file}")
-    accuracy = _ask(exported, test_file)
+    print_title(f"5. Evaluate on questions that it has never seen\n   $ swift eval {exported} --dataset {test_file}")
+    right = accuracy(open_exported(exported), test_file, lambda question: question.messages[0]["content"], shown=5)
 
-    print_line(f"\nAccuracy on held-out questions: {accuracy:.0%}. All of it took {time.monotonic() - started:.0f} s.")
-    if accuracy < GOAL:
+    print_line(f"\nAccuracy on held-out questions: {right:.0%}. All of it took {time.monotonic() - started:.0f} s.")
+    if right < GOAL:
         print_line(f"That is less than the {GOAL:.0%} that this demo should reach.")
         return 1
-    print_line(f"Curves of the run: {done.last_checkpoint.parent / 'report.html'}")
+    print_line(f"Curves of the run: {done.parent / 'report.html'}")
     print_line("\nNext, with your own model and data:")
     print_line("  swift sft --model Qwen/Qwen3-0.6B --dataset your_data.jsonl      fine-tune with LoRA")
     print_line("  swift sft --help                                                 every flag, with its default")
@@ -109,50 +103,10 @@ def _fresh(out: Path) -> None:
     (out / MARKER).touch()
 
 
-def _command(model: Path, train_file: Path) -> list[str]:
+def _command(model: Path, train_file: Path) -> str:
     """Return the command that trains the model."""
     return (
         f"sft --model {model} --dataset {train_file} --train_type full --packing true --max_length 512 "
         f"--per_device_train_batch_size 4 --max_steps {STEPS} --learning_rate 4e-3 --logging_steps 30 "
         f"--backend.cpu_threads 1 --save_steps {PAUSE} --output_dir {model.parent / 'runs'}"
-    ).split()
-
-
-def _train(command: list[str], pause_at: int | None = None) -> RunSummary:
-    from swift.config.parse import parse
-    from swift.train.loop import train
-
-    return train(parse(command[1:], command[0]), pause_at=pause_at)
-
-
-def _export(checkpoint: Path, exported: Path) -> None:
-    from swift.config.sections import ExportSection
-    from swift.export.run import export_checkpoint
-
-    export_checkpoint(checkpoint, to="hf", options=ExportSection(to="hf", out=exported), say=_indented)
-
-
-def _ask(exported: Path, test_file: Path) -> float:
-    from swift.contracts import Sampling
-    from swift.infer.batch import response_strings
-    from swift.infer.chat_engine import open_chat_engine
-    from swift.infer.options import ModelOptions
-    from swift.infer.questions import read_questions
-
-    questions = read_questions([str(test_file)], {})
-    chat_engine = open_chat_engine(ModelOptions(model=str(exported)), batch_size=50, say=_indented)
-    responses = response_strings(chat_engine, questions, Sampling(max_new_tokens=48))
-    for question, response in list(zip(questions, responses, strict=True))[:5]:
-        print_line(f"  {question.messages[0]['content']}  →  {response}")
-    right = sum(response == question.expected for question, response in zip(questions, responses, strict=True))
-    print_line(f"  {right} of {len(questions)} are right")
-    return right / len(questions)
-
-
-def _title(text: str) -> None:
-    bold, plain = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
-    print_line(f"\n{bold}{text}{plain}")
-
-
-def _indented(line: str) -> None:
-    print_line(f"  {line}")
+    )

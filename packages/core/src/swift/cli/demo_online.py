@@ -6,12 +6,9 @@ import json
 import random
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from swift.cli.demo_steps import logged, print_title, train_with
 from swift.terminal import print_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 GOAL = 0.9
 EXAMPLE_STEPS, REWARD_STEPS = 240, 40
@@ -26,13 +23,13 @@ _REWARD = '''def digits(completions, solution, **columns):
 '''
 
 
-def demo_online(out: Path, title: Callable[[str], None]) -> int:
+def demo_online(out: Path) -> int:
     """Train a model on examples of which few are good, then with a reward that corrects it; return the exit code."""
     started = time.monotonic()
     from swift.demo.model import write_model
     from swift.demo.scoring import SPREAD
 
-    title("1. A tiny model, and examples of numbers read aloud: seven of ten have extra words")
+    print_title("1. A tiny model, and examples of numbers read aloud: seven of ten have extra words")
     model = write_model(out / "model", spread=SPREAD)
     examples, prompts, held_out = _write_data(out)
     for line in examples.read_text(encoding="utf-8").splitlines()[:3]:
@@ -42,8 +39,8 @@ def demo_online(out: Path, title: Callable[[str], None]) -> int:
         f"--per_device_train_batch_size 4 --max_steps {EXAMPLE_STEPS} --learning_rate 4e-3 --logging_steps 60 "
         f"--backend.cpu_threads 1 --output_dir {out / 'runs'} --run_name examples"
     )
-    title(f"2. Train on the examples\n   $ swift {command}")
-    learned = _train(command)
+    print_title(f"2. Train on the examples\n   $ swift {command}")
+    learned = train_with(command)
 
     reward = out / "reward.py"
     reward.write_text(_REWARD, encoding="utf-8")
@@ -55,17 +52,16 @@ def demo_online(out: Path, title: Callable[[str], None]) -> int:
         f"--eval_temperature 1 --num_generations_eval 4 --logging_steps 4 --backend.cpu_threads 1 "
         f"--output_dir {out / 'runs'} --run_name rewards"
     )
-    title(f"3. Train with the reward\n   $ swift {command}")
+    print_title(f"3. Train with the reward\n   $ swift {command}")
     print_line("\n".join(f"  {line}" for line in _REWARD.splitlines()))
-    folder = _train(command).parent
+    folder = train_with(command).parent
 
-    title("4. Completions of the first and the last round")
+    print_title("4. Completions of the first and the last round")
     rounds = sorted((folder / "rollouts").glob("round-*.jsonl"))
     for name, file in (("first", rounds[0]), ("last", rounds[-1])):
         completions = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()[1:4]]
         print_line(f"  {name}: {'   '.join(map(repr, completions))}")
-    lines = map(json.loads, (folder / "logging.jsonl").read_text(encoding="utf-8").splitlines())
-    found = [float(line["eval_reward"]) for line in lines if "eval_reward" in line]
+    found = logged(folder, "eval_reward")
     print_line(
         f"\nReward on held-out prompts: {found[0]:.2f} before, {found[-1]:.2f} after. "
         f"Total time: {time.monotonic() - started:.0f} s."
@@ -105,14 +101,3 @@ def _write_data(out: Path) -> tuple[Path, Path, Path]:
             out / "held_out.jsonl", [{"messages": prompt(each), "solution": completion(each)} for each in held_out]
         ),
     )
-
-
-def _train(command: str) -> Path:
-    """Run a training command, and return the last checkpoint."""
-    from swift.config.parse import parse
-    from swift.train.loop import train
-
-    command_name, *args = command.split()
-    done = train(parse(args, command_name))
-    assert done.last_checkpoint is not None
-    return done.last_checkpoint

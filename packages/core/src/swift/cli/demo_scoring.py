@@ -5,24 +5,19 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from swift.cli.demo_steps import logged, print_title, train_with
 from swift.terminal import print_line
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-
-def demo_scoring(task: str, out: Path, title: Callable[[str], None]) -> int:
+def demo_scoring(task: str, out: Path) -> int:
     """Train the model of a task, and evaluate it on held-out rows before and after; return the exit code."""
     started = time.monotonic()
-    from swift.config.parse import parse
     from swift.demo.model import write_model
     from swift.demo.scoring import DEMOS, write_rows
-    from swift.train.loop import train
 
     demo = DEMOS[task]
-    title(f"1. A tiny model with random weights, and a task: {demo.task}")
+    print_title(f"1. A tiny model with random weights, and a task: {demo.task}")
     learned, held_out = demo.rows()
     model = write_model(out / "model", spread=demo.spread)
     train_file, test_file = write_rows(out / "train.jsonl", learned), write_rows(out / "test.jsonl", held_out)
@@ -34,21 +29,13 @@ def demo_scoring(task: str, out: Path, title: Callable[[str], None]) -> int:
         f"--train_type full --max_length 256 --warmup_ratio 0.1 --eval_on_start true --eval_strategy steps "
         f"--eval_steps 50 --logging_steps 25 --backend.cpu_threads 1 --output_dir {out / 'runs'}"
     )
-    title(f"2. Evaluate it, train it, and evaluate it again\n   $ swift {command}")
-    command_name, *args = command.split()
-    done = train(parse(args, command_name))
-    assert done.last_checkpoint is not None
+    print_title(f"2. Evaluate it, train it, and evaluate it again\n   $ swift {command}")
+    checkpoint = train_with(command)
 
-    found = _last(done.last_checkpoint.parent / "logging.jsonl", f"eval_{demo.metric}")
+    found = logged(checkpoint.parent, f"eval_{demo.metric}")[-1]
     print_line(f"\n{demo.metric} on held-out rows: {found:.2f}. Total time: {time.monotonic() - started:.0f} s.")
     if found < demo.goal:
         print_line(f"The demo failed: it should reach {demo.goal}.")
         return 1
-    print_line(f"Next: swift export {done.last_checkpoint} --to hf --out {out / 'exported'}")
+    print_line(f"Next: swift export {checkpoint} --to hf --out {out / 'exported'}")
     return 0
-
-
-def _last(log: Path, name: str) -> float:
-    """Return the last value of this name in a run's log."""
-    lines = map(json.loads, log.read_text(encoding="utf-8").splitlines())
-    return [float(line[name]) for line in lines if name in line][-1]

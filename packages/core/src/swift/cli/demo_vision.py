@@ -6,13 +6,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swift.cli.demo_steps import accuracy, export, open_exported, print_title, train_with
 from swift.terminal import print_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from swift.infer.questions import Question
-    from swift.infer.response import ChatEngine
 
 STEPS = 300
 DRAWINGS = 8
@@ -22,13 +20,13 @@ GOAL, CHANCE = 0.95, 0.05
 """Minimum accuracy, and maximum accuracy with shuffled images."""
 
 
-def demo_vision(out: Path, title: Callable[[str], None]) -> int:
+def demo_vision(out: Path) -> int:
     """Train a vision-language model on images of numbers, export it, and evaluate it; return the exit code."""
     started = time.monotonic()
     from swift.demo.images import shuffled, write_image_rows, write_lines
     from swift.demo.vision_model import write_vision_model
 
-    title("1. A tiny model of Qwen2.5-VL's architecture, and images: read the number aloud")
+    print_title("1. A tiny model of Qwen2.5-VL's architecture, and images: read the number aloud")
     model = write_vision_model(out / "model")
     learned, held_out = write_image_rows(out / "images", variants=DRAWINGS)
     train_file, test_file = write_lines(out / "train.jsonl", learned), write_lines(out / "test.jsonl", held_out)
@@ -42,22 +40,22 @@ def demo_vision(out: Path, title: Callable[[str], None]) -> int:
         f"--max_length 128 --per_device_train_batch_size 32 --max_steps {STEPS} --learning_rate 1e-3 --adam_beta2 0.99 "
         f"--weight_decay 0 --logging_steps 50 --backend.cpu_threads 1 --output_dir {out / 'runs'}"
     )
-    title(f"2. Train all of it\n   $ swift {command}")
-    checkpoint = _train(command)
+    print_title(f"2. Train all of it\n   $ swift {command}")
+    checkpoint = train_with(command)
 
     exported = out / "exported"
-    title(
+    print_title(
         "3. Export, and compare what was written with what was trained\n"
         f"   $ swift export {checkpoint} --to hf --out {exported}"
     )
-    _export(checkpoint, exported)
+    export(checkpoint, exported)
 
-    title(f"4. Evaluate on images that it has never seen\n   $ swift eval {exported} --dataset {test_file}")
-    chat_engine = _chat_engine(exported)
+    print_title(f"4. Evaluate on images that it has never seen\n   $ swift eval {exported} --dataset {test_file}")
+    chat_engine = open_exported(exported)
     try:
-        right = _ask(chat_engine, test_file, shown=5)
-        title(f"5. Evaluate with shuffled images\n   $ swift eval {exported} --dataset {shuffled_file}")
-        blind = _ask(chat_engine, shuffled_file, shown=0)
+        right = accuracy(chat_engine, test_file, _image_of, shown=5)
+        print_title(f"5. Evaluate with shuffled images\n   $ swift eval {exported} --dataset {shuffled_file}")
+        blind = accuracy(chat_engine, shuffled_file, _image_of, shown=0)
     finally:
         chat_engine.close()
 
@@ -75,52 +73,8 @@ def demo_vision(out: Path, title: Callable[[str], None]) -> int:
     return 0
 
 
-def _train(command: str) -> Path:
-    """Run a training command, and return the last checkpoint."""
-    from swift.config.parse import parse
-    from swift.train.loop import train
-
-    command_name, *args = command.split()
-    done = train(parse(args, command_name))
-    assert done.last_checkpoint is not None
-    return done.last_checkpoint
-
-
-def _export(checkpoint: Path, exported: Path) -> None:
-    from swift.config.sections import ExportSection
-    from swift.export.run import export_checkpoint
-
-    export_checkpoint(checkpoint, to="hf", options=ExportSection(to="hf", out=exported), say=_indented)
-
-
-def _chat_engine(exported: Path) -> ChatEngine:
-    from swift.infer.chat_engine import open_chat_engine
-    from swift.infer.options import ModelOptions
-
-    return open_chat_engine(ModelOptions(model=str(exported)), batch_size=50, say=_indented)
-
-
-def _ask(chat_engine: ChatEngine, file: Path, *, shown: int) -> float:
-    """Return the accuracy on the questions of a file."""
-    from swift.contracts import Sampling
-    from swift.infer.batch import response_strings
-    from swift.infer.questions import read_questions
-
-    questions = read_questions([str(file)], {})
-    responses = response_strings(chat_engine, questions, Sampling(max_new_tokens=48))
-    for question, response in list(zip(questions, responses, strict=True))[:shown]:
-        print_line(f"  {_image_of(question)}  →  {response}")
-    right = sum(response == question.expected for question, response in zip(questions, responses, strict=True))
-    print_line(f"  {right} of {len(questions)} are right")
-    return right / len(questions)
-
-
 def _image_of(question: Question) -> str:
     from swift.data.conversation import medium_in, parts_of
 
     (image,) = (held for part in parts_of(question.messages[-1]) if (held := medium_in(part)) is not None)
     return Path(image.path).name
-
-
-def _indented(line: str) -> None:
-    print_line(f"  {line}")

@@ -116,8 +116,7 @@ def _check_sampling(options: EvalOptions) -> None:
     sampling = [name for name in SamplingOptions.model_fields if name in given]
     if options.tasks and sampling:
         raise UsageError(
-            f"--{sampling[0]} does not apply to --tasks: each task has its own sampling settings.",
-            hint="Leave it out.",
+            f"--{sampling[0]} does not apply to --tasks: each task has its own sampling settings.", hint="Leave it out."
         )
     for_tasks = [name for name in ("tasks_dir", "num_fewshot", "limit", "chat_template") if name in given]
     if options.dataset and for_tasks:

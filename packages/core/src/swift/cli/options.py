@@ -7,14 +7,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from swift.cli.builtin import BUILTIN_COMMANDS
 from swift.cli.help import asks_for_help, show_help
 from swift.config.compat.commands import flags_of_command
+from swift.config.compat.usual import renamed, when_on
 from swift.config.fields import model_fields
-from swift.config.flags import Alias, CommandLine, Flag, FlagTable, Translation, read_flags
-from swift.config.options import Shorthand, examples_of
+from swift.config.flags import Alias, CommandLine, Flag, FlagTable, read_flags
+from swift.config.options import examples_of
 from swift.errors import UsageError
 
 if TYPE_CHECKING:
@@ -93,12 +94,12 @@ def flag_table(command: str, options: type[BaseModel], passes_on: bool = False) 
     for key, field in fields.items():
         for flag in field.aliases:
             aliases[flag] = Alias(
-                flag, key, "optional" if field.bare is not None else field.kind, _renamed(key), renames=True
+                flag, key, "optional" if field.bare is not None else field.kind, renamed(key), renames=True
             )
         for short in field.shorthands:
-            aliases[short.flag] = Alias(short.flag, key, "switch", _shortened(key, short))
+            aliases[short.flag] = Alias(short.flag, key, "switch", when_on({key: short.value}))
         for flag, part in field.parts:
-            aliases[flag] = Alias(flag, f"{key}.{part}", "optional", _renamed(f"{key}.{part}"))
+            aliases[flag] = Alias(flag, f"{key}.{part}", "optional", renamed(f"{key}.{part}"))
     takes_positional = passes_on or any(field.argument for field in fields.values())
     others = flags_of_command(command, but={*fields, *aliases})
     return FlagTable(
@@ -141,16 +142,3 @@ def _free_last_value(line: CommandLine, name: str, index: int) -> None:
 def _example(command: str, options: type[BaseModel]) -> str:
     examples = examples_of(options)
     return f"For example: {examples[0]}" if examples else f"All flags: swift {command} --help"
-
-
-def _renamed(key: str) -> Translation:
-    return lambda _, value: {key: value}
-
-
-def _shortened(key: str, short: Shorthand) -> Translation:
-    from swift.config.values import as_switch
-
-    def translate(source: str, value: Any) -> dict[str, Any]:
-        return {key: short.value} if as_switch(value, source) else {}
-
-    return translate

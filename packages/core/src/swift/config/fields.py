@@ -15,14 +15,7 @@ from pydantic.fields import FieldInfo
 from swift.config.options import Aliases, Argument, Bare, Parts, Shorthand, Verbatim
 from swift.config.own_options import AdamOptions, FullOptions, LoraOptions
 
-_TYPE_NAMES = {
-    "str": "string",
-    "Path": "path",
-    "float": "number",
-    "int": "integer",
-    "bool": "switch",
-    "dict": "JSON",
-}
+_TYPE_NAMES = {"str": "string", "Path": "path", "float": "number", "int": "integer", "bool": "switch", "dict": "JSON"}
 
 Kind = Literal["switch", "list", "mapping", "value"]
 

@@ -24,6 +24,8 @@ Translation = Callable[[str, Any], Settings]
 Arity = Literal["switch", "list", "mapping", "value", "optional", "any", "rest"]
 """How many values a flag takes: 'optional' is none or one, 'any' leaves it to the plugin that owns the key, and 'rest'
 takes all that follow, for a third-party flag."""
+TranslatedFlags = tuple[tuple[tuple[str, ...], str, Arity, Translation], ...]
+"""(flags, the key under which help lists them, arity, translation)."""
 
 
 @dataclass(frozen=True)

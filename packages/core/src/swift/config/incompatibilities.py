@@ -30,8 +30,7 @@ def no_gpu_to_see(device: str, environment: Mapping[str, str] = os.environ) -> b
 def endless_stream() -> SwiftError:
     """Return the error for a stream without a number of steps."""
     return ConfigError(
-        "data.streaming needs train.max_steps: the length of an epoch is unknown.",
-        hint="Type --train.max_steps N.",
+        "data.streaming needs train.max_steps: the length of an epoch is unknown.", hint="Type --train.max_steps N."
     )
 
 

@@ -212,12 +212,8 @@ class LoraOptions(TargetOptions):
             raise ConfigError(f"tuner.init_iterations needs tuner.init pissa, not {self.init}.", hint="Leave it out.")
         if self.init_batches is not None and self.init not in FROM_DATA:
             raise ConfigError(
-                f"tuner.init_batches needs tuner.init eva or lora_ga, not {self.init}.",
-                hint="Leave it out.",
+                f"tuner.init_batches needs tuner.init eva or lora_ga, not {self.init}.", hint="Leave it out."
             )
         if self.init in STARTED and self.dora:
-            raise ConfigError(
-                f"tuner.init {self.init} cannot be used with tuner.dora.",
-                hint="Leave one of them out.",
-            )
+            raise ConfigError(f"tuner.init {self.init} cannot be used with tuner.dora.", hint="Leave one of them out.")
         return self

@@ -67,6 +67,8 @@ def _sentence(detail: ErrorDetails, source: Callable[[str], str], known: list[st
         return f"{where}: unknown key {key!r}{of_whom}.{meant}"
     if detail["type"] == "missing":
         return f"{key} is required."
+    if not detail["loc"]:  # a rule about several keys, which names them
+        return f"{section}: {_message(detail)}." if section else f"{_message(detail)}."
     rule = _RULES.get(detail["type"])
     if rule is None:
         return f"{subject(source(key), key)} {_message(detail)}, not {quoted(detail['input'])}."

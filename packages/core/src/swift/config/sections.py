@@ -190,14 +190,7 @@ class ObjectiveSection(OpenSection):
 
 
 Shape = Literal[
-    "cosine",
-    "linear",
-    "constant",
-    "polynomial",
-    "cosine_with_restarts",
-    "inverse_sqrt",
-    "wsd",
-    "warmup_stable_decay",
+    "cosine", "linear", "constant", "polynomial", "cosine_with_restarts", "inverse_sqrt", "wsd", "warmup_stable_decay"
 ]
 Curve = Literal["linear", "cosine", "1-sqrt"]
 _StepCount = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -303,8 +296,7 @@ class TrainSection(Section):
     micro_batch: Rows = Field(1, description="Rows per process and forward pass")
     accumulation: Rows = Field(1, description="Micro-batches per process and optimizer step")
     global_batch: Rows | None = Field(
-        None,
-        description="Rows per optimizer step over all processes; sets accumulation, or else micro_batch",
+        None, description="Rows per optimizer step over all processes; sets accumulation, or else micro_batch"
     )
     neftune_alpha: Annotated[float, Field(ge=0.0, le=1e6)] = Field(
         0.0, description="NEFTune: scale of the noise added to embeddings in training; 0 is off"
@@ -437,8 +429,7 @@ class ExportOptions(ExportSection):
         5.0, description="Largest safetensors file, in GB; 5GB and 500MB are valid too"
     )
     quant: Annotated[Name | None, Aliases("quant_method")] = Field(
-        None,
-        description="Quantization scheme of an installed exporter; an unknown name lists the schemes",
+        None, description="Quantization scheme of an installed exporter; an unknown name lists the schemes"
     )
     quant_tolerance: PositiveFloat | None = Field(
         None,

@@ -1,7 +1,4 @@
-"""The contract of backends: what they declare that they can do, and what their steps return.
-
-Importable without torch: tensors appear in annotations only.
-"""
+"""The contract of backends: what they declare that they can do, and what their steps return."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Interfaces of checkpoints, swift's own and those of other programs.
-
-Importable without torch: tensors appear in annotations only.
-"""
+"""Interfaces of checkpoints, swift's own and those of other programs."""
 
 from __future__ import annotations
 

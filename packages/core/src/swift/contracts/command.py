@@ -1,7 +1,4 @@
-"""Interface of plugins that add a command: `swift NAME ...`, where NAME is the name of the entry point.
-
-Importable without torch.
-"""
+"""Interface of plugins that add a command: `swift NAME ...`, where NAME is the name of the entry point."""
 
 from __future__ import annotations
 

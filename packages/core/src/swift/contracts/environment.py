@@ -1,7 +1,4 @@
-"""The contract of environments: what a model that learns online talks with, turn by turn.
-
-Importable without torch.
-"""
+"""The contract of environments: what a model that learns online talks with, turn by turn."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Requests to exporters, and what they return.
-
-Importable without torch: tensors appear in annotations only.
-"""
+"""Requests to exporters, and what they return."""
 
 from __future__ import annotations
 

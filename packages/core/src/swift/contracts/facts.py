@@ -1,11 +1,8 @@
-"""Facts of a run: what was found and decided, as values of which observers make sentences.
-
-Importable without torch.
-"""
+"""Facts of a run: what was found and decided, as values of which observers make sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,35 +85,16 @@ class DataFacts:
     """Samples of a validation set of its own."""
 
 
-class RunFacts(MutableMapping[str, Any]):
+class RunFacts(dict[str, Any]):
     """Facts of a run, which become known one by one.
 
-    A backend notes a fact of its own as a text, which observers show as it stands: `run.facts["kernels"] = "..."`.
+    A backend notes a fact of its own as a text, which observers show as it stands: `run.facts["kernels"] = "..."`. One
+    with the name of an attribute is shown in its place.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.data: DataFacts | None = None
         self.precision: Decision | None = None
         """Of the arithmetic."""
         self.attention: Decision | None = None
-        self.extra: dict[str, Any] = {}
-        """Facts of the backend's own, by name; one with the name of a fact above is shown in its place."""
-
-    def __getitem__(self, name: str) -> Any:
-        return self.extra[name]
-
-    def __setitem__(self, name: str, fact: Any) -> None:
-        self.extra[name] = fact
-
-    def __delitem__(self, name: str) -> None:
-        del self.extra[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.extra)
-
-    def __len__(self) -> int:
-        return len(self.extra)
-
-    def __ior__(self, facts: Mapping[str, Any]) -> RunFacts:
-        self.extra.update(facts)
-        return self

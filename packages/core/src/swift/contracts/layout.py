@@ -1,7 +1,4 @@
-"""How processes share the work of a run, and what each of them keeps and sends: for plans, before anything is built.
-
-Importable without torch.
-"""
+"""How processes share the work of a run, and what each of them keeps and sends: for plans, before anything is built."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where models come from, and weights on their way.
-
-Importable without torch: tensors appear in annotations only.
-"""
+"""Where models come from, and weights on their way."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The contract of objectives, and of what a batch schedule of their own may use.
-
-Importable without torch: tensors appear in annotations only.
-"""
+"""The contract of objectives, and of what a batch schedule of their own may use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Records and facts that observers receive.
-
-Importable without torch: tensors appear in annotations only.
-"""
+"""Records and facts that observers receive."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Interface of optimizers: what they must see, the slots they keep, and how they are made.
-
-Importable without torch: tensors appear in annotations only.
-"""
+"""Interface of optimizers: what they must see, the slots they keep, and how they are made."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Interface of planners, which choose backend and layout of a run before it begins.
-
-Importable without torch.
-"""
+"""Interface of planners, which choose backend and layout of a run before it begins."""
 
 from __future__ import annotations
 

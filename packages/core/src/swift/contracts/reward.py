@@ -1,7 +1,4 @@
-"""The contract of rewards: functions that score the answers of a model that learns online.
-
-Importable without torch.
-"""
+"""The contract of rewards: functions that score the answers of a model that learns online."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The contract of roles: what a run trains or asks besides its policy.
-
-Importable without torch: tensors appear in annotations only.
-"""
+"""The contract of roles: what a run trains or asks besides its policy."""
 
 from __future__ import annotations
 

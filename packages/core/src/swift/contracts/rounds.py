@@ -1,7 +1,4 @@
-"""The contract of rounds: what a run holds and does besides its optimizer steps, as planners count it.
-
-Importable without torch.
-"""
+"""The contract of rounds: what a run holds and does besides its optimizer steps, as planners count it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Facts of a run: its configuration, each process's position, and the decisions made.
-
-Importable without torch: tensors appear in annotations only.
-"""
+"""Facts of a run: its configuration, each process's position, and the decisions made."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The contract of batch schedules: which samples each optimizer step takes.
-
-Importable without torch.
-"""
+"""The contract of batch schedules: which samples each optimizer step takes."""
 
 from __future__ import annotations
 

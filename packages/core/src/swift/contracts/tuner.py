@@ -1,7 +1,4 @@
-"""Interface of tuners: what they need of a backend, what they train, their initial values, and their export.
-
-Importable without torch: tensors appear in annotations only.
-"""
+"""Interface of tuners: what they need of a backend, what they train, their initial values, and their export."""
 
 from __future__ import annotations
 

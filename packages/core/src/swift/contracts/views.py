@@ -1,7 +1,4 @@
-"""Views of a model that objectives ask for, and the sums that they return.
-
-Importable without torch: tensors appear in annotations only.
-"""
+"""Views of a model that objectives ask for, and the sums that they return."""
 
 from __future__ import annotations
 

@@ -25,21 +25,13 @@ TABLE: Table = {
     **trainer.TABLE,
     "base_model": to("model.path"),
     "revision_of_model": to("model.revision"),
-    "sequence_len": to("data.max_length"),
-    "sample_packing": to("data.packing"),
     "num_epochs": to("train.epochs"),
-    "micro_batch_size": to("train.micro_batch"),
-    "eval_batch_size": to("train.eval_batch"),
     "val_set_size": to("data.split_ratio"),
     "dataset_processes": to("data.workers"),
-    "dataset_num_proc": to("data.workers"),
     "dataset_prepared_path": changed("tokenized data is cached in data.cache"),
     "chat_template": changed("the model's template is used; for another, set model.chat_template to a Jinja file"),
     "chat_template_jinja": absent("save the template in a file, and set model.chat_template to it"),
     "optimizer": choice(trainer.OPTIMIZERS, trainer.NO_OPTIMIZER),
-    "cosine_min_lr_ratio": to("optim.min_lr_ratio"),
-    "loraplus_lr_ratio": to("tuner.lora_plus_ratio"),
-    "adam_eps": to("optim.eps"),
     "lora_model_dir": to("tuner.adapter"),
     "lora_modules_to_save": to("tuner.modules_to_save"),
     "peft_use_rslora": to("tuner.rslora"),
@@ -48,23 +40,17 @@ TABLE: Table = {
     "lora_target_parameters": absent("adapters on parameters instead of modules are not implemented"),
     "lora_layers_to_transform": absent("select the layers with a pattern in tuner.target_regex"),
     "unfrozen_parameters": to("tuner.train_only"),
-    "early_stopping_patience": to("train.early_stopping"),
     "flash_attention": when_on({"model.attention": "flash_attention_2"}),
     "sdp_attention": when_on({"model.attention": "sdpa"}),
     "eager_attention": when_on({"model.attention": "eager"}),
     "xformers_attention": changed("the fastest kernel on the machine is used"),
     "flex_attention": changed("the fastest kernel on the machine is used"),
-    "torch_compile": to("train.compile"),
-    "tensor_parallel_size": to("parallel.tp"),
-    "context_parallel_size": to("parallel.cp"),
     "sequence_parallel_degree": to("parallel.cp"),
-    "expert_parallel_size": to("parallel.ep"),
     "dp_shard_size": to("parallel.dp_shard"),
     "dp_replicate_size": to("parallel.dp_replicate"),
     "dpo_label_smoothing": to("objective.label_smoothing"),
     "kto_desirable_weight": to("objective.desirable_weight"),
     "kto_undesirable_weight": to("objective.undesirable_weight"),
-    "simpo_gamma": to("objective.gamma"),
     "rpo_alpha": absent("dpo has no likelihood term; cpo and orpo have one"),
     "group_by_length": absent("samples are not sorted by length, so their order differs"),
     "curriculum_sampling": when_on({"data.shuffle": False}),
@@ -103,8 +89,6 @@ TABLE: Table = {
     "trl": absent("applies only to online learning"),
     "use_onebitllms": absent("1-bit training is not implemented"),
     "pretraining_dataset": to("data.train"),
-    "streaming": to("data.streaming"),
-    "load_in_8bit": unneeded("tuner.quantize sets the format of the base weights"),
     **each(("use_eaft", "eaft_alpha", "eaft_k", "ebft"), _LOSS),
     **each(("use_wandb", "use_swanlab", "use_mlflow", "use_comet", "use_tensorboard", "use_trackio"),
            changed("losses are in logging.jsonl, report.html and TensorBoard; --report_to selects trackers")),
@@ -159,11 +143,7 @@ def translate(run: RecipeImport) -> None:
     _precision(run)
     _schedule(run)
     checkpointing = run.take("gradient_checkpointing")
-    run.set(
-        "train.gradient_checkpointing",
-        checkpointing is not None and not is_off(checkpointing),
-        "gradient_checkpointing",
-    )
+    run.set("train.gradient_checkpointing", not is_off(checkpointing), "gradient_checkpointing")
     attention = run.take("attn_implementation")
     if attention in ("flash_attention_2", "sdpa", "eager"):
         run.set("model.attention", attention, "attn_implementation")
@@ -255,21 +235,16 @@ def _reward(run: RecipeImport) -> None:
 
 def _adapter(run: RecipeImport) -> None:
     kind = run.take("adapter")
-    four, eight = run.take("load_in_4bit"), run.take("load_in_8bit")
     linear, targets = run.take("lora_target_linear"), run.take("lora_target_modules")
-    if kind is None or is_off(kind):
+    trainer.low_bit(run, adapters=not is_off(kind))
+    if is_off(kind):
         run.set("tuner.kind", "full", "adapter" if kind is not None else f"{run.program}'s default")
-        for key in ("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save"):
-            run.take(key)
+        run.take("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save")
         return
     if kind not in ("lora", "qlora"):
         run.lose("adapter", kind, "only lora and qlora are imported")
     run.set("tuner.kind", "lora", "adapter")
-    if four is not None and not is_off(four):
-        run.set("tuner.quantize", "bnb-nf4", "load_in_4bit")
-    elif eight is not None and not is_off(eight):
-        run.set("tuner.quantize", "bnb-int8", "load_in_8bit")
-    if linear is not None and not is_off(linear):
+    if not is_off(linear):
         run.set("tuner.targets", ["all-linear"], "lora_target_linear")
     elif targets is not None:
         names = names_in(targets) if isinstance(targets, list) else [str(targets)]
@@ -296,7 +271,7 @@ def _data(run: RecipeImport) -> None:
         ):
             run.command = "pt"
     if run.command == "sft":
-        everything = learned is not None and not is_off(learned)
+        everything = not is_off(learned)
         run.set(
             "data.loss_on",
             "all" if everything else "assistant",
@@ -348,7 +323,7 @@ def _cadence(run: RecipeImport) -> None:
         ("evals_per_epoch", "eval_steps", "train.eval_steps"),
     ):
         often, every = run.take(times), run.take(steps)
-        if every is not None and not is_off(every):
+        if not is_off(every):
             run.set(ours, every, steps)
         elif (count := number(often)) is not None and count > 1:
             run.changed(times, often, f"once per epoch; set {ours} for an interval in steps")
@@ -369,9 +344,9 @@ def _precision(run: RecipeImport) -> None:
     if str(brain).lower() == "auto":
         run.set("model.dtype", "auto", "bf16")
         return
-    if brain is not None and not is_off(brain):
+    if not is_off(brain):
         run.set("model.dtype", "bfloat16", "bf16")
-    elif half is not None and not is_off(half):
+    elif not is_off(half):
         run.set("model.dtype", "float16", "fp16")
     run.default("model.dtype", "float32")
     run.take("torch_dtype")

@@ -77,10 +77,7 @@ def _without_launcher(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
         name.startswith("python") and argv[1:3] == ["-m", "torch.distributed.run"]
     ):
         return _after_script(argv[1:])
-    if name.startswith("python"):
-        rest, flags = _after_script(argv[1:])
-        return rest, flags
-    return argv, {}
+    return _after_script(argv[1:]) if name.startswith("python") else (argv, {})
 
 
 def _after_script(argv: list[str]) -> tuple[list[str], dict[str, Any]]:

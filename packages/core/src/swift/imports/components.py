@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from swift.imports.recipe import RecipeImport
+from swift.imports.rules import Table
+
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _ROUNDS = 10
 _LONGEST = 4096
@@ -40,6 +43,20 @@ def _resolved(value: Any, values: Mapping[str, Any]) -> Any:
         return values.get(whole[1], value)
     text = _REFERENCE.sub(lambda found: str(values.get(found[1], found[0])), value)
     return value if len(text) > _LONGEST else text
+
+
+def adam(run: RecipeImport) -> None:
+    """Translate the pair of betas of an optimizer."""
+    betas = run.take("optimizer.betas")
+    if isinstance(betas, list) and len(betas) == 2:
+        run.set("optim.beta1", betas[0], "optimizer.betas")
+        run.set("optim.beta2", betas[1], "optimizer.betas")
+
+
+def skip_own_objects(run: RecipeImport, table: Table, quiet: re.Pattern[str], meant: re.Pattern[str]) -> None:
+    """Note keys without a rule that match `quiet` and not `meant`: they configure the program's own objects."""
+    for name in [name for name in run.values if name not in table and quiet.match(name) and not meant.match(name)]:
+        run.unneeded(name, run.values.pop(name), f"configures {run.program.split()[0]}'s own objects")
 
 
 def last_name(path: Any) -> str:

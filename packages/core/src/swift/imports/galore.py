@@ -31,7 +31,7 @@ MS_SWIFT: Mapping[str, Options] = {
         "galore_update_proj_gap": ("update_proj_gap", 50),
         "galore_scale": ("scale", 1.0),
         "galore_target_modules": ("targets", "all"),
-    },
+    }
 }
 _QUANTISED: Options = {
     "galore_proj_group_size": ("group_size", 256),
@@ -50,18 +50,18 @@ def low_rank(run: RecipeImport, programs: Mapping[str, Options]) -> None:
     run.take("galore_proj_quant", "galore_proj_bits", "apollo_proj")
     for name, options in programs.items():
         switch = run.take(f"use_{name}")
-        on = switch is not None and not is_off(switch)
+        on = not is_off(switch)
         if on:
             run.take("optim", "optimizer")
             run.set("optim.name", "q_galore" if quantised and name == "galore" else name, f"use_{name}")
         special = {} if name != "galore" else (_QUANTISED if quantised else _PLAIN)
-        for theirs in {**_QUANTISED, **_PLAIN}.keys() - special.keys() if name == "galore" else ():
-            run.take(theirs)
+        if name == "galore":
+            run.take(*{**_QUANTISED, **_PLAIN}.keys() - special.keys())
         for theirs, (ours, default) in {**options, **special}.items():
             _option(run, theirs, ours, default, on=on)
     for theirs in _LOST:
         value = run.take(theirs)
-        if value is not None and not is_off(value):
+        if not is_off(value):
             run.lose(theirs, value, "updates follow the backward pass, and AdamW updates embeddings")
 
 

@@ -37,6 +37,4 @@ def _rest(run: RecipeImport, table: Table, *, longest: int) -> None:
     if not teacher:
         run.lose("teacher_model", "", "the recipe has no teacher: set objective.teacher_model")
     grpo.apply_flags(run, table)
-    defaults = {"lmbda": 0.5, "beta": 0.5, "temperature": _WARM, "gkd_logits_topk": 0}
-    for name, value in {**defaults, "max_completion_length": longest}.items():
-        run.default(f"objective.{name}", value)
+    run.defaults("objective", lmbda=0.5, beta=0.5, temperature=_WARM, gkd_logits_topk=0, max_completion_length=longest)

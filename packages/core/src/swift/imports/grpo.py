@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from swift.config.compat import online
 from swift.imports.recipe import RecipeImport, is_off, names_in
 from swift.imports.rules import Rule, Table, absent, apply, to, unneeded
 
@@ -14,13 +15,9 @@ _REWARDS_OF_TRL = {
     "get_soft_overlong_punishment": "soft_overlong",
     "get_repetition_penalty_reward": "repetition",
     "get_cosine_scaled_reward": "cosine",
-    "accuracy": "accuracy",
-    "format": "format",
-    "cosine": "cosine",
     "soft_overlong_punishment": "soft_overlong",
     "repetition_penalty": "repetition",
-    "soft_overlong": "soft_overlong",
-    "repetition": "repetition",
+    **{name: name for name in ("accuracy", "format", "cosine", "soft_overlong", "repetition")},
 }
 """Rewards of TRL and of recipes for it → the reward here."""
 _TRL: Mapping[str, Any] = {
@@ -66,7 +63,8 @@ def trl(run: RecipeImport, table: Table) -> None:
     if by_vllm and (correction is None or not is_off(correction)):
         run.default("objective.rollout_importance_sampling_mode", "sequence_mask")
         run.default("objective.rollout_importance_sampling_threshold", 3.0)
-    _rest(run, table, _TRL)
+    apply_flags(run, table)
+    run.defaults("objective", **_TRL)
     if not by_vllm:
         run.default("objective.rollout_importance_sampling_mode", "off")
 
@@ -83,7 +81,8 @@ def ms_swift(run: RecipeImport, table: Table) -> None:
         run.default("objective.kl_in_reward", True)
     if not run.values.get("truncation_strategy"):
         run.default("data.truncation", "left")
-    _rest(run, table, _MS_SWIFT)
+    apply_flags(run, table)
+    run.defaults("objective", **_MS_SWIFT)
 
 
 def _begin(run: RecipeImport, origin: str) -> None:
@@ -96,25 +95,11 @@ def _begin(run: RecipeImport, origin: str) -> None:
         )  # fmt: skip
 
 
-def _rest(run: RecipeImport, table: Table, defaults: Mapping[str, Any]) -> None:
-    """Read the other settings as flags, and make defaults explicit."""
-    apply_flags(run, table)
-    for name, value in defaults.items():
-        run.default(f"objective.{name}", value)
-
-
 def apply_flags(run: RecipeImport, table: Table) -> None:
     """Read the rest of a recipe by its table, and flags of online learning as flags."""
-    apply(run, _without_flags_of_grpo(table))
-
-
-def _without_flags_of_grpo(table: Table) -> Table:
-    """Return a table without keys that are flags of GRPO."""
-    from swift.config.compat import online
-
     own = {flag for flags, *_ in online.FLAGS for flag in flags} | {flag for flags in online.ROWS for flag in flags}
     rules: dict[str, Rule] = {name: rule for name, rule in table.items() if name not in own}
-    return {**rules, **TABLE}
+    apply(run, {**rules, **TABLE})
 
 
 def _prompts(run: RecipeImport) -> None:

@@ -102,7 +102,7 @@ def translate(run: RecipeImport) -> None:
     _pure_precision(run)
     off = run.take("disable_gradient_checkpointing")
     run.take("gradient_checkpointing")
-    run.set("train.gradient_checkpointing", off is None or is_off(off), "disable_gradient_checkpointing")
+    run.set("train.gradient_checkpointing", is_off(off), "disable_gradient_checkpointing")
     if run.take("seed") is None:
         run.default("train.seed", 42)
     low_rank(run, LLAMA_FACTORY)
@@ -151,20 +151,14 @@ def _tuner(run: RecipeImport) -> None:
 def _quantisation(run: RecipeImport) -> None:
     bits, method = run.take("quantization_bit"), str(run.take("quantization_method") or "bnb").lower()
     kind, double = str(run.take("quantization_type") or "nf4"), run.take("double_quantization")
-    if bits is None or is_off(bits):
-        return
-    stored = {"4": "bnb-nf4", "8": "bnb-int8"}.get(str(bits))
-    if stored is None or method not in ("bnb", "bitsandbytes") or kind != "nf4":
-        run.lose("quantization_bit", f"{bits} by {method}", "only bitsandbytes in 4 (nf4) or 8 bits is imported")
-        return
-    run.set("tuner.quantize", stored, "quantization_bit")
-    if double is not None and is_off(double):
+    stored = trainer.low_bit_of(run, "quantization_bit", bits, method, kind)
+    if stored and double is not None and is_off(double):
         run.unneeded("double_quantization", double, "changes only how the scales are stored")
 
 
 def _pure_precision(run: RecipeImport) -> None:
     pure = run.take("pure_bf16")
-    if pure is not None and not is_off(pure):
+    if not is_off(pure):
         run.set("model.dtype", "bfloat16", "pure_bf16")
         run.changed("pure_bf16", pure, "trained weights are float32")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 from swift.config.compat.environment import IGNORED_MEDIA, MEDIA, OPTIONS_OF
 from swift.imports import gkd, grpo, ppo, trainer
 from swift.imports.galore import MS_SWIFT, low_rank
 from swift.imports.recipe import CommandName, RecipeImport, is_off, names_in, number, ratio
-from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, renamed, unneeded
+from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, to, unneeded
 
 NAME = "ms-swift"
 
@@ -42,7 +42,7 @@ TABLE: Table = {
     "reference_free": absent("objectives without a reference are cpo, orpo and simpo"),
     "template": changed(trainer.TEMPLATE),
     **{variable: unneeded(f"is not read: {why}") for variable, why in IGNORED_MEDIA.items()},
-    **{variable: renamed(key) for variable, key in MEDIA.items()},
+    **{variable: to(key) for variable, key in MEDIA.items()},
     **each(
         (
             "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "num_beams", "stream",
@@ -129,9 +129,7 @@ def _trainer(run: RecipeImport) -> None:
         apply(run, TABLE)
     run.default("train.gradient_checkpointing", True)
     _peak(run)
-    run.default("optim.schedule", "cosine")
-    run.default("optim.weight_decay", 0.1)
-    run.default("optim.beta2", 0.95)
+    run.defaults("optim", schedule="cosine", weight_decay=0.1, beta2=0.95)
     trainer.defaults(run, micro_batch=1)
     trainer.lora_defaults(run, 8, 32, 0.05, ["all-linear"])
 
@@ -153,12 +151,8 @@ def _megatron(run: RecipeImport) -> None:
     _peak(run)
     if floor:
         run.set("optim.min_lr_ratio", ratio(floor, float(run.get("optim.lr"))), "min_lr")
-    run.default("train.micro_batch", 1)
-    run.default("train.global_batch", 16)
-    run.default("train.gradient_checkpointing", True)
-    run.default("optim.schedule", "cosine")
-    run.default("optim.weight_decay", 0.1)
-    run.default("optim.beta2", 0.95)
+    run.defaults("train", global_batch=16, gradient_checkpointing=True)
+    run.defaults("optim", schedule="cosine", weight_decay=0.1, beta2=0.95)
     if run.get("train.max_steps") is None and "train.epochs" not in run.settings:
         run.lose("num_train_epochs", "", "neither epochs nor train_iters are set: set train.epochs")
     trainer.defaults(run, epochs=1.0, micro_batch=1)
@@ -174,8 +168,7 @@ def _objective(run: RecipeImport, command_name: str) -> None:
     kind = kind or "dpo"
     if command_name == "rlhf" and kind not in OBJECTIVES:
         raise trainer.refuse(run, kind.upper())
-    command_names: dict[str, CommandName] = {"pt": "pt", "sft": "sft", "rlhf": "rlhf"}
-    run.command = command_names[command_name]
+    run.command = cast(CommandName, command_name)
     run.set(
         "objective.name",
         kind if command_name == "rlhf" else command_name,
@@ -238,7 +231,7 @@ def _names(run: RecipeImport) -> None:
     if ratio == 0:
         run.take("split_dataset_ratio")
     hub = run.take("use_hf")
-    if hub is None or is_off(hub):
+    if is_off(hub):
         run.changed("use_hf", "", "names refer to the Hugging Face hub; write ms::NAME for a data set of ModelScope")
 
 
@@ -276,15 +269,8 @@ def _environment(run: RecipeImport) -> None:
 def _quantisation(run: RecipeImport) -> None:
     bits, method = run.take("quant_bits", "quantization_bit"), str(run.take("quant_method") or "bnb")
     kind = str(run.take("bnb_4bit_quant_type") or "nf4")
-    for key in ("bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant"):
-        run.take(key)
-    if bits is None or is_off(bits):
-        return
-    stored = {"4": "bnb-nf4", "8": "bnb-int8"}.get(str(bits))
-    if stored is None or method != "bnb" or kind != "nf4":
-        run.lose("quant_bits", f"{bits} by {method}", "only bitsandbytes in 4 (nf4) or 8 bits is imported")
-        return
-    run.set("tuner.quantize", stored, "quant_bits")
+    run.take("bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant")
+    trainer.low_bit_of(run, "quant_bits", bits, method, kind)
 
 
 def _accumulate(run: RecipeImport) -> None:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from swift.imports import trainer
-from swift.imports.components import last_name
+from swift.imports.components import adam, last_name, skip_own_objects
 from swift.imports.recipe import RecipeImport, is_off, names_in, number, ratio
 from swift.imports.rules import Table, absent, apply, changed, choice, to, unneeded
 
@@ -98,7 +98,7 @@ def translate(run: RecipeImport) -> None:
     _optimizer(run)
     _distributed(run)
     trusted = run.take("model.trust_remote_code")
-    if trusted is not None and not is_off(trusted):
+    if not is_off(trusted):
         run.changed(
             "model.trust_remote_code", trusted, "a file cannot allow it; add the flag if you trust the model's code"
         )
@@ -111,8 +111,7 @@ def translate(run: RecipeImport) -> None:
     enabled = run.take("checkpoint.enabled")
     if enabled is not None and is_off(enabled):
         run.changed("checkpoint.enabled", enabled, "a checkpoint is saved at the end")
-    for name in [name for name in run.values if name not in TABLE and _QUIET.match(name) and not _MEANT.match(name)]:
-        run.unneeded(name, run.values.pop(name), "configures NeMo's own objects")
+    skip_own_objects(run, TABLE, _QUIET, _MEANT)
     apply(run, TABLE, flags=False)
     _defaults(run)
 
@@ -122,22 +121,18 @@ def _tuner(run: RecipeImport) -> None:
     run.set("tuner.kind", "lora" if adapters else "full", "peft" if adapters else f"{NAME}'s default")
     targets, linear = run.take("peft.target_modules"), run.take("peft.match_all_linear")
     run.take("peft._target_")
-    four, eight = run.take("quantization.load_in_4bit"), run.take("quantization.load_in_8bit")
+    trainer.low_bit(run, adapters=adapters, section="quantization.")
     for key in [key for key in run.values if key.startswith("quantization.")]:
         run.unneeded(key, run.take(key), "changes only how the scales are stored")
     if not adapters:
         return
     names = names_in(targets or [])
-    if (linear is not None and not is_off(linear)) or names in (["*"], ["*_proj"]) or not names:
+    if (not is_off(linear)) or names in (["*"], ["*_proj"]) or not names:
         run.set("tuner.targets", ["all-linear"], "peft.target_modules")
     elif any("*" in name for name in names):
         run.set("tuner.targets", [_pattern(name) for name in names], "peft.target_modules")
     else:
         run.set("tuner.targets", names, "peft.target_modules")
-    if four is not None and not is_off(four):
-        run.set("tuner.quantize", "bnb-nf4", "quantization.load_in_4bit")
-    elif eight is not None and not is_off(eight):
-        run.set("tuner.quantize", "bnb-int8", "quantization.load_in_8bit")
 
 
 def _pattern(name: str) -> str:
@@ -179,10 +174,7 @@ def _optimizer(run: RecipeImport) -> None:
         run.lose("optimizer._target_", built, "not imported: set optim.name")
     elif built in ("Adam", "FusedAdam") and number(run.values.get("optimizer.weight_decay")):
         run.changed("optimizer._target_", built, "weight decay is decoupled (AdamW), not added to the gradient")
-    betas = run.take("optimizer.betas")
-    if isinstance(betas, list) and len(betas) == 2:
-        run.set("optim.beta1", betas[0], "optimizer.betas")
-        run.set("optim.beta2", betas[1], "optimizer.betas")
+    adam(run)
     floor, peak = number(run.take("lr_scheduler.min_lr")), number(run.values.get("optimizer.lr"))
     if floor and peak:
         run.set("optim.min_lr_ratio", ratio(floor, peak), "lr_scheduler.min_lr")

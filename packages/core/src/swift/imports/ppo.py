@@ -76,5 +76,4 @@ def ms_swift(run: RecipeImport, table: Table) -> None:
 
 def _rest(run: RecipeImport, table: Table, *, temperature: float, longest: int) -> None:
     grpo.apply_flags(run, {**table, **_TABLE})
-    for name, value in {**_DEFAULTS, "temperature": temperature, "max_completion_length": longest}.items():
-        run.default(f"objective.{name}", value)
+    run.defaults("objective", **_DEFAULTS, temperature=temperature, max_completion_length=longest)

@@ -87,6 +87,11 @@ class RecipeImport:
         if key not in self.settings:
             self.settings[key] = ImportedValue(value, f"{self.program}'s default")
 
+    def defaults(self, section: str, **values: Any) -> None:
+        """Make defaults of the program for keys of a section explicit, unless the recipe sets them."""
+        for name, value in values.items():
+            self.default(f"{section}.{name}", value)
+
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key of swift."""
         return self.settings[key].value if key in self.settings else default

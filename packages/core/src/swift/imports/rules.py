@@ -22,14 +22,12 @@ Rule = Callable[[RecipeImport, str, Any], None]
 Table = Mapping[str, Rule]
 
 
-def to(key: str, remark: str = "") -> Rule:
-    """Return a rule that sets a key of swift to the value; `remark` notes a difference."""
+def to(key: str) -> Rule:
+    """Return a rule that sets a key of swift to the value."""
 
     def rule(run: RecipeImport, name: str, value: Any) -> None:
         field = core_fields().get(key)
         run.set(key, names_in(value) if field is not None and field.kind == "list" else value, name)
-        if remark:
-            run.changed(name, value, remark)
 
     return rule
 
@@ -48,21 +46,12 @@ def choice(choices: Mapping[str, Settings], otherwise: str) -> Rule:
     return rule
 
 
-def renamed(key: str) -> Rule:
-    """Return a rule that sets a key of swift to the unchanged value."""
-    return lambda run, name, value: run.set(key, value, name)
-
-
-def when_on(settings: Settings, remark: str = "") -> Rule:
+def when_on(settings: Settings) -> Rule:
     """Return a rule that sets keys where a switch is on."""
 
     def rule(run: RecipeImport, name: str, value: Any) -> None:
-        if is_off(value):
-            return
-        for key, meant in settings.items():
+        for key, meant in settings.items() if not is_off(value) else ():
             run.set(key, meant, name)
-        if remark:
-            run.changed(name, value, remark)
 
     return rule
 
@@ -82,11 +71,11 @@ def changed(reason: str) -> Rule:
     return lambda run, name, value: None if is_off(value) else run.changed(name, value, reason)
 
 
-def absent(reason: str, *harmless: Any) -> Rule:
-    """Return a rule for an unsupported setting, which is harmless when off or at one of these values."""
+def absent(reason: str, harmless: str = "") -> Rule:
+    """Return a rule for an unsupported setting, which is harmless when off or at this value."""
 
     def rule(run: RecipeImport, name: str, value: Any) -> None:
-        if is_off(value) or str(value).lower() in [str(each).lower() for each in harmless]:
+        if is_off(value) or str(value).lower() == harmless:
             run.unneeded(name, value, "matches what swift does")
         else:
             run.lose(name, value, reason)

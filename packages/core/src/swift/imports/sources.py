@@ -46,14 +46,7 @@ def whose(values: Mapping[str, Any]) -> str | None:
     if (
         "model_name_or_path" in keys
         and "dataset" not in keys
-        and keys
-        & {
-            "dataset_name",
-            "dataset_mixture",
-            "datasets",
-            "dataset_mixer",
-            "use_peft",
-        }
+        and keys & {"dataset_name", "dataset_mixture", "datasets", "dataset_mixer", "use_peft"}
     ):
         return trl.NAME
     if _is_ms_swift(values):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from swift.imports import trainer
-from swift.imports.components import last_name
+from swift.imports.components import adam, last_name, skip_own_objects
 from swift.imports.recipe import RecipeImport, is_off, names_in, number
 from swift.imports.rules import Table, absent, apply, changed, choice, each, to, unneeded
 
@@ -121,18 +121,17 @@ def translate(run: RecipeImport) -> None:
     _data(run)
     _optimizer(run)
     offload = run.take("fsdp_cpu_offload", "fsdp.cpu_offload")
-    if offload is not None and not is_off(offload):
+    if not is_off(offload):
         run.set("backend.name", "fsdp", "fsdp_cpu_offload")
         run.set("backend.offload", True, "fsdp_cpu_offload")
     resume = run.take("resume_from_checkpoint")
-    if resume is not None and not is_off(resume):
+    if not is_off(resume):
         run.lose("resume_from_checkpoint", resume, "torchtune's checkpoints cannot be read")
     _sizes(run)
     replicas = number(run.values.get("data_parallel_replicate_dim"))
     if replicas is not None and replicas <= 1:
         run.take("data_parallel_replicate_dim")
-    for name in [name for name in run.values if name not in TABLE and _QUIET.match(name) and not _MEANT.match(name)]:
-        run.unneeded(name, run.values.pop(name), "configures torchtune's own objects")
+    skip_own_objects(run, TABLE, _QUIET, _MEANT)
     apply(run, TABLE, flags=False)
     _defaults(run)
 
@@ -178,10 +177,10 @@ def _model(run: RecipeImport) -> None:
     if not adapters:
         return
     names = ["o_proj" if name == "output_proj" else name for name in modules]
-    names += ["gate_proj", "up_proj", "down_proj"] if mlp is not None and not is_off(mlp) else []
-    names += ["lm_head"] if output is not None and not is_off(output) else []
+    names += ["gate_proj", "up_proj", "down_proj"] if not is_off(mlp) else []
+    names += ["lm_head"] if not is_off(output) else []
     run.set("tuner.targets", names or ["q_proj", "v_proj"], "model.lora_attn_modules")
-    if built.startswith("qlora_") or (quantised is not None and not is_off(quantised)):
+    if built.startswith("qlora_") or (not is_off(quantised)):
         run.set("tuner.quantize", "torchao-nf4", f"model {built}")
 
 
@@ -229,10 +228,7 @@ def _optimizer(run: RecipeImport) -> None:
     if name is None:
         run.lose("optimizer._component_", built, "not imported: set optim.name")
     run.set("optim.name", name or "adamw", "optimizer._component_")
-    betas = run.take("optimizer.betas")
-    if isinstance(betas, list) and len(betas) == 2:
-        run.set("optim.beta1", betas[0], "optimizer.betas")
-        run.set("optim.beta2", betas[1], "optimizer.betas")
+    adam(run)
     schedule = last_name(run.take("lr_scheduler._component_"))
     if schedule in ("", "get_cosine_schedule_with_warmup"):
         run.set(
@@ -244,9 +240,7 @@ def _optimizer(run: RecipeImport) -> None:
 
 def _defaults(run: RecipeImport) -> None:
     run.default("train.epochs", 1)
-    run.default("train.micro_batch", 1)
-    run.default("optim.weight_decay", 0.01)
-    run.default("optim.max_grad_norm", 0.0)
+    run.defaults("optim", weight_decay=0.01, max_grad_norm=0.0)
     run.default("data.truncation", "right")
     if run.command == "rlhf":
         run.default("objective.beta", 0.1)

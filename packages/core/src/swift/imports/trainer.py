@@ -130,39 +130,47 @@ def defaults(run: RecipeImport, *, lr: float = 5e-5, epochs: float = 3.0, micro_
     """Make the Trainer's defaults explicit, since swift's differ or may change."""
     if run.get("train.max_steps") is None:
         run.default("train.epochs", epochs)
-    run.default("train.micro_batch", micro_batch)
     if "train.global_batch" not in run.settings:
         run.default("train.accumulation", 1)
-    run.default("train.gradient_checkpointing", False)
-    run.default("train.seed", 42)
-    run.default("optim.name", "adamw")
-    run.default("optim.lr", lr)
-    run.default("optim.schedule", "linear")
     if "optim.warmup_ratio" not in run.settings:
         run.default("optim.warmup_steps", 0)
-    run.default("optim.weight_decay", 0.0)
-    run.default("optim.max_grad_norm", 1.0)
+    run.defaults("train", micro_batch=micro_batch, gradient_checkpointing=False, seed=42)
+    run.defaults("optim", name="adamw", lr=lr, schedule="linear", weight_decay=0.0, max_grad_norm=1.0)
     if run.get("optim.name") != "adafactor":
-        run.default("optim.beta1", 0.9)
-        run.default("optim.beta2", 0.999)
-        run.default("optim.eps", 1e-8)
+        run.defaults("optim", beta1=0.9, beta2=0.999, eps=1e-8)
 
 
 def lora_defaults(run: RecipeImport, rank: int, alpha: float, dropout: float, targets: list[str]) -> None:
     """Make the defaults of LoRA explicit, unless all weights are trained."""
-    if run.get("tuner.kind") == "full":
-        return
-    run.default("tuner.rank", rank)
-    run.default("tuner.alpha", alpha)
-    run.default("tuner.dropout", dropout)
-    run.default("tuner.targets", targets)
+    if run.get("tuner.kind") != "full":
+        run.defaults("tuner", rank=rank, alpha=alpha, dropout=dropout, targets=targets)
+
+
+def low_bit(run: RecipeImport, *, adapters: bool, section: str = "") -> None:
+    """Translate the switches of bitsandbytes, which have no effect without adapters."""
+    switches = {f"{section}load_in_4bit": "bnb-nf4", f"{section}load_in_8bit": "bnb-int8"}
+    on = [name for name in switches if not is_off(run.take(name))]
+    if on and adapters:
+        run.set("tuner.quantize", switches[on[0]], on[0])
+
+
+def low_bit_of(run: RecipeImport, key: str, bits: Any, method: str, kind: str) -> bool:
+    """Translate a number of bits, read from `key`; return whether weights are stored in it."""
+    if is_off(bits):
+        return False
+    stored = {"4": "bnb-nf4", "8": "bnb-int8"}.get(str(bits))
+    if stored is None or method not in ("bnb", "bitsandbytes") or kind != "nf4":
+        run.lose(key, f"{bits} by {method}", "only bitsandbytes in 4 (nf4) or 8 bits is imported")
+        return False
+    run.set("tuner.quantize", stored, key)
+    return True
 
 
 def precision(run: RecipeImport, default: str = "float32") -> None:
     """Translate bf16 and fp16; without either, the Trainer uses the model's precision."""
     for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         value = run.take(name)
-        if value is not None and not is_off(value):
+        if not is_off(value):
             run.set("model.dtype", dtype, name)
     dtype = run.take("torch_dtype", "dtype")
     if dtype is not None and "model.dtype" not in run.settings:
@@ -212,7 +220,7 @@ def _peak(run: RecipeImport) -> float | None:
     return number(run.values.get("learning_rate")) or 5e-5
 
 
-def saving(run: RecipeImport, every: int | None = 500) -> None:
+def saving(run: RecipeImport) -> None:
     """Translate save_strategy and save_steps."""
     strategy, steps = run.take("save_strategy"), run.take("save_steps")
     strategy = "no" if strategy is False else strategy
@@ -220,8 +228,8 @@ def saving(run: RecipeImport, every: int | None = 500) -> None:
         as_flag(run, "save_strategy", strategy)
     if strategy in (None, "steps") and steps is not None:
         run.set("checkpoint.save_steps", steps, "save_steps")
-    elif strategy in (None, "steps") and every is not None:
-        run.default("checkpoint.save_steps", every)
+    elif strategy in (None, "steps"):
+        run.default("checkpoint.save_steps", 500)
 
 
 def evaluation(run: RecipeImport) -> None:
@@ -251,12 +259,12 @@ def trackers(run: RecipeImport) -> None:
 def sharding(run: RecipeImport) -> None:
     """Translate fsdp and deepspeed to backends."""
     fsdp, config = run.take("fsdp"), run.take("fsdp_config", "accelerate_fsdp_config")
-    if fsdp is not None and not is_off(fsdp):
+    if not is_off(fsdp):
         _fsdp(run, " ".join(names_in(fsdp)), config if isinstance(config, dict) else {})
     elif config and not isinstance(config, dict):
         run.lose("fsdp_config", config, "the file is not read: set the keys of the section backend")
     deepspeed = run.take("deepspeed", "deepspeed_config", "deepspeed_config_file")
-    if deepspeed is not None and not is_off(deepspeed):
+    if not is_off(deepspeed):
         zero(run, deepspeed)
 
 
@@ -298,7 +306,7 @@ def zero(run: RecipeImport, config: Any) -> None:
 def resuming(run: RecipeImport) -> None:
     """Refer a third-party checkpoint to `swift convert`."""
     checkpoint = run.take("resume_from_checkpoint")
-    if checkpoint is not None and not is_off(checkpoint):
+    if not is_off(checkpoint):
         how = "type swift convert CHECKPOINT --out FOLDER, then add --resume FOLDER"
         run.lose("resume_from_checkpoint", checkpoint, how)
 
@@ -306,24 +314,19 @@ def resuming(run: RecipeImport) -> None:
 def trust(run: RecipeImport) -> None:
     """Move the permission to run a model's Python code to the command line, since a file cannot allow it."""
     allowed = run.take("trust_remote_code", "trust_remote_code_model")
-    if allowed is not None and not is_off(allowed):
+    if not is_off(allowed):
         run.changed("trust_remote_code", allowed, "a file cannot allow it; add the flag if you trust the model's code")
         run.flags.append("--trust_remote_code true")
 
 
 def refuse(run: RecipeImport, what: str) -> NotTrainable:
-    """Return the error for a task that is not supported, or whose recipes are not imported."""
+    """Return the error for a task that is not supported, or whose recipes differ too much to be imported."""
     if what == "PPO":
-        return by_hand(run, what)
+        return NotTrainable(
+            f"{run.recipe.source} is {run.program}'s recipe of {what}, which is not imported.",
+            hint="Write the command by hand: swift rlhf --rlhf_type ppo (docs/how-to/ppo.md)",
+        )
     return NotTrainable(
         f"{run.recipe.source} is {run.program}'s recipe of {what}, which swift does not support.",
         hint="For supported training see swift sft --help and swift rlhf --help",
-    )
-
-
-def by_hand(run: RecipeImport, what: str) -> NotTrainable:
-    """Return the error for a supported task whose recipes differ too much to be imported."""
-    return NotTrainable(
-        f"{run.recipe.source} is {run.program}'s recipe of {what}, which is not imported.",
-        hint=f"Write the command by hand: swift rlhf --rlhf_type {what.lower()} (docs/how-to/{what.lower()}.md)",
     )

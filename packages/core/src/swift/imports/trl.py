@@ -14,22 +14,8 @@ from swift.untrusted import open_regular
 
 NAME = "TRL"
 
-TASKS = (
-    "sft",
-    "dpo",
-    "kto",
-    "orpo",
-    "cpo",
-    "simpo",
-    "reward",
-    "grpo",
-    "rloo",
-    "gkd",
-    "ppo",
-    "online_dpo",
-    "prm",
-    "bco",
-)
+_IMPORTED = ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "prm", "grpo", "gkd", "ppo")
+TASKS = (*_IMPORTED, "rloo", "online_dpo", "bco")
 _RATES = {"sft": 2e-5, "reward": 1e-4, "prm": 1e-5, "ppo": 5e-5}
 _ONLINE = {"grpo": grpo, "gkd": gkd, "ppo": ppo}
 _LINE = 1 << 20
@@ -44,7 +30,6 @@ TABLE: Table = {
     "chat_template_path": to("model.chat_template"),
     "lora_modules_to_save": to("tuner.modules_to_save"),
     "chat_template": absent("save the template in a file, and set model.chat_template to it"),
-    "padding_free": to("data.padding_free"),
     "max_prompt_length": changed("prompt and completion have one limit together: data.max_length"),
     "max_completion_length": changed("prompt and completion have one limit together: data.max_length"),
     "truncation_mode": changed("samples are truncated on the right (data.truncation)"),
@@ -82,7 +67,7 @@ TABLE: Table = {
 def translate(run: RecipeImport) -> None:
     """Translate a recipe whose loss swift supports; raise `NotTrainable` for others."""
     task = _task(run)
-    if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "prm", "grpo", "gkd", "ppo"):
+    if task not in _IMPORTED:
         raise trainer.refuse(run, task.upper())
     run.command = "sft" if task == "sft" else "rlhf"
     _adapters(run)
@@ -122,7 +107,7 @@ def precision_of_weights(run: RecipeImport) -> None:
     weights = run.take("torch_dtype", "dtype")
     if weights is not None and str(weights) not in ("auto", "float32"):
         run.changed("dtype", weights, "trained weights are float32")
-    if (half is None or is_off(half)) and single is None:
+    if (is_off(half)) and single is None:
         run.default("model.dtype", "bfloat16")
 
 
@@ -169,23 +154,18 @@ def _preference(run: RecipeImport, task: str) -> None:
 
 def _adapters(run: RecipeImport) -> None:
     peft = run.take("use_peft")
-    adapters = peft is not None and not is_off(peft)
+    adapters = not is_off(peft)
     run.set("tuner.kind", "lora" if adapters else "full", "use_peft")
     targets = run.take("lora_target_modules")
-    four, eight = run.take("load_in_4bit"), run.take("load_in_8bit")
+    trainer.low_bit(run, adapters=adapters)
     run.take("bnb_4bit_quant_type")
     if not adapters:
-        for key in ("lora_r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"):
-            run.take(key)
+        run.take("lora_r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
         return
     if targets is None:
         run.changed("lora_target_modules", "", "PEFT's default depends on the architecture, mostly q_proj and v_proj")
     elif names_in(targets):
         run.set("tuner.targets", names_in(targets), "lora_target_modules")
-    if four is not None and not is_off(four):
-        run.set("tuner.quantize", "bnb-nf4", "load_in_4bit")
-    elif eight is not None and not is_off(eight):
-        run.set("tuner.quantize", "bnb-int8", "load_in_8bit")
 
 
 def _data(run: RecipeImport) -> None:
@@ -228,7 +208,7 @@ def _entry(run: RecipeImport, entry: Any) -> str | None:
 def _learned(run: RecipeImport) -> None:
     """Translate the tokens with loss: TRL trains on all of `text` and `messages` by default."""
     assistant, completion = run.take("assistant_only_loss"), run.take("completion_only_loss")
-    only = any(value is not None and not is_off(value) for value in (assistant, completion))
+    only = any(not is_off(value) for value in (assistant, completion))
     columns = _columns(run)
     if only or (completion is None and {"prompt", "completion"} <= columns):
         run.set("data.loss_on", "assistant", "completion_only_loss" if completion else "assistant_only_loss")

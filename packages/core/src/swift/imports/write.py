@@ -11,19 +11,6 @@ from swift.config.fields import core_fields
 from swift.imports.recipe import RecipeImport, Remark
 from swift.untrusted import shown
 
-_SECTIONS = (
-    "model",
-    "data",
-    "tuner",
-    "objective",
-    "optim",
-    "parallel",
-    "train",
-    "checkpoint",
-    "logging",
-    "backend",
-    "export",
-)
 _TITLES = {
     "lost": "NOT imported; this changes the training:",
     "changed": "Different in swift:",
@@ -78,7 +65,7 @@ def _keys(run: RecipeImport) -> Iterable[str]:
     loose = sorted(key for key in run.settings if "." not in key)
     for key in loose:
         yield f"{key}: {_value(run.settings[key].value)}  # {shown(run.settings[key].origin, _LISTED)}"
-    for section in _SECTIONS:
+    for section in dict.fromkeys(field.section for field in core_fields().values()):
         keys = [key for key in run.settings if key.partition(".")[0] == section and "." in key]
         if not keys:
             continue

@@ -46,7 +46,7 @@ def setup_facts(run: Run) -> dict[str, str]:
         "precision": _sentence(facts.precision),
         "attention": _sentence(facts.attention),
     }
-    sentences |= {name: text for name, text in facts.extra.items() if isinstance(text, str)}
+    sentences |= {name: text for name, text in facts.items() if isinstance(text, str)}
     return {name: text for name, text in sentences.items() if text}
 
 

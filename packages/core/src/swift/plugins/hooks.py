@@ -33,9 +33,7 @@ _SPECS = {"backend": BackendHooks, "exporter": ExporterHooks, "observer": Observ
 
 
 def open_hooks(
-    backend: LoadedPlugin | None = None,
-    exporter: LoadedPlugin | None = None,
-    observers: Sequence[LoadedPlugin] = (),
+    backend: LoadedPlugin | None = None, exporter: LoadedPlugin | None = None, observers: Sequence[LoadedPlugin] = ()
 ) -> Hooks:
     """Register a run's plugins, and nothing else, in a manager of its own.
 

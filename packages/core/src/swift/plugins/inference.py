@@ -179,10 +179,7 @@ class CheckedEngine:
             if index not in left:
                 again = " again" if 0 <= index < count else ""
                 raise wrong(
-                    self._entry,
-                    method,
-                    f"each index from 0 to {count - 1} once",
-                    shown=f"the index {index}{again}",
+                    self._entry, method, f"each index from 0 to {count - 1} once", shown=f"the index {index}{again}"
                 )
             left.discard(index)
             yield index, value

@@ -24,7 +24,6 @@ class Kind:
 
     name: str
     """As messages and `swift plugins` call it."""
-    plural: str
     purpose: str
     """For the reference: what such a plugin does."""
     contract: type
@@ -83,91 +82,65 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "swift.backends": Kind(
-        "backend",
-        "backends",
-        "trains a model (`--backend NAME`)",
-        hookspecs.BackendHooks,
-        hookspecs.BACKEND_REQUIRED,
-        states_api=True,
-        options="config_model",
-        section="backend",
-    ),
-    "swift.exporters": Kind(
-        "exporter",
-        "exporters",
-        "writes weights in a format (`swift export --to NAME`)",
-        hookspecs.ExporterHooks,
-        hookspecs.EXPORTER_REQUIRED,
-        further=check.check_exporter,
-    ),
-    "swift.engines": Kind(
-        "engine",
-        "inference engines",
-        "completes prompts (`swift infer --engine NAME`) and may serve (`swift serve`)",
-        hookspecs.EngineHooks,
-        hookspecs.ENGINE_REQUIRED,
-    ),
-    "swift.objectives": Kind(
-        "objective",
-        "objectives",
-        "defines the loss (`--objective NAME`)",
-        contracts.Objective,
-        made=False,
-        section="objective",
-        further=check.check_objective_class,
-    ),
-    "swift.observers": Kind(
-        "observer",
-        "observers",
-        "is notified of events in a run (`--report_to NAME`)",
-        hookspecs.ObserverHooks,
-    ),
-    "swift.optimizers": Kind(
-        "optimizer",
-        "optimizers",
-        "updates weights (`--optimizer NAME`)",
-        contracts.Optimizer,
-        section="optim",
-    ),
-    "swift.tuners": Kind(
-        "tuner",
-        "tuners",
-        "chooses what is trained (`--tuner.kind NAME`)",
-        contracts.Tuner,
-        section="tuner",
-        selected_by="kind",
-    ),
-    "swift.rewards": Kind(
-        "reward",
-        "rewards",
-        "scores completions (`--reward_funcs NAME`)",
-        contracts.Reward,
-        made=False,
-        functions=True,
-        further=check.check_class,
-    ),
-    "swift.environments": Kind(
-        "environment",
-        "environments",
-        "talks with a model that learns, turn by turn (`--environment NAME`)",
-        contracts.Environment,
-        optional=("close",),
-        made=False,
-        further=check.check_class,
-    ),
-    "swift.planners": Kind(
-        "planner",
-        "planners",
-        "chooses backend and layout (`--backend auto`)",
-        contracts.Planner,
-    ),
-    "swift.commands": Kind(
-        "command",
-        "commands",
-        "adds a command (`swift NAME`)",
-        contracts.Command,
-        adapt=as_command,
-    ),
+    f"swift.{kind.name}s": kind
+    for kind in (
+        Kind(
+            "backend",
+            "trains a model (`--backend NAME`)",
+            hookspecs.BackendHooks,
+            hookspecs.BACKEND_REQUIRED,
+            states_api=True,
+            options="config_model",
+            section="backend",
+        ),
+        Kind(
+            "exporter",
+            "writes weights in a format (`swift export --to NAME`)",
+            hookspecs.ExporterHooks,
+            hookspecs.EXPORTER_REQUIRED,
+            further=check.check_exporter,
+        ),
+        Kind(
+            "engine",
+            "completes prompts (`swift infer --engine NAME`) and may serve (`swift serve`)",
+            hookspecs.EngineHooks,
+            hookspecs.ENGINE_REQUIRED,
+        ),
+        Kind(
+            "objective",
+            "defines the loss (`--objective NAME`)",
+            contracts.Objective,
+            made=False,
+            section="objective",
+            further=check.check_objective_class,
+        ),
+        Kind("observer", "is notified of events in a run (`--report_to NAME`)", hookspecs.ObserverHooks),
+        Kind("optimizer", "updates weights (`--optimizer NAME`)", contracts.Optimizer, section="optim"),
+        Kind(
+            "tuner",
+            "chooses what is trained (`--tuner.kind NAME`)",
+            contracts.Tuner,
+            section="tuner",
+            selected_by="kind",
+        ),
+        Kind(
+            "reward",
+            "scores completions (`--reward_funcs NAME`)",
+            contracts.Reward,
+            made=False,
+            functions=True,
+            further=check.check_class,
+        ),
+        Kind(
+            "environment",
+            "talks with a model that learns, turn by turn (`--environment NAME`)",
+            contracts.Environment,
+            optional=("close",),
+            made=False,
+            further=check.check_class,
+        ),
+        Kind("planner", "chooses backend and layout (`--backend auto`)", contracts.Planner),
+        Kind("command", "adds a command (`swift NAME`)", contracts.Command, adapt=as_command),
+    )
 }
 """Entry-point group → the kind of plugin that is registered in it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts.planner import ChosenPlan, ExpectedMemory
@@ -74,16 +74,11 @@ def _allowed() -> list[PluginEntry]:
     return [entry for entry in discover.list_plugins(_GROUP) if entry.allowed]
 
 
-def _methods(name: str) -> Iterator[tuple[PluginEntry, Any]]:
-    """Yield the planners that have an optional method, each with the method."""
-    for entry in _allowed():
-        if (method := getattr(load(entry).object, name, None)) is not None:
-            yield entry, method
-
-
 def _first(name: str, kind: Any, *arguments: Any) -> Any:
     """Return what the first planner with an optional method returns; None where there is none."""
-    for entry, method in _methods(name):
+    for entry in _allowed():
+        if (method := getattr(load(entry).object, name, None)) is None:
+            continue
         with failing(entry, name):
             came = method(*arguments)
         came = returned(entry, name, came, kind)

@@ -60,8 +60,7 @@ def wrong(
 ) -> PluginError:
     """Return the error about a wrong value that a plugin returned; `shown` describes the value."""
     return PluginError(
-        f"{entry} returned {shown or described(came)} from {function}. Expected: {expected}.",
-        hint=if_not_yours(entry),
+        f"{entry} returned {shown or described(came)} from {function}. Expected: {expected}.", hint=if_not_yours(entry)
     )
 
 
@@ -101,7 +100,7 @@ def _of_class(value: object, expected: Any, path: str) -> Mismatch | None:
     if not isinstance(expected, type) or expected in (object, Any):
         return None
     if getattr(expected, "_is_protocol", False):
-        return _of_members(value, expected, path)
+        return check_methods(value, expected, path=path) or check_attributes(value, expected, path)
     if expected is Tensor:
         return None if is_tensor(value) else Mismatch(path, value, "a tensor")
     if issubclass(expected, Enum):
@@ -111,11 +110,6 @@ def _of_class(value: object, expected: Any, path: str) -> Mismatch | None:
     if not is_dataclass(expected) or not expected.__module__.startswith(contracts.__name__):
         return None
     return check_attributes(value, expected, path)
-
-
-def _of_members(value: object, expected: type, path: str) -> Mismatch | None:
-    """Compare a value with a protocol: its methods are there, and its attributes have their types."""
-    return check_methods(value, expected, path=path) or check_attributes(value, expected, path)
 
 
 def check_methods(value: object, contract: type, optional: Collection[str] = (), *, path: str = "") -> Mismatch | None:
@@ -223,8 +217,12 @@ class Tensor:
 @cache
 def declared(owner: type) -> dict[str, Any]:
     """Return the attributes that a class declares, its bases' included: name → type."""
-    names = [field.name for field in fields(owner)] if is_dataclass(owner) else _annotated(owner)
-    return {name: _resolved(_annotation(owner, name), _home(owner, name)) for name in names}
+    found = {
+        name: _resolved(annotation, each.__module__)
+        for each in reversed(owner.__mro__)
+        for name, annotation in vars(each).get("__annotations__", {}).items()
+    }
+    return {field.name: found[field.name] for field in fields(owner)} if is_dataclass(owner) else found
 
 
 @cache
@@ -232,20 +230,6 @@ def returns(owner: type, method: str) -> Any:
     """Return the declared type of what a method returns."""
     function = getattr(owner, method)
     return _resolved(function.__annotations__.get("return", "Any"), inspect.unwrap(function).__module__)
-
-
-def _annotated(owner: type) -> list[str]:
-    return list(
-        dict.fromkeys(name for each in reversed(owner.__mro__) for name in vars(each).get("__annotations__", ()))
-    )
-
-
-def _home(owner: type, name: str) -> str:
-    return next(each.__module__ for each in owner.__mro__ if name in vars(each).get("__annotations__", ()))
-
-
-def _annotation(owner: type, name: str) -> Any:
-    return next(found[name] for each in owner.__mro__ if name in (found := vars(each).get("__annotations__", {})))
 
 
 def _resolved(annotation: Any, module: str) -> Any:

@@ -67,9 +67,7 @@ _LOAD: Rows = {
 }
 _SERVER_SAMPLES = "Pass it in requests to a server: swift serve MODEL"
 _SAMPLING: Rows = {
-    ("num_beams",): Default(
-        ("1",), "one sequence is generated per prompt", "Beam search is not supported.", "Leave it out."
-    ),
+    ("num_beams",): Default(("1",), "one sequence is generated per prompt", "Beam search is not supported."),
     ("n", "num_return_sequences"): Default(
         ("1",),
         "a prompt gets one response",
@@ -81,7 +79,7 @@ _SAMPLING: Rows = {
     ("min_p", "frequency_penalty", "presence_penalty", "no_repeat_ngram_size"): Default(
         _ZERO, "it is always off", "The only penalty is --repetition_penalty.", _SERVER_SAMPLES
     ),
-    ("length_penalty",): Default(("1", "1.0"), "it is always off", "Beam search is not supported.", "Leave it out."),
+    ("length_penalty",): Default(("1", "1.0"), "it is always off", "Beam search is not supported."),
     ("response_prefix",): Refused("The chat template starts the response.", "Put it into the prompt."),
 }
 _PROMPTS: Rows = {
@@ -99,8 +97,7 @@ _EVAL: Rows = {
     ("eval_backend",): Default(
         ("native",),
         "swift runs the evaluation itself",
-        "swift runs the evaluation itself.",
-        "Leave it out; type --dataset FILE for your own questions, or --tasks NAMES for lm-evaluation-harness.",
+        hint="Leave it out; type --dataset FILE for your own questions, or --tasks NAMES for lm-evaluation-harness.",
     ),
     ("eval_output_dir",): Refused("Responses are written to one file.", "Type --result_path responses.jsonl"),
     ("eval_num_proc",): Refused("One process evaluates in batches.", "Type --batch_size 16"),
@@ -127,10 +124,7 @@ _EXPORT: Rows = {
     ),
     ("to_cached_dataset",): off("Training tokenizes data sets once.", "Type swift sft --data.cache FOLDER"),
     ("safe_serialization",): Default(
-        ("true",),
-        "weights are written as safetensors",
-        "Weights are written as safetensors, never as pickles.",
-        "Leave it out.",
+        ("true",), "weights are written as safetensors", "Weights are written as safetensors, never as pickles."
     ),
     ("device_map", "device"): NotNeeded("the export selects its device, and the result does not depend on it"),
     ("hub_private_repo",): Default(
@@ -143,7 +137,6 @@ _EXPORT: Rows = {
         ("128",),
         "the group size is 128 where it divides the layers",
         "The group size is 128, or 64 or 32 where 128 does not divide the layers.",
-        "Leave it out.",
     ),
     ("quant_batch_size",): NotNeeded("the result does not depend on it"),
 }

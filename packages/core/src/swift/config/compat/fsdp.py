@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from swift.config.compat.meanings import Meaning, NotNeeded, Refused, off
+from swift.config.compat.usual import renamed, unknown_value
 from swift.config.draft import Assignment, set_consistently
-from swift.config.flags import Arity, Settings, Translation
+from swift.config.flags import Settings, TranslatedFlags
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError, did_you_mean
 from swift.untrusted import parse_json, read_json_object
@@ -35,22 +36,20 @@ _MODES: dict[str, Settings] = {
 _BLOCKS = "each decoder block is a unit of sharding, whatever its class"
 _MEANINGS: dict[str, Meaning] = {
     "version": NotNeeded("FSDP2 is used, with the same results as FSDP1"),
-    "transformer_layer_cls_to_wrap": NotNeeded(_BLOCKS),
-    "auto_wrap_policy": NotNeeded(_BLOCKS),
-    "min_num_params": NotNeeded(_BLOCKS),
+    **dict.fromkeys(("transformer_layer_cls_to_wrap", "auto_wrap_policy", "min_num_params"), NotNeeded(_BLOCKS)),
     "state_dict_type": NotNeeded("a checkpoint can be resumed with any number of processes, and by other backends"),
     "sync_module_states": NotNeeded("every process reads its own shards from the files"),
     "cpu_ram_efficient_loading": NotNeeded("every process reads its own shards from the files"),
     "use_orig_params": NotNeeded("FSDP2 keeps the model's own parameters"),
-    "limit_all_gathers": NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
-    "backward_prefetch": NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
-    "backward_prefetch_policy": NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
-    "forward_prefetch": NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
+    **dict.fromkeys(
+        ("limit_all_gathers", "backward_prefetch", "backward_prefetch_policy", "forward_prefetch"),
+        NotNeeded("--backend.prefetch sets how many blocks FSDP2 prefetches"),
+    ),
     "enable_memory_efficient_save": NotNeeded("a checkpoint is written shard by shard"),
     "cpu_offload_pin_memory": NotNeeded("torch decides it"),
-    "xla": off("XLA devices are not supported.", "Leave it out."),
-    "ignored_modules": Refused("all modules are sharded.", "Leave it out."),
-    "ignored_parameters": Refused("all parameters are sharded.", "Leave it out."),
+    "xla": off("XLA devices are not supported."),
+    "ignored_modules": Refused("all modules are sharded."),
+    "ignored_parameters": Refused("all parameters are sharded."),
     "mixed_precision_policy": Refused("model.dtype sets the precision.", "Type: --bf16 true, or --torch_dtype float32"),
     "mixed_precision": Refused("model.dtype sets the precision.", "Type: --bf16 true, or --torch_dtype float32"),
 }
@@ -78,10 +77,7 @@ def _mode(source: str, value: Any) -> Settings:
         if mode in ("no_shard", "false"):
             raise ConfigError(f"{source} {mode} would shard nothing.", hint="Type: --backend torch")
         if mode not in _MODES:
-            raise ConfigError(
-                f"Unknown value {quoted(mode)} for {source}.{did_you_mean(mode, _MODES)}",
-                hint=f"Valid values: {', '.join(_MODES)}",
-            )
+            raise unknown_value(source, mode, _MODES)
         settings |= _MODES[mode]
     return settings
 
@@ -116,16 +112,11 @@ def _name(key: str) -> str:
     return "xla" if name.startswith("xla") else name
 
 
-def _request(key: str) -> Translation:
-    return lambda _, value: {_REQUEST + key: value}
-
-
-FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
+FLAGS: TranslatedFlags = (
     (("fsdp",), "backend.name", "optional", _mode),
     (("fsdp_config",), "backend.name", "value", _config),
-    *(((f"fsdp_{key}",), "backend.name", "optional", _request(key)) for key in _KEYS),
+    *(((f"fsdp_{key}",), "backend.name", "optional", renamed(_REQUEST + key)) for key in _KEYS),
 )
-"""(flags, the key under which help lists them, arity, translation)"""
 
 
 def settle_fsdp(merged: dict[str, Assignment], notes: list[str]) -> None:
@@ -170,8 +161,5 @@ def _of_strategy(source: str, given: str) -> Settings:
     if name in ("3", "no_shard"):
         raise ConfigError(f"{source} {given} would shard nothing.", hint="Type: --backend torch")
     if name not in _STRATEGIES:
-        raise ConfigError(
-            f"Unknown value {quoted(given)} for {source}.{did_you_mean(given, _STRATEGIES)}",
-            hint=f"Valid values: {', '.join(_STRATEGIES)}",
-        )
+        raise unknown_value(source, given, _STRATEGIES)
     return _STRATEGIES[name]

@@ -8,6 +8,7 @@ from typing import Any
 from swift.config.values import looks_like_switch, quoted
 from swift.errors import ConfigError
 
+_LEAVE_OUT = "Leave it out."
 _SAME = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}
 
 
@@ -31,10 +32,14 @@ class Default:
     """In lower case. `true` and `false` stand for every spelling of a switch."""
     note: str
     """What swift does, as the end of a sentence."""
-    reason: str
-    """Why other values are refused, as a sentence."""
-    hint: str
+    reason: str = ""
+    """Why other values are refused, as a sentence; default: the note."""
+    hint: str = _LEAVE_OUT
     """What to type instead."""
+
+    def __post_init__(self) -> None:
+        if not self.reason:
+            object.__setattr__(self, "reason", f"{self.note}.")
 
     def check(self, source: str, value: Any) -> str:
         """Return the note for the user; raise `ConfigError` for another value."""
@@ -49,7 +54,7 @@ class Refused:
 
     reason: str
     """A sentence."""
-    hint: str
+    hint: str = _LEAVE_OUT
     """What to type instead."""
     secret: bool = False
     """Whether the value must not be shown."""
@@ -62,7 +67,7 @@ class Refused:
 Meaning = NotNeeded | Default | Refused
 
 
-def off(reason: str, hint: str) -> Default:
+def off(reason: str, hint: str = _LEAVE_OUT) -> Default:
     """Return the meaning of a switch for an unsupported feature: off is accepted, on is refused."""
     return Default(("false", "none"), "it is always off", reason, hint)
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
+from swift.config.compat.usual import choice, renamed, request, switch
 from swift.config.draft import Assignment
-from swift.config.flags import Arity, Settings, Translation
-from swift.config.values import as_switch, quoted
-from swift.errors import ConfigError, did_you_mean
+from swift.config.flags import Arity, Settings, TranslatedFlags, Translation
+from swift.config.values import quoted
+from swift.errors import ConfigError
 
 RENAMED: dict[str, tuple[str, ...]] = {
     "backend.recompute_method": ("recompute_method",),
@@ -55,43 +56,29 @@ def _recompute(source: str, value: Any) -> Settings:
     return {"train.gradient_checkpointing": True, "backend.recompute": mode}
 
 
-def _attention(source: str, value: Any) -> Settings:
-    name = str(value).lower()
-    if name not in _ATTENTION:
-        raise ConfigError(
-            f"Unknown value {quoted(value)} for {source}.{did_you_mean(name, _ATTENTION)}",
-            hint=f"Valid values: {', '.join(_ATTENTION)}",
-        )
-    return dict(_ATTENTION[name])
-
-
 def _fp8(source: str, value: Any) -> Settings:
     if str(value).lower() in ("true", "1", "yes"):
         raise ConfigError(f"{source} must be 'hybrid' or 'e4m3', not {quoted(value)}.", hint=f"Type: {source} hybrid")
     return {"backend.fp8": "none" if str(value).lower() == "false" else value}
 
 
-def _renamed(key: str) -> Translation:
+def _translation(key: str) -> Translation:
     if key == "backend.fp8":
         return _fp8
-    arity = _ARITIES.get(key)
-    if arity == "switch":
-        return lambda source, value: {key: as_switch(value, source)}
-    return lambda _, value: {key: value}
+    return switch(key) if _ARITIES.get(key) == "switch" else renamed(key)
 
 
-FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
-    *((flags, key, _ARITIES.get(key, "value"), _renamed(key)) for key, flags in RENAMED.items()),
+FLAGS: TranslatedFlags = (
+    *((flags, key, _ARITIES.get(key, "value"), _translation(key)) for key, flags in RENAMED.items()),
     (("recompute_granularity",), "train.gradient_checkpointing", "value", _recompute),
-    (("attention_backend",), "model.attention", "value", _attention),
+    (("attention_backend",), "model.attention", "value", choice(_ATTENTION)),
     (
         ("moe_aux_loss_coeff", "router_aux_loss_coef", "aux_loss_coef"),
         "backend.moe_aux_loss",
         "value",
-        lambda _, value: {"@moe_aux_loss": value},
+        request("moe_aux_loss"),
     ),
 )
-"""(flags, the key under which help lists them, arity, translation)"""
 
 _OF_THE_MODEL = NotNeeded("it comes from the model's config.json")
 _FUSED = NotNeeded("swift selects the fused kernels, which change results only by rounding")
@@ -105,7 +92,7 @@ ROWS: Mapping[tuple[str, ...], Meaning] = {
         "the optimizer of the Megatron backend stays on the device.",
         "To offload the optimizer type --deepspeed zero2_offload, or --backend fsdp --backend.offload true",
     ),
-    ("tp_comm_overlap",): off("tensor parallel communication is not overlapped.", "Leave it out."),
+    ("tp_comm_overlap",): off("tensor parallel communication is not overlapped."),
     ("load",): Refused(
         "resuming a run and starting from weights are two settings.",
         "To resume a run of swift type --resume_from_checkpoint RUN. To start from a Megatron checkpoint type "
@@ -120,24 +107,17 @@ ROWS: Mapping[tuple[str, ...], Meaning] = {
     ),
     ("no_initialization", "perform_initialization"): NotNeeded("weights come from the model's files"),
     ("fp8_recipe",): Default(
-        ("tensorwise",),
-        "FP8 scales are computed per tensor",
-        "the only FP8 recipe is tensorwise scaling.",
-        "Leave it out.",
+        ("tensorwise",), "FP8 scales are computed per tensor", "the only FP8 recipe is tensorwise scaling."
     ),
-    ("fp8_param_gather", "fp8_param"): off("weights are stored in the model's precision.", "Leave it out."),
-    ("moe_grouped_gemm",): Default(
-        ("true",), "experts always use grouped GEMM", "experts always use grouped GEMM.", "Leave it out."
-    ),
+    ("fp8_param_gather", "fp8_param"): off("weights are stored in the model's precision."),
+    ("moe_grouped_gemm",): Default(("true",), "experts always use grouped GEMM"),
     ("moe_router_load_balancing_type",): Default(
         ("aux_loss", "none"),
         "--moe_aux_loss_coeff turns on the balancing loss",
         "the only load balancing is the auxiliary loss (aux_loss).",
         "Leave it out; to set its weight type --moe_aux_loss_coeff 0.001",
     ),
-    ("moe_router_dtype",): Default(
-        ("fp32",), "routers compute in fp32", "routers always compute in fp32.", "Leave it out."
-    ),
+    ("moe_router_dtype",): Default(("fp32",), "routers compute in fp32", "routers always compute in fp32."),
     ("moe_shared_expert_overlap",): NotNeeded("overlapping shared experts does not change results"),
     (
         "cross_entropy_loss_fusion", "cross_entropy_fusion_impl", "calculate_per_token_loss",
@@ -157,15 +137,12 @@ ROWS: Mapping[tuple[str, ...], Meaning] = {
         "use_rotary_position_embeddings", "multi_latent_attention", "padded_vocab_size", "vocab_size",
     ): _OF_THE_MODEL,
     ("accumulate_allreduce_grads_in_fp32", "attention_softmax_in_fp32", "grad_reduce_in_fp32"): Default(
-        ("true",), "it is always on", "gradients and softmax always use fp32.", "Leave it out."
+        ("true",), "it is always on", "gradients and softmax always use fp32."
     ),
     ("attention_dropout", "hidden_dropout"): Default(
-        ("0", "0.0"), "dropout comes from the model's config.json", "dropout comes from the model's config.json.",
-        "Set it in the config.json.",
+        ("0", "0.0"), "dropout comes from the model's config.json", hint="Set it in the config.json."
     ),
-    ("mtp_num_layers",): Default(
-        ("0", "none"), "it is always off", "multi-token prediction layers are not trained.", "Leave it out."
-    ),
+    ("mtp_num_layers",): Default(("0", "none"), "it is always off", "multi-token prediction layers are not trained."),
     (
         "load_safetensors", "use_mcore_models", "dist_ckpt_format", "ckpt_format",
         "auto_detect_ckpt_format", "manual_gc", "manual_gc_interval", "use_cpu_initialization",
@@ -174,7 +151,6 @@ ROWS: Mapping[tuple[str, ...], Meaning] = {
         ("transformer_engine",),
         "layers use Transformer Engine on a GPU",
         "layers use Transformer Engine on a GPU and plain torch on a CPU.",
-        "Leave it out.",
     ),
 }  # fmt: skip
 """Flags that set no key."""

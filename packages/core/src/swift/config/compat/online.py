@@ -10,8 +10,9 @@ from typing import Any
 
 from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
 from swift.config.compat.unsupported import ENGINE_OPTIONS
+from swift.config.compat.usual import renamed, request, switch
 from swift.config.draft import NOTE
-from swift.config.flags import Arity, Settings, Translation
+from swift.config.flags import Arity, Settings, TranslatedFlags, Translation
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError
 
@@ -103,11 +104,8 @@ _ALL_KEPT = NotNeeded("RUN/rollouts has the prompts, completions and rewards of 
 _OF_ANOTHER = NotNeeded("it is an option of a method that is not implemented")
 
 
-def _option(name: str, arity: Arity) -> Translation:
-    key = f"objective.{name}"
-    if arity == "switch":
-        return lambda source, value: {key: as_switch(value, source)}
-    return lambda _, value: {key: value}
+def _option(name: str) -> Translation:
+    return (switch if OPTIONS.get(name) == "switch" else renamed)(f"objective.{name}")
 
 
 def _scale(_source: str, value: Any) -> Settings:
@@ -157,52 +155,38 @@ def _scheduler(_source: str, value: Any) -> Settings:
     return {"@gym_scheduler" if value == "gym_scheduler" else "objective.environment": value}
 
 
-def _request(name: str) -> Translation:
-    return lambda _, value: {f"@{name}": value}
-
-
 _OF_NO_KEY = ""
 """For flags that help does not list, since they count in another unit than the option that they set."""
 _SERVER = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")
 
-FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
-    *(((name,), f"objective.{name}", arity, _option(name, arity)) for name, arity in OPTIONS.items()),
-    *(
-        ((flag,), f"objective.{name}", OPTIONS.get(name, "value"), _option(name, OPTIONS.get(name, "value")))
-        for flag, name in RENAMED.items()
-    ),
+FLAGS: TranslatedFlags = (
+    *(((name,), f"objective.{name}", arity, _option(name)) for name, arity in OPTIONS.items()),
+    *(((flag,), f"objective.{name}", OPTIONS.get(name, "value"), _option(name)) for flag, name in RENAMED.items()),
     (("scale_rewards",), "objective.scale_rewards", "value", _scale),
     (("multi_objective_aggregation",), "objective.scale_rewards", "value", _aggregation),
     (("top_k",), "objective.top_k", "value", _top_k),
     (("gkd_logits_topk",), "objective.gkd_logits_topk", "value", _top_tokens),
     (("teacher_model_server",), "objective.teacher_model_server", "list", _addresses),
-    (
-        ("vllm_importance_sampling_correction",),
-        "objective.rollout_importance_sampling_mode",
-        "switch",
-        _correction,
-    ),
+    (("vllm_importance_sampling_correction",), "objective.rollout_importance_sampling_mode", "switch", _correction),
     (("async_generate",), "objective.rollout_staleness", "switch", _staleness),
     (("disable_dropout",), "tuner.dropout", "switch", _no_dropout),
-    (("shuffle_dataset",), "data.shuffle", "switch", lambda source, value: {"data.shuffle": as_switch(value, source)}),
-    (("max_prompt_length",), "data.max_length", "value", _request("max_prompt_length")),
-    *(((name,), _OF_NO_KEY, "value", _request(name)) for name in ("steps_per_generation", "generation_batch_size")),
+    (("shuffle_dataset",), "data.shuffle", "switch", switch("data.shuffle")),
+    (("max_prompt_length",), "data.max_length", "value", request("max_prompt_length")),
+    *(((name,), _OF_NO_KEY, "value", request(name)) for name in ("steps_per_generation", "generation_batch_size")),
     (("multi_turn_scheduler",), "objective.environment", "value", _scheduler),
-    (("use_gym_env",), "objective.environment", "switch", _request("use_gym_env")),
-    (("use_vllm",), "objective.rollout_engine", "switch", _request("use_vllm")),
-    (("vllm_mode",), "objective.rollout_engine", "value", _request("vllm_mode")),
-    *(((name,), "objective.rollout_engine", "list", _request(name)) for name in _SERVER),
+    (("use_gym_env",), "objective.environment", "switch", request("use_gym_env")),
+    (("use_vllm",), "objective.rollout_engine", "switch", request("use_vllm")),
+    (("vllm_mode",), "objective.rollout_engine", "value", request("vllm_mode")),
+    *(((name,), "objective.rollout_engine", "list", request(name)) for name in _SERVER),
     *(
-        ((flag,), "objective.rollout_options", "value", _request(f"engine.{name}"))
+        ((flag,), "objective.rollout_options", "value", request(f"engine.{name}"))
         for flag, name in ENGINE_OPTIONS.items()
     ),
-    (("vllm_engine_kwargs",), "objective.rollout_options", "mapping", _request("engine_kwargs")),
+    (("vllm_engine_kwargs",), "objective.rollout_options", "mapping", request("engine_kwargs")),
 )
 
 ROWS: dict[tuple[str, ...], Meaning] = {
-    ("min_p",): Default(
-        ("0", "0.0", "none", "null"), "it is always off", "rollouts are sampled without min_p.", "Leave it out."
-    ),
+    ("min_p",): Default(("0", "0.0", "none", "null"), "it is always off", "rollouts are sampled without min_p."),
     ("repetition_penalty",): Default(
         ("1", "1.0"),
         "it is always off",
@@ -215,20 +199,18 @@ ROWS: dict[tuple[str, ...], Meaning] = {
         "each setting has a flag.",
         "Type --temperature 1 --stop_words TEXT",
     ),
-    ("entropy_coef",): Default(
-        ("0", "0.0"), "it is always off", "an entropy bonus is not implemented.", "Leave it out."
-    ),
-    ("use_adaptive_entropy",): off("an entropy bonus is not implemented.", "Leave it out."),
+    ("entropy_coef",): Default(("0", "0.0"), "it is always off", "an entropy bonus is not implemented."),
+    ("use_adaptive_entropy",): off("an entropy bonus is not implemented."),
     ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"): _OF_ANOTHER,
     ("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg", "real_tau"): _OF_ANOTHER,
     ("fipo_decay_rate", "fipo_clip_range", "fipo_clip_high_only", "fipo_safety_threshold"): _OF_ANOTHER,
-    ("advantage_reweight",): Default(("none", "null"), "it is always off", _OTHER_METHOD, "Leave it out."),
+    ("advantage_reweight",): Default(("none", "null"), "it is always off", _OTHER_METHOD),
     (
         "rlsd_lambda", "rlsd_reweight_clip_range", "rlsd_lambda_warmup_steps", "rlsd_lambda_decay_steps",
         "rlsd_negative_only", "sdar_gate_beta",
     ): _OF_ANOTHER,
-    ("sdar_loss_coef",): Default(("0", "0.0"), "it is always off", _OTHER_METHOD, "Leave it out."),
-    ("chord_sft_dataset",): Refused("CHORD is not implemented.", "Leave it out."),
+    ("sdar_loss_coef",): Default(("0", "0.0"), "it is always off", _OTHER_METHOD),
+    ("chord_sft_dataset",): Refused("CHORD is not implemented."),
     (
         "chord_sft_per_device_train_batch_size", "chord_enable_phi_function", "chord_mu_warmup_steps",
         "chord_mu_decay_steps", "chord_mu_peak", "chord_mu_valley",
@@ -278,7 +260,7 @@ ROWS: dict[tuple[str, ...], Meaning] = {
         "Leave it out; to reward a format type --reward_funcs regex",
     ),
     ("vllm_model_impl",): Default(
-        ("vllm", "auto"), "vLLM uses its own implementation", "vLLM selects the implementation.", "Leave it out."
+        ("vllm", "auto"), "vLLM uses its own implementation", "vLLM selects the implementation."
     ),
     ("sleep_level", "vllm_enable_sleep_mode", "offload_model", "offload_optimizer", "move_model_batches"): _MEMORY,
     ("gc_collect_after_offload",): _MEMORY,

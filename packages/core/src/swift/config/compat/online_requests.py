@@ -41,8 +41,7 @@ def _environment(merged: Merged, notes: list[str]) -> None:
     if as_switch(use.value, use.source):
         if named is None or named.value is None:
             raise ConfigError(
-                f"{use.source} needs an environment.",
-                hint="Type --gym_env NAME; a row's env_config may name another.",
+                f"{use.source} needs an environment.", hint="Type --gym_env NAME; a row's env_config may name another."
             )
     elif named is not None:
         del merged[_ENVIRONMENT]

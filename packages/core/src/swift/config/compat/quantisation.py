@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from swift.config.compat.usual import request, when_on
 from swift.config.draft import Assignment, contradiction
-from swift.config.flags import Arity, Settings, Translation
-from swift.config.values import as_switch, quoted
+from swift.config.flags import Settings, TranslatedFlags
+from swift.config.values import quoted
 from swift.errors import ConfigError
 
 _BITS = {"4": 4, "8": 8, "none": None, "0": None, "null": None}
@@ -15,19 +16,11 @@ _AFTERWARDS = ("awq", "gptq", "gptq_v2", "fp8")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
 
-def _request(name: str) -> Translation:
-    return lambda _, value: {f"@{name}": value}
-
-
 def _bits(source: str, value: Any) -> Settings:
     name = str(value).lower()
     if name not in _BITS:
         raise ConfigError(f"{source} must be 4 or 8, not {quoted(value)}.", hint="For example: --quant_bits 4")
     return {} if _BITS[name] is None else {"@quant_bits": _BITS[name]}
-
-
-def _bits_of(bits: int) -> Translation:
-    return lambda source, value: {"@quant_bits": bits} if as_switch(value, source) else {}
 
 
 def _method(source: str, value: Any) -> Settings:
@@ -53,16 +46,15 @@ def _quant_type(source: str, value: Any) -> Settings:
     return {"@bnb_4bit_quant_type": name}
 
 
-FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
+FLAGS: TranslatedFlags = (
     (("quant_bits", "quantization_bit"), "tuner.quantize", "value", _bits),
-    (("load_in_4bit",), "tuner.quantize", "switch", _bits_of(4)),
-    (("load_in_8bit",), "tuner.quantize", "switch", _bits_of(8)),
+    (("load_in_4bit",), "tuner.quantize", "switch", when_on({"@quant_bits": 4})),
+    (("load_in_8bit",), "tuner.quantize", "switch", when_on({"@quant_bits": 8})),
     (("quant_method", "quantization_method"), "tuner.quantize", "value", _method),
     (("bnb_4bit_quant_type", "quantization_type"), "tuner.quantize", "value", _quant_type),
-    (("bnb_4bit_compute_dtype",), "model.dtype", "value", _request("bnb_4bit_compute_dtype")),
-    (("bnb_4bit_quant_storage",), "tuner.quantize", "value", _request("bnb_4bit_quant_storage")),
+    (("bnb_4bit_compute_dtype",), "model.dtype", "value", request("bnb_4bit_compute_dtype")),
+    (("bnb_4bit_quant_storage",), "tuner.quantize", "value", request("bnb_4bit_quant_storage")),
 )
-"""(flags, the key under which help lists them, arity, translation)"""
 
 
 def settle_quantisation(merged: dict[str, Assignment], notes: list[str]) -> None:

@@ -30,9 +30,7 @@ _TEMPLATE = "the chat template comes from the model's tokenizer; --chat_template
 _UPLOAD = ("training uploads nothing.", "After the run type: swift export RUN --push OWNER/NAME")
 
 LOOP: Rows = {
-    ("do_train",): Default(
-        ("true",), "this command trains", "this command trains.", "To evaluate type: swift eval MODEL --dataset FILE"
-    ),
+    ("do_train",): Default(("true",), "this command trains", hint="To evaluate type: swift eval MODEL --dataset FILE"),
     ("do_eval",): NotNeeded("swift evaluates if --val_dataset or --split_dataset_ratio is given"),
     ("do_predict", "predict_with_generate"): off(
         "evaluation during training measures the loss and generates no text.",
@@ -54,21 +52,16 @@ LOOP: Rows = {
         "After the run type: swift eval RUN --dataset FILE",
     ),
     ("average_tokens_across_devices",): Default(
-        ("true",),
-        "the loss is always averaged over the tokens of all processes",
-        "the loss is always averaged over the tokens of all processes.",
-        "Leave it out.",
+        ("true",), "the loss is always averaged over the tokens of all processes"
     ),
     ("include_num_input_tokens_seen", "include_tokens_per_second"): NotNeeded("swift always counts tokens"),
     ("early_stopping_threshold",): Default(
         ("0", "0.0"),
         "any improvement counts",
-        "any improvement counts.",
-        "Leave it out; --early_stop_interval N stops after N evaluations without improvement.",
+        hint="Leave it out; --early_stop_interval N stops after N evaluations without improvement.",
     ),
     ("auto_find_batch_size",): off(
-        "the batch size is not searched for.",
-        "Type --per_device_train_batch_size 1 --gradient_accumulation_steps 16",
+        "the batch size is not searched for.", "Type --per_device_train_batch_size 1 --gradient_accumulation_steps 16"
     ),
     ("batch_size",): Refused(
         "it is ambiguous: rows per process, or rows per optimizer step.",
@@ -83,8 +76,7 @@ LOOP: Rows = {
     ),
     ("use_logits_to_keep",): NotNeeded("only the logits that the loss needs are computed"),
     ("activation_cpu_offload", "activation_offloading"): off(
-        "activations are not moved to the CPU.",
-        "To save memory type --gradient_checkpointing true",
+        "activations are not moved to the CPU.", "To save memory type --gradient_checkpointing true"
     ),
     ("vit_gradient_checkpointing", "vit_gradient_checkpointing_kwargs"): NotNeeded(
         "--gradient_checkpointing true includes the vision encoder"
@@ -93,12 +85,9 @@ LOOP: Rows = {
 
 OPTIMIZER: Rows = {
     ("galore_quantization", "galore_proj_quant"): off(
-        "Q-GaLore is a separate optimizer.",
-        "Instead of --use_galore type --optim q_galore",
+        "Q-GaLore is a separate optimizer.", "Instead of --use_galore type --optim q_galore"
     ),
-    ("galore_proj_bits",): Default(
-        ("4",), "q_galore has 4-bit projections", "q_galore has 4-bit projections.", "Leave it out."
-    ),
+    ("galore_proj_bits",): Default(("4",), "q_galore has 4-bit projections"),
     ("galore_with_embedding",): off(
         "AdamW updates embeddings and heads.", "Leave it out, or type --freeze_parameters model.embed_tokens"
     ),
@@ -106,15 +95,12 @@ OPTIMIZER: Rows = {
         IN_BACKWARD, "Leave it out; to save memory type --optim q_galore or apollo_mini"
     ),
     ("apollo_proj",): Default(
-        ("random",),
-        "APOLLO uses random projections",
-        "APOLLO uses random projections.",
-        "For projections by SVD type --optim galore",
+        ("random",), "APOLLO uses random projections", hint="For projections by SVD type --optim galore"
     ),
     ("apollo_proj_type",): Default(
-        ("std",), "APOLLO projects the shorter side", "APOLLO projects the shorter side of a matrix.", "Leave it out."
+        ("std",), "APOLLO projects the shorter side", "APOLLO projects the shorter side of a matrix."
     ),
-    ("apollo_scale_front",): off("updates are scaled after they are limited.", "Leave it out."),
+    ("apollo_scale_front",): off("updates are scaled after they are limited."),
     ("use_badam",): off("BAdam is a tuner.", "Type: --train_type badam --tuner.interval 50"),
     ("use_lomo",): off(IN_BACKWARD, LITTLE_STATE),
     ("lisa_activated_layers", "lisa_step_interval"): Default(
@@ -128,16 +114,13 @@ OPTIMIZER: Rows = {
         "For AdamW type --adam_beta1 0.9 --adam_beta2 0.95 --adam_epsilon 1e-8. All flags: swift sft --help",
     ),
     ("embedding_lr", "embedding_learning_rate", "embedding_lr_scale"): Refused(
-        "embeddings have no separate learning rate.",
-        "Type --learning_rate LR, and with LoRA --lorap_lr_ratio 16",
+        "embeddings have no separate learning rate.", "Type --learning_rate LR, and with LoRA --lorap_lr_ratio 16"
     ),
 }
 
 DATA: Rows = {
     ("remove_unused_columns",): NotNeeded("swift reads the columns that it knows, and reports the others"),
-    ("label_names",): Default(
-        ("labels",), "labels follow from --loss_scale", "labels are made from the conversation.", "Leave it out."
-    ),
+    ("label_names",): Default(("labels",), "labels follow from --loss_scale", "labels are made from the conversation."),
     ("group_by_length", "length_grouped_sampling"): off(
         "samples are not sorted by length.", "To avoid padding type --packing true, or --padding_free true"
     ),
@@ -146,12 +129,7 @@ DATA: Rows = {
     ("dataloader_num_workers", "num_workers"): NotNeeded(
         _NO_WORKERS + "; --dataset_num_proc N tokenizes in N processes"
     ),
-    ("dataloader_drop_last",): Default(
-        ("false",),
-        "the last rows of an epoch make a smaller step",
-        "the last rows of an epoch make a smaller step.",
-        "Leave it out.",
-    ),
+    ("dataloader_drop_last",): Default(("false",), "the last rows of an epoch make a smaller step"),
     ("accelerator_config", "dispatch_batches", "split_batches"): NotNeeded("every process reads its own rows"),
     ("lazy_tokenize",): NotNeeded("samples are tokenized once and cached; --streaming true tokenizes during training"),
     ("load_from_cache_file", "overwrite_cache"): NotNeeded(
@@ -161,21 +139,13 @@ DATA: Rows = {
         "tokenized data is cached in the user's cache folder; --data.cache FOLDER sets another"
     ),
     ("packing_num_proc", "buffer_size", "preprocessing_batch_size"): NotNeeded("swift selects it"),
-    ("packing_strategy",): Default(
-        ("bfd", "ffd"),
-        "packs contain whole samples",
-        "packs contain whole samples.",
-        "Leave it out.",
-    ),
+    ("packing_strategy",): Default(("bfd", "ffd"), "packs contain whole samples"),
     ("interleave_prob", "interleave_probs"): Refused(
         "data sets are concatenated, not sampled by probability.",
         "Set the number of rows: --dataset a.jsonl#5000 b.jsonl#1000",
     ),
     ("mix_strategy", "stopping_strategy"): Default(
-        ("concat",),
-        "data sets are concatenated",
-        "data sets are concatenated.",
-        "Set the number of rows: --dataset a.jsonl#5000 b.jsonl#1000",
+        ("concat",), "data sets are concatenated", hint="Set the number of rows: --dataset a.jsonl#5000 b.jsonl#1000"
     ),
     ("shuffle_buffer_size",): Default(
         ("4096",),
@@ -225,7 +195,7 @@ TEMPLATE: Rows = {
 }
 
 MODEL: Rows = {
-    ("use_swift_lora",): off("adapters use PEFT.", "Leave it out."),
+    ("use_swift_lora",): off("adapters use PEFT."),
     ("use_unsloth",): off(
         "Unsloth is not supported.", "For fast kernels on a GPU type --use_liger_kernel true --attn_impl flash_attn"
     ),
@@ -266,8 +236,7 @@ MODEL: Rows = {
     ("model_kwargs", "model_init_kwargs", "config_overrides"): Default(
         ("{}", "none", "null"),
         "a model is loaded by its config.json",
-        "a model is loaded by its config.json.",
-        "Edit the config.json in the model's folder. For precision and attention type --torch_dtype, --attn_impl",
+        hint="Edit the config.json in the model's folder. For precision and attention type --torch_dtype, --attn_impl",
     ),
     ("freeze_trainable_layers",): Default(
         ("0", "0.0"),
@@ -283,10 +252,7 @@ MODEL: Rows = {
 
 TUNERS: Rows = {
     ("lora_dtype",): Default(
-        ("float32", "fp32", "auto", "none"),
-        "adapters are trained in fp32",
-        "trained weights are always fp32.",
-        "Leave it out.",
+        ("float32", "fp32", "auto", "none"), "adapters are trained in fp32", "trained weights are always fp32."
     ),
     ("lora_modules",): Refused("it is for inference.", "To continue training an adapter type --adapters FOLDER"),
     ("pissa_init",): off("it is an adapter initialization.", "Type: --init_lora_weights pissa, or pissa_niter_16"),
@@ -300,20 +266,16 @@ RESULTS: Rows = {
     ("logging_nan_inf_filter",): NotNeeded("a non-finite loss stops the run (--train.detect_nan)"),
     ("logging_dir",): NotNeeded("TensorBoard's files are in the run's folder: tensorboard --logdir OUTPUT_DIR"),
     ("add_version",): Default(
-        ("true",),
-        "every run gets a new folder",
-        "every run gets a new folder.",
-        "Type --run_name NAME for OUTPUT_DIR/NAME",
+        ("true",), "every run gets a new folder", hint="Type --run_name NAME for OUTPUT_DIR/NAME"
     ),
     ("overwrite_output_dir",): NotNeeded("every run gets a new folder"),
     ("create_checkpoint_symlink",): NotNeeded("RUN/last-checkpoint and RUN/best-checkpoint always exist"),
     ("save_safetensors", "safe_serialization"): Default(
-        ("true",), "weights are saved as safetensors", "weights are always saved as safetensors.", "Leave it out."
+        ("true",), "weights are saved as safetensors", "weights are always saved as safetensors."
     ),
-    ("save_on_each_node",): off("all machines write one checkpoint into a shared folder.", "Leave it out."),
+    ("save_on_each_node",): off("all machines write one checkpoint into a shared folder."),
     ("ignore_data_skip",): off(
-        "a resumed run continues with the next row.",
-        "To start a new run from its weights add --resume_only_model true",
+        "a resumed run continues with the next row.", "To start a new run from its weights add --resume_only_model true"
     ),
     ("push_to_hub",): Default(("false", "none"), "training uploads nothing", *_UPLOAD),
     ("hub_model_id",): Refused(*_UPLOAD),
@@ -331,20 +293,10 @@ PROCESSES: Rows = {
     ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"): NotNeeded(
         "the backends reduce gradients themselves"
     ),
-    ("ddp_backend", "distributed_backend"): Default(
-        ("nccl", "gloo"),
-        "processes use NCCL on GPUs and gloo on the CPU",
-        "processes use NCCL on GPUs and gloo on the CPU.",
-        "Leave it out.",
-    ),
-    ("torch_compile_backend",): Default(
-        ("inductor",), "--torch_compile uses inductor", "--torch_compile uses inductor.", "Leave it out."
-    ),
+    ("ddp_backend", "distributed_backend"): Default(("nccl", "gloo"), "processes use NCCL on GPUs and gloo on the CPU"),
+    ("torch_compile_backend",): Default(("inductor",), "--torch_compile uses inductor"),
     ("torch_compile_mode",): Default(
-        ("default", "none"),
-        "--torch_compile uses the default mode",
-        "only the default mode is supported.",
-        "Leave it out.",
+        ("default", "none"), "--torch_compile uses the default mode", "only the default mode is supported."
     ),
     ("zero_hpz_partition_size",): Default(
         ("1",),

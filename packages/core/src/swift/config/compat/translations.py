@@ -9,52 +9,23 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from swift.config.compat.meanings import Refused
 from swift.config.compat.online import LOSSES as LOSSES_OF_GRPO
 from swift.config.compat.online import UNSUPPORTED_LOSSES as UNSUPPORTED_LOSSES_OF_GRPO
 from swift.config.compat.table import third_party_flags
-from swift.config.compat.unsupported import (
-    UNSUPPORTED_OPTIMIZERS,
-    UNSUPPORTED_TUNERS,
-)
+from swift.config.compat.unsupported import UNSUPPORTED_OPTIMIZERS, UNSUPPORTED_TUNERS
+from swift.config.compat.usual import choice
 from swift.config.draft import NOTE
 from swift.config.fields import core_fields
 from swift.config.flags import Settings, Translation
 from swift.config.sections import Shape
 from swift.config.values import as_number, as_switch, coerce, divided, quoted
-from swift.errors import ConfigError, did_you_mean
+from swift.errors import ConfigError
 from swift.plugins.discover import list_plugins
-
-
-def choice(choices: Mapping[str, Settings], refused: Mapping[str, Refused] | None = None) -> Translation:
-    """Return a translation of names; those in `refused` raise an error with the reason."""
-
-    def translate(source: str, value: Any) -> Settings:
-        name = str(value).lower()
-        if refused and name in refused:
-            refused[name].check(source, value)
-        if name not in choices:
-            raise ConfigError(
-                f"Unknown value {quoted(value)} for {source}.{did_you_mean(name, choices)}",
-                hint=f"Valid values: {', '.join(choices)}",
-            )
-        return dict(choices[name])
-
-    return translate
-
-
-def when_on(settings: Settings, otherwise: Settings | None = None) -> Translation:
-    """Return a translation of a switch: its settings when it is on, and when it is off."""
-
-    def translate(source: str, value: Any) -> Settings:
-        return dict(settings if as_switch(value, source) else otherwise or {})
-
-    return translate
 
 
 def deepspeed(_source: str, value: Any) -> Settings:
     """Select DeepSpeed with a file, or a preset by its name in ms-swift or LLaMA-Factory."""
-    return {"backend.name": "deepspeed", "backend.config": DEEPSPEED_PRESETS.get(value, value)}
+    return {"backend.name": "deepspeed", "backend.config": DEEPSPEED_PRESETS.get(str(value), value)}
 
 
 def patterns(key: str) -> Translation:
@@ -129,11 +100,6 @@ def loss_type(source: str, value: Any) -> Settings:
     return LOSSES_OF_RERANKERS.get(name, {"objective.loss": value})
 
 
-def learn(text: str) -> Settings:
-    """Return the setting for the tokens with loss."""
-    return {"data.loss_on": text}
-
-
 def truncation(_source: str, value: Any) -> Settings:
     """Read ms-swift's `raise` as `data.strict`, which fails on samples that are too long."""
     return {"data.truncation": "delete", "data.strict": True} if value == "raise" else {"data.truncation": value}
@@ -163,16 +129,6 @@ def text_field(_source: str, value: Any) -> Settings:
     return (
         {NOTE: "is not needed: 'text' is the default column."} if value == "text" else {f"data.columns.{value}": "text"}
     )
-
-
-def thinking(source: str, value: Any) -> Settings:
-    """Pass the switch on to the chat template."""
-    return {"data.template_kwargs.enable_thinking": as_switch(value, source)}
-
-
-def request(name: str) -> Translation:
-    """Return a translation that leaves the value to `swift.config.requests`."""
-    return lambda _, value: {f"@{name}": value}
 
 
 def max_steps(_source: str, value: Any) -> Settings:
@@ -222,12 +178,19 @@ def schedule(source: str, value: Any) -> Settings:
 
 def schedule_options(source: str, value: Any) -> Settings:
     """Split transformers' options of a schedule into the floor, which has separate keys, and the rest."""
-    options = dict(coerce(core_fields()["optim.schedule_options"], value, source) or {})
+    options = coerce(core_fields()["optim.schedule_options"], value, source) or {}
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{source} must be a mapping, not {quoted(value)}.")
     floors = {"min_lr": "optim.min_lr", "lr_end": "optim.min_lr"}
     floors |= dict.fromkeys(("min_lr_rate", "min_lr_ratio"), "optim.min_lr_ratio")
-    settings = {key: options.pop(name) for name, key in floors.items() if options.get(name) is not None}
+    settings = {key: options[name] for name, key in floors.items() if options.get(name) is not None}
     rest = {name: option for name, option in options.items() if name not in floors}
     return {**settings, **({"optim.schedule_options": rest} if rest else {})}
+
+
+def _each(key: str, *names: str, value: str = "") -> dict[str, Settings]:
+    """Return each name with the setting of a key to `value`; default: to the name."""
+    return {name: {key: value or name} for name in names}
 
 
 DEEPSPEED_PRESETS = {
@@ -235,22 +198,17 @@ DEEPSPEED_PRESETS = {
     **{f"default-zero{stage}": f"zero{stage}" for stage in (2, 3)},
 }
 TRAIN_TYPES: dict[str, Settings] = {
-    "full": {"tuner.kind": "full"},
-    "lora": {"tuner.kind": "lora"},
+    **_each("tuner.kind", "full", "lora"),
     "qlora": {"tuner.kind": "lora", "tuner.quantize": "bnb-nf4"},
     "dora": {"tuner.kind": "lora", "tuner.dora": True},
     "rslora": {"tuner.kind": "lora", "tuner.rslora": True},
-    **{name: {"tuner.kind": name} for name in ("miss", "oft", "hira", "loha", "lokr")},
-    "pt": {"objective.name": "pt"},
-    "cpt": {"objective.name": "pt"},
-    **{
-        name: {"objective.name": name}
-        for name in ("sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm", "prm", "grpo", "ppo", "gkd")
-    },
+    **_each("tuner.kind", "miss", "oft", "hira", "loha", "lokr"),
+    **_each("objective.name", "pt", "cpt", value="pt"),
+    **_each("objective.name", "sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm", "prm", "grpo", "ppo", "gkd"),
 }
 TASKS: dict[str, Settings] = {
-    **{name: {"model.task": name} for name in ("causal_lm", "seq_cls", "embedding", "reward", "value")},
-    **{name: {"objective.name": name} for name in ("reranker", "generative_reranker", "prm")},
+    **_each("model.task", "causal_lm", "seq_cls", "embedding", "reward", "value"),
+    **_each("objective.name", "reranker", "generative_reranker", "prm"),
 }
 """ms-swift's reranker and prm tasks are objectives here, for a model of another task."""
 LOSSES_OF_RERANKERS: dict[str, Settings] = {
@@ -261,14 +219,15 @@ LOSSES_OF_RERANKERS: dict[str, Settings] = {
 }
 """ms-swift's names of losses; the last two also select the objective."""
 DTYPES: dict[str, Settings] = {
-    "auto": {"model.dtype": "auto"},
-    **{name: {"model.dtype": "float32"} for name in ("float32", "fp32", "float")},
-    **{name: {"model.dtype": "bfloat16"} for name in ("bfloat16", "bf16")},
-    **{name: {"model.dtype": "float16"} for name in ("float16", "fp16", "half")},
+    **_each("model.dtype", "auto"),
+    **_each("model.dtype", "float32", "fp32", "float", value="float32"),
+    **_each("model.dtype", "bfloat16", "bf16", value="bfloat16"),
+    **_each("model.dtype", "float16", "fp16", "half", value="float16"),
 }
 ATTENTION: dict[str, Settings] = {
-    name: {"model.attention": name} for name in ("auto", "flash_attention_2", "sdpa", "eager")
-} | {name: {"model.attention": "flash_attention_2"} for name in ("flash_attn", "flash_attn_2", "flash", "fa2")}
+    **_each("model.attention", "auto", "flash_attention_2", "sdpa", "eager"),
+    **_each("model.attention", "flash_attn", "flash_attn_2", "flash", "fa2", value="flash_attention_2"),
+}
 FLASH: dict[str, Settings] = {
     **ATTENTION,
     **dict.fromkeys(("true", "yes", "on", "1"), ATTENTION["fa2"]),
@@ -276,43 +235,37 @@ FLASH: dict[str, Settings] = {
     "disabled": ATTENTION["eager"],
 }
 """Values of `--flash_attn`, a switch in ms-swift and the name of a kernel in LLaMA-Factory."""
-DEVICES: dict[str, Settings] = {
-    **{name: {"backend.device": name} for name in ("auto", "cpu", "cuda")},
-    "gpu": {"backend.device": "cuda"},
-}
-FSDP_PRESETS: dict[str, Settings] = {
-    "fsdp": {"backend.name": "fsdp"},
+DEVICES: dict[str, Settings] = {**_each("backend.device", "auto", "cpu", "cuda"), "gpu": {"backend.device": "cuda"}}
+METHODS: dict[str, Settings] = {
+    **_each("backend.name", "megatron", "deepspeed", "torch", "fsdp"),
     "fsdp_offload": {"backend.name": "fsdp", "backend.offload": True},
     "hsdp": {"backend.name": "fsdp", "backend.hybrid": True},
-}
-METHODS: dict[str, Settings] = {
-    **{name: {"backend.name": name} for name in ("megatron", "deepspeed", "torch")},
-    **FSDP_PRESETS,
     "ddp": {"backend.name": "torch"},
     "fsdp2": {"backend.name": "fsdp"},
     "zero": {"backend.name": "deepspeed"},
 }
-SCHEDULES: dict[str, Settings] = {name: {"optim.schedule": name} for name in get_args(Shape)} | {
+SCHEDULES: dict[str, Settings] = {
+    **_each("optim.schedule", *get_args(Shape)),
     "constant_with_warmup": {"optim.schedule": "constant"},
     "cosine_with_min_lr": {"optim.schedule": "cosine", "@min_lr": "cosine_with_min_lr"},
 }
 DECAY_STYLES: dict[str, Settings] = {
-    **{name: {"optim.schedule": name} for name in ("cosine", "linear", "constant", "wsd")},
+    **_each("optim.schedule", "cosine", "linear", "constant", "wsd"),
     "inverse-square-root": {"optim.schedule": "inverse_sqrt"},
 }
 STATEFUL = ("reduce_lr_on_plateau", "greedy")
 """Schedules of transformers that depend on the loss."""
 OPTIMIZERS: dict[str, Settings] = {
-    **{name: {"optim.name": "adamw"} for name in ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adam")},
-    **{name: {"optim.name": "adamw_8bit"} for name in ("adamw_8bit", "adamw_bnb_8bit")},
-    **{name: {"optim.name": "adamw_4bit"} for name in ("adamw_4bit", "adamw_torch_4bit")},
-    **{name: {"optim.name": "lion"} for name in ("lion", "lion_32bit")},
-    **{name: {"optim.name": name} for name in ("adafactor", "muon", "schedule_free", "sgd")},
-    **{name: {"optim.name": name} for name in ("galore", "q_galore", "apollo", "apollo_mini", "adam_mini")},
+    **_each("optim.name", "adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adam", value="adamw"),
+    **_each("optim.name", "adamw_8bit", "adamw_bnb_8bit", value="adamw_8bit"),
+    **_each("optim.name", "adamw_4bit", "adamw_torch_4bit", value="adamw_4bit"),
+    **_each("optim.name", "lion", "lion_32bit", value="lion"),
+    **_each("optim.name", "adafactor", "muon", "schedule_free", "sgd"),
+    **_each("optim.name", "galore", "q_galore", "apollo", "apollo_mini", "adam_mini"),
     "galore_adamw": {"optim.name": "galore"},
     "q_galore_adamw8bit": {"optim.name": "q_galore"},
     "apollo_adamw": {"optim.name": "apollo"},
-    **{name: {"optim.name": "schedule_free"} for name in ("schedule_free_adamw", "adamw_schedule_free")},
+    **_each("optim.name", "schedule_free_adamw", "adamw_schedule_free", value="schedule_free"),
 }
 OPTIMIZERS_BY_SWITCH = ("galore", "apollo", "adam_mini", "muon")
 """Optimizers that third-party commands select by a switch: `--use_galore true`."""

@@ -33,8 +33,7 @@ UNSUPPORTED_ATTENTION = {
 }
 UNSUPPORTED_DEVICES = {
     name: Refused(
-        "GPUs are not selected by number.",
-        f"Type CUDA_VISIBLE_DEVICES={name.rpartition(':')[2]} before the command.",
+        "GPUs are not selected by number.", f"Type CUDA_VISIBLE_DEVICES={name.rpartition(':')[2]} before the command."
     )
     for name in (f"cuda:{number}" for number in range(16))
 } | dict.fromkeys(("mps", "npu", "xpu"), Refused("swift trains on CUDA GPUs and CPUs.", "Type --device cpu"))
@@ -49,8 +48,7 @@ UNSUPPORTED_LOSS_SCALES = {
     **dict.fromkeys(
         ("ignore_empty_think", "default+ignore_empty_think", "last_round+ignore_empty_think"),
         Refused(
-            "empty <think> blocks cannot be masked.",
-            "Type --loss_scale default, and remove such blocks from the data.",
+            "empty <think> blocks cannot be masked.", "Type --loss_scale default, and remove such blocks from the data."
         ),
     ),
 }

@@ -1,0 +1,53 @@
+"""Translations that several tables of third-party flags use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from swift.config.compat.meanings import Refused
+from swift.config.flags import Settings, Translation
+from swift.config.values import as_switch, quoted
+from swift.errors import ConfigError, did_you_mean
+
+
+def renamed(key: str) -> Translation:
+    """Return a translation that sets a key to the value unchanged."""
+    return lambda _, value: {key: value}
+
+
+def request(name: str) -> Translation:
+    """Return a translation that leaves the value to `swift.config.requests`."""
+    return renamed(f"@{name}")
+
+
+def switch(key: str) -> Translation:
+    """Return a translation that sets a key to true or false."""
+    return lambda source, value: {key: as_switch(value, source)}
+
+
+def when_on(settings: Settings, otherwise: Settings | None = None) -> Translation:
+    """Return a translation of a switch: its settings when it is on, and when it is off."""
+    return lambda source, value: dict(settings if as_switch(value, source) else otherwise or {})
+
+
+def choice(choices: Mapping[str, Settings], refused: Mapping[str, Refused] | None = None) -> Translation:
+    """Return a translation of names; those in `refused` raise an error with the reason."""
+
+    def translate(source: str, value: Any) -> Settings:
+        name = str(value).lower()
+        if refused and name in refused:
+            refused[name].check(source, value)
+        if name not in choices:
+            raise unknown_value(source, value, choices)
+        return dict(choices[name])
+
+    return translate
+
+
+def unknown_value(source: str, value: Any, valid: Iterable[str]) -> ConfigError:
+    """Return the error for a value that is not among the valid ones."""
+    return ConfigError(
+        f"Unknown value {quoted(value)} for {source}.{did_you_mean(str(value).lower(), valid)}",
+        hint=f"Valid values: {', '.join(valid)}",
+    )
