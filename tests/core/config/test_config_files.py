@@ -74,7 +74,7 @@ def test_scalar_is_list_of_one(tmp_path: Path) -> None:
         ("data: train.jsonl\n", ":1: the section data must be a mapping"),
         ("train:\n  compile: perhaps\n", ":2: train.compile must be true or false"),
         ("bf16: true\nfp16: true\n", ":1 and "),
-        ("lr_scheduler_kwargs: [1]\n", ":1 must be a mapping, not [1]"),
+        ("lr_scheduler_kwargs: [1]\n", ":1: lr_scheduler_kwargs must be a mapping, not [1]"),
     ],
 )
 def test_file_error_names_line(tmp_path: Path, text: str, sentence: str) -> None:
