@@ -2,60 +2,74 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-if TYPE_CHECKING:
-    from swift_backend_fsdp.shard import FsdpState, TrainedShard
+from swift_backend_fsdp.topology import Meshes
 
 
-def set_gradients(state: FsdpState) -> None:
-    """Give the optimizer's tensors the gradients that FSDP has left on the parameters."""
-    for part in state.parts:
+@dataclass
+class TrainedShard:
+    """A trained parameter, and this process's shard of it."""
+
+    name: str
+    parameter: nn.Parameter
+    """As FSDP knows it: a DTensor."""
+    local: nn.Parameter
+    """The shard's memory as a plain tensor, for the optimizer."""
+
+
+def set_gradients(parts: Sequence[TrainedShard], partial: Collection[str], meshes: Meshes) -> None:
+    """Give the optimizer's tensors the gradients that FSDP has left on the parameters.
+
+    Those of `partial` are summed over the tensor parallel processes.
+    """
+    for part in parts:
         gradient = part.parameter.grad
         if gradient is None:
             part.local.grad = None
             continue
         part.local.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        if part.name in state.partial:
-            dist.all_reduce(part.local.grad, group=state.meshes.tp.get_group())
+        if part.name in partial:
+            dist.all_reduce(part.local.grad, group=meshes.tp.get_group())
 
 
-def drop(state: FsdpState) -> None:
+def drop(parts: Sequence[TrainedShard]) -> None:
     """Drop the gradients of parameters and of their shards."""
-    for part in state.parts:
+    for part in parts:
         part.parameter.grad = None
         part.local.grad = None
 
 
-def norm(state: FsdpState) -> float:
+def norm(parts: Sequence[TrainedShard], meshes: Meshes, device: torch.device) -> float:
     """Return the norm of the whole gradient: every element of the model counts once, wherever it is stored."""
-    device = state.arithmetic.device
-    sharded = _sum_of_squares([part for part in state.parts if _is_sharded(part)], device)
-    replicated = _sum_of_squares([part for part in state.parts if not _is_sharded(part)], device)
-    if state.meshes.sizes.tp > 1:
-        dist.all_reduce(sharded, group=state.meshes.tp.get_group())
+    sharded = _sum_of_squares([part for part in parts if _is_sharded(part)], device)
+    replicated = _sum_of_squares([part for part in parts if not _is_sharded(part)], device)
+    if meshes.sizes.tp > 1:
+        dist.all_reduce(sharded, group=meshes.tp.get_group())
     total = sharded + replicated
-    dist.all_reduce(total, group=state.meshes.shards)
+    dist.all_reduce(total, group=meshes.shards)
     return float(total.sqrt())
 
 
-def clip(state: FsdpState, norm: float, limit: float) -> None:
+def clip(parts: Sequence[TrainedShard], norm: float, limit: float) -> None:
     """Scale the gradient down to `limit`, as torch's own clipping does."""
     scale = limit / (norm + 1e-6)
-    gradients = _gradients(state.parts)
+    gradients = _gradients(parts)
     if scale < 1.0 and gradients:
         torch._foreach_mul_(gradients, scale)
 
 
-def _gradients(parts: list[TrainedShard]) -> list[torch.Tensor]:
+def _gradients(parts: Sequence[TrainedShard]) -> list[torch.Tensor]:
     return [part.local.grad for part in parts if part.local.grad is not None and part.local.grad.numel()]
 
 
-def _sum_of_squares(parts: list[TrainedShard], device: torch.device) -> torch.Tensor:
+def _sum_of_squares(parts: Sequence[TrainedShard], device: torch.device) -> torch.Tensor:
     gradients = _gradients(parts)
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=device)

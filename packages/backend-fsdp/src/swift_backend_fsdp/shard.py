@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +32,7 @@ from swift.toolkit import (
 )
 from swift_backend_fsdp import gradients
 from swift_backend_fsdp.config import FsdpConfig
+from swift_backend_fsdp.gradients import TrainedShard
 from swift_backend_fsdp.local import keep, local_slice
 from swift_backend_fsdp.model import MetaModel
 from swift_backend_fsdp.tensor_parallel import shard_tensors
@@ -70,17 +70,6 @@ class FsdpRoot(nn.Module):
         for module in self.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-
-
-@dataclass
-class TrainedShard:
-    """A trained parameter, and this process's shard of it."""
-
-    name: str
-    parameter: nn.Parameter
-    """As FSDP knows it: a DTensor."""
-    local: nn.Parameter
-    """The shard's memory as a plain tensor, for the optimizer."""
 
 
 class FsdpState(TorchState):
@@ -149,7 +138,7 @@ class FsdpState(TorchState):
 
     def reduce_gradients(self, run: Run) -> None:
         """Give the optimizer's tensors the gradients that FSDP has reduced and sharded."""
-        gradients.set_gradients(self)
+        gradients.set_gradients(self.parts, self.partial, self.meshes)
 
     def unscale(self) -> None:
         """Undo the scale of the loss, and tell all processes about an overflow in one process's shard."""
@@ -161,14 +150,14 @@ class FsdpState(TorchState):
 
     def clip(self, run: Run) -> float:
         """Clip the gradient by its norm over all shards."""
-        norm = gradients.norm(self)
+        norm = gradients.norm(self.parts, self.meshes, self.arithmetic.device)
         if run.config.optim.max_grad_norm:
-            gradients.clip(self, norm, run.config.optim.max_grad_norm)
+            gradients.clip(self.parts, norm, run.config.optim.max_grad_norm)
         return norm
 
     def drop_gradients(self) -> None:
         """Drop the gradients of parameters and of their shards."""
-        gradients.drop(self)
+        gradients.drop(self.parts)
 
     def all_reduce(self, table: torch.Tensor) -> None:
         """Add a tensor up over the processes that train on other samples."""

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from swift.config.sections import ExportSection
-    from swift.contracts.backend import WeightStream
-    from swift.contracts.model import ModelSource
+    from swift.contracts.model import ModelSource, WeightStream
 
 
 @dataclass(frozen=True)
