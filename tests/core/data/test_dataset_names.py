@@ -21,9 +21,6 @@ def test_a_path_is_taken_literally_even_with_marks_in_it(folder: Path) -> None:
     (folder / "odd:name#3").write_text("{}")
     source = parse_source("odd:name#3", folder)
     assert (source.kind, source.location, source.limit) == ("path", str(folder / "odd:name#3"), None)
-
-
-def test_a_number_after_a_hash_takes_so_many_rows(folder: Path) -> None:
     source = parse_source("train.jsonl#500", folder)
     assert (source.kind, source.location, source.limit) == ("path", str(folder / "train.jsonl"), 500)
     with pytest.raises(DataError, match="0 rows"):

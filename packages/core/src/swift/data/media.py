@@ -16,6 +16,7 @@ import xxhash
 from swift.config.media import NAMES, ONE
 from swift.data.conversation import Unusable
 from swift.errors import ModelError
+from swift.untrusted import shown
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +113,7 @@ def unusable_unless_readable(kind: str, path: str) -> Iterator[None]:
     except FileNotFoundError:
         raise Unusable(f"missing {NAMES[kind]}", f"there is no file {path}") from None
     except (OSError, EOFError, ValueError, RuntimeError) as error:  # soundfile raises RuntimeError's kin
-        raise Unusable(f"broken {NAMES[kind]}", f"{path} cannot be read as {ONE[kind]}: {error}") from None
+        raise Unusable(f"broken {NAMES[kind]}", f"{shown(path)} cannot be read as {ONE[kind]}: {error}") from None
 
 
 def needed(module: str, what: str, extra: str) -> Any:
