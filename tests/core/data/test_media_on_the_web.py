@@ -16,6 +16,7 @@ from swift.data.conversation import Unusable
 from swift.data.images import as_url, measure, read_medium
 
 SIZE = (56, 42)
+MOVED = {"/moved": "/a.png", "/to-ftp": "ftp://127.0.0.1:1/a.png"}
 
 
 class Site:
@@ -28,9 +29,9 @@ class Site:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 site.asked.append(self.path)
-                if self.path == "/moved":
+                if self.path in MOVED:
                     self.send_response(302)
-                    self.send_header("Location", "/a.png")
+                    self.send_header("Location", MOVED[self.path])
                     self.end_headers()
                     return
                 self.send_response(404 if self.path == "/none" else 200)
@@ -84,7 +85,8 @@ def test_failed_download_reports_reason_and_leaves_nothing(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web, "LARGEST_FILE", 2**20)
-    for name, why in {"none": "Not Found", "cut": "bytes came|IncompleteRead"}.items():
+    reasons = {"none": "Not Found", "cut": "bytes came|IncompleteRead", "to-ftp": "only http and https are fetched"}
+    for name, why in reasons.items():
         with pytest.raises(Unusable, match=why):
             measure(read_medium(f"{site.address}/{name}", None), tmp_path / "kept", web="any")
     monkeypatch.setattr(web, "LARGEST_FILE", 100)

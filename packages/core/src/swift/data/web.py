@@ -82,11 +82,18 @@ def _copy(response: Any, file: IO[bytes]) -> int:
     return size
 
 
+class _NoFtp(urllib.request.FTPHandler):
+    """Refuses FTP, to which urllib follows redirections, past the check of the host."""
+
+    def ftp_open(self, req: urllib.request.Request) -> Any:
+        raise urllib.error.URLError(f"it leads to {req.full_url}, and only http and https are fetched")
+
+
 def _opener(web: Web) -> urllib.request.OpenerDirector:
     if web == "any":
-        return urllib.request.build_opener()
+        return urllib.request.build_opener(_NoFtp())
     # A proxy would reach for us what we may not: the peer must be the host itself, after every redirection.
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _Public())
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoFtp(), _Public())
 
 
 def _public_peer(*arguments: Any, **options: Any) -> socket.socket:
