@@ -74,7 +74,7 @@ assert page.post("/api/login", json={{"token": settings.token}}).status_code == 
 (run,) = page.get("/api/runs").json()["runs"]
 for path in ("", "/series", "/config"):
     assert page.get("/api/runs/" + run["key"] + path).status_code == 200
-WatchScreen(root / "m" / "v0").draw()
+WatchScreen(root / "m" / "v0").render()
 print(sorted({{"torch", "transformers", "numpy", "datasets"}} & set(sys.modules)))
 """
     write_run(tmp_path / "m" / "v0", [line_of(5)])

@@ -145,7 +145,7 @@ def test_own_document_is_no_negative_in_other_rows(options: dict[str, Any]) -> N
     vectors.requires_grad_()
 
     def of_first(masked: bool) -> torch.Tensor:
-        return compared(vectors, facts(groups, texts=texts), mask_equal_texts=masked, **options).losses[0]
+        return compared(vectors, facts(groups, texts=texts), mask_duplicates=masked, **options).losses[0]
 
     unit_vectors = [unit(each) for each in vectors]
     query, positive = unit_vectors[0], unit_vectors[1]
@@ -165,7 +165,7 @@ def test_own_document_is_no_negative_in_other_rows(options: dict[str, Any]) -> N
     found = compared(vectors, facts(groups, texts=texts)).metrics["recall_at_1"][0]
     assert (
         found.tolist()
-        == compared(vectors, facts(groups, texts=texts), mask_equal_texts=False).metrics["recall_at_1"][0].tolist()
+        == compared(vectors, facts(groups, texts=texts), mask_duplicates=False).metrics["recall_at_1"][0].tolist()
     )
 
 

@@ -45,7 +45,7 @@ class WatchScreen:
         self._states = StateReader()
         self.state: RunState = self._states.state(folder)
 
-    def draw(self) -> RenderableType:
+    def render(self) -> RenderableType:
         """Read the run again, and return what to print."""
         self._lines.update()
         self.state = self._states.state(self._folder)

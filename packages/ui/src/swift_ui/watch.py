@@ -31,7 +31,7 @@ class WatchCommand:
         if options.once or not sys.stdout.isatty():
             from rich.console import Console
 
-            Console().print(screen.draw(), highlight=False)
+            Console().print(screen.render(), highlight=False)
         else:
             _follow(screen, options.every)
         return FAILED if screen.state.name in ("failed", "died") else 0
@@ -43,10 +43,10 @@ def _follow(screen: WatchScreen, every: float) -> None:
     from swift_ui.looking.state import RUNNING
 
     try:
-        with Live(screen.draw(), auto_refresh=False) as live:
+        with Live(screen.render(), auto_refresh=False) as live:
             while screen.state.name == RUNNING:
                 time.sleep(every)
-                live.update(screen.draw(), refresh=True)
+                live.update(screen.render(), refresh=True)
     except KeyboardInterrupt:
         pass  # stops watching; the run continues
 

@@ -16,8 +16,8 @@ from swift.data.conversation import Conversation, Message, Unusable, parse_json
 from swift.data.media import Medium
 
 COLUMN = "objects"
-REF, BOX = "<ref-object>", "<bbox>"
-_TAGS = re.compile(f"{re.escape(REF)}|{re.escape(BOX)}")
+REF, BBOX = "<ref-object>", "<bbox>"
+_TAGS = re.compile(f"{re.escape(REF)}|{re.escape(BBOX)}")
 _KEY = "objects"
 """Where a message keeps what its tags stand for; chat templates never see it."""
 _TYPES = ("real", "norm1", "norm1000")
@@ -49,7 +49,7 @@ def boxed(conversation: Conversation, column: object) -> Conversation:
     objects = parse_json(column, f"the column {COLUMN!r}")
     if not isinstance(objects, Mapping) or not objects.keys() <= _KNOWN:
         raise Unusable("malformed objects", f"the column {COLUMN!r} has other keys than {', '.join(sorted(_KNOWN))}")
-    given: dict[str, list[Any]] = {REF: _refs(objects.get("ref")), BOX: _bounding_boxes(objects, conversation)}
+    given: dict[str, list[Any]] = {REF: _refs(objects.get("ref")), BBOX: _bounding_boxes(objects, conversation)}
     tags = [tag for message in conversation.messages for text in _sequences_of(message) for tag in _TAGS.findall(text)]
     for tag, held in given.items():
         if tags.count(tag) != len(held):
@@ -114,11 +114,11 @@ def _bounding_boxes(objects: Mapping[str, Any], conversation: Conversation) -> l
         raise Unusable("malformed objects", "'bbox' and 'image_id' are not lists of one length")
     if not all(isinstance(each, int) and 0 <= each < len(images) for each in which):
         raise Unusable("malformed objects", f"'image_id' is {list(which)}, and images are 0 to {len(images) - 1}")
-    return [BoundingBox(_numbers(box), kind, images[each]) for box, each in zip(listed, which, strict=True)]
+    return [BoundingBox(_numbers(bbox), kind, images[each]) for bbox, each in zip(listed, which, strict=True)]
 
 
-def _numbers(box: Any) -> tuple[float, ...]:
-    usable = isinstance(box, list | tuple) and len(box) in (2, 4)
-    if not usable or not all(isinstance(each, int | float) and math.isfinite(each) for each in box):
-        raise Unusable("malformed objects", f"the bounding box {box!r} is not [left, top, right, bottom] or [x, y]")
-    return tuple(map(float, box))
+def _numbers(bbox: Any) -> tuple[float, ...]:
+    usable = isinstance(bbox, list | tuple) and len(bbox) in (2, 4)
+    if not usable or not all(isinstance(each, int | float) and math.isfinite(each) for each in bbox):
+        raise Unusable("malformed objects", f"the bounding box {bbox!r} is not [left, top, right, bottom] or [x, y]")
+    return tuple(map(float, bbox))

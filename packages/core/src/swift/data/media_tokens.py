@@ -154,9 +154,9 @@ class MediaTokens:
         messages = [spelled(message, self._rules.reference, self._bounding_box) for message in conversation.messages]
         return replace(conversation, messages=tuple(messages))
 
-    def _bounding_box(self, box: BoundingBox) -> str:
-        seen = self._measured(box.image)
-        return self._rules.bounding_box(box.parts(seen.width, seen.height), seen)
+    def _bounding_box(self, bbox: BoundingBox) -> str:
+        seen = self._measured(bbox.image)
+        return self._rules.bounding_box(bbox.parts(seen.width, seen.height), seen)
 
     def _measured(self, each: Medium) -> Measured:
         if each.kind == "audio":

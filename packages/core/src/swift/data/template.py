@@ -293,7 +293,7 @@ def _not_prefix_stable(prompt: str, text: str, location: str) -> DataError:
     at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False)))
     return DataError(
         f"{location}: the chat template is not prefix-stable, so training text differs from the prompts at inference: "
-        f"rendered for an answer the text continues with {prompt[at : at + 40]!r}, rendered with the answer "
+        f"with the generation prompt the text continues with {prompt[at : at + 40]!r}, with the completion "
         f"{text[at : at + 40]!r}, both after {text[max(0, at - 40) : at]!r}.",
         hint="Give a template that only ever appends (--model.chat_template FILE), or change its arguments "
         "(--data.template_kwargs).",

@@ -109,7 +109,7 @@ def _of_positives(
     target = positives[:, None] == documents
     own = rows_of[:, None] == roles.sample[documents]
     equal = roles.is_positive(rows_of[:, None], documents[None])
-    right = equal if options.mask_equal_texts else own & roles.positive[documents]
+    right = equal if options.mask_duplicates else own & roles.positive[documents]
     strange = torch.zeros_like(own) if options.in_batch_negatives else ~own
     copies = roles.copies[documents].to(vectors.dtype).log()  # -inf for dummies
     found = similar[target]
@@ -132,7 +132,7 @@ def _of_positives(
     if options.symmetric:
         samples = torch.arange(len(asking), device=rows_of.device)
         alike = _same_query(rows_of, roles, options)
-        if options.mask_equal_texts:
+        if options.mask_duplicates:
             alike = alike | roles.is_positive(samples[None], positives[:, None])
         left_out = ~roles.active | (alike & (rows_of[:, None] != samples))
         back = logits(meant @ asking.T, left_out).logsumexp(1)
@@ -144,7 +144,7 @@ def _of_positives(
 
 def _same_query(rows_of: torch.Tensor, roles: Roles, options: EmbeddingOptions) -> torch.Tensor:
     """Return which queries are those of these samples, or have the same text, [of samples, queries]."""
-    if options.mask_equal_texts:
+    if options.mask_duplicates:
         query_keys = roles.text[roles.queries]
         return query_keys[rows_of][:, None] == query_keys
     return rows_of[:, None] == torch.arange(len(roles.queries), device=rows_of.device)

@@ -12,7 +12,7 @@ _INFONCE_ONLY = (
     "in_batch_negatives",
     "hard_negatives",
     "mask_false_negatives",
-    "mask_equal_texts",
+    "mask_duplicates",
     "include_qq",
     "include_dd",
     "symmetric",
@@ -43,7 +43,7 @@ class EmbeddingOptions(Section):
     false_negative_margin: float = Field(
         0.1, description="Margin of mask_false_negatives, a difference of similarities"
     )
-    mask_equal_texts: bool = Field(
+    mask_duplicates: bool = Field(
         True, description="InfoNCE: drop negatives from other rows that equal a positive of the query"
     )
     include_qq: bool = Field(False, description="InfoNCE: also use the other queries as negatives of a query")

@@ -159,12 +159,12 @@ class RunLines:
 
     def series(self, *, first: float = -math.inf, last: float = math.inf, most: int = MOST_POINTS) -> dict[str, Any]:
         """Return the points of every column with a curve, [steps, values], for the steps in a range."""
-        drawn = {series["name"] for chart in self.charts() for series in chart["series"]}
+        shown = {series["name"] for chart in self.charts() for series in chart["series"]}
         with self._lock:
             low, high = _range(self.steps, first, last)
             steps = self.steps[low:high]
             return {
-                name: thinned(steps, column[low:high], most) for name, column in self.columns.items() if name in drawn
+                name: thinned(steps, column[low:high], most) for name, column in self.columns.items() if name in shown
             }
 
     def charts(self, peak: float | None = None) -> list[dict[str, Any]]:
