@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# A run as a job of a Ray cluster, on one of its machines; for several machines see ray_train.py.
-#
-# A machine by itself is a cluster after
-#     ray start --head --node-ip-address 127.0.0.1 --dashboard-host 127.0.0.1
-# and none any more after `ray stop`. The job's output goes to a folder that outlives the job: its own is Ray's, and is
-# removed. Submitted again, or tried again by Ray, the same job goes on from its last checkpoint.
+# Submit a run as a job on one machine of a Ray cluster. For several machines, see ray_train.py.
 #
 #     bash ray_job.sh --gpus 8 sft.yaml --dataset /data/chats.jsonl
 #
-# `ray job stop` sends SIGTERM, upon which swift saves and stops. Ray waits for three seconds unless the cluster was started
-# with more: RAY_JOB_STOP_WAIT_TIME_S=300 ray start ...
+# Start a cluster of one machine with
+#     ray start --head --node-ip-address 127.0.0.1 --dashboard-host 127.0.0.1
+# and stop it with `ray stop`. Ray deletes the job's working folder, so the output goes to another one. If you or Ray submit
+# the job again, it resumes from its last checkpoint.
+#
+# On `ray job stop` swift receives SIGTERM, saves and stops. Give it more time than Ray's three seconds:
+# RAY_JOB_STOP_WAIT_TIME_S=300 ray start ...
 set -euo pipefail
 
 gpus=0

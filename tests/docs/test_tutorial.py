@@ -80,8 +80,8 @@ def test_a_reward_of_ones_own_is_learned(tmp_path: Path) -> None:
     found = [line["eval_reward"] for line in map(json.loads, log.splitlines()) if "eval_reward" in line]
     assert found[0] < 0.2
     assert found[-1] > 1.5
-    answers = map(json.loads, (tmp_path / "work" / "answers.jsonl").read_text().splitlines())
-    assert all(line["messages"][-1]["content"].isdigit() for line in answers)
+    lines = map(json.loads, (tmp_path / "work" / "completions.jsonl").read_text().splitlines())
+    assert all(line["messages"][-1]["content"].isdigit() for line in lines)
 
 
 @pytest.mark.full
