@@ -2,7 +2,7 @@
 
 The hooks come from `swift.hookspecs`, the configuration from its sections, the table of aliases and core's own plugins,
 the matrix of resumed runs from what `make matrix` found.
-A hook or a key that does not say what it is for is an error, so that none is added unnoticed.
+A hook or a key without documentation is an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GENERATED = "<!-- Written by `make docs` from the code. Do not edit. -->"
 
 
 class Undocumented(Exception):
-    """A hook or a key that says nothing about itself."""
+    """A hook or a key without documentation."""
 
 
 def main(arguments: list[str], reference: Path = REFERENCE) -> int:
@@ -48,7 +48,7 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
             "hooks.md": hooks_page(hookspecs),
             "commands.md": commands_page(),
             "configuration.md": configuration_page(),
-            "other-programs.md": third_party_flags_page(),
+            "third-party-flags.md": third_party_flags_page(),
             "resume-matrix.md": matrix_page(json.loads((REFERENCE / "resume-matrix.json").read_text())),
             "architectures.md": architectures_page(json.loads((REFERENCE / "architectures.json").read_text())),
             "proven-where.md": proven_page(_found()),
@@ -114,9 +114,9 @@ def configuration_page() -> str:
     parts = [
         "# Configuration",
         GENERATED,
-        "A run is configured by a YAML file, by flags, or by both; flags override the file. Every key is a flag: "
-        "`--optim.lr 1e-5` sets `lr` in the section `optim`. Most have shorter flags, where `-` and `_` mean the same. "
-        "Unknown keys are refused. `swift config show` prints the configuration that a command resolves to.",
+        "You configure a run with a YAML file, with flags, or with both; flags override the file. Every key is a flag: "
+        "`--optim.lr 1e-5` sets `lr` in the section `optim`. Most keys have shorter flags, in which `-` and `_` mean "
+        "the same. swift refuses unknown keys. `swift config show` prints the resolved configuration of a command.",
     ]
     for name, info in Config.model_fields.items():
         model = info.annotation
@@ -129,17 +129,17 @@ def configuration_page() -> str:
 
 
 def third_party_flags_page() -> str:
-    """Return what becomes of each flag of another program that swift does not have."""
+    """Return what swift does with each third-party flag that it does not have."""
     parts = [
-        "# Flags of other programs",
+        "# Third-party flags",
         GENERATED,
-        "Flags of ms-swift, the Hugging Face Trainer, LLaMA-Factory, axolotl, TRL and Megatron-LM that swift has "
-        "are listed with each key of the [configuration](configuration.md). These are the others: a flag that changes "
-        "nothing about the result is answered with one line of note, and the run goes on; one that would change it is "
-        "refused, with what to type. The same holds for keys of a YAML file and for keywords in Python.",
+        "Flags of ms-swift, the Hugging Face Trainer, LLaMA-Factory, axolotl, TRL and Megatron-LM that swift does not "
+        "have. (The [configuration](configuration.md) lists those that it has.) If a flag does not change the result, "
+        "swift prints a note and ignores it. Otherwise swift refuses it and names what to type instead. The same "
+        "applies to keys of a YAML file and to keyword arguments in Python.",
     ]
     for topic, rows in {**TOPICS, **COMMAND_TOPICS}.items():
-        parts += [f"## {topic}", "\n".join(["| flag | here |", "|---|---|", *map(_third_party, rows, rows.values())])]
+        parts += [f"## {topic}", "\n".join(["| flag | swift |", "|---|---|", *map(_third_party, rows, rows.values())])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -162,15 +162,15 @@ def commands_page() -> str:
     parts = [
         "# Commands",
         GENERATED,
-        "In flags, `-` and `_` mean the same. A flag that takes a list may be repeated; of any other flag the last one "
-        "counts, and a note says so. `swift COMMAND --help` shows the same. "
+        "Every command of swift with its flags, as `swift COMMAND --help` prints them. In flags, `-` and `_` mean the "
+        "same. You can repeat a flag that takes a list; of any other flag the last one counts, with a note. "
         f"{', '.join(f'`{name}`' for name in TRAINING)} take every key of the [configuration](configuration.md).",
     ]
     for name, command in BUILTIN_COMMANDS.items():
         options = options_of(name)
         if options is None:
             continue
-        parts += [f"## swift {name}", f"{command.summary}.", documentation(options, f"verb {name}")]
+        parts += [f"## swift {name}", f"{command.summary}.", documentation(options, f"command {name}")]
         examples = examples_of(options)
         if examples:
             parts.append("\n".join(("```text", *examples, "```")))
@@ -190,13 +190,11 @@ def matrix_page(results: dict[str, Any]) -> str:
     parts = [
         "# Resume matrix",
         "<!-- Written by `make docs` from resume-matrix.json, which `make matrix` writes. Do not edit. -->",
-        "Any checkpoint resumes anywhere. Each pair runs five steps on the backend of the row, kills its processes "
-        "when the checkpoint is complete, and runs five more steps on the backend of the column, with AdamW's "
-        "state, the learning rate's schedule and the order of the samples. Each of the ten steps, on every "
-        "process, is compared with ten uninterrupted steps of plain transformers and torch in one process. A cell "
-        "holds the larger of the largest relative differences of loss and gradient norm, in float32; the test "
-        "fails above "
-        f"{facts['tolerance']:g}.",
+        "Any checkpoint resumes on any backend and layout. Each test runs five steps in the layout of the row, kills "
+        "the processes after the checkpoint, and resumes for five more steps in the layout of the column, with AdamW's "
+        "state, the learning-rate schedule and the order of samples. Each step on each process is compared with "
+        "ten uninterrupted steps of plain transformers and torch in one process, in float32. A cell is the largest "
+        f"relative difference of loss or gradient norm; the test fails above {facts['tolerance']:g}.",
         f"{len(pairs)} of {facts['tried']} pairs passed. Command: `{facts['command']}`. Versions: {versions}.",
     ]
     titles = {
@@ -231,20 +229,20 @@ def architectures_page(results: dict[str, Any]) -> str:
     parts = [
         "# Model types",
         "<!-- Written by `make docs` from architectures.json, which `make architectures` writes. Do not edit. -->",
-        "Every type of causal language model in transformers, as a tiny model with random weights, trained for two "
-        "steps in float32 on the CPU. No released weights were tried. Your model's type is `model_type` in its "
+        "Each type of causal language model in transformers, trained for two steps as a tiny model with random "
+        "weights, in float32 on the CPU. Pretrained weights were not tried. Your model's type is `model_type` in its "
         "`config.json`.",
-        "- **equal**: the loss and the gradient norm of the first step and the loss of the second are those of plain "
-        "transformers (of PEFT in the column *LoRA*), computed sample by sample, within 1e-5, 1e-4 and 1e-4. The "
-        "windows, chunks and top-k of sparse attention are shorter than the samples, and the token that pads also ends "
-        "every turn.\n"
-        "- **refused**: the run stops before it trains and says why; the sentences are below.\n"
-        "- **exported**: the padded run's export has the names of the original folder, and transformers loads it with "
-        "the logits of plainly trained weights.",
+        "- **equal**: the loss and gradient norm of the first step and the loss of the second equal those of plain "
+        "transformers (PEFT in the column *LoRA*), computed sample by sample, within 1e-5, 1e-4 and 1e-4. The samples "
+        "are longer than the windows, chunks and top-k of sparse attention, and the padding token also ends every "
+        "turn.\n"
+        "- **refused**: the run stops before training with one of the errors below.\n"
+        "- **exported**: the export of the padded run has the tensor names of the original folder, and transformers "
+        "loads it with the expected logits.",
         f"Command: `{facts['command']}`. Versions: {versions}.",
         "\n".join(rows),
         "## Why types are refused",
-        "Names of types, classes and modules are left out.",
+        "… stands for names of types, classes and modules.",
         _refusals(types),
         "## Types that were not made",
         "\n".join(f"- `{name}`: {reason}." for name, reason in facts["not_made"].items()),
@@ -269,7 +267,7 @@ def _refusals(types: dict[str, Any]) -> str:
 
 
 def _general(sentence: str, name: str) -> str:
-    """Return what a refusal says of types in general."""
+    """Return the sentence of a refusal without the names of one type."""
     sentence = re.sub(r"\b\w+(For|LMHead|Model|Decoder)\w*\b|\bmodel\.[\w.]+", "…", sentence)
     sentence = re.sub(r" Did you mean '[^']*'\?", "", sentence)
     sentence = re.sub(rf"\b{re.escape(name.partition(',')[0])}\b", "…", sentence)
@@ -283,7 +281,7 @@ def _found() -> dict[str, Any]:
 
 
 def proven_page(results: dict[str, Any]) -> str:
-    """Return the page of what was proven on which device: by the tests that are marked `gpu`, and what they found."""
+    """Return the page of what was proven on which device, from the results of the tests marked `gpu`."""
     cases = runpy.run_path(str(REFERENCE.parent.parent / "tests" / "helpers" / "gpu_cases.py"))["everything"]()
     rows = ["| what | on the CPU | on a GPU |", "|---|---|---|"]
     for name, (what, cpu) in cases.items():
@@ -296,14 +294,14 @@ def proven_page(results: dict[str, Any]) -> str:
         "# What was proven where",
         "<!-- Written by `make docs` from tests/helpers/gpu_cases.py and proven-where.json, which `make gpu` writes. "
         "Do not edit. -->",
-        "swift's tests run on machines without a GPU. What only a GPU can show is a list of runs, each compared with "
-        "one that is known to be right (`tests/gpu`); `make gpu` runs them all, and then `benchmarks/gpu.py`. Until "
-        "it has, the last column says so: nothing here is promised for a GPU that was not tried on one.",
+        "Which features were tested on the CPU, and which on a GPU. swift's ordinary tests need no GPU. `make gpu` "
+        "runs the tests in `tests/gpu`, each of which compares a run with a known correct one, and then "
+        "`benchmarks/gpu.py`. The last column has the result; swift promises nothing for a GPU that is not in it.",
         "\n".join(rows),
         *([f"Versions: {versions}."] if versions else []),
         *results.get("notes", []),
-        "Exercised on the CPU only: several processes (over gloo; NCCL was tried with one), and several machines by "
-        "processes of one. Never run: several GPUs.",
+        "Tested on the CPU only: several processes (over gloo; NCCL with one process), and several machines (emulated "
+        "on one). Not tested: several GPUs.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -340,20 +338,19 @@ def tuning_pairs_page(results: dict[str, Any]) -> str:
     parts = [
         "# Optimizers and tuners by layout",
         "<!-- Written by `make docs` from tuning-pairs.json, which `make pairs` writes. Do not edit. -->",
-        f"Every optimizer ({steps['optimizer']} steps, all weights of a tiny Qwen3) and every tuner ({steps['tuner']} "
-        "steps with AdamW) has the numbers of one process in a layout, or is refused there before weights are loaded. "
-        "A cell holds the larger of the largest relative differences of loss and gradient norm from the run in one "
-        f"process, in float32; the test fails above {facts['tolerance']:g}. A letter is a refusal, which is below; "
-        "… is not tried yet.",
+        f"Each optimizer ({steps['optimizer']} steps, all weights of a tiny Qwen3) and each tuner ({steps['tuner']} "
+        "steps with AdamW) in each layout, compared with a run in one process, in float32. A cell is the largest "
+        f"relative difference of loss or gradient norm; the test fails above {facts['tolerance']:g}. A letter is a "
+        "layout that swift refuses before it loads weights, with one of the errors below. … was not tested.",
         f"{len(tried) - refused} cells were measured, {refused} are refused. Command: `{facts['command']}`. "
         f"Versions: {versions}.",
         "## Optimizers",
         tables["optimizer"],
         "## Tuners",
-        "`begins` is how far the first loss is from that of the model as transformers reads it; `exported` is how far "
-        "the loss of what `swift export --to hf` writes, as transformers reads it, is from the last evaluation of the "
-        "run. Both must be below 1e-05. Weights in four bits and noise (`qlora`, `loftq`, `neftune`) begin "
-        "elsewhere, and adapters on weights in four bits are exported for weights that are more exact.",
+        "`begins` is the difference between the first loss and that of the same model in transformers. `exported` is "
+        "the difference between the last evaluation of the run and the loss of its export (`swift export --to hf`) in "
+        "transformers. Both must be below 1e-05. They do not apply to `qlora`, `loftq` and `neftune`: 4-bit weights "
+        "and noise change the first loss, and adapters on 4-bit weights are exported for the unquantized model.",
         tables["tuner"],
         "## Why pairs are refused",
         "\n".join(f"- **{_letter(at)}**: {reason}" for at, reason in enumerate(reasons)),
@@ -370,7 +367,7 @@ def _tuning_pairs(rows: dict[str, Any], reasons: list[str]) -> str:
             return "–" if column in ("begins", "exported") else "…"
         if "refused" not in cell:
             return f"{max(cell.values()):.0e}"
-        # Names of what is asked for would make a sentence of each pair; advice depends on what is installed.
+        # With names in it each pair would have its own reason; advice depends on what is installed.
         reason = " ".join(cell["refused"].split("\n")[0].replace(f"'{name}'", "'…'").replace(f" {name}", " …").split())
         if reason not in reasons:
             reasons.append(reason)

@@ -1,9 +1,9 @@
-"""Writes docs/reference/image-architectures.md: what was proven for each architecture that reads images.
+"""Write docs/reference/image-architectures.md: what was tested for each vision-language architecture.
 
     .venv/vision/bin/python tools/image_architectures.py
 
-That environment has torchvision, which some need. It makes a tiny model of each with random weights and compares, in
-about a minute. Tests compare the page with what they find.
+That environment has torchvision, which some need. It takes about a minute, with tiny models with random weights. Tests
+compare the page with their results.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "image-architectures.md"
-HEAD = """# Architectures that read images
+HEAD = """# Vision-language model types
 
 <!-- Written by `.venv/vision/bin/python tools/image_architectures.py`. Do not edit. -->
 
-No architecture is on a list in swift: the processor of a model says what an image becomes, and before it trains each
-run compares samples with images that share a batch with each of them alone. This page holds what comes of that for
-tiny models with random weights, in float32 on a CPU. No released weights were tried.
+swift has no list of supported vision-language models. The model's processor turns images into tokens, and before
+training swift checks that samples with images in one batch do not affect each other. This page has the results for
+tiny models with random weights, in float32 on a CPU. Pretrained weights were not tried.
 
-- **Rows**: tokens of a row with two images are those of the model's own processor.
-- **Padded, padding-free, packed**: *equal* means that log-probabilities of samples with none, one and two images of
-  several sizes are those of the model asked for each sample alone, within 1e-5. *refused* means that the run stops
-  before it trains, and says so: the model cannot keep samples apart that lie end to end.
-- **Trained**: backends on which tests train a tiny model of it, and compare losses and gradient norms with plain
-  transformers (torch) or with one process of torch (the others). `tests/.../test_*images*.py` hold them.
-- **Asked**: *equal* where tests compare answers and log-probabilities with those of plain transformers.
+- **Rows**: a row with two images has the same tokens as from the model's own processor.
+- **Padded, padding-free, packed**: *equal* means that samples with no, one and two images of several sizes have the
+  same log-probabilities in a batch as alone, within 1e-5. *refused* means that the run stops before training, because
+  the model cannot keep packed samples separate.
+- **Trained**: backends on which tests (`tests/.../test_*images*.py`) train a tiny model, and compare losses and
+  gradient norms with plain transformers (torch) or with one process of torch (the others).
+- **Inference**: *equal* means that tests compare completions and log-probabilities with plain transformers.
 
-| `model_type` | rows | padded | padding-free | packed | trained | asked |
+| `model_type` | rows | padded | padding-free | packed | trained | inference |
 |---|---|---|---|---|---|---|
 """
 TRAINED = {
@@ -44,19 +44,19 @@ TRAINED = {
     "Megatron": ("backend_megatron/test_megatron_images.py",),
 }
 """Backends, and the tests that name the architectures that they train."""
-ASKED = "core/infer/test_asking_with_images.py"
+INFERENCE = "core/infer/test_asking_with_images.py"
 TAIL = """
-Of models that hear, `qwen2_audio` is trained and asked in tests: padded, padding-free and packed on torch, and on FSDP2
-and ZeRO 3. `qwen2_5_omni_thinker` reads and hears: its samples hold as many sounds as images. Videos are shown to
-models as their images, so that what holds for images holds for them. vLLM is asked about images with a LLaVA
+Audio: tests train `qwen2_audio` and generate with it, padded, padding-free and packed on torch, and on FSDP2 and ZeRO
+3. The samples of `qwen2_5_omni_thinker` have as many audio clips as images. Videos are passed to models as frames, so
+the results for images apply to them. vLLM is tested with images on a LLaVA
 (`tests/export_vllm/test_serve_images.py`).
 
-Processors of Mistral3, Pixtral (a `llava` with another tower) and SmolVLM need torchvision or num2words, which the
-extra `vision` brings: these three were compared with it. Without torchvision, other processors are made without their
-part for videos.
+The processors of Mistral3, Pixtral (a `llava` with another vision encoder) and SmolVLM need torchvision or num2words.
+The extra `vision` installs both, and was used for these three. Without torchvision, swift loads other processors
+without their video part.
 
-LLaVA-OneVision's processor cuts images into tiles, unless it is told that several belong to one text: swift gives it
-images one by one, so each is cut into tiles.
+LLaVA-OneVision's processor cuts an image into tiles only if it is the only one of a text. swift passes images one by
+one, so each is cut into tiles.
 """
 
 
@@ -68,8 +68,8 @@ def page() -> str:
         found = tiny.proven(kind)
         rows = "equal" if tiny.rows_are_read(kind) else "differ"
         layouts = f"{found.padded} | {found.padding_free} | {found.packed}"
-        asked = "equal" if _named(kind, ASKED) else ""
-        lines.append(f"| `{kind}` | {rows} | {layouts} | {trained_on(kind)} | {asked} |\n")
+        inference = "equal" if _named(kind, INFERENCE) else ""
+        lines.append(f"| `{kind}` | {rows} | {layouts} | {trained_on(kind)} | {inference} |\n")
     return HEAD + "".join(lines) + TAIL
 
 

@@ -11,7 +11,7 @@ BF16 = ("--torch_dtype", "bfloat16")
 FULL = ("--train_type", "full")
 FP32 = (*FULL, "--torch_dtype", "float32")
 SAVED = (*FP32, "--train.deterministic", "true", "--save_steps", "2", "--save_total_limit", "9")
-MASKED = "tests/core/models/test_attention.py (attention by a mask in its place)"
+MASKED = "tests/core/models/test_attention.py (attention with a mask instead)"
 INTERPRETED = "by Triton's interpreter, where there is Triton: `make gpu DRY=1`"
 PACKED = ("--packing", "true", "--max_length", "256")
 
@@ -68,7 +68,7 @@ CASES = (
         "torch's FlashAttention on samples that lie end to end against float32 on the CPU, one by one",
         (*FULL, *BF16, *PACKED, "--attn_impl", "sdpa"),
         (*FP32, *PACKED, "--backend.device", "cpu"),
-        "tests/core/models/test_attention.py (the call, and attention by a mask in its place)",
+        "tests/core/models/test_attention.py (the call, and attention with a mask instead)",
     ),
     Case(
         "packed_compiled",
@@ -190,7 +190,7 @@ KERNELS = {
     "views_by_kernels[entropy]": ("the same with entropy and mean", INTERPRETED),
     "micro_batches_do_not_wait": (
         "micro-batches of a step are given to the GPU without waiting for it",
-        "tests/core/data/test_batches.py (what the CPU knows is not asked for)",
+        "tests/core/data/test_batches.py (values known on the CPU are not read back)",
     ),
     "fp8_encode_kernels_match_reference[float32]": (
         "weights in eight bits, along and across, against torch's operators",
