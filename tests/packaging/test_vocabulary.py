@@ -82,15 +82,20 @@ ORDINARY = (
         r"`answers?`",
         r"</?answer>",
         r"answer (?:yes|no)\b",
+        r"answer(?:s|ed|ing)? (?:to )?the (?:question|query)",
+        r"answer is (?:not )?(?:correct|right|wrong)",
+        r"tagged answers?|answer in `?<answer>|answer tags?",
     ),
+    # Prompts of other projects, word for word: Qwen3-Reranker's, DeepSeek-R1's; a judge's form.
+    *(r"the answer can only be", r"the answer\.\n|process and answer|answer here", r"answer:\n\{"),
     # Idioms.
-    *(r"(?:take|takes|taking|took) place\b", r"in[- ]place(?! of)", r"first place", r"decimal places?"),
+    *(r"(?:take|takes|taking|took|to) place\b", r"in[- ]place(?! of)", r"first place", r"decimal places?"),
     r"as (?:it was|they were) (?=\w+(?:ed|[dltw]en|rn|wn|nt|ad|ilt)\b|before|when|made|found)",
     # Sequences of numbers, GaLore's option, settings of another file.
     *(r"(?:first|leaves? a|leaving|without|no) gaps?(?! between)", r"gaps? (?:in|before|after)", r"proj gap"),
     r"carr(?:y|ies|ied) over",
     # Other codes and words, third-party names.
-    *(r"(?:return|language|country|HTTP|source|colou?r|escape) codes", r"(?:stop|bad|key|filler) words"),
+    *(r"(?:return|language|country|HTTP|source|colou?r|escape) codes", r"(?:stop|bad|key|filler|in) words"),
     *(r"systemd journal", r"foreign keys?"),
 )
 """Usual expressions with such a word, in names and texts."""
