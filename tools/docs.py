@@ -438,7 +438,8 @@ def _default(value: Any) -> str:
     if value is None or value in ((), "", {}):
         return ""
     plain = list(value) if isinstance(value, tuple) else value
-    return f"`{plain if isinstance(plain, str | Path) else json.dumps(plain, default=str)}`"
+    shown = str(plain) if isinstance(plain, str | Path) else json.dumps(plain, default=str)
+    return "`" + shown.replace("\n", "\\n") + "`"
 
 
 def _listed(names: Iterable[str]) -> str:
