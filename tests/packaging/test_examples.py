@@ -69,7 +69,7 @@ def _shards_asked_for(script: str, variable: str, indices: range, folder: Path) 
     ]
 
 
-def test_the_jobs_that_tokenise_build_every_shard_once(tmp_path: Path) -> None:
+def test_tokenize_jobs_build_each_shard_once(tmp_path: Path) -> None:
     every = [f"{number}/8" for number in range(1, 9)]
     script = (ROOT / "examples/slurm/tokenize.sbatch").read_text()
     assert "#SBATCH --array=1-8\n" in script
