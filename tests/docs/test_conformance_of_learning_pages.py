@@ -55,7 +55,6 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "prompts": [{"messages": each, "solution": "0"} for each in asked],
         "questions": [{"messages": each, "solution": "0"} for each in asked],
         "chats": [{"messages": each} for each in answered],
-        "answers": [{"messages": each, "solution": "0"} for each in answered],
         "pairs": [{"messages": each, "rejected_response": "No idea."} for each in answered],
     }
     for name, lines in rows.items():
