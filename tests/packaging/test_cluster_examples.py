@@ -79,7 +79,7 @@ def test_ray_worker_trains_with_rank_from_ray(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "executable", str(stand_in))
     example = runpy.run_path(str(EXAMPLES / "ray_train.py"))
 
-    example["work"]({"flags": ["sft", "sft.yaml"]})
+    example["work"]({"words": ["sft", "sft.yaml"]})
     first, *variables = (tmp_path / "said").read_text().splitlines()
     assert first == "-m swift sft sft.yaml"
     assert {
@@ -87,4 +87,4 @@ def test_ray_worker_trains_with_rank_from_ray(tmp_path: Path, monkeypatch: pytes
         *("MASTER_ADDR=10.0.0.1", "MASTER_PORT=4001"),
     } <= {*variables}
     with pytest.raises(RuntimeError, match="swift ended with 1 on worker 3"):
-        example["work"]({"flags": ["sft", "fail"]})
+        example["work"]({"words": ["sft", "fail"]})

@@ -69,12 +69,12 @@ def _shards_asked_for(script: str, variable: str, indices: range, folder: Path) 
     ]
 
 
-def test_tokenize_jobs_build_each_shard_once(tmp_path: Path) -> None:
+def test_the_jobs_that_tokenise_build_every_shard_once(tmp_path: Path) -> None:
     every = [f"{number}/8" for number in range(1, 9)]
-    script = (ROOT / "examples/slurm/tokenize.sbatch").read_text()
+    script = (ROOT / "examples/slurm/tokenise.sbatch").read_text()
     assert "#SBATCH --array=1-8\n" in script
     assert _shards_asked_for(script, "SLURM_ARRAY_TASK_ID", range(1, 9), tmp_path) == every
-    job = yaml.safe_load((ROOT / "examples/kubernetes/tokenize.yaml").read_text())["spec"]
+    job = yaml.safe_load((ROOT / "examples/kubernetes/tokenise.yaml").read_text())["spec"]
     assert (job["completionMode"], job["completions"]) == ("Indexed", 8)
     (container,) = job["template"]["spec"]["containers"]
     assert container["command"] == ["bash", "-c"]

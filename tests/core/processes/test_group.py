@@ -189,7 +189,7 @@ def test_a_free_port_is_left_free() -> None:
 def test_both_forms_of_the_cluster_examples_are_scripts_and_jobs() -> None:
     for script in (EXAMPLES / "slurm").glob("*.sbatch"):
         subprocess.run(["bash", "-n", str(script)], check=True)
-        if script.name not in ("grpo.sbatch", "tokenize.sbatch"):  # tests/packaging/test_examples.py runs them
+        if script.name not in ("grpo.sbatch", "tokenise.sbatch"):  # tests/packaging/test_examples.py runs them
             assert "\nsrun swift sft examples/sft.yaml" in script.read_text()
     for path in (EXAMPLES / "kubernetes").glob("pytorchjob*.yaml"):
         replicas = yaml.safe_load(path.read_text())["spec"]["pytorchReplicaSpecs"]

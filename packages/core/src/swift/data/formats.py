@@ -32,7 +32,7 @@ from swift.errors import DataError, did_you_mean
 
 MESSAGES = ("messages", "conversations", "conversation")
 QUESTION = ("instruction", "query", "prompt", "question")
-COMPLETION = ("output", "response", "completion", "answer")
+ANSWER = ("output", "response", "completion", "answer")
 SYSTEM = ("system", "system_prompt")
 WEIGHT = ("weight", "sample_weight", "loss_weight", "loss_scale")
 """Columns that multiply the loss of the whole sample."""
@@ -117,8 +117,8 @@ class RowReader:
         """Return the conversation of the row, in whichever format it is."""
         if (messages := self.take(MESSAGES)) is not None:
             return self.messages(messages)
-        if self.has(*QUESTION) and self.has(*COMPLETION):
-            return self._question_and_completion()
+        if self.has(*QUESTION) and self.has(*ANSWER):
+            return self._question_and_answer()
         if "text" in self._row:
             for kind, columns in images.COLUMNS.items():
                 if self.has(*columns):
@@ -176,7 +176,7 @@ class RowReader:
         """Return the name of the row's format, for the count of rows of each."""
         if self.has(*MESSAGES):
             name = "messages"
-        elif self.has(*QUESTION) and self.has(*COMPLETION):
+        elif self.has(*QUESTION) and self.has(*ANSWER):
             name = "question and answer"
         else:
             name = "text"
@@ -234,17 +234,17 @@ class RowReader:
         """Return what a message says: a string, or parts where some of them are images."""
         return read_content(content, 0, self._medium)
 
-    def with_media_in_turn(self, conversations: Sequence[Conversation]) -> list[Conversation]:
-        """Return conversations that share the row's images, videos and audio: each takes after the one before.
+    def with_media_in_turn(self, texts: Sequence[Conversation]) -> list[Conversation]:
+        """Return conversations that share the row's images, videos and sounds: each takes after the one before.
 
         One that names its own takes none.
         """
-        joined = [message for each in conversations if not each.media for message in each.messages]
+        joined = [message for each in texts if not each.media for message in each.messages]
         whole = self._boxed(placed(Conversation(tuple(joined), (1.0,) * len(joined)), self._media()))
         messages = iter(whole.messages)
         return [
             placed(each, {}) if each.media else replace(each, messages=tuple(next(messages) for _ in each.messages))
-            for each in conversations
+            for each in texts
         ]
 
     def media_of_sequences(
@@ -273,11 +273,11 @@ class RowReader:
                 text[kind] = images.read_media(listed, self._root, kind)
         if not found:
             return None
-        return lambda conversations: [placed(each, media) for each, media in zip(conversations, held, strict=True)]
+        return lambda texts: [placed(each, media) for each, media in zip(texts, held, strict=True)]
 
-    def _question_and_completion(self) -> Conversation:
+    def _question_and_answer(self) -> Conversation:
         plain = "prompt" in self._row and "completion" in self._row
-        question, completion = self.take(QUESTION), self.take(COMPLETION)
+        question, completion = self.take(QUESTION), self.take(ANSWER)
         if isinstance(question, list | tuple) or isinstance(completion, list | tuple):
             start = [{"role": "user", "content": question}] if isinstance(question, str) else question
             return self.completed(start, completion)
@@ -324,7 +324,7 @@ class RowReader:
         if not isinstance(history, list | tuple) or not all(
             isinstance(turn, list | tuple) and len(turn) == 2 for turn in history
         ):
-            raise Unusable("malformed history", "the history is not a list of [question, response]")
+            raise Unusable("malformed history", "the history is not a list of [question, answer]")
         return [
             (self._checked_text("history", question), self._checked_text("history", completion))
             for question, completion in history

@@ -17,7 +17,7 @@ from swift.config.tasks import EMBEDDING
 from swift.contracts import ImagePrompt
 from swift.data.corpus import open_parts
 from swift.data.encodings.reranker import DOCUMENT, DOCUMENTS, Documents, RerankerEncoding
-from swift.data.formats import COMPLETION, POSITIVE, rename
+from swift.data.formats import ANSWER, POSITIVE, rename
 from swift.data.media import number_of
 from swift.data.pipeline import prepare_data
 from swift.errors import UsageError
@@ -39,7 +39,7 @@ Outputs = npt.NDArray[np.float32]
 Values = Mapping[str, npt.NDArray[np.float64]]
 """Column of the encoding → its value in each sample."""
 _PAIRS = frozenset({"chosen", "rejected", "rejected_response", "rejected_messages"})
-_RANKED = frozenset({*POSITIVE, "positive_messages", *DOCUMENT, *DOCUMENTS} - {*COMPLETION})
+_RANKED = frozenset({*POSITIVE, "positive_messages", *DOCUMENT, *DOCUMENTS} - {*ANSWER})
 _LABELLED = frozenset({"label", "score"})
 
 

@@ -12,14 +12,14 @@ from swift.data.bounding_boxes import has_objects
 from swift.data.conversation import Conversation, Unusable
 from swift.data.corpus import Part, open_parts
 from swift.data.encodings import ChatEncoding, RowReader, Sample
-from swift.data.formats import COMPLETION, MESSAGES, QUESTION, SYSTEM, rename
+from swift.data.formats import ANSWER, MESSAGES, QUESTION, SYSTEM, rename
 from swift.data.images import COLUMNS
 from swift.data.roles import RoleTags
 from swift.data.sources.rows import RowData
 from swift.errors import DataError
 from swift.untrusted import is_unicode
 
-_CONVERSATION = frozenset({*MESSAGES, *QUESTION, *COMPLETION, *SYSTEM, "input", "history", "tools", "text"}).union(
+_CONVERSATION = frozenset({*MESSAGES, *QUESTION, *ANSWER, *SYSTEM, "input", "history", "tools", "text"}).union(
     *COLUMNS.values()
 )
 """Columns that are part of the question or of the expected answer."""
@@ -131,9 +131,9 @@ def _open_conversation(part: Part, row: RowData, source: str, unusable: Unusable
             row = {**row, name: [*messages, dummy]}
             break
     else:
-        if any(name in row for name in (*MESSAGES, *COMPLETION)) or not any(name in row for name in QUESTION):
+        if any(name in row for name in (*MESSAGES, *ANSWER)) or not any(name in row for name in QUESTION):
             raise _invalid(unusable, source)
-        row = {**row, COMPLETION[0]: _PROBE}
+        row = {**row, ANSWER[0]: _PROBE}
     try:
         return _ENCODING.understand(row, source, part.tags, part.root).conversation
     except Unusable as still:

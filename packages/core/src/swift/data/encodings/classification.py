@@ -11,7 +11,7 @@ import numpy as np
 from swift.config.media import KINDS
 from swift.data.conversation import Conversation, Unusable, parse_json
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
-from swift.data.formats import COMPLETION, MESSAGES, QUESTION, RowReader, Sample
+from swift.data.formats import ANSWER, MESSAGES, QUESTION, RowReader, Sample
 from swift.data.samples import Encoded
 from swift.data.text import Rendered, Span, Steps, Text, Whole
 from swift.errors import DataError, ModelError
@@ -137,7 +137,7 @@ def _conversation(row: RowReader) -> Conversation:
     """Return the conversation of the row, which may end with the user, or its text."""
     if row.has(*MESSAGES):
         return row.messages(row.take(MESSAGES), completed=False)
-    if row.has(*QUESTION) and not row.has(*COMPLETION):
+    if row.has(*QUESTION) and not row.has(*ANSWER):
         question = row.take(QUESTION)
         if isinstance(question, list | tuple):
             return row.messages(question, completed=False)
