@@ -273,7 +273,7 @@ class RowReader:
                 text[kind] = images.read_media(listed, self._root, kind)
         if not found:
             return None
-        return lambda texts: [placed(each, media) for each, media in zip(texts, held, strict=True)]
+        return lambda rows: [placed(each, media) for each, media in zip(rows, held, strict=True)]
 
     def _question_and_answer(self) -> Conversation:
         plain = "prompt" in self._row and "completion" in self._row
@@ -324,7 +324,7 @@ class RowReader:
         if not isinstance(history, list | tuple) or not all(
             isinstance(turn, list | tuple) and len(turn) == 2 for turn in history
         ):
-            raise Unusable("malformed history", "the history is not a list of [question, answer]")
+            raise Unusable("malformed history", "the history is not a list of [question, response]")
         return [
             (self._checked_text("history", question), self._checked_text("history", completion))
             for question, completion in history
