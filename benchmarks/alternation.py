@@ -1,4 +1,4 @@
-"""Runs in which swift and another loop alternate step by step, so that both meet the machine in the same state."""
+"""Alternate swift and another loop step by step, so that both run under the same load of the machine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The loop that swift is compared with: what one writes by hand with torch and transformers, and nothing else.
+"""The loop that swift is compared with, written with torch and transformers only.
 
     python -m benchmarks.bare_loop ORDER.json        trains on these batches, prints its peak memory
 
-Padded batches, the fused AdamW, cross entropy on the model's logits, gradients clipped to norm 1.
+Padded batches, fused AdamW, cross entropy on the model's logits, gradients clipped to norm 1.
 """
 
 from __future__ import annotations

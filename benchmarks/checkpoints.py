@@ -1,8 +1,8 @@
-"""Checkpoints: swift's format against each engine's own, in turn, on the same state, at three sizes of a model.
+"""Compare saving and reading of checkpoints in swift's format and in each engine's own, at three model sizes.
 
-One command per engine and size: a run of two steps, after which an observer saves in turn as swift does, as swift does
-in the background, and as the engine does by itself. What each has put on disk for good when it says that it is done
-differs, so that the engine's time is taken a second time with every file synced, as swift leaves them.
+Each engine and size is a run of two steps. Then an observer saves the state alternately in swift's format, in the
+background, and in the engine's format. Not every engine syncs its files before a save returns, so the engine's time is
+also measured with all files synced, as in swift.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Memory and time of the chunked token log-probabilities against plain logits and cross entropy.
+"""Compare memory and time of chunked log-probabilities with plain logits and cross entropy.
 
-Memory: how the peak grows with the number of tokens at a vocabulary of 152k. Time: of loss and gradients at that
-vocabulary, whose logits the chunked way computes twice. Each case runs in a process of its own.
+Memory: growth of the peak with the number of tokens at a vocabulary of 152k. Time: loss and gradients at that
+vocabulary, for which chunks compute logits twice. Each case runs in a separate process.
 """
 
 from __future__ import annotations

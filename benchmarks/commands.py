@@ -1,4 +1,4 @@
-"""Starting commands as a user would, each in a process of its own, and watching how far they come."""
+"""Start commands as a user would, each in a separate process, and observe their progress."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A backend that shards, against the same engine used by hand and under Hugging Face's Trainer.
+"""Compare a sharding backend with the same engine in a hand-written loop and in Hugging Face's Trainer.
 
-Speed by hand: swift and the loop alternate in the same two processes, step by step, on the same batches. The Trainer
-runs by itself over the same chats, before or after swift. Memory is what a process takes beyond what it had before the
-model was there; of all processes the one with the most counts.
+Speed: swift and the loop alternate step by step in the same two processes, on the same batches. The Trainer runs alone
+on the same chats, before or after swift. Memory: the increase of a process since before it built the model, in the
+process with the largest.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""What `--like` computes against the functions of the libraries that it names, on the same rewards and probabilities.
+"""Compare `--like` with the functions of the libraries that it names, on the same rewards and probabilities.
 
-The functions are taken out of the packages, which import Ray and much else: a wheel is downloaded without what it
-depends on, and of a module only the named functions and classes are executed, in a namespace that has torch, numpy and
-what is passed in. Decorators, which register them, are left out.
+The packages import Ray and much else, so a wheel is downloaded without its dependencies, and only the named functions
+and classes of a module are executed, without decorators, in a namespace with torch, numpy and their arguments.
 
-A figure is the largest difference between a number here and the library's, over all completions and tokens, divided by
-the largest of the library's numbers. The libraries compute in float32, so 1e-5 is equality. TRL's loss is compared by a
-test, as TRL is installed there. NeMo-RL's package in the index is an empty placeholder: its functions are taken out
-of a checkout that the environment variable NEMO_RL names, and left out where it names none.
+A figure is the largest difference from the library's numbers, over all completions and tokens, relative to the largest
+of them. The libraries compute in float32, so 1e-5 is equality. A test compares TRL's loss. NeMo-RL's package on the
+index is empty: its functions come from the checkout in the environment variable NEMO_RL, and are skipped without it.
 """
 
 from __future__ import annotations

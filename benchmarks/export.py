@@ -1,7 +1,7 @@
-"""Exports: merging adapters into a model folder, against `cp` of the same bytes and against PEFT, at three sizes.
+"""Compare merging adapters into a model folder with `cp` of the same bytes and with PEFT, at three model sizes.
 
-Each side is a process that does its work twice and measures the second time. Comparing the export with the training
-state is left out of the ratios and shown apart.
+Each side is a process that does its work twice and measures the second time. The time to compare the export with the
+training state is reported separately.
 """
 
 from __future__ import annotations

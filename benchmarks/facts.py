@@ -1,4 +1,4 @@
-"""What every result carries in addition to its numbers, and how it is written down and shown."""
+"""Collect the facts about the machine that each result has, write results, and show them."""
 
 from __future__ import annotations
 

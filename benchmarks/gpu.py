@@ -1,8 +1,8 @@
-"""Speed and memory on a GPU: `python -m benchmarks.gpu [PART ...]`, in parts of at most ten minutes.
+"""Measure speed and memory on a GPU: `python -m benchmarks.gpu [PART ...]`, in parts of at most ten minutes.
 
-Models have the shapes of well known ones and random weights. A part is a process of its own, and its results are
-written at once: one that fails, or takes too long, is written down as such, and the next one runs. `--device cpu
---shape tiny` goes through the same code on any machine; its figures mean nothing.
+Models have the shapes of well known ones and random weights. Each part is a separate process whose results are written
+at once. A part that fails or takes too long is recorded, and the next one runs. `--device cpu --shape tiny` runs the
+same code on any machine; its figures mean nothing.
 """
 
 from __future__ import annotations

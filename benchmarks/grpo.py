@@ -1,9 +1,9 @@
-"""GRPO against TRL's GRPOTrainer: sampling, learning, and both, with the same model, prompts and group size.
+"""Compare GRPO with TRL's GRPOTrainer: sampling, training, and both, with the same model, prompts and group size.
 
-All sides alternate step by step, each in a process of its own with one thread; the first steps of each are left out.
-A model with random weights hardly ever ends a completion, so that all have equally many tokens; where the token that
-ends them is made likelier, most are over long before the longest allowed. Swift runs padded, as TRL does, and
-without padding; TRL with its defaults, which recomputes activations in the backward pass, and without that.
+All sides alternate step by step, each in a separate process with one thread, after some warm-up steps. A model with
+random weights rarely ends a completion, so all have equal lengths; for different lengths the end token is made more
+likely. swift runs padded, as TRL does, and padding-free. TRL runs with its defaults, which recompute activations, and
+without recomputation.
 """
 
 from __future__ import annotations

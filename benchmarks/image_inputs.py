@@ -1,6 +1,6 @@
-"""What runs on images train: a small Qwen2-VL with random weights, and questions about photographs with responses.
+"""Inputs of the benchmarks on images: a small Qwen2-VL with random weights, and questions about photographs.
 
-python -m benchmarks.image_inputs        writes the models, in a process of its own
+python -m benchmarks.image_inputs        writes the models, in a separate process
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""A loop on images as one writes it by hand: a DataLoader, the processor in its collate function, labels, AdamW.
+"""A hand-written training loop on images: a DataLoader, the processor in its collate function, labels, AdamW.
 
     python -m benchmarks.image_loop ORDER.json
 
-Reads a line before each step, and prints its loss, tokens, images and CPU seconds after it; those of the processes
-that decode count too, also for what they did during the steps of the other side. Vision encoder and aligner are
-frozen, as is usual.
+Reads a line before each step, and prints its loss, tokens, images and CPU seconds after it. CPU seconds include the
+decoding processes, also during steps of the other side. Vision encoder and aligner are frozen, as usual.
 """
 
 from __future__ import annotations

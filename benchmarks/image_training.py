@@ -1,9 +1,9 @@
-"""Training on images, against a loop written by hand: speed, memory and packing.
+"""Compare training on images with a hand-written loop: speed, memory and packing.
 
-The other loop is what one writes with torch and transformers: a DataLoader with as many processes for decoding as
-swift has threads, the processor in its collate function, labels, `model(**batch)`. The two alternate step by step on
-the same rows; CPU seconds of all their threads and processes are compared, which other work on the machine does not
-change. Both train the language model and freeze vision encoder and aligner.
+The loop uses torch and transformers: a DataLoader with as many decoding processes as swift has threads, the processor
+in its collate function, labels, `model(**batch)`. Both alternate step by step on the same rows, train the language
+model, and freeze vision encoder and aligner. Figures are CPU seconds of all threads and processes, which do not depend
+on other load.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Rows a second from chats about photographs to tokens: by the header of each file, against decoding all of it.
+"""Rows per second from chats about photographs to tokens: reading headers, compared with decoding whole files.
 
-Three ways make the same tokens of the same rows, alternating in one process:
-- swift's own `prepare_data`, as a run does it (`--data.media_check header`);
-- the same with every pixel read beforehand (`--data.media_check decode`);
-- the processor's own call with text and image, row by row, as a loop written by hand has it.
+Three ways compute the same tokens of the same rows, alternating in one process:
+- swift's `prepare_data`, as in a run (`--data.media_check header`)
+- the same with every pixel read beforehand (`--data.media_check decode`)
+- a call of the processor for each row, as in a hand-written loop
 
-The model is a processor of Qwen2-VL alone: nothing is trained. CPU seconds are what counts.
+The model is only a processor of Qwen2-VL: nothing is trained. Figures are in CPU seconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Recipes of ms-swift, LLaMA-Factory and TRL, trained by their own programs and, imported, by swift: the same numbers.
+"""Compare imported recipes of ms-swift, LLaMA-Factory and TRL with training in the original library.
 
-A model of 0.3M parameters and 32 rows, in fp32 on the CPU. Each program trains its recipe as its users would, in an
-environment of its own; `swift config import` writes swift's configuration from the same file, and `swift` trains that.
-The loss and the learning rate of each of the 8 steps are compared.
+The model has 0.3M parameters; there are 32 rows, in fp32 on the CPU. Each library trains its recipe in a separate
+environment. `swift config import` converts the same file, and `swift` trains with the result. The loss and the learning
+rate of each of the 8 steps are compared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What the parts train, made once from a seed: a 5.2M-parameter Qwen3 with random weights on short chats.
+"""Inputs of the benchmarks, written once from a seed: a 5.2M-parameter Qwen3 with random weights, and short chats.
 
-Where memory is measured, also a Qwen3 of 84M parameters, and one chat of as many tokens as models are made for. Where
-checkpoints are, one of 28M too. Where pipelines and traffic are, a Qwen3 of twice the layers, one with
-experts, and chats of equally many tokens.
+For memory also an 84M-parameter Qwen3 and one chat of maximum length, for checkpoints one of 28M, and for pipelines and
+traffic a Qwen3 with twice the layers, one with experts, and chats of equal length.
 """
 
 from __future__ import annotations

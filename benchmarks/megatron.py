@@ -1,8 +1,8 @@
-"""The Megatron backend: speed against Megatron-Core by hand, and how much of a pipeline stands still.
+"""Compare the Megatron backend's speed with a hand-written Megatron-Core loop, and measure pipeline bubbles.
 
-Speed: swift and the loop alternate in the same two processes, step by step, on the same batches. Pipeline: one command
-per layout, on samples of equally many tokens, whose responses are one word: a head that has work would make the last
-stage longer than the others, for which no formula accounts. `plan_traffic` counts the bytes of each layout.
+Speed: swift and the loop alternate step by step in the same two processes, on the same batches. Pipeline: one command
+per layout, on samples of equal length with responses of one word, since work in the head would make the last stage
+longer, which the formula does not include. `plan_traffic` counts the bytes of each layout.
 """
 
 from __future__ import annotations

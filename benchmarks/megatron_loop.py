@@ -1,7 +1,7 @@
-"""What one writes by hand with Megatron-Core and mcore-bridge, and nothing else.
+"""A hand-written training loop with Megatron-Core and mcore-bridge only.
 
-The bridge's model, Megatron's DistributedDataParallel and optimizer, its schedules, and its own cross-entropy over a
-vocabulary that is cut, by giving the model labels. The process groups are those that the process has.
+It uses the bridge's model, Megatron's DistributedDataParallel, optimizer and schedules, and, by passing labels to the
+model, its cross entropy over a sharded vocabulary. The process groups are those of the process.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Against ms-swift, installed from the package index into an environment of its own: what a user of each would see.
+"""Compare swift with ms-swift, installed from the package index into a separate environment.
 
-The same folder of a model, the same chats, full fine-tuning in fp32, batch 8, from the command line; both log every
-step, and its line in `logging.jsonl` says when it was made. ms-swift runs twice: as it comes, which recomputes
-activations in the backward pass (`--gradient_checkpointing true` is its default), and without that. Two other defaults
-that would cost it time are set aside in both: two micro-batches per step, and asking the ModelScope hub about a local
-model. A short run of each comes first, so that neither pays for compiling modules.
+Both train the same model on the same chats from the command line: full fine-tuning in fp32, batch 8, a log line for
+each step. ms-swift runs with its defaults, which recompute activations, and without recomputation. Two defaults that
+would slow it down are changed: two micro-batches per step, and a request to the ModelScope hub about a local model. A
+short run of each comes first, so that neither compiles modules.
 """
 
 from __future__ import annotations

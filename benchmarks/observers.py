@@ -1,6 +1,6 @@
-"""Observers that measure a run from inside: plugins like any other, chosen with `--report_to`.
+"""Observers that measure a run from inside, selected with `--report_to`.
 
-`benchmarks.commands` puts them on the path of the `swift` commands that it starts.
+`benchmarks.commands` adds them to the path of the `swift` commands that it starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Every tuner with every optimizer on 84M parameters: memory, processor time and loss.
+"""Measure memory, CPU time and loss of every tuner with every optimizer, on 84M parameters.
 
-Each pair is a run of its own in a forked process, on one thread. Time is that of the processor, which other programs
-do not take away. A pair that swift refuses is kept with its reason. Pairs are kept as they are measured, so that a
-command that was ended goes on where it was: `build/benchmarks/optimizers`.
+Each pair is a run in a forked process, on one thread. A pair that swift refuses is recorded with the reason. Results of
+pairs are stored at once in `build/benchmarks/optimizers`, so an interrupted command continues.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes that alternate step by step: the end that starts a step, and the end that waits for it."""
+"""Two processes that alternate step by step: one end starts a step, the other waits for it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Trainers of TRL and sentence-transformers that wait before every step until swift has made one.
+"""Trainers of TRL and sentence-transformers that wait for swift before every step.
 
     python -m benchmarks.peer_trainers ORDER.json
 
-Reads a line before each step, and prints its loss, tokens and CPU seconds after it. The trainers are as their
-users write them, with the order of rows, the optimizer and the learning rate of `benchmarks.commands.TRAINING`.
+Reads a line before each step, and prints its loss, tokens and CPU seconds after it. The trainers are used as documented
+in their libraries, with the order of rows, the optimizer and the learning rate of `benchmarks.commands.TRAINING`.
 """
 
 from __future__ import annotations

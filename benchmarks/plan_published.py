@@ -1,7 +1,7 @@
-"""Memory and time of published runs on up to 12,288 GPUs, against what `swift plan` counts for them.
+"""Compare memory and time of published runs on up to 12,288 GPUs with the counts of `swift plan`.
 
-The rows, with their sources, are in `published.json`. One number is fitted for each kind of device, the share of its
-peak that products reach, and on rows of other sources than the one that is predicted.
+`published.json` has the rows with their sources. One number is fitted for each kind of device: the fraction of its peak
+that products reach, on rows of other sources than the predicted one.
 """
 
 from __future__ import annotations

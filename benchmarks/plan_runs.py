@@ -1,7 +1,7 @@
-"""What `swift plan` says of runs on the CPU, against what was measured: memory, messages, and runs of few blocks.
+"""Compare `swift plan` with runs on the CPU: memory, messages, and extrapolation from few blocks.
 
-What was measured is kept below build/benchmarks, so that a measurement that was stopped goes on where it was; remove
-the folder to begin anew. Plans are made each time.
+Measurements are stored in build/benchmarks, so an interrupted command continues; remove the folder to start over. Plans
+are computed each time.
 """
 
 from __future__ import annotations

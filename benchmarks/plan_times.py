@@ -1,9 +1,8 @@
-"""How long: predicted iteration times against measured ones, of GPT models on 2 to 512 A100.
+"""Compare predicted with measured iteration times of GPT models on 2 to 512 A100.
 
-The rows are those that vTrain (KAIST, MICRO 2024, github.com/VIA-Research/vTrain, MIT licence) ships with its paper, as
-two files: vtrain_single_node.csv and vtrain_multi_node.csv. They are not in this repository: VTRAIN names their folder.
-`swift plan` counts each row with the Megatron backend's own estimates; speeds are fitted on a few rows, and all errors
-are those of other rows.
+The rows are those of vTrain (KAIST, MICRO 2024, github.com/VIA-Research/vTrain, MIT license): vtrain_single_node.csv
+and vtrain_multi_node.csv. They are not in this repository: VTRAIN names their folder. `swift plan` counts each row with
+the Megatron backend's own estimates. Speeds are fitted on a few rows, and all errors are those of other rows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What PPO computes, against the last PPOTrainer that TRL had (0.29.1, out of its wheel), which is run for two rounds.
+"""Compare PPO with TRL's last PPOTrainer (0.29.1, from its wheel), which runs for two rounds.
 
-The rounds are taken apart: what TRL made advantages, returns and losses of is given to swift's functions. It learns
-twice from each round, so that ratios are not 1 the second time. A model with random weights hardly ever ends a
-completion: all have one length, which leaves out the one position more that TRL counts behind a completion that has
-ended.
+swift's functions receive the inputs from which TRL computed advantages, returns and losses. Two updates use each round,
+so that ratios are not 1 in the second. A model with random weights rarely ends a completion: all have one length, which
+excludes the additional position that TRL counts after a completion that has ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Recipes of ms-swift, LLaMA-Factory and TRL, as their users write them, for the model of `benchmarks.imports`.
+"""Recipes of ms-swift, LLaMA-Factory and TRL for the model of `benchmarks.imports`.
 
-Rows come in the file's order in all of them: shuffled, each program would draw another order. Where a program brings
-chat templates of its own, the recipe names one whose turns end with the token that ends texts (`TEMPLATES`).
+All use the rows in the file's order, since each library would shuffle differently. If a library has its own chat
+templates, the recipe selects one whose turns end with the end-of-text token (`TEMPLATES`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Ten million short rows, from a file to the first steps of a run: memory, and what a start reads.
+"""Ten million short rows, from a file to the first steps of a run: memory, and the data that a start reads.
 
-The rows are built by independent jobs (`swift data build --shard i/10`), joined, and trained on for two steps, twice. A
-million rows go the same way, and memory is compared. Every piece of the measurement is kept in build/benchmarks/scale:
-a benchmark that is interrupted goes on where it stopped, and one that is to be made anew begins with removing the
-folder.
+Independent jobs tokenize the rows (`swift data build --shard i/10`), which are joined and trained on for two steps,
+twice. Memory is compared with that for a million rows. All results are stored in build/benchmarks/scale, so an
+interrupted benchmark continues; remove the folder to start over.
 
-What a start reads of the tokens is counted in a process of its own: each file that Python opens, and of those that are
-mapped the pages that were touched, as the kernel lists them.
+A separate process counts what a start reads of the tokens: the files that Python opens, and the touched pages of mapped
+files, as listed by the kernel.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`swift serve` against vLLM's own server on the same folder: time to the first token, and requests a second.
+"""Compare `swift serve` with vLLM's own server: time to the first token, and requests per second.
 
-Both are started in turn with the same settings, and asked the same by the same client. The requests are
-the questions of the short chats that training is measured on, several at a time.
+Both serve the same folder, started alternately with the same settings and queried by the same client, with the
+questions of the short chats, several at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What one writes by hand with FSDP2, or with `deepspeed.initialize`, and nothing else.
+"""A hand-written training loop with FSDP2, or with `deepspeed.initialize`, only.
 
-    torchrun --nproc_per_node N -m benchmarks.sharded_loop ORDER.json    trains, notes the memory of each process
+    torchrun --nproc_per_node N -m benchmarks.sharded_loop ORDER.json    trains, records the memory of each process
 
-FSDP2: built without weights, cut block by block, each process reading its shards; otherwise the bare loop.
+FSDP2: built without weights and sharded block by block; each process reads its shards. DeepSpeed: the bare loop.
 """
 
 from __future__ import annotations

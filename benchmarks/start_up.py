@@ -1,8 +1,8 @@
-"""From typing `swift sft` to the first step, phase by phase, against a bare torch loop that does the same.
+"""Compare the time from `swift sft` to the first step with a bare torch loop, phase by phase.
 
-The bare loop imports torch and transformers, tokenises, loads the model and makes a step. Both run in turn, each in a
-process of its own, on as few chats as make a few batches; swift tokenises anew every time. CPU seconds are shown with
-those of the clock: on a machine that others use too, their ratio is the fair one.
+The bare loop imports torch and transformers, tokenizes, loads the model and makes a step. Both run alternately in
+separate processes, on a few batches of chats; swift tokenizes each time. Under other load, compare CPU seconds instead
+of wall-clock seconds.
 """
 
 from __future__ import annotations

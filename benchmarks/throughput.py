@@ -1,8 +1,8 @@
-"""Speed and peak memory of training, against a bare torch loop.
+"""Compare speed and peak memory of training with a bare torch loop.
 
-Speed: the two take turns within one process, step by step, while `swift sft` runs with its usual observers. Padded,
-both train on the same batches, and their losses are compared. Packed, swift's rows hold as many tokens as a padded
-batch holds on average, and real tokens are counted. Memory: each by itself in a process, on the same batches.
+Speed: both alternate step by step within one process, and `swift sft` has its usual observers. Padded, both train on
+the same batches, and their losses are compared. Packed, a row of swift has as many tokens as a padded batch on average,
+and only real tokens count. Memory: each in a separate process, on the same batches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The part of a step that is communication: swift's figure against torch.profiler's, and what measuring costs.
+"""Compare the communication part of a step with torch.profiler's, and measure the cost.
 
-In one run of two processes steps take turns: one that swift measures, one under torch.profiler, whose exported trace is
-read by other means (moments of a grid are counted), and one left alone. Medians over steps are compared, since no step
-can be measured by both. The cost is processor time of a measured step beyond that of one left alone.
+In one run of two processes three kinds of steps alternate: measured by swift, measured by torch.profiler, and not
+measured. The profiler's exported trace is evaluated by independent code, which counts points of a grid. Medians over
+steps are compared. The cost is the additional CPU time of a measured step.
 """
 
 from __future__ import annotations

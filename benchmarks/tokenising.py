@@ -1,7 +1,7 @@
-"""Rows a second from a file of chats to tokens and masks, with one process and with two, and memory.
+"""Rows per second from a file of chats to tokens and masks, with one and two processes, and memory.
 
-CPU seconds of all processes are what counts where the machine is shared; wall-clock time is noted too. Memory is the
-peak of the parent and of its largest worker, with the modules that they have loaded.
+Figures are CPU seconds of all processes; wall-clock time is recorded too. Memory is the peak of the parent and of its
+largest worker, including loaded modules.
 """
 
 from __future__ import annotations

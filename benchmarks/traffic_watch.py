@@ -1,4 +1,4 @@
-"""An observer that counts what a process hands to its groups, by whatever way: Python, autograd, or C++."""
+"""An observer that counts the messages of a process, from Python, autograd or C++."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Hugging Face's Trainer with FSDP2 or DeepSpeed over the same chats, padded.
+"""Hugging Face's Trainer with FSDP2 or DeepSpeed on the same chats, padded.
 
     torchrun --nproc_per_node N -m benchmarks.trainer_loop ORDER.json    trains, prints when each step ended
 
-accelerate knows FSDP on accelerators only; on the CPU it would silently take DDP. Here it is made to take FSDP, which
-is all that differs from what a user of the Trainer writes.
+accelerate supports FSDP on accelerators only, and would silently use DDP on the CPU. This script makes it use FSDP;
+everything else is as in a user's script.
 """
 
 from __future__ import annotations

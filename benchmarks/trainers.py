@@ -1,10 +1,9 @@
-"""Swift and the trainers of other libraries: reward models, embeddings and distillation, step by step in turn.
+"""Compare reward models, embeddings and distillation with trainers of other libraries, step by step.
 
-Both have the same model, the same rows in the same order, fp32, and the same optimizer, each in a process of its own
-(sentence-transformers in an environment of its own too, which `make setup` makes). The time of a step is all that
-passes between two steps of the other: data, step, logging. So both train on the same batches, and their losses are
-compared. Swift runs without padding, its default, and padded as they are. All compute in one thread: two that wait for
-each other would measure the other work of the machine.
+Both sides have the same model, rows in the same order, fp32, and the same optimizer, in separate processes
+(sentence-transformers also in a separate environment, which `make setup` creates). The time of a step includes data,
+step and logging. Both use the same batches, and their losses are compared. swift runs padding-free, its default, and
+padded. Each uses one thread: with more, waiting threads would measure other load.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast the dashboard is: its start, memory, a run of 100,000 lines, a thousand runs, a step on the screen."""
+"""Measure the dashboard: start, memory, a run of 100,000 lines, 1,000 runs, and the delay of a step on the screen."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def work(settings: dict[str, Any]) -> None:
         "MASTER_PORT": int(os.environ["MASTER_PORT"]) + 1,  # Ray's own group uses the first
     }
     environment = os.environ | {name: str(value) for name, value in rank.items()}
-    command = [sys.executable, "-m", "swift", *settings["flags"]]
+    command = [sys.executable, "-m", "swift", *settings["words"]]
     done = subprocess.run(command, env=environment, check=False, preexec_fn=end_with_the_worker)
     if done.returncode:
         raise RuntimeError(f"swift ended with {done.returncode} on worker {context.get_world_rank()}")
@@ -57,7 +57,7 @@ def main() -> None:
     arguments, flags = parser.parse_known_args()
     trainer = TorchTrainer(
         work,
-        train_loop_config={"flags": [*flags, "--resume_from_checkpoint", "auto"]},
+        train_loop_config={"words": [*flags, "--resume_from_checkpoint", "auto"]},
         torch_config=TorchConfig(backend="gloo"),
         scaling_config=ScalingConfig(num_workers=arguments.workers, use_gpu=arguments.gpus),
         run_config=RunConfig(failure_config=FailureConfig(max_failures=arguments.failures)),

@@ -1,8 +1,8 @@
-"""Train every type of causal language model of transformers on every engine: `make architectures`.
+"""Train every type of causal language model of transformers on every backend: `make architectures`.
 
-Each type is made tiny, trained for two steps in every layout and compared with plain transformers. The results go to
-`docs/reference/architectures.json`, from which `make docs` writes the page. Types as arguments are tried alone, and
-their rows written. Exits with 1 if a number is wrong or an error is not a sentence for users.
+Trains a tiny model of each type for two steps in every layout, and compares it with plain transformers. The results go
+to `docs/reference/architectures.json`, from which `make docs` writes the page. Pass types as arguments to test only
+these. Exits with 1 if a number is wrong or an error is not a `SwiftError`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The browser that tests of the dashboard and its images are made with: `make browser` installs it.
+"""Install the browser for tests and screenshots of the dashboard: `make browser`.
 
-It is Debian's Chromium. Playwright drives it, and is told where it is: nothing is downloaded but packages.
+It is Debian's Chromium, which Playwright finds by its path, so Playwright downloads no browser.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Take the images of the dashboard that README and docs show: `make dashboard-images`.
+"""Take the screenshots of the dashboard for README and docs: `make dashboard-images`.
 
-Trains the demo's tiny model on the CPU for two minutes, twice, in a browser's hands, and writes PNG files into
-docs/images. Nothing in them is drawn by hand.
+Starts two trainings of the demo's tiny model from a browser, two minutes each on the CPU, and writes PNG files into
+docs/images.
 """
 
 from __future__ import annotations

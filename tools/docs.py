@@ -1,8 +1,7 @@
 """Write the generated pages of `docs/reference`: `make docs`. With `--check`, fail when they are out of date.
 
-The hooks come from `swift.hookspecs`, the configuration from its sections, the table of aliases and core's own plugins,
-the matrix of resumed runs from what `make matrix` found.
-A hook or a key without documentation is an error.
+The sources are `swift.hookspecs`, the sections of the configuration, the table of aliases, core's own plugins, and the
+JSON files next to the pages. A hook or a key without documentation is an error.
 """
 
 from __future__ import annotations
@@ -439,7 +438,8 @@ def _default(value: Any) -> str:
     if value is None or value in ((), "", {}):
         return ""
     plain = list(value) if isinstance(value, tuple) else value
-    return f"`{plain if isinstance(plain, str | Path) else json.dumps(plain, default=str)}`"
+    shown = str(plain) if isinstance(plain, str | Path) else json.dumps(plain, default=str)
+    return "`" + shown.replace("\n", "\\n") + "`"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,9 +1,9 @@
-"""All that a GPU is needed for, in one command: `make gpu`. Builds wheels, runs the tests marked `gpu`, and measures.
+"""Run everything that needs a GPU: `make gpu`. Builds wheels, runs the tests marked `gpu`, and measures.
 
-What was found is written as it comes, after each test: `docs/reference/proven-where.json`, from which `make docs` makes
-a page, and `benchmarks/results/gpu.json`. A test takes ten minutes at most, and several run at once, on tiny models;
-called again with the same device and libraries, those that have passed are not run again. `--dry` goes the same way on
-any machine, without a GPU, and writes into `build/gpu`.
+Writes results after each test to `docs/reference/proven-where.json`, from which `make docs` writes the page, and to
+`benchmarks/results/gpu.json`. Tests use tiny models, take at most ten minutes, and run in parallel. A second call with
+the same device and libraries skips tests that have passed. `--dry` runs the same steps without a GPU, and writes to
+`build/gpu`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Who may import whom, checked by reading the code: `make imports`.
+"""Check the import rules by reading the code: `make imports`.
 
 1. Core imports no backend and no exporter package.
 2. These packages import only the public modules of swift, and never each other.
 3. Modules of commands that neither train nor load a model import no torch or transformers, however indirectly.
-4. No files import each other in a circle, and in core a folder imports only what stands on a lower floor.
+4. There are no import cycles, and in core a folder imports only folders of lower layers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Write the pins in `requirements/` anew from the pyproject files: `make lock`.
+"""Write the pins in `requirements/` from the pyproject files: `make lock`.
 
-uv's own lock file spells out download addresses, so it stays out of the repository; what is kept is its export,
-which has names, versions, markers and hashes only. torch and the CUDA packages that nothing else needs stand apart,
-because a machine without an NVIDIA driver can do without them; and so do packages that are built where they are
-installed, because that takes torch.
+uv's lock file has download addresses, so the repository has only its export: names, versions, markers and hashes. torch
+and the CUDA packages that only it needs are in a separate file, since a machine without an NVIDIA driver does not need
+them. So are packages that are built during installation, since that needs torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Environments that have some packages and what these declare, and nothing else: without the network, in seconds.
+"""Create environments with some packages and their declared dependencies only, without the network, in seconds.
 
-What others made is linked from the environment that runs this, because copies take minutes.
+Third-party packages are linked from the current environment, because copies take minutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hands pip's own settings (environment, pip.conf) on to uv, which doesn't read them."""
+"""Pass pip's settings (environment, pip.conf) to uv, which does not read them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 
-# pip's option: what uv calls it in the environment, and what separates several values there.
+# pip's option: uv's environment variable, and its separator for several values.
 UV_NAMES = {
     "index-url": ("UV_DEFAULT_INDEX", ""),
     "extra-index-url": ("UV_INDEX", " "),

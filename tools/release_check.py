@@ -1,8 +1,8 @@
-"""Check what a release would publish: `make release-check`. Needs no network.
+"""Check the files of a release: `make release-check`. Needs no network.
 
-Wheels and sources of every package are built; their metadata, licences and files are looked at; each is installed from
-the built files into an environment that has nothing but what it declares, as `pip install swift-core[EXTRA]` would do,
-and does its smallest job there. The documentation is built into a site. The report stands in build/release/report.md.
+Builds wheels and sources of every package, checks their metadata, licences and files, installs each into an environment
+with only its declared dependencies, as `pip install swift-core[EXTRA]` would, and runs its smallest command there. Also
+builds the documentation. The report is build/release/report.md.
 """
 
 from __future__ import annotations

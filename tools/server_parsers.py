@@ -1,6 +1,6 @@
-"""Write down which flags the servers of SGLang and LMDeploy take, asked of their own parsers: for tests/servers.
+"""Record the flags of SGLang's and LMDeploy's servers from their own parsers, for tests/servers.
 
-`python tools/server_parsers.py sglang` is typed in an environment that has it; swift's own need not.
+Run `python tools/server_parsers.py sglang` in an environment with SGLang; it does not need swift.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Build the documentation into a site that needs no network: `make site`.
+"""Build the documentation site: `make site`.
 
-Pages of `docs`, what they link to in the repository, and a page for each public module from its docstrings are laid out
-in build/site-pages and built by MkDocs, strictly: a link to nothing is an error. MkDocs lives in an environment of its
-own, which `tools/setup.py site` makes.
+Copies the pages of `docs`, the files that they link to, and a page for each public module into build/site-pages, and
+builds them with MkDocs in strict mode: a broken link is an error. `tools/setup.py site` installs MkDocs into a separate
+environment.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Draw the image of a run that the README shows: what a terminal holds after a real `swift sft`.
+"""Write the image of a run for the README, docs/images/run.svg: the terminal after a real `swift sft`.
 
     python tools/terminal_image.py
 
-It trains a tiny model of random weights for a minute on the CPU, on a pseudo-terminal, and writes
-docs/images/run.svg.
-Paths are shown from the folder of the run; nothing else is changed.
+Trains a tiny model with random weights for a minute on the CPU, in a pseudo-terminal. Paths are made relative to the
+folder of the run; nothing else is changed.
 """
 
 from __future__ import annotations

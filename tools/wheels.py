@@ -1,6 +1,6 @@
-"""Build the wheels of all packages into a folder: `make wheels`. The release check builds their sources too.
+"""Build the wheels of all packages into a folder: `make wheels`. The release check also builds their sources.
 
-Works without the network: the build back end is taken from this environment, where its version is pinned.
+Needs no network: the build back end is that of this environment, with a pinned version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the fenced blocks of documentation pages: files to write, commands to run, and the output that is shown."""
+"""Read the fenced blocks of documentation pages: files to write, commands to run, and the expected output."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ DOCS = ROOT / "docs"
 _FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"\d[\d,.]*(?:e[-+]?\d+)?")
 _MEASURED = re.compile(r"\s*(?:tokens/s|ms|s|[KMG]i?B)\b")
-"""What follows a figure that another machine, or another hour, makes another."""
+"""Units of figures that differ between runs."""
 ANYTHING = "..."
 TOLERANCE = 0.05
-"""How far, as a share, a figure with a decimal point may be from the one on a page: processors round differently."""
+"""Relative tolerance of figures with a decimal point, since processors round differently."""
 
 
 @dataclass(frozen=True)
@@ -27,30 +27,30 @@ class Block:
 
     language: str
     file: str | None
-    """The file that a reader is told to save it as."""
+    """The file to save it as."""
     text: str
 
 
 @dataclass
 class Command:
-    """A line after `$ `, what a reader types into it, and the output that the page shows."""
+    """A line after `$ `, the input for it, and the expected output."""
 
     line: str
     typed: list[str] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
 
     def words(self) -> list[str]:
-        """As a shell takes it apart."""
+        """Return the arguments, split as by a shell."""
         return shlex.split(self.line)
 
 
 def blocks(page: Path) -> list[Block]:
-    """In the order of the page."""
+    """Return the fenced blocks in the order of the page."""
     return [Block(*found.groups()) for found in _FENCE.finditer(page.read_text(encoding="utf-8"))]
 
 
 def commands(block: Block) -> Iterator[Command]:
-    """The commands of a console block; a `\\` at the end of a line goes on in the next."""
+    """Yield the commands of a console block; a `\\` at the end of a line continues it."""
     command = None
     for line in block.text.replace("\\\n", " ").splitlines():
         if line.startswith("$ "):
@@ -66,9 +66,11 @@ def commands(block: Block) -> Iterator[Command]:
 
 
 def missing(shown: list[str], printed: str) -> list[str]:
-    """Lines that a page shows and a command did not print, in their order. `...` stands for anything, and any run of
-    spaces for any other: columns are as wide as what is installed. Whole numbers are equal, others within `TOLERANCE`;
-    times, speeds and sizes in bytes may be any."""
+    """Return the lines of a page that a command did not print, in their order.
+
+    `...` matches anything, and runs of spaces match each other, since column widths vary. Whole numbers must be equal,
+    others within `TOLERANCE`; times, speeds and sizes in bytes can have any value.
+    """
     rest = iter(_narrow(printed).splitlines())
     wanted = [line for line in shown if line.strip() and line.strip() != ANYTHING]
     return [line for line in wanted if not any(_shows(line, found) for found in rest)]
@@ -85,9 +87,8 @@ def _shows(line: str, printed: str) -> bool:
 
 
 def _pattern(part: str) -> str:
-    """The text as it is, with a group for each figure."""
-    texts = map(re.escape, _NUMBER.split(part))
-    return rf"(?<![\d.,])({_NUMBER.pattern})".join(texts)
+    """Return a pattern for the text, with a group for each figure."""
+    return rf"(?<![\d.,])({_NUMBER.pattern})".join(map(re.escape, _NUMBER.split(part)))
 
 
 def _close(shown: str, printed: str) -> bool:

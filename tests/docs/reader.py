@@ -1,7 +1,7 @@
-"""A reader at the terminal: types the commands of a page, one process for each.
+"""Run the commands of a page, one process for each.
 
-`swift` and `python` commands run in forks of this process, which has imported torch and transformers once: starting
-anew for each command would take most of a test's time. Everything else goes to the shell.
+`swift` and `python` commands run in forks of this process, which has imported torch and transformers once: new
+interpreters would take most of a test's time. All other commands run in a shell.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OPENED = (os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, os.O_WRONLY | os.
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     printed: str
@@ -30,10 +30,10 @@ class Done:
 
 
 class Reader:
-    """Types commands in a folder, with the plugins that lie in `site` installed."""
+    """Runs commands in a folder, with the plugins in `site` installed."""
 
     def __init__(self, folder: Path, site: Path | None = None) -> None:
-        # What every command imports, so that a fork finds it.
+        # Imported once for all forks.
         import swift.export.run
         import swift.infer.batch
         import swift.infer.local
@@ -44,7 +44,7 @@ class Reader:
         self._cache = folder.parent / "cache"
 
     def types(self, command: Command) -> Done:
-        """Run one command, and type into it what the page says."""
+        """Run one command with the input of the page."""
         words = command.words()
         if words[0] not in ("swift", "python"):
             done = subprocess.run(
@@ -60,18 +60,18 @@ class Reader:
         return Done(code, files[1].read_text(encoding="utf-8"), files[2].read_text(encoding="utf-8"))
 
     def _become(self, words: list[str], files: list[Path]) -> None:
-        """In the fork: be that command, and end with its exit code."""
+        """Run the command in the fork, and exit with its exit code."""
         code = 1
         try:
             for number, (path, flags) in enumerate(zip(files, _OPENED, strict=True)):
                 os.dup2(os.open(path, flags), number)
-            # The test runner has put others in their place.
+            # pytest has replaced these.
             sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
             os.environ.update(XDG_CACHE_HOME=str(self._cache), COLUMNS="200")
             os.chdir(self._folder)
             if self._site is not None:
                 sys.path.insert(0, str(self._site))
-                os.environ["PYTHONPATH"] = str(self._site)  # for the processes that it starts
+                os.environ["PYTHONPATH"] = str(self._site)  # for its child processes
             if words[0] == "swift":
                 from swift.cli.main import run
 

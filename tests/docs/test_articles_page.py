@@ -1,4 +1,4 @@
-"""What the page on commands of articles says of each is so: it runs as shown, or is refused as shown."""
+"""The commands on the page about articles run, or are refused, as shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAUNCHER = "deepspeed --num_gpus=8 train.py "
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files of the page, and with the reader's data."""
+    """A folder with the files of the page and a data set."""
     folder = tmp_path / "work"
     folder.mkdir()
     for block in blocks(PAGE):
@@ -37,7 +37,7 @@ def _typed(language: str) -> list[Command]:
     return [each for block in blocks(PAGE) if block.language == language for each in commands(block)]
 
 
-# Flash attention is refused on machines without a GPU, whatever else the command says.
+# Flash attention is refused on machines without a GPU.
 @pytest.mark.parametrize(
     "command", [each for each in _typed("console") if "flash_attn" not in each.line], ids=lambda each: each.line
 )
@@ -50,7 +50,7 @@ def test_config_is_shown_for_each_command_with_data(command: Command, place: Pat
 
 
 def test_launcher_command_is_refused_for_pipelines(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The launcher's command is refused for its pipelines and the other two are not."""
+    """The launcher's command is refused for its pipelines, and the other two are not."""
     typed = [line for block in blocks(PAGE) if block.language == "text" for line in block.text.splitlines()]
     codes = []
     for line in typed:
@@ -76,8 +76,8 @@ def _saved(folder: Path, script: str) -> str:
 
 
 @pytest.mark.full
-def test_what_runs_on_one_process_trains(place: Path) -> None:
-    """On a tiny model: the same commands and script, with the batch that fits one process."""
+def test_commands_for_one_process_train(place: Path) -> None:
+    """The same commands and script run on a tiny model, with a batch for one process."""
     write_model(place / "tiny", hidden=32, layers=1)
     reader = Reader(place)
     started = 0

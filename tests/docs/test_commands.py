@@ -1,4 +1,4 @@
-"""Every `swift` command that a page shows is one that swift understands; nothing is run."""
+"""Every `swift` command of a page parses; nothing is run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OF_PLUGINS = {
     "write-a-reward.md",
     "rollouts.md",
 }
-"""Pages whose commands need the plugin that they build; `test_plugin_pages.py` runs them."""
+"""Pages whose commands need the plugin of the page; `test_plugin_pages.py` runs them."""
 
 
 def _commands() -> list[tuple[Path, Command]]:
@@ -45,16 +45,14 @@ def _commands() -> list[tuple[Path, Command]]:
 
 
 def _lines(text: str) -> list[Command]:
-    """Commands of a block that shows them without a prompt."""
+    """Return the commands of a block without prompts."""
     return [Command(line) for line in text.replace("\\\n", " ").splitlines() if line.startswith("swift ")]
 
 
 @pytest.mark.parametrize(
     ("page", "command"), _commands(), ids=lambda each: each.line if isinstance(each, Command) else each.stem
 )
-def test_a_command_on_a_page_is_understood(
-    page: Path, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_command_of_page_parses(page: Path, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for each in ROOT.iterdir():
         (tmp_path / each.name).symlink_to(each)
     for block in blocks(page):
@@ -72,7 +70,7 @@ def test_a_command_on_a_page_is_understood(
 
 
 def _presets_saved(page: Path) -> list[tuple[str, list[str]]]:
-    """Files that the page tells the reader to write with `swift config BACKEND PRESET > FILE`."""
+    """Return the files that a page writes with `swift config BACKEND PRESET > FILE`."""
     saved = []
     for of, command in _commands():
         words = command.words()
@@ -87,7 +85,7 @@ def _preset_of(words: list[str]) -> str:
 
 
 def _refusal(words: list[str]) -> str:
-    """What swift would print instead of doing it; empty when it is fine."""
+    """Return the error that swift would print; empty without one."""
     try:
         _read(words)
     except SwiftError as error:
@@ -124,11 +122,11 @@ def _read(words: list[str]) -> None:
     elif "--help" in rest:
         return
     elif command_name in TRAINING:
-        # A configuration that a page tells the reader to write is not there yet.
+        # A configuration that the page writes does not exist yet.
         rest = without_auto(rest)
         parse(rest, command_name, complete=not any(word.endswith(".yaml") for word in words))
     elif command_name in ("serve", "deploy"):
-        # The flags that are not swift's are the server's own.
+        # Flags that are not swift's belong to the server.
         assert read_options(command_name, rest, ServeCommandOptions, passes_on=True).options.model, (
             "the model comes first"
         )
@@ -148,7 +146,7 @@ def test_there_are_commands_to_check() -> None:
     assert len(_commands()) > 50
 
 
-def test_a_flag_that_does_not_exist_is_noticed() -> None:
+def test_unknown_flag_is_detected() -> None:
     with pytest.raises(SwiftError):
         _read(["sft", "--model", "m", "--dataset", "d.jsonl", "--no_such_flag", "1"])
     with pytest.raises(SwiftError, match="Unknown flag --no-such-flag"):

@@ -1,4 +1,4 @@
-"""The commands of pages about online learning run as typed, with tiny models of the names there: `make conformance`."""
+"""The commands of the pages about online learning run on tiny models with the same names: `make conformance`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ multi_turns["tips"] = Tips
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all that the pages name: models, rows, and what a file of ms-swift registers."""
+    """A folder with the models, rows and ms-swift plugins that the pages name."""
     work = tmp_path_factory.mktemp("reader") / "work"
     work.mkdir()
     write_model(work / "begun", hidden=32, layers=1)
@@ -55,7 +55,6 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "prompts": [{"messages": each, "solution": "0"} for each in asked],
         "questions": [{"messages": each, "solution": "0"} for each in asked],
         "chats": [{"messages": each} for each in answered],
-        "answers": [{"messages": each, "solution": "0"} for each in answered],
         "pairs": [{"messages": each, "rejected_response": "No idea."} for each in answered],
     }
     for name, lines in rows.items():
@@ -77,7 +76,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", PAGES)
-def test_the_commands_of_a_page_run_as_they_are_typed(work: Path, name: str) -> None:
+def test_commands_of_page_run(work: Path, name: str) -> None:
     page = DOCS / "how-to" / f"{name}.md"
     for block in blocks(page):
         if block.file:

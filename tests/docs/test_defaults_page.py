@@ -1,4 +1,4 @@
-"""The page for people from other programs names the defaults that are in force."""
+"""The migration page has the actual defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in TABL
 
 
 def _here(words: str) -> str:
-    """The last cell of the row whose first begins with these words."""
+    """Return the last cell of the row whose first cell begins with these words."""
     (cell,) = [row[-1].rstrip(" |") for row in ROWS if row[0].startswith(words)]
     return cell
 
@@ -48,7 +48,7 @@ def test_defaults_on_the_page_are_those_of_the_configuration() -> None:
 
 
 def test_page_instructions_for_other_defaults_parse() -> None:
-    """What the page says to type for another default is understood."""
+    """The flags that the page lists for other defaults parse."""
     typed = [flags for row in ROWS[1:] for flags in re.findall(r"`(--[^`]+)`", row[1]) if "N" not in flags.split()]
     words = [word for flags in typed for word in flags.split()]
     config = parse(["--model", "m", "--dataset", "d", *words], "sft").config

@@ -1,4 +1,4 @@
-"""Every `pip install` of a documentation page is one that works in a checkout, since nothing is released yet."""
+"""Every `pip install` line of a page works in a checkout, since nothing is released yet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _lines(page: Path) -> list[str]:
 
 
 def _problem(line: str) -> str | None:
-    """Why the line cannot be typed in the root of a checkout."""
+    """Return why the line does not work in the root of a checkout; None if it does."""
     named = {folder: set(filter(None, extras.split(","))) for folder, extras in OF_THE_CHECKOUT.findall(line)}
     needed = set()
     for folder, extras in named.items():
@@ -42,13 +42,13 @@ def _problem(line: str) -> str | None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_tells_to_install_is_in_the_checkout(page: Path) -> None:
+def test_install_lines_work_in_checkout(page: Path) -> None:
     text = INSTALL.read_text(encoding="utf-8")
     later = LINE.findall(text[text.index("## Once swift is released") :]) if page == INSTALL else []
     assert [(line, _problem(line)) for line in _lines(page) if line not in later and _problem(line)] == []
 
 
-def test_every_package_and_extra_is_on_the_page_about_installing() -> None:
+def test_install_page_lists_packages_and_extras() -> None:
     text = INSTALL.read_text(encoding="utf-8")
     for file in ROOT.glob("packages/*/pyproject.toml"):
         assert f"./packages/{file.parent.name}" in text
@@ -56,7 +56,7 @@ def test_every_package_and_extra_is_on_the_page_about_installing() -> None:
         assert [extra for extra in extras if not re.search(rf"\b{extra}\b", text)] == []
 
 
-def test_lines_that_do_not_work_in_a_checkout_are_noticed() -> None:
+def test_invalid_install_line_is_detected() -> None:
     assert _problem('pip install "swift-core[megatron]"')
     assert _problem("pip install ./packages/backend-megatron")
     assert _problem('pip install ./packages/core "./packages/backend-megatron[engine]"')

@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", PAGES)
-def test_the_plugin_on_a_page_is_built_installed_and_used(name: str, model: Path, tmp_path: Path) -> None:
+def test_plugin_of_page_is_built_and_used(name: str, model: Path, tmp_path: Path) -> None:
     page, site, work = DOCS / name, tmp_path / "site", tmp_path / "work"
     for folder in (site, work):
         folder.mkdir()
@@ -61,12 +61,12 @@ def test_the_plugin_on_a_page_is_built_installed_and_used(name: str, model: Path
         logs = sorted(work.glob("output/tiny/*/logging.jsonl"), key=lambda log: log.stat().st_mtime_ns)
         assert len(logs) == 3
         first = json.loads(logs[0].read_text().splitlines()[0])
-        # What is not yet learned weighs almost as much as in plain fine-tuning; gamma only ever takes away.
+        # Tokens that are not learned yet count almost as in plain fine-tuning; gamma only reduces the loss.
         assert 0 < first["loss"] < first["nll"]
 
 
 def _install(source: Path, site: Path) -> None:
-    """As `pip install` would, with the back end of this environment, since tests have no network."""
+    """Install a package with the build back end of this environment, since tests have no network."""
     pytest.importorskip("hatchling", reason="the build back end that the pages name; `make setup` installs it")
     options = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
     subprocess.run(

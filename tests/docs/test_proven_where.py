@@ -1,4 +1,4 @@
-"""The page of what was proven where tells the truth: of tests that exist, and of a GPU only what one has said."""
+"""The page of what was proven where names existing tests, and only GPU results that were measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_named_cpu_tests_exist() -> None:
 
 
 def test_gpu_claims_need_a_passed_gpu_test() -> None:
-    """Nothing counts as proven that no test on a GPU has passed."""
+    """Only a passed test on a GPU counts as proven."""
     one, two, three, *rest = everything()
     page = docs.proven_page(
         {"device": "NVIDIA Made-Up", "found": {one: "passed", two: "failed", three: "skipped: needs flash_attn"}}

@@ -1,4 +1,4 @@
-"""The Python code of the how-to pages runs, on a tiny model."""
+"""The Python code of the how-to pages runs on a tiny model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ with open("alphabet.jsonl", "w") as file:
 
 
 @pytest.mark.full
-def test_the_snippets_of_the_python_page_train(tmp_path: Path) -> None:
+def test_python_page_trains(tmp_path: Path) -> None:
     snippets = [block.text for block in blocks(DOCS / "how-to" / "python.md") if block.language == "python"]
     assert len(snippets) == 2
     printed = _run("\n".join([PARTS, *snippets]), tmp_path)
@@ -32,7 +32,7 @@ def test_the_snippets_of_the_python_page_train(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_engine_example_of_rollouts_page_works(tmp_path: Path) -> None:
-    """An engine returns tokens as the page on rollouts shows."""
+    """The engine example of the page on rollouts runs."""
     snippets = [block.text for block in blocks(DOCS / "how-to" / "rollouts.md") if block.language == "python"]
     printed = _run("\n".join([PARTS, snippets[0]]), tmp_path)
     assert len(printed.splitlines()) == 6
@@ -40,7 +40,7 @@ def test_engine_example_of_rollouts_page_works(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_export_example_works_in_transformers_and_peft(tmp_path: Path) -> None:
-    """An export is used in transformers and PEFT as the page says."""
+    """transformers and PEFT load an export as on the page."""
     snippets = [block.text for block in blocks(DOCS / "how-to" / "export.md") if block.language == "python"]
     assert len(snippets) == 2
     training = """

@@ -1,4 +1,4 @@
-"""The tutorial is followed word for word, in a folder of its own."""
+"""The tutorials run as written, each in a new folder."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SERVING = {
     "VLLM_PLUGINS": "",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    # The engine works by itself, without a worker that imports vLLM once more.
+    # The engine runs without a worker, which would import vLLM again.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 
 def follow(page: Path, folder: Path, serve: Callable[[Command], None] | None = None) -> list[list[str]]:
-    """Write every file and type every command; the first two words of each. `serve` starts what goes on running."""
+    """Write every file and run every command; return the first two words of each. `serve` starts servers."""
     folder.mkdir()
     reader = Reader(folder)
     followed = []
@@ -65,7 +65,7 @@ def test_tutorial_commands_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_zero_prototype_goes_on_as_a_pipeline(tmp_path: Path) -> None:
+def test_zero3_prototype_continues_on_megatron(tmp_path: Path) -> None:
     followed = follow(TO_PIPELINE, tmp_path / "work")
     assert followed.count(["swift", "sft"]) == 2
     assert ["python", "compare.py"] in followed
@@ -96,7 +96,7 @@ def test_image_tutorial_model_learns(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.vllm
 def test_trained_model_is_served_and_queried(tmp_path: Path) -> None:
-    """The server of the second terminal runs while the commands after it are typed, and ends with Ctrl-C."""
+    """The server of the second terminal runs during the commands after it, and ends with Ctrl-C."""
     page = on_free_ports(SERVE, tmp_path, "8000")
     with serving_readers(tmp_path / "work") as (serve, servers):
         followed = follow(page, tmp_path / "work", serve=serve)
@@ -127,7 +127,7 @@ def test_documents_are_found_and_ranked(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def on_free_ports(page: Path, folder: Path, *ports: str) -> Path:
-    """A copy of a page in which other ports stand."""
+    """Return a copy of a page with free ports."""
     text = page.read_text(encoding="utf-8")
     for port in ports:
         text = text.replace(port, str(free_port()))
@@ -138,7 +138,7 @@ def on_free_ports(page: Path, folder: Path, *ports: str) -> Path:
 
 @contextmanager
 def serving_readers(folder: Path) -> Iterator[tuple[Callable[[Command], None], list[Run]]]:
-    """What starts the servers of other terminals, and those that it has started; they are ended at last."""
+    """Yield a function that starts servers, and the started ones, which are stopped at the end."""
     servers: list[Run] = []
     with ExitStack() as running:
 
@@ -156,14 +156,14 @@ def _last_loss(run: Path) -> float:
     return next(float(record["loss"]) for record in records if record.get("step") == 200)
 
 
-def test_a_page_that_shows_what_is_not_printed_is_noticed() -> None:
+def test_missing_output_is_detected() -> None:
     printed = "step 20/200  loss 3.1  900 tokens/s\nsaved /tmp/x/checkpoint-100\nDone in 2.5s, 24 weights.\n"
     assert missing(["step 20/200  loss 3.1 ...", "...", "  saved .../checkpoint-100"], printed) == []
     assert missing(["step 20/200  gain 3.1 ..."], printed) == ["step 20/200  gain 3.1 ..."]
     assert missing(["saved .../checkpoint-100", "step 20/200 ..."], printed) == ["step 20/200 ..."]
 
 
-def test_figures_that_a_page_shows_are_compared() -> None:
+def test_figures_of_page_are_compared() -> None:
     printed = "step 20/200  loss 3.1  lr 2e-05  900 tokens/s\nDone in 2.5s, 24 weights of 1,256.\n"
     assert (
         missing(["step 20/200  loss 3.12  lr 2.05e-05  7 tokens/s", "Done in 80s, 24 weights of 1,256."], printed) == []

@@ -1,8 +1,8 @@
 """The hooks of swift, in the order in which a run calls them.
 
-A plugin implements them with `swift.hookimpl`. A backend implements every required hook exactly once; wrappers
-(`@hookimpl(wrapper=True)`) of any plugin may go around any of them. Hook implementations may leave out arguments
-that they do not need, and must not give arguments default values.
+A plugin implements them with `swift.hookimpl`. A backend implements every required hook exactly once. Any plugin can
+wrap any hook (`@hookimpl(wrapper=True)`). An implementation can leave out arguments that it does not need, and must not
+give arguments default values.
 
 This module does not import torch.
 """
@@ -63,9 +63,9 @@ hookimpl = pluggy.HookimplMarker("swift")
 class BackendHooks:
     """One backend per run implements these.
 
-    From `swift_wrap_model` to `swift_iter_weights` each is called for every model of the run, with its own `Run` and
-    state: `run.role` is 'policy', or the name of another role. `swift_setup` and `swift_teardown` are called once.
-    Those after `swift_teardown` are called outside of runs, by `swift config` and `swift convert`.
+    The hooks from `swift_wrap_model` to `swift_iter_weights` are called for every model of the run, with its own `Run`
+    and state: `run.role` is 'policy', or the name of another role. `swift_setup` and `swift_teardown` are called once.
+    The hooks after `swift_teardown` are called outside of runs, by `swift config`, `swift plan` and `swift convert`.
     """
 
     HOOK_API: tuple[int, int]
@@ -76,22 +76,21 @@ class BackendHooks:
 
     @hookspec(firstresult=True)
     def swift_check_layout(self, run: Run) -> bool | None:
-        """Refuse what declared capabilities cannot express. Optional.
+        """Refuse layouts that the declared capabilities cannot express. Optional.
 
-        Called first, before any process group, data or weights. Core has already compared the plan with
+        Called first, before any process group, data or weights. Core has already compared the layout with
         `capabilities`. Raise `UnsupportedLayout` with the reason and what to type instead; otherwise return None.
-        Called by `swift config show` too, and before a command starts processes: read `run.config`,
-        `run.backend_options` and `run.world.size`, and avoid torch.
+        Also called by `swift config show`, and before a command starts processes: read `run.config`,
+        `run.backend_options` and `run.world.size`, and do not import torch.
         """
 
     @hookspec(firstresult=True)
     def swift_check_model(self, run: Run, model_config: Any) -> bool | None:
-        """Refuse a model whose sizes do not fit the plan: heads that tp does not divide, say. Optional.
+        """Refuse a model whose sizes do not fit the layout, such as heads that tp does not divide. Optional.
 
-        Called with the transformers configuration once the model is opened, before any data or weights are read. Raise
-        `UnsupportedLayout` with the reason and what to type instead; otherwise return None. `swift config show`
-        passes config.json of a model on this machine: keys that are not in it raise `AttributeError`, and nothing is
-        refused then. Do not import torch.
+        Called with the transformers configuration before any data or weights are read. Raise `UnsupportedLayout` with
+        the reason and what to type instead; otherwise return None. `swift config show` passes only the keys in
+        config.json: other keys raise `AttributeError`, which skips the check. Do not import torch.
         """
 
     @hookspec(firstresult=True)
@@ -106,9 +105,9 @@ class BackendHooks:
     def swift_wrap_model(self, run: Run, source: ModelSource) -> Any:
         """Build or adapt the model, and attach the tuner.
 
-        Called after `swift_setup`. `source` is lazy: configuration and weights by name. A backend may build
-        on the meta device, or build its own modules. Where adapters are trained, set `run.adapter_config`. What is
-        returned is passed to `swift_shard` unchanged.
+        Called after `swift_setup`. `source` is lazy: configuration and weights by name. A backend can build on the meta
+        device, or build its own modules. If adapters are trained, set `run.adapter_config`. The return value is passed
+        to `swift_shard` unchanged.
         """
 
     @hookspec(firstresult=True)
@@ -123,110 +122,110 @@ class BackendHooks:
     def swift_train_step(self, run: Run, state: TrainState, batch: Batch, objective: Objective) -> StepResult:
         """Make one optimizer step over one global batch.
 
-        `batch` holds this process's slice; micro-batching, accumulation and pipeline schedule are the backend's own
-        business. Divide loss sums by `batch.weight`, the weight of the *global* batch, and add gradients up across
-        processes: never average. Advance `state.step`. The result is the same on every process. Raise
-        `swift.errors.TrainingError` before the update when loss or gradient norm is not finite.
+        `batch` has this process's slice; the backend chooses micro-batches, accumulation and pipeline schedule. Divide
+        loss sums by `batch.weight`, the weight of the *global* batch, and sum gradients across processes; do not
+        average them. Advance `state.step`. Return the same result on every process. Raise
+        `swift.errors.TrainingError` before the update if loss or gradient norm is not finite.
         """
 
     @hookspec(firstresult=True)
     def swift_forward(self, run: Run, state: TrainState, batch: Batch, objective: Objective) -> ForwardResult:
-        """Compute loss and views without gradient, in evaluation mode: for validation, and for reference models.
+        """Compute loss and views without gradient, in evaluation mode, for validation and reference models.
 
-        With `batch.dropout` it is in training mode, and every micro-batch has the dropout that `swift_train_step` will
-        have of it: for the first pass of objectives that have one (`Objective.first_pass`). With
-        `objective.adapters_off` the model is viewed with its adapter switched off.
+        With `batch.dropout`, use training mode, with the same dropout for every micro-batch as in `swift_train_step`:
+        objectives with a first pass need this (`Objective.first_pass`). With `objective.adapters_off`, disable the
+        adapter.
         """
 
     @hookspec(firstresult=True)
     def swift_save_checkpoint(self, run: Run, state: TrainState, writer: CheckpointWriter) -> bool | None:
         """Pass every trained tensor and its optimizer state to `writer` under the canonical names.
 
-        Called on every process between two steps. `model.<HF name>` is what the optimizer updates (fp32), next to it
-        `optim.<HF name>.exp_avg`, `.exp_avg_sq` and `.step`; adapters by their PEFT names. Core renames the folder
-        when all processes are done.
+        Called on every process between two steps. `model.<HF name>` is the fp32 weight that the optimizer updates, and
+        `optim.<HF name>.exp_avg`, `.exp_avg_sq` and `.step` its state; adapters have their PEFT names. Core renames the
+        folder when all processes are done.
         """
 
     @hookspec(firstresult=True)
     def swift_load_checkpoint(self, run: Run, state: TrainState, reader: CheckpointReader) -> bool | None:
         """Fill model and optimizer from `reader`, whichever backend and layout wrote it.
 
-        Called on every process after `swift_shard`. Core sets `state.step` afterwards from the manifest. Working
-        copies of the weights must be refreshed: the first loss after a resume is compared.
+        Called on every process after `swift_shard`. Core then sets `state.step` from the manifest. Refresh working
+        copies of the weights.
         """
 
     @hookspec(firstresult=True)
     def swift_iter_weights(self, run: Run, state: TrainState) -> WeightStream:
         """Stream `(Hugging Face name, tensor)`, one whole tensor at a time, whatever the layout.
 
-        Called on every process, and read to its end on every process, so that it may use collectives. All processes
-        stream the same tensors, since each may hold an inference engine. Every weight of the model, tied ones once, in
-        fp32; where adapters are trained, the adapters alone by their PEFT names.
+        Called on every process and read to its end, so it can use collectives. All processes stream the same tensors,
+        since each can have an inference engine: every weight of the model in fp32, tied ones once; or, if adapters are
+        trained, only the adapters, with their PEFT names.
         """
 
     @hookspec(firstresult=True)
     def swift_teardown(self, run: Run) -> bool | None:
-        """Leave nothing behind: process groups, threads, environment. Called on every process, after errors too."""
+        """Clean up process groups, threads and environment. Called on every process, also after errors."""
 
     @hookspec(firstresult=True)
     def swift_core_settings(self, options: BaseModel) -> Mapping[str, tuple[Any, str]] | None:
         """Return the values of core's keys that the backend's own options imply. Optional.
 
-        Called with validated options, before the configuration is final. Return core's key → (value, where it
-        stands). Core takes the value over, and shows both to a user who typed another one.
+        Called with validated options, before the configuration is final. Return core's key → (value, its location).
+        Core adopts the value; if the user typed another one, the error shows both.
         """
 
     @hookspec(firstresult=True)
     def swift_describe_layout(self, config: Config, processes: int) -> list[str] | None:
-        """Return which process holds what, in lines for `swift config show`. Optional.
+        """Return lines for `swift config show` that describe what each process holds. Optional.
 
-        Raise `UnsupportedLayout` where the plan does not fit this number of processes.
+        Raise `UnsupportedLayout` if the layout does not fit this number of processes.
         """
 
     @hookspec(firstresult=True)
     def swift_layout(self, config: Config, processes: int) -> ProcessLayout | None:
         """Return how many processes each parallel dimension has. Optional; the default is `ProcessLayout.of`.
 
-        Raise `UnsupportedLayout` where the plan does not fit this number of processes. Do not import torch.
+        Raise `UnsupportedLayout` if the layout does not fit this number of processes. Do not import torch.
         """
 
     @hookspec(firstresult=True)
     def swift_estimate_memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float] | None:
-        """Return what the fullest process keeps at the peak of a training step, in bytes by name. Optional.
+        """Return bytes by name that the process with the most memory keeps at the peak of a step. Optional.
 
-        For `swift plan`: weights, gradients, the optimizer's state and buffers, from `run.config`,
-        `run.backend_options` and `run.world.size`. Activations are not among them. A name that begins with
-        `swift.contracts.HOST` is of the machine's memory. Do not import torch.
-        """
-
-    @hookspec(firstresult=True)
-    def swift_estimate_traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic] | None:
-        """Return what a process sends in an optimizer step to keep weights and gradients together. Optional.
-
-        Not what cut layers and sequences exchange (tp, pp, cp, ulysses, ep): `swift plan` counts that itself. Do not
+        For `swift plan`: weights, gradients, optimizer state and buffers, without activations, from `run.config`,
+        `run.backend_options` and `run.world.size`. Prefix names of CPU memory with `swift.contracts.HOST`. Do not
         import torch.
         """
 
     @hookspec(firstresult=True)
-    def swift_estimate_activations(self, run: Run, layer: LayerSizes) -> float | None:
-        """Return how many bytes a layer keeps for its backward pass, for each token of this process. Optional.
+    def swift_estimate_traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic] | None:
+        """Return the messages that synchronize weights and gradients in an optimizer step. Optional.
 
-        Without recomputation. The default is what the layers of transformers keep. Do not import torch.
+        Without those of sharded layers and sequences (tp, pp, cp, ulysses, ep), which `swift plan` counts itself. Do
+        not import torch.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_estimate_activations(self, run: Run, layer: LayerSizes) -> float | None:
+        """Return the bytes per token that a layer keeps for its backward pass, without recomputation. Optional.
+
+        The default is that of the layers of transformers. Do not import torch.
         """
 
     @hookspec(firstresult=True)
     def swift_variants(self) -> Mapping[str, Sequence[str]] | None:
-        """Return the ways to set this backend up among which `swift plan` chooses: name → flags. Optional."""
+        """Return the variants of this backend that `swift plan` compares: name → flags. Optional."""
 
     @hookspec(firstresult=True)
     def swift_presets(self) -> Mapping[str, str] | None:
-        """Return files to begin from: name → text, printed by `swift config BACKEND NAME`. Optional."""
+        """Return configuration files: name → text, printed by `swift config BACKEND NAME`. Optional."""
 
     @hookspec(firstresult=True)
     def swift_read_third_party(self, folder: Path) -> ThirdPartyCheckpoint | None:
         """Open a checkpoint that the backend's own library saved, for `swift convert`. Optional.
 
-        Return None where the folder holds nothing that the backend knows. Do not run anything in it.
+        Return None if the folder has no such checkpoint. Do not run any code in it.
         """
 
     @hookspec(firstresult=True)
@@ -237,12 +236,10 @@ class BackendHooks:
 class ExporterHooks:
     """At most one exporter per run implements these.
 
-    An exporter that quantizes has an attribute `schemes`: name, as in `--quant NAME`, → `swift.contracts.SchemeFacts`.
-    One that writes models of some tasks only has an attribute `tasks`, a frozenset of values of `model.task`: a run
-    that ends with an export of another task is refused before it begins. So is one that trains no adapter where the
-    exporter has `needs_adapter = True`.
-    One with options of its own has `options_model`, a pydantic model: they are flags of `swift export --to NAME`, and
-    keys of the section `export` of a run; `request.own` holds their values.
+    Optional attributes: `schemes` of an exporter that quantizes, name (`--quant NAME`) → `swift.contracts.SchemeFacts`;
+    `tasks`, a frozenset of the supported values of `model.task`; `needs_adapter = True`, if it exports only adapters.
+    Core refuses a run with an unsupported export before it begins. `options_model`, a pydantic model, declares options:
+    flags of `swift export --to NAME` and keys of the section `export`, whose values are in `request.own`.
     """
 
     schemes: Mapping[str, SchemeFacts] = MappingProxyType({})
@@ -254,8 +251,8 @@ class ExporterHooks:
     def swift_export(self, run: Run | None, weights: WeightStream, request: ExportRequest) -> Path:
         """Write `weights` in this exporter's format into `request.destination` and return the folder.
 
-        Called on one process, with the canonical stream of any backend or checkpoint. Core has made sure that the
-        destination may be written, and verifies the result afterwards.
+        Called on one process, with the canonical stream of any backend or checkpoint. Core has checked the destination,
+        and verifies the result afterwards.
         """
 
     @hookspec(firstresult=True)
@@ -268,20 +265,20 @@ class ExporterHooks:
 
     @hookspec(firstresult=True)
     def swift_quantize(self, request: QuantizeRequest) -> Quantized:
-        """Write the model `request.source` into `request.destination` quantized. Only where there are `schemes`.
+        """Write the model `request.source` quantized into `request.destination`. Required with `schemes`.
 
-        Reads what is on disk, a few layers at a time. Measures what it costs on rows that calibration does not see,
-        writes that next to the weights, and raises `swift.errors.ExportError` where it costs more than it may.
+        Read the model a few layers at a time. Measure the loss of quality on rows that are not used for calibration,
+        write it next to the weights, and raise `swift.errors.ExportError` if it is above the tolerance.
         """
 
 
 class EngineHooks:
-    """Inference engines (`--engine NAME`) implement these; `swift serve` calls one engine as well.
+    """Inference engines (`--engine NAME`) implement these, also for `swift serve`.
 
-    An engine that runs a library of its own may have an attribute `library`, a `swift.contracts.EngineLibrary`:
-    `swift doctor` then reports whether it is installed, and what installs it. One that serves models of other tasks
-    than 'causal_lm' has an attribute `tasks`, a frozenset of values of `model.task`: `swift serve` refuses the others.
-    `swift export --verify all` compares its scores and vectors of these where it has `InferenceEngine.outputs`.
+    Optional attributes: `library`, a `swift.contracts.EngineLibrary`, with which `swift doctor` reports whether the
+    engine's library is installed; `tasks`, a frozenset of supported values of `model.task` besides 'causal_lm', since
+    `swift serve` refuses others. With `InferenceEngine.outputs`, `swift export --verify all` compares scores and
+    vectors of these tasks.
     """
 
     library: EngineLibrary | None = None
@@ -291,38 +288,38 @@ class EngineHooks:
     def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
         """Load a model for inference, in this process or another.
 
-        Raise `swift.errors.ModelError` with the reason and what to type where the engine cannot load it.
+        Raise `swift.errors.ModelError` with the reason and what to type if the engine cannot load it.
         """
 
     @hookspec(firstresult=True)
     def swift_serve(self, request: ServeRequest) -> int:
         """Serve a model until the user stops it, and return the exit code. Optional.
 
-        Print when it is ready and how to send a request. Leave no process behind, however it ends.
+        Print when the server is ready and how to send a request. End all processes of the server in every case.
         """
 
 
 class ObserverHooks:
     """Any number of observers per run implement these; all are called, on the main process only.
 
-    An observer reads its run and sets nothing of it: core and the backend rely on it.
+    An observer must not change the run.
     """
 
     @hookspec
     def swift_run_start(self, run: Run) -> None:
-        """Take note that the run is set up and the first step is about to be made."""
+        """Handle the start of the run: it is set up, and the first step follows."""
 
     @hookspec
     def swift_step_end(self, run: Run, record: StepRecord) -> None:
-        """Take note of an optimizer step (and of an evaluation, when `record.evaluation` is there)."""
+        """Handle the end of an optimizer step, and of its evaluation if there is one (`record.evaluation`)."""
 
     @hookspec
     def swift_checkpoint_saved(self, run: Run, step: int, folder: Path) -> None:
-        """Take note of a checkpoint that is complete and in its final folder."""
+        """Handle a saved checkpoint, which is complete and in its final folder."""
 
     @hookspec
     def swift_run_end(self, run: Run, summary: RunSummary) -> None:
-        """Take note that the run ended: completed, stopped by a signal, or failed."""
+        """Handle the end of the run: completed, stopped by a signal, or failed."""
 
 
 BACKEND_REQUIRED = (
