@@ -17,7 +17,7 @@ WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"
 UNWANTED = ["consolidated*", "original/*", "onnx/*"]
 REACH_SECONDS = 10.0
 """How long to wait for the hub before saying that it cannot be reached."""
-_ELSEWHERE = "Pass a local folder with --model path/to/folder, or download the model on a machine with network access."
+_NO_HUB = "Pass a local folder with --model path/to/folder, or download the model on a machine with network access."
 
 
 def locate(section: ModelSection, *, say: Callable[[str], None]) -> tuple[str, Path]:
@@ -79,7 +79,7 @@ def _download(name: str, revision: str | None, patterns: list[str], say: Callabl
     if constants.is_offline_mode():
         raise ModelError(
             f"{name} is not in the hub cache, and offline mode is on (HF_HUB_OFFLINE).{nearest_alias(name)}",
-            hint=_ELSEWHERE,
+            hint=_NO_HUB,
         )
     try:
         # One short question first: a download against a silent network would retry for minutes.
@@ -101,5 +101,5 @@ def _download(name: str, revision: str | None, patterns: list[str], say: Callabl
     except Exception as error:  # of the HTTP library, and which one that is depends on huggingface_hub
         raise ModelError(
             f"{name} is not in the hub cache, and the hub cannot be reached ({type(error).__name__}).",
-            hint=_ELSEWHERE,
+            hint=_NO_HUB,
         ) from error
