@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift_rl.audit import page_of, read_page, token_values, write_page
+from swift_rl.audit import page_of, token_values, write_page
 from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 
 HOSTILE = '</script><img src=x onerror="alert(1)"><!--<script>'
@@ -41,7 +41,7 @@ def test_audit_page_shows_prompt_completions_and_rewards(tmp_path: Path) -> None
     """The page has prompt completions rewards tokens and what became of them."""
     path = write_page(tmp_path / "rollouts" / "round-000011.html", a_round(), pieces=lambda ids: list(map(chr, ids)),
                       trained_by={0: [23]})  # fmt: skip
-    page = read_page(path)
+    page = json.loads(data_of(path.read_text()))
     kept, dropped = page["groups"]
     assert (kept["number"], kept["columns"], kept["dropped"]) == (17, {"solution": "four three eight"}, "")
     assert kept["messages"] == [{"role": "user", "content": "Read 438 aloud."}]
@@ -64,10 +64,11 @@ def test_audit_page_shows_prompt_completions_and_rewards(tmp_path: Path) -> None
 def test_what_was_not_measured_is_not_offered() -> None:
     made = a_round()
     assert set(token_values(made.completions[1])) == {"log-probability", "advantage"}
-    assert json.loads(_data(page_of(made)))["groups"][0]["completions"][0]["pieces"] == ["65", "66", "67"]
+    assert json.loads(data_of(page_of(made)))["groups"][0]["completions"][0]["pieces"] == ["65", "66", "67"]
 
 
-def _data(page: str) -> str:
+def data_of(page: str) -> str:
+    """The data of a page, as text."""
     found = re.search(r'id="round-data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     return found[1]
@@ -82,7 +83,7 @@ def test_model_output_is_escaped_and_nothing_is_loaded() -> None:
     assert "<img" not in page
     assert "innerHTML" not in page
     assert not re.findall(r'(?:src|href)="', page)
-    assert json.loads(_data(page))["groups"][1]["completions"][0]["text"] == HOSTILE
+    assert json.loads(data_of(page))["groups"][1]["completions"][0]["text"] == HOSTILE
 
 
 BROWSER = """
@@ -126,7 +127,7 @@ def test_script_shows_completions_with_colored_tokens(tmp_path: Path) -> None:
     assets = Path(__import__("swift_rl").__file__).parent / "assets"
     ran = subprocess.run(
         ["node", "-e", BROWSER, str(assets / "audit.js")],
-        input=_data(page_of(a_round(), trained_by={0: [23]})),
+        input=data_of(page_of(a_round(), trained_by={0: [23]})),
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr

@@ -50,7 +50,7 @@ def by_torch(teacher: torch.Tensor, student: torch.Tensor, beta: float) -> torch
 def test_full_vocab_divergence_and_gradient_are_exact(beta: float) -> None:
     """Over the whole vocabulary it is the divergence with its gradient."""
     teacher, student = logits(1), logits(2).requires_grad_()
-    ours = divergence.generalized_jsd(*over(VOCABULARY, teacher, student), beta)
+    ours = divergence.divergences(*over(VOCABULARY, teacher, student), beta).learned
     theirs = by_torch(teacher, student, beta)
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
     gradients = [torch.autograd.grad(each.sum(), student)[0] for each in (ours, theirs)]
@@ -62,7 +62,7 @@ def test_top_k_divergence_is_rising_lower_bound(beta: float) -> None:
     """Over fewer tokens it is a lower bound that rises to the divergence."""
     teacher, student = logits(1), logits(2)
     tops = (1, 2, 4, 16, 30, VOCABULARY)
-    found = torch.stack([divergence.generalized_jsd(*over(top, teacher, student), beta) for top in tops])
+    found = torch.stack([divergence.divergences(*over(top, teacher, student), beta).learned for top in tops])
     assert (found[1:] >= found[:-1] - 1e-9).all()
     assert (found[0] < found[-1] - 1e-3).all()
     torch.testing.assert_close(found[-1], by_torch(teacher, student, beta), rtol=1e-9, atol=1e-12)
@@ -72,7 +72,7 @@ def test_top_k_divergence_is_rising_lower_bound(beta: float) -> None:
 def test_it_is_zero_where_both_say_the_same(beta: float) -> None:
     teacher = logits(1)
     for top in (3, VOCABULARY):
-        assert divergence.generalized_jsd(*over(top, teacher, teacher), beta).abs().max() < 1e-6
+        assert divergence.divergences(*over(top, teacher, teacher), beta).learned.abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("top", [5, VOCABULARY])
@@ -95,7 +95,7 @@ def test_its_gradient_through_the_head_is_that_of_plain_logits(top: int) -> None
             ours = (hidden @ weight.T).log_softmax(-1)
             left = ours.scatter(-1, teacher.indices, -torch.inf).logsumexp(-1)
             pair = divergence.outcomes(teacher.values, ours.gather(-1, teacher.indices), left)
-        loss = divergence.generalized_jsd(*pair, 0.5).sum()
+        loss = divergence.divergences(*pair, 0.5).learned.sum()
         gradients.append(torch.autograd.grad(loss, weight)[0])
     assert gradients[0].isfinite().all()
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
@@ -112,7 +112,7 @@ def test_it_is_that_of_trl_with_its_gradient(beta: float) -> None:
     labels[0, [0, 4]] = -100
     theirs = GKDTrainer.generalized_jsd_loss(student[None], teacher[None], labels, beta=beta)
     learned = labels[0] != -100
-    ours = divergence.generalized_jsd(*over(VOCABULARY, teacher, student), beta)[learned].sum() / learned.sum()
+    ours = divergence.divergences(*over(VOCABULARY, teacher, student), beta).learned[learned].sum() / learned.sum()
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
     gradients = [torch.autograd.grad(each, student)[0] for each in (ours, theirs)]
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-9)

@@ -205,7 +205,7 @@ def test_environment_failing_to_close_is_named(how: str, tied: Path, tmp_path: P
             for call in live:
                 call.turns.append(Turn("abc", number))
             pool.advance(live)
-        assert pool._started == 1
+        assert pool._workers.started == 1
     finally:
         pool.close()
     assert [call.failure for call in calls] == ["", "", ""]

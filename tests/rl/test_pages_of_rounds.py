@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from test_audit import data_of
 from test_rounds import ROWS, settings
 from tiny_runs import run_training
 
-from swift_rl.audit import read_page
 from swift_rl.health import NothingToLearn
 
 SAME = "def same(prompts, completions, **columns):\n    return [0.5] * len(completions)\n"
@@ -24,7 +25,7 @@ def test_round_pages_name_step_of_each_completion(tied: Path, rewards: Path, tmp
     run = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
     pages = sorted((run.folder / "rollouts").glob("*.html"))
     assert [page.name for page in pages] == ["round-000000.html", "round-000001.html"]
-    groups = read_page(pages[1])["groups"]
+    groups = json.loads(data_of(pages[1].read_text()))["groups"]
     steps = [completion["steps"] for group in groups for completion in group["completions"]]
     assert sorted(steps) == [[3]] * 4 + [[4]] * 4
     first = groups[0]["completions"][0]

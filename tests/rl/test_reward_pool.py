@@ -229,7 +229,7 @@ def test_a_call_that_was_interrupted_leaves_no_process_at_work(file: Path) -> No
     pool = RewardPool(select_rewards([f"{file}:deeds"], options), options, heartbeat=stop)
     with pytest.raises(KeyboardInterrupt):
         pool.score([item("hang"), item("true")])
-    assert [worker.task for worker in pool._workers] == [None]
+    assert [worker.task for worker in pool._workers.alive] == [None]
     pool.close()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Run, sft, started
+from commands import Run, forked, sft, started
 
 from swift.testing.crew import free_port
 
@@ -80,6 +80,13 @@ def torchrun(port: int) -> list[str]:
     return [*launcher, *meeting, *patience, "-m", "swift", *sft(*FLAGS)[3:]]
 
 
+def undisturbed_run() -> int:
+    from swift.cli import main
+
+    exec(WATCHED, {})
+    return main.run(sft(*FLAGS)[3:])
+
+
 @pytest.mark.full
 def test_a_run_goes_on_with_more_processes_and_with_fewer(place: Path) -> None:
     environment = watched(place)
@@ -105,8 +112,8 @@ def test_a_run_goes_on_with_more_processes_and_with_fewer(place: Path) -> None:
     alone.mkdir()
     for name in ("tiny", "data.jsonl"):
         (alone / name).symlink_to(place / name)
-    with started(sft(*FLAGS), alone, {**environment, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}) as undisturbed:
-        assert undisturbed.code() == 0, undisturbed.output
+    undisturbed = forked(1, undisturbed_run, alone)
+    assert undisturbed.code == 0, undisturbed.output
     expected = final(made(alone))
     for step, (samples, loss) in final(made(place)).items():
         assert samples == expected[step][0], f"step {step}"

@@ -51,30 +51,17 @@ def test_two_ranks_train_and_one_prints(place: Path) -> None:
 
 @pytest.mark.full
 def test_shared_error_is_printed_once(place: Path) -> None:
-    with started(sft("--nproc", "3", "--train.global_batch", "8"), place) as run:
+    with started(sft("--nproc", "2", "--train.global_batch", "7"), place) as run:
         assert run.code() == 2, run.output
         assert run.leaves_nothing()
     assert run.output.count("Error:") == 1
-    assert run.output.count("8 rows per optimizer step cannot be divided evenly over 3 processes.") == 1
+    assert run.output.count("7 rows per optimizer step cannot be divided evenly over 2 processes.") == 1
     assert noise(run.output) == []
     assert not (place / "output").exists()
 
 
 @pytest.mark.full
 def test_unexpected_error_of_one_rank_prints_one_traceback(place: Path) -> None:
-    """An unexpected error of one process is shown once with its traceback."""
-    environment = sabotage(place, 1, "raise RuntimeError('a cable fell out')")
-    with started(sft("--nproc", "2", "--max_steps", "500"), place, environment) as run:
-        assert run.code() == 1, run.output
-        assert run.leaves_nothing()
-    assert run.output.count("Traceback") == 1
-    assert run.output.count("RuntimeError: a cable fell out") == 1
-    assert "Process 1 failed" in run.output
-    assert "step 1/500" in run.output
-
-
-@pytest.mark.full
-def test_rank_killed_while_reporting_hides_no_error(place: Path) -> None:
     """The others lose the connection, and write that down in the moment in which the launcher ends them."""
     environment = sabotage(place, 1, "raise RuntimeError('a cable fell out')")
     with (place / "sabotage" / "sitecustomize.py").open("a") as script:
@@ -85,6 +72,7 @@ def test_rank_killed_while_reporting_hides_no_error(place: Path) -> None:
     assert run.output.count("Traceback") == 1
     assert run.output.count("RuntimeError: a cable fell out") == 1
     assert "Process 1 failed" in run.output
+    assert "step 1/500" in run.output
 
 
 def test_a_killed_process_is_named_and_takes_the_others_along(place: Path) -> None:
@@ -113,20 +101,6 @@ def launchers(
         stack.enter_context(started(command, place, environment))
         for command, environment in zip(commands, environments, strict=True)
     ]
-
-
-@pytest.mark.full
-def test_two_torchruns_make_one_group(place: Path) -> None:
-    port = str(free_port())
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "-m", *sft("--max_steps", "3")[2:]]
-    with ExitStack() as stack:
-        runs = launchers(stack, place, [command] * 2, [{}, {}])
-        assert [run.code() for run in runs] == [0, 0], "\n".join(run.output for run in runs)
-        assert all(run.leaves_nothing() for run in runs)
-    together = "".join(run.output for run in runs)
-    assert re.findall(MEETING, together) == ["2"]
-    assert together.count("step 3/3") == 1
 
 
 TWICE = """

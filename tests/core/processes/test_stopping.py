@@ -9,15 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import Run, noise, resume_command, sft, started
+from commands import Run, noise, resume_command, sft, started, typed
 
 from swift.checkpoint import find_checkpoint
 
 STEPS = 60
-PROCESSES = [
-    pytest.param((), id="one process"),
-    pytest.param(("--nproc", "2"), id="two processes", marks=pytest.mark.full),
-]
 
 
 def stop(run: Run, number: int) -> None:
@@ -49,11 +45,13 @@ def test_stopped_run_saves_and_prints_resume_command(
     assert run.output.count("Stopped after") == 1
     assert noise(run.output) == []
     stopped_at = int(re.findall(r"Stopped after (\d+) steps", run.output)[0])
-    if flags and number == signal.SIGINT:
+    command = resume_command(run.output)
+    if flags:
+        assert command[-2:] == ["--nproc", "2"]
         return
 
-    with started(resume_command(run.output), place) as resumed:
-        assert resumed.code() == 0, resumed.output
+    resumed = typed(command[3:], place)
+    assert resumed.code == 0, resumed.output
     assert f"at step {stopped_at} of {STEPS}" in resumed.output
     assert "Completed" in resumed.output
     (log,) = place.glob("output/tiny/*/logging.jsonl")
@@ -74,12 +72,11 @@ terminal.waiting = waiting
 """
 
 
-@pytest.mark.parametrize("flags", PROCESSES)
-def test_signal_before_first_step_ends_and_leaves_nothing(place: Path, flags: tuple[str, ...]) -> None:
+def test_signal_before_first_step_ends_and_leaves_nothing(place: Path) -> None:
     """A signal before the first step ends promptly and leaves nothing."""
     (place / "slow").mkdir()
     (place / "slow" / "sitecustomize.py").write_text(SLOW_LOAD)
-    with started(sft(*flags), place, {"PYTHONPATH": str(place / "slow")}) as run:
+    with started(sft(), place, {"PYTHONPATH": str(place / "slow")}) as run:
         run.until("loading")
         run.process.send_signal(signal.SIGTERM)
         assert run.code(within=90) == 143, run.output
@@ -116,12 +113,11 @@ save.write_manifest = write_manifest
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("flags", PROCESSES)
-def test_second_signal_aborts_save_and_keeps_checkpoints(place: Path, flags: tuple[str, ...]) -> None:
+def test_second_signal_aborts_save_and_keeps_checkpoints(place: Path) -> None:
     """A second signal ends a save at once and harms no earlier checkpoint."""
     (place / "slow").mkdir()
     (place / "slow" / "sitecustomize.py").write_text(SLOW_SAVE)
-    command = sft("--max_steps", "500", "--save_steps", "1", *flags)
+    command = sft("--max_steps", "500", "--save_steps", "1", "--nproc", "2")
     with started(command, place, {"PYTHONPATH": str(place / "slow")}) as run:
         run.until("writing the manifest")
         run.ctrl_c()
@@ -134,7 +130,7 @@ def test_second_signal_aborts_save_and_keeps_checkpoints(place: Path, flags: tup
     assert noise(run.output) == []
     (folder,) = place.glob("output/tiny/v0-*")
     assert find_checkpoint(folder).name == "checkpoint-1"
-    with started(sft("--max_steps", "3", "--resume_from_checkpoint", str(folder)), place) as resumed:
-        assert resumed.code() == 0, resumed.output
+    resumed = typed(sft("--max_steps", "3", "--resume_from_checkpoint", str(folder))[3:], place)
+    assert resumed.code == 0, resumed.output
     assert "at step 1 of 3" in resumed.output
     assert list(folder.glob("*.tmp")) == []

@@ -58,13 +58,6 @@ def write_page(
     return path
 
 
-def read_page(path: Path) -> Any:
-    """Return the data of a page."""
-    text = path.read_text(encoding="utf-8")
-    start = text.index('id="round-data">') + len('id="round-data">')
-    return json.loads(text[start : text.index("</script>", start)])
-
-
 def _group(
     prompt: Prompt, made: Round, index: int, pieces: Pieces | None, trained_by: Mapping[int, Sequence[int]]
 ) -> dict[str, Any]:

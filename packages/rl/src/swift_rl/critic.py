@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.contracts import LossSums, ModelRole, ModelView, Need
 from swift.objectives.base import BaseObjective, PerSampleObjective, viewed
-from swift_rl.objective import counted
+from swift_rl.objective import counted, token_sums
 from swift_rl.ppo_options import PpoOptions
 
 if TYPE_CHECKING:
@@ -59,10 +59,8 @@ def value_sums(values: torch.Tensor, batch: MicroBatch, options: PpoOptions) -> 
     each = missed.maximum(missed_bounded) / 2
     tokens = (batch.weights > 0).to(each.dtype)
     metrics = {"loss": each.detach(), "clip_ratio": (missed_bounded > missed).to(each.dtype)}
-    return LossSums(
-        loss=options.vf_coef * counted(tokens, each).sum(),
-        metrics={name: (counted(tokens, value).sum(), tokens.sum()) for name, value in metrics.items()},
-    )
+    loss = options.vf_coef * counted(tokens, each).sum()
+    return LossSums(loss=loss, metrics=token_sums(tokens, metrics))
 
 
 def critic_role(config: Config, options: PpoOptions) -> ModelRole:

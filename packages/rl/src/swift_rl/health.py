@@ -56,14 +56,14 @@ class Signs:
 def signs_of(made: Round) -> Signs:
     """Return the signs of a round."""
     completions = made.completions
-    rewards = np.array([each.reward for each in completions if _scored(each)])
+    rewards = np.array([each.reward for each in completions if each.scored])
     by_prompt = {prompt: made.group(prompt) for prompt in range(len(made.prompts))}
     groups = [group for group in by_prompt.values() if group]
     return Signs(
         reward=float(rewards.mean()) if len(rewards) else float("nan"),
         taught=_part(prompt not in made.dropped and _teaches(group) for prompt, group in by_prompt.items()),
         truncated=_part(each.finish_reason == "length" for each in completions),
-        unscorable=_part(bool(each.rewards) and not _scored(each) for each in completions),
+        unscorable=_part(bool(each.rewards) and not each.scored for each in completions),
         rewarded=any(each.rewards for each in completions),
         alike=_part(len(group) > 1 and len({each.text for each in group}) == 1 for group in groups),
         constant=len(rewards) > 1 and bool(np.ptp(rewards) == 0),
@@ -150,10 +150,6 @@ def cause_of(signs: Signs) -> tuple[str, str]:
         "within each group all completions have the same reward",
         "Raise --num_generations, or choose prompts that the model solves some of the time.",
     )
-
-
-def _scored(completion: RolloutCompletion) -> bool:
-    return completion.scored
 
 
 def _teaches(group: Iterable[RolloutCompletion]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,18 +13,6 @@ if TYPE_CHECKING:
 
 _LARGEST = 20.0
 """Differences are clipped to this before they are exponentiated."""
-
-
-@dataclass(frozen=True)
-class WorstToken:
-    """One of the tokens on which engine and trainer differ most."""
-
-    completion: int
-    """Index into `Round.completions`."""
-    position: int
-    token: int
-    engine: float
-    trainer: float
 
 
 def mismatch(
@@ -56,19 +43,6 @@ def mismatch(
         "mismatch/ess_completions": _effective(whole),
         **_causes(of, float(size.mean()), probe, truncated=truncated, trainer_version=trainer_version),
     }
-
-
-def worst_tokens(of: Round, count: int = 10) -> list[WorstToken]:
-    """Return the tokens of a round with the largest differences, the worst first."""
-    found = []
-    for index, completion in enumerate(of.completions):
-        if completion.old_logps is None:
-            continue
-        engine, trainer = _pair(completion)
-        for position in np.argsort(-np.abs(trainer - engine), kind="stable")[:count].tolist():
-            token = int(completion.token_ids[position])
-            found.append(WorstToken(index, position, token, float(engine[position]), float(trainer[position])))
-    return sorted(found, key=lambda each: -abs(each.trainer - each.engine))[:count]
 
 
 def _causes(

@@ -136,11 +136,8 @@ class Grpo(BaseObjective[GrpoOptions]):
         if options.log_entropy:
             metrics["entropy"] = viewed(view.token_entropy, Need.TOKEN_ENTROPY).detach()
         counts = (batch.weights > 0).to(each.dtype)
-        tokens = counts.sum()
-        return LossSums(
-            loss=(counted(counts, each) * self._token_weights(batch, counts)).sum(),
-            metrics={name: (counted(counts, value).sum(), tokens) for name, value in metrics.items()},
-        )
+        loss = (counted(counts, each) * self._token_weights(batch, counts)).sum()
+        return LossSums(loss=loss, metrics=token_sums(counts, metrics))
 
     def _token_weights(self, batch: MicroBatch, counts: torch.Tensor) -> torch.Tensor:
         """Return the weight of each token in its completion."""
@@ -152,6 +149,13 @@ class Grpo(BaseObjective[GrpoOptions]):
 def counted(counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Return values where a token counts, else 0, also instead of nan."""
     return values.masked_fill(counts == 0, 0.0)
+
+
+def token_sums(
+    tokens: torch.Tensor, values: Mapping[str, torch.Tensor]
+) -> dict[str, tuple[torch.Tensor, torch.Tensor | float]]:
+    """Return metrics of every token as the sums that `LossSums` takes."""
+    return {name: (counted(tokens, value).sum(), tokens.sum()) for name, value in values.items()}
 
 
 def movement(policy: TokenLosses, log_ratio: torch.Tensor) -> dict[str, torch.Tensor]:

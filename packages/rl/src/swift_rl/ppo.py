@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from swift.contracts import LossSums, ModelRole, ModelView, Need
 from swift.objectives.base import BaseObjective, viewed
 from swift_rl.critic import critic_role, learned_tokens, value_sums
-from swift_rl.objective import POLICY_DEFAULTS, PromptEncoding, counted, movement
+from swift_rl.objective import POLICY_DEFAULTS, PromptEncoding, counted, movement, token_sums
 from swift_rl.ppo_options import PpoOptions
 
 if TYPE_CHECKING:
@@ -71,12 +71,9 @@ class Ppo(BaseObjective[PpoOptions]):
         log_ratio = (logps - values["old_logps"]).masked_fill(~counts, 0.0)
         policy = losses.clipped(log_ratio.exp(), values["advantages"], lowest=1 - most, highest=1 + most)
         each = policy.loss * values["is_weights"] if "is_weights" in values else policy.loss
-        metrics = movement(policy, log_ratio.detach())
         tokens = counts.to(each.dtype)
-        sums = LossSums(
-            loss=counted(tokens, each).sum(),
-            metrics={name: (counted(tokens, value).sum(), tokens.sum()) for name, value in metrics.items()},
-        )
+        metrics = token_sums(tokens, movement(policy, log_ratio.detach()))
+        sums = LossSums(loss=counted(tokens, each).sum(), metrics=metrics)
         if self.options.critic == "separate":
             return sums
         critic = value_sums(viewed(view.values, Need.VALUES), batch, self.options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SPEED, TIME_PARTS, Line
+from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SPEED, TIME_PARTS, Line, is_number
 from swift.observers.text import label
 
 KNOWN = {
@@ -51,7 +51,7 @@ def charts_of(lines: list[Line], peak: float | None = None) -> list[dict[str, An
     Metrics without values have no chart, nor has GPU memory on a CPU. `peak` is the learning rate that the axis
     reaches, whether or not a line was logged there.
     """
-    present = dict.fromkeys(name for line in lines for name, value in line.items() if _is_number(value))
+    present = dict.fromkeys(name for line in lines for name, value in line.items() if is_number(value))
     if not any(line.get(MEMORY) for line in lines):
         present.pop(MEMORY, None)
     metrics = dict.fromkeys(name.removeprefix(EVAL_PREFIX) for name in present if name not in NOT_CHARTED)
@@ -74,7 +74,3 @@ def _time_chart(present: Collection[str]) -> list[dict[str, Any]]:
     """Return the stacked chart of the parts of a step's time, where they were measured."""
     series = [{"name": name, "label": label, "kind": kind} for name, label, kind in TIME_SERIES if name in present]
     return [{"title": TIME_TITLE, "metric": "time_breakdown", "stacked": True, "series": series}] if series else []
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

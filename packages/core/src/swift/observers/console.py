@@ -124,8 +124,8 @@ def summary_lines(run: Run, summary: RunSummary) -> list[str]:
     ]
     left_out = unusable_samples(run)
     if left_out:
-        reasons = ", ".join(f"{each.reason} {each.count:,}" for each in left_out)
-        lines.append(f"Unusable samples: {sum(each.count for each in left_out):,} ({reasons}).")
+        reasons = ", ".join(f"{reason} {each.count:,}" for reason, each in left_out.items())
+        lines.append(f"Unusable samples: {sum(each.count for each in left_out.values()):,} ({reasons}).")
     if (run.folder / "report.html").exists():
         lines.append(f"Curves: {run.folder / 'report.html'}")
     return lines + [f"{purpose}: {command}" for purpose, command in next_commands(run, summary)]

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from swift.config.own_options import LoraOptions
 from swift.config.tasks import CAUSAL_LM, returns
-from swift.contracts import DataFacts, Decision, Run, RunSummary
+from swift.contracts import DataFacts, Decision, RejectedSamples, Run, RunSummary
 from swift.observers.text import figure, plural
 from swift.terminal import summary_of
 
 
-@dataclass(frozen=True)
-class UnusableSamples:
-    """Samples that were left out for one reason."""
-
-    reason: str
-    count: int
-    first: str = ""
-    """The position of the first of them, and what is wrong with it."""
-
-
-def unusable_samples(run: Run) -> list[UnusableSamples]:
-    """Return the samples that the run's data facts count as rejected, by reason."""
-    data = run.facts.data
-    return [UnusableSamples(reason, each.count, each.first) for reason, each in data.rejected.items()] if data else []
+def unusable_samples(run: Run) -> Mapping[str, RejectedSamples]:
+    """Return the samples that were left out, by reason."""
+    return run.facts.data.rejected if run.facts.data else {}
 
 
 def setup_facts(run: Run) -> dict[str, str]:

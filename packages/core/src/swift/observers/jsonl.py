@@ -82,7 +82,7 @@ def _summary_line(run: Run, summary: RunSummary) -> dict[str, Any]:
         "global_step": summary.steps,
         "train_runtime": summary.seconds,
         "tokens": summary.tokens,
-        "unusable_samples": {each.reason: each.count for each in unusable_samples(run)},
+        "unusable_samples": {reason: each.count for reason, each in unusable_samples(run).items()},
         "last_model_checkpoint": _text(summary.last_checkpoint),
         "best_model_checkpoint": _text(summary.best_checkpoint),
     }

@@ -103,6 +103,20 @@ def evaluation_of(line: Mapping[str, Any]) -> Line:
     return {name.removeprefix(EVAL_PREFIX): value for name, value in line.items() if name.startswith(EVAL_PREFIX)}
 
 
+def scalars_of(line: Line) -> dict[str, float]:
+    """Return the numbers of a line under the names of TensorBoard and trackers: `train/...` and `eval/...`."""
+    return {
+        f"eval/{name.removeprefix(EVAL_PREFIX)}" if name.startswith(EVAL_PREFIX) else f"train/{name}": value
+        for name, value in line.items()
+        if name != "step" and is_number(value)
+    }
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value of a line is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _averages(records: list[StepRecord]) -> Line:
     seconds = sum(record.seconds for record in records)
     tokens = sum(record.tokens for record in records)

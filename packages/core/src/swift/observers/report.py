@@ -168,9 +168,8 @@ def _checkpoint_rows(
     checkpoints: Iterable[Mapping[str, Any]], lines: list[Line], summary: RunSummary | None
 ) -> list[dict[str, str]]:
     by_step = {line["step"]: line for line in lines}
-    remarks = {}
-    if summary:
-        remarks = {path.name: remark for path, remark in _marked(summary) if path is not None}
+    marked = {"last": summary.last_checkpoint, "best": summary.best_checkpoint} if summary else {}
+    remarks = {path.name: remark for remark, path in marked.items() if path is not None}
     rows = []
     for saved in checkpoints:
         line = by_step.get(saved["step"], {})
@@ -184,10 +183,6 @@ def _checkpoint_rows(
             }
         )
     return rows
-
-
-def _marked(summary: RunSummary) -> list[tuple[Path | None, str]]:
-    return [(summary.last_checkpoint, "last"), (summary.best_checkpoint, "best")]
 
 
 def _pages(folder: Path) -> list[str]:

@@ -216,18 +216,6 @@ def write_run_files(
     replace_file(folder / ARGS_FILE, text + "\n")
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """`args.json` of a run's folder, or of the run that a checkpoint's folder lies in."""
-    for parent in (folder, folder.absolute().parent):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            text = (parent / ARGS_FILE).read_text(encoding="utf-8")
-            return _parse_args(parent / ARGS_FILE, text)
-    raise CheckpointError(
-        f"{folder} is not the folder of a run: there is no {ARGS_FILE} in it or next to it.",
-        hint="Give a folder such as output/MODEL/v0-DATE-TIME, or a checkpoint in one.",
-    )
-
-
 def _parse_args(path: Path, text: str) -> dict[str, Any]:
     try:
         args = json.loads(text)

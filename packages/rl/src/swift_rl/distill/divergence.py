@@ -59,11 +59,6 @@ def divergences(teacher: torch.Tensor, student: torch.Tensor, beta: float) -> Di
     return Divergences(*cast("Any", _Divergences.apply)(teacher, student, beta))
 
 
-def generalized_jsd(teacher: torch.Tensor, student: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return the generalized Jensen-Shannon divergence of log-probabilities [tokens, outcomes], per token."""
-    return divergences(teacher, student, beta).learned
-
-
 class _Divergences(torch.autograd.Function):
     """teacher, student, beta → the fields of `Divergences`.
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import random
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from swift.contracts import EpisodeStart, Observation, Turn
+from swift_rl.rewards.ms_swift import stand_in
 
 ENVS: dict[str, Any] = {}
 """Name → gym environment that a plugin registered."""
@@ -240,6 +240,4 @@ def provide() -> None:
         ("swift.llm.infer.protocol", protocol),
         ("swift.template", template),
     ):
-        module = ModuleType(name, "Stands in for ms-swift's module of this name, for plugin files.")
-        vars(module).update(members, __path__=[])
-        sys.modules[name] = module
+        stand_in(name, members)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from swift.contracts import EpisodeStart, Observation, Turn
 from swift_rl.environments.select import SelectedEnvironment
 from swift_rl.options import OnlineOptions
-from swift_rl.rewards.pool import MOST_WORKERS
-from swift_rl.rewards.process import WorkerProcess, with_news
+from swift_rl.rewards.process import WorkerProcess, Workers
 
 
 @dataclass
@@ -61,41 +56,24 @@ class EnvironmentPool:
         self._heartbeat = heartbeat
         self._say = say
         self._reported_closing = False
-        self._most = options.reward_workers or min(os.cpu_count() or 1, MOST_WORKERS)
-        self._workers: list[WorkerProcess[EpisodeCall]] = []
+        self._workers: Workers[EpisodeCall] = Workers(options)
         self._homes: dict[str, WorkerProcess[EpisodeCall]] = {}
         """Which process holds an episode."""
-        self._started = 0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def advance(self, calls: Sequence[EpisodeCall]) -> None:
         """Begin episodes that have no turns, and give others their last turn; fill in what follows."""
         waiting: Waiting = {}
         for each in calls:
             waiting.setdefault(self._homes.get(each.key), deque()).append(each)
-        while any(waiting.values()) or any(worker.task is not None for worker in self._workers):
+        while any(waiting.values()) or self._workers.busy:
             self._deal(waiting)
-            busy = [worker for worker in self._workers if worker.task is not None]
-            for worker in with_news(busy):
-                call = worker.task
-                reply = worker.reply()
-                if reply is None:
-                    self._lost(worker, f"the process of the environment {worker.bury()}")
-                elif reply and call is not None:
-                    worker.task = None
-                    self._received(call, worker.began, reply, worker.output())
-            for worker in busy:
-                if worker.task is None:
-                    continue
-                if worker.ended is not None:
-                    self._lost(worker, f"the process of the environment {worker.bury()}")
-                elif time.monotonic() > worker.deadline:
-                    worker.kill()
-                    self._lost(worker, self._too_long(worker.task))
+            for call, reply, output, seconds in self._workers.replies("the process of the environment", self._too_long):
+                call.seconds += seconds
+                self._received(call, reply, output)
 
     def forget(self, calls: Sequence[EpisodeCall]) -> None:
         """Close the environments of episodes that are over."""
-        for worker in self._workers:
+        for worker in self._workers.alive:
             keys = [call.key for call in calls if self._homes.get(call.key) is worker]
             if keys and worker.ended is None:
                 worker.tell({"do": "close", "keys": keys, "step": self._options.environment_timeout})
@@ -104,27 +82,21 @@ class EnvironmentPool:
 
     def close(self) -> None:
         """End the processes."""
-        for worker in [*self._workers]:
-            self._end(worker)
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        self._workers.close()
 
     def _deal(self, waiting: Waiting) -> None:
         """Give each idle process a call: of an episode that it holds, or that none holds."""
-        for worker in [worker for worker in self._workers if worker.task is None and worker.ended is not None]:
-            self._end(worker)  # between two turns
+        idle = self._workers.idle()
         homeless = waiting.setdefault(None, deque())
-        for home in [home for home in waiting if home is not None and home not in self._workers]:
+        for home in [home for home in waiting if home is not None and home not in self._workers.alive]:
             homeless.extend(waiting.pop(home))
-        idle = [worker for worker in self._workers if worker.task is None]
         if homeless and len(idle) > 1:  # the one that holds the fewest episodes first
             idle.sort(key=Counter(self._homes.values()).__getitem__)
         for worker in idle:
             if calls := waiting.get(worker) or homeless:
                 self._give(worker, calls.popleft())
-        while homeless and len(self._workers) < self._most:
-            self._give(self._start(), homeless.popleft())
+        while homeless and self._workers.may_grow:
+            self._give(self._workers.start(), homeless.popleft())
 
     def _give(self, worker: WorkerProcess[EpisodeCall], call: EpisodeCall) -> None:
         self._homes[call.key] = worker
@@ -142,17 +114,8 @@ class EnvironmentPool:
             "turns": [asdict(turn) for turn in call.turns],
         }
 
-    def _start(self) -> WorkerProcess[EpisodeCall]:
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="swift-environment-", ignore_cleanup_errors=True)
-        self._started += 1
-        folder = Path(self._folder.name, str(self._started))
-        self._workers.append(WorkerProcess(folder, self._options.reward_memory))
-        return self._workers[-1]
-
-    def _received(self, call: EpisodeCall, began: float, reply: Mapping[str, Any], output: str) -> None:
+    def _received(self, call: EpisodeCall, reply: Mapping[str, Any], output: str) -> None:
         self._heartbeat()
-        call.seconds += time.monotonic() - began
         if (closing := reply.get("closing")) and not self._reported_closing:
             self._reported_closing = True
             self._say(
@@ -177,23 +140,11 @@ class EnvironmentPool:
             return
         call.seen.append(Observation(**reply["observation"]))
 
-    def _lost(self, worker: WorkerProcess[EpisodeCall], failure: str) -> None:
-        call, worker.task = worker.task, None
-        if call is not None:
-            self._received(call, worker.began, {"failure": failure}, worker.kept())
-        self._end(worker)
-
     def _too_long(self, call: EpisodeCall) -> str:
         left = self._options.episode_timeout - call.seconds
         if left <= self._options.environment_timeout:
             return f"the episode took longer than {self._options.episode_timeout:g} s"
         return f"a step took longer than {self._options.environment_timeout:g} s"
-
-    def _end(self, worker: WorkerProcess[EpisodeCall]) -> None:
-        worker.kill()
-        self._workers.remove(worker)
-        for key in [key for key, home in self._homes.items() if home is worker]:
-            del self._homes[key]
 
 
 def _compared(seen: Observation) -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from swift.errors import ConfigError, DataError, PluginError, did_you_mean
 from swift.plugins import load_plugin, plugin_names
 from swift_rl.options import OnlineOptions
-from swift_rl.rewards.process import LOADING, WorkerProcess
+from swift_rl.rewards.process import ask_once
 from swift_rl.rewards.verdicts import with_traceback
 
 GROUP = "swift.environments"
@@ -41,7 +40,7 @@ def select_environment(options: OnlineOptions, columns: Collection[str], tokeniz
     if options.environment is None:
         return None
     described = _described(options.environment, options, tokenizer)
-    reported = _reported(described)
+    reported = ask_once({"do": "describe_environment", "environment": described})  # user code may hang or exit
     title = who(options.environment) or f"The environment {options.environment!r}"
     if "failure" in reported:
         wrong = PluginError if described["kind"] == "installed" else ConfigError
@@ -105,19 +104,3 @@ def _installed(name: str, options: OnlineOptions) -> dict[str, Any]:
     if loaded.config_model is None and options.environment_options:
         raise ConfigError(f"environment_options: the environment {name!r} has no options.", hint="Leave it out.")
     return {"kind": "installed", "target": loaded.entry.target, "options": options.environment_options}
-
-
-def _reported(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe the environment in a separate process: user code may hang or end it."""
-    with tempfile.TemporaryDirectory(prefix="swift-environment-", ignore_cleanup_errors=True) as home:
-        worker: WorkerProcess[str] = WorkerProcess(Path(home, "describe"), memory=0)
-        try:
-            worker.give("describe", {"do": "describe_environment", "environment": described}, LOADING)
-            while not worker.readable(0.25):
-                worker.drain()
-                if worker.late:
-                    return {"failure": f"it took longer than {LOADING:g} s"}
-            reply = worker.reply()
-            return {"failure": f"the process that ran it {worker.bury()}"} if reply is None else reply
-        finally:
-            worker.kill()

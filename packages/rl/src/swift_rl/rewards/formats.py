@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
@@ -13,6 +12,7 @@ from pydantic import Field
 from swift.config.options import Section
 from swift.contracts import RewardItem
 from swift.errors import ConfigError
+from swift_rl.rewards.base import CompletionReward
 from swift_rl.rewards.final_answers import final_answer
 
 _THINK_TAGS = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
@@ -20,14 +20,14 @@ _REACT = re.compile(r"<think>.*?</think>\s*Action:.*?Action Input:.*", re.DOTALL
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
 
-class FormatReward:
+class FormatReward(CompletionReward):
     """1 for `<think>...</think><answer>...</answer>` and nothing else, 0 otherwise."""
 
     _form = _THINK_TAGS
 
-    def score(self, items: Sequence[RewardItem]) -> list[float]:
-        """Return a value for each item."""
-        return [float(self._form.fullmatch(item.completion) is not None) for item in items]
+    def score_one(self, item: RewardItem) -> float:
+        """Return the value of a completion."""
+        return float(self._form.fullmatch(item.completion) is not None)
 
 
 class ReactFormatReward(FormatReward):
@@ -42,7 +42,7 @@ class JsonSchemaOptions(Section):
     json_schema: dict[str, Any] | None = Field(None, description="The schema; without it, the column `schema`")
 
 
-class JsonSchemaReward:
+class JsonSchemaReward(CompletionReward):
     """1 if the final answer, or its last fenced block, is JSON that a schema allows, else 0."""
 
     options_model = JsonSchemaOptions
@@ -56,11 +56,8 @@ class JsonSchemaReward:
         self._schema = options.json_schema
         self.wants = () if self._schema is not None else ("schema",)
 
-    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
-        """Return a value for each item."""
-        return [self._score(item) for item in items]
-
-    def _score(self, item: RewardItem) -> float | None:
+    def score_one(self, item: RewardItem) -> float | None:
+        """Return the value of a completion."""
         import jsonschema
 
         schema = self._schema if self._schema is not None else item.columns.get("schema")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from pydantic import Field
 
@@ -12,6 +11,7 @@ from swift.config.options import Section
 from swift.contracts import RewardItem
 from swift.errors import ConfigError
 from swift_rl.reward_options import CosineFields, OverlongFields, RepetitionFields
+from swift_rl.rewards.base import CompletionReward
 from swift_rl.rewards.mathematics import AccuracyReward
 
 
@@ -21,7 +21,7 @@ class LengthOptions(Section):
     max_completion_length: Tokens | None = Field(None, description="Tokens for which the reward is -1")
 
 
-class LengthReward:
+class LengthReward(CompletionReward):
     """-tokens / max_completion_length: the shorter, the better."""
 
     options_model = LengthOptions
@@ -30,9 +30,9 @@ class LengthReward:
     def __init__(self, options: LengthOptions) -> None:
         self._most = _known(options.max_completion_length, "length", "max_completion_length")
 
-    def score(self, items: Sequence[RewardItem]) -> list[float]:
-        """Return a value for each item."""
-        return [-len(item.completion_ids) / self._most for item in items]
+    def score_one(self, item: RewardItem) -> float:
+        """Return the value of a completion."""
+        return -len(item.completion_ids) / self._most
 
 
 class TargetLengthOptions(Section):
@@ -41,7 +41,7 @@ class TargetLengthOptions(Section):
     tokens: Tokens | None = Field(None, description="Target length")
 
 
-class TargetLengthReward:
+class TargetLengthReward(CompletionReward):
     """-|tokens - wanted| / wanted, -1 at the least: the nearer, the better."""
 
     options_model = TargetLengthOptions
@@ -50,9 +50,9 @@ class TargetLengthReward:
     def __init__(self, options: TargetLengthOptions) -> None:
         self._target = _known(options.tokens, "target_length", 'reward_options \'{"target_length": {"tokens": 100}}\'')
 
-    def score(self, items: Sequence[RewardItem]) -> list[float]:
-        """Return a value for each item."""
-        return [-min(abs(len(item.completion_ids) - self._target) / self._target, 1.0) for item in items]
+    def score_one(self, item: RewardItem) -> float:
+        """Return the value of a completion."""
+        return -min(abs(len(item.completion_ids) - self._target) / self._target, 1.0)
 
 
 class SoftOverlongOptions(OverlongFields):
@@ -61,7 +61,7 @@ class SoftOverlongOptions(OverlongFields):
     max_completion_length: Tokens | None = Field(None, description="Default of soft_max_length")
 
 
-class SoftOverlongReward:
+class SoftOverlongReward(CompletionReward):
     """0 up to soft_max_length - soft_cache_length tokens, then falling to -1 (DAPO, arXiv 2503.14476, equation 13)."""
 
     options_model = SoftOverlongOptions
@@ -77,13 +77,12 @@ class SoftOverlongReward:
                 hint=f"Pass --soft_cache_length {max(self._longest // 4, 1)}",
             )
 
-    def score(self, items: Sequence[RewardItem]) -> list[float]:
-        """Return a value for each item."""
-        free = self._longest - self._cache
-        return [max(min(0.0, (free - len(item.completion_ids)) / self._cache), -1.0) for item in items]
+    def score_one(self, item: RewardItem) -> float:
+        """Return the value of a completion."""
+        return max(min(0.0, (self._longest - self._cache - len(item.completion_ids)) / self._cache), -1.0)
 
 
-class RepetitionReward:
+class RepetitionReward(CompletionReward):
     """(1 - different / all n-grams of words) · repetition_max_penalty (arXiv 2502.03373, appendix C.2)."""
 
     options_model = RepetitionFields
@@ -93,11 +92,9 @@ class RepetitionReward:
         self._size = options.repetition_n_grams
         self._penalty = options.repetition_max_penalty
 
-    def score(self, items: Sequence[RewardItem]) -> list[float]:
-        """Return a value for each item."""
-        return [self._score(item.completion.lower().split()) for item in items]
-
-    def _score(self, tokens: list[str]) -> float:
+    def score_one(self, item: RewardItem) -> float:
+        """Return the value of a completion."""
+        tokens = item.completion.lower().split()
         grams = [*zip(*(tokens[start:] for start in range(self._size)), strict=False)]
         return (1 - len(set(grams)) / len(grams)) * self._penalty if grams else 0.0
 
@@ -108,7 +105,7 @@ class CosineOptions(CosineFields):
     max_completion_length: Tokens | None = Field(None, description="Default of cosine_max_len")
 
 
-class CosineReward:
+class CosineReward(CompletionReward):
     """A reward between two bounds along a cosine of the length, one pair for right completions and one for wrong ones.
 
     Right and wrong are what `accuracy` says (arXiv 2502.03373, appendix C.1).
@@ -122,21 +119,16 @@ class CosineReward:
         self._longest = _known(options.cosine_max_len or options.max_completion_length, "cosine", "cosine_max_len")
         self._accuracy = AccuracyReward()
 
-    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
-        """Return a value for each item."""
-        right = self._accuracy.score(items)
-        return [
-            None if value is None else self._scaled(len(item.completion_ids), value >= 1.0)
-            for item, value in zip(items, right, strict=True)
-        ]
-
-    def _scaled(self, tokens: int, right: bool) -> float:
-        options = self._options
-        if right:
+    def score_one(self, item: RewardItem) -> float | None:
+        """Return the value of a completion."""
+        options, right = self._options, self._accuracy.score_one(item)
+        if right is None:
+            return None
+        if right >= 1.0:
             short, long = options.cosine_min_len_value_correct, options.cosine_max_len_value_correct
         else:
             short, long = options.cosine_min_len_value_wrong, options.cosine_max_len_value_wrong
-        part = min(tokens / self._longest, 1.0)  # beyond the longest a cosine would rise again
+        part = min(len(item.completion_ids) / self._longest, 1.0)  # beyond the longest a cosine would rise again
         return short + (long - short) * (1 - math.cos(math.pi * part)) / 2
 
 

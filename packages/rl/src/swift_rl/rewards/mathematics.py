@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from swift.contracts import RewardItem
 from swift.errors import ConfigError
+from swift_rl.rewards.base import CompletionReward
 from swift_rl.rewards.final_answers import solutions_of, tagged_answer
 
 
-class AccuracyReward:
+class AccuracyReward(CompletionReward):
     """1 if math-verify finds the answer equal to the solution, else 0; None if it cannot read the solution.
 
     The answer is what stands between `<answer>` tags, or else the LaTeX in a box or after words such as "the final
@@ -28,11 +28,8 @@ class AccuracyReward:
                 hint='Run: pip install "swift-rl[math]"; or use --reward_funcs number or exact_match',
             )
 
-    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
-        """Return a value for each item."""
-        return [self._score(item) for item in items]
-
-    def _score(self, item: RewardItem) -> float | None:
+    def score_one(self, item: RewardItem) -> float | None:
+        """Return the value of a completion."""
         from math_verify import verify
 
         logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at each call that its limits are off

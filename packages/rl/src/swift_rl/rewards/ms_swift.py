@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -53,6 +53,13 @@ def remove_response(messages: list[dict[str, Any]]) -> Any:
     return messages.pop()["content"] if messages and messages[-1]["role"] == "assistant" else None
 
 
+def stand_in(name: str, members: Mapping[str, Any]) -> None:
+    """Put a module with these members in the place of one of ms-swift."""
+    module = ModuleType(name, "Stands in for ms-swift's module of this name, for plugin files.")
+    vars(module).update(members, __path__=[])
+    sys.modules[name] = module
+
+
 def provide() -> None:
     """Make `from swift.rewards import ORM, AsyncORM, orms` work in this process, and ms-swift's other names for it."""
     models = {"rm_plugins": {}, "DefaultRMPlugin": object}
@@ -68,6 +75,4 @@ def provide() -> None:
         ("swift.utils", loggers),
         ("swift.utils.logger", loggers),
     ):
-        module = ModuleType(name, "Stands in for ms-swift's module of this name, for plugin files.")
-        vars(module).update(members, __path__=[])
-        sys.modules[name] = module
+        stand_in(name, members)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +15,9 @@ from swift.errors import SwiftError
 from swift.plugins import interrupts
 from swift_rl.reward_options import RewardOptions
 from swift_rl.rewards.failures import Failures
-from swift_rl.rewards.process import WorkerProcess, with_news
+from swift_rl.rewards.process import Workers
 from swift_rl.rewards.select import SelectedReward
 from swift_rl.rewards.verdicts import MOST_OUTPUT, Verdict, checked, in_one_line, traceback_text
-
-MOST_WORKERS = 8
-"""Processes where `reward_workers` names no number."""
 
 
 @dataclass
@@ -58,10 +53,7 @@ class RewardPool:
         self._say = say
         self._folder = folder
         self._heartbeat = heartbeat
-        self._most = options.reward_workers or min(os.cpu_count() or 1, MOST_WORKERS)
-        self._workers: list[WorkerProcess[Call]] = []
-        self._started = 0
-        self._home: tempfile.TemporaryDirectory[str] | None = None
+        self._workers: Workers[Call] = Workers(options)
 
     def score(self, items: Sequence[RewardItem]) -> list[dict[str, Verdict]]:
         """Return the verdicts of the rewards on each completion, in order. Equal completions are scored once.
@@ -82,7 +74,7 @@ class RewardPool:
                     self._compute_here(call, note)
             self._compute(deque(call for call in calls if call.reward.isolation != "inline"), note)
         except BaseException:
-            self._end(worker for worker in [*self._workers] if worker.task is not None)
+            self._workers.end(self._workers.busy)
             raise
         for failed in failures.values():
             if summary := failed.summary():
@@ -91,7 +83,7 @@ class RewardPool:
 
     def close(self) -> None:
         """End the processes and remove their folders."""
-        self._end([*self._workers])
+        self._workers.close()
         for reward in self._selected:
             try:
                 if (close := getattr(reward.reward, "close", None)) is not None:
@@ -100,9 +92,6 @@ class RewardPool:
                 if issubclass(type(problem), SwiftError) or interrupts(problem):
                     raise
                 self._say(f"{reward.title} failed in close: {in_one_line(problem)}")
-        if self._home is not None:
-            self._home.cleanup()
-            self._home = None
 
     def __enter__(self) -> RewardPool:
         return self
@@ -129,76 +118,34 @@ class RewardPool:
 
     def _compute(self, waiting: deque[Call], note: Note) -> None:
         """Make calls in as many processes as there may be, until each has its reply."""
-        while waiting or any(worker.task is not None for worker in self._workers):
+
+        def late(call: Call) -> str:
+            return f"took longer than {self._options.reward_timeout:g} s"
+
+        while waiting or self._workers.busy:
             self._deal(waiting)
-            busy = [worker for worker in self._workers if worker.task is not None]
-            for worker in with_news(busy):
-                call = worker.task
-                reply = worker.reply()
-                if reply is None:
-                    self._lost(worker, f"the process that computed it {worker.bury()}", waiting, note)
-                elif reply and call is not None:
-                    worker.task = None
-                    self._received(call, reply, worker.output(), waiting, note)
-            for worker in busy:
-                if worker.task is None:
-                    continue
-                if worker.ended is not None:
-                    self._lost(worker, f"the process that computed it {worker.bury()}", waiting, note)
-                elif time.monotonic() > worker.deadline:
-                    worker.kill()
-                    self._lost(worker, f"took longer than {self._options.reward_timeout:g} s", waiting, note)
+            for call, reply, output, seconds in self._workers.replies("the process that computed it", late):
+                call.made += 1
+                if "failure" in reply and call.made <= self._options.reward_retries:
+                    waiting.append(call)
+                else:
+                    self._finish(call, {"seconds": seconds, **reply}, output, note)
 
     def _deal(self, waiting: deque[Call]) -> None:
         """Give each idle process a call, and start processes where all are busy."""
-        idle = [worker for worker in self._workers if worker.task is None]
-        while waiting and (idle or len(self._workers) < self._most):
-            worker = idle.pop() if idle else self._start()
-            if worker.ended is not None:  # between two rounds
-                self._end([worker])
-                continue
-            call = waiting.popleft()
+        idle = self._workers.idle()
+        while waiting and (idle or self._workers.may_grow):
+            call, worker = waiting.popleft(), idle.pop() if idle else self._workers.start()
             described = {"do": "score", "reward": call.reward.described, "items": [asdict(item) for item in call.items]}
             worker.give(call, described, self._options.reward_timeout)
-
-    def _start(self) -> WorkerProcess[Call]:
-        if self._home is None:
-            self._home = tempfile.TemporaryDirectory(prefix="swift-rewards-", ignore_cleanup_errors=True)
-        self._started += 1
-        worker: WorkerProcess[Call] = WorkerProcess(
-            Path(self._home.name, str(self._started)), self._options.reward_memory
-        )
-        self._workers.append(worker)
-        return worker
-
-    def _lost(self, worker: WorkerProcess[Call], failure: str, waiting: deque[Call], note: Note) -> None:
-        """Go on after a process that is gone: another one is started when there is a call for it."""
-        call, worker.task = worker.task, None
-        self._workers.remove(worker)
-        if call is not None:
-            reply = {"failure": failure, "seconds": time.monotonic() - worker.began}
-            self._received(call, reply, worker.kept(), waiting, note)
-
-    def _received(self, call: Call, reply: Mapping[str, Any], output: str, waiting: deque[Call], note: Note) -> None:
-        call.made += 1
-        if "failure" in reply and call.made <= self._options.reward_retries:
-            waiting.append(call)
-        else:
-            self._finish(call, reply, output, note)
 
     def _finish(self, call: Call, reply: Mapping[str, Any], output: str, note: Note) -> None:
         """Note the verdict on each completion of a call."""
         self._heartbeat()
-        seconds = float(reply.get("seconds", 0.0))
         values = reply.get("values") or [(None, reply["failure"])] * len(call.items)
         printed = "\n".join(filter(None, (output.rstrip(), reply.get("traceback", ""))))[: 2 * MOST_OUTPUT]
         for (value, failure), positions in zip(values, call.positions, strict=True):
-            note(call, positions, Verdict(value, failure, printed, seconds))
-
-    def _end(self, workers: Any) -> None:
-        for worker in workers:
-            worker.kill()
-            self._workers.remove(worker)
+            note(call, positions, Verdict(value, failure, printed, float(reply["seconds"])))
 
 
 Note = Callable[[Call, Sequence[int], Verdict], None]

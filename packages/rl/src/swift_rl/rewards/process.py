@@ -1,4 +1,4 @@
-"""One process that computes rewards, as the run sees it: what it is doing, what it printed, and how it is ended."""
+"""Processes that run user code, as the run sees them: what they do, what they print, and how they are ended."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from swift_rl.reward_options import RewardOptions
 from swift_rl.rewards.channel import receive, send
 from swift_rl.rewards.verdicts import MOST_OUTPUT
 
+MOST_WORKERS = 8
+"""Processes of a pool where `reward_workers` names no number."""
 LOADING = 180.0
 """Seconds that a process may take to start and to import a reward, if its calls may not take longer than that."""
 _DYING = 10.0
@@ -87,11 +91,6 @@ class WorkerProcess(Generic[Task]):
         with suppress(OSError):  # it is dead, which the next task finds out
             send(self.channel, message)
 
-    @property
-    def late(self) -> bool:
-        """Whether the task takes longer than it may."""
-        return time.monotonic() > self.deadline
-
     def readable(self, seconds: float) -> bool:
         """Wait so long for a reply or the end of the process; return whether there is one."""
         return bool(select.select([self.channel], [], [], seconds)[0])
@@ -146,7 +145,103 @@ class WorkerProcess(Generic[Task]):
         self.channel.close()
 
 
-def with_news(busy: Sequence[WorkerProcess[Task]]) -> list[WorkerProcess[Task]]:
+class Reply(NamedTuple, Generic[Task]):
+    """The end of a task. A process that was lost has the reply `{"failure": why}`."""
+
+    task: Task
+    reply: dict[str, Any]
+    output: str
+    seconds: float
+    """Time since the task began."""
+
+
+class Workers(Generic[Task]):
+    """The processes of a pool, each in a folder of its own. They are started when they are first needed."""
+
+    def __init__(self, options: RewardOptions) -> None:
+        self.alive: list[WorkerProcess[Task]] = []
+        self.started = 0
+        self._most = options.reward_workers or min(os.cpu_count() or 1, MOST_WORKERS)
+        self._memory = options.reward_memory
+        self._home: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def busy(self) -> list[WorkerProcess[Task]]:
+        """Processes with a task."""
+        return [worker for worker in self.alive if worker.task is not None]
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether another process may be started."""
+        return len(self.alive) < self._most
+
+    def idle(self) -> list[WorkerProcess[Task]]:
+        """Return the processes without a task, after removing those that ended since their last one."""
+        self.end([worker for worker in self.alive if worker.task is None and worker.ended is not None])
+        return [worker for worker in self.alive if worker.task is None]
+
+    def start(self) -> WorkerProcess[Task]:
+        """Start another process."""
+        if self._home is None:
+            self._home = tempfile.TemporaryDirectory(prefix="swift-rewards-", ignore_cleanup_errors=True)
+        self.started += 1
+        self.alive.append(WorkerProcess(Path(self._home.name, str(self.started)), self._memory))
+        return self.alive[-1]
+
+    def replies(self, lost: str, late: Callable[[Task], str]) -> Iterator[Reply[Task]]:
+        """Wait a moment, and yield the tasks that ended. `lost` and `late` say why one has no reply."""
+        busy = self.busy
+        news = _with_news(busy)
+        for worker in busy:
+            task, reply = worker.task, worker.reply() if worker in news else {}
+            assert task is not None
+            if reply:
+                worker.task = None
+                yield Reply(task, reply, worker.output(), time.monotonic() - worker.began)
+                continue
+            if reply is None or worker.ended is not None:
+                failure = f"{lost} {worker.bury()}"
+            elif time.monotonic() > worker.deadline:
+                worker.kill()
+                failure = late(task)
+            else:
+                continue
+            self.alive.remove(worker)
+            yield Reply(task, {"failure": failure}, worker.kept(), time.monotonic() - worker.began)
+
+    def end(self, workers: Sequence[WorkerProcess[Task]]) -> None:
+        """Kill processes."""
+        for worker in workers:
+            worker.kill()
+            self.alive.remove(worker)
+
+    def close(self) -> None:
+        """Kill all processes and remove their folders."""
+        self.end([*self.alive])
+        if self._home is not None:
+            self._home.cleanup()
+            self._home = None
+
+
+def ask_once(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Start a process for one task, and return its reply, or why there is none, with its `output`."""
+    with tempfile.TemporaryDirectory(prefix="swift-rewards-", ignore_cleanup_errors=True) as home:
+        worker: WorkerProcess[Mapping[str, Any]] = WorkerProcess(Path(home, "once"), memory=0)
+        try:
+            worker.give(message, message, LOADING)
+            while not worker.readable(_TICK):
+                worker.drain()
+                if time.monotonic() > worker.deadline:
+                    return {"failure": f"it took longer than {LOADING:g} s", "output": worker.output()}
+            reply = worker.reply()
+            if reply is None:
+                return {"failure": f"the process that ran it {worker.bury()}", "output": worker.kept()}
+            return {**reply, "output": worker.output()}
+        finally:
+            worker.kill()
+
+
+def _with_news(busy: Sequence[WorkerProcess[Task]]) -> list[WorkerProcess[Task]]:
     """Wait a moment or until a process has a reply; collect what all print meanwhile."""
     found = []
     with selectors.DefaultSelector() as selector:

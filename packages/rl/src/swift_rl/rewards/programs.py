@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from pydantic import Field, PositiveFloat
 
 from swift.config.options import Section
 from swift.contracts import RewardItem
+from swift_rl.rewards.base import CompletionReward
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _LIMITED = """
@@ -36,7 +36,7 @@ class CodeOptions(Section):
     all_or_nothing: bool = Field(False, description="1 if all tests pass, else 0")
 
 
-class CodeReward:
+class CodeReward(CompletionReward):
     """The part of a row's tests that the last Python block of the completion passes.
 
     The column `tests` holds Python statements that fail by raising (a text, or a list of texts, one for each test), or
@@ -49,11 +49,8 @@ class CodeReward:
     def __init__(self, options: CodeOptions) -> None:
         self._options = options
 
-    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
-        """Return a value for each item."""
-        return [self._score(item) for item in items]
-
-    def _score(self, item: RewardItem) -> float | None:
+    def score_one(self, item: RewardItem) -> float | None:
+        """Return the value of a completion."""
         tests = item.columns.get("tests")
         listed = tests if isinstance(tests, list) else [tests]
         if not tests:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -12,6 +11,7 @@ from swift.config.limits import Pattern
 from swift.config.options import Section
 from swift.contracts import RewardItem
 from swift.errors import ConfigError
+from swift_rl.rewards.base import CompletionReward
 from swift_rl.rewards.final_answers import final_answer, solutions_of
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
@@ -25,7 +25,7 @@ class ExactMatchOptions(Section):
     ignore_case: bool = Field(True, description="Whether a and A are the same")
 
 
-class ExactMatchReward:
+class ExactMatchReward(CompletionReward):
     """1 where the final answer is a solution of the row, whatever the spaces; 0 otherwise. None without a solution."""
 
     options_model = ExactMatchOptions
@@ -35,11 +35,8 @@ class ExactMatchReward:
     def __init__(self, options: ExactMatchOptions) -> None:
         self._ignore_case = options.ignore_case
 
-    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
-        """Return a value for each item."""
-        return [self._score(item) for item in items]
-
-    def _score(self, item: RewardItem) -> float | None:
+    def score_one(self, item: RewardItem) -> float | None:
+        """Return the value of a completion."""
         accepted = {self._normal(final_answer(each)) for each in solutions_of(item.columns)}
         return float(self._normal(final_answer(item.completion)) in accepted) if accepted else None
 
@@ -55,7 +52,7 @@ class RegexOptions(Section):
     whole: bool = Field(False, description="Match the whole completion instead of a part")
 
 
-class RegexReward:
+class RegexReward(CompletionReward):
     """1 if a regular expression matches in the completion (`.` matches line breaks too); 0 otherwise."""
 
     options_model = RegexOptions
@@ -68,11 +65,8 @@ class RegexReward:
         except re.error as problem:
             raise ConfigError(f"reward_options.regex.pattern is not a valid regular expression: {problem}.") from None
 
-    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
-        """Return a value for each item."""
-        return [self._score(item) for item in items]
-
-    def _score(self, item: RewardItem) -> float | None:
+    def score_one(self, item: RewardItem) -> float | None:
+        """Return the value of a completion."""
         pattern = self._options.pattern or item.columns.get("pattern")
         if pattern is None:
             return None
@@ -80,7 +74,7 @@ class RegexReward:
         return float(match(pattern, item.completion, re.DOTALL) is not None)
 
 
-class ChoiceReward:
+class ChoiceReward(CompletionReward):
     """1 where the letter that the completion chooses, A to J, is the solution's; 0 otherwise.
 
     That is the one after the last "answer is", or else the last that stands alone.
@@ -89,11 +83,8 @@ class ChoiceReward:
     wants = ("solution",)
     isolation = "inline"
 
-    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
-        """Return a value for each item."""
-        return [self._score(item) for item in items]
-
-    def _score(self, item: RewardItem) -> float | None:
+    def score_one(self, item: RewardItem) -> float | None:
+        """Return the value of a completion."""
         accepted = {letter for each in solutions_of(item.columns) if (letter := chosen_letter(each))}
         return float(chosen_letter(item.completion) in accepted) if accepted else None
 
@@ -115,7 +106,7 @@ class NumberOptions(Section):
     )
 
 
-class NumberReward:
+class NumberReward(CompletionReward):
     """1 where the last number of the final answer is the last number of the solution; 0 otherwise."""
 
     options_model = NumberOptions
@@ -125,11 +116,8 @@ class NumberReward:
     def __init__(self, options: NumberOptions) -> None:
         self._tolerance = options.tolerance
 
-    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
-        """Return a value for each item."""
-        return [self._score(item) for item in items]
-
-    def _score(self, item: RewardItem) -> float | None:
+    def score_one(self, item: RewardItem) -> float | None:
+        """Return the value of a completion."""
         accepted = [number for each in solutions_of(item.columns) if (number := last_number(each)) is not None]
         if not accepted:
             return None

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from swift.config.options import Section
 from swift.contracts import RewardItem
+from swift_rl.rewards.base import CompletionReward
 
 _TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _REACT = re.compile(r"Action:\s*(.*?)\s*Action Input:\s*(.*?)(?=\s*(?:Observation:|Thought:|Action:|\Z))", re.DOTALL)
@@ -25,7 +26,7 @@ class ToolCallsOptions(Section):
     partial: bool = Field(False, description="Use the F1 score of calls and arguments instead of 0 if some differ")
 
 
-class ToolCallsReward:
+class ToolCallsReward(CompletionReward):
     """1 if the completion makes the solution's calls, in any order, else 0; None without a valid solution.
 
     Calls are `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or `Action:` with `Action Input:`; the column
@@ -38,11 +39,8 @@ class ToolCallsReward:
     def __init__(self, options: ToolCallsOptions) -> None:
         self._partial = options.partial
 
-    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
-        """Return a value for each item."""
-        return [self._score(item) for item in items]
-
-    def _score(self, item: RewardItem) -> float | None:
+    def score_one(self, item: RewardItem) -> float | None:
+        """Return the value of a completion."""
         solution = item.columns.get("solution")
         expected = calls_in(solution) if isinstance(solution, str) else _listed(solution)
         if expected is None:
