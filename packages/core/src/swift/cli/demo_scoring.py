@@ -18,7 +18,8 @@ def demo_scoring(task: str, out: Path, title: Callable[[str], None]) -> int:
     started = time.monotonic()
     from swift.config.parse import parse
     from swift.demo.model import write_model
-    from swift.demo.scoring import DEMOS, write_rows
+    from swift.demo.scoring import DEMOS
+    from swift.demo.task import write_rows
     from swift.train.loop import train
 
     demo = DEMOS[task]
