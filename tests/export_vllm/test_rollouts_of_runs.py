@@ -1,7 +1,8 @@
 """Whole runs of online learning whose answers vLLM draws: in the process that trains, and on two servers by address.
 
 A run whose answers the engine `transformers` draws is what they are compared with: the same tokens in every round, and
-the same steps. vLLM is started once in a process of its own, and `swift rollout` twice, for everything here.
+the same steps. vLLM is started once in a process of its own, and `swift rollout` twice, for everything here. What an
+engine in process does with an update that is not whole, and on episodes, is in its kit and in the tests of servers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from string import ascii_letters
 from typing import Any
 
 import pytest
-import torch
 from commands import started
 from imported import interpreter
 from safetensors.torch import load_file
@@ -30,7 +30,7 @@ from swift_export_vllm import rollout, weights_folder
 from swift_rl.rounds.files import read_round
 
 ROWS = [{"messages": [{"role": "user", "content": f"Say {word}."}]} for word in "abcdefghijkl"]
-ROUNDS = 3
+ROUNDS = 2
 SETTINGS: dict[str, Any] = {
     "objective.name": "grpo",
     "objective.num_generations": 4,
@@ -103,7 +103,7 @@ def alone(train: Train) -> dict[str, Trained]:
 
 
 def playing(train: Train, name: str, **changes: Any) -> Trained:
-    """Train on episodes, whose answers end with any of some letters."""
+    """Train on episodes, whose completions end with any of some letters."""
     folder = train.args[2]  # type: ignore[attr-defined]  # it is a partial
     (folder / "playing.py").write_text(PLAYING)
     limits = {"max_completion_length": 6, "completion_length_limit_scope": "per_round", "reward_workers": 1}
@@ -111,21 +111,10 @@ def playing(train: Train, name: str, **changes: Any) -> Trained:
     return train(name, "full", **limits, **world, **changes)
 
 
-def assert_same_episodes(run: Trained, alone: Trained) -> None:
-    assert_same(run, alone)
-    played = [
-        [answer.episode for answer in made.completions]
-        for made in (read_round(each.folder / "rollouts", 0) for each in (run, alone))
-        if made is not None
-    ]
-    assert played[0] == played[1]
-    assert {each.turns for each in played[0] if each is not None} == {1, 2, 3}
-
-
 def assert_same(run: Trained, alone: Trained) -> None:
     drawn = answers(alone)
     assert len(drawn) == ROUNDS
-    assert len({tuple(tokens) for each in drawn for tokens in each}) > 20, "answers that are alike would prove nothing"
+    assert len({tuple(tokens) for each in drawn for tokens in each}) > 12, "completions that are alike prove nothing"
     assert answers(run) == drawn
     assert run.losses == pytest.approx(alone.losses, rel=1e-4, abs=1e-6)
     assert run.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
@@ -137,17 +126,14 @@ def assert_same(run: Trained, alone: Trained) -> None:
 
 @pytest.mark.full
 def test_vllm_in_process_samples_as_transformers(alone: dict[str, Trained], train: Train) -> None:
-    runs = succeeded(run_jobs(1, [partial(in_process, train)], environment={**ENVIRONMENT, "HF_HUB_OFFLINE": "1"})[0])
-    found = runs[0]
+    environment = {**ENVIRONMENT, "HF_HUB_OFFLINE": "1"}
+    (found,) = succeeded(run_jobs(1, [partial(in_process, train)], environment=environment)[0])
     for tuner in TUNED:
         assert_same(found[tuner], alone[tuner])
-    assert_same_episodes(found["playing"], alone["playing"])
     assert found["sent"] == ["update_weights"] * ROUNDS + ["update_adapter"] * ROUNDS
-    assert "model.norm.weight" in found["missing"]
 
 
 def in_process(train: Train) -> dict[str, Any]:
-    from swift.train import send_weights as sending
     from swift_export_vllm.engine import VllmInProcess
 
     sent: list[str] = []
@@ -160,20 +146,7 @@ def in_process(train: Train) -> dict[str, Any]:
 
         setattr(VllmInProcess, method, noted)
     vllm = {"rollout_engine": "vllm", "rollout_options": {"max_model_len": 128}}
-    found: dict[str, Any] = {tuner: train(f"vllm-{tuner}", tuner, **vllm) for tuner in TUNED}
-    found["sent"] = list(sent)
-    found["playing"] = playing(train, "vllm-playing", **vllm)
-    whole = sending.whole_weights
-    sending.whole_weights = lambda *given, **more: without("model.norm.weight", whole(*given, **more))
-    try:
-        train("vllm-missing", "full", **vllm)
-    except SwiftError as failure:
-        found["missing"] = str(failure)
-    return found
-
-
-def without(left_out: str, weights: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((name, tensor) for name, tensor in weights if name != left_out)
+    return {tuner: train(f"vllm-{tuner}", tuner, **vllm) for tuner in TUNED} | {"sent": sent}
 
 
 # --- on servers -----------------------------------------------------------------------------------------------------
@@ -182,19 +155,8 @@ def without(left_out: str, weights: Any) -> Iterator[tuple[str, torch.Tensor]]:
 @pytest.fixture(scope="module")
 def addresses(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Two servers of `swift rollout`, which take adapters."""
-    command = [
-        str(interpreter()),
-        "-m",
-        "swift",
-        "rollout",
-        str(model),
-        "--runtime-adapters",
-        "--dtype",
-        "float32",
-        "--max-length",
-        "128",
-        "--port",
-    ]
+    command = [str(interpreter()), "-m", "swift", "rollout", str(model), "--runtime-adapters"]
+    command += ["--dtype", "float32", "--max-length", "128", "--port"]
     with ExitStack() as stack:
         runs = []
         for number in range(2):  # one after the other: each has the machine to itself
@@ -220,13 +182,12 @@ def test_two_servers_use_current_adapters(lora: tuple[Trained, list[list[str]]],
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("servers", [1, 2])
 def test_servers_sample_as_transformers(
-    servers: int, addresses: list[str], lora: object, alone: dict[str, Trained], train: Train
+    addresses: list[str], lora: object, alone: dict[str, Trained], train: Train
 ) -> None:
+    """They have adapters, and then get whole weights."""
     assert lora
-    engine = ",".join(addresses[:servers])
-    assert_same(train(f"servers-{servers}", "full", rollout_engine=engine), alone["full"])
+    assert_same(train("servers", "full", rollout_engine=",".join(addresses)), alone["full"])
 
 
 @pytest.mark.full
@@ -234,18 +195,23 @@ def test_episodes_are_played_on_servers_as_in_process(
     addresses: list[str], lora: object, alone: dict[str, Trained], train: Train
 ) -> None:
     assert lora
-    assert_same_episodes(playing(train, "two-playing", rollout_engine=",".join(addresses)), alone["playing"])
+    run = playing(train, "servers-playing", rollout_engine=",".join(addresses))
+    assert_same(run, alone["playing"])
+    first, expected = (read_round(each.folder / "rollouts", 0) for each in (run, alone["playing"]))
+    assert first is not None
+    assert expected is not None
+    episodes = [each.episode for each in first.completions]
+    assert episodes == [each.episode for each in expected.completions]
+    assert {each.turns for each in episodes if each is not None} == {1, 2, 3}
 
 
 @pytest.mark.full
-def test_a_weight_that_was_not_sent_is_named(
-    addresses: list[str], lora: object, train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_weight_that_was_not_sent_is_named(addresses: list[str], lora: object, model: Path) -> None:
     assert lora
-    write = weights_folder.write_weights
-    monkeypatch.setattr(rollout, "write_weights", lambda each, to: write(without("model.norm.weight", each), to))
+    weights = load_file(model / "model.safetensors")
+    del weights["model.norm.weight"]
     with pytest.raises(SwiftError, match=r"did not receive all weights.*model\.norm\.weight"):
-        train("missing", "full", rollout_engine=addresses[0])
+        open_engine(addresses[0], model).update_weights(iter(weights.items()))
 
 
 @pytest.mark.full
@@ -289,26 +255,19 @@ def test_adapters_that_vllm_cannot_put_on_are_sent_merged(addresses: list[str], 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("objective", ["gkd", "grpo"])
-def test_server_teacher_matches_in_process_teacher(
-    addresses: list[str], model: Path, tmp_path: Path, objective: str
-) -> None:
+def test_server_teacher_matches_in_process_teacher(addresses: list[str], model: Path, tmp_path: Path) -> None:
     """A teacher on a server teaches what it teaches in the process."""
     open_engine(addresses[1], model).update_weights(iter(load_file(model / "model.safetensors").items()))
     student = write_model(tmp_path / "student", seed=1, head_dim=32)
-    own = {"objective.gkd_logits_topk": 16, "objective.lmbda": 1.0} if objective == "gkd" else {}
-    left_out = ("num_generations", "rollout_importance_sampling_mode") if objective == "gkd" else ()
-    settings = {name: value for name, value in SETTINGS.items() if name.removeprefix("objective.") not in left_out}
-    settings |= {"objective.name": objective, "train.max_steps": 2, **own}
-    by_server = {"objective.teacher_model_server": addresses[1], "objective.teacher_model": str(model)}
-    in_process = {"objective.teacher_model": str(model)}
-    runs = [
-        run_training(student, tmp_path / name, ROWS, {**settings, **teacher})
-        for name, teacher in (("server", by_server), ("process", in_process))
-    ]
-    told = "teacher_kl" if objective == "grpo" else "kl"
-    served, local = ([line[told] for line in run.lines.values()] for run in runs)
-    assert min(local) > 1e-2, "a teacher that says the same as the student would prove nothing"
-    assert served == pytest.approx(local, rel=1e-5, abs=1e-5)
-    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-5, abs=1e-5)
-    assert runs[0].grad_norms == pytest.approx(runs[1].grad_norms, rel=1e-4)
+    left_out = ("objective.num_generations", "objective.rollout_importance_sampling_mode")
+    settings = {name: value for name, value in SETTINGS.items() if name not in left_out}
+    settings |= {"objective.name": "gkd", "objective.gkd_logits_topk": 16, "objective.lmbda": 1.0}
+    teachers = {"process": {}, "server": {"objective.teacher_model_server": addresses[1]}}
+    local, served = (
+        run_training(student, tmp_path / name, ROWS, {**settings, "objective.teacher_model": str(model), **teacher})
+        for name, teacher in teachers.items()
+    )
+    assert min(line["kl"] for line in local.lines.values()) > 1e-2, "a teacher that agrees with the student"
+    for name in ("kl", "loss", "grad_norm"):
+        ours, expected = ([line[name] for line in run.lines.values()] for run in (served, local))
+        assert ours == pytest.approx(expected, rel=1e-4 if name == "grad_norm" else 1e-5, abs=1e-5), name

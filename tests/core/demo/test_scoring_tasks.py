@@ -8,17 +8,13 @@ from swift.demo.scoring import DEMOS, class_rows, embedding_rows, one_digit_wron
 from swift.demo.task import completion, split_numbers
 
 
-@pytest.mark.parametrize("words", [True, False])
-def test_rejected_response_has_one_wrong_digit(words: bool) -> None:
-    train, test = reward_rows(in_words=words)
-    assert len(train) == 1500
-    assert len(test) == 100
+def test_rejected_response_has_one_wrong_digit() -> None:
+    train, test = reward_rows()
+    assert (len(train), len(test)) == (1500, 100)
     for row in train + test:
         asked, said = (message["content"] for message in row["messages"])
-        number = int(asked.split()[1].rstrip("."))
-        assert said == (completion(number) if words else " ".join(str(number)))
-        differ = [a != b for a, b in zip(said.split(), row["rejected_response"].split(), strict=True)]
-        assert sum(differ) == 1
+        assert said == " ".join(asked.split()[1].rstrip("."))
+        assert sum(a != b for a, b in zip(said.split(), row["rejected_response"].split(), strict=True)) == 1
 
 
 def test_the_classes_are_the_largest_digit_and_equally_frequent() -> None:
@@ -63,10 +59,8 @@ def test_eval_questions_are_not_in_training(name: str) -> None:
 def test_random_labels_leave_eval_rows_unchanged() -> None:
     """Random labels leave nothing to learn and the held-out rows as they are."""
     pairs, _ = reward_rows(random_labels=True)
-    right = sum(
-        row["messages"][1]["content"] == completion(int(row["messages"][0]["content"].split()[1])) for row in pairs
-    )
-    assert 600 < right < 900
+    texts = ([message["content"] for message in row["messages"]] for row in pairs)
+    assert 600 < sum(said == " ".join(asked.split()[1].rstrip(".")) for asked, said in texts) < 900
     classes, _ = class_rows(random_labels=True)
     assert sum(row["label"] == max(int(c) for c in row["text"] if c.isdigit()) for row in classes) < 300
     texts, test = embedding_rows(random_labels=True)

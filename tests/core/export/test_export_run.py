@@ -16,14 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift.checkpoint import Manifest, save_checkpoint
 from swift.checkpoint.names import model_name
-from swift.config.sections import ExportOptions, ExportSection, ModelSection
+from swift.config.sections import ExportOptions, ModelSection
 from swift.contracts import ExportRequest
 from swift.errors import CheckpointError, ExportError, UsageError
-from swift.export.job import ExportJob
 from swift.export.plugins import AdapterExporter, HuggingFaceExporter
 from swift.export.run import export_checkpoint
-from swift.export.state import export_state
-from swift.export.verify.reference import Reference, fixed_prompts, module_logps
 from swift.hookspecs import ExporterHooks
 from swift.models.names import canonical_parameters
 from swift.models.source import HfSource, open_source
@@ -194,34 +191,6 @@ def test_an_export_that_differs_is_not_left_behind(tmp_path: Path, to: str, dama
         export(checkpoint, to, damage)
     assert not (tmp_path / "run" / f"export-{to}").exists()
     assert list((tmp_path / "run").glob(".*")) == []
-
-
-def test_live_state_is_compared_with_itself(tmp_path: Path) -> None:
-    base = tiny_model(tmp_path / "base")
-    model, tensors = trained(base)
-    source = source_of(base)
-
-    def go(reference: Any, name: str) -> None:
-        job = ExportJob(
-            Exporters(),
-            to="hf",
-            source=source,
-            adapter=None,
-            options=ExportSection(),
-            destination=tmp_path / name,
-            say=lambda _: None,
-            reference=reference,
-        )
-        export_state(job, iter(tensors.items()), is_main=True)
-
-    go(lambda prompts: module_logps(model, prompts), "good")
-    stored = Reference.ask(lambda prompts: module_logps(model, prompts), fixed_prompts(source))
-    stored.write(tmp_path / "reference.json")
-    go(Reference.read(tmp_path / "reference.json"), "stored")
-    other = AutoModelForCausalLM.from_pretrained(base)
-    with pytest.raises(ExportError, match="differs from the training state"):
-        go(lambda prompts: module_logps(other, prompts), "bad")
-    assert not (tmp_path / "bad").exists()
 
 
 def test_overwrite_needs_export_folder_and_flag(tmp_path: Path) -> None:

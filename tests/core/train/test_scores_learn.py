@@ -53,7 +53,7 @@ def test_reward_model_separates_right_from_wrong(tmp_path: Path) -> None:
     """A reward model tells a right completion from one with a wrong digit."""
     settings = {"objective.name": "rm", "optim.lr": 2e-3}
     write_model(tmp_path / "demo", spread=SPREAD)
-    rows = reward_rows(pairs=6000, in_words=False)
+    rows = reward_rows(pairs=6000)
     assert learned(tmp_path, rows, 250, "rm", **settings)["eval_reward_accuracy"] >= 0.97
-    control = learned(tmp_path, reward_rows(in_words=False, random_labels=True), 60, "swapped", **settings)
+    control = learned(tmp_path, reward_rows(random_labels=True), 60, "swapped", **settings)
     assert 0.3 < control["eval_reward_accuracy"] < 0.7

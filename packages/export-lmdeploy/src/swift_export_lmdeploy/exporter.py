@@ -6,7 +6,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from swift import HOOK_API, hookimpl
-from swift_export_lmdeploy.tasks import TASKS
+from swift_export_lmdeploy.plugin import TASKS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,9 @@ from __future__ import annotations
 from swift.contracts import HOOK_API, EngineLibrary, EngineRequest, InferenceEngine, ServeRequest
 from swift.errors import UsageError
 from swift.hookspecs import hookimpl
-from swift_export_lmdeploy.tasks import TASKS
+
+TASKS = frozenset({"causal_lm"})
+"""Tasks of the models that LMDeploy serves, as values of `model.task`."""
 
 
 class LMDeployEngine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swift import HOOK_API, hookimpl
-from swift_export_sglang.tasks import TASKS
+from swift_export_sglang.plugin import TASKS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,7 +25,6 @@ from swift.servers import (
     passed_on,
     server_environment,
 )
-from swift_export_sglang.tasks import EMBEDDING
 
 MODULE = "sglang.launch_server"
 LIBRARY = ServerLibrary(
@@ -104,7 +103,7 @@ class SGLangProgram:
         }
         command = [str(interpreter.path), "-m", MODULE]
         command += [word for flag, value in flags.items() if value is not None for word in (flag, value)]
-        command += ["--is-embedding"] if request.task == EMBEDDING else []
+        command += ["--is-embedding"] if request.task == "embedding" else []
         command += ["--trust-remote-code"] if request.trust_remote_code else []
         command += ["--enable-lora"] if request.adapters or request.runtime_adapters else []
         if request.adapters:

@@ -22,7 +22,7 @@ AT_ONCE = 8
 def check_adapter(folder: Path) -> None:
     """Refuse what vLLM would refuse after it has loaded everything else."""
     # That part of an adapter it would leave out, and say nothing.
-    if trait := incompatibility(_config(folder)) or encoder_trait(folder):
+    if trait := incompatibility(read_adapter_config(folder)) or encoder_trait(folder):
         raise unmerged(folder, trait, "vLLM")
 
 
@@ -50,22 +50,13 @@ def write_adapter(weights: WeightStream, config: Mapping[str, Any], folder: Path
 
 def room_for(folders: Iterable[Path], *, more: bool) -> int:
     """Return the smallest rank of vLLM's that holds all of these, with room for usual ones if there may be `more`."""
-    return rank_for(max([*(_rank(_config(folder)) for folder in folders), ROOM if more else 1]))
+    return max([*(rank_of(read_adapter_config(folder)) for folder in folders), ROOM if more else 1])
 
 
 def rank_of(config: Mapping[str, Any]) -> int:
     """Return the smallest rank of vLLM's that holds an adapter."""
-    return rank_for(_rank(config))
-
-
-def rank_for(largest: int) -> int:
-    """Return the smallest rank of vLLM's that is not below a number."""
-    return next(rank for rank in RANKS if rank >= largest)
+    return next(rank for rank in RANKS if rank >= _rank(config))
 
 
 def _rank(config: Mapping[str, Any]) -> int:
     return max([int(config.get("r") or 1), *map(int, (config.get("rank_pattern") or {}).values())])
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    return read_adapter_config(folder)

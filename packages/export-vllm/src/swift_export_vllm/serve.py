@@ -10,14 +10,28 @@ from collections.abc import Sequence
 
 from swift.contracts import ServeRequest
 from swift.errors import UsageError
-from swift.servers import Interpreter, Launch, given
+from swift.servers import Interpreter, Launch, ServerLog, given
 from swift_export_vllm.adapters import check_adapter
 from swift_export_vllm.command import flags_for, server_command, server_environment
 from swift_export_vllm.interpreter import LIBRARY, on_cpu
-from swift_export_vllm.log import LOG
 from swift_export_vllm.memory import UTILISATION, MemoryShare, check_gpus, gib, need_of, share_of_memory
 from swift_export_vllm.supported import check_on_cpu, check_served
 
+LOG = ServerLog(
+    title="vLLM",
+    stages=(
+        ("Starting vLLM server", "opening the port"),
+        ("KV cache size", "making the cache"),
+        ("Loading weights took", "making the cache"),
+        ("Starting to load model", "loading the weights"),
+        ("Initializing a V1 LLM engine", "starting the workers"),
+        ("Resolved architecture", "starting the engine"),
+        ("non-default args", "reading the configuration"),
+    ),
+    program="api_server.py",
+    prefixes=re.compile(r"^(?:\(\w[\w-]* pid=\d+\) )?(?:(?:ERROR|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] )?"),
+    wrappers=("Engine core initialization failed", "WorkerProc initialization failed", "Failed core proc"),
+)
 _OTHER_MACHINES = ("--config", "--distributed-executor-backend", "--data-parallel-size-local", "--nnodes", "-n")
 """Flags after which other GPUs than this machine's may hold a part, or a file says how many do."""
 _WHOLE = re.compile(r"0*[1-9]\d{0,5}", re.ASCII)

@@ -45,11 +45,6 @@ print("\\n" + ("yes" if fits else "no"))
 """
 
 
-def architectures(python: Path | None = None) -> frozenset[str]:
-    """Names as config.json has them, of the vLLM of this interpreter (default: the running one)."""
-    return architectures_of(find_interpreter(python))
-
-
 def architectures_of(interpreter: Interpreter) -> frozenset[str]:
     """Return the keys of vLLM's table, read from its source; from vLLM itself where that has another shape."""
     names = frozenset(_written(interpreter.folder / _REGISTRY))

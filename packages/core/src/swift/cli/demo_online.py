@@ -75,8 +75,7 @@ def demo_online(out: Path) -> int:
 
 def _write_data(out: Path) -> tuple[Path, Path, Path]:
     """Return the files of examples, of prompts with solutions, and of held-out prompts."""
-    from swift.demo.scoring import write_rows
-    from swift.demo.task import completion, question, split_numbers
+    from swift.demo.task import completion, question, split_numbers, write_rows
 
     rng = random.Random(0)
     trained, held_out = split_numbers()

@@ -14,7 +14,8 @@ def demo_scoring(task: str, out: Path) -> int:
     """Train the model of a task, and evaluate it on held-out rows before and after; return the exit code."""
     started = time.monotonic()
     from swift.demo.model import write_model
-    from swift.demo.scoring import DEMOS, write_rows
+    from swift.demo.scoring import DEMOS
+    from swift.demo.task import write_rows
 
     demo = DEMOS[task]
     print_title(f"1. A tiny model with random weights, and a task: {demo.task}")

@@ -23,14 +23,15 @@ GOAL, CHANCE = 0.95, 0.05
 def demo_vision(out: Path) -> int:
     """Train a vision-language model on images of numbers, export it, and evaluate it; return the exit code."""
     started = time.monotonic()
-    from swift.demo.images import shuffled, write_image_rows, write_lines
+    from swift.demo.images import shuffled, write_image_rows
+    from swift.demo.task import write_rows
     from swift.demo.vision_model import write_vision_model
 
     print_title("1. A tiny model of Qwen2.5-VL's architecture, and images: read the number aloud")
     model = write_vision_model(out / "model")
     learned, held_out = write_image_rows(out / "images", variants=DRAWINGS)
-    train_file, test_file = write_lines(out / "train.jsonl", learned), write_lines(out / "test.jsonl", held_out)
-    shuffled_file = write_lines(out / "shuffled.jsonl", shuffled(held_out))
+    train_file, test_file = write_rows(out / "train.jsonl", learned), write_rows(out / "test.jsonl", held_out)
+    shuffled_file = write_rows(out / "shuffled.jsonl", shuffled(held_out))
     print_line(f"  {model}: random weights, including the vision encoder")
     print_line(f"  {train_file}: {len(learned)} images of 800 numbers; {test_file}: {len(held_out)} other numbers")
     print_line(f"  {train_file.read_text(encoding='utf-8').splitlines()[0]}")

@@ -68,7 +68,7 @@ def evaluate(options: EvalOptions) -> int:
 
         found = find_model(options, generates=False, say=print_note)
         found.check_scores_sequences()
-        scores = evaluate_scores(found, options, options, say=print_note)
+        scores = evaluate_scores(found, options, say=print_note)
     elif options.tasks:
         from swift.infer.harness import TaskRequest, run_tasks
 

@@ -135,7 +135,7 @@ def _score(options: InferOptions) -> int:
     from swift.infer.find import is_generative_reranker
     from swift.infer.image_messages import question_of
     from swift.infer.questions import Question
-    from swift.infer.score_rows import TEXT, print_scores, read_rows, score_into
+    from swift.infer.score_rows import TEXT, RowScorer, read_rows
 
     found = find_model(options, generates=False, say=print_note)
     found.check_scores_sequences()
@@ -149,11 +149,12 @@ def _score(options: InferOptions) -> int:
     held = {kind: getattr(options, kind) for kind in NAMES}
     rows: QuestionSequence = [Question([{**question_of(text, held), "role": TEXT}]) for text in options.prompt]
     if options.dataset:
-        rows = read_rows(options, found, options.system)
+        rows = read_rows(options, found)
+    scorer = RowScorer(found, options, rows, say=print_note)
     if options.result_path is not None:
-        score_into(options.result_path, found, options, options, rows, say=print_note)
+        scorer.write(options.result_path)
     else:
-        print_scores(found, options, options, rows, say=print_note)
+        scorer.print()
     return 0
 
 

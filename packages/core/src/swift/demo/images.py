@@ -5,13 +5,12 @@ Digits are rendered from a table of dots, as fonts differ between versions of Pi
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift.demo.task import completion, split_numbers
+from swift.demo.task import conversation, split_numbers
 from swift.errors import ModelError
 
 if TYPE_CHECKING:
@@ -44,15 +43,13 @@ def render_number(number: int, rng: random.Random) -> Image:
         raise ModelError(
             "Images need the package Pillow, which is not installed.", hint='Run: pip install "swift-core[vision]"'
         ) from error
-    low, high = _colour(rng, 0, 90), _colour(rng, 165, 255)
-    ink, ground = low, high
+    ink, ground = _colour(rng, 0, 90), _colour(rng, 165, 255)
     image = Image.new("RGB", (CELL * len(str(number)), CELL), ground)
     pen = ImageDraw.Draw(image)
     for position, digit in enumerate(str(number)):
-        rows = _DOTS[digit].split()
         left = position * CELL + rng.randint(5, 8)
         top = rng.randint(2, 5)
-        for y, row in enumerate(rows):
+        for y, row in enumerate(_DOTS[digit].split()):
             for x, dot in enumerate(row):
                 if dot == "1":
                     corner = (left + SCALE * x, top + SCALE * y)
@@ -81,17 +78,10 @@ def shuffled(rows: Sequence[dict[str, Any]], *, seed: int = 0) -> list[dict[str,
     return [{**row, "images": rows[others[index]]["images"]} for index, row in enumerate(rows)]
 
 
-def write_lines(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Write rows as lines of JSON; return the file."""
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return file
-
-
 def _row(folder: Path, number: int, index: int, rng: random.Random) -> dict[str, Any]:
     name = f"{number}-{index}.png"
     render_number(number, rng).save(folder / name)
-    messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": completion(number)}]
-    return {"messages": messages, "images": [f"{folder.name}/{name}"]}
+    return {"messages": conversation(QUESTION, number), "images": [f"{folder.name}/{name}"]}
 
 
 def _colour(rng: random.Random, low: int, high: int) -> tuple[int, int, int]:

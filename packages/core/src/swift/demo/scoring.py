@@ -6,15 +6,13 @@ be learned, so that the score on held-out rows is chance.
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from swift.demo.task import completion, question, split_numbers
+from swift.demo.task import completion, split_numbers
 
 SPREAD = 0.06
 """Standard deviation of the weights of a tiny model that compares digits: with 0.02 it learns more slowly."""
@@ -40,19 +38,16 @@ def one_digit_wrong(number: int, rng: random.Random, count: int = 1) -> list[int
     return rng.sample([other for other in others if other >= 100], count)
 
 
-def reward_rows(
-    *, pairs: int = 1500, seed: int = 0, random_labels: bool = False, in_words: bool = True
-) -> tuple[Rows, Rows]:
-    """Return pairs for a reward model: the digits of a number, in words or not, and the same with one digit wrong."""
-    complete, prompt = (completion, question) if in_words else (spelled, "Read {}.".format)
+def reward_rows(*, pairs: int = 1500, seed: int = 0, random_labels: bool = False) -> tuple[Rows, Rows]:
+    """Return pairs for a reward model: the digits of a number, and the same with one digit wrong."""
     rng = random.Random(seed)
     trained, held_out = split_numbers(seed=seed)
     numbers = [trained[index % len(trained)] for index in range(pairs)]
 
     def pair(number: int, swapped: bool) -> Row:
-        right, wrong = complete(number), complete(one_digit_wrong(number, rng)[0])
+        right, wrong = spelled(number), spelled(one_digit_wrong(number, rng)[0])
         chosen, rejected = (wrong, right) if swapped else (right, wrong)
-        user = {"role": "user", "content": prompt(number)}
+        user = {"role": "user", "content": f"Read {number}."}
         return {"messages": [user, {"role": "assistant", "content": chosen}], "rejected_response": rejected}
 
     train = [pair(number, random_labels and rng.random() < 0.5) for number in numbers]
@@ -103,22 +98,17 @@ def embedding_rows(*, seed: int = 0, random_labels: bool = False) -> tuple[Rows,
 
 def reranker_rows(
     *, rows: int = 3200, negatives: int = 7, seed: int = 0, random_labels: bool = False,
-    document: Callable[[int], str] = "It is {}.".format, near: bool = True,
+    document: Callable[[int], str] = "It is {}.".format,
 ) -> tuple[Rows, Rows]:  # fmt: skip
     """Return queries, each with the document of its number and with documents that are wrong in one digit.
 
     Numbers repeat with other wrong documents, as few comparisons would be memorised. Held-out rows have seven wrong
-    documents. Unless `near`, wrong documents have any other numbers.
+    documents.
     """
     rng = random.Random(seed)
 
-    def wrong_ones(number: int, count: int) -> list[int]:
-        if near:
-            return one_digit_wrong(number, rng, count)
-        return rng.sample([other for other in range(100, 1000) if other != number], count)
-
     def row(number: int, wrong: int, shuffled: bool) -> Row:
-        documents = [document(each) for each in (number, *wrong_ones(number, wrong))]
+        documents = [document(each) for each in (number, *one_digit_wrong(number, rng, wrong))]
         if shuffled:
             rng.shuffle(documents)
         return {"query": str(number), "positive": documents[:1], "negative": documents[1:]}
@@ -148,7 +138,7 @@ class Demo:
 
 DEMOS = {
     "rm": Demo(
-        partial(reward_rows, pairs=6000, in_words=False),
+        partial(reward_rows, pairs=6000),
         "prefer the digits of a number to the same with one of them wrong",
         "rlhf --rlhf_type rm",
         "--per_device_train_batch_size 32 --max_steps 350 --learning_rate 1e-3",
@@ -184,12 +174,6 @@ DEMOS = {
     ),
 }
 """Objective → its demo."""
-
-
-def write_rows(path: Path, rows: Sequence[Row]) -> Path:
-    """Write rows as JSON lines; returns the file."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def _shuffle(rows: Rows, column: str, rng: random.Random) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -29,14 +31,21 @@ def split_numbers(*, held_out: int = 100, seed: int = 0) -> tuple[list[int], lis
     return numbers[held_out:], numbers[:held_out]
 
 
+def conversation(question: str, number: int) -> list[dict[str, str]]:
+    """Return the messages of a question and the digits of a number in words."""
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": completion(number)}]
+
+
 def write_data(folder: Path, *, held_out: int = 100, seed: int = 0) -> tuple[Path, Path]:
     """Write all numbers from 100 to 999 to `train.jsonl` and, `held_out` of them, to `test.jsonl`."""
-    for name, chosen in zip(("train.jsonl", "test.jsonl"), split_numbers(held_out=held_out, seed=seed), strict=True):
-        with (folder / name).open("w", encoding="utf-8") as file:
-            for number in chosen:
-                messages = [
-                    {"role": "user", "content": question(number)},
-                    {"role": "assistant", "content": completion(number)},
-                ]
-                file.write(json.dumps({"messages": messages}) + "\n")
-    return folder / "train.jsonl", folder / "test.jsonl"
+    train, test = (
+        [{"messages": conversation(question(number), number)} for number in numbers]
+        for numbers in split_numbers(held_out=held_out, seed=seed)
+    )
+    return write_rows(folder / "train.jsonl", train), write_rows(folder / "test.jsonl", test)
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """Write rows as lines of JSON; return the file."""
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path

@@ -9,7 +9,6 @@ from typing import Any
 
 from swift.config.sections import ExportSection
 from swift.contracts import ExportRequest, ModelSource, Run
-from swift.export.verify.reference import LogProbabilities, Reference
 from swift.hookspecs import ExporterHooks
 from swift.terminal import Say
 
@@ -29,9 +28,6 @@ class ExportJob:
     say: Say
     run: Run | None = None
     """The run that is going on, if it exports."""
-    reference: LogProbabilities | Reference | None = None
-    """What the training state says about the prompts of `fixed_prompts`; None asks a plain fp32 model that is filled
-    from the stream."""
     objective: Mapping[str, Any] = field(default_factory=dict)
     """The `objective` section of the run that trained the model; empty where no run is known."""
     system: str | None = None

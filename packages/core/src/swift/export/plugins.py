@@ -53,13 +53,14 @@ class AdapterExporter:
 
         from swift.checkpoint.safetensors_write import write_safetensors
         from swift.config.tasks import EMBEDDING, task_of
+        from swift.models.adapter_file import ADAPTER_WEIGHTS
         from swift.models.sentence_files import write_sentence_files
 
         if request.adapter is None:
             raise ExportError("All weights were trained, so there is no adapter to export.", hint="Pass --to hf.")
         choice = request.options.dtype
         tensors = {name: tensor if choice == "auto" else tensor.to(getattr(torch, choice)) for name, tensor in weights}
-        write_safetensors(request.destination / "adapter_model.safetensors", tensors, {"format": "pt"})
+        write_safetensors(request.destination / ADAPTER_WEIGHTS, tensors, {"format": "pt"})
         config = PeftConfig.from_peft_type(**{**request.adapter, "inference_mode": True})
         config.save_pretrained(request.destination)
         if task_of(request.source) == EMBEDDING:

@@ -22,7 +22,6 @@ from swift.export.verify.compare import tolerance_of
 from swift.export.verify.own_format import verify_own_format
 from swift.export.verify.reference import PlainState, Reference, fixed_prompts
 from swift.export.verify.run import (
-    ADAPTER_WEIGHTS,
     BIT_FOR_BIT,
     VERIFICATION,
     Digests,
@@ -51,7 +50,7 @@ def write_and_verify(job: ExportJob, weights: WeightStream) -> None:
         "Comparing the export with the training state loads the model in fp32, which",
         hint="Skip the comparison with --verify none, or use a machine with more memory.",
     )
-    plain = PlainState(job.source) if job.reference is None else None
+    plain = PlainState(job.source)
     digests = _write(job, weights, plain)
     check_written(job.temporary, job.writer)
     with _loading(job):
@@ -63,7 +62,7 @@ def write_and_verify(job: ExportJob, weights: WeightStream) -> None:
         job.say(f"NOT VERIFIED: {reason}. The {job.writer} is responsible for it")
         return
     with waiting("Comparing the export with what was trained"):
-        reference = _reference(job, plain)
+        reference = plain.reference(fixed_prompts(job.source))
         if reloaded is not None:
             report = _read_back(job, reloaded, digests, reference, plain)
         else:
@@ -78,44 +77,32 @@ def _export(job: ExportJob, weights: WeightStream) -> None:
     add_files_of_objective(job.temporary, job.objective, model=_folder_of(job.source), system=job.system)
 
 
-def _write(job: ExportJob, weights: WeightStream, plain: PlainState | None) -> Digests:
+def _write(job: ExportJob, weights: WeightStream, plain: PlainState) -> Digests:
     """Let the exporter write the weights, and return the digests of what ought to be in the folder."""
     if job.adapter is None:
         digests = Digests(export_dtypes(job.source, job.options.dtype))
-        _export(job, digests.watch(weights if plain is None else plain.watch(weights)))
+        _export(job, digests.watch(plain.watch(weights)))
         # An exporter that stopped halfway is not to be measured by the half that it read.
-        deque(digests.watch(weights if plain is None else plain.watch(weights)), maxlen=0)
+        deque(digests.watch(plain.watch(weights)), maxlen=0)
         return digests
     # Adapters are small, and the stream can only be read once.
     adapters = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
     _export(job, iter(adapters.items()))
-    if plain is not None:
-        plain.attach(adapters, job.adapter)
+    plain.attach(adapters, job.adapter)
     return _adapter_digests(job, job.adapter, adapters)
 
 
-def _reference(job: ExportJob, plain: PlainState | None) -> Reference:
-    """Return what the training state says about the fixed prompts."""
-    if isinstance(job.reference, Reference):
-        return job.reference
-    prompts = fixed_prompts(job.source)
-    if job.reference is not None:
-        return Reference.ask(job.reference, prompts)
-    assert plain is not None
-    return plain.reference(prompts)
-
-
 def _read_back(
-    job: ExportJob, reloaded: Reloaded, digests: Digests, reference: Reference, plain: PlainState | None
+    job: ExportJob, reloaded: Reloaded, digests: Digests, reference: Reference, plain: PlainState
 ) -> dict[str, Any]:
-    """Compare what the exporter read back with the reference."""
-    trained = plain if job.adapter is None else None  # with adapters on, it has no merged weights to compare with
+    """Compare what the exporter read back with the training state."""
     with _loading(job):
         return verify_own_format(
             job.temporary,
             reloaded,
             expected=digests,
-            trained=trained,
+            # With adapters on, the plain state has no merged weights to compare with.
+            trained=plain if job.adapter is None else None,
             reference=reference,
             source=job.source,
             dtype=main_dtype(digests.dtypes.values()),
@@ -213,7 +200,7 @@ def _say_verified(report: Mapping[str, Any], say: Say) -> None:
 def _adapter_digests(job: ExportJob, config: Mapping[str, Any], adapters: Mapping[str, torch.Tensor]) -> Digests:
     """Return the digests expected in the folder: of the adapters, or of every weight with them merged in."""
     choice = job.options.dtype
-    if (job.temporary / ADAPTER_WEIGHTS).is_file():
+    if is_adapter(job.temporary):
         digests = Digests({} if choice == "auto" else dict.fromkeys(adapters, getattr(torch, choice)))
         stream: WeightStream = iter(adapters.items())
     else:

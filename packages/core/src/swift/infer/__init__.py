@@ -11,15 +11,14 @@ if TYPE_CHECKING:
     from swift.contracts import InferenceEngine, ModelSource
     from swift.infer.chat_engine import open_chat_engine
     from swift.infer.commands import check_model, check_result, quiet_libraries, write_responses_to
-    from swift.infer.conversation_scorer import ConversationScorer
     from swift.infer.http_client import BROKEN, RequestRefused, opener_without_redirects, read_response
     from swift.infer.image_messages import question_with
     from swift.infer.json_fields import json_field, json_numbers
     from swift.infer.openai_server import OpenAiServer, at_once
     from swift.infer.questions import Question, read_questions
     from swift.infer.resume_file import ResumeFile, read_lines
+    from swift.infer.reward_models import ConversationScorer, StepScorer
     from swift.infer.sampling import sample_tokens
-    from swift.infer.step_scorer import StepScorer
     from swift.infer.stop_strings import StopStrings
 
 __all__ = [
@@ -122,8 +121,8 @@ def open_scorer(
     model: str | Path, *, dtype: str = "auto", device: str | None = None, batch_size: int | None = None
 ) -> ConversationScorer:
     """Open a reward model, which returns one score per conversation: a run, a checkpoint, a folder or a hub id."""
-    from swift.infer.conversation_scorer import ConversationScorer
     from swift.infer.options import ModelOptions
+    from swift.infer.reward_models import ConversationScorer
 
     return ConversationScorer(ModelOptions(model=str(model), dtype=dtype, device=device), batch_size=batch_size)
 
@@ -141,39 +140,29 @@ def open_step_scorer(
     `separator` ends each step; None uses that of the run, or else a line break.
     """
     from swift.infer.options import ModelOptions
-    from swift.infer.step_scorer import StepScorer
+    from swift.infer.reward_models import StepScorer
 
     return StepScorer(ModelOptions(model=str(model), dtype=dtype, device=device), separator, batch_size=batch_size)
 
 
-_LAZY = {
-    "ConversationScorer": "conversation_scorer",
-    "ResumeFile": "resume_file",
-    "Question": "questions",
-    "StepScorer": "step_scorer",
-    "StopStrings": "stop_strings",
-    "write_responses_to": "commands",
-    "check_model": "commands",
-    "check_result": "commands",
-    "sample_tokens": "sampling",
-    "quiet_libraries": "commands",
-    "open_chat_engine": "chat_engine",
-    "question_with": "image_messages",
-    "read_lines": "resume_file",
-    "read_questions": "questions",
-    "OpenAiServer": "openai_server",
-    "at_once": "openai_server",
-    "json_field": "json_fields",
-    "json_numbers": "json_fields",
-    "BROKEN": "http_client",
-    "RequestRefused": "http_client",
-    "opener_without_redirects": "http_client",
-    "read_response": "http_client",
+_MODULES = {
+    "chat_engine": ("open_chat_engine",),
+    "commands": ("check_model", "check_result", "quiet_libraries", "write_responses_to"),
+    "http_client": ("BROKEN", "RequestRefused", "opener_without_redirects", "read_response"),
+    "image_messages": ("question_with",),
+    "json_fields": ("json_field", "json_numbers"),
+    "openai_server": ("OpenAiServer", "at_once"),
+    "questions": ("Question", "read_questions"),
+    "resume_file": ("ResumeFile", "read_lines"),
+    "reward_models": ("ConversationScorer", "StepScorer"),
+    "sampling": ("sample_tokens",),
+    "stop_strings": ("StopStrings",),
 }
-"""Name → its module, imported on first access: HTTP, TLS and torch take long."""
+"""Module → its names here, imported on first access: HTTP, TLS and torch take long."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'swift.infer' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"swift.infer.{_LAZY[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"swift.infer.{module}"), name)
+    raise AttributeError(f"module 'swift.infer' has no attribute {name!r}")

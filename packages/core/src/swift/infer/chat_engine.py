@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift.config.media import LIMITS
 from swift.config.sections import DataSection
 from swift.config.tasks import check_generates
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
@@ -18,6 +18,8 @@ from swift.infer.options import ModelOptions, is_address
 from swift.infer.questions import Question, with_system
 from swift.infer.response import ChatEngine, Messages, Response
 from swift.infer.stop_strings import StopStrings
+from swift.models.adapter_file import ADAPTER_WEIGHTS
+from swift.models.files import SafetensorsFolder
 from swift.plugins.inference import open_inference
 from swift.plugins.load import LoadedPlugin, load_engine
 from swift.terminal import IMPORTS, waiting
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from swift.infer.find import WeightsLocation
     from swift.infer.image_prompts import ImagePromptWriter
     from swift.models.source import HfSource
-
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def open_chat_engine(options: ModelOptions, *, batch_size: int | None = None, say: Callable[[str], None]) -> ChatEngine:
@@ -77,7 +77,8 @@ class FoundModel:
         adapter = self.location.adapter
         facts = {"model": str(self.source.folder), "weights": self.source.fingerprint}
         if adapter is not None and (adapter / ADAPTER_WEIGHTS).is_file():
-            facts |= {"adapter": str(adapter), "adapter_weights": _digest(adapter)}
+            digest = SafetensorsFolder(adapter, file=ADAPTER_WEIGHTS).digest()
+            facts |= {"adapter": str(adapter), "adapter_weights": digest}
         return facts
 
 
@@ -119,8 +120,6 @@ def open_local(
     trained_adapter: Mapping[str, Any] | None = None,
 ) -> LocalChatEngine:
     """Return the model, loaded by its engine."""
-    # The tokenizer is read once, here: engines take tokens.
-    tokenizer = found.source.tokenizer
     pixels = options.pixels(found.location.pixels)
     request = EngineRequest(
         model=found.source.folder,
@@ -130,7 +129,7 @@ def open_local(
         device=options.device,
         batch_size=batch_size,
         max_length=options.max_length,
-        end_tokens=end_tokens(tokenizer),
+        end_tokens=end_tokens(found.source.tokenizer),
         trust_remote_code=found.location.weights.trust_remote_code,
         max_pixels=pixels.get("max_pixels"),
         min_pixels=pixels.get("min_pixels"),
@@ -139,45 +138,26 @@ def open_local(
     )
     with waiting(f"Loading {found.name}"):
         inference = open_inference(found.engine, request)
-    return LocalChatEngine(
-        inference,
-        tokenizer,
-        options.system or found.location.system,
-        found.name,
-        template_arguments=options.template_arguments,
-        images=lambda: image_writer(found, options),
-    )
+    return LocalChatEngine(inference, found, options)
 
 
 class LocalChatEngine:
     """An inference engine with the tokenizer and chat template of its model."""
 
-    def __init__(
-        self,
-        engine: InferenceEngine,
-        tokenizer: Any,
-        system: str | None,
-        name: str,
-        *,
-        template_arguments: Mapping[str, Any] | None = None,
-        images: Callable[[], ImagePromptWriter] | None = None,
-    ) -> None:
-        """Take an engine and the tokenizer of its model; `images` opens the writer of prompts with images."""
+    def __init__(self, engine: InferenceEngine, found: FoundModel, options: ModelOptions) -> None:
         self.engine = engine
-        self._open_images = images
-        self._template_arguments = dict(template_arguments or {})
-        self.tokenizer = tokenizer
-        self.system = system
+        self.name = found.name
+        # Read once, here: engines take tokens.
+        self.tokenizer = found.source.tokenizer
+        self.system = options.system or found.location.system
         """Default system message: the user's, or that of the run's data section."""
-        self.name = name
-        self.multi_turn = tokenizer.chat_template is not None
+        self.multi_turn = self.tokenizer.chat_template is not None
+        self._found, self._options = found, options
 
     @cached_property
     def images(self) -> ImagePromptWriter:
         """The writer of prompts with images; raise `DataError` if the model reads text only."""
-        if self._open_images is None:
-            raise no_images(self.name)
-        return self._open_images()
+        return image_writer(self._found, self._options)
 
     @property
     def reads_images(self) -> bool:
@@ -212,7 +192,7 @@ class LocalChatEngine:
             location=source,
             tools=tools or None,
             add_generation_prompt=True,
-            **self._template_arguments,
+            **self._options.template_arguments,
         )
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -298,28 +278,11 @@ def end_tokens(tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _digest(adapter: Path) -> str:
-    from swift.models.files import SafetensorsFolder
-
-    return SafetensorsFolder(adapter, file=ADAPTER_WEIGHTS).digest()
-
-
 def _check_server_options(options: ModelOptions) -> None:
     """Raise `UsageError` for options of loading a model, which a server has done already."""
-    given = {
-        "--adapters": options.adapters,
-        "--torch_dtype": options.dtype != "auto",
-        "--device": options.device,
-        "--max_length": options.max_length,
-        "--engine_options": options.engine_options,
-        "--trust_remote_code": options.trust_remote_code,
-        "--max_pixels": options.max_pixels,
-        "--min_pixels": options.min_pixels,
-        "--video_fps": options.video_fps,
-        "--video_max_frames": options.video_max_frames,
-    }
-    for flag, value in given.items():
-        if value:
+    for name in ("adapters", "dtype", "device", "max_length", "engine_options", "trust_remote_code", *LIMITS):
+        if getattr(options, name) not in (None, "auto", {}, False):
+            flag = "--torch_dtype" if name == "dtype" else f"--{name}"
             raise UsageError(
                 f"{flag} applies to loading a model, but the server at {options.engine} has loaded its own.",
                 hint=f"Remove it, or pass it to the server: swift serve {flag} ...",

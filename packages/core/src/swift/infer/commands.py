@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.errors import UsageError
-from swift.infer.options import InferenceOptions, ModelOptions, QuestionOptions, SamplingOptions, is_address
-from swift.plugins.known import ENGINE, ENGINE_TITLE, TRANSFORMERS, TRANSFORMERS_OPTIONS
+from swift.infer.options import (
+    InferenceOptions,
+    ModelOptions,
+    QuestionOptions,
+    SamplingOptions,
+    check_transformers_options,
+    is_address,
+)
+from swift.plugins.known import TRANSFORMERS
 from swift.terminal import IMPORTS, print_note, waiting
 
 if TYPE_CHECKING:
@@ -17,7 +24,6 @@ if TYPE_CHECKING:
 
     from swift.contracts import Sampling
     from swift.infer.batch import LineOf, QuestionSequence
-    from swift.infer.chat_engine import FoundModel
     from swift.infer.response import ChatEngine
 
 
@@ -28,12 +34,7 @@ def check_model(command: str, options: ModelOptions) -> None:
             f"swift {command} needs a model.", hint=f"For example: swift {command} output/my-model/v0-20260101-120000"
         )
     if options.engine == TRANSFORMERS:
-        for name in options.engine_options:
-            if name not in TRANSFORMERS_OPTIONS:
-                raise UsageError(
-                    f"The engine transformers has no option {name!r}.",
-                    hint=f"Remove it, or pass --engine {ENGINE} if it is an option of {ENGINE_TITLE}.",
-                )
+        check_transformers_options(options.engine_options)
 
 
 def returns_scores(options: AnyTaskOptions) -> bool:
@@ -127,11 +128,9 @@ def write_responses_to(
     from swift.infer.chat_engine import find_model, open_chat_engine, open_local
     from swift.infer.resume_file import ResumeFile
 
-    found: FoundModel | None = None
-    if is_address(options.engine):
-        facts = {"engine": "a server", "model": options.model}
-    else:
-        found = find_model(options, say=print_note)
+    found = None if is_address(options.engine) else find_model(options, say=print_note)
+    facts = {"engine": "a server", "model": options.model}
+    if found is not None:
         facts = {"engine": options.engine, **found.facts(), "dtype": options.dtype}
     settings = {
         **facts,

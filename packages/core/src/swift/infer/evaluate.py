@@ -7,7 +7,6 @@ from typing import Any
 
 from swift.config.sections import DataSection
 from swift.contracts import ImagePrompt
-from swift.data.samples import Segment
 from swift.errors import DataError
 from swift.infer.batch import WINDOW, QuestionSequence
 from swift.infer.chat_engine import LocalChatEngine
@@ -57,7 +56,8 @@ def score_loss(
     def work() -> Any:
         for start in range(0, len(samples), WINDOW):
             some = [samples[index].segments[0] for index in range(start, min(start + WINDOW, len(samples)))]
-            for index, score in chat_engine.engine.score([_prompt(segment) for segment in some]):
+            prompts = [ImagePrompt.of(segment.input_ids.tolist(), segment.media) for segment in some]
+            for index, score in chat_engine.engine.score(prompts):
                 yield some[index].weights[1:].tolist(), score
 
     for weights, score in progress(work(), "scoring", total=len(samples)):
@@ -66,7 +66,3 @@ def score_loss(
                 loss, weight = loss - each * logprob, weight + each
                 right, counted = right + likeliest, counted + 1
     return {"loss": loss / weight, "token_acc": right / counted, "tokens": counted}
-
-
-def _prompt(segment: Segment) -> ImagePrompt:
-    return ImagePrompt.of(segment.input_ids.tolist(), segment.media)

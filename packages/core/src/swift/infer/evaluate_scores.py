@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from swift.data.encodings import Encoding
     from swift.data.samples import Encoded
     from swift.infer.chat_engine import FoundModel
-    from swift.infer.options import ModelOptions, QuestionOptions
+    from swift.infer.commands import AnyTaskOptions
 
 Outputs = npt.NDArray[np.float32]
 """Outputs of a sample: [sequences, scores] or [sequences, size of a vector]."""
@@ -63,16 +63,14 @@ class Measurement:
     """Name of the unit that is counted."""
 
 
-def evaluate_scores(
-    found: FoundModel, options: ModelOptions, requested: QuestionOptions, *, say: Callable[[str], None]
-) -> dict[str, Any]:
+def evaluate_scores(found: FoundModel, options: AnyTaskOptions, *, say: Callable[[str], None]) -> dict[str, Any]:
     """Return the metrics of a model that returns scores or vectors, except undefined ones."""
     limits = options.pixels(found.location.pixels)
     system = options.system or found.location.system
-    section = DataSection(train=requested.dataset, columns=requested.columns, system=system, **limits)
+    section = DataSection(train=options.dataset, columns=options.columns, system=system, **limits)
     if options.max_length is not None:
         section = section.model_copy(update={"max_length": options.max_length})
-    yes_no = yes_no_of(found, requested.task_type, section)
+    yes_no = yes_no_of(found, options.task_type, section)
     measured = measurement_of(found, section, yes_no)
     processor = found.source.processor
     rules = None if processor is None else MediaProcessor(processor, section)
@@ -81,8 +79,7 @@ def evaluate_scores(
     for line in data.report.lines_of_rejected():
         say(line)
     samples = [data.train.samples[index] for index in range(len(data.train.samples))]
-    reranker = None if yes_no is None else yes_no.objective
-    scorer = Scorer(found, options, batch_size=requested.batch_size, say=say, reranker=reranker)
+    scorer = Scorer(found, options, batch_size=options.batch_size, say=say, yes_no=yes_no)
     try:
         outputs, sequences = _outputs(scorer, samples)
     finally:

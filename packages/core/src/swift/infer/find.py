@@ -19,7 +19,7 @@ from swift.config.media import LIMITS
 from swift.config.sections import ModelSection
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of_config
 from swift.errors import CheckpointError, ModelError
-from swift.models.adapter_file import read_adapter_config
+from swift.models.adapter_file import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.sentence_files import stored_pooling
@@ -27,8 +27,6 @@ from swift.models.trust import section_from_file
 from swift.terminal import waiting
 from swift.untrusted import check_regular, typed_path
 
-ADAPTER_FILE = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _HEAD = ".score.weight"
 _TASKS = {"SEQ_CLS": "seq_cls", "FEATURE_EXTRACTION": EMBEDDING}
 """PEFT's `task_type` of an adapter → the task of the model."""
@@ -68,7 +66,7 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
         return _of_checkpoint(_whole(path), adapter, trust_remote_code)
     if path.is_dir():
         check_finished(path)
-    if (path / ADAPTER_FILE).is_file():
+    if (path / ADAPTER_CONFIG).is_file():
         config = read_adapter_config(path)
         base = config.get("base_model_name_or_path")
         if not base:
@@ -89,7 +87,10 @@ def is_generative_reranker(objective: Mapping[str, Any], task_type: str | None) 
 
 def settings_of_folder(path: Path) -> dict[str, Any]:
     """Return the task of a model's folder and its pooling, as settings of the `model` section."""
-    task = task_of_config(read_config(path))
+    return _with_pooling(path, task_of_config(read_config(path)))
+
+
+def _with_pooling(path: Path, task: str) -> dict[str, Any]:
     pooling = stored_pooling(path) if task == EMBEDDING else None
     return {"task": task} | ({} if pooling is None else {"pooling": pooling})
 
@@ -97,21 +98,21 @@ def settings_of_folder(path: Path) -> dict[str, Any]:
 def settings_of_adapter(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the task of an adapter's model, as settings of the `model` section."""
     task = _TASKS.get(str(config.get("task_type")), CAUSAL_LM)
-    settings: dict[str, Any] = {"task": task}
-    if task in HEADED and (path / ADAPTER_WEIGHTS).is_file():
-        weights = SafetensorsFolder(path, file=ADAPTER_WEIGHTS)
-        heads = [name for name in weights.names() if name.endswith(_HEAD)]
-        settings |= {"num_labels": _rows(weights, heads[0])} if heads else {}
-    pooling = stored_pooling(path) if task == EMBEDDING else None
-    return settings | ({} if pooling is None else {"pooling": pooling})
+    head = _head(path) if task in HEADED else None
+    return _with_pooling(path, task) | ({} if head is None else {"num_labels": _rows(*head)})
 
 
 def holds_head(adapter: Path) -> bool:
     """Return whether an adapter includes the score head of its model."""
-    file = adapter / ADAPTER_WEIGHTS
-    return file.is_file() and any(
-        name.endswith(_HEAD) for name in SafetensorsFolder(adapter, file=ADAPTER_WEIGHTS).names()
-    )
+    return _head(adapter) is not None
+
+
+def _head(adapter: Path) -> tuple[SafetensorsFolder, str] | None:
+    """Return the weights of an adapter, and the name of its score head; None if it has none."""
+    if not (adapter / ADAPTER_WEIGHTS).is_file():
+        return None
+    weights = SafetensorsFolder(adapter, file=ADAPTER_WEIGHTS)
+    return next(((weights, name) for name in weights.names() if name.endswith(_HEAD)), None)
 
 
 def _rows(weights: SafetensorsFolder, head: str) -> int:
@@ -145,7 +146,7 @@ def check_finished(path: Path) -> None:
     whole = path.resolve()
     if _UNFINISHED.fullmatch(whole.name) or (whole / "state").is_dir():
         raise _unfinished(whole)
-    if (whole / "args.json").is_file() and not any((whole / name).is_file() for name in ("config.json", ADAPTER_FILE)):
+    if (whole / "args.json").is_file() and not any((whole / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
         raise CheckpointError(
             f"The run {path} has no complete checkpoint yet.",
             hint="Wait until the run reports: saved checkpoint-...",
@@ -164,7 +165,7 @@ def _unfinished(folder: Path) -> CheckpointError:
 
 def _alone(folder: Path) -> str:
     """Return the hint for a checkpoint of which only the manifest is missing."""
-    files = "adapter_*" if (folder / ADAPTER_FILE).is_file() else "*.json, *.jinja and *.safetensors"
+    files = "adapter_*" if (folder / ADAPTER_CONFIG).is_file() else "*.json, *.jinja and *.safetensors"
     return f"If you trust its weights, copy {files} into another folder, and use that."
 
 
@@ -225,14 +226,14 @@ def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) 
     pixels = {name: data[name] for name in LIMITS if isinstance(data.get(name), int | float)}
     objective = config.get("objective", {})
     if manifest.adapter is not None:
-        if not (folder / ADAPTER_FILE).is_file():
+        if not (folder / ADAPTER_CONFIG).is_file():
             raise ModelError(
                 f"{folder} has no adapter in PEFT's format.", hint=f"Type: swift export {folder} --to adapter"
             )
         if model.path is not None:
             check_weights_of(Path(model.path))
         return WeightsLocation(model, adapter or folder, system, objective, pixels)
-    if not (folder / "config.json").is_file():
+    if not (folder / CONFIG).is_file():
         raise ModelError(
             f"{folder} has no weights in Hugging Face format.", hint=f"Type: swift export {folder} --to hf"
         )

@@ -23,6 +23,7 @@ from swift.infer import by_generate, decoding
 from swift.infer.decoding import Ending, Room
 from swift.infer.find import settings_of_folder
 from swift.infer.growing_cache import GROUPED
+from swift.infer.options import check_transformers_options
 from swift.infer.sampling import Sampler
 from swift.infer.top_logprobs import scores_with_top
 from swift.models.attention import FLASH, AttentionChoice, choose_attention, use_attention
@@ -34,7 +35,6 @@ from swift.models.positions import check_text
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.source import open_source
 from swift.models.view import ViewModule
-from swift.plugins.known import TRANSFORMERS_OPTIONS
 
 BATCH = 8
 """Sequences per batch by default."""
@@ -45,12 +45,7 @@ class LocalEngine:
     """Implements `swift.contracts.InferenceEngine`."""
 
     def __init__(self, request: EngineRequest) -> None:
-        if unknown := [name for name in request.options if name not in TRANSFORMERS_OPTIONS]:
-            meant = did_you_mean(unknown[0], TRANSFORMERS_OPTIONS)
-            raise UsageError(
-                f"The engine transformers has no option {unknown[0]!r}.{meant}",
-                hint="Remove it, or choose another engine.",
-            )
+        check_transformers_options(request.options)
         self._device = torch.device(device_of(request.device))
         source = open_source(_section(request), say=request.say)
         model: Any = source.build(dtype=dtype_of(request.dtype, self._device), device=str(self._device))
@@ -92,21 +87,19 @@ class LocalEngine:
         self, prompts: Sequence[Sequence[int]], sampler: Sampler, ending: Ending
     ) -> Iterator[tuple[int, Completion]]:
         """Yield the completions of a batch."""
-        if media_of(prompts[0]):
-            return by_generate.completions(self._decoder, prompts, sampler, ending, self._inputs(prompts))
-        completions = decoding.completions if self._decodes else by_generate.completions
-        return completions(self._decoder, prompts, sampler, ending)
+        if self._decodes and not media_of(prompts[0]):
+            return decoding.completions(self._decoder, prompts, sampler, ending)
+        return by_generate.completions(self._decoder, prompts, sampler, ending, self._inputs(prompts))
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Yield the tokens of one completion as they are computed."""
         self._check_length(prompt, sampling)
         sampler = Sampler(sampling, [0], [prompt], self._device)
-        if media_of(prompt):
-            inputs = self._inputs([prompt])
-            yield from by_generate.stream_tokens(self._decoder, prompt, sampler, self._ending(sampling), inputs)
-            return
-        stream_tokens = decoding.stream_tokens if self._decodes else by_generate.stream_tokens
-        yield from stream_tokens(self._decoder, prompt, sampler, self._ending(sampling))
+        ending = self._ending(sampling)
+        if self._decodes and not media_of(prompt):
+            yield from decoding.stream_tokens(self._decoder, prompt, sampler, ending)
+        else:
+            yield from by_generate.stream_tokens(self._decoder, prompt, sampler, ending, self._inputs([prompt]))
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
@@ -202,7 +195,9 @@ class LocalEngine:
         return MediaProcessor(self._source.processor, self._pixels)
 
     def _inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-        """Return the images of prompts as the model takes them."""
+        """Return the images of prompts as the model takes them, if there are any."""
+        if not media_of(prompts[0]):
+            return {}
         taken = inspect.signature(self._decoder.forward).parameters
         made = self._reader.of_prompts(prompts)
         return {name: tensor for name, tensor in made.items() if name != "mm_token_type_ids" or name in taken}

@@ -11,11 +11,11 @@ from swift.config.compat.unsupported import ENGINE_OPTIONS
 from swift.config.limits import FilePath, Fraction, Name, Rows, Tokens
 from swift.config.media import LIMITS
 from swift.config.options import Aliases, Argument, Parts, Section, Verbatim
-from swift.errors import UsageError
-from swift.plugins.known import TRANSFORMERS
+from swift.errors import UsageError, did_you_mean
+from swift.plugins.known import ENGINE, ENGINE_TITLE, TRANSFORMERS, TRANSFORMERS_OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from swift.contracts import Sampling
 
@@ -177,6 +177,16 @@ class QuestionOptions(BatchOptions):
 
 class InferenceOptions(BatchOptions, ModelOptions):
     """Options of a command that generates responses to many questions."""
+
+
+def check_transformers_options(names: Iterable[str]) -> None:
+    """Raise `UsageError` for options that the engine transformers does not have."""
+    for name in names:
+        if name not in TRANSFORMERS_OPTIONS:
+            raise UsageError(
+                f"The engine {TRANSFORMERS} has no option {name!r}.{did_you_mean(name, TRANSFORMERS_OPTIONS)}",
+                hint=f"Remove it, or pass --engine {ENGINE} if it is an option of {ENGINE_TITLE}.",
+            )
 
 
 def is_address(engine: str) -> bool:

@@ -69,7 +69,26 @@ class Questions:
 
     def of(self, part: Part, index: int) -> Question:
         """Return one row of a data set."""
-        return _question(part, index, self._system)
+        row, source = part.rows[index], part.rows.location(index)
+        renamed = read_row(part, index)
+        extras = {name: value for name, value in renamed.items() if name not in _CONVERSATION}
+        expected = None
+        try:
+            conversation = part.understand(row, _ENCODING, source).conversation
+            expected = str(conversation.messages[-1]["content"])
+        except Unusable as unusable:
+            conversation = _open_conversation(part, renamed, source, unusable)
+        messages = list(conversation.messages[:-1])
+        if has_objects(conversation.messages):
+            raise DataError(
+                f"{source}: the column 'objects' is supported in training only.",
+                hint="Write names and bounding boxes into the messages, and remove the column.",
+            )
+        if not messages:
+            raise DataError(
+                f"{source}: the row has no question.", hint="Add a user message. To train on plain text: swift pt"
+            )
+        return Question(with_system(messages, self._system), expected, conversation.tools, extras, source)
 
     def __iter__(self) -> Iterator[Question]:
         return (self[index] for index in range(len(self)))
@@ -97,29 +116,6 @@ def read_row(part: Part, index: int) -> RowData:
             f"{source}: the row has an unpaired surrogate, which is not valid Unicode.", hint="Fix the row."
         )
     return renamed
-
-
-def _question(part: Part, index: int, system: str | None) -> Question:
-    row, source = part.rows[index], part.rows.location(index)
-    renamed = read_row(part, index)
-    extras = {name: value for name, value in renamed.items() if name not in _CONVERSATION}
-    try:
-        conversation = part.understand(row, _ENCODING, source).conversation
-    except Unusable as unusable:
-        conversation, expected = _open_conversation(part, renamed, source, unusable), None
-    else:
-        expected = str(conversation.messages[-1]["content"])
-    messages = list(conversation.messages[:-1])
-    if has_objects(conversation.messages):
-        raise DataError(
-            f"{source}: the column 'objects' is supported in training only.",
-            hint="Write names and bounding boxes into the messages, and remove the column.",
-        )
-    if not messages:
-        raise DataError(
-            f"{source}: the row has no question.", hint="Add a user message. To train on plain text: swift pt"
-        )
-    return Question(with_system(messages, system), expected, conversation.tools, extras, source)
 
 
 def _open_conversation(part: Part, row: RowData, source: str, unusable: Unusable) -> Conversation:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from swift.data.text import Text
     from swift.infer.batch import QuestionSequence
     from swift.infer.chat_engine import FoundModel
+    from swift.infer.commands import AnyTaskOptions
     from swift.infer.image_prompts import ImagePromptWriter
-    from swift.infer.options import ModelOptions, QuestionOptions
     from swift.infer.response import Messages
 
 TEXT = "text"
@@ -104,110 +103,78 @@ class TextRows(Questions):
         messages = [{**each.messages[0], "role": name} for name, each in zip(columns, conversations, strict=True)]
         for message in messages if len(messages) > 1 else ():
             if isinstance(message["content"], str) and not message["content"].strip():
-                raise DataError(
-                    f"{source}: the {message['role']} is empty.",
-                    hint="Remove the row.",
-                )
+                raise DataError(f"{source}: the {message['role']} is empty.", hint="Remove the row.")
         return Question(messages, extras=extras, source=source)
 
 
-def read_rows(requested: QuestionOptions, found: FoundModel, system: str | None) -> TextRows:
+def read_rows(options: AnyTaskOptions, found: FoundModel) -> TextRows:
     """Return the rows to score."""
-    section = DataSection(train=requested.dataset, columns=requested.columns)
-    pairs = is_generative_reranker(found.location.objective, requested.task_type)
+    section = DataSection(train=options.dataset, columns=options.columns)
+    pairs = is_generative_reranker(found.location.objective, options.task_type)
     parts, sees = open_parts(section.train, section), found.source.processor is not None
-    return TextRows(parts, system, task_of(found.source), pairs=pairs, images=sees)
+    return TextRows(parts, options.system, task_of(found.source), pairs=pairs, images=sees)
 
 
-def score_into(
-    result: Path, found: FoundModel, options: ModelOptions, requested: QuestionOptions, rows: QuestionSequence,
-    *, say: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Write a line for each row into a file; skip rows that it already has."""
-    yes_no = _yes_no(found, options, requested)
-    settings: dict[str, Any] = {"engine": options.engine, **found.facts(), "dtype": options.dtype}
-    settings |= {"system": options.system, **({} if yes_no is None else {"reranker": yes_no.options.model_dump()})}
-    with ResumeFile(result, rows, settings, overwrite=requested.overwrite) as file:
-        left = file.left()
-        if len(left) < len(rows):
-            say(f"{result} already has {len(rows) - len(left)} of {len(rows)} lines")
-        if left:
-            scorer = _scorer(found, options, requested, yes_no, say)
-            with _writer(found, options) as writer:
-                for row, line in _scored(scorer, found, rows, left, yes_no, writer):
-                    file.write(row, line)
-    say(f"Wrote {len(left)} {'line' if len(left) == 1 else 'lines'} to {result}")
+class RowScorer:
+    """Writes or prints a line of JSON for each row of a data set."""
 
+    def __init__(
+        self, found: FoundModel, options: AnyTaskOptions, rows: QuestionSequence, *, say: Callable[[str], None]
+    ) -> None:
+        self._found, self._options, self._rows, self._say = found, options, rows, say
+        section = DataSection(system=options.system or found.location.system, **options.pixels(found.location.pixels))
+        config = found.source.config.get_text_config()
+        longest = options.max_length or getattr(config, "max_position_embeddings", None)
+        if longest is not None:
+            section = section.model_copy(update={"max_length": longest})
+        self._yes_no = yes_no_of(found, options.task_type, section)
 
-def print_scores(
-    found: FoundModel,
-    options: ModelOptions,
-    requested: QuestionOptions,
-    rows: QuestionSequence,
-    *,
-    say: Callable[[str], None],
-) -> None:
-    """Print a line of JSON for each row, in order."""
-    yes_no = _yes_no(found, options, requested)
-    scorer = _scorer(found, options, requested, yes_no, say)
-    with _writer(found, options) as writer:
-        lines = dict(_scored(scorer, found, rows, range(len(rows)), yes_no, writer))
-    for row in range(len(rows)):
-        sys.stdout.write(json.dumps(lines[row], ensure_ascii=False, default=str) + "\n")
+    def write(self, result: Path) -> None:
+        """Write the lines into a file; skip rows that it already has."""
+        options, count = self._options, len(self._rows)
+        settings: dict[str, Any] = {"engine": options.engine, **self._found.facts(), "dtype": options.dtype}
+        settings["system"] = options.system
+        if self._yes_no is not None:
+            settings["reranker"] = self._yes_no.options.model_dump()
+        with ResumeFile(result, self._rows, settings, overwrite=options.overwrite) as file:
+            left = file.left()
+            if len(left) < count:
+                self._say(f"{result} already has {count - len(left)} of {count} lines")
+            for row, line in self._scored(left) if left else ():
+                file.write(row, line)
+        self._say(f"Wrote {len(left)} {'line' if len(left) == 1 else 'lines'} to {result}")
 
+    def print(self) -> None:
+        """Print the lines in order."""
+        lines = dict(self._scored(range(len(self._rows))))
+        for row in range(len(self._rows)):
+            sys.stdout.write(json.dumps(lines[row], ensure_ascii=False, default=str) + "\n")
 
-def _yes_no(found: FoundModel, options: ModelOptions, requested: QuestionOptions) -> YesNo | None:
-    longest = options.max_length or getattr(found.source.config.get_text_config(), "max_position_embeddings", None)
-    section = DataSection(system=options.system or found.location.system, **options.pixels(found.location.pixels))
-    if longest is not None:
-        section = section.model_copy(update={"max_length": longest})
-    return yes_no_of(found, requested.task_type, section)
+    def _scored(self, chosen: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield (row, line) of these rows, with a progress bar."""
+        found, options = self._found, self._options
+        scorer = Scorer(found, options, batch_size=options.batch_size, say=self._say, yes_no=self._yes_no)
+        writer = None if found.source.processor is None else image_writer(found, options)
+        try:
+            yield from progress(self._lines(scorer, writer, chosen), "scoring", total=len(chosen))
+        finally:
+            if writer is not None:
+                writer.close()
 
-
-def _scorer(
-    found: FoundModel,
-    options: ModelOptions,
-    requested: QuestionOptions,
-    yes_no: YesNo | None,
-    say: Callable[[str], None],
-) -> Scorer:
-    reranker = None if yes_no is None else yes_no.objective
-    return Scorer(found, options, batch_size=requested.batch_size, say=say, reranker=reranker)
-
-
-@contextmanager
-def _writer(found: FoundModel, options: ModelOptions) -> Iterator[ImagePromptWriter | None]:
-    """Yield the writer of prompts with images; None for a model that reads text only."""
-    writer = None if found.source.processor is None else image_writer(found, options)
-    try:
-        yield writer
-    finally:
-        if writer is not None:
-            writer.close()
-
-
-def _scored(
-    scorer: Scorer,
-    found: FoundModel,
-    rows: QuestionSequence,
-    chosen: Sequence[int],
-    yes_no: YesNo | None,
-    writer: ImagePromptWriter | None,
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    def work() -> Iterator[tuple[int, dict[str, Any]]]:
+    def _lines(
+        self, scorer: Scorer, writer: ImagePromptWriter | None, chosen: Sequence[int]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
         for start in range(0, len(chosen), WINDOW):
             window = chosen[start : start + WINDOW]
-            questions = [rows[row] for row in window]
-            tokens = [_non_empty_tokens(question, found, yes_no, writer) for question in questions]
+            questions = [self._rows[row] for row in window]
+            tokens = [_non_empty_tokens(question, self._found, self._yes_no, writer) for question in questions]
             for question, each in zip(questions, tokens, strict=True):
                 scorer.check_length(len(each), question.source or "The text")
             for index, outputs in scorer.outputs(tokens):
                 question = questions[index]
                 messages = written(question.messages)
                 columns = {TEXT: messages[0]["content"]} if _is_text(messages) else {"messages": messages}
-                yield window[index], {**question.extras, **columns, **line_of_outputs(outputs, found)}
-
-    yield from progress(work(), "scoring", total=len(chosen))
+                yield window[index], {**question.extras, **columns, **line_of_outputs(outputs, self._found)}
 
 
 def _non_empty_tokens(
@@ -216,10 +183,7 @@ def _non_empty_tokens(
     """Return the tokens of a row; raise `DataError` if there are none."""
     tokens = tokens_of(question, found, yes_no, writer)
     if not len(tokens):
-        raise DataError(
-            f"{question.source or 'The prompt'}: the text is empty.",
-            hint="Remove it.",
-        )
+        raise DataError(f"{question.source or 'The prompt'}: the text is empty.", hint="Remove it.")
     return tokens
 
 

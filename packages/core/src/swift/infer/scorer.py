@@ -30,7 +30,7 @@ from swift.terminal import waiting
 if TYPE_CHECKING:
     from swift.infer.chat_engine import FoundModel
     from swift.infer.options import ModelOptions
-    from swift.objectives.reranker import GenerativeReranker
+    from swift.infer.yes_no import YesNo
 
 
 Outputs = npt.NDArray[np.float32]
@@ -41,16 +41,21 @@ Tokens = Sequence[int] | npt.NDArray[np.int32]
 class Scorer:
     """Computes scores of sequences, or vectors, as training and exports do: at the last token of each, or pooled.
 
-    A generative `reranker` scores sequences that end with its yes token, by its log-odds against the no token.
+    A generative reranker (`yes_no`) scores sequences that end with its yes token, by its log-odds against the no token.
     """
 
     def __init__(
-        self, found: FoundModel, options: ModelOptions, *, batch_size: int | None, say: Callable[[str], None],
-        reranker: GenerativeReranker | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        found: FoundModel,
+        options: ModelOptions,
+        *,
+        batch_size: int | None,
+        say: Callable[[str], None],
+        yes_no: YesNo | None = None,
+    ) -> None:
         source = found.source
         self.task = source.task
-        self._reranker = reranker
+        self._reranker = None if yes_no is None else yes_no.objective
         self._device = torch.device(device_of(options.device))
         with waiting(f"Loading {found.name}"):
             model: Any = source.build(dtype=dtype_of(options.dtype, self._device), device=str(self._device))

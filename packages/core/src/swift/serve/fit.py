@@ -9,13 +9,12 @@ from typing import Any
 
 from swift.checkpoint.manifest import MANIFEST, read_manifest
 from swift.errors import ModelError
-from swift.models.adapter_file import kind_of, read_adapter_config
+from swift.models.adapter_file import ADAPTER_WEIGHTS, kind_of, read_adapter_config
 from swift.models.config_file import read_config
 from swift.models.files import SafetensorsFolder
 from swift.terminal import say_nothing
 from swift.untrusted import typed_path
 
-WEIGHTS = "adapter_model.safetensors"
 _MATRIX = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_A\.(?:[^.]+\.)?weight")
 _LAYER = re.compile(r"\.\d+\.")
 
@@ -28,8 +27,8 @@ def read_adapter(folder: Path) -> dict[str, Any]:
             f"{folder} is an adapter of type {kind_of(config)}, but inference engines support LoRA only.",
             hint=f"Merge it into its model (swift export {folder} --to hf), and serve the result.",
         )
-    if not (folder / WEIGHTS).is_file():
-        raise ModelError(f"{folder} is not a complete adapter: {WEIGHTS} is missing.", hint="Copy it again.")
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise ModelError(f"{folder} is not a complete adapter: {ADAPTER_WEIGHTS} is missing.", hint="Copy it again.")
     return config
 
 
@@ -42,8 +41,8 @@ def check_fit(adapter: Path, model: Path) -> None:
     base = config.get("base_model_name_or_path")
     base_named = f" (its base model is {base})" if base else ""
     weights = SafetensorsFolder(model)
-    packed = _is_quantised(model)
-    for module, inputs, outputs in _modules(SafetensorsFolder(adapter, file=WEIGHTS)):
+    packed = "quantization_config" in read_config(model)
+    for module, inputs, outputs in _modules(SafetensorsFolder(adapter, file=ADAPTER_WEIGHTS)):
         found = _weight_of(module, weights)
         if found is None:
             if packed or not _has_such(module, weights):
@@ -85,10 +84,6 @@ def _has_such(module: str, weights: SafetensorsFolder) -> bool:
     """
     _, layer, kind = module.rpartition(_LAYER.findall(module)[-1]) if _LAYER.search(module) else ("", "", "")
     return bool(layer) and any(name.endswith(f".{kind}.weight") for name in weights.names())
-
-
-def _is_quantised(model: Path) -> bool:
-    return "quantization_config" in read_config(model)
 
 
 def _check_origin(adapter: Path, model: Path, base: str) -> None:

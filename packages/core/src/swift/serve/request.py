@@ -10,7 +10,6 @@ from swift.config.tasks import CAUSAL_LM, check_generates, returns
 from swift.contracts import ServeRequest
 from swift.errors import ModelError, UsageError
 from swift.infer.find import (
-    ADAPTER_FILE,
     GENERATIVE,
     WeightsLocation,
     check_weights_of,
@@ -18,6 +17,7 @@ from swift.infer.find import (
     find_weights,
     is_generative_reranker,
 )
+from swift.models.adapter_file import ADAPTER_CONFIG
 from swift.models.config_file import read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.locate import locate
@@ -137,7 +137,7 @@ def _adapter_of(path: Path) -> Path:
     """Return the folder of an adapter: itself, or that of the run or checkpoint that trained it."""
     if not path.is_dir():
         raise ModelError(f"The folder {path} of --adapters does not exist.", hint="Type: --adapters NAME=FOLDER")
-    if (path / ADAPTER_FILE).is_file():
+    if (path / ADAPTER_CONFIG).is_file():
         check_weights_of(path)
         return path.resolve()
     # Only the adapter's folder is needed; its base model is not opened.

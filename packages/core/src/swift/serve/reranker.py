@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from swift.models.config_file import read_config
 from swift.models.pair_template import stored_tokens
+from swift.servers.program import cache_folder
 from swift.terminal import waiting
 
 if TYPE_CHECKING:
@@ -44,9 +44,6 @@ def yes_no_question(location: WeightsLocation, folder: Path, *, say: Callable[[s
 
 def _cached(text: str) -> Path:
     """Write a template into the user's cache, where the server reads it."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "swift" / "serve"
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"pairs-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jinja"
+    file = cache_folder() / f"pairs-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jinja"
     file.write_text(text, encoding="utf-8")
     return file

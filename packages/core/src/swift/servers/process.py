@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -186,12 +185,10 @@ def _mark_of(process: psutil.Process) -> str | None:
 def _healthy(url: str) -> bool:
     try:
         # The certificate is the user's own, and this is the machine that it is on.
-        context = ssl._create_unverified_context() if url.startswith("https") else None
-        with urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), *([urllib.request.HTTPSHandler(context=context)] if context else [])
-        ).open(url, timeout=5) as response:
+        https = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
+        with urllib.request.build_opener(urllib.request.ProxyHandler({}), https).open(url, timeout=5) as response:
             return bool(response.status == 200)
-    except (OSError, urllib.error.URLError):
+    except OSError:
         return False
 
 

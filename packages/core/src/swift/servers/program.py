@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from swift.contracts.inference import ServeRequest
@@ -49,9 +50,13 @@ class ServerProgram(Protocol):
 
 def server_environment(request: ServeRequest, mine: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment of a server that reports to nobody and, unless code is trusted, reads folders alone."""
-    environment = dict(mine)
-    if not request.trust_remote_code:
-        environment.setdefault("HF_HUB_OFFLINE", "1")  # everything that it reads is in folders
-    for name, value in {"DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}.items():
-        environment.setdefault(name, value)
-    return environment
+    offline = {} if request.trust_remote_code else {"HF_HUB_OFFLINE": "1"}  # everything that it reads is in folders
+    return {"DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1", **offline, **mine}
+
+
+def cache_folder() -> Path:
+    """Return the folder of logs and templates in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "swift" / "serve"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
 import socket
 import sys
@@ -18,7 +17,7 @@ from swift.servers import secret
 from swift.servers.examples import GENERATES, has_template, summary, url_of
 from swift.servers.interpreter import find_interpreter
 from swift.servers.process import Ended, Server, Terminated
-from swift.servers.program import Launch, ServerProgram
+from swift.servers.program import Launch, ServerProgram, cache_folder
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -67,10 +66,8 @@ def _typed(launch: Launch) -> tuple[list[str], dict[str, str]]:
         return launch.command, dict(launch.environment)
     python, dash_m, *rest = launch.command
     assert dash_m == "-m"
-    return [python, secret.__file__, *rest], {
-        **launch.environment,
-        secret.VARIABLE: json.dumps(list(launch.secret_flags)),
-    }
+    secrets = {secret.VARIABLE: json.dumps(list(launch.secret_flags))}
+    return [python, secret.__file__, *rest], {**launch.environment, **secrets}
 
 
 def _with_port(request: ServeRequest) -> ServeRequest:
@@ -104,10 +101,7 @@ def _holder(port: int) -> str:
 
 def _log_file(port: int) -> Path:
     """Return the log file of a port, in the user's cache; new each time, and readable by the user alone."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "swift" / "serve"
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / f"port-{port}.log"
+    log = cache_folder() / f"port-{port}.log"
     log.unlink(missing_ok=True)
     log.touch(mode=0o600)
     return log

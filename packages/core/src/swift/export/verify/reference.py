@@ -5,10 +5,8 @@ These are the log-probabilities of the prompts' tokens, and the greedy continuat
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,8 +21,6 @@ from swift.models.pooling import pooled, pooling_weights
 from swift.models.quiet import without_bitsandbytes
 
 Prompt = list[int]
-LogProbabilities = Callable[[list[Prompt]], list[list[float]]]
-"""Prompts → log-probability of every token after the first."""
 
 _PROMPT_STRINGS = (
     "The quick brown fox jumps over the lazy dog, and then it sleeps until the evening.",
@@ -54,32 +50,11 @@ class Reference:
     prompts: list[Prompt]
     logps: list[list[float]]
     greedy: list[Continuation] | None = None
-    """None where the training state is asked through something that can only say log-probabilities."""
+    """None for quantized weights, of which log-probabilities alone are known."""
     vectors: list[list[float]] | None = None
     """The scores of each prompt, or its vector, of a model that is not trained to go on with text."""
     perceived: Perceived | None = None
-    """What it says about something drawn or heard; never written to a file."""
-
-    @classmethod
-    def ask(cls, state: LogProbabilities, prompts: list[Prompt]) -> Reference:
-        """From anything that can say log-probabilities."""
-        return cls(prompts, state(prompts))
-
-    @classmethod
-    def of(cls, model: torch.nn.Module, prompts: list[Prompt]) -> Reference:
-        """From a transformers module."""
-        return cls(prompts, module_logps(model, prompts), module_greedy(model, prompts))
-
-    @classmethod
-    def read(cls, path: Path) -> Reference:
-        """From a JSON file that `write` made."""
-        value = json.loads(path.read_text(encoding="utf-8"))
-        greedy = value.get("greedy")
-        return cls(value["prompts"], value["logps"], greedy and [Continuation(**each) for each in greedy])
-
-    def write(self, path: Path) -> None:
-        """To a JSON file."""
-        path.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+    """What it says about a fixed image and audio."""
 
 
 def fixed_prompts(source: ModelSource) -> list[Prompt]:
@@ -189,5 +164,6 @@ class PlainState:
     def reference(self, prompts: list[Prompt]) -> Reference:
         """Return the outputs of the training state."""
         if task_of(self._source) == CAUSAL_LM:
-            return replace(Reference.of(self.model, prompts), perceived=perceived(self.model, self._source))
+            logps, greedy = module_logps(self.model, prompts), module_greedy(self.model, prompts)
+            return Reference(prompts, logps, greedy, perceived=perceived(self.model, self._source))
         return Reference(prompts, [], vectors=module_vectors(self.model, prompts, self._source))

@@ -23,11 +23,11 @@ from swift.export.verify.reference import Reference, module_vectors
 from swift.export.verify.rendering import compare_rendering
 from swift.export.verify.seeing import compare_perceived
 from swift.export.writer import WEIGHTS, WEIGHTS_INDEX
+from swift.models.adapter_file import ADAPTER_WEIGHTS
 from swift.models.classes import auto_class
 from swift.models.heads import class_of_task, loads_in_transformers
 from swift.models.quiet import without_bitsandbytes
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BIT_FOR_BIT = "bit for bit"
 _CONFIGURATION = (
     "All weights are equal: its configuration does not describe the model that was trained. See its config.json."
@@ -60,7 +60,7 @@ class Digests:
 
 def can_verify(folder: Path) -> bool:
     """Return whether the folder is one that transformers or PEFT load as it is; quantised exports verify themselves."""
-    if (folder / ADAPTER_WEIGHTS).is_file():
+    if is_adapter(folder):
         return True
     if not (folder / WEIGHTS).is_file() and not (folder / WEIGHTS_INDEX).is_file():
         return False
@@ -122,7 +122,7 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    if (folder / ADAPTER_WEIGHTS).is_file():
+    if is_adapter(folder):
         return [folder / ADAPTER_WEIGHTS]
     if not (folder / WEIGHTS_INDEX).is_file():
         return [folder / WEIGHTS]
@@ -149,7 +149,7 @@ def _compare_weights(folder: Path, expected: Mapping[str, str]) -> None:
 
 def reload(folder: Path, source: ModelSource) -> torch.nn.Module:
     """Load the export as a user would, in fp32."""
-    if (folder / ADAPTER_WEIGHTS).is_file():
+    if is_adapter(folder):
         from peft import PeftModel
 
         base = source.build(dtype=torch.float32)
