@@ -141,6 +141,9 @@ class ViewModule(CheckedView):
         hidden: torch.Tensor = trunk(**self.inputs(batch), **self._of_media(batch)).last_hidden_state
         return hidden
 
+    def _unchecked(self, model: torch.nn.Module, attention: AttentionChoice) -> ViewModule:
+        return ViewModule(model, attention=attention, checked=False)
+
     def _of_media(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """Return what the encoders of the model are given, and which tokens stand for what where it asks for that."""
         if batch.media is None:

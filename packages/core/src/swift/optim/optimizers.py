@@ -66,7 +66,7 @@ class _LowBitAdamW:
     def make(self, groups: list[dict[str, Any]], options: AdamOptions, device: torch.device) -> torch.optim.Optimizer:
         from swift.optim.quantised import QuantisedAdamW
 
-        return QuantisedAdamW(groups, self.codec(), betas=(options.beta1, options.beta2), eps=options.eps)
+        return QuantisedAdamW(groups, self.codec(), low_bit, betas=(options.beta1, options.beta2), eps=options.eps)
 
 
 class AdamW8bit(_LowBitAdamW):
