@@ -132,6 +132,10 @@ class ViewModule(CheckedView):
             view.values = _values(value_head_of(causal_lm), hidden, batch)
         return view
 
+    def _plain_view(self, model: nn.Module, attention: AttentionChoice) -> ViewModule:
+        """Return an unchecked view of another model, for the checks of this one."""
+        return ViewModule(model, attention=attention, checked=False)
+
     def _hidden(self, batch: MicroBatch) -> torch.Tensor:
         """Return the hidden states of all tokens, with images instead of their tokens."""
         causal_lm = causal_lm_of(self.model)

@@ -54,6 +54,9 @@ class CheckedView(nn.Module):
     def _of_media(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         raise NotImplementedError
 
+    def _plain_view(self, model: nn.Module, attention: AttentionChoice) -> CheckedView:
+        raise NotImplementedError
+
     @torch.no_grad()
     def self_check(self) -> None:
         """Compare head and layout with the model's own logits on a few tokens, in evaluation mode."""
@@ -175,9 +178,7 @@ class CheckedView(nn.Module):
                     f"{name} cannot be checked with samples {layout} in rows longer than {named}.", hint=_NOT_FLAT
                 )
             return
-        from swift.models.view import ViewModule
-
-        view = ViewModule(small, attention=_on_cpu(self.attention, config), checked=False)
+        view = self._plain_view(small, _on_cpu(self.attention, config))
         view._has_rows_of_positions, view.masks_padding = self._has_rows_of_positions, self.masks_padding
         view.own_logits = view._unembeds
         reference = _own_logps if view._unembeds else _own_hidden

@@ -15,7 +15,7 @@ import torch
 from swift.contracts import Placement
 from swift.errors import ConfigError
 from swift.optim.block_codecs import AdamStep, BlockCodec, Moments, adam
-from swift.optim.optimizers import low_bit
+from swift.optim.blocks import low_bit
 
 _MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
 """Slot, and whether it has negative values."""
