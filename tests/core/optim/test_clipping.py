@@ -51,7 +51,6 @@ def test_gradient_scaling_optimizer_gets_factor():
 def test_moments_in_low_bit_see_gradients_that_were_cut(name):
     pytest.importorskip("bitsandbytes")
     from swift.optim.block_codecs import FourBits, eight_bits
-    from swift.optim.optimizers import low_bit
     from swift.optim.quantised import QuantisedAdamW
 
     def updated(*, by_the_optimizer: bool) -> list[torch.Tensor]:
@@ -59,7 +58,7 @@ def test_moments_in_low_bit_see_gradients_that_were_cut(name):
         whole = [Placement("", each.shape, tuple(slice(0, size) for size in each.shape), ()) for each in made]
         groups = [{"params": made, "placements": whole, "lr": 0.01, "weight_decay": 0.1}]
         codec = eight_bits() if name == "adamw_8bit" else FourBits()
-        optimizer = QuantisedAdamW(groups, codec, low_bit, betas=(0.9, 0.99), eps=1e-8)
+        optimizer = QuantisedAdamW(groups, codec, betas=(0.9, 0.99), eps=1e-8)
         for _ in range(3):
             clip(made, 0.5, optimizer if by_the_optimizer else torch.optim.SGD(made, 0.1))
             optimizer.step()

@@ -132,6 +132,10 @@ class ViewModule(CheckedView):
             view.values = _values(value_head_of(causal_lm), hidden, batch)
         return view
 
+    def _plain_view(self, model: nn.Module, attention: AttentionChoice) -> ViewModule:
+        """Return an unchecked view of another model, for the checks of this one."""
+        return ViewModule(model, attention=attention, checked=False)
+
     def _hidden(self, batch: MicroBatch) -> torch.Tensor:
         """Return the hidden states of all tokens, with images instead of their tokens."""
         causal_lm = causal_lm_of(self.model)
@@ -140,9 +144,6 @@ class ViewModule(CheckedView):
         trunk = causal_lm.get_decoder() if batch.media is None else causal_lm.base_model
         hidden: torch.Tensor = trunk(**self.inputs(batch), **self._of_media(batch)).last_hidden_state
         return hidden
-
-    def _unchecked(self, model: torch.nn.Module, attention: AttentionChoice) -> ViewModule:
-        return ViewModule(model, attention=attention, checked=False)
 
     def _of_media(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """Return what the encoders of the model are given, and which tokens stand for what where it asks for that."""

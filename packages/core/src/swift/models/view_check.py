@@ -54,7 +54,7 @@ class CheckedView(nn.Module):
     def _of_media(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         raise NotImplementedError
 
-    def _unchecked(self, model: nn.Module, attention: AttentionChoice) -> CheckedView:
+    def _plain_view(self, model: nn.Module, attention: AttentionChoice) -> CheckedView:
         raise NotImplementedError
 
     @torch.no_grad()
@@ -178,7 +178,7 @@ class CheckedView(nn.Module):
                     f"{name} cannot be checked with samples {layout} in rows longer than {named}.", hint=_NOT_FLAT
                 )
             return
-        view = self._unchecked(small, _on_cpu(self.attention, config))
+        view = self._plain_view(small, _on_cpu(self.attention, config))
         view._has_rows_of_positions, view.masks_padding = self._has_rows_of_positions, self.masks_padding
         view.own_logits = view._unembeds
         reference = _own_logps if view._unembeds else _own_hidden

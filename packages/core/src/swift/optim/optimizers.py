@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import AdafactorOptions, AdamOptions
 from swift.contracts.optimizer import Reads, Slot
+from swift.optim.blocks import low_bit
 
 if TYPE_CHECKING:
     import torch
@@ -15,13 +16,6 @@ if TYPE_CHECKING:
     from swift.optim.block_codecs import BlockCodec
 
 _STEP = Slot("step", "scalar")
-_LEAST = 4096
-"""Moments of smaller weights are kept in fp32: they take no memory worth saving."""
-
-
-def low_bit(shape: Sequence[int], block: int) -> bool:
-    """Return whether moments of a weight of this shape are kept in few bits: its rows are whole blocks."""
-    return len(shape) >= 2 and shape[-1] % block == 0 and math.prod(shape) >= _LEAST
 
 
 class AdamW:
@@ -66,7 +60,7 @@ class _LowBitAdamW:
     def make(self, groups: list[dict[str, Any]], options: AdamOptions, device: torch.device) -> torch.optim.Optimizer:
         from swift.optim.quantised import QuantisedAdamW
 
-        return QuantisedAdamW(groups, self.codec(), low_bit, betas=(options.beta1, options.beta2), eps=options.eps)
+        return QuantisedAdamW(groups, self.codec(), betas=(options.beta1, options.beta2), eps=options.eps)
 
 
 class AdamW8bit(_LowBitAdamW):

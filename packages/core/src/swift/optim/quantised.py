@@ -7,7 +7,7 @@ moments, in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,19 +15,19 @@ import torch
 from swift.contracts import Placement
 from swift.errors import ConfigError
 from swift.optim.block_codecs import AdamStep, BlockCodec, Moments, adam
+from swift.optim.blocks import low_bit
 
 _MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
 """Slot, and whether it has negative values."""
 
 
 class QuantisedAdamW(torch.optim.Optimizer):
-    """AdamW with low-bit moments where `low_bit(shape, block)` says so; others are in fp32."""
+    """AdamW with low-bit moments; of vectors, and of rows that are no whole blocks, in fp32."""
 
     def __init__(
         self,
         groups: list[dict[str, Any]],
         codec: BlockCodec,
-        low_bit: Callable[[Sequence[int], int], bool],
         *,
         betas: tuple[float, float],
         eps: float,
@@ -37,7 +37,7 @@ class QuantisedAdamW(torch.optim.Optimizer):
         """What gradients are multiplied by, as `swift.contracts.ScalesGradients` has it."""
         self._codec = codec
         self._few = {
-            parameter: _in_low_bit(placement, codec.block, low_bit)
+            parameter: _in_low_bit(placement, codec.block)
             for group in self.param_groups
             for parameter, placement in zip(group["params"], group["placements"], strict=True)
         }
@@ -96,7 +96,7 @@ class QuantisedAdamW(torch.optim.Optimizer):
             state[name] = self._codec.encode(value, signed=signed) if self._few[parameter] else value.clone()
 
 
-def _in_low_bit(placement: Placement, block: int, low_bit: Callable[[Sequence[int], int], bool]) -> bool:
+def _in_low_bit(placement: Placement, block: int) -> bool:
     if not low_bit(placement.shape, block):
         return False
     columns = placement.region[-1]

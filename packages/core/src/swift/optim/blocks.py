@@ -1,0 +1,14 @@
+"""Which weights have moments in few bits. Importable without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+_LEAST = 4096
+"""Moments of smaller weights are kept in fp32: they take no memory worth saving."""
+
+
+def low_bit(shape: Sequence[int], block: int) -> bool:
+    """Return whether moments of a weight of this shape are kept in few bits: its rows are whole blocks."""
+    return len(shape) >= 2 and shape[-1] % block == 0 and math.prod(shape) >= _LEAST
