@@ -5,15 +5,12 @@ from __future__ import annotations
 import tempfile
 from typing import ClassVar
 
-from kit_cases import ALL_CASES, GKD, MIXED_IMAGES, SHARED_CRITIC, all_of_text, chosen, combined, more
+from kit_cases import ALL_CASES, MIXED_IMAGES, all_of_text, chosen, more
 
 from swift.testing import BackendConformance, Layout
 
-HEADED_LORA = "seq_cls, lora, packed"
 NOT_CUT = frozenset({"dora"})
 """What AutoTP cannot cut."""
-
-
 NVME = {
     "zero_optimization": {
         "stage": 3,
@@ -47,31 +44,29 @@ class TestDeepSpeed(BackendConformance):
             4,
             {"tp": 2, "dp_shard": 2},
             zero("zero2"),
-            cases=combined("packed", "dpo, lora"),
+            cases=chosen("packed", "dpo, lora"),
             without=NOT_CUT,
         ),
-        Layout(2, {"dp_replicate": 2}, zero("zero0"), cases=chosen("accumulated", GKD)),
-        Layout(2, {"dp_shard": 2}, zero("zero1"), cases=chosen("dpo, lora", "float16", "value", SHARED_CRITIC)),
+        Layout(2, {"dp_replicate": 2}, zero("zero0"), cases=chosen("accumulated")),
+        Layout(2, {"dp_shard": 2}, zero("zero1"), cases=chosen("float16", "value")),
         Layout(
             2,
             {"dp_shard": 2},
             zero("zero2"),
-            cases=chosen("clipped hard, tied", "accumulated", "packed", "lora", HEADED_LORA, "bfloat16", "negatives"),
+            cases=chosen("clipped hard, tied", "accumulated", "lora", "bfloat16", "negatives"),
         ),
         *more(Layout(4, {"dp_shard": 4}, zero("zero3"))),
-        Layout(2, {"dp_shard": 2}, zero("zero2_offload"), cases=chosen("accumulated", "lora")),
+        Layout(2, {"dp_shard": 2}, zero("zero2_offload"), cases=chosen("accumulated")),
         Layout(2, {"dp_shard": 2}, zero("zero3_offload"), cases=chosen("dpo, lora", "bfloat16")),
-        Layout(2, {"dp_shard": 2}, {"backend.config": NVME}, "nvme", cases=chosen("accumulated", "lora", "reward")),
+        Layout(2, {"dp_shard": 2}, {"backend.config": NVME}, "nvme", cases=chosen("accumulated", "lora")),
         Layout(
             2,
             {"ulysses": 2},
             zero("zero3"),
             cases=chosen(
-                "packed", "checkpointed", "dpo, lora", "float16", "reward", "embedding", "negatives, lora, packed"
+                "packed", "checkpointed", "dpo, lora", "reward", "embedding", "negatives, lora, packed", "tokens"
             ),
         ),
-        Layout(4, {"ulysses": 2, "dp_shard": 2}, zero("zero3"), cases=combined("packed")),
-        Layout(
-            2, {"tp": 2}, zero("zero1"), cases=chosen("clipped hard, tied", "accumulated", "dpo, lora"), without=NOT_CUT
-        ),
+        Layout(4, {"ulysses": 2, "dp_shard": 2}, zero("zero3"), cases=chosen("packed")),
+        Layout(2, {"tp": 2}, zero("zero1"), cases=chosen("clipped hard, tied"), without=NOT_CUT),
     )

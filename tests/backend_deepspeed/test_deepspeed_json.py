@@ -41,7 +41,7 @@ def parsed(content: dict[str, Any], **more: Any) -> Parsed:
 def given_to_deepspeed(run: Parsed, world: int = 2) -> dict[str, Any]:
     content: Any = run.backend_options
     precision = "float32" if run.config.model.dtype == "auto" else run.config.model.dtype
-    return resolved(content.content, run.config, precision=precision, world=world, data_size=world)
+    return resolved(content.content, run.config, precision=precision, world=world)
 
 
 @pytest.mark.parametrize("name", ARTICLES)
@@ -169,7 +169,7 @@ def test_settings_deepspeed_ignores_are_reported() -> None:
         }
     )
     options: Any = run.backend_options
-    said = "\n".join(remarks(options.content, run.config, data_size=2, precision="float32"))
+    said = "\n".join(remarks(options.content, run.config, precision="float32"))
     for expected in (
         "--gradient_checkpointing true",
         "stage3_prefetch_bucket_size has no effect",
@@ -186,14 +186,14 @@ def test_the_tables_of_keys_are_those_of_deepspeed() -> None:
         DeepSpeedZeroOffloadParamConfig,
     )
 
-    from swift_backend_deepspeed import known_keys
+    from swift_backend_deepspeed.known_keys import KNOWN
 
-    for table, model in (
-        (known_keys.ZERO, DeepSpeedZeroConfig),
-        (known_keys.OFFLOAD_OPTIMIZER, DeepSpeedZeroOffloadOptimizerConfig),
-        (known_keys.OFFLOAD_PARAM, DeepSpeedZeroOffloadParamConfig),
-        (known_keys.FP16, DeepSpeedFP16Config),
-        (known_keys.BF16, DeepSpeedBF16Config),
+    for section, model in (
+        ("zero_optimization", DeepSpeedZeroConfig),
+        ("zero_optimization.offload_optimizer", DeepSpeedZeroOffloadOptimizerConfig),
+        ("zero_optimization.offload_param", DeepSpeedZeroOffloadParamConfig),
+        ("fp16", DeepSpeedFP16Config),
+        ("bf16", DeepSpeedBF16Config),
     ):
         names = set(model.model_fields) | {field.alias for field in model.model_fields.values() if field.alias}
-        assert table == names
+        assert KNOWN[section] == names

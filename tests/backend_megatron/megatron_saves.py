@@ -41,8 +41,8 @@ def save(state: Any, folder: Path) -> None:
     if dist.get_rank() == 0:
         folder.mkdir(parents=True)
     dist.barrier()
-    told = {"iteration": 3, "checkpoint_version": 3.0}
-    dist_checkpointing.save({**told, **everything(state)}, str(folder), validate_access_integrity=False)
+    common = {"iteration": 3, "checkpoint_version": 3.0}
+    dist_checkpointing.save({**common, **everything(state)}, str(folder), validate_access_integrity=False)
 
 
 def load(state: Any, folder: Path) -> int:

@@ -5,18 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
-from kit_cases import (
-    ALL_CASES,
-    GRPO,
-    IMAGES_LORA,
-    OF_TEXT,
-    OTHER_OPTIMIZER,
-    SHARED_CRITIC,
-    VIT,
-    all_of_text,
-    chosen,
-    combined,
-)
+from kit_cases import ALL_CASES, HEADED_LORA, IMAGES_LORA, OF_TEXT, OTHER_OPTIMIZER, VIT, all_of_text, chosen
 
 from swift.plugins.load import load_backend
 from swift.testing import BackendConformance, Layout
@@ -37,38 +26,24 @@ class TestMegatron(BackendConformance):
         Layout(
             4,
             {"tp": 2, "pp": 2, "sequence_parallel": True},
-            cases=combined("clipped hard, tied", "packed", "dpo, lora", "seq_cls, lora, packed", "tokens", GRPO),
+            cases=chosen("clipped hard, tied", "dpo, lora", HEADED_LORA, "tokens"),
         ),
-        Layout(
-            2,
-            {"tp": 2, "sequence_parallel": True},
-            cases=chosen("checkpointed", "clipped hard, tied", "packed", "lora"),
-        ),
-        Layout(
-            2, {"dp_shard": 2}, cases=chosen("accumulated", OTHER_OPTIMIZER, "lora", "reward", "bfloat16", "float16")
-        ),
+        Layout(2, {"tp": 2, "sequence_parallel": True}, cases=chosen("checkpointed", "packed", "lora")),
+        Layout(2, {"dp_shard": 2}, cases=chosen("accumulated", OTHER_OPTIMIZER, "lora", "bfloat16", "float16")),
         Layout(2, {"dp_shard": 2}, OVERLAP, "overlapped", cases=chosen("packed")),
         Layout(2, {"dp_replicate": 2}, PLAIN, cases=chosen("bfloat16")),
         Layout(
             2,
             {"cp": 2},
             cases=chosen(
-                "packed",
-                "checkpointed",
-                "dpo, lora",
-                "value",
-                "embedding",
-                "negatives",
-                "seq_cls, lora, packed",
-                "tokens, packed, lora",
-                GRPO,
-                SHARED_CRITIC,
+                *("checkpointed", "dpo, lora", "value", "embedding", "negatives", HEADED_LORA),
+                *("tokens", "tokens, packed, lora"),
             ),
         ),
         Layout(
             4,
             {"cp": 2, "tp": 2, "sequence_parallel": True},
-            cases=combined("packed", "embedding", "tokens, packed, lora"),
+            cases=chosen("embedding", "tokens, packed, lora"),
         ),
     )
 
@@ -89,13 +64,9 @@ class TestMegatronStages(BackendConformance):
             {"pp": 2},
             cases=chosen("clipped hard, tied", "accumulated", "a part of the weights", "dpo, lora", "bfloat16", VIT),
         ),
-        Layout(4, {"pp": 4}, cases=combined("dpo, lora")),
-        Layout(
-            2,
-            {"pp": 2, "vpp": 2},
-            cases=chosen("clipped hard, tied", "packed", "lora", "value", "negatives", "tokens", SHARED_CRITIC),
-        ),
-        Layout(2, {"pp": 2}, {"backend.stages": (3, 1)}, "uneven", cases=chosen("packed")),
+        Layout(4, {"pp": 4}, cases=chosen()),
+        Layout(2, {"pp": 2, "vpp": 2}, cases=chosen("clipped hard, tied", "packed", "value", "negatives", "tokens")),
+        Layout(2, {"pp": 2}, {"backend.stages": (3, 1)}, "uneven", cases=chosen()),
     )
 
 
@@ -112,9 +83,9 @@ class TestMegatronExperts(BackendConformance):
         Layout(
             2,
             {"ep": 2},
-            cases=chosen("packed", "a part of the weights", "dpo, lora", "reward", "negatives", "bfloat16", GRPO),
+            cases=chosen("packed", "a part of the weights", "dpo, lora", "reward", "bfloat16"),
         ),
-        Layout(4, {"ep": 2, "pp": 2}, cases=combined("dpo, lora")),
+        Layout(4, {"ep": 2, "pp": 2}, cases=chosen("dpo, lora")),
         Layout(2, {"ep": 2}, {"backend.dispatcher": "allgather"}, "allgather", cases=chosen()),
         Layout(2, {"tp": 2}, cases=chosen("dpo, lora")),
         Layout(2, {"tp": 2, "ep": 2, "sequence_parallel": True}, cases=chosen("packed")),

@@ -8,16 +8,7 @@ from typing import Any
 
 import megatron_imported  # noqa: F401
 import pytest
-from image_runs import (
-    ALL,
-    FLAT,
-    LORA,
-    PACKED,
-    RATES,
-    assert_same_weights,
-    image_folder,
-    trained_on_images,
-)
+from image_runs import ALL, FLAT, LORA, PACKED, RATES, assert_same_weights, image_folder, trained_on_images
 from image_vectors import trained_on_vectors
 from processes import on_processes, succeeded
 from tiny_images import image_model
@@ -36,7 +27,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "frozen encoder": ("qwen3_vl", SAVED, {}),
     "tensor parallel": ("qwen2_5_vl", {**ALL, **SAVED}, TP2),
     "shared activations": ("qwen3_vl", {**ALL, **SETTLED}, {**SP2, "train.gradient_checkpointing": True}),
-    "pipeline": ("qwen2_5_vl", {**ALL, **FLAT, **SAVED}, {"parallel.pp": 2}),
     "pipeline, features in its first layers": ("qwen3_vl", {**ALL, **SETTLED}, {"parallel.pp": 2}),
     "context parallel": ("qwen3_vl", {**ALL, **FLAT}, {"parallel.cp": 2}),
     "context parallel, padded": ("qwen2_vl", {**ALL, **SAVED}, {"parallel.cp": 2}),

@@ -32,14 +32,10 @@ RERANKED = [
     for n in range(100, 113)
 ]
 """Groups of two to five documents."""
-LISTWISE = {"objective.name": "reranker", "objective.loss": "listwise"}
 YES_NO = {
     "objective.name": "generative_reranker", "objective.positive_token": "y", "objective.negative_token": "n",
     "objective.instruction": "", "data.system": "Judge.",
 }  # fmt: skip
-CENTRED = {"objective.name": "rm", "objective.center_rewards_coefficient": 0.1}
-CLASSES = {"objective.name": "seq_cls", "model.num_labels": 3, "objective.class_weights": [1.0, 2.0, 0.5]}
-LABELLED = [{"text": f"{'ab' * (n % 5)} {n}", "label": n % 3} for n in range(13)]
 
 
 @dataclass(frozen=True)

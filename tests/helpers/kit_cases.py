@@ -1,10 +1,9 @@
 """Which cases of the conformance kit a layout is tried with: all of them once per backend, and by `make conformance`.
 
-A layout that shares its code with another is tried with the cases that go through what is its own. Between them, the
-layouts of a backend go through every part more than once: clipping, accumulation, packing, tied weights, adapters,
-reference models, lower precisions. Four processes on two cores cost most: where they combine what other layouts have
-apart, they are tried with what the combination could spoil. `tests/engines` tries adapters and preferences on more of
-them.
+A layout that shares its code with another is tried with the cases that go through what is its own. Views and values of
+tokens are tried where a layout shares the tokens of a row or the vocabulary, or passes them through stages. Four
+processes on two cores cost most: where they combine what other layouts have apart, they are tried with what the
+combination could spoil. `tests/engines` tries adapters and preferences on more of them.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ ALL_CASES = (*CASES, *online.CASES)
 """With those of online learning."""
 OF_TEXT = tuple(case for case in ALL_CASES if case.modality is None)
 OTHER_OPTIMIZER = "third party's optimizer"
-GRPO, PPO, SHARED_CRITIC, GKD = (case.name for case in online.CASES)
 WHOLE_KIT = bool(os.environ.get("SWIFT_WHOLE_KIT"))
 MIXED_IMAGES, IMAGES_LORA, VIT, TWO_KINDS = "images, mixed", "images, lora", "vit trained", "two kinds"
+HEADED_LORA, NEGATIVES_LORA = "seq_cls, lora, packed", "negatives, lora, packed"
 
 
 def more(layout: Layout) -> tuple[Layout, ...]:
@@ -30,12 +29,7 @@ def more(layout: Layout) -> tuple[Layout, ...]:
 
 
 def chosen(*names: str) -> frozenset[str] | None:
-    """Return the plainest case, the one about values of tokens, and these; None is all."""
-    return None if WHOLE_KIT else frozenset({"clipped", "tokens", *names})
-
-
-def combined(*names: str) -> frozenset[str] | None:
-    """Return the plainest case and these, where four processes divide in ways that have layouts of their own."""
+    """Return the plainest case and these; None is all."""
     return None if WHOLE_KIT else frozenset({"clipped", *names})
 
 

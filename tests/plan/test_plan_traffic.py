@@ -13,24 +13,12 @@ from swift_plan.traffic import model_traffic, step_traffic
 from swift_plan.workload import Workload
 
 LAYERS, HIDDEN, TOKENS, CHOSEN = 6, 64, 512, 2
+SHAPE = ModelShape("small", "llama", LAYERS, HIDDEN, 4, 2, 16, 1000, 128)
 SINGLE = Workload(rows=4, length=128, rows_assumed=False, compute_bytes=4.0, adapted=False)
 
 
 def _bytes(layout: ProcessLayout, operation: str, *, recompute: bool = False, experts: int = 0) -> float:
-    shape = ModelShape(
-        "small",
-        "llama",
-        LAYERS,
-        HIDDEN,
-        4,
-        2,
-        16,
-        1000,
-        128,
-        experts=experts,
-        experts_per_token=CHOSEN,
-        expert_width=32,
-    )
+    shape = replace(SHAPE, experts=experts, experts_per_token=CHOSEN, expert_width=32)
     messages = model_traffic(shape, layout, SINGLE, TOKENS, LAYERS, recompute=recompute)
     return sum(message.bytes for message in messages if message.operation == operation)
 
@@ -59,16 +47,14 @@ def test_tokens_go_to_their_experts_and_back_in_both_directions() -> None:
 
 def test_gradients_of_shared_inputs_are_reduced_per_matrix() -> None:
     """Forward twice; backward for queries, keys and values, and for gate and up, as was counted."""
-    shape = ModelShape("small", "llama", LAYERS, HIDDEN, 4, 2, 16, 1000, 128)
     apart = replace(SINGLE, own_layers=False)
-    (message,) = model_traffic(shape, ProcessLayout(tp=2), apart, TOKENS, LAYERS, recompute=False)
+    (message,) = model_traffic(SHAPE, ProcessLayout(tp=2), apart, TOKENS, LAYERS, recompute=False)
     assert message.bytes == 4 * 7 * LAYERS * TOKENS * HIDDEN
 
 
 def test_keys_and_values_are_gathered_where_there_is_no_ring() -> None:
-    shape = ModelShape("small", "llama", LAYERS, HIDDEN, 4, 2, 16, 1000, 128)
     apart, layout = replace(SINGLE, own_layers=False), ProcessLayout(cp=2)
-    found = {m.operation: m.bytes for m in model_traffic(shape, layout, apart, TOKENS, LAYERS, recompute=False)}
+    found = {m.operation: m.bytes for m in model_traffic(SHAPE, layout, apart, TOKENS, LAYERS, recompute=False)}
     both = 4 * LAYERS * 2 * TOKENS * 2 * (2 * 16)
     assert found == {"all_gather": both, "reduce_scatter": both}
     assert _bytes(layout, "send") > 0
@@ -113,15 +99,14 @@ def test_reduce_uses_trees_and_gather_uses_rings() -> None:
 
 
 def test_messages_hide_behind_the_same_arithmetic_together() -> None:
-    shape = ModelShape("small", "llama", LAYERS, HIDDEN, 4, 2, 16, 1000, 128)
     timing, layout = Timing(cluster("4x8xH100")), ProcessLayout(shard=32)
     stage = Stage(LocalWeights(layout, 1e6, 0.0), LAYERS, 1.0, has_head=True)
 
     def waiting(hidden: float, count: int) -> float:
         messages = [Traffic("weights", "all_gather", 1e9, 32, hidden=hidden)] * count
-        return timing.step(shape, SINGLE, stage, messages, 1, 100.0, recompute=False).gradients
+        return timing.step(SHAPE, SINGLE, stage, messages, 1, 100.0, recompute=False).gradients
 
-    computing = timing.step(shape, SINGLE, stage, [], 1, 100.0, recompute=False).compute
+    computing = timing.step(SHAPE, SINGLE, stage, [], 1, 100.0, recompute=False).compute
     one = waiting(0.0, 1)
     assert waiting(1.0, 2) == pytest.approx(2 * one - computing)
     assert waiting(1.0, 3) == pytest.approx(3 * one - computing)

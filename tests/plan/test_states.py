@@ -66,27 +66,19 @@ def test_weights_and_moments_are_those_of_processes_that_trained(
 UPDATED = ("zero1, full, recomputed, 2", "zero2, full, recomputed, 1", "zero2, full, recomputed, 2",
            "zero2, full, recomputed, 4", "megatron, full, recomputed, 2", "megatron, full, recomputed, 4")  # fmt: skip
 """Runs that had the most of all between the backward pass and the update."""
+LEFT = ("fsdp, full, 1", "fsdp, full, recomputed, 1", "fsdp, full, 2", "fsdp, full, recomputed, 2",
+        "fsdp, full, recomputed, 4")  # fmt: skip
+"""Runs of FSDP2, whose gradients take the place of the activations of the layer that they are of."""
 TEXTS, LENGTH = {1: 4, 2: 4, 4: 2}, 128
 """Of a micro-batch, by the number of processes, and the tokens of each."""
 
 
-LEFT = ("fsdp, full, 1", "fsdp, full, recomputed, 1", "fsdp, full, 2", "fsdp, full, recomputed, 2",
-        "fsdp, full, recomputed, 4")  # fmt: skip
-"""Runs of FSDP2, whose gradients take the place of the activations of the layer that they are of."""
-
-
-@pytest.mark.parametrize("name", UPDATED)
-def test_pre_update_state_matches_trained_ranks(name: str) -> None:
-    """What is there before the update is that of processes that trained."""
-    planned, measured = _planned_and_measured(name)
-    assert "activations" not in planned
-    assert sum(planned.values()) == pytest.approx(measured, rel=0.03)
-
-
-@pytest.mark.parametrize("name", LEFT)
-def test_pending_gradients_replace_activations(name: str) -> None:
+@pytest.mark.parametrize("name", [*UPDATED, *LEFT])
+def test_peak_matches_trained_ranks(name: str) -> None:
+    """The peak of a plan is that of processes that trained, before the update or while gradients leave."""
     planned, measured = _planned_and_measured(name)
     assert sum(planned.values()) == pytest.approx(measured, rel=0.03)
+    assert "activations" not in planned or name in LEFT
     if "gradients on their way" in planned:
         assert planned["a layer's backward pass"] == 0
 
@@ -97,17 +89,8 @@ def _planned_and_measured(name: str) -> tuple[dict[str, float], float]:
     way, processes = name.partition(",")[0], int(name[-1])
     beside = details["taken by the program itself, MiB"][way]
     texts = TEXTS[processes]
-    words = [
-        "--model",
-        "x",
-        "--train_type",
-        "full",
-        "--torch_dtype",
-        "float32",
-        "--gradient_checkpointing",
-        str("recomputed" in name),
-    ]
-    words += ["--per_device_train_batch_size", str(texts)]
+    words = ["--model", "x", "--train_type", "full", "--torch_dtype", "float32"]
+    words += ["--gradient_checkpointing", str("recomputed" in name), "--per_device_train_batch_size", str(texts)]
     words += ["--deepspeed", way] if way.startswith("zero") else ["--backend", way]
     planned = planned_backends(words, "sft")[0][0]
     where = this_machine(processes, 1)

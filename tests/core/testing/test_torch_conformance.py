@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit_cases import ALL_CASES, MIXED_IMAGES, TWO_KINDS, all_of_text, chosen
+from kit_cases import ALL_CASES, MIXED_IMAGES, NEGATIVES_LORA, TWO_KINDS, all_of_text, chosen
 
 from swift.testing import BackendConformance, Layout
 
@@ -13,16 +13,5 @@ class TestTorch(BackendConformance):
     layouts = (
         Layout(2, cases=all_of_text(MIXED_IMAGES, TWO_KINDS)),
         Layout(4, {"dp_replicate": 4}, cases=chosen("packed", "negatives")),
-        Layout(
-            1,
-            cases=chosen(
-                "accumulated",
-                "packed",
-                "dpo, lora",
-                "value",
-                "seq_cls, lora, packed",
-                "negatives",
-                "negatives, lora, packed",
-            ),
-        ),
+        Layout(1, cases=chosen("accumulated", "dpo, lora", "value", NEGATIVES_LORA)),
     )

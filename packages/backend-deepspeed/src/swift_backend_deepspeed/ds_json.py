@@ -96,17 +96,16 @@ def check(content: Json, name: str) -> None:
     stage = stage_of(content)
     if stage not in STAGES:
         raise ConfigError(f"{name}: zero_optimization.stage must be 0, 1, 2 or 3, not {stage!r}.")
-    if is_on(content, "fp16") is True and (is_on(content, "bf16") is True or is_on(content, "bfloat16") is True):
+    if is_on(content, "fp16") is True and _is_bfloat16(content):
         raise ConfigError(f"{name}: fp16 and bf16 are both enabled.", hint="Switch one of them off.")
     for part in ("offload_optimizer", "offload_param"):
         device = offload_device(content, part)
         if device not in ("none", "cpu", "nvme"):
             raise ConfigError(f"{name}: zero_optimization.{part}.device must be none, cpu or nvme, not {device!r}.")
-    kind = str(content.get("optimizer", {}).get("type", "AdamW")).lower()
-    if kind not in ("adam", "adamw"):
+    kind = content.get("optimizer", {}).get("type", "AdamW")
+    if str(kind).lower() not in ("adam", "adamw"):
         raise UnsupportedLayout(
-            f"{name}: optimizer.type is {content['optimizer']['type']!r}, whose state "
-            "other backends cannot resume from.",
+            f"{name}: optimizer.type is {kind!r}, whose state other backends cannot resume from.",
             hint="Use AdamW, or leave the section out.",
         )
     schedule = content.get("scheduler", {}).get("type", AUTO)
@@ -137,6 +136,10 @@ def is_on(content: Json, section: str) -> bool | str | None:
     return enabled
 
 
+def _is_bfloat16(content: Json) -> bool:
+    return True in (is_on(content, "bf16"), is_on(content, "bfloat16"))
+
+
 def implied_settings(content: Json) -> Mapping[str, tuple[Any, str]]:
     """Core's key → (value, where the JSON says it)."""
     found: dict[str, tuple[Any, str]] = {}
@@ -152,24 +155,27 @@ def implied_settings(content: Json) -> Mapping[str, tuple[Any, str]]:
     take("optim.max_grad_norm", "gradient_clipping", content.get("gradient_clipping"))
     if is_on(content, "fp16") is True:
         take("model.dtype", "fp16.enabled", "float16")
-    if is_on(content, "bf16") is True or is_on(content, "bfloat16") is True:
+    if _is_bfloat16(content):
         take("model.dtype", "bf16.enabled", "bfloat16")
     optimizer = content.get("optimizer", {}).get("params", {})
-    for key, name in (("lr", "lr"), ("eps", "eps"), ("weight_decay", "weight_decay")):
-        take(f"optim.{key}", f"optimizer.params.{name}", optimizer.get(name))
+    for name in ("lr", "eps", "weight_decay"):
+        take(f"optim.{name}", f"optimizer.params.{name}", optimizer.get(name))
     betas = optimizer.get("betas", AUTO)
     if betas != AUTO:
         take("optim.beta1", "optimizer.params.betas", betas[0])
         take("optim.beta2", "optimizer.params.betas", betas[1])
-    found.update(_implied_schedule(content))
-    tensor_parallel = content.get("tensor_parallel", {}).get("autotp_size")
-    if tensor_parallel not in (None, 0):
-        take("parallel.tp", "tensor_parallel.autotp_size", tensor_parallel)
+    scheduler = content.get("scheduler", {})
+    if (kind := scheduler.get("type", AUTO)) != AUTO:
+        take("optim.schedule", "scheduler.type", _SCHEDULES[kind])
+        params = scheduler.get("params", {})
+        take("optim.warmup_steps", "scheduler.params.warmup_num_steps", params.get("warmup_num_steps"))
+        take("optim.lr", "scheduler.params.warmup_max_lr", params.get("warmup_max_lr"))
+    take("parallel.tp", "tensor_parallel.autotp_size", content.get("tensor_parallel", {}).get("autotp_size") or None)
     take("parallel.ulysses", "sequence_parallel_size", content.get("sequence_parallel_size"))
     return found
 
 
-def resolved(content: Json, config: Config, *, precision: str, world: int, data_size: int) -> Json:
+def resolved(content: Json, config: Config, *, precision: str, world: int) -> Json:
     """Return the JSON for DeepSpeed: `"auto"` filled in, and everything left out that swift does itself."""
     filled = copy.deepcopy(content)
     for section in ("optimizer", "scheduler", "activation_checkpointing", "tensor_parallel", "sequence_parallel_size"):
@@ -188,9 +194,9 @@ def resolved(content: Json, config: Config, *, precision: str, world: int, data_
     # AdamW is built here, by torch or by DeepSpeed; its name is on no list of DeepSpeed's.
     filled["zero_allow_untested_optimizer"] = True
     filled.setdefault("steps_per_print", 10**9)
-    zero = filled.setdefault("zero_optimization", {})
-    zero["stage"] = stage_in_force(content, precision)
-    _fill_buckets(zero)
+    # Buckets that are "auto" get DeepSpeed's own defaults.
+    zero = {key: value for key, value in filled.get("zero_optimization", {}).items() if value != AUTO}
+    filled["zero_optimization"] = {**zero, "stage": stage_in_force(content, precision)}
     if config.parallel.tp > 1:
         filled["tensor_parallel"] = {**content.get("tensor_parallel", {}), "autotp_size": config.parallel.tp}
     if left := [section for section, value in _leaves(filled) if value == AUTO]:
@@ -204,7 +210,7 @@ def stage_in_force(content: Json, precision: str) -> int:
     return 1 if stage == 0 and precision != "float32" else stage
 
 
-def remarks(content: Json, config: Config, *, data_size: int, precision: str) -> Iterator[str]:
+def remarks(content: Json, config: Config, *, precision: str) -> Iterator[str]:
     """Yield a remark on every setting that DeepSpeed would silently ignore or interpret differently."""
     if "activation_checkpointing" in content and not config.train.gradient_checkpointing:
         yield (
@@ -220,9 +226,8 @@ def remarks(content: Json, config: Config, *, data_size: int, precision: str) ->
                 yield f"zero_optimization.{key} has no effect below stage 3."
     for key in DONE_BY_SWIFT.keys() & content.keys():
         yield f"DeepSpeed's {key} has no effect: {DONE_BY_SWIFT[key]}"
-    if content.get("scheduler", {}).get("params", {}).get("warmup_type", "log") == "log" and "WarmupLR" in str(
-        content.get("scheduler", {}).get("type")
-    ):
+    scheduler = content.get("scheduler", {})
+    if scheduler.get("params", {}).get("warmup_type", "log") == "log" and "WarmupLR" in str(scheduler.get("type")):
         yield "WarmupLR warms up in a straight line here (warmup_type log is DeepSpeed's default)."
 
 
@@ -255,25 +260,6 @@ def _precision(section: str, world: int) -> Json:
     # As torch's own scaler behaves: from 2^16, halved at every overflow. Losses are multiplied by the processes, of
     # whose gradients DeepSpeed takes the mean.
     return {"initial_scale_power": 16 - math.ceil(math.log2(world)), "hysteresis": 1}
-
-
-def _implied_schedule(content: Json) -> Mapping[str, tuple[Any, str]]:
-    scheduler = content.get("scheduler", {})
-    kind, params = scheduler.get("type", AUTO), scheduler.get("params", {})
-    if kind == AUTO:
-        return {}
-    found = {"optim.schedule": (_SCHEDULES[kind], "DeepSpeed's scheduler.type")}
-    for key, name in (("optim.warmup_steps", "warmup_num_steps"), ("optim.lr", "warmup_max_lr")):
-        value = params.get(name, AUTO)
-        if value != AUTO:
-            found[key] = (value, f"DeepSpeed's scheduler.params.{name}")
-    return found
-
-
-def _fill_buckets(zero: Json) -> None:
-    """Remove "auto" buckets, which then get DeepSpeed's own defaults, and make whole numbers integers."""
-    for key in [key for key, value in zero.items() if value == AUTO]:
-        del zero[key]
 
 
 def _read_file(path: Path) -> Any:

@@ -67,13 +67,10 @@ def setup(run: Run) -> Topology:
     sharing = world.size // slices
     if parallel.ulysses > 1:
         session.sequence = _neighbours(world, parallel.ulysses)
-    for remark in remarks(options.content, run.config, data_size=slices, precision=precision):
+    for remark in remarks(options.content, run.config, precision=precision):
         run.say(remark)
     layout = {"zero": stage_in_force(options.content, precision), "dp": slices}
-    if parallel.ulysses > 1:
-        layout["ulysses"] = parallel.ulysses
-    if parallel.tp > 1:
-        layout["tp"] = parallel.tp
+    layout |= {name: size for name in ("ulysses", "tp") if (size := getattr(parallel, name)) > 1}
     return Topology(world=world, data_rank=world.rank // sharing, data_size=slices, device=str(device), layout=layout)
 
 
@@ -83,8 +80,7 @@ def engine_config(run: Run) -> tuple[dict[str, Any], torch.dtype]:
 
     precision, _ = resolve_dtype(run.config.model.dtype, run.topology.device)
     content = run.options(DeepSpeedOptions).content
-    size = run.topology.data_size
-    config = resolved(content, run.config, precision=precision, world=run.world.size, data_size=size)
+    config = resolved(content, run.config, precision=precision, world=run.world.size)
     return config, getattr(torch, precision)
 
 

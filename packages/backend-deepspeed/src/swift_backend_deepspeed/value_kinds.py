@@ -13,14 +13,14 @@ from typing import Any
 from swift.config.limits import fault_of
 from swift.errors import ConfigError
 
-_ZERO_NUMBERS = frozenset({
+_ZERO_NUMBERS = (
     "allgather_bucket_size", "max_live_parameters", "max_reuse_distance", "model_persistence_threshold",
     "module_granularity_threshold", "param_persistence_threshold", "prefetch_bucket_size", "reduce_bucket_size",
     "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_model_persistence_threshold",
     "stage3_module_granularity_threshold", "stage3_param_persistence_threshold", "stage3_prefetch_bucket_size",
     "sub_group_size", "zero_hpz_partition_size",
-})  # fmt: skip
-_ZERO_SWITCHES = frozenset({
+)  # fmt: skip
+_ZERO_SWITCHES = (
     "allgather_partitions", "allgather_sequential", "compute_grad_norm", "contiguous_gradients", "cpu_offload",
     "cpu_offload_param", "cpu_offload_use_pin_memory", "elastic_checkpoint", "enable_sanity_checks",
     "gather_16bit_weights_on_model_save", "ignore_unused_parameters", "legacy_stage1", "load_from_fp32_weights",
@@ -30,23 +30,23 @@ _ZERO_SWITCHES = frozenset({
     "stage3_gather_fp16_weights_on_model_save", "stage3_use_all_reduce_for_fetch_params",
     "use_all_reduce_for_fetch_params", "use_multi_rank_bucket_allreduce", "zero_quantized_gradients",
     "zero_quantized_nontrainable_weights", "zero_quantized_weights",
-})  # fmt: skip
-_SECTIONS = frozenset({
+)  # fmt: skip
+_SECTIONS = (
     "zero_optimization", "fp16", "bf16", "bfloat16", "amp", "optimizer", "scheduler", "activation_checkpointing",
     "comms_logger", "tensorboard", "wandb", "csv_monitor", "comet", "torch_autocast", "flops_profiler", "autotuning",
     "hybrid_engine", "pipeline", "data_efficiency", "curriculum_learning", "checkpoint", "data_types", "aio",
     "weight_quantization", "compile", "timers", "tensor_parallel", "expert_parallel", "elasticity",
     "sparse_attention", "compression_training", "eigenvalue", "progressive_layer_drop", "quantize_training",
-})  # fmt: skip
-_SWITCHES = frozenset({
+)  # fmt: skip
+_SWITCHES = (
     "managed_gradient_accumulation", "dump_state", "disable_python_gc", "disable_allgather", "prescale_gradients",
     "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "wall_clock_breakdown", "memory_breakdown",
     "use_data_before_expert_parallelism", "dataloader_drop_last", "sparse_gradients",
-})  # fmt: skip
-_COUNTS = frozenset({
+)  # fmt: skip
+_COUNTS = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "steps_per_print",
     "sequence_parallel_size", "vocabulary_size",
-})  # fmt: skip
+)  # fmt: skip
 
 AUTO = "auto"
 
@@ -81,32 +81,22 @@ _SCHEDULER_PARAMS: Mapping[str, Kind] = {
     "warmup_min_lr": _AMOUNT, "warmup_max_lr": _AMOUNT, "warmup_num_steps": _SIZE, "total_num_steps": _SIZE,
     "warmup_type": _TEXT, "warmup_min_ratio": _FRACTION, "cos_min_ratio": _FRACTION,
 }  # fmt: skip
-_OFFLOAD: Mapping[str, Kind] = {
-    "device": _TEXT, "nvme_path": _TEXT, "buffer_count": _SIZE, "pin_memory": _SWITCH, "pipeline_read": _SWITCH,
-    "pipeline_write": _SWITCH, "fast_init": _SWITCH, "ratio": _FRACTION, "buffer_size": _SIZE, "max_in_cpu": _SIZE,
-    "super_offload": _SWITCH, "cpuadam_cores_perc": _FRACTION,
-}  # fmt: skip
+_OFFLOAD: Mapping[str, Kind] = {"device": _TEXT, "nvme_path": _TEXT, "buffer_count": _SIZE, "pin_memory": _SWITCH}
 _FP16: Mapping[str, Kind] = {
     "enabled": _SWITCH, "auto_cast": _SWITCH, "loss_scale": _AMOUNT, "initial_scale_power": _SIZE,
     "loss_scale_window": _SIZE, "hysteresis": _SIZE, "consecutive_hysteresis": _SWITCH, "min_loss_scale": _SIZE,
     "fp16_master_weights_and_grads": _SWITCH,
 }  # fmt: skip
-_BF16: Mapping[str, Kind] = dict.fromkeys(
-    (
-        "enabled",
-        "immediate_grad_update",
-        "check_grad_overflow",
-        "bf16_master_weights_and_grads",
-        "bf16_optimizer_states",
-    ),
-    _SWITCH,
-)
+_BF16: Mapping[str, Kind] = {
+    "enabled": _SWITCH, "immediate_grad_update": _SWITCH, "check_grad_overflow": _SWITCH,
+    "bf16_master_weights_and_grads": _SWITCH, "bf16_optimizer_states": _SWITCH,
+}  # fmt: skip
 
 KINDS: Mapping[str, Mapping[str, Kind]] = {
     "": {
-        **dict.fromkeys(sorted(_SECTIONS), _SECTION),
-        **dict.fromkeys(sorted(_SWITCHES), _SWITCH),
-        **dict.fromkeys(sorted(_COUNTS), _COUNT),
+        **dict.fromkeys(_SECTIONS, _SECTION),
+        **dict.fromkeys(_SWITCHES, _SWITCH),
+        **dict.fromkeys(_COUNTS, _COUNT),
         "gradient_clipping": _AMOUNT,
         "gradient_predivide_factor": _AMOUNT,
         "communication_data_type": _TEXT,
@@ -115,13 +105,16 @@ KINDS: Mapping[str, Mapping[str, Kind]] = {
         "log_level": _TEXT,
     },
     "zero_optimization": {
-        **dict.fromkeys(sorted(_ZERO_NUMBERS), _SIZE),
-        **dict.fromkeys(sorted(_ZERO_SWITCHES), _SWITCH),
+        **dict.fromkeys(_ZERO_NUMBERS, _SIZE),
+        **dict.fromkeys(_ZERO_SWITCHES, _SWITCH),
         **dict.fromkeys(("offload_optimizer", "offload_param", "zenflow", "leaf_module"), _SECTION),
         "stage": _STAGE,
     },
-    "zero_optimization.offload_optimizer": _OFFLOAD,
-    "zero_optimization.offload_param": _OFFLOAD,
+    "zero_optimization.offload_optimizer": {
+        **_OFFLOAD, "pipeline_read": _SWITCH, "pipeline_write": _SWITCH, "fast_init": _SWITCH, "ratio": _FRACTION,
+        "super_offload": _SWITCH, "cpuadam_cores_perc": _FRACTION,
+    },
+    "zero_optimization.offload_param": {**_OFFLOAD, "buffer_size": _SIZE, "max_in_cpu": _SIZE},
     "fp16": _FP16,
     "bf16": _BF16,
     "bfloat16": _BF16,
@@ -130,21 +123,12 @@ KINDS: Mapping[str, Mapping[str, Kind]] = {
     "scheduler": {"type": _TEXT, "params": _SECTION, "legacy_fusion": _SWITCH},
     "scheduler.params": _SCHEDULER_PARAMS,
     "activation_checkpointing": {
-        **dict.fromkeys(
-            (
-                "partition_activations",
-                "cpu_checkpointing",
-                "contiguous_memory_optimization",
-                "synchronize_checkpoint_boundary",
-                "profile",
-            ),
-            _SWITCH,
-        ),
-        "number_checkpoints": _SIZE,
+        "partition_activations": _SWITCH, "cpu_checkpointing": _SWITCH, "contiguous_memory_optimization": _SWITCH,
+        "synchronize_checkpoint_boundary": _SWITCH, "profile": _SWITCH, "number_checkpoints": _SIZE,
     },
     "tensor_parallel": {"autotp_size": _SIZE},
-}
-"""Place → key → what its value must be."""
+}  # fmt: skip
+"""Section → key → what its value must be."""
 
 
 def check_kinds(content: Mapping[str, Any], name: str, section: str = "") -> None:

@@ -77,11 +77,8 @@ def check_widths(options: MegatronConfig, text: Any, tp: int) -> None:
     """Refuse a model whose matrices, as a process has them, have sides that FP8 cannot multiply."""
     if options.fp8 == "none":
         return
-    whole, divided = {"hidden_size": text.hidden_size}, {}
-    for name in ("intermediate_size", "moe_intermediate_size"):
-        if getattr(text, name, None):
-            divided[name] = getattr(text, name)
-    for name, width, count in [*((*each, 1) for each in whole.items()), *((*each, tp) for each in divided.items())]:
+    for name, count in (("hidden_size", 1), ("intermediate_size", tp), ("moe_intermediate_size", tp)):
+        width = getattr(text, name, None) or 0
         if width // count % MULTIPLE:
             part = f" by parallel.tp {count}" if count > 1 else ""
             raise UnsupportedLayout(

@@ -184,17 +184,9 @@ def check_model(run: Run, model_config: Any) -> None:
     tp = parallel.tp
     heads = text.num_attention_heads
     groups = getattr(text, "num_key_value_heads", None) or heads
-    if heads % tp:
-        raise UnsupportedLayout(
-            f"{heads} attention heads are not divisible by tp {tp}.",
-            hint=f"Choose a divisor of {heads}.",
-        )
-    latent = getattr(text, "kv_lora_rank", None) is not None
-    if groups % tp and not latent:
-        raise UnsupportedLayout(
-            f"{groups} heads of keys and values are not divisible by tp {tp}.",
-            hint=f"Choose a divisor of {groups}.",
-        )
+    _check_divisible(heads, "attention heads", "tp", tp)
+    if getattr(text, "kv_lora_rank", None) is None:
+        _check_divisible(groups, "heads of keys and values", "tp", tp)
     check_widths(model_config, tp)
     fp8.check_widths(options, text, tp)
     experts = experts_of(text)
@@ -204,11 +196,7 @@ def check_model(run: Run, model_config: Any) -> None:
                 f"parallel.{name} {size} distributes experts, and {text.model_type} has none.",
                 hint=f"Type --parallel.{name} 1",
             )
-    if experts and experts % parallel.ep:
-        raise UnsupportedLayout(
-            f"{experts} experts are not divisible by ep {parallel.ep}.",
-            hint=f"Choose a divisor of {experts}.",
-        )
+    _check_divisible(experts, "experts", "ep", parallel.ep)
     chosen = getattr(text, "num_experts_per_tok", None) or 1
     if options.moe_pad_to_capacity and (options.moe_capacity or 0) * chosen > experts > 0:
         raise UnsupportedLayout(
@@ -220,6 +208,13 @@ def check_model(run: Run, model_config: Any) -> None:
         raise UnsupportedLayout(
             f"Experts of width {width} are not divisible by etp {parallel.etp}.",
             hint=f"Choose a divisor of {width}.",
+        )
+
+
+def _check_divisible(count: int, what: str, dimension: str, ways: int) -> None:
+    if count % ways:
+        raise UnsupportedLayout(
+            f"{count} {what} are not divisible by {dimension} {ways}.", hint=f"Choose a divisor of {count}."
         )
 
 

@@ -59,18 +59,12 @@ class StagesOf:
         if pp == 1:
             ends = (1.0, 0.0 if shape.tied else 1.0)
             return [Stage(self._weights(layout, layers[0], ends), layers[0], 1.0, has_head=True)]
-        found = [
-            Stage(self._weights(layout, layers[0], (1.0, 0.0)), layers[0], pp + (pp - 1) * (vpp > 1) / vpp, False),
-            Stage(
-                self._weights(layout, layers[-1], (0.0, 1.0), last=True),
-                layers[-1],
-                1.0 + (pp - 1) * (vpp > 1) / vpp,
-                True,
-            ),
-        ]
+        more = (pp - 1) * (vpp > 1) / vpp  # micro-batches of other chunks
+        first = self._weights(layout, layers[0], (1.0, 0.0))
+        last = self._weights(layout, layers[-1], (0.0, 1.0), last=True)
+        found = [Stage(first, layers[0], pp + more, False), Stage(last, layers[-1], 1.0 + more, True)]
         if layers[1] > layers[0] and pp > 2:
-            in_flight = pp - 1 + (pp - 1) * (vpp > 1) / vpp
-            found.append(Stage(self._weights(layout, layers[1], (0.0, 0.0)), layers[1], in_flight, False))
+            found.append(Stage(self._weights(layout, layers[1], (0.0, 0.0)), layers[1], pp - 1 + more, False))
         return found
 
     def _weights(

@@ -179,26 +179,11 @@ def _planned(run: Run, tokens: int, level: int = 0) -> Candidate:
         train = run.config.train
         rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
         segments = Workload.of(backend, processes=run.world.size, on_cpu=not on_gpu).segments
-        trace = Trace.begun(
-            backend,
-            config,
-            length=max(1, tokens // rows // segments),
-            compute_bytes=size,
-            on_cpu=where.device.name == CPU,
-        )
-    candidate = counted(
-        backend,
-        shape,
-        config,
-        where,
-        ledger.known_timing(where),
-        tokens=tokens,
-        compute_bytes=size,
-        trace=trace,
-    )
-    if on_gpu:
-        return candidate
-    return replace(candidate, program=PROGRAM * 1e9)
+        length = max(1, tokens // rows // segments)
+        trace = Trace.begun(backend, config, length=length, compute_bytes=size, on_cpu=where.device.name == CPU)
+    timing = ledger.known_timing(where)
+    candidate = counted(backend, shape, config, where, timing, tokens=tokens, compute_bytes=size, trace=trace)
+    return candidate if on_gpu else replace(candidate, program=PROGRAM * 1e9)
 
 
 def _write(run: Run, content: Mapping[str, Any]) -> None:

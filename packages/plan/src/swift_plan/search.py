@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import product
 from math import ceil, isqrt
 from typing import TYPE_CHECKING, Any
 
@@ -164,19 +165,14 @@ class BackendSearch:
 
     def _cuts(self) -> Iterator[dict[str, Any]]:
         """Yield the sizes that decide what a process has of the model, of those that the backend takes for it."""
-        for tp in self._ways("tp"):
-            for pp in self._ways("pp"):
-                for ep in self._ways("ep"):
-                    for etp in self._ways("etp"):
-                        for vpp in self._virtual(pp):
-                            cut = {"tp": tp, "pp": pp, "vpp": vpp, "ep": ep, "etp": etp}
-                            if (
-                                "sequence_parallel" in self.backend.dimensions
-                                and "sequence_parallel" not in self._typed
-                            ):
-                                cut["sequence_parallel"] = tp > 1
-                            if self._legal_model(cut):
-                                yield cut
+        chooses = "sequence_parallel" in self.backend.dimensions and "sequence_parallel" not in self._typed
+        for tp, pp, ep, etp in product(*map(self._ways, ("tp", "pp", "ep", "etp"))):
+            for vpp in self._virtual(pp):
+                cut = {"tp": tp, "pp": pp, "vpp": vpp, "ep": ep, "etp": etp}
+                if chooses:
+                    cut["sequence_parallel"] = tp > 1
+                if self._legal_model(cut):
+                    yield cut
 
     def _virtual(self, pp: int) -> list[int]:
         if "vpp" in self._typed:
@@ -206,10 +202,8 @@ class BackendSearch:
                     if sequence == "ulysses" and ways == 1 and "ulysses" not in self._typed:
                         continue  # the same as cp 1
                     shared = cut["tp"] * cut["pp"] * ways
-                    if self.world % shared or self.workload.rows * 1 < 1:
-                        continue
                     data = self.world // shared
-                    if data > self.workload.rows:
+                    if self.world % shared or data > self.workload.rows:
                         continue
                     for replicate in self._replicas(data):
                         parallel = {**cut, sequence: ways, "dp_replicate": replicate, "dp_shard": data // replicate}
@@ -284,18 +278,9 @@ class BackendSearch:
             clock = partial(self._time, one, slowest, activations.layer, recompute=recompute)
             self.tried += 1
             yield Candidate(
-                self.backend,
-                one.layout,
-                one.parallel,
-                one.stages,
-                one.micro_batch,
-                recompute,
-                states[most],
-                instants[most],
-                clock,
-                self.timing,
-                activations.basis,
-            )
+                self.backend, one.layout, one.parallel, one.stages, one.micro_batch, recompute, states[most],
+                instants[most], clock, self.timing, activations.basis,
+            )  # fmt: skip
 
     def _time(self, one: _Filled, slowest: Stage, kept: float, timing: Timing, *, recompute: bool) -> StepTime:
         run = one.runs.get(recompute)

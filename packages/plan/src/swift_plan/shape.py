@@ -12,26 +12,12 @@ from swift.models.sizes import experts_of
 from swift.planning import StoredConfig
 
 _UNGATED = frozenset(
-    {
-        "gpt2",
-        "gpt_neox",
-        "gptj",
-        "gpt_bigcode",
-        "opt",
-        "bloom",
-        "falcon",
-        "phi",
-        "starcoder2",
-        "gpt_neo",
-        "codegen",
-        "mpt",
-    }
-)
+    {"gpt2", "gpt_neox", "gptj", "gpt_bigcode", "opt", "bloom", "falcon", "phi", "starcoder2", "gpt_neo", "codegen",
+     "mpt"}
+)  # fmt: skip
 """Model types whose MLP has two matrices; all others have a gate as well."""
 _NORMED_HEADS = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"})
 _QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "gpt2", "gpt_neox", "opt", "phi", "starcoder2", "bloom"})
-
-
 _CUT_BY_COLUMNS = frozenset({"o_proj", "down_proj"})
 
 

@@ -46,11 +46,6 @@ class ShortRun:
     peaks: Mapping[str, float] = field(default_factory=dict)
     """Bytes of the process with the most in each phase, of a run whose processes were watched."""
 
-    @property
-    def lacked_memory(self) -> bool:
-        """Return whether it failed for lack of memory, which is a measurement too."""
-        return self.failure == "out of memory"
-
 
 class ShortRuns:
     """Runs of one model on this machine, in a folder of their own that is removed at the end."""

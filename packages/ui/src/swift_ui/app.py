@@ -40,7 +40,7 @@ def make_app(settings: UiSettings) -> Starlette:
             *action_routes(settings),
         ],
         middleware=[Middleware(PageGuard, settings=settings)],
-        exception_handlers={SwiftError: _bad_request, NotFound: _not_found},
+        exception_handlers={SwiftError: _refused},
     )
     app.state.settings = settings
     app.state.reader = RunReader(settings.roots)
@@ -59,24 +59,15 @@ def _charts(request: Request) -> Response:
 
 def _about(request: Request) -> Response:
     settings: UiSettings = request.app.state.settings
-    return JSONResponse(
-        {
-            "version": __version__,
-            "roots": [str(root) for root in settings.roots],
-            "trust_remote_code": settings.trust_remote_code,
-        }
-    )
+    roots = [str(root) for root in settings.roots]
+    return JSONResponse({"version": __version__, "roots": roots, "trust_remote_code": settings.trust_remote_code})
 
 
-def _bad_request(request: Request, error: Exception) -> Response:
+def _refused(request: Request, error: Exception) -> Response:
     """Return the error message of the command line."""
     assert isinstance(error, SwiftError)
-    return JSONResponse({"error": {"message": error.message, "hint": error.hint}}, 400)
-
-
-def _not_found(request: Request, error: Exception) -> Response:
-    assert isinstance(error, NotFound)
-    return JSONResponse({"error": {"message": error.message, "hint": error.hint}}, 404)
+    content = {"error": {"message": error.message, "hint": error.hint}}
+    return JSONResponse(content, 404 if isinstance(error, NotFound) else 400)
 
 
 def serve(settings: UiSettings, listening: socket.socket, *, show: bool = False) -> None:

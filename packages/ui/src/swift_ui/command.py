@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 from swift.errors import UsageError
-from swift_ui.options import LOOPBACK, UiOptions
+from swift_ui.options import LOCAL_HOSTS, UiOptions
 
 PORT = 7860
-_LOCAL = frozenset({LOOPBACK, "localhost", "::1"})
 
 
 class UiCommand:
@@ -34,7 +33,7 @@ class UiCommand:
             )
             _say(f"Open {settings.address}")
             _say(f"Serving the runs in {', '.join(map(str, roots))}. Ctrl+C stops the server; runs continue.")
-            if options.host not in _LOCAL:
+            if options.host not in LOCAL_HOSTS:
                 _say("Warning: other machines can reach this address, unencrypted. The token allows running commands.")
             serve(settings, listening, show=options.open)
         return 0

@@ -20,13 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swift.errors import SwiftError, UsageError
 from swift.untrusted import is_unicode, parse_json
+from swift_ui.options import LOCAL_HOSTS
 from swift_ui.settings import UiSettings
 
 MOST_BYTES = 1 << 20
 """Maximum size of a request body."""
 READING = frozenset({"GET", "HEAD"})
 LOGIN = "/api/login"
-_HERE = frozenset({"127.0.0.1", "localhost", "::1"})
 _ANYWHERE = frozenset({"0.0.0.0", "::"})
 
 CONTENT_POLICY = (
@@ -101,7 +101,8 @@ class PageGuard:
         """Check the requested host and the origin of the request."""
         hosts = request.headers.getlist("host")
         named = _host(hosts[0]) if len(hosts) == 1 else None
-        if named is None or named not in self._names() | ({named} if self._settings.host in _ANYWHERE else set()):
+        own = self._settings.host
+        if named is None or (own not in _ANYWHERE and named not in {*LOCAL_HOSTS, own.lower()}):
             raise ForbiddenRequest(403, "Unknown host name. Open the address that the terminal shows.")
         origins = request.headers.getlist("origin")
         if origins and origins != [f"http://{hosts[0]}"]:
@@ -110,9 +111,6 @@ class PageGuard:
             raise ForbiddenRequest(403, "Requests of other sites are not allowed.")
         if request.method not in READING and not origins:
             raise ForbiddenRequest(403, "POST requests need an Origin header.")
-
-    def _names(self) -> set[str]:
-        return {*_HERE} if self._settings.host in _HERE else {*_HERE, self._settings.host.lower()}
 
     def _has_cookie(self, request: Request) -> bool:
         try:

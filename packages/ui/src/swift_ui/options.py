@@ -9,6 +9,7 @@ from pydantic import Field
 from swift.config.options import Argument, Section
 
 LOOPBACK = "127.0.0.1"
+LOCAL_HOSTS = frozenset({LOOPBACK, "localhost", "::1"})
 
 
 class UiOptions(Section):

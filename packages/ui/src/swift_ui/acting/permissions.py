@@ -7,12 +7,12 @@ from pathlib import Path
 from swift.errors import UsageError
 from swift.forms import CheckedCommand
 from swift.untrusted import shown
+from swift_ui.options import LOCAL_HOSTS
 from swift_ui.settings import UiSettings
 
 TRAINING = ("pt", "sft", "rlhf", "train")
 BUILTIN_COMMANDS = (*TRAINING, "export", "eval", "infer", "serve")
 """The other commands are interactive or change more than runs, so they need a terminal."""
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def check_command(command: object) -> str:
@@ -31,7 +31,7 @@ def check_allowed(checked: CheckedCommand, settings: UiSettings) -> None:
             f"This would run third-party code or pass unknown flags ({', '.join(checked.trusts)}).",
             hint="Run the command in a terminal. To allow this here, restart: swift ui --trust_remote_code",
         )
-    far = [host for host in checked.hosts if host not in _LOOPBACK]
+    far = [host for host in checked.hosts if host not in LOCAL_HOSTS]
     if far:
         raise UsageError(
             f"This would listen on {far[0]}, which other machines can reach.",

@@ -55,8 +55,6 @@ class RunLines:
         self.first: Line = {}
         self.ranks: list[Mapping[str, Any]] = []
         self.ranks_step: int | None = None
-        self.summary: Line | None = None
-        """The summary of the run, if it is the last line."""
 
     @classmethod
     def at_a_glance(cls, folder: Path) -> RunLines | None:
@@ -134,8 +132,6 @@ class RunLines:
 
     def _add(self, lines: Sequence[Line]) -> None:
         rows = [line for line in lines if isinstance(line.get("step"), int) and abs(line["step"]) < _LAST_STEP]
-        if lines:
-            self.summary = lines[-1] if "status" in lines[-1] else None
         if not rows:
             return
         before = len(self.steps)

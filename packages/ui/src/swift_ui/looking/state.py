@@ -11,6 +11,7 @@ from typing import Any
 from swift.errors import SwiftError
 from swift.runs import LOGGING_FILE, PROGRESS, Line, RunHolder, holder_of
 from swift.untrusted import open_regular
+from swift_ui.acting.job_runner import out_of_memory_kills
 from swift_ui.looking.index import NotFound, file_in
 from swift_ui.looking.lines import parsed
 
@@ -58,7 +59,6 @@ class StateReader:
     def __init__(self) -> None:
         self._tails: dict[Path, tuple[float, int, list[Line]]] = {}
         self._seen_alive: dict[Path, int] = {}
-        self._killed_before = _killed_here()
 
     def state(self, folder: Path) -> RunState:
         """Return the current state of a run."""
@@ -89,7 +89,7 @@ class StateReader:
     def _name(self, folder: Path, last: Line, holder: RunHolder | None, updated: float) -> tuple[str, str]:
         alive = holder.alive if holder is not None else False
         if alive:
-            self._seen_alive.setdefault(folder, _killed_here())
+            self._seen_alive.setdefault(folder, out_of_memory_kills())
             return RUNNING, ""
         status = last.get("status")
         if isinstance(status, str) and status in ENDINGS:
@@ -102,7 +102,7 @@ class StateReader:
     def _cause(self, folder: Path) -> str:
         """Return the likely cause of a process that ended without a summary."""
         logged = _last_error(_end_of(folder, LOG_FILE)) or _last_error(_end_of(folder, "traceback-0.txt"))
-        killed = _killed_here() > self._seen_alive.get(folder, _killed_here())
+        killed = out_of_memory_kills() > self._seen_alive.get(folder, out_of_memory_kills())
         if logged and _OUT_OF_MEMORY.search(logged):
             return logged if logged.startswith(_BY_RUNNER) else f"Out of memory: {logged}"
         if killed:
@@ -155,16 +155,3 @@ def _time(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _killed_here() -> int:
-    """Return how many processes the kernel killed for lack of memory; 0 if unknown."""
-    for path, name in ((Path("/sys/fs/cgroup/memory.events"), "oom_kill"), (Path("/proc/vmstat"), "oom_kill")):
-        try:
-            text = path.read_text()
-        except OSError:
-            continue
-        found = re.search(rf"^{name} (\d+)$", text, re.M)
-        if found:
-            return int(found[1])
-    return 0
