@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from tiny_images import (
+    ENCODER,
     OMNI,
     QWEN_TEXT,
     SIGLIP,
@@ -22,6 +23,7 @@ from tiny_images import (
     image_files,
     processor_of,
     tokenizer_with,
+    with_telling_weights,
 )
 
 from swift.config.sections import DataSection
@@ -44,14 +46,10 @@ _SIZES: list[list[tuple[int, int]]] = [[(56, 56)], [(84, 56), (56, 112)], [(90, 
 """The images of each sample of a batch."""
 _OF_ROW = [(56, 56), (90, 61)]
 _PIXTRAL = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
-_PIXTRAL_TOWER: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "patch_size": 14,
+_PIXTRAL_ENCODER: dict[str, Any] = {
+    **{name: value for name, value in SIGLIP.items() if name != "vision_use_head"}, "model_type": "pixtral",
     "image_size": 112,
-}
+}  # fmt: skip
 Parts = tuple[Any, Any, Any]
 """A configuration, the class of the model, and its processor."""
 
@@ -244,20 +242,29 @@ def _gemma3() -> Parts:
     return config, transformers.Gemma3ForConditionalGeneration, processor
 
 
-def _idefics3() -> Parts:
+def _tiled(name: str, images: Any, *further: Any) -> Parts:
+    """Make an Idefics3 or a SmolVLM, which read an image in tiles; `further` is what the latter's processor needs."""
     tiles = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
-    special = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *tiles)
+    special = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", "<video>", *tiles)
     tokenizer = tokenizer_with(special, {"image_token": "<image>"})
     encoder = {name: value for name, value in SIGLIP.items() if name not in ("model_type", "vision_use_head")}
-    config = transformers.Idefics3Config(
+    config = getattr(transformers, f"{name}Config")(
         text_config={"model_type": "llama", **TEXT}, vision_config=encoder, scale_factor=2, pad_token_id=0,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
     )  # fmt: skip
-    images = transformers.Idefics3ImageProcessorPil(size={"longest_edge": 112}, max_image_size={"longest_edge": 56})
-    processor = transformers.Idefics3Processor(
-        images, tokenizer, image_seq_len=4, chat_template=chat_template("<image>")
-    )
-    return config, transformers.Idefics3ForConditionalGeneration, processor
+    processor = getattr(transformers, f"{name}Processor")(
+        images(size={"longest_edge": 112}, max_image_size={"longest_edge": 56}), tokenizer, *further,
+        image_seq_len=4, chat_template=chat_template("<image>"),
+    )  # fmt: skip
+    return config, getattr(transformers, f"{name}ForConditionalGeneration"), processor
+
+
+def _idefics3() -> Parts:
+    return _tiled("Idefics3", transformers.Idefics3ImageProcessorPil)
+
+
+def _smolvlm() -> Parts:
+    return _tiled("SmolVLM", transformers.SmolVLMImageProcessor, transformers.SmolVLMVideoProcessor())
 
 
 def _glm4v() -> Parts:
@@ -273,10 +280,7 @@ def _glm4v() -> Parts:
     rope = {
         "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2], "partial_rotary_factor": 1.0,
     }  # fmt: skip
-    encoder = {
-        "depth": 2, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 32, "num_heads": 2,
-        "patch_size": 14, "image_size": 56, "spatial_merge_size": 2, "temporal_patch_size": 2,
-    }  # fmt: skip
+    encoder = {**ENCODER, "image_size": 56}
     config = transformers.Glm4vConfig(
         text_config={**TEXT, "rope_parameters": rope}, vision_config=encoder, **_ids(tokenizer, names)
     )
@@ -304,10 +308,10 @@ def _aya_vision() -> Parts:
 
 def _mistral3() -> Parts:
     tokenizer = tokenizer_with(_PIXTRAL, {})
-    encoder = {**_PIXTRAL_TOWER, "model_type": "pixtral"}
     config = transformers.Mistral3Config(
-        text_config={"model_type": "mistral", **TEXT, "head_dim": 8}, vision_config=encoder, spatial_merge_size=2,
-        vision_feature_layer=-1, image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"), tie_word_embeddings=False,
+        text_config={"model_type": "mistral", **TEXT, "head_dim": 8}, vision_config=_PIXTRAL_ENCODER,
+        spatial_merge_size=2, vision_feature_layer=-1, image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"),
+        tie_word_embeddings=False,
     )  # fmt: skip
     return config, transformers.Mistral3ForConditionalGeneration, _processor_of_pixtral(tokenizer, spatial_merge_size=2)
 
@@ -315,10 +319,9 @@ def _mistral3() -> Parts:
 def _pixtral() -> Parts:
     """Make the LLaVA with Pixtral's encoder and processor, as Pixtral-12B is released for transformers."""
     tokenizer = tokenizer_with(_PIXTRAL, {})
-    encoder = {**_PIXTRAL_TOWER, "model_type": "pixtral"}
     config = transformers.LlavaConfig(
-        text_config={"model_type": "mistral", **TEXT, "head_dim": 8}, vision_config=encoder, vision_feature_layer=-1,
-        image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"), **_FULL,
+        text_config={"model_type": "mistral", **TEXT, "head_dim": 8}, vision_config=_PIXTRAL_ENCODER,
+        vision_feature_layer=-1, image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"), **_FULL,
     )  # fmt: skip
     return config, transformers.LlavaForConditionalGeneration, _processor_of_pixtral(tokenizer)
 
@@ -328,22 +331,6 @@ def _processor_of_pixtral(tokenizer: Any, **sizes: int) -> Any:
     return transformers.PixtralProcessor(
         images, tokenizer, patch_size=14, chat_template=chat_template("[IMG]"), **sizes
     )
-
-
-def _smolvlm() -> Parts:
-    tiles = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
-    special = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", "<video>", *tiles)
-    tokenizer = tokenizer_with(special, {})
-    encoder = {name: value for name, value in SIGLIP.items() if name not in ("model_type", "vision_use_head")}
-    config = transformers.SmolVLMConfig(
-        text_config={"model_type": "llama", **TEXT}, vision_config=encoder, scale_factor=2, pad_token_id=0,
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-    )  # fmt: skip
-    images = transformers.SmolVLMImageProcessor(size={"longest_edge": 112}, max_image_size={"longest_edge": 56})
-    processor = transformers.SmolVLMProcessor(
-        images, tokenizer, transformers.SmolVLMVideoProcessor(), image_seq_len=4, chat_template=chat_template("<image>")
-    )
-    return config, transformers.SmolVLMForConditionalGeneration, processor
 
 
 ARCHITECTURES: dict[str, Callable[[], Parts]] = {
@@ -379,12 +366,5 @@ def architecture_model(folder: Path, kind: str) -> Path:
 
 
 def _made(kind: str) -> tuple[Any, Any]:
-    """Make a model whose weights all tell, and its processor."""
     config, model_class, processor = ARCHITECTURES[kind]()
-    torch.manual_seed(0)
-    model = model_class(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() >= 2:
-                parameter.normal_(std=0.08)
-    return model, processor
+    return with_telling_weights(model_class, config), processor

@@ -45,7 +45,7 @@ OMNI = "qwen2_5_omni_thinker"
 """The kind that reads images and hears sounds."""
 QWEN_TEXT = {"model_type": "qwen2", **TEXT}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
-_ENCODER: dict[str, Any] = {
+ENCODER: dict[str, Any] = {
     "depth": 2,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -70,15 +70,20 @@ SIGLIP: dict[str, Any] = {
 def image_model(folder: Path, kind: str, *, seed: int = 0) -> Path:
     """Write a model of one kind: 'llava', 'qwen2_vl', 'qwen2_5_vl', 'qwen3_vl', 'qwen3_5', 'qwen2_audio' or OMNI."""
     config, model_class = image_configuration(kind)
+    with_telling_weights(model_class, config, seed).save_pretrained(folder)
+    processor_of(kind).save_pretrained(folder)
+    return folder
+
+
+def with_telling_weights(model_class: Any, config: Any, seed: int = 0) -> Any:
+    """Return a model of random weights large enough to tell."""
     torch.manual_seed(seed)
     model = model_class(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
                 parameter.normal_(std=0.08)
-    model.save_pretrained(folder)
-    processor_of(kind).save_pretrained(folder)
-    return folder
+    return model
 
 
 def processor_of(kind: str) -> Any:
@@ -225,27 +230,27 @@ def image_configuration(kind: str) -> tuple[Any, Any]:
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in _QWEN.items()}
     text = {**TEXT, "rope_parameters": _ROPE}
     if kind == "qwen2_vl":
-        encoder = {**_ENCODER, "embed_dim": 32, "mlp_ratio": 2}
+        encoder = {**ENCODER, "embed_dim": 32, "mlp_ratio": 2}
         for unknown in ("intermediate_size", "out_hidden_size"):
             encoder.pop(unknown)
         return transformers.Qwen2VLConfig(text_config=text, vision_config=encoder, **ids), (
             transformers.Qwen2VLForConditionalGeneration
         )
     if kind == "qwen2_5_vl":
-        encoder = {**_ENCODER, "window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 2}
+        encoder = {**ENCODER, "window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 2}
         return transformers.Qwen2_5_VLConfig(text_config=text, vision_config=encoder, **ids), (
             transformers.Qwen2_5_VLForConditionalGeneration
         )
     text = {**text, "head_dim": 8, "rope_parameters": {**_ROPE, "mrope_interleaved": True}}
     if kind == "qwen3_vl":
-        encoder = {**_ENCODER, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+        encoder = {**ENCODER, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
         return transformers.Qwen3VLConfig(text_config=text, vision_config=encoder, **ids), (
             transformers.Qwen3VLForConditionalGeneration
         )
     text |= {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2}
     text |= {"linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
     text["rope_parameters"]["partial_rotary_factor"] = 1.0
-    encoder = {**_ENCODER, "num_position_embeddings": 16, "deepstack_visual_indexes": []}
+    encoder = {**ENCODER, "num_position_embeddings": 16, "deepstack_visual_indexes": []}
     return transformers.Qwen3_5Config(text_config=text, vision_config=encoder, **ids), (
         transformers.Qwen3_5ForConditionalGeneration
     )
@@ -262,7 +267,7 @@ def _omni_configuration() -> Any:
     }  # fmt: skip
     return transformers.Qwen2_5OmniThinkerConfig(
         text_config={**TEXT, "rope_parameters": _ROPE},
-        vision_config={**_ENCODER, "window_size": 56, "fullatt_block_indexes": [1]},
+        vision_config={**ENCODER, "window_size": 56, "fullatt_block_indexes": [1]},
         audio_config=heard,
         **ids,
     )

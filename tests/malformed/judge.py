@@ -1,25 +1,11 @@
 """Judge how a command of swift answers files that somebody else made, damaged or hostile, in this process.
 
-A class of cases is a file `test_<class>.py` in this folder with a list `CASES`:
+Properties draw one value or one kind of damage from `strategies`; what deserves a name is a `Case` of a table. Both are
+built in an empty working folder into which the template was copied: `model` (a tiny model of random weights, byte
+tokenizer) and `data.jsonl` (8 conversations). A class that needs more makes a template of its own, once. A case should
+take less than 0.3 s: prefer commands that end before a model is loaded, and keep what must be loaded tiny.
 
-    def truncated(folder: Path) -> list[str]:
-        (folder / "cut.jsonl").write_text('{"messages": [')
-        return ["sft", "--model", "model", "--dataset", "cut.jsonl", "--max_steps", "1"]
-
-    CASES = [Case("cut off in the first line", truncated, "refused", ("cut.jsonl:1",))]
-
-    @pytest.mark.parametrize("case", sampled(CASES))
-    def test_a_file_is_handled_clearly(case: Case, template: Path) -> None:
-        judge(case, template)
-
-`build` is called in an empty working folder into which the template was copied: `model` (a tiny model of random
-weights, byte tokenizer) and `data.jsonl` (8 conversations). It writes what is hostile and returns the command line.
-A class that needs more (a checkpoint) makes a template of its own, once, as a fixture of the session. What is drawn at
-random is drawn from `random.Random(name of the case)`, so that a case is the same in every run. A case should take
-less than 0.3 s: prefer commands that end before a model is loaded, and keep what must be loaded tiny.
-
-`sampled` marks most cases of a class: `make test` runs a sample, `make test-all` all of them. Values of keys are drawn,
-see `draws.py`.
+`make test` runs a sample of both, `make test-all` all of them.
 """
 
 from __future__ import annotations
@@ -34,13 +20,13 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Literal, TypeVar
 
 import pytest
 
@@ -56,6 +42,14 @@ MEDIA = "media"
 MEMORY = 2 << 30
 """Bytes of address space that a case may take beyond what this process has."""
 
+Build = Callable[[Path], Sequence[str]]
+"""Writes the input into the working folder and returns the command line."""
+Expected = Literal["refused", "works", "either"]
+"""'either': it may be refused as well as accepted, but never otherwise than clearly."""
+T = TypeVar("T")
+Table = Mapping[str, tuple[T, *tuple[str, ...]]]
+"""Cases by name: an input, and what its refusal must contain. An input without such strings must work."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -63,10 +57,8 @@ class Case:
 
     name: str
     """Names the test; unique in its class and the same in every run."""
-    build: Callable[[Path], Sequence[str]]
-    """Write the input into this folder, which is the working folder too, and returns the command line."""
-    expected: Literal["refused", "works", "either"] = "refused"
-    """'either': it may be refused as well as accepted, but never otherwise than clearly."""
+    build: Build
+    expected: Expected = "refused"
     names: tuple[str, ...] = ()
     """What a refusal must contain: the file, the line, the key."""
     prints: tuple[str, ...] = ()
@@ -78,11 +70,17 @@ class Case:
     stdin: bytes = b""
 
 
+def table(title: str, cases: Table[T], builder: Callable[[T], Build] | None = None) -> list[Case]:
+    """Return the cases of a table; `builder` makes of an input what builds it."""
+    found = []
+    for name, (content, *names) in cases.items():
+        build = builder(content) if builder else content
+        found.append(Case(f"{title}: {name}", build, "refused" if names else "works", tuple(names)))  # type: ignore[arg-type]
+    return found
+
+
 def sampled(cases: Sequence[Case], every: int = 10) -> list[object]:
     """Return the cases as parameters of a test: every so-manyth is quick."""
-    names = [case.name for case in cases]
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"cases of the same name: {', '.join(sorted(repeated))}")
     marks = [(pytest.mark.full,) if index % every else () for index in range(len(cases))]
     return [pytest.param(case, id=case.name, marks=each) for case, each in zip(cases, marks, strict=True)]
 
@@ -110,12 +108,10 @@ def judge(
                 failures.append(f"the refused command left {', '.join(left)}")
             failures += _process_groups()
         if failures:
-            pytest.fail(
-                f"{case.name}: swift {' '.join(argv)[:500]}\n{_list(failures)}\n{printed[-4000:]}", pytrace=False
-            )
+            complaints = "\n- ".join(failures)
+            pytest.fail(f"{case.name}: swift {' '.join(argv)[:500]}\n- {complaints}\n{printed[-4000:]}", pytrace=False)
         return printed
     finally:
-        _make_removable(parent)
         shutil.rmtree(parent, ignore_errors=True)
 
 
@@ -280,16 +276,3 @@ def _less_memory(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _make_removable(folder: Path) -> None:
-    """Give back the permissions that a case took from its folders."""
-    for parent, folders, _files in os.walk(folder):
-        for name in folders:
-            path = Path(parent, name)
-            if not path.is_symlink():
-                path.chmod(0o700)
-
-
-def _list(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)

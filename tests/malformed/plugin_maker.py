@@ -18,61 +18,43 @@ from judge import Case, judge, sampled
 from strategies import examples
 
 VERSION = "1.2"
-Build = Callable[[Path], Sequence[str]]
-
-GROUPS = {
-    "backend": "swift.backends",
-    "exporter": "swift.exporters",
-    "objective": "swift.objectives",
-    "observer": "swift.observers",
-    "engine": "swift.engines",
-}
-FURTHER = {
-    "optimizer": "swift.optimizers",
-    "tuner": "swift.tuners",
-    "planner": "swift.planners",
-    "command": "swift.commands",
-    "reward": "swift.rewards",
-}
-"""Kinds whose cases stand in a file of their own."""
 TRAINING = ("--model", "model", "--dataset", "data.jsonl", "--max_steps", "2", "--train_type", "full")
 SMALL = ("--backend.device", "cpu", "--data.workers", "1", "--logging.run_name", "run")
-
+TRAIN = ["train", *TRAINING, *SMALL]
+COMMANDS = {
+    "backend": [*TRAIN, "--report_to", "jsonl", "--backend", "hostile"],
+    "objective": [*TRAIN, "--report_to", "jsonl", "--objective", "hostile"],
+    "observer": [*TRAIN, "--report_to", "hostile"],
+    "optimizer": [*TRAIN, "--report_to", "jsonl", "--optim.name", "hostile"],
+    "tuner": ["train", *TRAINING[:-2], *SMALL, "--report_to", "jsonl", "--tuner.kind", "hostile"],
+    "planner": ["train", *TRAINING, *SMALL[2:], "--report_to", "jsonl", "--backend", "auto"],
+    "exporter": ["export", "model", "--to", "hostile", "--out", "exported", "--verify", "transformers"],
+    "engine": [
+        *("infer", "model", "--engine", "hostile", "--prompt", "one", "--prompt", "two"),
+        *("--max_new_tokens", "2"),
+    ],
+    "command": ["hostile"],
+    "reward": ["rewards", "test", "completions.jsonl", "--reward_funcs", "hostile"],
+}
+"""Kind → the command line that makes use of a plugin."""
+IMPORTS = """
+from swift import LossSums, Need, Section, hookimpl
+from swift.contracts import Completion, Reads, Score, Slot
+from swift.contracts.planner import ChosenPlan, ExpectedMemory
+"""
 GOOD = {
-    "backend": """
-        from swift import hookimpl
-        from swift.backends.torch.plugin import DataParallelBackend
-
-        class Plugin(DataParallelBackend):
-            pass
-    """,
-    "objective": """
-        from swift import LossSums, Need, Section
-        from swift.objectives.likelihood import Sft
-
-        class Plugin(Sft):
-            name = "hostile"
-    """,
+    "backend": "from swift.backends.torch.plugin import DataParallelBackend as Base",
+    "objective": "from swift.objectives.likelihood import Sft as Base",
+    "optimizer": "from swift.testing.third_party import Momentum as Base",
+    "tuner": "from swift.testing.third_party import EverySecond as Base",
+    "exporter": "from swift.export.plugins import HuggingFaceExporter as Base",
     "observer": """
-        from swift import hookimpl
-
-        class Plugin:
+        class Base:
             @hookimpl
             def swift_checkpoint_saved(self, folder):
                 pass
     """,
-    "exporter": """
-        import json
-        from swift import hookimpl
-        from swift.export.plugins import HuggingFaceExporter
-
-        class Plugin(HuggingFaceExporter):
-            pass
-    """,
     "engine": """
-        from swift import hookimpl
-        from swift.contracts import Completion, Score
-
         class Engine:
             def generate(self, prompts, sampling):
                 for index, _ in enumerate(prompts):
@@ -91,28 +73,13 @@ GOOD = {
             def close(self):
                 pass
 
-        class Plugin:
+        class Base:
             @hookimpl
             def swift_open_engine(self, request):
                 return Engine()
     """,
-    "optimizer": """
-        from swift.contracts import Reads, Slot
-        from swift.testing.third_party import Momentum
-
-        class Plugin(Momentum):
-            pass
-    """,
-    "tuner": """
-        from swift.testing.third_party import EverySecond
-
-        class Plugin(EverySecond):
-            pass
-    """,
     "planner": """
-        from swift.contracts.planner import ChosenPlan, ExpectedMemory
-
-        class Plugin:
+        class Base:
             def choose(self, words, command, processes, machines):
                 return ChosenPlan(("--backend", "torch"), "It is there.")
     """,
@@ -122,7 +89,7 @@ GOOD = {
         class Options(Section):
             speed: int = 1
 
-        class Plugin:
+        class Base:
             summary = "Go fast"
             options_model = Options
 
@@ -130,53 +97,34 @@ GOOD = {
                 return 0
     """,
     "reward": """
-        class Plugin:
+        class Base:
             isolation = "inline"
 
             def score(self, items):
                 return [1.0 for _ in items]
     """,
 }
-"""Kind → a plugin that works."""
+"""Kind → the base class of a plugin that works."""
 
 
-def command(kind: str, name: str) -> list[str]:
-    """The command line that makes use of a plugin."""
-    if kind == "exporter":
-        return ["export", "model", "--to", name, "--out", "exported", "--verify", "transformers"]
-    if kind == "engine":
-        return ["infer", "model", "--engine", name, "--prompt", "one", "--prompt", "two", "--max_new_tokens", "2"]
-    if kind == "command":
-        return [name]
-    if kind == "reward":
-        return ["rewards", "test", "answers.jsonl", "--reward_funcs", name]
-    if kind == "planner":
-        return ["train", *TRAINING, *SMALL[2:], "--report_to", "jsonl", "--backend", "auto"]
-    if kind == "tuner":
-        return ["train", *TRAINING[:-2], *SMALL, "--report_to", "jsonl", "--tuner.kind", name]
-    chosen = {
-        "backend": "--backend",
-        "objective": "--objective",
-        "observer": "--report_to",
-        "optimizer": "--optim.name",
-    }[kind]
-    return ["train", *TRAINING, *SMALL, *([] if kind == "observer" else ["--report_to", "jsonl"]), chosen, name]
+def plugin(kind: str, *members: str) -> str:
+    """The source of a plugin that works but for these members of its class."""
+    name = 'name = "hostile"' if kind == "objective" else "pass"
+    return f"{IMPORTS}{dedent(GOOD[kind])}\n" + "\n".join(
+        ["class Plugin(Base):", *(indent(dedent(each), "    ") for each in (name, *members))]
+    )
 
 
-def plugin(kind: str, *changes: str) -> str:
-    """The source of a good plugin of a kind; changes are members of its class that replace what is there."""
-    source = dedent(GOOD[kind])
-    return source + "".join(indent(dedent(change), "    ") for change in changes)
+def method(signature: str, *body: str) -> str:
+    """One method, or with `hook` one hook's implementation."""
+    return f"def {signature}:\n" + "\n".join(indent(dedent(each), "    ") for each in body)
 
 
-def install(
-    folder: Path,
-    module: str,
-    source: str,
-    points: str,
-    *,
-    metadata: str | None = None,
-) -> None:
+def hook(name: str, *body: str, arguments: str = "self", wrapper: bool = False) -> str:
+    return f"@hookimpl{'(wrapper=True)' if wrapper else ''}\n{method(f'{name}({arguments})', *body)}"
+
+
+def install(folder: Path, module: str, source: str, points: str, *, metadata: str | None = None) -> None:
     """Put a distribution on the path, as pip would unpack it; `points` is its `entry_points.txt`."""
     site = folder.parent / "site"
     site.mkdir(exist_ok=True)
@@ -205,44 +153,31 @@ def case(
     code: int = 3,
     target: str = "Plugin",
     argv: Sequence[str] | None = None,
-    prints: tuple[str, ...] = (),
     identity: bool = True,
 ) -> Case:
-    """One plugin that is used; a refusal must name it, its distribution and `names`.
+    """One plugin that is used; a refusal must name it, its distribution and `names`, and what works must print them.
 
-    In `names` of a plugin that is left out, `{who}` is the plugin. Without `identity` it need not be named: the error
-    is its own, or about what it wrote.
+    In `names`, `{who}` is the plugin. Without `identity` it need not be named: the error is its own, or about what it
+    wrote.
     """
     module = module_of(title)
     distribution = module.replace("_", "-")
 
     def build(folder: Path) -> Sequence[str]:
-        install(folder, module, source, f"[{(GROUPS | FURTHER)[kind]}]\nhostile = {module}:{target}\n")
+        install(folder, module, source, f"[swift.{kind}s]\nhostile = {module}:{target}\n")
         if kind == "planner":  # without swift's own, and what else is installed
             os.environ["SWIFT_PLUGINS"] = distribution
         if kind == "reward":
             row = {"messages": [{"role": "user", "content": "?"}], "completion": "abc"}
-            (folder / "answers.jsonl").write_text(json.dumps(row), encoding="utf-8")
-        return command(kind, "hostile") if argv is None else argv
+            (folder / "completions.jsonl").write_text(json.dumps(row), encoding="utf-8")
+        return COMMANDS[kind] if argv is None else argv
 
     who = f"{kind} 'hostile' ({distribution} {VERSION})"
-    refused = expected == "refused"
     shown = tuple(name.replace("{who}", who) for name in names)
-    return Case(
-        title,
-        build,
-        expected,
-        ((who,) if identity else ()) + shown if refused else (),
-        prints=prints if refused else prints + shown,
-        exit_code=code,
-        leaves=() if kind == "exporter" else ("output*",),
-    )
-
-
-def hook(name: str, *body: str, arguments: str = "self", wrapper: bool = False) -> str:
-    """One hook's implementation."""
-    lines = "\n".join(indent(dedent(each), "    ") for each in body)
-    return f"\n@hookimpl{'(wrapper=True)' if wrapper else ''}\ndef {name}({arguments}):\n{lines}\n"
+    leaves = () if kind == "exporter" else ("output*",)
+    if expected == "works":
+        return Case(title, build, expected, prints=shown)
+    return Case(title, build, expected, ((who,) if identity else ()) + shown, exit_code=code, leaves=leaves)
 
 
 def as_test(cases: Sequence[Case]) -> Callable[[Case, Path], None]:
@@ -259,11 +194,10 @@ def as_test(cases: Sequence[Case]) -> Callable[[Case, Path], None]:
 def as_property(cases: Sequence[Case], count: int) -> Callable[..., None]:
     """Return the property that any of these plugins is named where it misbehaves, with so many examples."""
     known = {case.name: case for case in cases}
-    names = st.sampled_from(list(known))
 
     @pytest.mark.usefixtures("tracebacks")
     @examples(count)
-    @given(name=names)
+    @given(name=st.sampled_from(list(known)))
     def test(name: str, template: Path) -> None:
         judge(known[name], template)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -9,14 +10,14 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import spoil
 from hypothesis import given
 from hypothesis import strategies as st
-from judge import CANARY, Case, judge, sampled
-from spoil import BAD, Spoil, of_header, of_tensors, put, put_in
+from judge import CANARY, Case, Expected, judge, sampled
+from spoil import BAD, Spoil, of_header, of_tensors, put_in
 from strategies import bad_file, examples, not_a_file, not_an_object, wrong
 
 from swift.checkpoint.checksums import hash_file
@@ -45,7 +46,6 @@ FURTHER = [*TRAIN, "--adapters", "adapter", "--max_steps", "1", "--checkpoint.sa
 IMPORT = ["convert", "adapter", "--model", "model", "--out", "out"]
 TRAINER = ["convert", "trainer", "--model", "model", "--out", "out"]
 
-Expected = Literal["refused", "works", "either"]
 RUNS = ("*.lock", "output", "output/*", "full/*", "lora/*")
 """What a run that is refused after its folder was claimed leaves."""
 CHECKPOINT = "full/checkpoint-1"
@@ -101,85 +101,48 @@ def sealed(change: Spoil) -> Spoil:
     return build
 
 
-MANIFEST: dict[str, list[Any]] = {
-    "format": [0, -1, "1", None, 1.5, True, [1], 10**30, 99],
-    "step": [-1, "1", None, 1.5, True, [1], 10**30, {}],
-    "rows_per_step": [-1, "1", None, 1.5, [1], 10**30],
-    "seed": ["x", None, 1.5, [1]],
-    "model_fingerprint": [7, None, [1], "nothing"],
-    "data_fingerprint": [7, None, [1]],
-    "backend": [7, None, [1]],
-    "config": [7, None, [1], "x", {}, {"model": 7}, {"model": []}],
-    "config.model": [7, None, [1], {}, {"path": 7}, {"path": "../nothing"}, {"path": "/etc"}, {"unknown": 1}],
-    "config.model.path": [7, None, "", "a\0b", "x" * 100_000, "/dev/zero", ".."],
-    "config.model.random_weights": ["x", 7],
-    "config.model.chat_template": [7, "/dev/zero", "/nothing", "."],
-    "config.data": [7, None, [1], {"system": 7}, {"max_length": -1}],
-    "config.tuner": [7, [1], {"kind": "x"}, {"rank": -1}],
-    "config.optim": [7, [1], {"lr": "x"}, {"beta1": 7}],
-    "config.train": [7, [1], {"epochs": -1}],
-    "schedule": [7, None, [1], {"total_steps": "x"}, {"total_steps": -1}, {"total_steps": 10**30}, {"peak": "x"}],
-    "metrics": [7, None, [1], {"loss": "x"}],
-    "facts": [
-        7,
-        None,
-        [1],
-        {"progress": 7},
-        {"progress": {"best": 7}},
-        {"progress": {"best": {"value": "x"}}},
-        {"progress": {"epoch": "x"}},
-        {"progress": {"epoch": math.nan}},
-        {"scaler": 7},
-        {"scaler": {"scale": "x"}},
-    ],
-    "plugins": [7, None, [1], {"a": 7}],
-    "versions": [7, None, [1], {"a": 7}],
-    "files": [
-        7,
-        None,
-        [1],
-        {},
-        {"state/index.json": 7},
-        {"x": {"size": "x"}},
-        {"x": {"size": -1, "xxh3_128": "x"}},
-        {"../../etc/passwd": {"size": 1, "xxh3_128": "x"}},
-        {"/etc/passwd": {"size": 1, "xxh3_128": "x"}},
-        {"/dev/zero": {"size": 1, "xxh3_128": "x"}},
-        {"": {"size": 1, "xxh3_128": "x"}},
-    ],
-    "adapter": [7, [1], "x", {}, {"peft_type": "LORA", "r": "x"}, {"peft_type": "PROMPT_TUNING"}],
-}
-CLEAR = ("format", "step", "rows_per_step", "files", "facts", "schedule", "config.data", "config.tuner")
-"""Keys of which no other value is taken."""
-manifest_values = st.sampled_from([(key, value) for key, values in MANIFEST.items() for value in values])
+KEYS = """format step rows_per_step seed model_fingerprint data_fingerprint backend config config.model
+    config.model.path config.model.random_weights config.model.chat_template config.data config.tuner config.optim
+    config.train schedule metrics facts plugins versions files adapter"""
+VALUES: tuple[tuple[str, Any], ...] = (
+    ("format", 99), ("step", -1), ("config", {"model": []}), ("config.model", {"path": "/etc"}),
+    ("config.model.path", "/dev/zero"), ("config.model.path", ".."), ("config.model.chat_template", "/dev/zero"),
+    ("config.data", {"max_length": -1}), ("config.tuner", {"kind": "x"}), ("config.optim", {"beta1": 7}),
+    ("config.train", {"epochs": -1}), ("schedule", {"total_steps": 10**30}), ("schedule", {"peak": "x"}),
+    ("metrics", {"loss": "x"}), ("facts", {"progress": 7}), ("facts", {"progress": {"best": {"value": "x"}}}),
+    ("facts", {"progress": {"epoch": math.nan}}), ("facts", {"scaler": {"scale": "x"}}),
+    ("files", {"x": {"size": -1, "xxh3_128": "x"}}), ("files", {"/dev/zero": {"size": 1, "xxh3_128": "x"}}),
+    ("files", {"../../etc/passwd": {"size": 1, "xxh3_128": "x"}}), ("adapter", {"peft_type": "PROMPT_TUNING"}),
+)  # fmt: skip
+"""Values of the right kind that are invalid."""
+CLEAR = {
+    "format": (), "step": ("number",), "rows_per_step": ("number",), "files": ("mapping",), "facts": ("mapping",),
+    "schedule": ("mapping",), "config.data": ("mapping", "null"), "config.tuner": ("mapping", "null"),
+}  # fmt: skip
+"""Keys of which no other value is taken → the kinds of what they hold."""
 DROPPED = ("format", "step", "seed", "model_fingerprint", "config", "files", "rows_per_step", "backend")
+refused_values = (
+    st.sampled_from(sorted(CLEAR)).flatmap(lambda key: st.tuples(st.just(key), wrong(*CLEAR[key])))
+    | st.sampled_from([each for each in VALUES if each[0] in CLEAR])
+    | st.tuples(st.sampled_from(DROPPED), st.just(spoil.GONE))
+)
+commands = st.sampled_from((INFER, EXPORT, CONVERT, RESUME))
 
 
 def _of_manifest(key: str, value: Any) -> Spoil:
-    """Change a manifest, and its checksum with it."""
-
-    def build(checkpoint: Path) -> None:
-        manifest = put(json.loads((checkpoint / "manifest.json").read_text()), tuple(key.split(".")), value)
-        del manifest["checksum"]
-        (checkpoint / "manifest.json").write_text(json.dumps({**manifest, "checksum": _checksum(manifest)}))
-
-    return build
+    return sealed(lambda checkpoint: put_in(checkpoint / "manifest.json", tuple(key.split(".")), value))
 
 
-@examples(70)
-@given(manifest_values, st.sampled_from((INFER, EXPORT, CONVERT, RESUME)))
-def test_wrong_value_in_a_manifest_is_handled_clearly(trained: Path, setting: tuple[str, Any], argv: list[str]) -> None:
-    key, value = setting
-    refused = key in CLEAR and not (key == "config.data" and value is None)
-    names = ("checkpoint-1",) if refused else ()
-    expected: Expected = "refused" if refused else "either"
-    judge(case(key, _of_manifest(key, value), *names, argv=argv, expected=expected), trained)
+@examples(48)
+@given(refused_values, commands)
+def test_wrong_value_in_a_manifest_is_refused(trained: Path, setting: tuple[str, Any], argv: list[str]) -> None:
+    judge(case(setting[0], _of_manifest(*setting), "full", argv=argv), trained)
 
 
-@examples(8)
-@given(st.sampled_from(DROPPED), st.sampled_from((INFER, EXPORT)))
-def test_manifest_without_a_key_is_refused(trained: Path, key: str, argv: list[str]) -> None:
-    judge(case(key, _of_manifest(key, spoil.GONE), "full", argv=argv), trained)
+@examples(30)
+@given(st.tuples(st.sampled_from(KEYS.split()), wrong()) | st.sampled_from(VALUES), commands)
+def test_odd_value_in_a_manifest_is_handled_clearly(trained: Path, setting: tuple[str, Any], argv: list[str]) -> None:
+    judge(case(setting[0], _of_manifest(*setting), argv=argv, expected="either"), trained)
 
 
 @examples(20)
@@ -200,30 +163,27 @@ def test_index_that_is_no_object_is_refused(trained: Path, how: str) -> None:
     judge(case(how, change, "index.json", argv=EXPORT), trained)
 
 
-INDEX: dict[str, list[Any]] = {
-    "tensors": [7, None, [1], {"x": 7}, {"x": {}}],
-    "tensors.{}": [7, None, [1], {}],
-    "tensors.{}.dtype": [7, None, "F99", ["F32"], "I64"],
-    "tensors.{}.shape": [7, None, ["x"], [-64], [1 << 62, 1 << 62], [65], [True], [[64]], []],
-    "tensors.{}.chunks": [7, None, [], [7], [{}]],
-    "tensors.{}.chunks.0.offsets": [7, None, ["x"], [-1], [1], [0, 0], [10**30]],
-    "tensors.{}.chunks.0.sizes": [7, None, ["x"], [-64], [65], [0], [64, 1]],
-    "tensors.{}.chunks.0.file": [7, None, "../../../../../etc/passwd", "/etc/passwd", "/dev/zero", "x", "a\0b", ""],
-    "tensors.{}.chunks.0.key": [7, None, "nothing", ""],
-}
+INDEX = {
+    "tensors": (), "tensors.{}": (), "tensors.{}.dtype": ("F99", "I64"),
+    "tensors.{}.shape": ([-64], [1 << 62, 1 << 62], [65], [True], []),
+    "tensors.{}.chunks": ([],), "tensors.{}.chunks.0.offsets": ([-1], [1], [0, 0], [10**30]),
+    "tensors.{}.chunks.0.sizes": ([-64], [65], [0], [64, 1]),
+    "tensors.{}.chunks.0.file": ("../../../../../etc/passwd", "/etc/passwd", "/dev/zero"),
+    "tensors.{}.chunks.0.key": ("nothing", ""),
+}  # fmt: skip
+"""Keys of the index of a checkpoint → invalid values of the right kind, besides those of other kinds."""
 NORM = "model.model.norm.weight"
+index_values = st.sampled_from(sorted(INDEX)).flatmap(
+    lambda key: st.tuples(st.just(key), wrong() | st.sampled_from(INDEX[key] or (None,)))
+)
 
 
 @examples(45)
-@given(
-    st.sampled_from([(key, value) for key, values in INDEX.items() for value in values]),
-    st.sampled_from((EXPORT, CONVERT, RESUME)),
-)
+@given(index_values, st.sampled_from((EXPORT, CONVERT, RESUME)))
 def test_wrong_value_in_an_index_is_refused(trained: Path, setting: tuple[str, Any], argv: list[str]) -> None:
-    key, value = setting
-    keys = tuple(NORM if part == "{}" else int(part) if part.isdigit() else part for part in key.split("."))
-    change = sealed(lambda checkpoint: put_in(checkpoint / "state" / "index.json", keys, value))
-    judge(case(key, change, "full", argv=argv), trained)
+    keys = tuple(NORM if part == "{}" else int(part) if part.isdigit() else part for part in setting[0].split("."))
+    change = sealed(lambda checkpoint: put_in(checkpoint / "state" / "index.json", keys, setting[1]))
+    judge(case(setting[0], change, "full", argv=argv), trained)
 
 
 HEADER: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -255,28 +215,27 @@ def states() -> Iterator[Case]:
         yield case("index: a weight is gone", lost, "checkpoint-1", NORM, argv=argv)
     for name, change in HEADER.items():
         of_state = lambda checkpoint, c=change: of_header(c)(next((checkpoint / "state").glob("*.safetensors")))  # noqa: E731
-        yield case(
-            f"state: a tensor is {name}", sealed(of_state), "state", argv=RESUME if name == "outside" else EXPORT
-        )
+        argv = RESUME if name == "outside" else EXPORT
+        yield case(f"state: a tensor is {name}", sealed(of_state), "state", argv=argv)
+
+
+def _of_file(change: Spoil, name: str, checkpoint: Path) -> None:
+    whole = name != "state" or change is _removed
+    change(checkpoint / name if whole else next((checkpoint / name).glob("*.safetensors")))
 
 
 def damaged_files() -> Iterator[Case]:
-    def of_file(change: Spoil, name: str, checkpoint: Path) -> None:
-        whole = name != "state" or change is _removed
-        change(checkpoint / name if whole else next((checkpoint / name).glob("*.safetensors")))
-
     for name in ("state", "state/index.json", "model.safetensors", "config.json", "tokenizer.json"):
-        for argv in (INFER, EXPORT, RESUME):
-            for change in (_removed, _cut, _altered):
-                # What infer does not read, it does not check byte by byte.
-                unread = argv is INFER and name.startswith("state") and change is _altered
-                of_this = partial(of_file, change, name)
-                title = f"{name} is {change.__name__[1:]}"
-                yield case(title, of_this, "full", argv=argv, expected="works" if unread else "refused")
+        for argv, change in itertools.product((INFER, EXPORT, RESUME), (_removed, _cut, _altered)):
+            # What infer does not read, it does not check byte by byte.
+            unread = argv is INFER and name.startswith("state") and change is _altered
+            of_this = partial(_of_file, change, name)
+            title = f"{name} is {change.__name__[1:]}"
+            yield case(title, of_this, "full", argv=argv, expected="works" if unread else "refused")
 
 
 def runs() -> Iterator[Case]:
-    for target in ("checkpoint-9", "last-checkpoint", ".", "../..", "/dev/zero", "args.json"):
+    for target in ("checkpoint-9", "last-checkpoint", "../..", "/dev/zero"):
 
         def linked(folder: Path, target: str = target) -> None:
             (folder / "last-checkpoint").unlink(missing_ok=True)
@@ -292,8 +251,6 @@ def runs() -> Iterator[Case]:
     for argv, folder in ((INFER, "full"), (EXPORT, "full"), (CONVERT, "full"), (LORA, "lora"), (MERGE, "lora")):
         at = f"{folder}/checkpoint-1/manifest.json"
         yield case("no manifest", Path.unlink, folder, argv=argv, at=at)
-        alone = [word.replace(folder, f"{folder}/checkpoint-1") for word in argv]
-        yield case("no manifest in a checkpoint", Path.unlink, "checkpoint-1", argv=alone, at=at)
 
 
 @examples(12)
@@ -323,32 +280,24 @@ def test_wrong_value_of_an_adapter_is_handled_clearly(trained: Path, key: str, v
     judge(case(key, change, "adapter", argv=argv, at=ADAPTER_CONFIG, expected="either"), trained)
 
 
-@examples(17)
-@given(bad_file, st.sampled_from((ADAPTER, ADAPTER_ALONE, FURTHER)))
-def test_bad_adapter_config_is_refused(trained: Path, how: str, argv: list[str]) -> None:
-    judge(case(how, BAD[how], "adapter", argv=argv, at=ADAPTER_CONFIG), trained)
+@examples(24)
+@given(
+    st.tuples(st.just(ADAPTER_CONFIG), bad_file) | st.tuples(st.just(ADAPTER_MODEL), not_a_file),
+    st.sampled_from((ADAPTER, ADAPTER_ALONE, FURTHER)),
+)
+def test_bad_file_of_an_adapter_is_refused(trained: Path, bad: tuple[str, str], argv: list[str]) -> None:
+    judge(case(f"{bad}", BAD[bad[1]], "adapter", argv=argv, at=bad[0]), trained)
 
 
-@examples(6)
-@given(not_a_file, st.sampled_from((ADAPTER, FURTHER)))
-def test_adapter_weights_that_are_no_file_are_refused(trained: Path, how: str, argv: list[str]) -> None:
-    judge(case(how, BAD[how], "adapter", argv=argv, at=ADAPTER_MODEL), trained)
-
-
-SLOW_KEYS: dict[str, Any] = {
-    "target_modules": SLOW,
-    "exclude_modules": SLOW,
-    "modules_to_save": [SLOW],
-    "rank_pattern": {SLOW: 8},
-    "alpha_pattern": {SLOW: 8},
-    "layers_pattern": SLOW,
-}
-
-
-@pytest.mark.parametrize("key", SLOW_KEYS)
-def test_pattern_that_matches_for_ever_is_refused(key: str, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("target_modules", SLOW), ("modules_to_save", [SLOW]), ("rank_pattern", {SLOW: 8}), ("layers_pattern", SLOW)],
+)
+def test_pattern_that_matches_for_ever_is_refused(
+    key: str, value: object, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("swift.models.adapter_file._SECONDS", 0.3)
-    change = lambda file: spoil.edit(file, layers_to_transform=[0], **{key: SLOW_KEYS[key]})  # noqa: E731
+    change = lambda file: spoil.edit(file, layers_to_transform=[0], **{key: value})  # noqa: E731
     judge(case(key, change, key, "adapter_config.json", argv=ADAPTER, at=ADAPTER_CONFIG), trained)
 
 
@@ -409,7 +358,7 @@ def heads() -> Iterator[Case]:
 
     infer = ["infer", "adapter", "--prompt", "hello"]
     yield case("a head of two labels", shaped(2, 64), argv=infer, at="adapter", expected="works")
-    for shape in ((), (64,), (0, 64), (2, 8)):
+    for shape in ((), (0, 64), (2, 8)):
         yield case(f"a head of the shape {shape}", shaped(*shape), "score", argv=infer, at="adapter")
 
 
@@ -461,13 +410,12 @@ PICKLES: dict[str, tuple[Spoil, str]] = {
     "bytes": (lambda file: file.write_bytes(bytes(range(256))), "not an archive"),
 }
 """What optimizer.pt holds, and why it is refused."""
-NO_STATE: dict[str, Any] = {
-    "a list": [1],
-    "a number": 7,
-    "states of another kind": {"state": 7, "param_groups": 7},
-    "a state that is a number": {"state": {0: 7}, "param_groups": [{"params": [0]}]},
-    "a group that is a number": {"state": {}, "param_groups": [7]},
-}
+NO_STATE: tuple[Any, ...] = (
+    [1],
+    {"state": 7, "param_groups": 7},
+    {"state": {0: 7}, "param_groups": [{"params": [0]}]},
+    {"state": {}, "param_groups": [7]},
+)
 
 
 @pytest.mark.parametrize("name", PICKLES)
@@ -484,15 +432,14 @@ def test_hostile_pickle_is_refused_and_not_run(name: str, tmp_path: Path, monkey
     assert not (tmp_path / CANARY).exists()
 
 
-@pytest.mark.parametrize("name", [*PICKLES, *NO_STATE])
-def test_hostile_optimizer_is_refused(name: str, trained: Path) -> None:
+@pytest.mark.parametrize("make", [PICKLES["code in an archive"][0], *(_saved(lambda s=s: s) for s in NO_STATE)])
+def test_hostile_optimizer_is_refused(make: Spoil, trained: Path) -> None:
     def build(folder: Path) -> None:
         shutil.copytree(folder / "model", folder / "trainer")
         (folder / "trainer" / "trainer_state.json").write_text('{"global_step": 1, "max_steps": 1}')
-        make = PICKLES[name][0] if name in PICKLES else _saved(lambda: NO_STATE[name])
         make(folder / "trainer" / "optimizer.pt")
 
-    judge(case(name, build, "optimizer.pt", argv=TRAINER, at="."), trained)
+    judge(case("optimizer.pt", build, "optimizer.pt", argv=TRAINER, at="."), trained)
 
 
 @examples(12)
@@ -511,6 +458,13 @@ def test_wrong_value_of_a_trainer_is_handled_clearly(trained: Path, key: tuple[s
     judge(case(key[1], build, *names, argv=TRAINER, at=".", expected=expected), trained)
 
 
+GROUPS: tuple[tuple[str, Any], ...] = (
+    ("initial_lr", "x"), ("initial_lr", -1.0), ("betas", (0.9,)), ("betas", (math.nan, 0.9)), ("betas", {"a": 1}),
+    ("eps", None), ("eps", -1.0), ("eps", True), ("weight_decay", "x"), ("weight_decay", -1.0),
+)  # fmt: skip
+"""Settings of a group of parameters that are invalid."""
+
+
 def optimizers() -> Iterator[Case]:
     """AdamW's state as the Trainer leaves it, with an invalid number."""
 
@@ -527,22 +481,15 @@ def optimizers() -> Iterator[Case]:
         return build
 
     yield case("the Trainer's optimizer", holding(lambda _: None), argv=TRAINER, at=".", expected="works")
-    settings: dict[str, list[Any]] = {
-        "initial_lr": ["x", None, -1.0, math.nan, 10**30],
-        "betas": ["x", (0.9,), (2.0, 0.9), (math.nan, 0.9), {"a": 1}],
-        "eps": [None, [1], -1.0, math.nan, True],
-        "weight_decay": ["x", math.inf, -1.0],
-    }
-    for name, values in settings.items():
-        for value in values[::2]:
-            change = lambda state, n=name, v=value: state["param_groups"][0].update({n: v})  # noqa: E731
-            shown = "beta" if name == "betas" else name.removeprefix("initial_")
-            yield case(f"{name} is {value!r}", holding(change), "trainer", shown, argv=TRAINER, at=".")
+    for name, value in GROUPS:
+        change = lambda state, n=name, v=value: state["param_groups"][0].update({n: v})  # noqa: E731
+        shown = "beta" if name == "betas" else name.removeprefix("initial_")
+        yield case(f"{name} is {value!r}", holding(change), "trainer", shown, argv=TRAINER, at=".")
     for slot in ("step", "exp_avg", "exp_avg_sq"):
-        changes: dict[str, Callable[[dict[str, Any]], object]] = {
-            "not there": lambda slots, s=slot: slots.pop(s),  # type: ignore[misc]
-            "NaN": lambda slots, s=slot: slots[s].fill_(math.nan),  # type: ignore[misc]
-            "complex": lambda slots, s=slot: slots.update({s: slots[s] * 1j}),  # type: ignore[misc]
+        changes: dict[str, Callable[..., object]] = {
+            "not there": lambda slots, s=slot: slots.pop(s),
+            "NaN": lambda slots, s=slot: slots[s].fill_(math.nan),
+            "complex": lambda slots, s=slot: slots.update({s: slots[s] * 1j}),
         }
         for what, spoilt in changes.items():
             change = lambda state, c=spoilt: c(state["state"][0])  # noqa: E731
@@ -563,7 +510,7 @@ def numbers() -> Iterator[Case]:
         return sealed(build)
 
     invalid = {
-        f"{moments}.step": (1e30, math.nan, math.inf, -math.inf, -1.0, 0.5),
+        f"{moments}.step": (1e30, math.nan, -math.inf, 0.5),
         f"{moments}.exp_avg": (math.inf, math.nan),
         f"{moments}.exp_avg_sq": (-1.0, math.inf, math.nan),
         NORM: (math.nan, math.inf),

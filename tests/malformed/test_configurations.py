@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import spoil
 from hypothesis import given
 from hypothesis import strategies as st
-from judge import Case, judge, sampled
+from judge import Build, Case, Table, judge, sampled, table
 from strategies import examples, not_a_file
 
 from swift.config.fields import Field, core_fields, model_fields
@@ -51,7 +50,6 @@ BEYOND = (
     ("logging.run_name", '"."'),
 )  # fmt: skip
 """Values of the right kind that are out of bounds."""
-FIELDS = sorted(core_fields().items())
 
 
 def _kind(field: Field) -> str:
@@ -74,10 +72,14 @@ def _typed(*argv: str, names: tuple[str, ...] = ()) -> Case:
     return Case(ascii(argv)[:80], lambda _: ["config", "show", *argv], names=names)
 
 
+def _settings(values: dict[str, tuple[str, ...]]) -> st.SearchStrategy[tuple[str, str]]:
+    """Return keys, each with an invalid value for its kind."""
+    keys = st.sampled_from(sorted(core_fields().items()))
+    return keys.flatmap(lambda each: st.tuples(st.just(each[0]), st.sampled_from(values[_kind(each[1])])))
+
+
 @examples(200)
-@given(
-    st.sampled_from(FIELDS).flatmap(lambda each: st.tuples(st.just(each[0]), st.sampled_from(IN_FILES[_kind(each[1])])))
-)
+@given(_settings(IN_FILES))
 def test_wrong_value_in_a_file_is_refused(template: Path, setting: tuple[str, str]) -> None:
     (section, _, name), value = setting[0].partition("."), setting[1]
     # A key of a mapping that is not a string is named by itself.
@@ -93,9 +95,7 @@ def test_value_out_of_bounds_is_refused(template: Path, setting: tuple[str, str]
 
 
 @examples(80)
-@given(
-    st.sampled_from(FIELDS).flatmap(lambda each: st.tuples(st.just(each[0]), st.sampled_from(TYPED[_kind(each[1])])))
-)
+@given(_settings(TYPED))
 def test_wrong_value_of_a_flag_is_refused(template: Path, setting: tuple[str, str]) -> None:
     judge(_typed(f"--{setting[0]}", setting[1], names=(f"--{setting[0]}",)), template)
 
@@ -121,19 +121,19 @@ def test_section_that_is_no_mapping_is_refused(template: Path, section: str, val
 
 
 ALIASES = {
-    "--nproc": ("0", "-1", "1e3", "9" * 5000, "1000000", "two", "", "\ud800"),
-    "--sequence_parallel_size": ("0", "two", "9" * 5000, ""),
-    "--report_to": ("", "\ud800", "a\0b", LONG),
-    "--bf16": ("maybe", "2", "\ud800"),
-    "--lr_scheduler_type": ("", "7", LONG),
-    "--max_steps": ("-2", "1e30", "9" * 5000),
-    "--columns": ("{", "[]", "[" * 100_000, '{"a": {"b": "c"}}', '{"a": 1e999}'),
+    "--nproc": ("0", "1e3", "9" * 5000, "1000000", "two", "", "\ud800"),
+    "--sequence_parallel_size": ("0", "two", ""),
+    "--report_to": ("", "a\0b", LONG),
+    "--bf16": ("maybe", "2"),
+    "--lr_scheduler_type": ("", "7"),
+    "--max_steps": ("-2", "1e30"),
+    "--columns": ("{", "[" * 100_000, '{"a": {"b": "c"}}', '{"a": 1e999}'),
     "--resume_from_checkpoint": ("\ud800", "a\0b", LONG),
-    "--fsdp": ("nonsense", "", LONG),
-    "--backend": ("", "a\0b", LONG),
-    "--backend.nonsense": ("1", "\ud800", "[" * 5000),
-    "--objective.label_smoothing": ("true", "nan", "1e30", "-1", "1"),
-    "--backend.cpu_threads": ("0", "1e9", "1000000", "true"),
+    "--fsdp": ("nonsense", ""),
+    "--backend": ("", "a\0b"),
+    "--backend.nonsense": ("1", "[" * 5000),
+    "--objective.label_smoothing": ("true", "nan", "-1", "1"),
+    "--backend.cpu_threads": ("0", "1e9", "true"),
 }
 
 
@@ -144,13 +144,9 @@ def test_wrong_value_of_an_alias_is_refused(template: Path, setting: tuple[str, 
 
 
 @examples(8)
-@given(
-    st.sampled_from(
-        (["--"], ["---"], ["--=5"], ["-z"], ["stray"], ["--" + LONG, "1"], ["--\ud800", "1"], ["--a\0b", "1"])
-    )
-)
-def test_argument_that_is_no_flag_is_refused(template: Path, argv: list[str]) -> None:
-    judge(_typed(*argv), template)
+@given(st.sampled_from(("--", "---", "--=5", "-z", "stray", "--" + LONG, "--\ud800", "--a\0b")))
+def test_argument_that_is_no_flag_is_refused(template: Path, argument: str) -> None:
+    judge(_typed(argument), template)
 
 
 def _bomb(first: str, begin: str = "", end: str = "") -> str:
@@ -159,87 +155,70 @@ def _bomb(first: str, begin: str = "", end: str = "") -> str:
     return "\n".join([f"a0: &a0 {first}", *lines])
 
 
-DOCUMENTS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
-    "aliases that explode": (_bomb("[x, x, x, x, x, x, x, x, x]"), ("run.yaml:", "aliases")),
-    "merges that explode": (_bomb("{x: 1}", "{<<: ", "}"), ("run.yaml:", "aliases")),
-    "an anchor inside itself": ("train: &a\n  epochs: *a\n", ("run.yaml:",)),
-    "a list inside itself": ("data:\n  train: &a [*a]\n", ("run.yaml:2",)),
-    "a merge of itself": ("train: &a\n  <<: *a\n", ("run.yaml:",)),
-    "an alias to nothing": ("train:\n  epochs: *nothing\n", ("run.yaml:2",)),
-    "lists nested 100,000 deep": ("train: " + "[" * 100_000, ("run.yaml:1", "deep")),
-    "mappings nested 1,000 deep": ("{a: " * 1000 + "1" + "}" * 1000, ("run.yaml:1", "deep")),
-    "dashes nested 10,000 deep": ("train:\n" + "- " * 10_000, ("run.yaml:", "deep")),
-    "1e400": ("train:\n  epochs: 1.0e+400\n", ("run.yaml:2", "epochs")),
-    "5,000 digits": ("train:\n  max_steps: 1" + "0" * 5000, ("run.yaml:2", "digits")),
-    "a number of base 60": ("train:\n  max_steps: 1:30\n", ("run.yaml:2", "1:30")),
-    "an octal number": ("train:\n  max_steps: 0100\n", ("run.yaml:2", "0100")),
-    "a tab": ("train:\n\tepochs: 1\n", ("run.yaml:2",)),
-    "a key twice": ("train:\n  epochs: 1\n  epochs: 2\n", ("run.yaml:3", "train.epochs")),
-    "a control character": (b"train:\n  epochs: \x07\n", ("run.yaml:2",)),
-    "UTF-16": ("train: {epochs: 1}".encode("utf-16"), ("run.yaml", "UTF-8")),
-    "Latin-1": ("data:\n  system: caf\xe9\n".encode("latin-1"), ("run.yaml", "UTF-8")),
-    "an unpaired surrogate": ('data:\n  system: "\\udc80"\n', ("run.yaml:2", "data.system")),
-    "an unpaired surrogate as key": ('data:\n  "\\ud800": 1\n', ("run.yaml:2",)),
-    "a Python object": ("train: !!python/object/apply:os.system ['touch canary']\n", ("run.yaml:1", "python")),
-    "a Python name": ("data:\n  system: !!python/name:os.system\n", ("run.yaml:2", "python")),
-    "an unknown tag": ("data:\n  system: !secret x\n", ("run.yaml:2", "!secret")),
-    "binary": ("data:\n  system: !!binary aGVsbG8=\n", ("run.yaml:2", "binary")),
-    "an ordered mapping": ("data:\n  train: !!omap [a: b]\n", ("run.yaml:2", "omap")),
-    "an invalid integer": ("train:\n  seed: !!int abc\n", ("run.yaml:2", "!!int")),
-    "an invalid switch": ("train:\n  compile: !!bool maybe\n", ("run.yaml:2", "!!bool")),
-    "an invalid date": ("train:\n  seed: !!timestamp abc\n", ("run.yaml:2", "timestamp")),
-    "an invalid mapping": ("train: !!map [1]\n", ("run.yaml:1",)),
-    "a list as key": ("? [a, b]\n: 1\n", ("run.yaml:1",)),
-    "a number as key": ("5: 1\n", ("run.yaml:1", "5")),
-    "an empty key": ('"": 1\n', ("run.yaml:1",)),
-    "a very long key": (f"{'k' * 1000}: 1\n", ("run.yaml:1",)),
-    "a list": ("- a\n- b\n", ("run.yaml:1",)),
-    "a string": ("just words\n", ("run.yaml:1",)),
-    "two documents": ("train: {epochs: 1}\n---\ntrain: {epochs: 2}\n", ("run.yaml:2",)),
-    "an open bracket": ("train: {epochs: 1\n", ("run.yaml:",)),
-    "a directive": ("%YAML 99.9\n---\ntrain: {epochs: 1}\n", ("run.yaml:1",)),
-    "2 MB": ("# " + "x" * (2 << 20), ("run.yaml", "bytes")),
-    "50,000 entries": ("data:\n  train: [" + "a, " * 50_000 + "a]\n", ("run.yaml:2", "20,000")),
-    "a dotted key and its section": ("optim.lr: 1\noptim:\n  lr: 2\n", ("run.yaml:3", "optim.lr")),
-    "an alias and its key": ("seed: 1\ntrain:\n  seed: 2\n", ("run.yaml:1", "run.yaml:3")),
-    "an unknown key like a known one": ("train:\n  epoch: 1\n", ("run.yaml:2", "epochs")),
-    "a ZIP archive": (b"PK\x03\x04" + bytes(range(256)), ("run.yaml",)),
+DOCUMENTS: Table[str | bytes] = {
+    "aliases that explode": (_bomb("[x, x, x, x, x, x, x, x, x]"), "run.yaml:", "aliases"),
+    "merges that explode": (_bomb("{x: 1}", "{<<: ", "}"), "run.yaml:", "aliases"),
+    "an anchor inside itself": ("train: &a\n  epochs: *a\n", "run.yaml:"),
+    "an alias to nothing": ("train:\n  epochs: *nothing\n", "run.yaml:2"),
+    "lists nested 100,000 deep": ("train: " + "[" * 100_000, "run.yaml:1", "deep"),
+    "dashes nested 10,000 deep": ("train:\n" + "- " * 10_000, "run.yaml:", "deep"),
+    "1e400": ("train:\n  epochs: 1.0e+400\n", "run.yaml:2", "epochs"),
+    "5,000 digits": ("train:\n  max_steps: 1" + "0" * 5000, "run.yaml:2", "digits"),
+    "a number of base 60": ("train:\n  max_steps: 1:30\n", "run.yaml:2", "1:30"),
+    "an octal number": ("train:\n  max_steps: 0100\n", "run.yaml:2", "0100"),
+    "a tab": ("train:\n\tepochs: 1\n", "run.yaml:2"),
+    "a key twice": ("train:\n  epochs: 1\n  epochs: 2\n", "run.yaml:3", "train.epochs"),
+    "a control character": (b"train:\n  epochs: \x07\n", "run.yaml:2"),
+    "UTF-16": ("train: {epochs: 1}".encode("utf-16"), "run.yaml", "UTF-8"),
+    "Latin-1": ("data:\n  system: caf\xe9\n".encode("latin-1"), "run.yaml", "UTF-8"),
+    "an unpaired surrogate": ('data:\n  system: "\\udc80"\n', "run.yaml:2", "data.system"),
+    "an unpaired surrogate as key": ('data:\n  "\\ud800": 1\n', "run.yaml:2"),
+    "a Python object": ("train: !!python/object/apply:os.system ['touch canary']\n", "run.yaml:1", "python"),
+    "an unknown tag": ("data:\n  system: !secret x\n", "run.yaml:2", "!secret"),
+    "binary": ("data:\n  system: !!binary aGVsbG8=\n", "run.yaml:2", "binary"),
+    "an invalid integer": ("train:\n  seed: !!int abc\n", "run.yaml:2", "!!int"),
+    "an invalid mapping": ("train: !!map [1]\n", "run.yaml:1"),
+    "a list as key": ("? [a, b]\n: 1\n", "run.yaml:1"),
+    "a number as key": ("5: 1\n", "run.yaml:1", "5"),
+    "a very long key": (f"{'k' * 1000}: 1\n", "run.yaml:1"),
+    "a list": ("- a\n- b\n", "run.yaml:1"),
+    "two documents": ("train: {epochs: 1}\n---\ntrain: {epochs: 2}\n", "run.yaml:2"),
+    "a directive": ("%YAML 99.9\n---\ntrain: {epochs: 1}\n", "run.yaml:1"),
+    "2 MB": ("# " + "x" * (2 << 20), "run.yaml", "bytes"),
+    "50,000 entries": ("data:\n  train: [" + "a, " * 50_000 + "a]\n", "run.yaml:2", "20,000"),
+    "a dotted key and its section": ("optim.lr: 1\noptim:\n  lr: 2\n", "run.yaml:3", "optim.lr"),
+    "an alias and its key": ("seed: 1\ntrain:\n  seed: 2\n", "run.yaml:1", "run.yaml:3"),
+    "an unknown key like a known one": ("train:\n  epoch: 1\n", "run.yaml:2", "epochs"),
+    "nothing": ("",),
+    "a byte order mark": ("\ufefftrain: {epochs: 1}\n",),
+    "an alias": ("train: &t {epochs: 1}\nobjective: {name: sft}\n",),
+    "a merge": ("train:\n  <<: {epochs: 1}\n  seed: 2\n",),
+    "a date as string": ("logging:\n  run_name: 2024-01-01\n",),
+    "empty sections": ("train:\noptim: ~\n",),
 }
-GOOD_DOCUMENTS = {
-    "nothing": "",
-    "a byte order mark": "\ufefftrain: {epochs: 1}\n",
-    "an alias": "train: &t {epochs: 1}\nobjective: {name: sft}\n",
-    "a merge": "train:\n  <<: {epochs: 1}\n  seed: 2\n",
-    "a date as string": "logging:\n  run_name: 2024-01-01\n",
-    "empty sections": "train:\noptim: ~\n",
+FILES: Table[list[str]] = {
+    "an endless one": (["--config", "/dev/zero"], "/dev/zero"),
+    "one that is not there": (["--config", "gone.yaml"], "gone.yaml"),
+    "a NUL in its name": (["--config", "a\0b.yaml"], "a"),
+    "a path of 5,000 characters": (["--config", "a/" * 2500 + "run.yaml"], "run.yaml"),
+    "an unpaired surrogate in its name": (["--config", "\udc80.yaml"], "yaml"),
+    "no name": (["--config", ""], "cannot be read"),
+    "two": (["a.yaml", "b.yaml"], "a.yaml", "b.yaml"),
 }
 
 
-def _written(content: str | bytes, folder: Path) -> list[str]:
-    data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
-    (folder / "run.yaml").write_bytes(data)
-    return ["config", "show", "--config", "run.yaml"]
+def _written(content: str | bytes) -> Build:
+    def build(folder: Path) -> list[str]:
+        (folder / "run.yaml").write_bytes(content.encode() if isinstance(content, str) else content)
+        return ["config", "show", "--config", "run.yaml"]
+
+    return build
 
 
-def _cases() -> Iterator[Case]:
-    for name, (content, names) in DOCUMENTS.items():
-        yield Case(f"YAML: {name}", partial(_written, content), names=names)
-    for name, good in GOOD_DOCUMENTS.items():
-        yield Case(f"YAML: {name}", partial(_written, good), "works")
-    for what, name in (
-        ("/dev/zero", "/dev/zero"),
-        ("not there", "gone.yaml"),
-        ("a NUL in its name", "a\0b.yaml"),
-        ("a path of 5,000 characters", "a/" * 2500 + "run.yaml"),
-        ("an unpaired surrogate in its name", "\udc80.yaml"),
-        ("no name", ""),
-    ):
-        names = (name,) if "/dev" in name or "gone" in name else ()
-        yield Case(f"file: {what}", lambda _, name=name: ["config", "show", "--config", name], names=names)
-    yield Case("files: two", lambda _: ["config", "show", "a.yaml", "b.yaml"], names=("a.yaml", "b.yaml"))
+CASES = [*table("YAML", DOCUMENTS, _written), *table("file", FILES, lambda argv: lambda _: ["config", "show", *argv])]
 
 
-@pytest.mark.parametrize("case", sampled(list(_cases()), every=4))
+@pytest.mark.parametrize("case", sampled(CASES, every=4))
 def test_a_configuration_is_handled_clearly(case: Case, template: Path) -> None:
     judge(case, template)
 
@@ -280,19 +259,8 @@ def _naming(flag: str, name: str, folder: Path) -> list[str]:
     (folder / "endless").write_text(LOOP * 3 + "{% endfor %}" * 3)
     with (folder / "sparse").open("wb") as file:
         file.truncate(1 << 40)
-    return [
-        "sft",
-        "--model",
-        "model",
-        "--dataset",
-        "data.jsonl",
-        "--max_steps",
-        "1",
-        "--backend.device",
-        "cpu",
-        flag,
-        name,
-    ]
+    flags = ["--dataset", "data.jsonl", "--max_steps", "1", "--backend.device", "cpu"]
+    return ["sft", "--model", "model", *flags, flag, name]
 
 
 @pytest.mark.parametrize("flag", ["--chat_template", "--data.cache", "--output_dir", "--resume_from_checkpoint"])

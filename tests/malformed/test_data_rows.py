@@ -1,54 +1,33 @@
-"""Rows of data sets with a value of the wrong type, size, depth or encoding in every keys that is read."""
+"""Rows of data sets with a value of the wrong type, size, depth or encoding at every key that is read."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judge import Case, judge
+from judge import Case, Expected, judge
 from spoil import Keys, put
 from strategies import examples
 
-VALUES: dict[str, str] = {
-    "null": "null",
-    "zero": "0",
-    "negative": "-1.5",
-    "an empty string": '""',
-    "a string": '"a text"',
-    "NUL": '"a \\u0000 b"',
-    "escape codes": '"\\u001b[2J\\u0007"',
-    "JSON in a string": '"[1, {\\"a\\": null}]"',
-    "malformed JSON in a string": '"{\\"a\\": "',
-    "deep JSON in a string": json.dumps("[" * 1500 + "]" * 1500),
-    "an empty list": "[]",
-    "a list of lists": '[[], [[1], ["a"]]]',
-    "a list of null": "[null, null]",
-    "a list of pairs of letters": '["ab", "cd"]',
-    "an empty object": "{}",
-    "an object": '{"role": 1, "content": {"text": []}}',
-    "no value": "",
-    "3,000 letters": json.dumps("x" * 3000),
-}
-"""What may be refused in some each_keys, as JSON or what claims to be."""
-NEVER_LEARNED = {
-    "infinite": "1e400",
-    "NaN": "NaN",
-    "an integer of 400 digits": "9" * 400,
-    "an integer of 5,000 digits": "9" * 5000,
-    "an unpaired surrogate": '"a \\ud800 b"',
-    "a key with an unpaired surrogate": '{"\\udfff": 1}',
-    "150 levels": "[" * 150 + "]" * 150,
-    "100,000 levels": "[" * 100_000 + "]" * 100_000,
-}
-"""Of these no sample can be made, wherever they stand and something of the row is read from there."""
-LONG = {"3,000 letters", "deep JSON in a string"}
+VALUES = (
+    *("null", "0", "-1.5", '""', '"a text"', '"a \\u0000 b"', '"\\u001b[2J\\u0007"', "", "{}", "[]", "[null, null]"),
+    *('"[1, {\\"a\\": null}]"', '"{\\"a\\": "', '[[], [[1], ["a"]]]', '["ab", "cd"]'),
+    '{"role": 1, "content": {"text": []}}',
+)
+"""What may be refused at some keys, as JSON or what claims to be."""
+LONG = (json.dumps("x" * 3000), json.dumps("[" * 1500 + "]" * 1500))
 """What is too long for a prompt."""
+NEVER_LEARNED = (
+    *("1e400", "NaN", "9" * 400, "9" * 5000, '"a \\ud800 b"', '{"\\udfff": 1}'),
+    *("[" * 150 + "]" * 150, "[" * 100_000 + "]" * 100_000),
+)
+"""Of these no sample can be made, wherever they stand and something of the row is read from there."""
 
 PROMPT = {"role": "user", "content": "What is two and two?"}
 RESPONSE = {"role": "assistant", "content": "Four."}
@@ -91,17 +70,19 @@ READ: dict[str, list[tuple[dict[str, Any], list[Keys]]]] = {
     ],
     "kto": [(JUDGED, [("label",), ("response",)])],
 }
-"""The objective, good rows, and the each_keys in them that are read."""
+"""The objective, good rows, and the keys in them that are read."""
 COMMANDS = {"dpo": ("rlhf", "--rlhf_type", "dpo"), "kto": ("rlhf", "--rlhf_type", "kto")}
 QUESTIONS: list[tuple[dict[str, Any], Keys]] = [
     ({"messages": [PROMPT]}, ("messages",)),
     ({"messages": [PROMPT]}, ("messages", 0)),
     ({"messages": [PROMPT]}, ("messages", 0, "content")),
-    ({"query": "Two and two?"}, ("query",)),
-    ({"query": "Two and two?", "system": ""}, ("system",)),
-    ({"query": "Two and two?", "note": ""}, ("note",)),
+    ({"query": "Two and two?", "response": "4"}, ("query",)),
+    ({"query": "Two and two?", "response": "4"}, ("response",)),
+    ({"query": "Two and two?", "response": "4", "system": ""}, ("system",)),
+    ({"query": "Two and two?", "response": "4", "note": ""}, ("note",)),
 ]
-UNREAD = {("images",), ("messages", 1, "reasoning_content"), ("note",)}
+ASKING = (["infer", "--max_new_tokens", "1"], ["eval", "--max_new_tokens", "1"], ["eval", "--metric", "loss"])
+UNREAD = {("images",), ("messages", 1, "reasoning_content")}
 """What may hold anything, since nothing is learned or generated from there."""
 
 TEMPLATE = (
@@ -129,40 +110,35 @@ def _training(objective: str, row: dict[str, Any], line: str, folder: Path) -> l
     return ["config", "show", *command, *flags, "--max_length", "4096", "--sample", "3"]
 
 
-def _inference(line: str, folder: Path) -> list[str]:
-    (folder / "rows.jsonl").write_text(f'{{"query": "Hello"}}\n{line}\n', encoding="utf-8")
-    return ["infer", "--model", "model", "--dataset", "rows.jsonl", "--max_new_tokens", "1"]
+def _inference(argv: list[str], line: str, folder: Path) -> list[str]:
+    (folder / "rows.jsonl").write_text(f'{{"query": "Hello", "response": "Hi"}}\n{line}\n', encoding="utf-8")
+    return [*argv, "--model", "model", "--dataset", "rows.jsonl"]
 
 
-def _judge(keys: Keys, value: str, number: int, build: Callable[[Path], list[str]], template: Path) -> None:
-    never = value in NEVER_LEARNED and keys not in UNREAD
-    expected: Literal["refused", "either"] = "refused" if never else "either"
-    judge(Case(f"{keys} is {value}", build, expected, (f"rows.jsonl:{number}",)), template)
-
-
-values = st.sampled_from(sorted(VALUES)) | st.sampled_from(sorted(NEVER_LEARNED))
-
-
+values = st.sampled_from((*VALUES, *NEVER_LEARNED))
 ROWS = [(each, row, keys) for each, read in READ.items() for row, each_keys in read for keys in each_keys]
 
 
 @examples(160)
-@given(st.sampled_from(ROWS), values)
+@given(st.sampled_from(ROWS), values | st.sampled_from(LONG))
 def test_row_is_learned_or_refused_by_its_line(
     template: Path, read: tuple[str, dict[str, Any], Keys], value: str
 ) -> None:
     objective, row, keys = read
-    line = _line(row, keys, {**VALUES, **NEVER_LEARNED}[value])
-    _judge(keys, value, 3, partial(_training, objective, row, line), template)
+    expected: Expected = "refused" if value in NEVER_LEARNED and keys not in UNREAD else "either"
+    build = partial(_training, objective, row, _line(row, keys, value))
+    judge(Case(f"{keys} is {value:.40}", build, expected, ("rows.jsonl:3",)), template)
 
 
-@examples(40)
-@given(st.sampled_from(QUESTIONS), values.filter(lambda value: value not in LONG))
+@examples(50)
+@given(st.sampled_from(QUESTIONS), values, st.sampled_from(ASKING))
 def test_question_is_processed_or_refused_by_its_line(
-    template: Path, question: tuple[dict[str, Any], Keys], value: str
+    template: Path, question: tuple[dict[str, Any], Keys], value: str, argv: list[str]
 ) -> None:
-    line = _line(*question, {**VALUES, **NEVER_LEARNED}[value])
-    _judge(question[1], value, 2, partial(_inference, line), template)
+    build = partial(_inference, argv, _line(*question, value))
+    expected: Expected = "refused" if value in NEVER_LEARNED and question[1] != ("note",) else "either"
+    expected = expected if argv[0] == "infer" else "either"  # an evaluation leaves a row out
+    judge(Case(f"{question[1]} is {value:.40}", build, expected, ("rows.jsonl",)), template)
 
 
 @pytest.mark.parametrize("label", [[1], "a\0b", [1] * 50_000], ids=["list", "NUL", "long list"])

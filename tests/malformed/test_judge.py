@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from judge import CANARY, Case, judge, sampled
+from judge import CANARY, Case, judge
 
 
 def refuse(argv: Sequence[str]) -> int:
@@ -33,6 +33,10 @@ def swallow() -> None:
         time.sleep(30)
 
 
+def leave_store() -> None:
+    Path(os.environ["XDG_CACHE_HOME"], "swift/tokenised/abc").mkdir(parents=True)
+
+
 UNCLEAR: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "an exception escapes": (after(lambda: {}["key"]), "KeyError escaped from .*test_judge.py"),
     "a surrogate is printed": (after(lambda: print("\ud800")), "UnicodeEncodeError escaped"),
@@ -48,10 +52,7 @@ UNCLEAR: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "another file is named": (lambda argv: refuse(["other"]), "does not name 'file.jsonl'"),
     "code is run": (after(lambda: Path(CANARY).touch()), "wrote the canary"),
     "an output folder is left": (after(lambda: Path("output").mkdir()), "left output"),
-    "a store is left": (
-        after(lambda: Path(os.environ["XDG_CACHE_HOME"], "swift/tokenised/abc").mkdir(parents=True)),
-        "left abc",
-    ),
+    "a store is left": (after(leave_store), "left abc"),
 }
 
 
@@ -78,10 +79,3 @@ def test_clear_refusal_passes_and_changes_nothing(tmp_path: Path) -> None:
     printed = judge(Case("clear", build, "refused", ("file.jsonl",)), tmp_path, command=refuse)
     assert printed == "Error: file.jsonl cannot be read.\n"
     assert (Path.cwd(), dict(os.environ), (sys.stdin, sys.stdout, sys.stderr)) == (at, environment, streams)
-
-
-def test_every_tenth_case_is_in_the_quick_run(tmp_path: Path) -> None:
-    parameters = sampled([Case(str(number), named) for number in range(30)])
-    assert [parameter.id for parameter in parameters if not parameter.marks] == ["0", "10", "20"]
-    with pytest.raises(ValueError, match="same name: twice"):
-        sampled([Case("twice", named), Case("twice", named)])

@@ -7,21 +7,19 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import pytest
 import spoil
 from hypothesis import given
 from hypothesis import strategies as st
-from judge import Case, judge, sampled
-from strategies import examples, wrong
+from judge import Case, Expected, Table, judge, sampled, table
+from strategies import examples, not_an_object, wrong
 
 from swift.cli.main import run
 
-Argv = Sequence[str]
-Build = Callable[[Path], Argv]
-
 INFER = ["infer", "--model", "model", "--max_new_tokens", "1"]
+FILE = "results.jsonl"
 EVAL = ["eval", "--model", "model", "--max_new_tokens", "1"]
 
 
@@ -36,116 +34,76 @@ def rows(line: str, argv: Sequence[str], folder: Path) -> Sequence[str]:
     return [*argv, "--dataset", "rows.jsonl"]
 
 
-CASES = [
-    Case(f"{flag} {name}", partial(typed, [*INFER, flag, value]), "refused", (flag,))
-    for flag, value, name in (
-        ("--system", "\udce9", "with a byte of Latin-1"),
-        ("--prompt", "a \ud800", "with an unpaired surrogate"),
-        ("--columns", '{"a":' * 5000, "deep"),
-        ("--columns", '{"a": 5}', "to a number"),
-        ("--columns", "[]", "a list"),
-        ("--engine_options", '{"a":' * 5000, "deep"),
-        ("--engine_options", "null", "null"),
-    )
-]
+FLAGS: Table[tuple[str, str]] = {
+    "a byte of Latin-1": (("--system", "\udce9"), "--system"),
+    "an unpaired surrogate": (("--prompt", "a \ud800"), "--prompt"),
+    "deep columns": (("--columns", '{"a":' * 5000), "--columns"),
+    "a column that is a number": (("--columns", '{"a": 5}'), "--columns"),
+    "options that are null": (("--engine_options", "null"), "--engine_options"),
+}
+CASES = table("flags", FLAGS, lambda flags: partial(typed, [*INFER, *flags]))
 CASES += [
-    Case(f"chat: {name}", partial(typed, ["chat", "--model", "model", "--max_new_tokens", "1"]), expected, stdin=text)
-    for name, text, expected in (
-        ("Latin-1", b"caf\xe9\n", "refused"),
-        ("an encoded surrogate", b"Hello\n\xed\xa0\x80\n", "refused"),
-        ("NUL", b"a\0b\n", "works"),
-        ("blanks", b" \n\n\t\n", "works"),
-        ("nothing", b"", "works"),
-        ("escape codes", b"\x1b[2J\n", "works"),
-        ("no end of the line", b"Hello", "works"),
+    Case(f"chat: {text!r}", partial(typed, ["chat", "--model", "model", "--max_new_tokens", "1"]), expected, stdin=text)
+    for text, expected in (
+        *((b"caf\xe9\n", "refused"), (b"Hello\n\xed\xa0\x80\n", "refused"), (b"a\0b\n", "works")),
+        *((b" \n\n\t\n", "works"), (b"", "works"), (b"\x1b[2J\n", "works"), (b"Hello", "works")),
     )
 ]
-QUESTIONS = (
-    '{"text": "Once upon a time"}',
-    '{"body": "a"}',
-    '{"query": "", "response": "a"}',
-    '{"messages": ["user"]}',
-    '{"messages": [{"role": "user", "content": "a"}, null]}',
-    '{"messages": [{"role": ["user"], "content": "a"}]}',
-    '{"messages": [{"role": "user"}]}',
-    '{"query": "a", "history": 5}',
-    '{"query": "a", "system": []}',
-    '{"query": "a", "tools": 5}',
-    '{"query": "a", "response": "b", "note": "\\udc00"}',
-    '{"query": "a", "response": "b", "note": [NaN, 1e400]}',
-    '{"query": "a", "response": 5}',
-    "{}",
-)
-
-
-@examples(20)
-@given(st.sampled_from(QUESTIONS), st.sampled_from((INFER, EVAL, [*EVAL, "--metric", "loss"])))
-def test_odd_question_is_handled_clearly(template: Path, line: str, argv: list[str]) -> None:
-    judge(Case(line, partial(rows, line, argv), "either", ("rows.jsonl",)), template)
-
-
 # ---------------------------------------------------------------- files of results
 
 
 def resumed(change: Callable[[Path, Path], object], folder: Path, *, argv: Sequence[str] = INFER) -> Sequence[str]:
     """Write the results of two questions, change the file or its settings, and resume."""
-    command = [*rows('{"query": "Bye", "response": "Bye"}', argv, folder), "--result_path", "results.jsonl"]
+    command = [*rows('{"query": "Bye", "response": "Bye"}', argv, folder), "--result_path", FILE]
     assert run(command) == 0
-    change(folder / "results.jsonl", folder / "results.jsonl.settings.json")
+    change(folder / FILE, folder / f"{FILE}.settings.json")
     return command
 
 
-def line(change: Callable[[dict[str, object]], object]) -> Callable[[Path, Path], object]:
+def line(change: Callable[[dict[str, Any]], object]) -> Callable[[Path, Path], object]:
     """Change what the first line says."""
 
     def act(results: Path, _settings: Path) -> None:
         first, *others = results.read_text(encoding="utf-8").splitlines()
         text = json.loads(first)
-        change(text)
-        results.write_text("\n".join([json.dumps(text), *others]) + "\n", encoding="utf-8")
+        changed = change(text)
+        first = json.dumps(changed if isinstance(changed, dict) and "source_row" in changed else text)
+        results.write_text("\n".join([first, *others]) + "\n", encoding="utf-8")
 
     return act
 
 
 def row(value: object) -> Callable[[Path, Path], object]:
-    return line(lambda text: text["source_row"].update(row=value))  # type: ignore[attr-defined]
+    return line(lambda text: text["source_row"].update(row=value))
 
 
 def text(content: bytes) -> Callable[[Path, Path], object]:
     return lambda results, _settings: results.write_bytes(content)
 
 
-def pipe(results: Path, _settings: Path) -> None:
-    results.unlink()
-    os.mkfifo(results)
-
-
-def pipe_for_settings(_answers: Path, settings: Path) -> None:
-    settings.unlink()
-    os.mkfifo(settings)
-
-
 def swapped(results: Path, _settings: Path) -> None:
     results.write_bytes(b"".join(reversed(results.read_bytes().splitlines(keepends=True))))
 
 
-RESULTS: dict[str, tuple[Callable[[Path, Path], object], str]] = {
-    "unchanged": (lambda results, settings: None, "works"),
-    "in another order": (swapped, "works"),
-    "cut off in the last line": (
-        lambda results, settings: os.truncate(results, results.stat().st_size - 5),
-        "works",
-    ),
-    "empty": (text(b""), "works"),
-    "a pipe": (pipe, "refused"),
-    "a line of a word": (text(b"hello\n"), "refused"),
-    "a deep line": (text(b"[" * 100_000 + b"\n"), "refused"),
-    "a line of digits": (text(b'{"source_row": {"row": ' + b"9" * 5000 + b"}}\n"), "refused"),
-    "a line of Latin-1": (text(b'{"source_row": "\xe9"}\n'), "refused"),
-    "row beyond": (row(5), "refused"),
-    "row of another": (row(1), "refused"),
-    "settings a pipe": (pipe_for_settings, "refused"),
+RESULTS: Table[Callable[[Path, Path], object]] = {
+    "unchanged": (lambda results, settings: None,),
+    "in another order": (swapped,),
+    "cut off in the last line": (lambda results, settings: os.truncate(results, results.stat().st_size - 5),),
+    "empty": (text(b""),),
+    "a pipe": (lambda results, settings: spoil.BAD["a pipe"](results), FILE),
+    "a line of digits": (text(b'{"source_row": {"row": ' + b"9" * 5000 + b"}}\n"), FILE),
+    "row beyond": (row(5), FILE),
+    "row of another": (row(1), FILE),
+    "settings a pipe": (lambda results, settings: spoil.BAD["a pipe"](settings), FILE),
 }
+JUDGED: Table[Callable[[Path, Path], object]] = {
+    "unchanged": (lambda results, settings: None,),
+    "without a judgement": (line(lambda text: text.pop("right")), "--overwrite"),
+    "a judgement that is a string": (line(lambda text: text.update(right="yes")), "--overwrite"),
+    "a response that is a number": (line(lambda text: text.update(response=5)),),
+}
+CASES += table("results", RESULTS, lambda change: partial(resumed, change))
+CASES += table("judged results", JUDGED, lambda change: partial(resumed, change, argv=EVAL))
 
 
 @examples(14)
@@ -153,75 +111,46 @@ RESULTS: dict[str, tuple[Callable[[Path, Path], object], str]] = {
 def test_wrong_value_in_a_result_is_refused(template: Path, keys: spoil.Keys, value: object) -> None:
     """The file of results is not continued, and not lost."""
 
-    def change(results: Path, _settings: Path) -> None:
-        first, *others = results.read_text(encoding="utf-8").splitlines()
-        changed = json.dumps(spoil.put(json.loads(first), keys, value))
-        results.write_text("\n".join([changed, *others]) + "\n", encoding="utf-8")
-
     whole = keys == ("source_row", "row") and type(value) is int and value == 0
-    expected: Literal["works", "refused"] = "works" if whole else "refused"
-    judge(Case(f"{keys}", partial(resumed, change), expected, ("results.jsonl",)), template)
+    expected: Expected = "works" if whole else "refused"
+    judge(
+        Case(f"{keys}", partial(resumed, line(lambda text: spoil.put(text, keys, value))), expected, (FILE,)), template
+    )
 
 
 @examples(10)
-@given(st.sampled_from(sorted(spoil.NOT_AN_OBJECT)))
+@given(not_an_object)
 def test_bad_settings_of_results_are_refused(template: Path, how: str) -> None:
     change = lambda _answers, settings: spoil.BAD[how](settings)  # noqa: E731
-    judge(Case(how, partial(resumed, change), names=("results.jsonl",)), template)
-
-
-CASES += [
-    Case(f"results: {name}", partial(resumed, change), expected, ("results.jsonl",))  # type: ignore[arg-type]
-    for name, (change, expected) in RESULTS.items()
-]
-CASES += [
-    Case(f"judged results: {name}", partial(resumed, change, argv=EVAL), expected, names)  # type: ignore[arg-type]
-    for name, change, expected, names in (
-        ("unchanged", lambda results, settings: None, "works", ()),
-        ("without a judgement", line(lambda text: text.pop("right")), "refused", ("--overwrite",)),
-        ("a judgement that is a string", line(lambda text: text.update(right="yes")), "refused", ("--overwrite",)),
-        ("a response that is a number", line(lambda text: text.update(response=5)), "works", ()),
-    )
-]
+    judge(Case(how, partial(resumed, change), names=(FILE,)), template)
 
 
 # ---------------------------------------------------------------- chat templates that leave out what is asked
 
 
-def templated(template: str, argv: Sequence[str], folder: Path) -> Argv:
+def templated(template: str, argv: Sequence[str], folder: Path) -> Sequence[str]:
     """Give the model this chat template."""
     (folder / "model/chat_template.jinja").write_text(template, encoding="utf-8")
     return rows('{"query": "Once more", "response": "Hi"}', argv, folder)
 
 
-TEMPLATES = {
-    "writes the same of everything": "constant",
-    "writes all messages but the last": "{% for message in messages[:-1] %}{{ message.content }}{% endfor %}.",
-    "writes roles alone": "{% for message in messages %}{{ message.role }}{% endfor %}",
+LEFT_OUT = ("model/chat_template.jinja", "omits the last message")
+TEMPLATES: Table[str] = {
+    "the same of everything": ("constant", *LEFT_OUT),
+    "all messages but the last": ("{% for m in messages[:-1] %}{{ m.content }}{% endfor %}.", *LEFT_OUT),
+    "roles alone": ("{% for m in messages %}{{ m.role }}{% endfor %}", *LEFT_OUT),
+    "another form": ("{% for m in messages %}{{ m.content | upper }}{% endfor %}",),
 }
-CASES += [
-    Case(
-        f"{argv[0]}: a chat template that {name}",
-        partial(templated, template, argv),
-        "refused",
-        ("model/chat_template.jinja", "omits the last message"),
-    )
-    for argv in (INFER, EVAL)
-    for name, template in TEMPLATES.items()
-]
-CASES.append(
-    Case(
-        "infer: a chat template that writes messages in another form",
-        partial(templated, "{% for message in messages %}{{ message.content | upper }}{% endfor %}", INFER),
-        "works",
-    )
-)
+CASES += table("a chat template writes", TEMPLATES, lambda template: partial(templated, template, INFER))
+CASES.append(Case("eval: a chat template", partial(templated, "constant", EVAL), names=LEFT_OUT))
 
 
 # ---------------------------------------------------------------- models that score
 
 
-def scored(line: str, command: str, folder: Path, *, good: str = "", labels: int = 1, argv: Sequence[str] = ()) -> Argv:
+def scored(
+    line: str, command: str, folder: Path, *, good: str = "", labels: int = 1, argv: Sequence[str] = ()
+) -> Sequence[str]:
     """Give the model a head for scores, and a data set with perhaps a good row and another line."""
     import torch
 
@@ -234,65 +163,34 @@ def scored(line: str, command: str, folder: Path, *, good: str = "", labels: int
 
 
 PAIR = '{"query": "What is red?", "document": "Blood", "label": 1}'
-SCORED = {
-    "an unpaired surrogate in the text": '{"text": "a \\ud800"}',
-    "an unpaired surrogate in the query": '{"query": "\\ud800", "document": "d"}',
-    "an unpaired surrogate in another column": '{"text": "a", "label": "\\udc00"}',
-    "a document that is a number": '{"query": "a", "document": 1.5}',
-    "a document that is a list": '{"query": "a", "document": ["b"]}',
-    "an empty document": '{"query": "a", "document": " "}',
-    "an empty query": '{"query": "", "document": "b"}',
-    "a text longer than the model": '{"text": "' + "x" * 3_000_000 + '"}',
+SCORED: Table[str] = {
+    "an unpaired surrogate in the text": ('{"text": "a \\ud800"}', "rows.jsonl:2"),
+    "a document that is a list": ('{"query": "a", "document": ["b"]}', "rows.jsonl:2"),
+    "an empty document": ('{"query": "a", "document": " "}', "rows.jsonl:2"),
+    "an empty query": ('{"query": "", "document": "b"}', "rows.jsonl:2"),
+    "a text longer than the model": ('{"text": "' + "x" * 3_000_000 + '"}', "rows.jsonl:2"),
 }
-CASES += [
-    Case(f"infer, scoring: {name}", partial(scored, line, "infer", good=PAIR), "refused", ("rows.jsonl:2",))
-    for name, line in SCORED.items()
-]
-CASES += [
-    Case(
-        "infer, scoring: a text longer than --max_length",
-        partial(scored, '{"text": "abcdefghij"}', "infer", argv=["--max_length", "5"]),
-        "refused",
-        ("rows.jsonl:1", "--max_length"),
+CASES += table("infer, scoring", SCORED, lambda line: partial(scored, line, "infer", good=PAIR))
+LONG = partial(scored, '{"text": "abcdefghij"}', "infer", argv=["--max_length", "5"])
+CLASSES = partial(scored, '{"text": "a b c", "label": [1]}', "eval", labels=3)
+FURTHER: Table[Callable[[Path], Sequence[str]]] = {
+    "a text longer than --max_length": (LONG, "rows.jsonl:1", "--max_length"),
+    "a question longer than the model": (partial(rows, '{"query": "' + "x" * 200_000 + '"}', INFER), "512 positions"),
+    "several classes of a text": (CLASSES, "rows.jsonl:1", "this model assigns one class to each text"),
+}
+CASES += table("rows", FURTHER)
+SKIPPED = {
+    "a label that is no class": partial(
+        scored, '{"text": "a b c", "label": "pink"}', "eval", good='{"text": "a b c", "label": 1}', labels=3
     ),
-    Case(
-        "infer: a question longer than the model",
-        partial(rows, '{"query": "' + "x" * 200_000 + '"}', INFER),
-        "refused",
-        ("512 positions",),
+    "an empty document": partial(scored, '{"query": "a", "document": "", "label": 1}', "eval", good=PAIR),
+    "half a pair": partial(
+        scored, '{"query": "q", "chosen": "a"}', "eval", good='{"query": "q", "chosen": "a", "rejected": "b"}'
     ),
-    Case(
-        "eval, scoring: a list of classes for a model of one class",
-        partial(scored, '{"text": "a b c", "label": [1]}', "eval", labels=3),
-        "refused",
-        ("rows.jsonl:1", "assigns one class to each text"),
-    ),
-]
-CASES += [
-    Case(
-        f"eval, scoring: {name}",
-        partial(scored, line, "eval", good=good, labels=labels),
-        "works",
-        prints=("1 of 2 rows cannot be used", "rows.jsonl:2"),
-    )
-    for name, labels, good, line in (
-        ("a label that is no class", 3, '{"text": "a b c", "label": 1}', '{"text": "a b c", "label": "pink"}'),
-        ("an empty document", 1, PAIR, '{"query": "a", "document": "", "label": 1}'),
-        ("half a pair", 1, '{"query": "q", "chosen": "a", "rejected": "b"}', '{"query": "q", "chosen": "a"}'),
-    )
-]
-CASES += [
-    Case(
-        f"eval{name}: a row that cannot be used",
-        partial(rows, '{"query": "a"}', [*EVAL, *argv]),
-        "works",
-        prints=(text,),
-    )
-    for name, argv, text in (
-        ("", [], "1 of 2 "),
-        (" by the loss", ["--metric", "loss"], "1 of 2 rows cannot be used"),
-    )
-]
+    "no response": partial(rows, '{"query": "a"}', EVAL),
+    "no response, by the loss": partial(rows, '{"query": "a"}', [*EVAL, "--metric", "loss"]),
+}
+CASES += [Case(f"eval: {name}", build, "works", prints=("1 of 2 ",)) for name, build in SKIPPED.items()]
 
 
 @pytest.mark.parametrize("case", sampled(CASES))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judge import Case, judge, sampled
+from judge import Case, Table, judge, sampled, table
 from safetensors.numpy import save_file
 from spoil import BAD, Spoil, put
 from strategies import bad_file, examples, spoiled
@@ -72,43 +72,26 @@ def _with_tokens(tokens: dict[str, np.ndarray], spoil: Spoil, folder: Path) -> S
     return _written(_lines(HEAD, COMPLETION), REWARDS, folder)
 
 
-LINES: dict[str, tuple[object, str]] = {
-    "lists without end": ("[" * 100_000, "refused"),
-    "150 levels": ({**ROW, "more": json.loads("[" * 150 + "]" * 150)}, "refused"),
-    "5,000 digits": ("9" * 5000, "refused"),
-    "an unpaired surrogate": ({**ROW, "completion": "\ud800"}, "refused"),
-    "an unpaired surrogate in a name": ({**ROW, "\udfff": 1}, "refused"),
-    "a surrogate pair": ({**ROW, "completion": "\U0001f600"}, "works"),
-    "other separators of lines": (json.dumps({**ROW, "completion": "a\u2028b\x85c"}, ensure_ascii=False), "works"),
-    "a list": ([1], "refused"),
-    "an empty object": ({}, "refused"),
-    "messages that are numbers": ({**ROW, "messages": [5]}, "refused"),
-    "a message without a content": ({**ROW, "messages": [{"role": "user"}]}, "refused"),
-    "a message without a role": ({**ROW, "messages": [{"content": "a"}]}, "refused"),
-    "a completion that is a list": ({"messages": [{"role": "assistant", "content": [1]}]}, "refused"),
-    "tokens that are a string": ({**ROW, "completion_ids": "abc"}, "refused"),
-    "tokens of 30 digits": ({**ROW, "completion_ids": [10**30]}, "refused"),
-    "escape codes": ({**ROW, "completion": "\x1b[2J\x07"}, "works"),
+AT = f"{FILE}, line 1"
+SEPARATED = json.dumps({**ROW, "completion": "a\u2028b\x85c"}, ensure_ascii=False)
+LINES: Table[object] = {
+    "5,000 digits": ("9" * 5000, AT),
+    "an unpaired surrogate in a name": ({**ROW, "\udfff": 1}, AT),
+    "a surrogate pair": ({**ROW, "completion": "\U0001f600"},),
+    "other separators of lines": (SEPARATED,),
+    "tokens of 30 digits": ({**ROW, "completion_ids": [10**30]}, AT),
+    "escape codes": ({**ROW, "completion": "\x1b[2J\x07"},),
 }
-ARRAYS: dict[str, dict[str, np.ndarray]] = {
-    "whole": TOKENS,
-    "of a negative length": {**TOKENS, "lengths": np.array([-5])},
-    "of a length out of bounds": {**TOKENS, "lengths": np.array([10**15])},
-    "without a dimension": {"lengths": np.array(2), "token_ids": np.array(2)},
-    "under other names": {"more": np.zeros(3)},
+ARRAYS: Table[dict[str, np.ndarray]] = {
+    "whole": (TOKENS,),
+    "of a negative length": ({**TOKENS, "lengths": np.array([-5])},),
+    "of a length out of bounds": ({**TOKENS, "lengths": np.array([10**15])},),
+    "under other names": ({"more": np.zeros(3)},),
 }
 CASES = [
-    Case(
-        f"line {number}: {name}",
-        partial(_written, _lines(*before, line), argv),
-        expected,  # type: ignore[arg-type]
-        (f"{FILE}, line {number}",),
-        leaves=("*",),
-    )
-    for index, (name, (line, expected)) in enumerate(LINES.items())
-    for argv, number, before in [((REWARDS, 1, ()), (SAMPLE, 2, (ROW,)))[index % 2]]
+    *table("a line", LINES, lambda line: partial(_written, _lines(line), REWARDS)),
+    *table("tokens", ARRAYS, lambda held: partial(_with_tokens, held, bool)),
 ]
-CASES += [Case(f"tokens {name}", partial(_with_tokens, held, bool), "works") for name, held in ARRAYS.items()]
 
 
 @pytest.mark.parametrize("case", sampled(CASES, every=4))
@@ -132,13 +115,6 @@ def test_bad_file_of_completions_is_refused(nothing: Path, how: str, argv: list[
 def test_bad_file_of_tokens_is_ignored(nothing: Path, how: str) -> None:
     if how != "UTF-16":
         judge(Case(how, partial(_with_tokens, TOKENS, BAD[how]), "works", leaves=("*",)), nothing)
-
-
-@examples(12)
-@given(st.sampled_from(ROUNDS).flatmap(lambda held: st.tuples(st.just(held), spoiled(held))))
-def test_wrong_value_in_a_round_is_handled_clearly(nothing: Path, changed: tuple[Any, Any]) -> None:
-    content = _lines(*map(json.dumps, put(changed[0], *changed[1])))
-    judge(Case("a round", partial(_written, content, REWARDS), "either", (FILE, "line "), leaves=("*",)), nothing)
 
 
 @examples(250)

@@ -23,7 +23,7 @@ _CUT = 0.99
 _WIDEST = 4
 """Bytes of a whole number that are read."""
 _RATES = range(1_000, 1_000_001)
-"""Samples a second that a file may have. Of fewer, a small file would be hours, and no audio has such a rate."""
+"""Sample rates that a file may have. At a lower one, a small file would be hours long."""
 _FILTER = 1 << 24
 """Values that a filter from one rate to another may have: 22254 to 16000 needs 90 million, 44100 a hundred thousand."""
 
@@ -36,7 +36,7 @@ def measure_audio(path: str, *, decode: bool = False) -> Measured:
     with unusable_unless_readable("audio", path):
         frames, rate = _header(path)
         if rate not in _RATES:
-            raise ValueError(f"its header has an invalid sample rate, {rate}")
+            raise ValueError(f"its header has the sample rate {rate} Hz, but 1000 to 1000000 are valid")
         if decode:
             _samples(path)
         size = Path(path).stat().st_size
@@ -56,8 +56,8 @@ def length_at(frames: int, own: float, rate: int) -> int:
     step, phases = _steps(round(own), rate)
     if step * phases > _FILTER:
         raise ValueError(
-            f"swift cannot resample {round(own)} Hz to the model's {rate} Hz; convert it with "
-            f"ffmpeg -i FILE -ar {rate} NEW.wav"
+            f"its sample rate of {round(own)} Hz cannot be converted to the model's {rate} Hz. Convert the file first, "
+            f"for example with ffmpeg -i FILE -ar {rate} NEW.wav"
         )
     return math.ceil(frames * rate / round(own))
 
