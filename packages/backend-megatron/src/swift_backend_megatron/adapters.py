@@ -8,7 +8,7 @@ module keeps its A and B; the tensor map has the rows of the fused output each B
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -203,7 +203,7 @@ def adapt(run: Run, built: MegatronModel, meta_copy: nn.Module) -> frozenset[str
     for (_, path), members in found.items():
         chunk = modules[_, path]
         layer: Any = chunk.get_submodule(path)
-        own = [_adapter(each, tiles, layer, built, device) for each, tiles in members]
+        own = [_adapter(each, tiles, built, device) for each, tiles in members]
         added = _outputs([tiles for _, tiles in members], layer.weight.shape[0], device)
         parent, _, attribute = path.rpartition(".")
         setattr(chunk.get_submodule(parent), attribute, AdaptedLinear(layer, own, added, built.config))
@@ -256,7 +256,7 @@ def _specs(meta_copy: nn.Module) -> list[AdapterSpec]:
                 hint="Name the modules: --tuner.targets q_proj k_proj v_proj o_proj, or type --backend fsdp.",
             )
         dropout = module.lora_dropout[ADAPTER]
-        starts = START in module.lora_A
+        start_a, start_b = (on_disk.get(f"{path}.lora_{part}.{START}.weight") for part in "AB")
         found.append(
             AdapterSpec(
                 weight=pieces[0].name,
@@ -265,15 +265,11 @@ def _specs(meta_copy: nn.Module) -> list[AdapterSpec]:
                 rank=module.r[ADAPTER],
                 scaling=float(module.scaling[ADAPTER]),
                 dropout=float(getattr(dropout, "p", 0.0)),
-                start=(_start(on_disk, path, "A"), _start(on_disk, path, "B")) if starts else None,
+                start=None if start_a is None or start_b is None else (start_a, start_b),
             )
         )
     assert base_model(meta_copy) is not meta_copy
     return found
-
-
-def _start(on_disk: Mapping[str, str], path: str, part: str) -> str:
-    return on_disk[f"{path}.lora_{part}.{START}.weight"]
 
 
 def _check_linear(
@@ -291,9 +287,7 @@ def _check_linear(
             )
 
 
-def _adapter(
-    spec: AdapterSpec, tiles: list[Tile], layer: Any, built: MegatronModel, device: torch.device
-) -> LoraAdapter:
+def _adapter(spec: AdapterSpec, tiles: list[Tile], built: MegatronModel, device: torch.device) -> LoraAdapter:
     """Return the module, and map its tensors: B follows the rows of the weight, A its columns."""
     rows = sum(tile.sizes[0] for tile in tiles)
     columns = tiles[0].sizes[1]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift_backend_megatron.tensor_map import region_of
+
 if TYPE_CHECKING:
     from swift.contracts import Slot
     from swift_backend_megatron.tensor_map import Tile
@@ -102,8 +104,7 @@ def overlapping(tile: Tile, shard: MasterShard, values: torch.Tensor) -> Iterato
     """Yield views of what the shard has of a box, with the same region of `values`, the box's."""
     for offset, view in tile.views(shard.weight, shard.start):
         inner = tuple(corner - own for corner, own in zip(offset, tile.offset, strict=True))
-        region = tuple(slice(start, start + size) for start, size in zip(inner, view.shape, strict=True))
-        yield view, values[region]
+        yield view, values[region_of(inner, view.shape)]
 
 
 def _ranges(optimizer: Any) -> Iterator[tuple[int, MasterShard]]:

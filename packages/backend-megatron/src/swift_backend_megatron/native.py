@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from enum import EnumType
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,6 @@ class TorchDist(ThirdPartyCheckpoint):
         return found
 
     def _fill(self, whole: torch.Tensor, tile: Tile, prefixes: tuple[str, ...], slot: str) -> bool:
-        region = tuple(slice(start, start + size) for start, size in zip(tile.offset, tile.sizes, strict=True))
         values = torch.empty(tile.numel)
         for shard in self._shards[id(tile.tensor)]:
             key = next((prefix + shard.key for prefix in prefixes if prefix + shard.key in self._stored), None)
@@ -125,15 +125,13 @@ class TorchDist(ThirdPartyCheckpoint):
                 first, read = found
                 values[first : first + read.numel()] = read
         shift = tile.shift if slot == "weight" else 0.0
-        whole[region] = values.view(tile.sizes) + shift
+        whole[tile.region] = values.view(tile.sizes) + shift
         return True
 
     def _read_rows(self, key: str, shard: SavedShard, tile: Tile) -> tuple[int, torch.Tensor] | None:
         """Read the rows of a saved shard that are in a box; return where in the box they begin, and the values."""
         inner = shard.shape[1:]
-        width = 1
-        for size in inner:
-            width *= size
+        width = prod(inner)
         first = max(tile.start, shard.start)
         last = min(tile.start + tile.numel, shard.start + shard.shape[0] * width)
         if first >= last:
@@ -198,11 +196,8 @@ def _damage(folder: Path, key: str) -> Iterator[None]:
 def _check_table(table: Any, file: Path) -> None:
     """Refuse a table of contents of another kind, and one whose tensors lie outside its folder or in no file."""
     stored, locations = getattr(table, "state_dict_metadata", None), getattr(table, "storage_data", None)
-    if (
-        not isinstance(stored, dict)
-        or not isinstance(locations, dict)
-        or not all(isinstance(key, str) for key in stored)
-    ):
+    valid = isinstance(stored, dict) and all(isinstance(key, str) for key in stored)
+    if not valid or not isinstance(locations, dict):
         raise CheckpointError(f"{file} is no table of contents of torch.distributed.checkpoint.")
     for name in {getattr(location, "relative_path", None) for location in locations.values()}:
         check_regular(inside(file.parent, name, CheckpointError, source=str(file)), CheckpointError)

@@ -157,9 +157,8 @@ class _Tensors:
         for name, own in tiles.items():
             whole = self._state.read_stored(name, slot)
             for tile in own:
-                region = tuple(slice(at, at + size) for at, size in zip(tile.offset, tile.sizes, strict=True))
                 target = flat[tile.start : tile.start + tile.numel].view(tile.sizes)
-                target.copy_(whole[region])
+                target.copy_(whole[tile.region])
                 if slot == "weight" and tile.shift:
                     target -= tile.shift
             del whole

@@ -44,6 +44,8 @@ EXACT = 1e-4
 MEDIAN, MEAN = 3.0, 6.0
 """Largest differences elsewhere, as multiples of what bfloat16 costs transformers itself. Healthy models have up to 1.3
 in both, but for a token that rounding sends to another expert, which a mean shows and a median does not."""
+_PASSED: set[tuple[object, ...]] = set()
+"""Configurations and layouts that Megatron computes as transformers does, of all models and runs of this process."""
 
 
 def build_checked(run: Run, source: ModelSource) -> MegatronModel:
@@ -55,16 +57,19 @@ def build_checked(run: Run, source: ModelSource) -> MegatronModel:
 def self_check(run: Run, source: ModelSource) -> None:
     """Refuse, on every process alike, an architecture that Megatron computes otherwise than transformers."""
     config = probe_config(source, run.config.parallel)
-    settings = config.to_json_string(use_diff=False)
-    if settings in run.backend_state.checked:  # by another role of the run
+    probe_run = _probe_run(run, config)
+    cpu = run.topology.device == "cpu"
+    precision = "float32" if cpu else resolve_dtype(run.config.model.dtype, run.topology.device)[0]
+    layout = (run.config.parallel.model_dump_json(), probe_run.backend_options.model_dump_json(), _is_flat(run))
+    attention = run.config.model.attention
+    known = (config.to_json_string(use_diff=False), *layout, run.world.size, precision, attention)
+    if known in _PASSED:
         return
     probe = ProbeModel(config, trust_remote_code=getattr(source, "trust_remote_code", False))
     ids = _ids(config)
-    cpu = run.topology.device == "cpu"
-    precision = "float32" if cpu else resolve_dtype(run.config.model.dtype, run.topology.device)[0]
     expected = _own_logps(probe.model, ids)
     with as_refusal(source.config.model_type):
-        found = _megatron_logps(_probe_run(run, config), probe, ids, getattr(torch, precision))
+        found = _megatron_logps(probe_run, probe, ids, getattr(torch, precision))
     if found is None:  # stages before the last one have nothing to compare
         excess = difference = 0.0
     else:
@@ -78,7 +83,7 @@ def self_check(run: Run, source: ModelSource) -> None:
             f"token log-probabilities of a small model with the same settings differ by {float(worst[1]):.2g}.",
             hint="Type --backend fsdp (or deepspeed), which train what transformers computes.",
         )
-    run.backend_state.checked.add(settings)
+    _PASSED.add(known)
 
 
 def excess_of(found: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor | None) -> float:
@@ -151,18 +156,15 @@ def _megatron_logps(run: Run, probe: ProbeModel, ids: list[torch.Tensor], dtype:
 def _fill(built: MegatronModel, probe: ProbeModel) -> None:
     for name, mapped in built.tensor_map.items():
         for tile in mapped.tiles:
-            region = tuple(slice(start, start + size) for start, size in zip(tile.offset, tile.sizes, strict=True))
-            tile.tensor.view(-1).narrow(0, tile.start, tile.numel).copy_(
-                (probe.read(name)[region] - tile.shift).flatten()
-            )
+            values = probe.read(name)[tile.region] - tile.shift
+            tile.tensor.view(-1).narrow(0, tile.start, tile.numel).copy_(values.flatten())
 
 
 def _forward(run: Run, built: MegatronModel, ids: list[torch.Tensor]) -> torch.Tensor | None:
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    data = run.config.data
     segments = [Encoded(n, (_all_learned(each),)) for n, each in enumerate(ids)]
-    batch = collate(segments, flat=data.packing or bool(data.padding_free))
+    batch = collate(segments, flat=_is_flat(run))
     slicer = slicer_of(run, built.config)
     # Stages that take turns do so with as many micro-batches as there are stages.
     shards = [slicer.slice(batch, True)] * (run.config.parallel.pp if run.config.parallel.vpp > 1 else 1)
@@ -189,6 +191,10 @@ def _forward(run: Run, built: MegatronModel, ids: list[torch.Tensor]) -> torch.T
         collect_non_loss_data=True,
     )
     return found[-1] if found else None
+
+
+def _is_flat(run: Run) -> bool:
+    return run.config.data.packing or bool(run.config.data.padding_free)
 
 
 def _all_learned(ids: torch.Tensor) -> Segment:

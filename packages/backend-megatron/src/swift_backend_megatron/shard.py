@@ -188,8 +188,7 @@ def _fill(run: Run, state: MegatronState) -> None:
         else:
             whole = initial_adapter(name, mapped.shape, tuner, seed=run.config.train.seed)
         for tile in mapped.tiles:
-            region = tuple(slice(start, start + size) for start, size in zip(tile.offset, tile.sizes, strict=True))
-            shard_values = whole[region]
+            shard_values = whole[tile.region]
             state.masters.write(tile, shard_values if not tile.shift else shard_values - tile.shift)
     state.masters.publish()
 

@@ -39,6 +39,11 @@ _TOGETHER = 2**18
 """Elements whose addresses are looked at together."""
 
 
+def region_of(offset: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
+    """Return the index of a box in its tensor."""
+    return tuple(slice(start, start + size) for start, size in zip(offset, sizes, strict=True))
+
+
 @dataclass(frozen=True)
 class Tile:
     """A rectangle of a Hugging Face tensor, stored row after row in one parameter."""
@@ -57,10 +62,12 @@ class Tile:
 
     @property
     def numel(self) -> int:
-        size = 1
-        for each in self.sizes:
-            size *= each
-        return size
+        return math.prod(self.sizes)
+
+    @property
+    def region(self) -> tuple[slice, ...]:
+        """Return its index in the Hugging Face tensor."""
+        return region_of(self.offset, self.sizes)
 
     def views(self, flat: torch.Tensor, first: int = 0) -> list[tuple[Offset, torch.Tensor]]:
         """Return what `flat`, the range of the flat parameter from `first` on, has of the box: offsets and views."""

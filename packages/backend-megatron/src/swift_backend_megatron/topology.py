@@ -31,8 +31,6 @@ class MegatronProcess:
     """Those of Transformer Engine that were set before the run."""
     wrapped: list[Any] = field(default_factory=list)
     """Chunks in Megatron's data parallel wrapper."""
-    checked: set[str] = field(default_factory=set)
-    """Configurations that Megatron computes as transformers does (`self_check`)."""
 
 
 def setup(run: Run) -> Topology:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from swift.toolkit import as_plain_lora
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.checkpoint import views_of
+from swift_backend_megatron.tensor_map import region_of
 
 if TYPE_CHECKING:
     from swift.contracts import WeightStream
@@ -39,8 +40,7 @@ def _whole(state: MegatronState, name: str, mapped: MappedTensor, owned: set[tup
     with megatron_runtime.active():
         for offset, view, shift in _views(state, mapped):
             if (name, (offset, tuple(view.shape))) in owned:
-                region = tuple(slice(start, start + size) for start, size in zip(offset, view.shape, strict=True))
-                whole[region] = view + shift if shift else view
+                whole[region_of(offset, view.shape)] = view + shift if shift else view
     # One process has each element and the others a zero: added up as whole numbers, every bit stays as it is.
     dist.all_reduce(whole.view(torch.int32) if whole.ndim else whole)
     return whole
