@@ -51,7 +51,7 @@ os.environ.update(
     # Enough for trials of the conformance kits to save on the way and to resume. `make conformance` and `make matrix`
     # make ten.
     SWIFT_TESTING_STEPS=os.environ.get(
-        "SWIFT_TESTING_STEPS", "10" if {"SWIFT_WHOLE_KIT", "SWIFT_WHOLE_MATRIX"} & os.environ.keys() else "7"
+        "SWIFT_TESTING_STEPS", "10" if {"SWIFT_WHOLE_KIT", "SWIFT_WHOLE_MATRIX"} & os.environ.keys() else "5"
     ),
     # And what these kits compare with, which all processes of the session share too.
     SWIFT_TESTING_REFERENCES=os.environ.get("SWIFT_TESTING_REFERENCES", str(CACHE / "references")),

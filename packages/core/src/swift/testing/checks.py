@@ -15,7 +15,7 @@ from typing import Any
 from swift.checkpoint.load import facts_of
 from swift.config.capabilities import SWITCHES
 from swift.config.parse import config_from_mapping
-from swift.contracts import Run, World
+from swift.contracts import Run, StepResult, World
 from swift.errors import UnsupportedLayout, listed
 from swift.hookspecs import lazy_hooks, resolve_hook
 from swift.plugins.hooks import open_hooks
@@ -24,9 +24,10 @@ from swift.terminal import say_nothing
 from swift.testing.cases import BY_NAME, FP32, SAVED_AT, STEPS, Case
 from swift.testing.crew import Job, succeeded
 from swift.testing.layouts import Layout
+from swift.testing.reference import Expected
 from swift.testing.roles import CRITIC, role_of
 from swift.testing.slow_steps import ASLEEP, LATE_RANK, SLOW_AT
-from swift.testing.trials import Trials, batches_of
+from swift.testing.trials import Needed, Trials, batches_of
 
 MOVED = 0.01
 """How far a final weight may be from the reference's, as a part of how far weights moved at most."""
@@ -34,7 +35,7 @@ SAME_LAYOUT = 1e-5
 """Relative difference between a resumed run and an uninterrupted one under the same layout."""
 SAME_VECTORS = 1e-8
 """Mean square of the distance between the vectors of two passes with the same dropout."""
-AFTER_RESUME = 3
+AFTER_RESUME = min(3, STEPS - SAVED_AT)
 """Steps that are compared after a resume under another layout."""
 POISONED_STEP, POISONED_ROW = 3, 1
 PARALLEL = ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp", "ulysses")
@@ -49,22 +50,24 @@ class Checks:
 
     def announce(self, check: str, layout: Layout, case: Case | None = None, reads: Layout | None = None) -> None:
         """Note that a check will be made: what checks need under one layout is run in as few launches as possible."""
-        plain = BY_NAME["clipped"]
+        plain, trials, needed = BY_NAME["clipped"], self.trials, list[Needed]()
         if check == "all_processes_end_alike":
-            self.trials.announce(layout, (layout, "poisoned"), lambda: self._poisoned(layout))
+            needed = [self._poisoned(layout)]
         elif check == "time_breakdown":
-            self.trials.announce(self._shared_layout, (self._shared_layout, "measured"), self._measured)
-        elif check == "two_roles" and self.trials.capabilities.roles > 1:
-            self.trials.announce_both(plain, layout, AFTER_RESUME)
+            needed = [self._measured()]
+        elif check == "two_roles" and trials.capabilities.roles > 1:
+            resumed = trials.resumed_run_of_both(plain, layout, layout, AFTER_RESUME)
+            needed = [trials.run_of_both(plain, layout), resumed]
         elif check == "resume_in_other_layout" and reads is not None:
-            self.trials.announce_whole(plain, layout)
-            self.trials.announce_resumed(plain, layout, reads, AFTER_RESUME)
+            needed = [trials.whole_run(plain, layout), trials.resumed_run(plain, layout, reads, AFTER_RESUME)]
         elif check in ("one_tensor_at_a_time", "nothing_is_left_behind"):
-            self.trials.announce_whole(plain, layout)
+            needed = [trials.whole_run(plain, layout)]
         elif case is not None:
-            self.trials.announce_whole(case, layout)
+            needed = [trials.whole_run(case, layout)]
             if check == "resume":
-                self.trials.announce_resumed(case, layout, layout, STEPS - SAVED_AT)
+                needed.append(trials.resumed_run(case, layout, layout, STEPS - SAVED_AT))
+        for each in needed:
+            trials.announce(each)
 
     def trajectory(self, case: Case, layout: Layout) -> None:
         """Loss, gradient norm and learning rate of every step, on every process, are the reference's."""
@@ -88,8 +91,7 @@ class Checks:
         for rank, outcome in enumerate(others, start=1):
             for step, result in outcome.results.items():
                 at = f"{case.name} under {layout}, step {step}: process {rank} against process 0"
-                near(f"{at}: loss", result.loss, first.results[step].loss, 1e-6)
-                near(f"{at}: gradient norm", result.grad_norm, first.results[step].grad_norm, 1e-6)
+                _near_step(at, result, first.results[step].loss, first.results[step].grad_norm, 1e-6, 1e-6)
                 assert result.metrics.keys() == first.results[step].metrics.keys(), f"{at}: other metrics"
 
     def evaluation(self, case: Case, layout: Layout) -> None:
@@ -157,12 +159,7 @@ class Checks:
                 near(f"{where}, process {rank}: sum of {name}", streamed.sums[name], total, FP32)
         if case.tolerance[0] > 1e-3:
             return  # in lower precisions single weights may go another way
-        weights = outcomes[0].streamed.weights
-        moved = max(float((expected.weights[name] - expected.start[name]).abs().max()) for name in expected.weights)
-        for name, tensor in expected.weights.items():
-            assert weights[name].shape == tuple(tensor.shape), f"{where}: {name} has shape {weights[name].shape}"
-            off = float(abs(weights[name] - tensor.numpy()).max())
-            assert off <= MOVED * moved, f"{where}: {name} is off by {off:.2g} where weights moved by up to {moved:.2g}"
+        _same_weights(where, outcomes[0].streamed.weights, expected)
 
     def changes(self, case: Case, layout: Layout) -> None:
         """Check that each step changes the weights that it is to change on every process, and no others."""
@@ -194,20 +191,19 @@ class Checks:
 
     def resume(self, case: Case, layout: Layout) -> None:
         """Gone on with under the same layout from a checkpoint: the very steps of the run that saved it on its way."""
-        outcomes = self.trials.resumed(case, layout, layout, STEPS - SAVED_AT)
+        outcomes = self.trials.outcomes(self.trials.resumed_run(case, layout, layout, STEPS - SAVED_AT))
         whole = succeeded(self.trials.whole(case, layout))
         for rank, outcome in enumerate(succeeded(outcomes)):
             where = f"{case.name} under {layout}, process {rank}"
             assert list(outcome.results) == list(range(SAVED_AT + 1, STEPS + 1)), f"{where}: {list(outcome.results)}"
             for step, result in outcome.results.items():
-                at = f"{where}, step {step}, resumed after step {SAVED_AT}"
-                near(f"{at}: loss", result.loss, whole[rank].results[step].loss, SAME_LAYOUT)
-                near(f"{at}: gradient norm", result.grad_norm, whole[rank].results[step].grad_norm, SAME_LAYOUT)
+                at, same = f"{where}, step {step}, resumed after step {SAVED_AT}", whole[rank].results[step]
+                _near_step(at, result, same.loss, same.grad_norm, SAME_LAYOUT, SAME_LAYOUT)
         self._follows_reference(case, outcomes, f"{case.name} under {layout}")
 
     def resume_in_other_layout(self, case: Case, wrote: Layout, reads: Layout) -> None:
         """Resume under one layout from another's checkpoint and follow the reference."""
-        outcomes = self.trials.resumed(case, wrote, reads, AFTER_RESUME)
+        outcomes = self.trials.outcomes(self.trials.resumed_run(case, wrote, reads, AFTER_RESUME))
         self._follows_reference(case, outcomes, f"{case.name}, saved under {wrote}, resumed under {reads}")
 
     def _follows_reference(self, case: Case, outcomes: list[Any], where: str) -> None:
@@ -216,8 +212,7 @@ class Checks:
             assert outcome.results, f"{where}, process {rank}: no step was made"
             for step, result in outcome.results.items():
                 at = f"{where}, process {rank}, step {step}"
-                near(f"{at}: loss", result.loss, expected.losses[step - 1], case.tolerance[0])
-                near(f"{at}: gradient norm", result.grad_norm, expected.grad_norms[step - 1], case.tolerance[1])
+                _near_step(at, result, expected.losses[step - 1], expected.grad_norms[step - 1], *case.tolerance)
 
     def two_roles(self, layout: Layout) -> None:
         """Check that a policy and a critic trained in turn have the numbers of each alone, on every process."""
@@ -226,57 +221,52 @@ class Checks:
         self._both_follow_references(case, outcomes, f"two models under {layout}")
         expected, weights = self.trials.expected_of_critic(case), outcomes[0].weights
         assert weights.keys() == expected.weights.keys(), f"the critic under {layout} streams other weights"
-        moved = max(float((expected.weights[name] - expected.start[name]).abs().max()) for name in expected.weights)
-        for name, tensor in expected.weights.items():
-            off = float(abs(weights[name] - tensor.numpy()).max())
-            assert off <= MOVED * moved, f"{name} of the critic under {layout} is off by {off:.2g} of {moved:.2g}"
+        _same_weights(f"the critic under {layout}", weights, expected)
 
     def two_roles_resumed(self, wrote: Layout, reads: Layout) -> None:
         """One checkpoint holds both models, and both are resumed from it."""
         case, where = BY_NAME["clipped"], f"two models, saved under {wrote}, resumed under {reads}"
         checkpoint = succeeded(self.trials.both(case, wrote))[0].checkpoint
         assert list(facts_of(checkpoint).roles) == [CRITIC], f"{where}: the manifest lists other roles"
-        outcomes = succeeded(self.trials.both_resumed(case, wrote, reads, AFTER_RESUME))
+        outcomes = succeeded(self.trials.outcomes(self.trials.resumed_run_of_both(case, wrote, reads, AFTER_RESUME)))
         self._both_follow_references(case, outcomes, where)
 
     def _both_follow_references(self, case: Case, outcomes: Sequence[Any], where: str) -> None:
-        of_loss, of_norm = case.tolerance
-        expected = {"policy": self.trials.expected(case), CRITIC: self.trials.expected_of_critic(case)}
+        policy, critic = self.trials.expected(case), self.trials.expected_of_critic(case)
         for rank, outcome in enumerate(outcomes):
-            for role, results in (("policy", outcome.policy), (CRITIC, outcome.critic)):
+            for role, results, own in (("policy", outcome.policy, policy), (CRITIC, outcome.critic, critic)):
                 assert results, f"{where}, process {rank}: the {role} made no step"
                 for step, result in results.items():
                     at = f"{where}, process {rank}: step {step} of the {role}"
-                    near(f"{at}: loss", result.loss, expected[role].losses[step - 1], of_loss)
-                    near(f"{at}: gradient norm", result.grad_norm, expected[role].grad_norms[step - 1], of_norm)
+                    _near_step(at, result, own.losses[step - 1], own.grad_norms[step - 1], *case.tolerance)
 
     def refuses_more_roles(self, layout: Layout) -> None:
         """More models than the backend holds at once are refused before weights are read."""
         case = BY_NAME["clipped"]
         roles = [replace(role_of(self.trials.critic()), name=f"r{n}") for n in range(self.trials.capabilities.roles)]
-        trial, key = self.trials.trial(case, layout, "too many roles"), (layout, "too many roles")
-        results = self.trials.results(layout, {key: partial(trial.refused, roles)})[key]
-        _all_refused(results, f"one model more than it holds, under {layout}")
+        trial = self.trials.trial(case, layout, "too many roles")
+        needed = Needed(layout, (layout, "too many roles"), lambda _: partial(trial.refused, roles))
+        _all_refused(self.trials.outcomes(needed), f"one model more than it holds, under {layout}")
 
     def all_processes_end_alike(self, layout: Layout) -> None:
         """Check that a loss that is not a number on one process stops all of them, before any weight has moved."""
-        key = (layout, "poisoned")
-        results = self.trials.results(layout, {key: self._poisoned(layout)})[key]
-        for rank, (error, moved) in enumerate(succeeded(results)):
+        for rank, (error, moved) in enumerate(succeeded(self.trials.outcomes(self._poisoned(layout)))):
             where = f"one sample's loss is not a number, under {layout}: process {rank}"
             assert error.startswith("TrainingError"), f"{where} ended with {error}"
             assert moved == 0.0, f"{where} has weights that moved by {moved}"
 
-    def _poisoned(self, layout: Layout) -> Job:
+    def _poisoned(self, layout: Layout) -> Needed:
         case = BY_NAME["clipped"]
-        sample = _sample_of_step(case, self.trials.model(case), POISONED_STEP)
-        return partial(self.trials.trial(case, layout, "poisoned").poisoned, POISONED_STEP, sample)
+
+        def job(_: Path) -> Job:
+            sample = batches_of(case, self.trials.model(case))[POISONED_STEP - 1][POISONED_ROW]
+            return partial(self.trials.trial(case, layout, "poisoned").poisoned, POISONED_STEP, sample)
+
+        return Needed(layout, (layout, "poisoned"), job)
 
     def time_breakdown(self) -> None:
         """Check that what a step's time goes into is measured: a slow part of it is the one that grows."""
-        layout = self._shared_layout
-        key = (layout, "measured")
-        everyone = succeeded(self.trials.results(layout, {key: self._measured()})[key])
+        layout, everyone = self._shared_layout, succeeded(self.trials.outcomes(self._measured()))
         for rank, records in enumerate(everyone):
             for record in records:
                 at = f"time breakdown under {layout}, process {rank}, step {record.step}"
@@ -299,8 +289,10 @@ class Checks:
         """Return the first layout of several processes."""
         return next((layout for layout in self.layouts if layout.world > 1), self.layouts[0])
 
-    def _measured(self) -> Job:
-        return self.trials.trial(BY_NAME["clipped"], self._shared_layout, "measured").measured
+    def _measured(self) -> Needed:
+        layout = self._shared_layout
+        trial = self.trials.trial(BY_NAME["clipped"], layout, "measured")
+        return Needed(layout, (layout, "measured"), lambda _: trial.measured)
 
     def refuses_other_world(self, layout: Layout) -> None:
         """One process more than the plan divides is refused, on all of them, before weights are read."""
@@ -329,8 +321,8 @@ class Checks:
 
     def _refused(self, case: Case, layout: Layout) -> None:
         trial = self.trials.trial(case, layout, "refused")
-        key = (layout, case.name, "refused")
-        _all_refused(self.trials.results(layout, {key: trial.refused})[key], f"{case.name} under {layout}")
+        needed = Needed(layout, (layout, case.name, "refused"), lambda _: trial.refused)
+        _all_refused(self.trials.outcomes(needed), f"{case.name} under {layout}")
 
     def refuses_what_it_does_not_claim(self) -> None:
         """Dimensions, precisions, tuners and switches beyond its capabilities are refused."""
@@ -403,6 +395,20 @@ def near(what: str, found: float, expected: float, tolerance: float) -> None:
     assert off <= tolerance, f"{what} is {found:.8g}, not {expected:.8g}: off by {off:.1e}, allowed is {tolerance:.0e}"
 
 
+def _near_step(at: str, result: StepResult, loss: float, grad_norm: float, of_loss: float, of_norm: float) -> None:
+    near(f"{at}: loss", result.loss, loss, of_loss)
+    near(f"{at}: gradient norm", result.grad_norm, grad_norm, of_norm)
+
+
+def _same_weights(where: str, weights: Mapping[str, Any], expected: Expected) -> None:
+    """Check final weights against the reference's, relative to how far weights moved at most."""
+    moved = max(float((expected.weights[name] - expected.start[name]).abs().max()) for name in expected.weights)
+    for name, tensor in expected.weights.items():
+        assert weights[name].shape == tuple(tensor.shape), f"{where}: {name} has shape {weights[name].shape}"
+        off = float(abs(weights[name] - tensor.numpy()).max())
+        assert off <= MOVED * moved, f"{where}: {name} is off by {off:.2g} where weights moved by up to {moved:.2g}"
+
+
 def _near_all(where: str, found: Mapping[str, Any], expected: Mapping[str, Sequence[float]]) -> None:
     """Check that names are the same, each with a value per token, within the tolerance of fp32."""
     assert found.keys() == expected.keys(), f"{where}: values {_some(sorted(found))}, not {_some(sorted(expected))}"
@@ -441,10 +447,6 @@ def _refusal(trials: Trials, changes: Mapping[str, Any]) -> UnsupportedLayout | 
     except UnsupportedLayout as refusal:
         return refusal
     return None
-
-
-def _sample_of_step(case: Case, model: Path, step: int) -> int:
-    return batches_of(case, model)[step - 1][POISONED_ROW]
 
 
 def _some(things: Iterable[Any]) -> str:

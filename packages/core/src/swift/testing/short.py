@@ -43,9 +43,9 @@ def short_form(backend: str, processes: int) -> Iterator[CheckResult]:
         checks.announce("resume", layout, plain)
         checks.announce("all_processes_end_alike", layout)
         steps: dict[str, Callable[[], None]] = {
-            "hooks, options and capabilities": lambda: checks.contract(),
-            "the plugin is imported without torch": lambda: checks.light_import(),
-            "what it does not claim is refused": lambda: checks.refuses_what_it_does_not_claim(),
+            "hooks, options and capabilities": checks.contract,
+            "the plugin is imported without torch": checks.light_import,
+            "what it does not claim is refused": checks.refuses_what_it_does_not_claim,
             f"loss and gradient norm of {STEPS} steps": lambda: checks.trajectory(plain, layout),
             "the same, with accumulation": lambda: checks.trajectory(accumulated, layout),
             "evaluation": lambda: checks.evaluation(plain, layout),

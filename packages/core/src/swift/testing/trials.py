@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,10 +36,21 @@ from swift.testing.stored import shared_reference
 from swift.testing.subjects import Subject, shared_model
 from swift.testing.trial import Trial
 
-KILLED_AT = STEPS // 2
+KILLED_AT = (STEPS + 1) // 2
 
 Key = tuple[Any, ...]
 """What a result is known by."""
+
+
+class Needed(NamedTuple):
+    """A run that checks need."""
+
+    layout: Layout
+    key: Key
+    job: Callable[[Path], Job]
+    """What its processes do, with the checkpoint of the run that it goes on from."""
+    after: Needed | None = None
+    """That run."""
 
 
 class Trials:
@@ -70,7 +81,7 @@ class Trials:
         self._preload = ("torch._dynamo", *preload)  # what takes seconds when it is first used
         self._fresh = fresh
         self._results: dict[Key, list[Any]] = {}
-        self._announced: dict[Layout, dict[Key, Callable[[], Job | None]]] = {}
+        self._announced: dict[Layout, dict[Key, Needed]] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -88,91 +99,80 @@ class Trials:
         """Return the model that a case trains."""
         return shared_model(self._subject if case.modality is None else self._seeing, tied=case.tied)
 
-    def announce(self, layout: Layout, key: Key, make: Callable[[], Job | None]) -> None:
+    def announce(self, needed: Needed) -> None:
         """Note what will be needed, so that the first possible launch under its layout includes it."""
-        self._announced.setdefault(layout, {})[key] = make
+        self._announced.setdefault(needed.layout, {})[needed.key] = needed
 
-    def announce_whole(self, case: Case, layout: Layout) -> None:
-        """Note that a whole run will be needed."""
-        self.announce(layout, (layout, case.name, "whole"), lambda: self._run(case, layout))
+    def outcomes(self, needed: Needed) -> list[Any]:
+        """Return each process's outcome of a run, which is made unless it has been."""
+        if needed.key not in self._results:
+            if needed.after is not None:
+                succeeded(self.outcomes(needed.after))
+            job = self._job(needed)
+            assert job is not None, f"{', '.join(map(str, needed.key))}: the run before it has saved no checkpoint"
+            self.results(needed.layout, {needed.key: job})
+        return self._results[needed.key]
 
-    def announce_resumed(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> None:
-        """Note that a resumed run will be needed."""
-        key = (reads, case.name, "resumed", wrote, steps)
-        self.announce(reads, key, lambda: self._resuming(case, wrote, reads, steps))
+    def _job(self, needed: Needed) -> Job | None:
+        """Return what the processes of a run do; None while the run that it goes on from has not been made."""
+        if needed.after is None:
+            return needed.job(Path())
+        checkpoint = getattr(next(iter(self._results.get(needed.after.key, ())), None), "checkpoint", None)
+        return None if checkpoint is None else needed.job(checkpoint)
+
+    def whole_run(self, case: Case, layout: Layout) -> Needed:
+        """Describe a whole run of a case."""
+
+        def job(_: Path) -> Job:
+            self.expected(case)  # imports, in the process that is forked, what the trials will need
+            return self.trial(case, layout).whole
+
+        return Needed(layout, (layout, case.name, "whole"), job)
+
+    def resumed_run(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> Needed:
+        """Describe a run that goes on under a layout from what a whole run under another saved on its way.
+
+        Its processes are others than those that saved: what it needs must be in the checkpoint.
+        """
+        trial, key = self.trial(case, reads, f"resumed from {wrote}"), (reads, case.name, "resumed", wrote, steps)
+        return Needed(reads, key, lambda saved: partial(trial.resumed, saved, steps), self.whole_run(case, wrote))
+
+    def run_of_both(self, case: Case, layout: Layout) -> Needed:
+        """Describe a run that trains two models, and saves both on its way."""
+
+        def job(_: Path) -> Job:
+            self.expected(case), self.expected_of_critic(case)
+            return partial(train_both, self.trial(case, layout, "two roles"), self.critic())
+
+        return Needed(layout, (layout, case.name, "two roles"), job)
+
+    def resumed_run_of_both(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> Needed:
+        """Describe a run that resumes two models under a layout from what another saved."""
+        trial = self.trial(case, reads, f"two roles resumed from {wrote}")
+
+        def job(saved: Path) -> Job:
+            return partial(train_both, trial, self.critic(), checkpoint=saved, steps=steps)
+
+        key = (reads, case.name, "two roles resumed", wrote, steps)
+        return Needed(reads, key, job, self.run_of_both(case, wrote))
 
     def whole(self, case: Case, layout: Layout) -> list[Any]:
         """Return each process's outcome of a whole run."""
-        key = (layout, case.name, "whole")
-        return self.results(layout, {key: self._run(case, layout)})[key]
+        return self.outcomes(self.whole_run(case, layout))
 
-    def _run(self, case: Case, layout: Layout) -> Job:
-        self.expected(case)  # imports, in the process that is forked, what the trials will need
-        return self.trial(case, layout).whole
+    def both(self, case: Case, layout: Layout) -> list[Any]:
+        """Return each process's outcome of a run that trains two models, and saves both on its way."""
+        return self.outcomes(self.run_of_both(case, layout))
 
     def killed(self, case: Case, layout: Layout) -> list[Any]:
         """Return each process's outcome up to the checkpoint after which it died."""
         trial = self.trial(case, layout, "killed")
-        key = (layout, case.name, "killed")
-        return self.results(layout, {key: lambda: trial.killed(KILLED_AT)})[key]
-
-    def resumed(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> list[Any]:
-        """Return each process's outcome of going on under a layout from what another saved on its way."""
-        whole = succeeded(self.whole(case, wrote))
-        job = self._resuming(case, wrote, reads, steps)
-        assert job is not None, f"{case.name} under {wrote} has saved no checkpoint: {whole[0].checkpoint}"
-        key = (reads, case.name, "resumed", wrote, steps)
-        return self.results(reads, {key: job})[key]
-
-    def _resuming(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> Job | None:
-        """Return the job that goes on from a checkpoint, once there is one.
-
-        Its processes are others than those that saved: what it needs must be in the checkpoint.
-        """
-        checkpoint = self._saved((wrote, case.name, "whole"))
-        if checkpoint is None:
-            return None
-        return partial(self.trial(case, reads, f"resumed from {wrote}").resumed, checkpoint, steps)
-
-    def _saved(self, key: Key) -> Path | None:
-        """Return the checkpoint of a run that has been made."""
-        saved: Path | None = getattr(next(iter(self._results.get(key, ())), None), "checkpoint", None)
-        return saved
+        return self.outcomes(Needed(layout, (layout, case.name, "killed"), lambda _: partial(trial.killed, KILLED_AT)))
 
     def critic(self) -> Path:
         """Return the model that is trained besides the policy: other weights, in other shapes."""
         changes = (*self._subject.changes, ("intermediate_size", 128))
         return shared_model(replace(self._subject, changes=changes, seed=1), tied=False)
-
-    def announce_both(self, case: Case, layout: Layout, steps: int) -> None:
-        """Note that a run with two models will be needed, and one that goes on from it for so many steps."""
-        self.announce(layout, (layout, case.name, "two roles"), lambda: self._run_of_both(case, layout))
-        key = (layout, case.name, "two roles resumed", layout, steps)
-        self.announce(layout, key, lambda: self._resuming_both(case, layout, layout, steps))
-
-    def both(self, case: Case, layout: Layout) -> list[Any]:
-        """Return each process's outcome of a run that trains two models, and saves both on its way."""
-        key = (layout, case.name, "two roles")
-        return self.results(layout, {key: self._run_of_both(case, layout)})[key]
-
-    def _run_of_both(self, case: Case, layout: Layout) -> Job:
-        self.expected(case), self.expected_of_critic(case)
-        return partial(train_both, self.trial(case, layout, "two roles"), self.critic())
-
-    def both_resumed(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> list[Any]:
-        """Return each process's outcome of resuming two models under a layout from what another saved."""
-        both = succeeded(self.both(case, wrote))
-        job = self._resuming_both(case, wrote, reads, steps)
-        assert job is not None, f"two models under {wrote} have saved no checkpoint: {both[0].checkpoint}"
-        key = (reads, case.name, "two roles resumed", wrote, steps)
-        return self.results(reads, {key: job})[key]
-
-    def _resuming_both(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> Job | None:
-        checkpoint = self._saved((wrote, case.name, "two roles"))
-        if checkpoint is None:
-            return None
-        trial = self.trial(case, reads, f"two roles resumed from {wrote}")
-        return partial(train_both, trial, self.critic(), checkpoint=checkpoint, steps=steps)
 
     def expected_of_critic(self, case: Case) -> Expected:
         """Return the reference's results for a run that trains the critic alone."""
@@ -192,9 +192,9 @@ class Trials:
     def _taken_along(self, layout: Layout) -> dict[Key, Job]:
         """Return what was announced and can be made by now; the rest is left for the next launch."""
         announced = self._announced.get(layout, {})
-        made = {key: make() for key, make in announced.items() if key not in self._results}
-        self._announced[layout] = {key: announced[key] for key, job in made.items() if job is None}
-        return {key: job for key, job in made.items() if job is not None}
+        jobs = {key: self._job(needed) for key, needed in announced.items() if key not in self._results}
+        self._announced[layout] = {key: announced[key] for key, job in jobs.items() if job is None}
+        return {key: job for key, job in jobs.items() if job is not None}
 
     def expected(self, case: Case) -> Expected:
         """Return the reference's results for a case."""
