@@ -1,25 +1,15 @@
-"""Names and texts use the words of the trade: private words may not spread beyond the counts of the baseline.
-
-After removing uses, lower the baseline: `.venv/bin/python tests/packaging/test_vocabulary.py`.
-"""
+"""Names, messages and pages use the words of the trade."""
 
 from __future__ import annotations
 
 import ast
 import functools
-import json
 import re
-import subprocess
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
-BASELINE = Path(__file__).with_name("vocabulary_baseline.json")
 
 WORDS = {
     r"pictures?|pictured": "image",
@@ -214,52 +204,9 @@ def uses() -> list[Use]:
     return [use._replace(file=use.file.relative_to(ROOT)) for file, reader in files for use in reader(file)]
 
 
-def risen(found: list[Use], baseline: dict[str, int]) -> list[str]:
-    """Return a message for each row that is used more often, with its uses on lines that changed since the baseline."""
-    counts = Counter(use.entry for use in found)
-    more = {entry: count for entry, count in counts.items() if count > baseline.get(entry, 0)}
-    if not more:
-        return []
-    changed = _changed_lines()
-    messages = []
-    for entry, count in more.items():
-        every = [use for use in found if use.entry == entry]
-        new = [use for use in every if changed is None or use.line in changed.get(str(use.file), ())] or every
-        messages += [f"{entry}: {count} uses, {baseline.get(entry, 0)} allowed", *(f"  {use}" for use in new[:20])]
-    return messages
-
-
-CHECKED = ("packages", "docs", "examples", "*.md")
-
-
-def _changed_lines() -> dict[str, set[int]] | None:
-    """Return for each file the lines that differ from the commit that wrote the baseline; None without git."""
-    try:
-        commit = _git("log", "-1", "--format=%H", "--", str(BASELINE)).strip()
-        difference = _git("diff", "-U0", commit, "--", *CHECKED)
-        untracked = _git("ls-files", "--others", "--exclude-standard", "--", *CHECKED).splitlines()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    lines = {file: set(range(1, 100_000)) for file in untracked}
-    for part in re.split(r"^\+\+\+ b/", difference, flags=re.MULTILINE)[1:]:
-        hunks = re.findall(r"^@@ \S+ \+(\d+)(?:,(\d+))? @@", part, re.MULTILINE)
-        spans = [range(int(start), int(start) + int(length or 1)) for start, length in hunks]
-        lines[part.partition("\n")[0]] = {line for span in spans for line in span}
-    return lines
-
-
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-
-def test_no_private_word_spreads() -> None:
-    """Counts may fall; a fall that the baseline does not have yet is a warning."""
+def test_no_private_word_is_used() -> None:
     found = uses()
-    baseline = json.loads(BASELINE.read_text())
-    assert not (messages := risen(found, baseline)), "\n".join(messages)
-    counts = Counter(use.entry for use in found)
-    if fallen := [entry for entry, allowed in baseline.items() if counts[entry] < allowed]:
-        warnings.warn(f"fewer uses of {', '.join(fallen)}: lower the baseline, see {__file__}", stacklevel=1)
+    assert not found, "\n".join(str(use) for use in found[:40])
 
 
 def test_new_use_is_named_with_its_line(tmp_path: Path) -> None:
@@ -283,18 +230,3 @@ def test_new_use_is_named_with_its_line(tmp_path: Path) -> None:
         *[(3, "Answer"), (4, "places"), (3, "towers")],
     ]
     assert str(found[0]) == f"{module}:1: 'picture': write image"
-    baseline = Counter(use.entry for use in found)
-    assert risen(found, baseline) == []
-    assert str(found[0]) in "\n".join(risen([*found, found[0]], baseline))
-
-
-@pytest.mark.parametrize("entry", json.loads(BASELINE.read_text()) if BASELINE.exists() else [])
-def test_baseline_has_rows_of_the_table(entry: str) -> None:
-    assert entry in WORDS or entry in NAMES
-
-
-if __name__ == "__main__":
-    counts = Counter(use.entry for use in uses())
-    BASELINE.write_text(
-        json.dumps({entry: counts[entry] for entry in (*WORDS, *NAMES) if counts[entry]}, indent=1) + "\n"
-    )
