@@ -71,7 +71,9 @@ def _sentence(detail: ErrorDetails, source: Callable[[str], str], known: list[st
         return f"{section}: {_message(detail)}." if section else f"{_message(detail)}."
     rule = _RULES.get(detail["type"])
     if rule is None:
-        return f"{subject(source(key), key)} {_message(detail)}, not {quoted(detail['input'])}."
+        message = _message(detail)
+        came = ": " if message.startswith("must not") else ", not "
+        return f"{subject(source(key), key)} {message}{came}{quoted(detail['input'])}."
     expected = rule.format(**detail.get("ctx", {}))
     return f"{subject(source(key), key)} must be {expected}, not {quoted(detail['input'])}."
 

@@ -167,8 +167,8 @@ class MediaTokens:
                 if not text:
                     raise ValueError("it is too short")
             except (ValueError, ZeroDivisionError, OverflowError, MemoryError) as error:
-                name = NAMES[each.kind]
-                raise Unusable(f"{name} refused by the processor", f"{described(each)}: {error}") from None
+                name, why = NAMES[each.kind], str(error) or type(error).__name__
+                raise Unusable(f"{name} refused by the processor", f"{described(each)}: {why}") from None
             self._known[key] = text
         return self._known[key]
 
