@@ -11,7 +11,7 @@ from swift.backends.torch.plugin import DataParallelBackend
 from swift.contracts import Need
 from swift.testing import Layout
 from swift.testing.cases import BY_NAME
-from swift.testing.checks import Checks
+from swift.testing.checks import Checks, near
 from swift.testing.conformance import _left_out
 from swift.testing.trials import Trials
 from swift.train import prepare
@@ -50,3 +50,11 @@ def test_unclaimed_images_are_refused_on_every_rank(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(prepare, "lacking_media", lambda *_: None)
     with pytest.raises(AssertionError, match="the plan was not refused"):
         Checks(Trials("torch", tmp_path / "unrefused"), [two]).refuses_media(two)
+
+
+@pytest.mark.parametrize(
+    ("found", "cause"), [(2.11, "averaged over 2 processes"), (8.45, "summed 2 times"), (4.0, "allowed is 1e-04$")]
+)
+def test_failure_names_likely_cause(found: float, cause: str) -> None:
+    with pytest.raises(AssertionError, match=cause):
+        near("gradient norm", found, 4.22, 1e-4)

@@ -72,7 +72,7 @@ COMMON: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Case:
     """One training run, evaluated twice, and its weights at the end."""
 
@@ -102,6 +102,10 @@ class Case:
     """Objectives that are made known by their `name` for this case, which no distribution has entry points for."""
     reference: Callable[[Recipe], Expected] | None = None
     """Training written down plainly, that this case is compared with; None is the kit's own."""
+
+    def __repr__(self) -> str:
+        """Return its name alone: pytest shows it in every failure."""
+        return f"Case({self.name!r})"
 
     def applies_to(self, capabilities: Capabilities) -> bool:
         """Whether a backend claims what this case takes."""

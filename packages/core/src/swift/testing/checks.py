@@ -388,11 +388,25 @@ def _slept(what: str, seconds: float | None) -> None:
 
 
 def near(what: str, found: float, expected: float, tolerance: float) -> None:
-    """Within a relative tolerance; a number that is not one is near nothing."""
+    """Check that numbers agree within a relative tolerance; NaN is near nothing."""
+    __tracebackhide__ = True
     if found == expected:
         return  # two overflows, that is: infinite gradient norms have no difference
     off = abs(found - expected) / max(abs(expected), 1e-8)
-    assert off <= tolerance, f"{what} is {found:.8g}, not {expected:.8g}: off by {off:.1e}, allowed is {tolerance:.0e}"
+    assert off <= tolerance, (
+        f"{what} is {found:.8g}, not {expected:.8g}: off by {off:.1e}, allowed is {tolerance:.0e}"
+        f"{_likely_cause(found, expected)}"
+    )
+
+
+def _likely_cause(found: float, expected: float) -> str:
+    """Return a guess, where one number is about twice, three or four times the other."""
+    for count in (2, 3, 4):
+        if abs(found * count - expected) < 0.01 * abs(expected):
+            return f". About 1/{count}: averaged over {count} processes or micro-batches instead of summed?"
+        if abs(found - count * expected) < 0.01 * abs(found):
+            return f". About {count} times as large: summed {count} times?"
+    return ""
 
 
 def _near_step(at: str, result: StepResult, loss: float, grad_norm: float, of_loss: float, of_norm: float) -> None:
