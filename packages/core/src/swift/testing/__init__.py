@@ -1,4 +1,4 @@
-"""Conformance kits for backends and engines. They need `pip install "swift-core[testing]"`.
+"""Conformance kits for backends, engines and exporters. They need `pip install "swift-core[testing]"`.
 
     class TestMine(BackendConformance):
         backend = "mine"
@@ -6,6 +6,9 @@
 
     class TestMyEngine(EngineConformance):
         engine = "mine"
+
+    class TestMyExporter(ExporterConformance):
+        exporter = "mine"
 
 A test of one's own looks on while a run trains:
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from swift.testing.cases import CASES, Case
     from swift.testing.conformance import BackendConformance
     from swift.testing.engine_conformance import EngineConformance
+    from swift.testing.exporter_conformance import ExporterConformance
     from swift.testing.reference import Expected, Recipe, run_reference
     from swift.train.loop import Loop
     from swift.train.prepare import open_job
@@ -41,6 +45,7 @@ __all__ = [
     "Case",
     "EngineConformance",
     "Expected",
+    "ExporterConformance",
     "Layout",
     "Loop",
     "Recipe",
@@ -54,6 +59,7 @@ _MODULES = {
     "Case": "swift.testing.cases",
     "EngineConformance": "swift.testing.engine_conformance",
     "Expected": "swift.testing.reference",
+    "ExporterConformance": "swift.testing.exporter_conformance",
     "Loop": "swift.train.loop",
     "Recipe": "swift.testing.reference",
     "open_job": "swift.train.prepare",
