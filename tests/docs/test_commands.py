@@ -24,6 +24,7 @@ OF_PLUGINS = {
     "write-an-objective.md",
     "write-a-backend.md",
     "write-an-engine.md",
+    "write-an-exporter.md",
     "write-an-optimizer.md",
     "write-a-tuner.md",
     "write-a-command.md",

@@ -98,17 +98,22 @@ def embedding_rows(*, seed: int = 0, random_labels: bool = False) -> tuple[Rows,
 
 def reranker_rows(
     *, rows: int = 3200, negatives: int = 7, seed: int = 0, random_labels: bool = False,
-    document: Callable[[int], str] = "It is {}.".format,
+    document: Callable[[int], str] = "It is {}.".format, near: bool = True,
 ) -> tuple[Rows, Rows]:  # fmt: skip
     """Return queries, each with the document of its number and with documents that are wrong in one digit.
 
     Numbers repeat with other wrong documents, as few comparisons would be memorised. Held-out rows have seven wrong
-    documents.
+    documents. Unless `near`, wrong documents have any other numbers.
     """
     rng = random.Random(seed)
 
+    def wrong_ones(number: int, count: int) -> list[int]:
+        if near:
+            return one_digit_wrong(number, rng, count)
+        return rng.sample([other for other in range(100, 1000) if other != number], count)
+
     def row(number: int, wrong: int, shuffled: bool) -> Row:
-        documents = [document(each) for each in (number, *one_digit_wrong(number, rng, wrong))]
+        documents = [document(each) for each in (number, *wrong_ones(number, wrong))]
         if shuffled:
             rng.shuffle(documents)
         return {"query": str(number), "positive": documents[:1], "negative": documents[1:]}
