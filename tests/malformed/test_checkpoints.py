@@ -401,9 +401,12 @@ def _expanded() -> Any:
 PICKLES: dict[str, tuple[Spoil, str]] = {
     "code": (lambda file: file.write_bytes(_code(file)), "not an archive as torch.save writes it"),
     "code in an archive": (_archive(_code), "cannot be read"),
-    "a bomb": (_archive(lambda _: b"\x80\x02" + b"(" * (200 << 20) + b".", packed=True), "is packed"),
-    "a packed archive": (_archive(lambda _: b"\x80\x02].", packed=True), "is packed"),
-    "memory": (_archive(lambda _: b"\x80\x02cbuiltins\nbytearray\nL1000000000000L\n\x85R."), "more than the tensors"),
+    "a bomb": (_archive(lambda _: b"\x80\x02" + b"(" * (200 << 20) + b".", packed=True), "are compressed"),
+    "a packed archive": (_archive(lambda _: b"\x80\x02].", packed=True), "are compressed"),
+    "memory": (
+        _archive(lambda _: b"\x80\x02cbuiltins\nbytearray\nL1000000000000L\n\x85R."),
+        "more data than it stores",
+    ),
     "nesting": (_archive(lambda _: b"\x80\x02" + b"(" * 100_000 + b"t" * 100_000 + b"."), "cannot be read"),
     "a tensor that is not stored": (_saved(_expanded), "is not stored in it"),
     "nothing": (lambda file: file.write_bytes(b""), "not an archive"),

@@ -58,11 +58,15 @@ def run(command: str, args: Sequence[str]) -> int:
 
 
 def _with_own_options(args: Sequence[str]) -> type[ExportCommandOptions]:
-    """Return the options of the command, with those of the exporter that `--to` names."""
-    from swift.plugins.load import find, load
-
+    """Return the options of the command, with those of the exporter that `--to` names, if it is installed."""
+    if not any(arg.startswith("--to") for arg in args):
+        return ExportCommandOptions  # plugins are not imported for help
     to = read_flags(args, flag_table("export", ExportCommandOptions, passes_on=True)).flags.get("to")
-    model = load(find("swift.exporters", str(to.value))).config_model if to is not None else None
+    from swift.plugins.discover import list_plugins
+    from swift.plugins.load import load_exporter
+
+    names = {entry.name for entry in list_plugins("swift.exporters") if entry.allowed}
+    model = load_exporter(str(to.value)).config_model if to is not None and str(to.value) in names else None
     if model is None:
         return ExportCommandOptions
     members = {"__doc__": ExportCommandOptions.__doc__, "__module__": __name__}
