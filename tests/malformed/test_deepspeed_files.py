@@ -102,7 +102,7 @@ def _in_yaml(value: str) -> Build:
     return build
 
 
-YAML: Table[str] = {"a number": ("5", "not int"), "a key that is a number": ("{1: 2}", "run.yaml")}
+YAML: Table[str] = {"a number": ("5", "not a number"), "a key that is a number": ("{1: 2}", "run.yaml")}
 CASES = [
     *table("document", DOCUMENTS, lambda content: partial(_written, content)),
     *table("file", FILES, lambda name: lambda _: ["config", "show", "--deepspeed", name]),

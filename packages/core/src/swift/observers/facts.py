@@ -11,6 +11,7 @@ from swift.config.own_options import LoraOptions
 from swift.config.tasks import CAUSAL_LM, returns
 from swift.contracts import DataFacts, Decision, RejectedSamples, Run, RunSummary
 from swift.observers.text import figure, plural
+from swift.optim.schedule import Schedule
 from swift.terminal import summary_of
 
 
@@ -88,7 +89,7 @@ def learning_rate(run: Run) -> str:
     """`0.0001, cosine, after 5 steps of warm-up`."""
     optim = run.config.optim
     parts = [figure(run.config.learning_rate), str(optim.schedule)]
-    warmup = getattr(run.schedule, "warmup_steps", 0)
+    warmup = Schedule.from_config(optim, run.config.learning_rate, run.total_steps).warmup_steps
     if warmup:
         parts.append(f"after {plural(warmup, 'step')} of warm-up")
     if optim.name != "adamw":
