@@ -27,7 +27,7 @@ from swift_export_vllm.weights_folder import write_weights
 AT_A_TIME = 128
 """Requests under way at once; the server has a queue of its own."""
 _ROUNDED = 1e-2
-"""Log-probabilities end at 0; a server that computes in few bits may round a little beyond."""
+"""Log-probabilities end at 0; a server that computes in low precision may round a little beyond."""
 _PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Over what the served folder's generation config would set: nothing but the sampling decides."""
 

@@ -28,7 +28,7 @@ _SIZES = "get_supported_head_sizes"
 _WITHOUT_AVX512 = "_C_AVX2.abi3.so"
 _KERNEL_OF_4_BITS = b"cpu_gemm_wna16"
 _OF_4_BITS = ("awq", "gptq", "pack-quantized")
-"""How config.json says that weights of few bits lie together in one number: by its method, or by its format."""
+"""How config.json says that low-bit weights lie together in one number: by its method, or by its format."""
 _GENERATING = "ForCausalLM"
 _CONVERTED = ("ForSequenceClassification", "Model")
 """Ends of the names of architectures that vLLM converts the generating model of a family to."""

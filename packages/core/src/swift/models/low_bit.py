@@ -21,7 +21,7 @@ class LowBitSource:
     """Reads weights of quantised layers as 4 or 8 bits keep them, all others as they are on disk.
 
     Implements `swift.contracts.ModelSource`, except that `build` gives the published weights. An engine that had those
-    would not say what the model in training says: the adapters have been trained on weights of few bits.
+    would not say what the model in training says: the adapters have been trained on low-bit weights.
     """
 
     def __init__(self, source: ModelSource, run: Run) -> None:
@@ -60,12 +60,12 @@ class LowBitSource:
 
 
 def as_trained(source: ModelSource, run: Run) -> ModelSource:
-    """Return the model that a run's adapters are trained on: the source, or what few bits keep of it."""
+    """Return the model that a run's adapters are trained on: the source, or its low-bit copy."""
     return source if run.config.tuner.quantize == "none" else cast("ModelSource", LowBitSource(source, run))
 
 
 def adapters_as_trained(weights: WeightStream, run: Run) -> WeightStream:
-    """Stream adapters as they are added to weights of few bits, from what is streamed to be added to those on disk.
+    """Stream adapters as they are added to low-bit weights, from what is streamed to be added to those on disk.
 
     The two differ in LoftQ's start, which the second half of the factors takes out again.
     """

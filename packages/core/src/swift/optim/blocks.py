@@ -1,4 +1,4 @@
-"""Which weights have moments in few bits. Importable without torch."""
+"""Which weights have low-bit moments. Importable without torch."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _LEAST = 4096
 
 
 def low_bit(shape: Sequence[int], block: int) -> bool:
-    """Return whether moments of a weight of this shape are kept in few bits: its rows are whole blocks."""
+    """Return whether moments of a weight of this shape are low-bit: its rows are whole blocks."""
     return len(shape) >= 2 and shape[-1] % block == 0 and math.prod(shape) >= _LEAST

@@ -41,7 +41,7 @@ class AdamW:
 
 
 class _LowBitAdamW:
-    """Base of AdamW with moments of few bits, and of a scale for each block of elements."""
+    """Base of AdamW with low-bit moments, and a scale for each block of elements."""
 
     options_model = AdamOptions
     reads = Reads.PARTS

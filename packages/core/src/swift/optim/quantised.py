@@ -76,7 +76,7 @@ class QuantisedAdamW(torch.optim.Optimizer):
                 state[name] = torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.contiguous_format)
 
     def slot_values(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Return AdamW's slots in fp32: what was in few bits on the CPU, since the device may have no room for it."""
+        """Return AdamW's slots in fp32: what was low-bit on the CPU, since the device may have no room for it."""
         state = self.state.get(parameter)
         if not state:
             return {}

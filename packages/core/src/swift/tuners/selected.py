@@ -94,7 +94,7 @@ def tuner_of(section: TunerSection) -> SelectedTuner:
 def ends_when_off(section: TunerSection) -> bool:
     """Return whether a model is as it was before training while its adapters are switched off.
 
-    Biases stay as they are trained, weights of few bits lack what LoftQ's start gives back to them, and an adapter that
+    Biases stay as they are trained, low-bit weights lack what LoftQ's start gives back to them, and an adapter that
     training has begun with would be missing.
     """
     tuner = tuner_of(section)
