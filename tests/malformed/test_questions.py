@@ -67,7 +67,7 @@ def line(change: Callable[[dict[str, Any]], object]) -> Callable[[Path, Path], o
         first, *others = results.read_text(encoding="utf-8").splitlines()
         text = json.loads(first)
         changed = change(text)
-        first = json.dumps(changed if isinstance(changed, dict) and "source_row" in changed else text)
+        first = json.dumps(changed if isinstance(changed, dict) else text)
         results.write_text("\n".join([first, *others]) + "\n", encoding="utf-8")
 
     return act

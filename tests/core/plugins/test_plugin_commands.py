@@ -45,7 +45,7 @@ def test_its_help_is_made_of_its_options(installed: Path, capsys: pytest.Capture
         (["measure-it", "table", "--unit-size", "big"], 2, "--unit-size must be a whole number, not 'big'"),
         (["measure-it", "nothing"], 2, "Nothing has no size."),
         (["measure-it", "crash"], 3, "the ruler broke"),
-        (["measure-it", "words"], 3, "returned 'many' from run, which is not an exit code"),
+        (["measure-it", "words"], 3, "returned the str 'many' from run. Expected: an exit code"),
         (["measur-it"], 2, "Did you mean 'measure-it'?"),
         (["mute"], 3, "command 'mute' (acme-verbs 1.0) lacks summary"),
     ],

@@ -77,6 +77,6 @@ def write_failure(what: str, folder: Path, error: Exception) -> tuple[str, str |
 
 def _is_about(error: OSError, folder: Path) -> bool:
     """Return whether a plugin's error is about the folder to write into, and not about a file of its own."""
-    if error.errno is None or not isinstance(error.filename, str | None):
-        return False
-    return error.filename is None or folder.absolute().parent in Path(error.filename).absolute().parents
+    if error.filename is None:
+        return error.errno in _CAUSES
+    return isinstance(error.filename, str) and folder.absolute().parent in Path(error.filename).absolute().parents

@@ -7,7 +7,6 @@ from typing import Any
 
 from swift.cli.help import asks_for_help, show_help
 from swift.cli.options import read_options
-from swift.errors import PluginError
 from swift.plugins.blame import failing
 from swift.plugins.load import load_command
 from swift.plugins.return_values import wrong
@@ -37,8 +36,5 @@ def run(name: str, args: Sequence[str]) -> int:
     with failing(plugin.entry, f"swift {name}"):
         code: object = command.run(given, *passed_on)
         if not isinstance(code, int):
-            raise PluginError(
-                f"{plugin.entry} returned {code!r} from run, which is not an exit code.",
-                hint="Return an int, 0 for success.",
-            )
+            raise wrong(plugin.entry, "run", "an exit code, 0 for success", code)
         return int(code)

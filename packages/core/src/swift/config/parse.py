@@ -195,8 +195,8 @@ def _resolve(layers: list[Draft], command: str, nproc: int | None, notes: list[s
     }
     if config.export.to is not None:
         chosen["export"] = _own_options(load_exporter(config.export.to), "export", config.export, source)
-    elif extra := next(iter(config.export.model_extra or ()), None):
-        key = f"export.{extra}"
+    elif config.export.model_extra:
+        key = f"export.{next(iter(config.export.model_extra))}"
         raise ConfigError(f"{subject(source(key), key)} has no effect without export.to.", hint="Add --export.to NAME")
     config = config.model_copy(
         update={section: _with_options(getattr(config, section), options) for section, options in chosen.items()}

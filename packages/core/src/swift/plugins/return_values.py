@@ -268,7 +268,7 @@ def streamed(entry: PluginEntry, hook: str, stream: Iterable[Any]) -> Iterator[t
 def size(entry: PluginEntry, function: str, came: Any) -> float:
     """Check that a count of bytes or values is one."""
     with failing(entry, function):
-        number = float(came)
+        number = float(came) if hasattr(type(came), "__float__") else math.nan
         if not is_finite(number) or number < 0:
             raise wrong(entry, function, "a finite number that is not negative", came)
         return number
