@@ -5,44 +5,33 @@ Names are imported when they are asked for: finding a checkpoint does not need t
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from swift.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from swift.checkpoint.folders import clean_stale, find_checkpoint, link, prune
-    from swift.checkpoint.load import check_resume, open_checkpoint
-    from swift.checkpoint.manifest import Manifest
-    from swift.checkpoint.save import PendingSave, before_update, save_checkpoint, wait_for_saves
-    from swift.checkpoint.tensor_slices import TensorSlices, flat_slices, part_slices
+    from swift.checkpoint.folders import clean_stale as clean_stale
+    from swift.checkpoint.folders import find_checkpoint as find_checkpoint
+    from swift.checkpoint.folders import link as link
+    from swift.checkpoint.folders import prune as prune
+    from swift.checkpoint.load import check_resume as check_resume
+    from swift.checkpoint.load import open_checkpoint as open_checkpoint
+    from swift.checkpoint.manifest import Manifest as Manifest
+    from swift.checkpoint.save import PendingSave as PendingSave
+    from swift.checkpoint.save import before_update as before_update
+    from swift.checkpoint.save import save_checkpoint as save_checkpoint
+    from swift.checkpoint.save import wait_for_saves as wait_for_saves
+    from swift.checkpoint.tensor_slices import TensorSlices as TensorSlices
+    from swift.checkpoint.tensor_slices import flat_slices as flat_slices
+    from swift.checkpoint.tensor_slices import part_slices as part_slices
 
-_HOMES = {
-    "tensor_slices": ("TensorSlices", "flat_slices", "part_slices"),
-    "folders": ("clean_stale", "find_checkpoint", "link", "prune"),
-    "load": ("check_resume", "open_checkpoint"),
-    "manifest": ("Manifest",),
-    "save": ("PendingSave", "before_update", "save_checkpoint", "wait_for_saves"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [
-    "Manifest",
-    "PendingSave",
-    "TensorSlices",
-    "before_update",
-    "check_resume",
-    "clean_stale",
-    "find_checkpoint",
-    "flat_slices",
-    "link",
-    "open_checkpoint",
-    "part_slices",
-    "prune",
-    "save_checkpoint",
-    "wait_for_saves",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "folders": "clean_stale find_checkpoint link prune",
+        "load": "check_resume open_checkpoint",
+        "manifest": "Manifest",
+        "save": "PendingSave before_update save_checkpoint wait_for_saves",
+        "tensor_slices": "TensorSlices flat_slices part_slices",
+    },
+)

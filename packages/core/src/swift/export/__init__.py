@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from swift.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from swift.export.plugins import HuggingFaceExporter
+    from swift.export.plugins import HuggingFaceExporter as HuggingFaceExporter
 
-__all__ = ["HuggingFaceExporter"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import the exporter on demand, so that `swift.export.x` alone does not import the rest."""
-    if name == "HuggingFaceExporter":
-        from swift.export.plugins import HuggingFaceExporter
-
-        return HuggingFaceExporter
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"plugins": "HuggingFaceExporter"})

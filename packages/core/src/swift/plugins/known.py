@@ -14,7 +14,8 @@ KNOWN: dict[str, dict[str, str]] = {
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 PACKAGES = frozenset(
-    {"swift-core", "swift-plan", "swift-rl", "swift-tuning", "swift-ui",
+    {*(f"swift-{name}" for name in ("core", "demo", "infer", "migrate", "objectives", "plan")),
+     *(f"swift-{name}" for name in ("rl", "testing", "trackers", "tuning", "ui")),
      *(f"swift-backend-{name}" for name in KNOWN["swift.backends"]),
      *(f"swift-export-{name}" for name in KNOWN["swift.exporters"])}
 )  # fmt: skip

@@ -1,0 +1,3 @@
+"""Inference with trained models."""
+
+__version__ = "0.1.0"

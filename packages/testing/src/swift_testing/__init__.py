@@ -1,0 +1,3 @@
+"""The conformance kit."""
+
+__version__ = "0.1.0"
