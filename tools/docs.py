@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from swift import hookspecs
-from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING
+from swift.cli.commands import TRAINING, commands
 from swift.cli.options import options_of
 from swift.config.aliases import flags_of
 from swift.config.compat.commands import TOPICS as COMMAND_TOPICS
@@ -165,7 +165,7 @@ def commands_page() -> str:
         "same. You can repeat a flag that takes a list; of any other flag the last one counts, with a note. "
         f"{', '.join(f'`{name}`' for name in TRAINING)} take every key of the [configuration](configuration.md).",
     ]
-    for name, command in BUILTIN_COMMANDS.items():
+    for name, command in commands().items():
         options = options_of(name)
         if options is None:
             continue

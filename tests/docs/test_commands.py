@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pages import DOCS, ROOT, Command, blocks, commands, missing
 
-from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING
+from swift.cli import commands as cli_commands
+from swift.cli.commands import TRAINING
 from swift.cli.config import ConfigOptions, presets_of_backends
 from swift.cli.config_import import import_options
 from swift.cli.data import read_command as read_data_command
@@ -98,7 +99,7 @@ def _read(words: list[str]) -> None:
     command_name, *rest = words
     if command_name.startswith("--"):
         return
-    if command_name not in BUILTIN_COMMANDS:
+    if cli_commands.commands()[command_name].entry.distribution != "swift-core":
         command = load_command(command_name).object
         passes_on = getattr(command, "passes_on", False)
         typed = read_options(command_name, rest, command.options_model, passes_on=passes_on)

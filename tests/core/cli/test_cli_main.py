@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from swift.cli import main as cli
-from swift.cli.builtin import BUILTIN_COMMANDS
+from swift.cli.commands import commands
 from swift.errors import TrainingError, UsageError
 
 
@@ -21,7 +21,7 @@ def test_overview_lists_all_commands_and_imports_little() -> None:
     """The overview names every command and imports next to nothing."""
     script = "import sys; from swift.cli.main import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    for command_name in BUILTIN_COMMANDS.values():
+    for command_name in commands().values():
         assert f"  {command_name.name} " in done.stdout
         assert command_name.summary in done.stdout
     heavy = {"torch", "transformers", "pydantic", "typer", "rich", "pluggy", "yaml", "numpy"}

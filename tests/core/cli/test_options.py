@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING, training_command
+from swift.cli.commands import TRAINING, commands, training_command
 from swift.cli.config import ConfigOptions
 from swift.cli.convert import ConvertOptions
 from swift.cli.eval import EvalOptions
@@ -187,7 +187,7 @@ def test_serve_passes_unknown_flags_unchanged() -> None:
 
 
 def test_flags_are_unique_and_accept_both_spellings() -> None:
-    for command in set(BUILTIN_COMMANDS) - set(TRAINING):
+    for command in {name for name in commands() if options_of(name)} - set(TRAINING):
         table = flag_table(command, cast(type[Section], options_of(command)))
         declared = [*table.fields, *(flag for field in table.fields.values() for flag in field.flags)]
         assert len(set(declared)) == len(declared), command

@@ -16,8 +16,9 @@ def test_overview_lists_plugin_commands_without_import(installed: Path, capsys: 
     assert run(["--help"]) == 0
     printed = capsys.readouterr().out
     assert "From plugins" in printed
-    assert "  measure-it  from acme-more-verbs 1.0" in printed
-    assert "  greet       from acme-verbs 1.0" in printed
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    assert "measure-it Measure something (acme-more-verbs 1.0)" in lines
+    assert "greet Say hello (acme-verbs 1.0)" in lines
     assert not {name for name in set(sys.modules) - before if name.startswith("acme")}
 
 
@@ -96,8 +97,8 @@ def test_built_in_command_cannot_be_replaced(
     assert "Did you mean '--json'?" in capsys.readouterr().err
     assert run(["--help"]) == 0
     overview = capsys.readouterr().out
-    assert "measure-it  from acme-more-verbs" in overview
-    assert "doctor      from acme-more-verbs" not in overview
+    assert overview.count(" doctor ") == 1
+    assert "Check this machine" in overview
     assert run(["plugins", "--check"]) == 3
     printed = " ".join(capsys.readouterr().out.split())
     assert "command 'doctor' (acme-more-verbs 1.0) has the name of a built-in command" in printed

@@ -14,7 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING
+from swift.cli.commands import TRAINING, commands
 from swift.cli.help import MOST_USED, flag_named, groups_of
 from swift.cli.options import options_of, read_options
 from swift.config.aliases import COMMAND_OBJECTIVES
@@ -115,7 +115,7 @@ def form_of(command: str, selected: Mapping[str, str] | None = None) -> list[For
     return [
         FormSection(
             f"group-{number}",
-            group.title or BUILTIN_COMMANDS[command].summary,
+            group.title or commands()[command].summary,
             tuple(_field(each, "") for each in group.fields),
         )
         for number, group in enumerate(groups_of(options))

@@ -40,6 +40,7 @@ NOTHING_FITS = 3
 class PlanCommand:
     """Implements `swift.contracts.Command`."""
 
+    group = "Train"
     summary = "Predict memory, speed and cost of a run, and find the best layout"
     options_model = PlanOptions
     passes_on = True

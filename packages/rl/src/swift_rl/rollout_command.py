@@ -36,6 +36,7 @@ All other flags are those of swift serve, and vLLM's: swift serve --help
 class RolloutCommand:
     """Implements `swift.contracts.Command`."""
 
+    group = "Train"
     summary = "Serve a model for rollouts: vLLM, on this machine, with weights that a run replaces"
     options_model = None
 

@@ -15,6 +15,7 @@ PORT = 7860
 class UiCommand:
     """Implements `swift.contracts.Command`."""
 
+    group = "Inspect"
     summary = "Show and start runs in a browser"
     options_model = UiOptions
 

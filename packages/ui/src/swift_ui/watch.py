@@ -20,6 +20,7 @@ FAILED = 1
 class WatchCommand:
     """Implements `swift.contracts.Command`."""
 
+    group = "Inspect"
     summary = "Show a run live in a terminal"
     options_model = WatchOptions
 

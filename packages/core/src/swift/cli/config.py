@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING, training_command
+from swift.cli.commands import TRAINING, training_command
 from swift.cli.help import asks_for_help, show_help, show_training_help
 from swift.cli.options import read_options
 from swift.config.limits import Rows
@@ -52,8 +52,20 @@ class ConfigOptions(Section):
     )
 
 
-def run(command: str, args: list[str]) -> int:
-    """Run the command; return the exit code."""
+class Configuration:
+    """Implements `swift.contracts.Command`."""
+
+    group = "Inspect"
+    summary = "Show, validate or describe a configuration"
+    options_model = ConfigOptions
+    parses_args = True
+
+    def run(self, args: list[str]) -> int:
+        return configure(args)
+
+
+def configure(args: list[str]) -> int:
+    """Do what the first argument says; return the exit code."""
     if args[:1] == ["import"]:
         from swift.cli.config_import import import_configuration
 
@@ -62,7 +74,7 @@ def run(command: str, args: list[str]) -> int:
         show_training_help(args[1], args[2:])
         return 0
     if not args or asks_for_help(args):
-        show_help(command, BUILTIN_COMMANDS[command].summary, ConfigOptions)
+        show_help("config", Configuration.summary, ConfigOptions)
         return 0
     action, rest = args[0], args[1:]
     from swift.cli import show
@@ -80,7 +92,7 @@ def run(command: str, args: list[str]) -> int:
         actions = ("show", "validate", "import", "schema", *presets)
         raise UsageError(f"There is no `swift config {action}`.{did_you_mean(action, actions)}", hint=USAGE)
     trained, rest = training_command(rest, "train")
-    typed = read_options(command, rest, ConfigOptions, passes_on=True)
+    typed = read_options("config", rest, ConfigOptions, passes_on=True)
     samples = typed.options.sample or 0
     from swift.cli.planner_choice import chosen
     from swift.cli.preflight import check_anywhere, check_here, check_layout, check_run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from swift.cli.builtin import BUILTIN_COMMANDS, training_command
+from swift.cli.commands import training_command
 from swift.cli.help import asks_for_help, show_help
 from swift.cli.options import read_options
 from swift.config.limits import FilePath, Name
@@ -63,17 +63,24 @@ class Join:
     folder: Path
 
 
-def run(command: str, args: list[str]) -> int:
-    """Run the command; return the exit code."""
-    if not args or asks_for_help(args[:2]):
-        show_help(command, BUILTIN_COMMANDS[command].summary, DataOptions)
+class Data:
+    """Implements `swift.contracts.Command`."""
+
+    group = "Train"
+    summary = "Tokenize a data set in advance, on many machines"
+    options_model = DataOptions
+    parses_args = True
+
+    def run(self, args: list[str]) -> int:
+        if not args or asks_for_help(args[:2]):
+            show_help("data", self.summary, DataOptions)
+            return 0
+        match read_command(args):
+            case Build() as build:
+                _build(build.parsed, build.out, build.shard)
+            case Join(folder):
+                _join(folder)
         return 0
-    match read_command(args):
-        case Build() as build:
-            _build(build.parsed, build.out, build.shard)
-        case Join(folder):
-            _join(folder)
-    return 0
 
 
 def read_command(args: list[str], *, complete: bool = True) -> Build | Join:

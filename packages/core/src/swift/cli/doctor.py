@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from swift.cli.builtin import collision
-from swift.cli.options import run_command
+from swift.cli.commands import collision
 from swift.config.options import Section
 from swift.errors import SwiftError
 from swift.plugins import result_alone
@@ -73,9 +72,15 @@ class DoctorOptions(Section):
     as_json: bool = Field(False, alias="json", description="Print JSON")
 
 
-def run(command: str, args: list[str]) -> int:
-    """Run the command; return the exit code."""
-    return run_command(command, args, DoctorOptions, report)
+class Doctor:
+    """Implements `swift.contracts.Command`."""
+
+    group = "Inspect"
+    summary = "Check this machine and suggest fixes"
+    options_model = DoctorOptions
+
+    def run(self, options: DoctorOptions) -> int:
+        return report(options)
 
 
 def report(options: DoctorOptions) -> int:

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from swift.cli.options import flag_table, run_command
+from swift.cli.help import asks_for_help, show_help
+from swift.cli.options import flag_table, read_options
 from swift.config.compat.commands import check_bits
 from swift.config.flags import read_flags
 from swift.config.limits import FilePath, Name
@@ -51,10 +52,31 @@ class MergeLoraOptions(ExportCommandOptions):
     to: Literal["hf"] = Field("hf", description="Format of the merged weights")
 
 
-def run(command: str, args: Sequence[str]) -> int:
-    """Run the command; return the exit code."""
-    options = MergeLoraOptions if command == "merge-lora" else _with_own_options(args)
-    return run_command(command, args, options, export)
+class Export:
+    """Implements `swift.contracts.Command`."""
+
+    group = "Use the result"
+    summary = "Write a checkpoint as a model folder, and check it"
+    options_model = ExportCommandOptions
+    parses_args = True
+
+    def run(self, args: Sequence[str]) -> int:
+        options = _with_own_options(args)
+        if asks_for_help(args):
+            show_help("export", self.summary, options)
+            return 0
+        return export(read_options("export", args, options).options)
+
+
+class MergeLora:
+    """Implements `swift.contracts.Command`."""
+
+    group = "Use the result"
+    summary = "Merge adapters into the model's weights"
+    options_model = MergeLoraOptions
+
+    def run(self, options: MergeLoraOptions) -> int:
+        return export(options)
 
 
 def _with_own_options(args: Sequence[str]) -> type[ExportCommandOptions]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swift.cli.builtin import BUILTIN_COMMANDS
+from swift.cli.commands import commands
 from swift.config.fields import Field, core_fields, model_fields
 from swift.config.options import examples_of
 from swift.errors import ConfigError, SwiftError
@@ -113,7 +113,7 @@ def show_training_help(command: str, args: Sequence[str]) -> None:
     """Print the help of a training command, with the options of the plugins that `args` select."""
     from swift.config.sections import Config
 
-    _line(f"{_styled(f'swift {command}', 'bold')}: {BUILTIN_COMMANDS[command].summary}")
+    _line(f"{_styled(f'swift {command}', 'bold')}: {commands()[command].summary}")
     _line(f"\n  {_TRAINING_EXAMPLES[command]}\n  swift {command} config.yaml --optim.lr 2e-5\n")
     _paragraphs(
         "Flags take precedence over a configuration file. In flags, - and _ mean the same. --nproc N starts N "

@@ -1,33 +1,27 @@
 """Entry point: find the command, run it, and turn errors into one message and an exit code.
 
-Only the standard library is imported before the command is known, so that `swift --help` is fast.
+Little more than the standard library is imported before the command is known, so that `swift --help` is fast.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from swift.cli.builtin import (
-    BUILTIN_COMMANDS,
-    COMMAND_ALIASES,
-    COMMANDS,
-    REPLACED_COMMANDS,
-    TRAINING,
-    command_name,
-    plugin_commands,
-)
+from swift.cli.commands import COMMAND_ALIASES, COMMANDS, REPLACED_COMMANDS, TRAINING, collision, command_name, commands
 from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
+from swift.plugins.discover import list_plugins
+from swift.plugins.entry import printable
+from swift.plugins.known import PACKAGES
 from swift.version import __version__
 
 
 def main() -> None:
     """Run the `swift` command."""
     command = next(iter(sys.argv[1:]), "")
-    if command in (*TRAINING, *COMMAND_ALIASES) or (command in BUILTIN_COMMANDS and {"-h", "--help"} & set(sys.argv)):
+    if command in (*TRAINING, *COMMAND_ALIASES) or {"-h", "--help"} & set(sys.argv):
         gc.disable()  # garbage collection takes a tenth of the time of imports; `launch` resumes it after them
     sys.exit(run(sys.argv[1:]))
 
@@ -67,23 +61,12 @@ def _dispatch(argv: list[str]) -> int:
     if name in COMMAND_ALIASES:
         name, *flags = COMMAND_ALIASES[name]
         argv = [name, *flags, *argv[1:]]
-    command = BUILTIN_COMMANDS.get(name)
-    if command is None:
-        return _run_plugin_command(name, argv[1:])
-    module, _, function = command.target.partition(":")
-    code: int = getattr(importlib.import_module(module), function)(name, argv[1:])
-    return code
-
-
-def _run_plugin_command(name: str, args: list[str]) -> int:
-    from swift.plugins.discover import list_plugins
-
-    added = next((each.name for each in list_plugins(COMMANDS) if command_name(each.name) == name), None)
-    if added is None:
+    entries = [each for each in list_plugins(COMMANDS) if command_name(each.name) == name and collision(each) is None]
+    if not entries:
         raise _unknown_command(name)
-    from swift.cli.plugin_command import run as run_plugin_command
+    from swift.cli.plugin_command import run as run_command
 
-    return run_plugin_command(added, args)
+    return run_command(entries, argv[1:])
 
 
 def overview(*, styled: bool) -> str:
@@ -95,15 +78,16 @@ def overview(*, styled: bool) -> str:
         f"{bold}Usage{plain}  swift COMMAND [flags]",
     ]
     group = ""
-    for command in BUILTIN_COMMANDS.values():
+    found = commands()
+    width = max((len(name) for name in found), default=0)
+    for command in found.values():
         if command.group != group:
             group = command.group
             lines += ["", f"{bold}{group}{plain}"]
-        lines.append(f"  {command.name:<11} {dim}{command.summary}{plain}")
-    added = plugin_commands()
-    if added:
-        lines += ["", f"{bold}From plugins{plain}"]
-        lines += [f"  {each.name:<11} {dim}from {each.distribution} {each.version}{plain}" for each in added]
+        source = f"{command.entry.distribution} {command.entry.version}"
+        own = command.entry.distribution in PACKAGES and command.summary
+        summary = command.summary if own else " ".join(filter(None, (command.summary, f"({source})")))
+        lines.append(f"  {command.name:<{width}} {dim}{printable(summary)}{plain}")
     lines += [
         "",
         f"{bold}For example{plain}",
@@ -123,7 +107,7 @@ def _unknown_command(name: str) -> UsageError:
     if name in REPLACED_COMMANDS:
         reason, instead = REPLACED_COMMANDS[name]
         return UsageError(reason, hint=instead)
-    known = [*BUILTIN_COMMANDS, *COMMAND_ALIASES, *(each.name for each in plugin_commands())]
+    known = [*commands(), *COMMAND_ALIASES]
     return UsageError(f"There is no `swift {name}`.{did_you_mean(name, known)}", hint="All commands: swift --help")
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from swift.cli.builtin import BUILTIN_COMMANDS
+from swift.cli.commands import commands
 from swift.cli.help import asks_for_help, show_help
 from swift.config.compat.commands import flags_of_command
 from swift.config.compat.usual import renamed, when_on
@@ -40,7 +39,7 @@ class Typed(Generic[S]):
 def run_command(command: str, args: Sequence[str], options: type[S], work: Callable[[S], int]) -> int:
     """Print the help of a command, or run it with the typed options; return the exit code."""
     if asks_for_help(args):
-        show_help(command, BUILTIN_COMMANDS[command].summary, options)
+        show_help(command, commands()[command].summary, options)
         return 0
     return work(read_options(command, args, options).options)
 
@@ -68,9 +67,9 @@ def unexpected_argument(argument: str, command: str) -> UsageError:
 
 def options_of(command: str) -> type[BaseModel] | None:
     """Return the class whose fields are the flags of a command; None for the commands that train."""
-    declared = BUILTIN_COMMANDS[command]
-    module = importlib.import_module(declared.target.partition(":")[0])
-    options: type[BaseModel] | None = getattr(module, declared.options) if declared.options else None
+    from swift.plugins.load import load
+
+    options: type[BaseModel] | None = getattr(load(commands()[command].entry).object, "options_model", None)
     return options
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from swift.cli.builtin import collision
-from swift.cli.options import run_command
+from swift.cli.commands import collision
 from swift.config.limits import Name
 from swift.config.options import Section
 from swift.errors import PluginError, SwiftError
@@ -50,9 +49,15 @@ class PluginsOptions(Section):
     nproc: Annotated[int, Field(ge=1, le=1024)] = Field(2, description="Processes for --try")
 
 
-def run(command: str, args: list[str]) -> int:
-    """Run the command; return the exit code."""
-    return run_command(command, args, PluginsOptions, show)
+class Plugins:
+    """Implements `swift.contracts.Command`."""
+
+    group = "Inspect"
+    summary = "List and check installed plugins"
+    options_model = PluginsOptions
+
+    def run(self, options: PluginsOptions) -> int:
+        return show(options)
 
 
 def show(options: PluginsOptions) -> int:

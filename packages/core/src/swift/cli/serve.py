@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from swift.cli.builtin import BUILTIN_COMMANDS
 from swift.cli.help import asks_for_help, show_help
 from swift.cli.options import read_options, unexpected_argument
 from swift.config.limits import Name
@@ -34,7 +33,7 @@ class ServeCommandOptions(ServeOptions):
 def run(command: str, args: list[str]) -> int:
     """Run the command; return the exit code."""
     if asks_for_help(args):
-        show_help(command, BUILTIN_COMMANDS[command].summary, ServeCommandOptions)
+        show_help(command, "Serve a model to OpenAI clients, with its adapters", ServeCommandOptions)
         return 0
     typed = read_options(command, args, ServeCommandOptions, passes_on=True)
     if typed.positional:

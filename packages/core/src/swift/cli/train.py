@@ -8,8 +8,48 @@ import sys
 from swift.cli.help import asks_for_help, show_training_help
 
 
-def run(command: str, args: list[str]) -> int:
-    """Parse the arguments, print notes, and train."""
+class Pt:
+    """Implements `swift.contracts.Command`."""
+
+    group = "Train"
+    summary = "Continue pre-training on plain text"
+
+    def run(self, args: list[str]) -> int:
+        return train("pt", args)
+
+
+class Sft:
+    """Implements `swift.contracts.Command`."""
+
+    group = "Train"
+    summary = "Fine-tune on conversations or instructions"
+
+    def run(self, args: list[str]) -> int:
+        return train("sft", args)
+
+
+class Rlhf:
+    """Implements `swift.contracts.Command`."""
+
+    group = "Train"
+    summary = "Learn from preferences (dpo, kto, orpo, simpo, cpo, rm, prm), rewards (grpo, ppo) or a teacher (gkd)"
+
+    def run(self, args: list[str]) -> int:
+        return train("rlhf", args)
+
+
+class Train:
+    """Implements `swift.contracts.Command`."""
+
+    group = "Train"
+    summary = "Any objective, named by --train_type or --objective"
+
+    def run(self, args: list[str]) -> int:
+        return train("train", args)
+
+
+def train(command: str, args: list[str]) -> int:
+    """Parse the arguments, print notes, and train; return the exit code."""
     if asks_for_help(args):
         show_training_help(command, args)
         return 0

@@ -17,12 +17,19 @@ class Command(Protocol):
 
     With an `options_model` and `passes_on = True`, flags that are not among its fields are no error: `run` gets them as
     a list of words after the options, for a command that passes them to another (`swift plan` to the one that trains).
+
+    `swift --help` reads `summary` and `group` from the source, without importing it: write both as strings in the body
+    of the class.
     """
 
     summary: str
     """One line for `swift --help`."""
+    group: str = "From plugins"
+    """The heading in `swift --help`: `Train`, `Use the result`, `Inspect`, or one of your own."""
     options_model: type[BaseModel] | None = None
     """A `swift.Section` whose fields are the command's flags, or None."""
+    parses_args: bool = False
+    """Whether `run` gets the arguments as typed although there is an `options_model`, which documents the flags."""
     passes_on: bool = False
 
     def run(self, given: Any) -> int:

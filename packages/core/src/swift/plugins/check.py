@@ -18,7 +18,7 @@ from swift.contracts import HOOK_API, Objective
 from swift.errors import PluginError, did_you_mean
 from swift.hookspecs import KIND_OF_HOOK, SPECS
 from swift.plugins.blame import error_line, upgrade
-from swift.plugins.entry import CORE, normal_name
+from swift.plugins.known import PACKAGES
 from swift.plugins.return_values import ABSENT, check_attributes, check_methods, described
 
 if TYPE_CHECKING:
@@ -109,21 +109,24 @@ def check_exporter(entry: PluginEntry, exporter: Any) -> None:
         raise faulty(entry, f"offers {', '.join(schemes)}, and does not implement swift_quantize", "Implement it")
 
 
-def check_options(entry: PluginEntry, model: Any, member: str, section: str) -> None:
-    """Check that the options are a pydantic model that core can show, read and write."""
+def check_options(entry: PluginEntry, model: Any, member: str, section: str | None) -> None:
+    """Check that the options are a pydantic model that core can show, read and write.
+
+    `section` is that of the configuration which is open to them, where there is one.
+    """
     from pydantic import BaseModel
 
     from swift.config.fields import core_keys, model_fields
 
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise faulty(entry, f"declares {model!r} as its {member}", "Give the plugin a pydantic model class")
-    taken = sorted(model.model_fields.keys() & core_keys(section))
+    taken = sorted(model.model_fields.keys() & core_keys(section)) if section else []
     if taken:
         raise faulty(entry, f"has a field {taken[0]!r} in its {member}, which is core's own", "Rename it")
-    if normal_name(entry.distribution) == CORE:
+    if entry.distribution in PACKAGES:
         return  # a test checks that its defaults are valid, so that help builds no validators
     try:
-        list(model_fields(model, section))
+        list(model_fields(model, section or entry.name))
         if not any(field.is_required() for field in model.model_fields.values()):
             model().model_dump(mode="json")
     except Exception as cause:

@@ -74,7 +74,7 @@ class Kind:
         if self.contract is not contracts.Objective:  # whose attributes are checked when it is made
             check.check_contract(entry, plugin, self.contract, self.optional)
         if (model := self.options_of(plugin)) is not None or self.section is not None:
-            check.check_options(entry, model, self.options, self.section or entry.name)
+            check.check_options(entry, model, self.options, self.section)
 
     def options_of(self, plugin: Any) -> Any:
         """Return the model of a plugin's options; None where it has none."""

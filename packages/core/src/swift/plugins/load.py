@@ -142,7 +142,7 @@ def waiting_for(entry: PluginEntry, doing: str) -> Iterator[None]:
 
 
 def _check_core_requirement(entry: PluginEntry) -> None:
-    if not entry.requires_core:
+    if f"{CORE}=={__version__}" in entry.requirements or not entry.requires_core:
         return
     from packaging.specifiers import SpecifierSet
 

@@ -44,6 +44,7 @@ class RewardsOptions(RewardOptions):
 class RewardsCommand:
     """Implements `swift.contracts.Command`."""
 
+    group = "Train"
     summary = "Compute rewards of stored completions: swift rewards test FILE"
     options_model = RewardsOptions
 

@@ -16,6 +16,7 @@ from swift_rl.sample.options import NO_ENGINE, SampleOptions
 class SampleCommand:
     """Implements `swift.contracts.Command`."""
 
+    group = "Train"
     summary = "Sample several completions per prompt and keep the best as training data"
     options_model = SampleOptions
 
