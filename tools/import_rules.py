@@ -193,10 +193,10 @@ def main(root: Path = ROOT) -> int:
 
 
 def check_package(name: str, folder: Path, packages: set[str]) -> Iterator[str]:
-    """Rules 1 and 2."""
+    """Rules 1 and 2; imports for type checking count too."""
     allowed = {name, *dependencies(folder)}
     for file in sorted(folder.rglob("*.py")):
-        for each in imports(file, module_name(file, folder)):
+        for each in imports(file, module_name(file, folder), typed=True):
             where = f"{file}:{each.line}: "
             if each.top in packages - allowed:
                 yield where + f"{name} may not import {each.top}"

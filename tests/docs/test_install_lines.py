@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -23,6 +24,7 @@ def _lines(page: Path) -> list[str]:
 def _problem(line: str) -> str | None:
     """Return why the line does not work in the root of a checkout; None if it does."""
     named = {folder: set(filter(None, extras.split(","))) for folder, extras in OF_THE_CHECKOUT.findall(line)}
+    found = {f"swift-{folder}" for folder in named}
     needed = set()
     for folder, extras in named.items():
         file = ROOT / "packages" / folder / "pyproject.toml"
@@ -32,9 +34,13 @@ def _problem(line: str) -> str | None:
         options = project.get("optional-dependencies", {})
         if unknown := extras - options.keys():
             return f"packages/{folder} has no extra {unknown}"
-        wanted = [*project["dependencies"], *(each for extra in extras for each in options[extra])]
-        needed |= {name for each in wanted if (name := Requirement(each).name).startswith("swift-")}
-    missing = needed - {f"swift-{folder}" for folder in named}
+        of_extras = {Requirement(each).name for extra in extras for each in options[extra]}
+        if folder == "core":
+            found |= of_extras  # see packages/core/hatch_build.py
+        else:
+            needed |= of_extras
+        needed |= {Requirement(each).name for each in project["dependencies"]}
+    missing = {name for name in needed - found if name.startswith("swift-")}
     if missing:
         return f"{sorted(missing)} cannot be found"
     released = "swift-" in line and "--find-links" not in line
@@ -51,7 +57,7 @@ def test_install_lines_work_in_checkout(page: Path) -> None:
 def test_install_page_lists_packages_and_extras() -> None:
     text = INSTALL.read_text(encoding="utf-8")
     for file in ROOT.glob("packages/*/pyproject.toml"):
-        assert f"./packages/{file.parent.name}" in text
+        assert file.parent.name.rpartition("-")[2] in text
         extras = tomllib.loads(file.read_text())["project"].get("optional-dependencies", {})
         assert [extra for extra in extras if not re.search(rf"\b{extra}\b", text)] == []
 
@@ -60,5 +66,28 @@ def test_invalid_install_line_is_detected() -> None:
     assert _problem('pip install "swift-core[megatron]"')
     assert _problem("pip install ./packages/backend-megatron")
     assert _problem('pip install ./packages/core "./packages/backend-megatron[engine]"')
-    assert _problem('pip install "./packages/core[megatron]"')
+    assert _problem('pip install "./packages/core[engine]"')
+    assert not _problem('pip install "./packages/core[megatron]"')
     assert not _problem("pip install ./packages/core ./packages/backend-megatron")
+
+
+def _extras(requirements: list[str]) -> list[str]:
+    """Return the requirements of an extra of core as pip reads them in this checkout."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "packages" / "core" / "hatch_build.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    metadata = {"optional-dependencies": {"extra": requirements}}
+    hook.ExtrasOfCheckout(str(ROOT / "packages" / "core"), {}).update(metadata)
+    return metadata["optional-dependencies"]["extra"]
+
+
+def test_extras_of_core_are_folders_for_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip finds swift's own packages in the checkout, with those that they need; hatchling leaves their versions."""
+    pinned = ["swift-export-vllm[vllm]==0.1.0", "swift-demo==0.1.0", "swift-core[fsdp]", "pillow>=11"]
+    assert _extras([*pinned]) == pinned
+    monkeypatch.setenv("_PYPROJECT_HOOKS_BUILD_BACKEND", "hatchling.build")
+    found = _extras([*pinned])
+    folder = (ROOT / "packages").as_uri()
+    assert found[0] == f"swift-export-vllm[vllm] @ {folder}/export-vllm"
+    assert {f"swift-{name} @ {folder}/{name}" for name in ("demo", "infer", "objectives", "testing")} < {*found}
+    assert found[-2:] == pinned[-2:]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from swift.infer.json_fields import json_field, json_numbers
     from swift.infer.openai_server import OpenAiServer, at_once
     from swift.infer.questions import Question, read_questions
+    from swift.infer.response import Response
     from swift.infer.resume_file import ResumeFile, read_lines
     from swift.infer.reward_models import ConversationScorer, StepScorer
     from swift.infer.sampling import sample_tokens
@@ -27,6 +28,7 @@ __all__ = [
     "OpenAiServer",
     "Question",
     "RequestRefused",
+    "Response",
     "ResumeFile",
     "StepScorer",
     "StopStrings",
@@ -153,6 +155,7 @@ _MODULES = {
     "json_fields": ("json_field", "json_numbers"),
     "openai_server": ("OpenAiServer", "at_once"),
     "questions": ("Question", "read_questions"),
+    "response": ("Response",),
     "resume_file": ("ResumeFile", "read_lines"),
     "reward_models": ("ConversationScorer", "StepScorer"),
     "sampling": ("sample_tokens",),

@@ -12,7 +12,7 @@ from swift.data.schedules import shuffler
 from swift_rl.rounds.data import Prompt
 
 if TYPE_CHECKING:
-    from swift.data.pipeline import Prepared
+    from swift.data import Prepared
 
 
 class Prompts:

@@ -16,7 +16,7 @@ from swift_rl.rewards.stored import read_completions
 from swift_rl.sample.options import NO_ENGINE, SampleOptions
 
 if TYPE_CHECKING:
-    from swift.infer.response import Response
+    from swift.infer import Response
 
 IDS = "completion_ids"
 
