@@ -30,9 +30,16 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "release"
 DIST = WORK / "dist"
 FIELDS = ("Name", "Version", "Summary", "License-Expression", "License-File", "Requires-Python", "Author", "Keywords")
-GENERATED = re.compile(r"(^|/)(PKG-INFO|\.gitignore)$")
+GENERATED = re.compile(r"(^|/)(PKG-INFO|\.gitignore|hatch_build\.py)$")
+"""What only building needs, or leaves."""
 JOBS: dict[str, tuple[str, ...]] = {
-    "": ("demo --out {work}/demo",),
+    "demo": ("demo --out {work}/demo",),
+    "": ("sft {small}", "--help"),
+    "objectives": ("rlhf --help", "plugins --check"),
+    "infer": ("infer {run} --prompt Hello --max_new_tokens 2",),
+    "migrate": ("convert {run} --to trainer --out {work}/trainer",),
+    "trackers": ("sft {small} --report_to report",),
+    "testing": ("plugins --try torch --nproc 2",),
     "fsdp": ("sft {small} --backend fsdp",),
     "deepspeed": ("sft {small} --backend deepspeed",),
     "megatron": ("sft {small} --backend megatron",),
@@ -44,7 +51,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "sglang": ("export {run} --to sglang --out {work}/for-sglang",),
     "lmdeploy": ("export {run} --to lmdeploy --out {work}/for-lmdeploy",),
 }
-"""Extra of swift-core → what is typed in its environment; `demo` of the core alone leaves what the others need."""
+"""Extra of swift-core → what is typed in its environment; `demo` comes first: it leaves what the others need."""
 SMALL = (
     "--model {model} --dataset {work}/demo/train.jsonl --max_steps 1 --max_length 64 --per_device_train_batch_size 2 "
     "--report_to none --output_dir {work}/runs"
