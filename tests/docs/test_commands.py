@@ -13,10 +13,10 @@ from swift.cli.config_import import import_options
 from swift.cli.data import read_command as read_data_command
 from swift.cli.options import options_of, read_options
 from swift.cli.planner_choice import without_auto
-from swift.cli.serve import ServeCommandOptions
 from swift.config.parse import parse
 from swift.errors import SwiftError
 from swift.plugins.load import load_command
+from swift_infer.commands.serve import ServeCommandOptions
 
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted(DOCS.rglob("*.md"))]
 OF_PLUGINS = {
