@@ -98,6 +98,13 @@ def _read(words: list[str]) -> None:
     command_name, *rest = words
     if command_name.startswith("--"):
         return
+    if command_name in ("serve", "deploy"):
+        # Flags that are not swift's belong to the server.
+        rest = _without_redirection(rest)
+        assert read_options(command_name, rest, ServeCommandOptions, passes_on=True).options.model, (
+            "the model comes first"
+        )
+        return
     if command_name not in BUILTIN_COMMANDS:
         command = load_command(command_name).object
         passes_on = getattr(command, "passes_on", False)
@@ -126,11 +133,6 @@ def _read(words: list[str]) -> None:
         # A configuration that the page writes does not exist yet.
         rest = without_auto(rest)
         parse(rest, command_name, complete=not any(word.endswith(".yaml") for word in words))
-    elif command_name in ("serve", "deploy"):
-        # Flags that are not swift's belong to the server.
-        assert read_options(command_name, rest, ServeCommandOptions, passes_on=True).options.model, (
-            "the model comes first"
-        )
     elif (options := options_of(command_name)) is not None:
         read_options(command_name, rest, options)
 
