@@ -44,7 +44,7 @@ TRAINED = {
     "Megatron": ("backend_megatron/test_megatron_images.py",),
 }
 """Backends, and the tests that name the architectures that they train."""
-INFERENCE = "core/infer/test_asking_with_images.py"
+INFERENCE = "infer/test_asking_with_images.py"
 TAIL = """
 Audio: tests train `qwen2_audio` and generate with it, padded, padding-free and packed on torch, and on FSDP2 and ZeRO
 3. The samples of `qwen2_5_omni_thinker` have as many audio clips as images. Videos are passed to models as frames, so

@@ -16,7 +16,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-OWN = re.compile(r"swift-(core|rl|plan|tuning|ui|backend-\w+|export-\w+)")
+OWN = re.compile(
+    r"swift-(core|demo|infer|migrate|objectives|plan|rl|testing|trackers|tuning|ui|backend-\w+|export-\w+)"
+)
 
 
 def lone_environment(wheels: Sequence[Path], environment: Path, extras: Iterable[str] = ()) -> Path:

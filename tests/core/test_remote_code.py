@@ -152,8 +152,8 @@ def _no_input(_: str = "") -> str:
 
 
 def test_serving_needs_trust_flag(trap: Trap, capsys: pytest.CaptureFixture[str]) -> None:
-    from swift.serve.options import ServeOptions
-    from swift.serve.request import serve_request
+    from swift_infer.serving.options import ServeOptions
+    from swift_infer.serving.request import serve_request
 
     assert run(["serve", str(trap.checkpoint)]) == 2
     assert "add --trust_remote_code true" in capsys.readouterr().err

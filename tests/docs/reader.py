@@ -35,8 +35,6 @@ class Reader:
     def __init__(self, folder: Path, site: Path | None = None) -> None:
         # Imported once for all forks.
         import swift.export.run
-        import swift.infer.batch
-        import swift.infer.local
         import swift.train.loop  # noqa: F401 - only for its effect
 
         self._folder = folder

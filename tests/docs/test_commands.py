@@ -14,10 +14,10 @@ from swift.cli.config_import import import_options
 from swift.cli.data import read_command as read_data_command
 from swift.cli.options import options_of, read_options
 from swift.cli.planner_choice import without_auto
-from swift.cli.serve import ServeCommandOptions
 from swift.config.parse import parse
 from swift.errors import SwiftError
 from swift.plugins.load import load_command
+from swift_infer.commands.serve import ServeCommandOptions
 
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted(DOCS.rglob("*.md"))]
 OF_PLUGINS = {
@@ -99,6 +99,13 @@ def _read(words: list[str]) -> None:
     command_name, *rest = words
     if command_name.startswith("--"):
         return
+    if command_name in ("serve", "deploy"):
+        # Flags that are not swift's belong to the server.
+        rest = _without_redirection(rest)
+        assert read_options(command_name, rest, ServeCommandOptions, passes_on=True).options.model, (
+            "the model comes first"
+        )
+        return
     if cli_commands.commands()[command_name].entry.distribution != "swift-core":
         command = load_command(command_name).object
         passes_on = getattr(command, "passes_on", False)
@@ -127,11 +134,6 @@ def _read(words: list[str]) -> None:
         # A configuration that the page writes does not exist yet.
         rest = without_auto(rest)
         parse(rest, command_name, complete=not any(word.endswith(".yaml") for word in words))
-    elif command_name in ("serve", "deploy"):
-        # Flags that are not swift's belong to the server.
-        assert read_options(command_name, rest, ServeCommandOptions, passes_on=True).options.model, (
-            "the model comes first"
-        )
     elif (options := options_of(command_name)) is not None:
         read_options(command_name, rest, options)
 

@@ -7,7 +7,7 @@ import re
 from pages import DOCS
 
 from swift.config.parse import parse
-from swift.infer.options import SamplingOptions
+from swift_infer.options import SamplingOptions
 
 PAGE = (DOCS / "how-to" / "migrate.md").read_text(encoding="utf-8")
 TABLE = PAGE.partition("## Defaults that differ from ms-swift's")[2].partition("\n## ")[0]

@@ -23,7 +23,6 @@ from swift.cli.main import run
 from swift.config.parse import config_from_mapping
 from swift.contracts import InferenceEngine, Sampling
 from swift.errors import UsageError
-from swift.infer import open_engine
 from swift.testing.crew import run_jobs, succeeded
 from swift.testing.engine_checks import (
     CHECKS,
@@ -37,6 +36,7 @@ from swift.testing.engine_conformance import request_of
 from swift.testing.subjects import write_jsonl, write_model
 from swift.train.loop import Loop
 from swift.train.prepare import open_job
+from swift_infer import open_engine
 
 ANSWERS = {"colour?": "blue", "number?": "forty-two", "animal?": "otter", "a longer question?": "a dog"}
 ROWS = [{"query": question, "response": answer} for question, answer in ANSWERS.items()]

@@ -15,8 +15,8 @@ import psutil
 import pytest
 from served import all_gone
 
-from swift.servers import guard
-from swift.servers.process import Ended, Server
+from swift_infer.servers import guard
+from swift_infer.servers.process import Ended, Server
 
 # A server with an engine in a session of its own, which has a worker, as daemons do; both outlive their parents. The
 # worker gives itself a title, as those of vLLM do.

@@ -111,7 +111,7 @@ def test_an_adapter_for_another_model(
 
 
 def test_a_copy_of_the_model_is_the_same_model(small: Path, lora_run: Path, tmp_path: Path) -> None:
-    from swift.serve.fit import check_fit
+    from swift_infer.serving.fit import check_fit
 
     check_fit(lora_run / "checkpoint-20", altered(small, tmp_path / "copy"))
 
@@ -263,7 +263,7 @@ def test_unknown_flag_is_refused_before_vllm_starts(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flag that neither swift nor vLLM knows is refused before vLLM starts."""
-    monkeypatch.setattr("swift.servers.run.Server", None)
+    monkeypatch.setattr("swift_infer.servers.run.Server", None)
     told = refused(capsys, str(small), "--max-num-seq-s", "4")
     assert "Unknown flag --max-num-seq-s: neither swift serve nor vllm" in told
     assert "Did you mean '--max-num-seqs'?" in told
@@ -395,7 +395,7 @@ def test_window_and_state_caches_do_not_grow(
 def test_second_listen_flag_suggests_swift_flag(
     words: str, instead: str, small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swift.servers.run.Server", None)
+    monkeypatch.setattr("swift_infer.servers.run.Server", None)
     assert f"Use {instead}" in refused(capsys, str(small), *words.split())
 
 

@@ -31,7 +31,7 @@ from swift.contracts import Need
 from swift.data.batch import MicroBatch
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
-from swift.data.pipeline import media_tokens
+from swift.data.pipeline import media_tokens_of
 from swift.data.samples import Encoded
 from swift.errors import ModelError
 from swift.models.attention import choose_attention
@@ -91,7 +91,7 @@ def rows_are_read(kind: str) -> bool:
         section = DataSection(media_root=folder, cache=folder / "cache")
         rules = MediaProcessor(processor, section)
         chat = encoding_of("chat")
-        encoder = SampleEncoder(processor.tokenizer, section, chat, media_tokens(rules, section))
+        encoder = SampleEncoder(processor.tokenizer, section, chat, media_tokens_of(rules, section))
         ((segment,),) = (each.segments for each in encoder.encode(chat.understand(row, "", root=folder), "").samples)
     first, second = ({"type": "text", "text": text} for text in ("What is it, and what is ", "?"))
     parts = [{"type": "image"}, first, {"type": "image"}, second]

@@ -14,8 +14,8 @@ from judge import Case, Table, judge, sampled, table
 
 from swift.contracts import RewardItem, Sampling
 from swift.errors import ModelError
-from swift.infer.remote import RemoteChatEngine
 from swift_export_vllm.rollout import connect
+from swift_infer.remote import RemoteChatEngine
 from swift_rl.rewards.judge import JudgeOptions, JudgeReward
 from swift_rl.rewards.models import ServerReward
 
@@ -81,15 +81,15 @@ CASES = [
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Smaller limits, and no waiting between tries."""
-    monkeypatch.setattr("swift.infer.openai_server.time.sleep", lambda _: None)
-    monkeypatch.setattr("swift.infer.openai_server._TRIES", 2)
-    monkeypatch.setattr("swift.infer.http_client.LARGEST", 1 << 20)
-    monkeypatch.setattr("swift.infer.http_client.LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr("swift_infer.openai_server.time.sleep", lambda _: None)
+    monkeypatch.setattr("swift_infer.openai_server._TRIES", 2)
+    monkeypatch.setattr("swift_infer.http_client.LARGEST", 1 << 20)
+    monkeypatch.setattr("swift_infer.http_client.LONGEST_LINE", 1 << 20)
 
 
 def wait_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """For servers that never respond in time: a busy machine must not make others late."""
-    monkeypatch.setattr("swift.infer.openai_server._TIMEOUT", 0.2)
+    monkeypatch.setattr("swift_infer.openai_server._TIMEOUT", 0.2)
 
 
 @pytest.mark.parametrize("case", sampled(CASES, 4))

@@ -19,7 +19,7 @@ READS_PICKLES = re.compile(r"\btorch\.load\(|\bpickle\.(?:loads?|Unpickler)\b")
 
 def test_hint_for_incomplete_weights_names_real_functions(tmp_path: Path) -> None:
     from swift.errors import ModelError
-    from swift.infer import open_engine
+    from swift_infer import open_engine
 
     engine = open_engine("transformers", write_model(tmp_path / "tiny"), device="cpu")
     try:

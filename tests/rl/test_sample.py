@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import run_training, write_jsonl
 
 from swift.cli.main import run
-from swift.infer import ResumeFile
+from swift_infer import ResumeFile
 from swift_rl.sample.choice import Choice
 from swift_rl.sample.completions import SampledCompletion, SampledPrompt
 from swift_rl.sample.options import SampleOptions
@@ -85,7 +85,7 @@ def test_a_sample_that_was_interrupted_goes_on_to_the_same_rows(
 def test_new_rewards_reuse_stored_completions(tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sample(tied, tmp_path) == 0
     completions = (tmp_path / "rows.completions.jsonl").read_bytes()
-    monkeypatch.setattr("swift.infer.chat_engine.open_local", None)  # no model is loaded again
+    monkeypatch.setattr("swift_infer.chat_engine.open_local", None)  # no model is loaded again
     more = ["--reward_options", '{"target_length": {"tokens": 8}}', "--rows", "kto", "--reward_threshold", "-0.5"]
     assert sample(tied, tmp_path, *more, reward="target_length") == 0
     rows = lines(tmp_path / "rows.jsonl")

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swift.contracts import Completion, Sampling, Score, WeightStream
-from swift.infer import open_engine
 from swift.testing.subjects import write_model
+from swift_infer import open_engine
 from swift_rl.mismatch import mismatch
 from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 from swift_rl.sync import Probe, ProbeResult, SyncError, VerifiedEngine, checksum

@@ -179,7 +179,7 @@ def test_unknown_and_reserved_flags_are_refused(
 
 
 def test_a_flag_may_have_the_engines_name_in_front(engine: str) -> None:
-    from swift.servers import passed_on
+    from swift_infer.servers import passed_on
 
     assert passed_on((f"--{engine}_tp", "2", "--quiet", "true", "--loud", "false"), engine, {}, negated=False) == (
         "--tp",
@@ -217,9 +217,9 @@ def test_vision_encoder_adapter_suggests_merging(
 
     from swift.contracts import ServeRequest
     from swift.errors import ModelError
-    from swift.servers import find_interpreter
     from swift_export_lmdeploy.server import LMDeployProgram
     from swift_export_sglang.server import SGLangProgram
+    from swift_infer.servers import find_interpreter
 
     save_file({f"base_model.model.{module}.lora_A.weight": torch.zeros(1, 1)}, tmp_path / "adapter_model.safetensors")
     program = SGLangProgram() if engine == "sglang" else LMDeployProgram()

@@ -14,7 +14,8 @@ import pytest
 
 from swift.cli import main as cli
 from swift.cli.commands import commands
-from swift.errors import TrainingError, UsageError
+from swift.errors import PluginError, TrainingError, UsageError
+from swift.plugins.load import load_engine
 
 
 def test_overview_lists_all_commands_and_imports_little() -> None:
@@ -50,6 +51,17 @@ def test_train_help_groups_fields_with_defaults_and_aliases(wide_help: Callable[
     assert "--per_device_train_batch_size" in text
     assert "--objective.desirable_weight" in text  # kto's own
     assert "--backend.device" in text  # the torch backend's own
+
+
+@pytest.mark.usefixtures("without_infer")
+@pytest.mark.parametrize("command_name", ["infer", "chat", "eval", "serve", "deploy"])
+def test_missing_inference_names_install(command_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command of swift-infer says how to install it."""
+    assert cli.run([command_name, "m"]) == 2
+    assert 'pip install "swift-core[infer]"' in capsys.readouterr().err
+    with pytest.raises(PluginError, match="not installed") as caught:
+        load_engine("transformers")
+    assert 'pip install "swift-core[infer]"' in str(caught.value)
 
 
 def test_help_with_backend_shows_its_options(wide_help: Callable[..., str]) -> None:

@@ -12,14 +12,14 @@ import pytest
 from swift.cli.commands import TRAINING, commands, training_command
 from swift.cli.config import ConfigOptions
 from swift.cli.convert import ConvertOptions
-from swift.cli.eval import EvalOptions
 from swift.cli.export import ExportCommandOptions, MergeLoraOptions
-from swift.cli.infer import InferOptions
 from swift.cli.options import flag_table, options_of, read_options
 from swift.cli.plugins import PluginsOptions
-from swift.cli.serve import ServeCommandOptions
 from swift.config.options import Section
 from swift.errors import UsageError
+from swift_infer.commands.eval import EvalOptions
+from swift_infer.commands.infer import InferOptions
+from swift_infer.commands.serve import ServeCommandOptions
 
 
 def read(options: type[Section], line: str) -> dict[str, Any]:

@@ -19,11 +19,11 @@ def encoder_of(tokenizer: Any, encoding: str | Encoding = "chat", **section: Any
 
 def media_encoder(processor: Any, folder: Path, encoding: str | Encoding = "chat", **section: Any) -> SampleEncoder:
     """An encoder of rows whose media lie in a folder."""
-    from swift.data.pipeline import media_tokens
+    from swift.data.pipeline import media_tokens_of
     from swift.models.media_processor import MediaProcessor
 
     settings = DataSection(media_root=folder, cache=folder / "cache", **section)
-    tokens = media_tokens(MediaProcessor(processor, settings), settings)
+    tokens = media_tokens_of(MediaProcessor(processor, settings), settings)
     return SampleEncoder(processor.tokenizer, settings, encoding_of(encoding), tokens)
 
 

@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from swift.data.conversation import Unusable
 from swift.errors import DataError
-from swift.infer.questions import read_questions
+from swift_infer.questions import read_questions
 
 WIDTH, HEIGHT = 90, 61
 

@@ -19,7 +19,7 @@ from swift.cli.main import run as swift
 from swift.data.conversation import Unusable
 from swift.data.encode import SampleEncoder
 from swift.data.media import Medium
-from swift.data.videos import Shown, close_video, images_of, measure_video, open_frame
+from swift.data.videos import VideoSampling, close_video, images_of, measure_video, open_frame
 from swift.errors import ModelError
 from swift.models.media import _open
 from swift.models.media_processor import MediaProcessor
@@ -79,10 +79,10 @@ def test_frames_are_found_in_any_order(name: str, folder: Path) -> None:
 def test_video_frames_are_spread_from_first_to_last(folder: Path) -> None:
     """What is shown is spread from the first image to the last."""
     seen = measure_video(str(folder / "a.mp4"))  # 6 s
-    assert Shown(1.0, 100).numbers(seen) == [1, 10, 20, 29, 39, 48]
-    assert Shown(1.0, 3).numbers(seen) == [1, 25, 48]
-    assert Shown(0.01, 3).numbers(seen) == [1]
-    assert Shown(1000.0, 1000).numbers(seen) == list(range(1, 49))
+    assert VideoSampling(1.0, 100).numbers(seen) == [1, 10, 20, 29, 39, 48]
+    assert VideoSampling(1.0, 3).numbers(seen) == [1, 25, 48]
+    assert VideoSampling(0.01, 3).numbers(seen) == [1]
+    assert VideoSampling(1000.0, 1000).numbers(seen) == list(range(1, 49))
 
 
 def test_video_rotation_follows_file(folder: Path) -> None:
@@ -173,7 +173,7 @@ def test_missing_pyav_names_install(folder: Path, monkeypatch: pytest.MonkeyPatc
     other = folder / "other.mp4"
     other.write_bytes((folder / "a.mp4").read_bytes())
     with pytest.raises(ModelError, match="PyAV") as raised:
-        images_of(Medium(str(other), kind="video"), str(other), Shown(2.0, 32))
+        images_of(Medium(str(other), kind="video"), str(other), VideoSampling(2.0, 32))
     assert raised.value.hint == 'Type: pip install "swift-core[video]"'
 
 

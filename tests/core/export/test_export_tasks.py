@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from tiny_runs import conversations, run_training, write_model
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
+from swift.checkpoint.weights_location import find_weights
 from swift.config.sections import ExportOptions
 from swift.errors import ExportError, ModelError
 from swift.export.objective import add_files_of_objective
 from swift.export.plugins import HuggingFaceExporter
 from swift.export.run import export_checkpoint
 from swift.hookspecs import ExporterHooks
-from swift.infer.find import find_weights
 from swift.models.sentence_files import stored_pooling, stored_prompts, write_sentence_files
 from swift.testing.objectives import install_objectives
 from swift_export_vllm.supported import check_task

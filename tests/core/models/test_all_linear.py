@@ -16,7 +16,7 @@ from tiny_models import HEADS, SHARED, batch, tiny, write_architecture
 
 from swift.config.sections import ModelSection, TunerSection
 from swift.errors import ConfigError
-from swift.models.load_adapter import load_adapter
+from swift.models.load_adapter import attach_adapter
 from swift.models.merge import merged
 from swift.models.names import canonical_weights
 from swift.models.peft_targets import all_linear, named_modules_kept, short_names
@@ -195,7 +195,7 @@ def test_adapters_of_shared_experts_survive_the_disk(deepseek: Any, tmp_path: Pa
     expected = model(batch()).logits
     save_file(dict(canonical_weights(model)), tmp_path / "adapter_model.safetensors", metadata={"format": "pt"})
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter_config(model)))
-    again = load_adapter(tiny("deepseek-v3"), tmp_path, trainable=False)
+    again = attach_adapter(tiny("deepseek-v3"), tmp_path, trainable=False)
     torch.testing.assert_close(again.eval()(batch()).logits, expected)
     write_architecture(tmp_path / "base", "deepseek-v3")
     source = open_source(ModelSection(path=str(tmp_path / "base")), say=lambda _: None)

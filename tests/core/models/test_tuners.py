@@ -158,7 +158,7 @@ def peft_twin(architecture: str, **settings: object) -> torch.nn.Module:
 
 @pytest.mark.parametrize("bias", ["all", "lora_only"])
 def test_biases_are_trained_saved_and_merged_as_peft_does_it(bias: str, tmp_path: Path) -> None:
-    from swift.models.load_adapter import load_adapter
+    from swift.models.load_adapter import attach_adapter
     from swift.models.merge import merged
 
     targets = ["q_proj", "o_proj", "up_proj"]
@@ -172,12 +172,12 @@ def test_biases_are_trained_saved_and_merged_as_peft_does_it(bias: str, tmp_path
     (tmp_path / "adapter").mkdir()
     save_file(tensors, tmp_path / "adapter" / "adapter_model.safetensors")
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(adapter_config(model)))
-    resumed = load_adapter(tiny("qwen2"), tmp_path / "adapter", trainable=False).eval()
+    resumed = attach_adapter(tiny("qwen2"), tmp_path / "adapter", trainable=False).eval()
     assert distance(resumed, model) < 1e-6
     write_architecture(tmp_path / "base", "qwen2")
     source = open_source(ModelSection(path=str(tmp_path / "base")), say=lambda _: None)
     base = source.build(dtype=torch.float32)
-    on_base = load_adapter(base, tmp_path / "adapter", trainable=False).eval()
+    on_base = attach_adapter(base, tmp_path / "adapter", trainable=False).eval()
     expected_logits = on_base(batch()).logits
     plain = source.build(dtype=torch.float32)
     plain.load_state_dict(dict(merged(source, tensors, adapter_config(model) or {})), strict=False)

@@ -16,8 +16,8 @@ from tiny_runs import conversations, run_training
 
 from swift.checkpoint.copies import newest_copy
 from swift.checkpoint.folders import find_checkpoint
+from swift.checkpoint.weights_location import find_weights
 from swift.errors import CheckpointError, ConfigError, ExportError
-from swift.infer.find import find_weights
 from swift.remote.put import put
 from swift.remote.queue import CopyQueue, hold
 

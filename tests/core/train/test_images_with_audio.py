@@ -16,10 +16,10 @@ from tiny_runs import Trained
 from transformers import AutoModelForImageTextToText, GenerationConfig
 
 from swift.data.audio import open_audio
-from swift.infer.chat_engine import open_chat_engine
-from swift.infer.image_messages import question_of
-from swift.infer.options import ModelOptions, SamplingOptions
-from swift.infer.questions import Question
+from swift_infer.chat_engine import open_chat_engine
+from swift_infer.image_messages import question_of
+from swift_infer.options import ModelOptions, SamplingOptions
+from swift_infer.questions import Question
 
 
 @pytest.fixture(scope="module")

@@ -25,10 +25,10 @@ class LMDeployExporter:
         from swift.export import HuggingFaceExporter
 
         if importlib.util.find_spec("lmdeploy") is not None:
-            from swift.servers import find_interpreter
             from swift.toolkit import architecture_of
             from swift_export_lmdeploy.server import LIBRARY
             from swift_export_lmdeploy.supported import check_architecture
+            from swift_infer.servers import find_interpreter
 
             check_architecture(architecture_of(request.source), find_interpreter(LIBRARY, None))
         folder: Path = HuggingFaceExporter().swift_export(weights, request)

@@ -28,7 +28,7 @@ class LMDeployEngine:
     @hookimpl
     def swift_serve(self, request: ServeRequest) -> int:
         """Start the server, wait until it is ready, and stay until the user stops it."""
-        from swift.servers import run_server
         from swift_export_lmdeploy.server import LMDeployProgram
+        from swift_infer.servers import run_server
 
         return run_server(LMDeployProgram(), request)

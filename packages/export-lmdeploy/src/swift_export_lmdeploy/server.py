@@ -10,7 +10,9 @@ from typing import Any
 
 from swift.contracts import ServeRequest
 from swift.errors import ModelError, UsageError
-from swift.servers import (
+from swift.untrusted import read_json_object
+from swift_export_lmdeploy.supported import check_adapted, check_architecture
+from swift_infer.servers import (
     Interpreter,
     KnownFlags,
     Launch,
@@ -23,8 +25,6 @@ from swift.servers import (
     passed_on,
     server_environment,
 )
-from swift.untrusted import read_json_object
-from swift_export_lmdeploy.supported import check_adapted, check_architecture
 
 MODULE = "lmdeploy"
 LIBRARY = ServerLibrary(

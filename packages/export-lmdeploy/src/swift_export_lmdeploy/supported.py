@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swift.errors import ModelError, did_you_mean
-from swift.servers import Interpreter
+from swift_infer.servers import Interpreter
 
 _PYTORCH = Path("pytorch/models/module_map.py")
 _TURBOMIND = Path("turbomind/supported_models.py")

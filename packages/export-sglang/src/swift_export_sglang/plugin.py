@@ -28,7 +28,7 @@ class SGLangEngine:
     @hookimpl
     def swift_serve(self, request: ServeRequest) -> int:
         """Start the server, wait until it is ready, and stay until the user stops it."""
-        from swift.servers import run_server
         from swift_export_sglang.server import SGLangProgram
+        from swift_infer.servers import run_server
 
         return run_server(SGLangProgram(), request)

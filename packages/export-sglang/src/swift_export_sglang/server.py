@@ -10,7 +10,7 @@ from pathlib import Path
 
 from swift.contracts import ServeRequest
 from swift.errors import UsageError
-from swift.servers import (
+from swift_infer.servers import (
     Interpreter,
     KnownFlags,
     Launch,

@@ -9,7 +9,7 @@ from typing import Any
 
 from swift.contracts import WeightStream
 from swift.models.adapter_file import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
-from swift.servers import encoder_trait, unmerged
+from swift_infer.servers import encoder_trait, unmerged
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has; room is made for the largest adapter."""

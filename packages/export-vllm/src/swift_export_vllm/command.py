@@ -10,14 +10,14 @@ from typing import Any
 
 from swift.contracts import ServeRequest
 from swift.errors import ModelError, UsageError, did_you_mean
-from swift.servers import Interpreter, check_known_flags, passed_on
-from swift.servers import server_environment as quiet_environment
 from swift.untrusted import read_json_object
 from swift_export_vllm.adapters import AT_ONCE, room_for
 from swift_export_vllm.interpreter import SERVER, on_cpu
 from swift_export_vllm.known_flags import known_flags
 from swift_export_vllm.memory import MemoryShare
 from swift_export_vllm.tasks import GENERATES
+from swift_infer.servers import Interpreter, check_known_flags, passed_on
+from swift_infer.servers import server_environment as quiet_environment
 
 RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 _OURS = {

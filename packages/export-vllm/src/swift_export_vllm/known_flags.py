@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from swift.servers import KnownFlags, argument_flags, classes_of, dashed, field_names
+from swift_infer.servers import KnownFlags, argument_flags, classes_of, dashed, field_names
 
 _ENGINE = "engine/arg_utils.py"
 _SERVER = "entrypoints/**/cli_args.py"

@@ -29,7 +29,7 @@ class VllmEngine:
     @hookimpl
     def swift_serve(self, request: ServeRequest) -> int:
         """Start the server, wait until it is ready, and stay until the user stops it."""
-        from swift.servers import run_server
         from swift_export_vllm.serve import VllmProgram
+        from swift_infer.servers import run_server
 
         return run_server(VllmProgram(), request)

@@ -19,10 +19,10 @@ from typing import Any
 
 from swift.contracts import Completion, EngineRequest, InferenceEngine, Sampling, Score, WeightStream
 from swift.errors import DataError, ModelError, SwiftError, UsageError
-from swift.infer import OpenAiServer, at_once
 from swift_export_vllm.adapters import incompatibility, write_adapter
 from swift_export_vllm.logprobs import DISTRIBUTIONS, KINDS, Kind, kind_of, score_of
 from swift_export_vllm.weights_folder import write_weights
+from swift_infer import OpenAiServer, at_once
 
 AT_A_TIME = 128
 """Requests under way at once; the server has a queue of its own."""

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from swift.contracts import ServeRequest
 from swift.errors import UsageError
-from swift.servers import Interpreter, Launch, ServerLog, given
 from swift_export_vllm.adapters import check_adapter
 from swift_export_vllm.command import flags_for, server_command, server_environment
 from swift_export_vllm.interpreter import LIBRARY, on_cpu
 from swift_export_vllm.memory import UTILISATION, MemoryShare, check_gpus, gib, need_of, share_of_memory
 from swift_export_vllm.supported import check_on_cpu, check_served
+from swift_infer.servers import Interpreter, Launch, ServerLog, given
 
 LOG = ServerLog(
     title="vLLM",

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from swift.infer import sample_tokens
+from swift_infer import sample_tokens
 
 EXTENSION = "swift_export_vllm.worker.RolloutWorker"
 """Name by which vLLM imports it."""

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from swift.checkpoint.folders import prune as prune
     from swift.checkpoint.load import check_resume as check_resume
     from swift.checkpoint.load import open_checkpoint as open_checkpoint
+    from swift.checkpoint.manifest import MANIFEST as MANIFEST
     from swift.checkpoint.manifest import Manifest as Manifest
+    from swift.checkpoint.manifest import read_manifest as read_manifest
     from swift.checkpoint.save import PendingSave as PendingSave
     from swift.checkpoint.save import before_update as before_update
     from swift.checkpoint.save import save_checkpoint as save_checkpoint
@@ -24,14 +26,24 @@ if TYPE_CHECKING:
     from swift.checkpoint.tensor_slices import TensorSlices as TensorSlices
     from swift.checkpoint.tensor_slices import flat_slices as flat_slices
     from swift.checkpoint.tensor_slices import part_slices as part_slices
+    from swift.checkpoint.weights_location import GENERATIVE_RERANKER as GENERATIVE_RERANKER
+    from swift.checkpoint.weights_location import WeightsLocation as WeightsLocation
+    from swift.checkpoint.weights_location import check_weights_of as check_weights_of
+    from swift.checkpoint.weights_location import display_name as display_name
+    from swift.checkpoint.weights_location import find_weights as find_weights
+    from swift.checkpoint.weights_location import holds_head as holds_head
+    from swift.checkpoint.weights_location import is_generative_reranker as is_generative_reranker
+    from swift.checkpoint.weights_location import settings_of_folder as settings_of_folder
 
 __getattr__ = lazy_names(
     __name__,
     {
         "folders": "clean_stale find_checkpoint link prune",
         "load": "check_resume open_checkpoint",
-        "manifest": "Manifest",
+        "manifest": "MANIFEST Manifest read_manifest",
         "save": "PendingSave before_update save_checkpoint wait_for_saves",
         "tensor_slices": "TensorSlices flat_slices part_slices",
+        "weights_location": "GENERATIVE_RERANKER WeightsLocation check_weights_of display_name find_weights "
+        "holds_head is_generative_reranker settings_of_folder",
     },
 )

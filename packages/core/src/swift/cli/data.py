@@ -135,7 +135,7 @@ def _build(parsed: Parsed, out: Path, shard: Shard | None) -> None:
         from swift.data.corpus import open_corpus
         from swift.data.encode import SampleEncoder
         from swift.data.encodings import encoding_of
-        from swift.data.pipeline import media_tokens
+        from swift.data.pipeline import media_tokens_of
         from swift.data.shards import Shard, build_shard, join_shards
         from swift.models.media_processor import MediaProcessor
         from swift.models.source import open_source
@@ -148,7 +148,7 @@ def _build(parsed: Parsed, out: Path, shard: Shard | None) -> None:
     objective = make_objective(load_objective(config.objective.name), parsed.objective_options, model=config.model)
     encoding = encoding_of(objective.encoding)
     images = None if source.processor is None else MediaProcessor(source.processor, config.data)
-    encoder = SampleEncoder(source.tokenizer, config.data, encoding, media_tokens(images, config.data))
+    encoder = SampleEncoder(source.tokenizer, config.data, encoding, media_tokens_of(images, config.data))
     corpus = open_corpus(config.data.train, config.data, encoding)
     report = build_shard(corpus, encoder, out, shard or Shard(1, 1), print_note)
     if shard is not None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from swift.terminal import print_line
 
 if TYPE_CHECKING:
-    from swift.infer.questions import Question
-    from swift.infer.response import ChatEngine
+    from swift_infer.questions import Question
+    from swift_infer.response import ChatEngine
 
 
 def print_title(text: str) -> None:
@@ -48,8 +48,8 @@ def export(checkpoint: Path, exported: Path) -> None:
 
 def open_exported(exported: Path) -> ChatEngine:
     """Load an exported model."""
-    from swift.infer.chat_engine import open_chat_engine
-    from swift.infer.options import ModelOptions
+    from swift_infer.chat_engine import open_chat_engine
+    from swift_infer.options import ModelOptions
 
     return open_chat_engine(ModelOptions(model=str(exported)), batch_size=50, say=_print_indented)
 
@@ -57,8 +57,8 @@ def open_exported(exported: Path) -> ChatEngine:
 def accuracy(chat_engine: ChatEngine, file: Path, label: Callable[[Question], str], *, shown: int) -> float:
     """Return the accuracy on the questions of a file, and print the first responses."""
     from swift.contracts import Sampling
-    from swift.infer.batch import response_strings
-    from swift.infer.questions import read_questions
+    from swift_infer.batch import response_strings
+    from swift_infer.questions import read_questions
 
     questions = read_questions([str(file)], {})
     responses = response_strings(chat_engine, questions, Sampling(max_new_tokens=48))

@@ -10,7 +10,7 @@ from swift.cli.demo_steps import accuracy, export, open_exported, print_title, t
 from swift.terminal import print_line
 
 if TYPE_CHECKING:
-    from swift.infer.questions import Question
+    from swift_infer.questions import Question
 
 STEPS = 300
 DRAWINGS = 8

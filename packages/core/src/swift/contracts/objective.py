@@ -168,7 +168,7 @@ class ScheduleContext:
     source: ModelSource
     """The model as it is before training."""
     model: Path
-    """Its folder, as inference engines open it (`swift.infer.open_engine`). Whether Python code in it may run is
+    """Its folder, as inference engines open it (`swift_infer.open_engine`). Whether Python code in it may run is
     `config.model.trust_remote_code`."""
     tokenizer: Any
     data: PreparedData

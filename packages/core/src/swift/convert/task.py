@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift.checkpoint.weights_location import settings_of_adapter, settings_of_folder
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, TRAINED_BY
 from swift.convert.hf_folder import PREFIX, HfFolder
 from swift.convert.ms_swift import TrainingArgs
 from swift.errors import CheckpointError
-from swift.infer.find import settings_of_adapter, settings_of_folder
 from swift.models.config_file import CONFIG, read_config
 from swift.models.heads import HEAD, HEAD_MODULE
 from swift.models.names import ADAPTER

@@ -1,3 +1,5 @@
+"""Data sets: their rows, how these become conversations, and how conversations become samples of tokens."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -5,11 +7,41 @@ from typing import TYPE_CHECKING
 from swift.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from swift.data.bounding_boxes import has_objects as has_objects
+    from swift.data.conversation import medium_in as medium_in
+    from swift.data.conversation import parts_of as parts_of
+    from swift.data.conversation import prompt_only as prompt_only
+    from swift.data.corpus import DatasetPart as DatasetPart
+    from swift.data.corpus import open_parts as open_parts
+    from swift.data.encode import SampleEncoder as SampleEncoder
+    from swift.data.media_tokens import MediaRules as MediaRules
+    from swift.data.media_tokens import MediaTokens as MediaTokens
+    from swift.data.offsets import TextEncoder as TextEncoder
     from swift.data.pipeline import Prepared as Prepared
+    from swift.data.pipeline import media_tokens_of as media_tokens_of
+    from swift.data.pipeline import prepare_data as prepare_data
+    from swift.data.placing import placed as placed
+    from swift.data.roles import RoleTags as RoleTags
+    from swift.data.sources.rows import RowData as RowData
+    from swift.data.template import ChatTemplate as ChatTemplate
+    from swift.data.text import Text as Text
+    from swift.data.videos import VideoSampling as VideoSampling
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "pipeline": "Prepared",
+        "bounding_boxes": "has_objects",
+        "conversation": "medium_in parts_of prompt_only",
+        "corpus": "DatasetPart open_parts",
+        "encode": "SampleEncoder",
+        "media_tokens": "MediaRules MediaTokens",
+        "offsets": "TextEncoder",
+        "pipeline": "Prepared media_tokens_of prepare_data",
+        "placing": "placed",
+        "roles": "RoleTags",
+        "sources.rows": "RowData",
+        "template": "ChatTemplate",
+        "text": "Text",
+        "videos": "VideoSampling",
     },
 )

@@ -27,7 +27,7 @@ _LOOKED_AT = 20
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetPart:
     """One data set, and how its columns and roles are called."""
 
     name: str
@@ -51,7 +51,7 @@ class Part:
 class Corpus:
     """Data sets end to end, for one encoding."""
 
-    def __init__(self, parts: Sequence[Part], encoding: Encoding, *, check: bool = True) -> None:
+    def __init__(self, parts: Sequence[DatasetPart], encoding: Encoding, *, check: bool = True) -> None:
         """Take data sets; unless `check` is false, each must begin with a row that the encoding understands."""
         self.parts = list(parts)
         self.encoding = encoding
@@ -106,7 +106,7 @@ def open_corpus(names: Sequence[str], section: DataSection, encoding: Encoding) 
     return Corpus(open_parts(names, section), encoding)
 
 
-def open_parts(names: Sequence[str], section: DataSection) -> list[Part]:
+def open_parts(names: Sequence[str], section: DataSection) -> list[DatasetPart]:
     """Open data sets without parsing their rows."""
     parts = [_open(on_this_machine(parse_source(name), section), section) for name in names]
     _check_columns(parts, section)
@@ -142,14 +142,14 @@ def corpus_of(rows: Any, name: str, section: DataSection, encoding: Encoding) ->
     readable = ListRows(rows, name, fingerprint=getattr(rows, "_fingerprint", None))  # which a `datasets.Dataset` has
     if len(readable) == 0:
         raise DataError(f"The {name} is empty.")
-    part = Part(name, readable, len(readable), dict(section.columns), root=section.media_root)
+    part = DatasetPart(name, readable, len(readable), dict(section.columns), root=section.media_root)
     _check_columns([part], section)
     return Corpus([part], encoding)
 
 
 def stream_rows(
-    names: Sequence[str], section: DataSection, opened: dict[str, Part]
-) -> Iterator[tuple[Part, str, RowData]]:
+    names: Sequence[str], section: DataSection, opened: dict[str, DatasetPart]
+) -> Iterator[tuple[DatasetPart, str, RowData]]:
     """Yield all rows once, in order, without knowing how many there are: the data set, the location and the row.
 
     Local data sets are opened into `opened` or taken from there: every epoch reads the same state of their files.
@@ -164,7 +164,7 @@ def stream_rows(
             yield part, part.rows.location(index), part.rows[index]
 
 
-def _open(source: Source, section: DataSection) -> Part:
+def _open(source: Source, section: DataSection) -> DatasetPart:
     rows: Rows
     if source.kind == "path":
         rows = read_path(source)
@@ -177,20 +177,20 @@ def _open(source: Source, section: DataSection) -> Part:
     if root is None and source.kind == "path":
         path = Path(source.location).absolute()
         root = path if path.is_dir() else path.parent
-    return Part(_shown(source), rows, count, {**source.columns, **section.columns}, source.tags, root)
+    return DatasetPart(_shown(source), rows, count, {**source.columns, **section.columns}, source.tags, root)
 
 
-def _check_columns(parts: Sequence[Part], section: DataSection) -> None:
+def _check_columns(parts: Sequence[DatasetPart], section: DataSection) -> None:
     """Rows of JSON need not all have the same columns: a few of each data set are looked at."""
     rows = [part.rows[index] for part in parts for index in range(min(part.count, _LOOKED_AT))]
     check_columns(section.columns, rows)
 
 
-def _stream_hub(source: Source, section: DataSection) -> Iterator[tuple[Part, str, RowData]]:
+def _stream_hub(source: Source, section: DataSection) -> Iterator[tuple[DatasetPart, str, RowData]]:
     from swift.data.sources.hub import stream_hub
 
     columns = {**source.columns, **section.columns}
-    part = Part(_shown(source), ListRows([], source.text), 0, columns, source.tags, section.media_root)
+    part = DatasetPart(_shown(source), ListRows([], source.text), 0, columns, source.tags, section.media_root)
     for index, row in enumerate(stream_hub(source)):
         if index == source.limit:
             return
@@ -203,6 +203,6 @@ def _shown(source: Source) -> str:
     return shown(source.text if same else f"{source.text} ({source.location})")
 
 
-def _fingerprint(part: Part) -> tuple[str, str, str]:
+def _fingerprint(part: DatasetPart) -> tuple[str, str, str]:
     tags = [part.tags.role_keys, part.tags.content_keys, sorted(part.tags.roles.items())]
     return part.rows.fingerprint(), str(part.count), json.dumps([sorted(part.columns.items()), tags])

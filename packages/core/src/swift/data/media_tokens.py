@@ -21,7 +21,7 @@ from swift.data.conversation import Conversation, Unusable, map_parts, media_par
 from swift.data.images import measure, path_of
 from swift.data.media import Measured, MediaRef, Medium
 from swift.data.text import MediaSpan, Rendered, Span
-from swift.data.videos import EVENLY, Shown, images_of
+from swift.data.videos import EVENLY, VideoSampling, images_of
 from swift.data.web import Web
 from swift.errors import ModelError, SwiftError
 
@@ -71,7 +71,7 @@ class MediaTokens:
         *,
         decode: bool = False,
         web: Web = "no",
-        shown: Shown = EVENLY,
+        shown: VideoSampling = EVENLY,
         refusal_of: Callable[[str], SwiftError | None] = lambda _: None,
     ) -> None:
         """Take the rules of a model. What has no file is kept in `folder`; `decode` looks at all of every file.

@@ -26,7 +26,7 @@ from swift.data.shards import check_identity
 from swift.data.store import SampleSet, Store, StoreWriter, open_store
 from swift.data.streaming import SampleStream
 from swift.data.tokenised import JoinedStore, TokenisedCorpus, tokenised_among
-from swift.data.videos import Shown
+from swift.data.videos import VideoSampling
 from swift.errors import ConfigError, DataError, SwiftError, UnsupportedLayout, UsageError
 from swift.terminal import Say
 
@@ -204,7 +204,7 @@ def prepare_data(
     images: MediaRules | None = None,
 ) -> PreparedData:
     """Make the encoded data sets of a `data` section, or of rows in memory, in one process alone."""
-    encoder = SampleEncoder(tokenizer, section, encoding_of(encoding), media_tokens(images, section))
+    encoder = SampleEncoder(tokenizer, section, encoding_of(encoding), media_tokens_of(images, section))
     return DataPreparation(encoder, seed, say).prepare(rows)
 
 
@@ -214,7 +214,7 @@ def media_kinds(data: PreparedData) -> frozenset[str]:
     return frozenset().union(*of_parts, () if data.stream is None else data.stream.media_kinds)
 
 
-def media_tokens(
+def media_tokens_of(
     rules: MediaRules | None, section: DataSection, refusal_of: Callable[[str], SwiftError | None] = lambda _: None
 ) -> MediaTokens | None:
     """Return what makes tokens of images and sounds by a model's rules; None for a model that reads text alone."""
@@ -226,7 +226,7 @@ def media_tokens(
         cache_folder(section) / "media",
         decode=decode,
         web=section.web,
-        shown=Shown(section.video_fps, section.video_max_frames),
+        shown=VideoSampling(section.video_fps, section.video_max_frames),
         refusal_of=refusal_of,
     )
 

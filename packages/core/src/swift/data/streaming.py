@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 
 from swift.data.conversation import Unusable
-from swift.data.corpus import Part, stream_rows
+from swift.data.corpus import DatasetPart, stream_rows
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import ReadRow, Sample
 from swift.data.report import DataReport, merge_columns, unused_key
@@ -24,7 +24,7 @@ class SampleStream:
     def __init__(self, names: Sequence[str], encoder: SampleEncoder) -> None:
         self._names = names
         self._encoder = encoder
-        self._opened: dict[str, Part] = {}
+        self._opened: dict[str, DatasetPart] = {}
         self._without_reasoning: set[str] = set()
         """Rows whose earlier turns the chat template has written without their reasoning."""
         self.report = DataReport(ends_turns=encoder.ends_turns)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from swift.config.sections import DataSection
-from swift.data.corpus import Corpus, Part, on_this_machine
+from swift.data.corpus import Corpus, DatasetPart, on_this_machine
 from swift.data.encodings import Encoding
 from swift.data.media import MediaRef
 from swift.data.samples import Encoded
@@ -132,7 +132,7 @@ class TokenisedCorpus(Corpus):
     """Corpus of tokenised data: it knows where each row stood, and has none of them."""
 
     def __init__(self, index: Mapping[str, Any], encoding: Encoding) -> None:
-        parts = [Part(name, _NotKept(range(rows), name), rows, {}) for name, rows in sources_of(index)]
+        parts = [DatasetPart(name, _NotKept(range(rows), name), rows, {}) for name, rows in sources_of(index)]
         super().__init__(parts, encoding, check=False)
 
 

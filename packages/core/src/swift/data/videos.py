@@ -28,7 +28,7 @@ _MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Shown:
+class VideoSampling:
     """Which images of a video a model is shown."""
 
     fps: float
@@ -44,11 +44,11 @@ class Shown:
         return [1 + round(index * (video.frames - 1) / (count - 1)) for index in range(count)]
 
 
-EVENLY = Shown(2.0, 32)
+EVENLY = VideoSampling(2.0, 32)
 """Where nothing is said."""
 
 
-def images_of(video: Medium, path: str, shown: Shown, *, decode: bool = False) -> list[Medium]:
+def images_of(video: Medium, path: str, shown: VideoSampling, *, decode: bool = False) -> list[Medium]:
     """Return the images of a video that is in a file; raise `Unusable` for one that is missing or broken."""
     measured = measure_video(path)
     numbers = shown.numbers(measured)

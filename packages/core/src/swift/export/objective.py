@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from swift.checkpoint.checksums import write_json
+from swift.checkpoint.weights_location import GENERATIVE_RERANKER
 from swift.errors import ExportError
-from swift.infer.find import GENERATIVE
 from swift.models.config_file import CONFIG
 from swift.models.pair_template import TOKENS_KEY, with_pairs
 from swift.models.sentence_files import SETTINGS, leave_lengths, stored_prompts, write_prompts
@@ -32,7 +32,7 @@ def add_files_of_objective(
             leave_lengths(folder)
     if objective.get("name") == _RERANKER:
         _add_pair_template(folder, objective.get("instruction"))
-    if objective.get("name") == GENERATIVE and (folder / CONFIG).is_file():
+    if objective.get("name") == GENERATIVE_RERANKER and (folder / CONFIG).is_file():
         _add_yes_and_no(folder, objective, system)
 
 
@@ -46,11 +46,10 @@ def _add_yes_and_no(folder: Path, objective: Mapping[str, Any], system: str | No
     """Let the chat template ask a language model about a document as training did, and name its two answers."""
     from transformers import AutoTokenizer
 
-    from swift.infer.yes_no import options_of, pair_template_of, yes_no_tokens
-    from swift.objectives.reranker import GenerativeReranker
+    from swift.export.generative_reranker import generative_reranker_of, pair_template_of, yes_no_tokens
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    reranker = GenerativeReranker(options_of(objective))
+    reranker = generative_reranker_of(objective)
     (folder / TEMPLATE).write_text(pair_template_of(reranker, tokenizer, system), encoding="utf-8")
     config = read_json_object(folder / CONFIG, ExportError)
     config[TOKENS_KEY] = list(reversed(yes_no_tokens(reranker, tokenizer)))

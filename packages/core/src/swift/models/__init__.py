@@ -1,1 +1,51 @@
 """Models: where they come from, what their weights are called, which of them are trained and in which precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from swift.models.attention import FLASH as FLASH
+    from swift.models.attention import AttentionChoice as AttentionChoice
+    from swift.models.attention import choose_attention as choose_attention
+    from swift.models.attention import use_attention as use_attention
+    from swift.models.config_file import read_config as read_config
+    from swift.models.load_adapter import attach_adapter as attach_adapter
+    from swift.models.locate import locate_model as locate_model
+    from swift.models.media import ProcessorReader as ProcessorReader
+    from swift.models.media_processor import MediaProcessor as MediaProcessor
+    from swift.models.names import base_model as base_model
+    from swift.models.names import name_map as name_map
+    from swift.models.pair_template import renders_pairs as renders_pairs
+    from swift.models.pair_template import stored_pair_template as stored_pair_template
+    from swift.models.pair_template import stored_yes_no_tokens as stored_yes_no_tokens
+    from swift.models.precision import DTYPES as DTYPES
+    from swift.models.precision import resolve_dtype as resolve_dtype
+    from swift.models.sentence_files import stored_prompts as stored_prompts
+    from swift.models.source import HfSource as HfSource
+    from swift.models.source import open_source as open_source
+    from swift.models.tokenizer import check_tokenizer as check_tokenizer
+    from swift.models.view import ViewModule as ViewModule
+    from swift.models.weights_check import check_weights as check_weights
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "attention": "FLASH AttentionChoice choose_attention use_attention",
+        "config_file": "read_config",
+        "load_adapter": "attach_adapter",
+        "locate": "locate_model",
+        "media": "ProcessorReader",
+        "media_processor": "MediaProcessor",
+        "names": "base_model name_map",
+        "pair_template": "renders_pairs stored_pair_template stored_yes_no_tokens",
+        "precision": "DTYPES resolve_dtype",
+        "sentence_files": "stored_prompts",
+        "source": "HfSource open_source",
+        "tokenizer": "check_tokenizer",
+        "view": "ViewModule",
+        "weights_check": "check_weights",
+    },
+)

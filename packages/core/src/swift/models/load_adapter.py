@@ -37,7 +37,7 @@ def peft_config(config: Mapping[str, Any], model: torch.nn.Module, source: str) 
         return PeftConfig.from_peft_type(**{key: value for key, value in settings.items() if key != "auto_mapping"})
 
 
-def load_adapter(
+def attach_adapter(
     model: torch.nn.Module, folder: Path, *, trainable: bool, dropout: float | None = None
 ) -> torch.nn.Module:
     """Return the model with the adapter in `folder` on it, and with another dropout than its own where one is given."""

@@ -20,7 +20,7 @@ REACH_SECONDS = 10.0
 _NO_HUB = "Pass a local folder with --model path/to/folder, or download the model on a machine with network access."
 
 
-def locate(section: ModelSection, *, say: Callable[[str], None]) -> tuple[str, Path]:
+def locate_model(section: ModelSection, *, say: Callable[[str], None]) -> tuple[str, Path]:
     """(name to remember, folder) of the model that the `model` section names; downloads it where that is allowed.
 
     What is in the hub cache is taken as it is, without asking the hub whether there is something newer: a run then

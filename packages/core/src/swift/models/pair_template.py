@@ -8,7 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from swift.errors import ModelError
+from swift.models.tokenizer import TEMPLATE
+from swift.untrusted import read_text
 
 TOKENS_KEY = "classifier_from_token"
 """Key of config.json with the tokens that say no and yes, by vLLM's name."""
@@ -53,7 +58,13 @@ def with_pairs(template: str | None, instruction: str | None, around: tuple[str,
     return pair + (_NO_TEMPLATE if template is None else template.removesuffix("\n")) + _END
 
 
-def stored_tokens(config: Mapping[str, Any]) -> tuple[str, str] | None:
+def stored_pair_template(folder: Path) -> Path | None:
+    """Return the chat template in a model's folder, if it renders a query with a document."""
+    template = folder / TEMPLATE
+    return template if template.is_file() and renders_pairs(read_text(template, ModelError)) else None
+
+
+def stored_yes_no_tokens(config: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the tokens that say yes and no where a config.json names them, as vLLM reads them: no, then yes."""
     named = config.get(TOKENS_KEY)
     if isinstance(named, list) and len(named) == 2 and all(isinstance(each, str) for each in named):

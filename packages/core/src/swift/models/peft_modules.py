@@ -15,7 +15,7 @@ from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError
 from swift.models.adapter_file import check_patterns, kind_of, read_adapter_config
 from swift.models.heads import head_of
-from swift.models.load_adapter import load_adapter
+from swift.models.load_adapter import attach_adapter
 from swift.models.names import ADAPTER, adapter_names, base_model, name_map
 from swift.models.peft_targets import adapts_experts, all_linear, names_module, short_names
 from swift.models.quiet import without_bitsandbytes
@@ -173,6 +173,6 @@ def resume_adapter(
             "model needs.",
             hint="Merge it into its model first: swift export ADAPTER --to hf, and start from the exported model.",
         )
-    tuned = load_adapter(model, folder, trainable=True, dropout=dropout)
+    tuned = attach_adapter(model, folder, trainable=True, dropout=dropout)
     say(f"continuing from the adapter in {folder}; its rank, alpha and targets apply")
     return tuned

@@ -21,7 +21,7 @@ from swift.models.classes import DECODERS, auto_class, causal_name, encoder_clas
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.heads import HEAD, HEAD_MODULE, VALUE_HEAD, add_value_head, class_of_task, initial_head, value_head_of
-from swift.models.locate import locate
+from swift.models.locate import locate_model
 from swift.models.media_processor import FILES, load_processor, settings_in_force
 from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.opening import as_model_error, check_files
@@ -48,7 +48,7 @@ def open_source(section: ModelSection, *, say: Callable[[str], None], seed: int 
     Cheap: weights are read later, by name or by `build`. `seed` decides random weights.
     """
     quiet_libraries()
-    name, folder = locate(section, say=say)
+    name, folder = locate_model(section, say=say)
     source = HfSource(name, folder, section, seed=seed, say=say)
     source.check()
     return source

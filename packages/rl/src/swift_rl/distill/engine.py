@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from swift.errors import ConfigError, ModelError
-from swift.infer import find_source, open_engine
 from swift.toolkit import heartbeat
+from swift_infer import find_source, open_engine
 from swift_rl.roles import IN_PROCESS
 
 if TYPE_CHECKING:

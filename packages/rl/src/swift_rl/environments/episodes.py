@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from swift.contracts import EpisodeStart, InferenceEngine, Observation, Sampling, ScheduleContext, Turn
-from swift.infer import StopStrings
 from swift.toolkit import heartbeat
+from swift_infer import StopStrings
 from swift_rl.environments.pool import EnvironmentPool, EpisodeCall
 from swift_rl.environments.select import SelectedEnvironment
 from swift_rl.environments.turns import TurnRenderer

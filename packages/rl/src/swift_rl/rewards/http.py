@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from swift.infer import BROKEN, RequestRefused, opener_without_redirects, read_response
+from swift_infer import BROKEN, RequestRefused, opener_without_redirects, read_response
 
 WAITED = 120.0
 """Seconds for one request, where nothing else is asked for."""

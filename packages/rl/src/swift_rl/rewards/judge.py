@@ -14,7 +14,7 @@ from swift.config.limits import Name, Threads
 from swift.config.options import Section
 from swift.contracts import RewardItem
 from swift.errors import ConfigError, ModelError
-from swift.infer import json_field
+from swift_infer import json_field
 from swift_rl.rewards.http import posted
 
 _PROMPT = (

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from swift.contracts import Reward, RewardItem
 from swift.errors import ModelError
-from swift.infer import json_numbers
+from swift_infer import json_numbers
 from swift_rl.reward_options import RewardOptions, is_address
 from swift_rl.rewards.http import WAITED, posted
 
@@ -36,7 +36,7 @@ class ModelReward:
     """A reward model in this process: the one output of its head, at the last token of the conversation."""
 
     def __init__(self, model: str) -> None:
-        from swift.infer import open_scorer
+        from swift_infer import open_scorer
 
         self._scorer = open_scorer(model)
 
@@ -53,7 +53,7 @@ class StepReward:
     """A process reward model in this process: the scores of a completion's steps, made one number."""
 
     def __init__(self, model: str, kind: str, separator: str | None) -> None:
-        from swift.infer import open_step_scorer
+        from swift_infer import open_step_scorer
 
         self._scorer = open_step_scorer(model, separator)
         self._of_steps = _OF_STEPS[kind]

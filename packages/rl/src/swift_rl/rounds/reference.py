@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from swift.errors import ConfigError
-from swift.infer import open_engine
 from swift.toolkit import heartbeat
+from swift_infer import open_engine
 from swift_rl.roles import REFERENCE, is_apart
 from swift_rl.rounds.logps import TokenLogps, values_of_completions
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from swift.contracts import Sampling, ScheduleContext
 from swift.errors import CheckpointError, SwiftError
-from swift.infer import StopStrings, open_engine
 from swift.toolkit import heartbeat, progress
+from swift_infer import StopStrings, open_engine
 from swift_rl.distill.engine import size_of
 from swift_rl.environments.episodes import Episodes
 from swift_rl.environments.select import select_environment

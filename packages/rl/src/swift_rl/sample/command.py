@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import ConfigError, did_you_mean
-from swift.infer import check_model, check_result, quiet_libraries
+from swift_infer import check_model, check_result, quiet_libraries
 from swift_rl.sample.options import NO_ENGINE, SampleOptions
 
 
@@ -69,7 +69,7 @@ def sample(options: SampleOptions, result: Path) -> None:
 
 def _columns(options: SampleOptions) -> list[str]:
     """Return the columns that rewards find, as the first rows have them; raise where none can be read."""
-    from swift.infer import read_questions
+    from swift_infer import read_questions
     from swift_rl.rewards.stored import read_completions
 
     found: dict[str, None] = {}

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import DataError
-from swift.infer import Question, read_lines, read_questions, write_responses_to
 from swift.toolkit import print_note
+from swift_infer import Question, read_lines, read_questions, write_responses_to
 from swift_rl.rewards.stored import read_completions
 from swift_rl.sample.options import NO_ENGINE, SampleOptions
 
 if TYPE_CHECKING:
-    from swift.infer import Response
+    from swift_infer import Response
 
 IDS = "completion_ids"
 

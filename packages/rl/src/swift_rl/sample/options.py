@@ -10,7 +10,7 @@ from pydantic import Field
 from swift.config.limits import FilePath, Fraction, Name, Rows
 from swift.config.options import Aliases, Parts, RunsCode
 from swift.errors import UsageError
-from swift.infer.options import InferenceOptions, SamplingOptions
+from swift_infer import InferenceOptions, SamplingOptions
 from swift_rl.reward_options import RewardOptions
 
 NO_ENGINE = "no"

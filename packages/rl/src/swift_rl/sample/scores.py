@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from swift.contracts import RewardItem
-from swift.infer import Question, ResumeFile, read_lines
 from swift.toolkit import print_note, progress
+from swift_infer import Question, ResumeFile, read_lines
 from swift_rl.rewards.pool import RewardPool
 from swift_rl.rewards.select import SelectedReward
 from swift_rl.rewards.verdicts import Verdict

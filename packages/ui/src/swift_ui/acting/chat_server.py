@@ -26,8 +26,7 @@ from starlette.routing import Route
 from swift.contracts import Sampling
 from swift.errors import DataError, SwiftError, UsageError
 from swift.files import replace_file
-from swift.infer import open_chat_engine, question_with
-from swift.infer.options import ModelOptions
+from swift_infer import ModelOptions, open_chat_engine, question_with
 from swift_ui.acting.sessions import MOST_TOKENS
 from swift_ui.guard import read_object
 

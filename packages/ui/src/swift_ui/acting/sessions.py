@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from swift.errors import SwiftError, UsageError
-from swift.infer import OpenAiServer
+from swift_infer import OpenAiServer
 from swift_ui.acting.argv import MOST
 from swift_ui.acting.jobs import JobStore, RunningJob
 from swift_ui.looking.index import NotFound

@@ -13,9 +13,6 @@ from swift.config.compat.table import Rows
 from swift.config.flags import Arity
 from swift.errors import UsageError
 
-MAX_LENGTH = ("max_model_len", "vllm_max_model_len")
-"""Flags for the maximum length of prompt and completion together."""
-ENGINE_KWARGS = "vllm_engine_kwargs"
 _SCHEMES_OF_BITS = {4: ("w4a16", "gptq", "awq", "bnb"), 8: ("w8a8", "fp8")}
 """Bits per weight in third-party flags → schemes of `--quant`."""
 

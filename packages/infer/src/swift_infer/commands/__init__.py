@@ -1,0 +1,1 @@
+"""The commands infer, chat, eval, serve and deploy."""

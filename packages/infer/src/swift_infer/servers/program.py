@@ -1,0 +1,62 @@
+"""Interface of a server that `run_server` starts: one object for each engine, without state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from swift.contracts import ServeRequest
+from swift_infer.servers.interpreter import Interpreter, ServerLibrary
+from swift_infer.servers.log import ServerLog
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a server is started."""
+
+    command: list[str]
+    """Words of the command line, which everybody on the machine can read: a key is no part of it."""
+    environment: Mapping[str, str]
+    https: bool = False
+    secret_flags: tuple[str, ...] = ()
+    """Further words of the command line, which only the server itself gets to see; the command is then Python's, with
+    `-m MODULE`."""
+
+
+class ServerProgram(Protocol):
+    """A third-party server with OpenAI's API."""
+
+    library: ServerLibrary
+    log: ServerLog
+
+    def checked(self, request: ServeRequest, interpreter: Interpreter) -> ServeRequest:
+        """Refuse what cannot be served before anything is loaded; return the request with flags as the server has them.
+
+        Errors for users are raised as `swift.errors.SwiftError`.
+        """
+
+    def launch(self, request: ServeRequest, interpreter: Interpreter) -> Launch:
+        """Return how to start the server, on the host and the port of the request."""
+
+    def device(self, interpreter: Interpreter) -> str:
+        """Return the kind of device that it runs on: 'CPU' or 'GPU'."""
+
+    def served_name(self, request: ServeRequest) -> str:
+        """Return the name of the trained model in requests: its first adapter, or the model itself."""
+
+
+def server_environment(request: ServeRequest, mine: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a server that reports to nobody and, unless code is trusted, reads folders alone."""
+    offline = {} if request.trust_remote_code else {"HF_HUB_OFFLINE": "1"}  # everything that it reads is in folders
+    return {"DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1", **offline, **mine}
+
+
+def cache_folder() -> Path:
+    """Return the folder of logs and templates in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "swift" / "serve"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
