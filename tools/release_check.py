@@ -39,6 +39,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "rl": ("rlhf {small} --rlhf_type grpo --reward_funcs format --num_generations 2 --max_completion_length 8",),
     "tuning": ("sft {small} --optim lion",),
     "plan": ("plan {model} --gpus 8xH100 --backend torch",),
+    "trackers": ("sft {small}",),
     "ui": ("watch {work}/demo/runs --once true", "ui --help"),
     "vllm": ("export {run} --to vllm --out {work}/for-vllm",),
     "sglang": ("export {run} --to sglang --out {work}/for-sglang",),

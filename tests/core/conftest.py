@@ -60,6 +60,12 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def without_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """swift-trackers as if it were not installed, in this process."""
+    _hide("swift-trackers", monkeypatch)
+
+
+@pytest.fixture
 def without_rl(monkeypatch: pytest.MonkeyPatch) -> None:
     """swift-rl as if it were not installed, in this process."""
     _hide("swift-rl", monkeypatch)

@@ -9,7 +9,11 @@ KNOWN: dict[str, dict[str, str]] = {
     "swift.objectives": {"gkd": "rl", "grpo": "rl", "ppo": "rl"},
     "swift.optimizers": {"muon": "tuning", "lion": "tuning", "sgd": "tuning"},
     "swift.planners": {"plan": "plan"},
-    "swift.observers": {"plan": "plan"},
+    "swift.observers": {
+        "plan": "plan",
+        "report": "trackers",
+        **{name: name for name in ("tensorboard", "wandb", "swanlab", "mlflow", "trackio", "aim")},
+    },
     "swift.commands": {"rewards": "rl", "rollout": "rl", "sample": "rl", "plan": "plan", "ui": "ui", "watch": "ui"},
 }
 """Group → plugin name → the extra of swift-core that brings it."""

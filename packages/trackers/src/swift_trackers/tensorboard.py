@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from swift.contracts import Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
+from swift.observers import mfu_of
 from swift.observers.lines import Line, Meter, scalars_of
-from swift.observers.mfu import mfu_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -13,21 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from swift import __version__
 from swift.contracts import Run, RunSummary, StepRecord
 from swift.files import replace_file
 from swift.hookspecs import hookimpl
-from swift.observers.charts import charts_of
-from swift.observers.facts import next_commands, setup_facts, unusable_samples
+from swift.observers import chart_script, charts_of, mfu_of, next_commands, setup_facts, unusable_samples
 from swift.observers.lines import EVAL_PREFIX, MEMORY, RANKS, Line, Meter
-from swift.observers.mfu import mfu_of
 from swift.observers.text import count, duration, figure, label
-from swift.train.run_folder import resolved_config
-from swift.version import __version__
+from swift.train import REPORT_FILE, resolved_config
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-FILE_NAME = "report.html"
 
 _DATA_BLOCK = re.compile(r'<script type="application/json" id="run-data">(.*?)</script>', re.DOTALL)
 
@@ -50,7 +46,7 @@ class ReportObserver:
         self._meter = Meter(run.config.logging.steps, mfu=mfu_of(run))
         sections = resolved_config(run.config, run.backend_options)
         self._config = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
-        path = run.folder / FILE_NAME
+        path = run.folder / REPORT_FILE
         if path.exists():
             earlier = read_report(path)
             self._lines, self._checkpoints = earlier["lines"], earlier["checkpoints"]
@@ -83,10 +79,10 @@ class ReportObserver:
     def _write(self, run: Run, summary: RunSummary | None) -> None:
         try:
             page = render_report(run, self._config, self._lines, self._checkpoints, summary)
-            replace_file(run.folder / FILE_NAME, page)
+            replace_file(run.folder / REPORT_FILE, page)
         except OSError as error:
             if not self._failed:
-                run.say(f"Cannot write {run.folder / FILE_NAME}: {error.strerror}. Training continues.")
+                run.say(f"Cannot write {run.folder / REPORT_FILE}: {error.strerror}. Training continues.")
             self._failed = True
 
 
@@ -118,7 +114,7 @@ def render_report(
         steps=f"{last.get('step', 0):,} of {run.total_steps:,} steps",
         data=data,
         style=_asset("report.css"),
-        script=_asset("charts.js") + _asset("report.js"),
+        script=chart_script() + _asset("report.js"),
     )
 
 
@@ -191,7 +187,7 @@ def _pages(folder: Path) -> list[str]:
 
 
 def _asset(name: str) -> str:
-    return files("swift.observers").joinpath("assets", name).read_text(encoding="utf-8")
+    return files("swift_trackers").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 @cache
@@ -199,4 +195,4 @@ def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_asset("report.html"))
+    return environment.from_string(_asset(REPORT_FILE))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swift.observers import tensorboard
-from swift.observers.tensorboard import TensorBoardObserver
+from swift_trackers import tensorboard
+from swift_trackers.tensorboard import TensorBoardObserver
 
 
 def test_training_and_evaluation_are_scalars_of_the_logged_steps(make_run, drive):

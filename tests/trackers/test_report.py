@@ -13,8 +13,8 @@ import pytest
 
 from swift.contracts import DataFacts, RejectedSamples
 from swift.observers.jsonl import JsonlObserver, read_lines
-from swift.observers.report import ReportObserver, read_report
 from swift.optim.schedule import Schedule
+from swift_trackers.report import ReportObserver, read_report
 
 VOID = {"meta", "input", "br", "hr", "img", "link"}
 

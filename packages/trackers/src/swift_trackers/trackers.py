@@ -20,8 +20,8 @@ from swift.contracts import Run, RunSummary, StepRecord
 from swift.errors import UsageError
 from swift.files import replace_file
 from swift.hookspecs import hookimpl
+from swift.observers import mfu_of
 from swift.observers.lines import Meter, scalars_of
-from swift.observers.mfu import mfu_of
 
 IDS = "trackers.json"
 """The file in the run's folder that maps trackers to their ids of the run, for a resumed run."""
