@@ -15,9 +15,6 @@ from swift.config.sections import DataSection
 from swift.config.tasks import EMBEDDING, task_of
 from swift.data.conversation import Conversation, Unusable, prompt_only
 from swift.data.corpus import Part, open_parts
-from swift.data.encodings.classification import whole_text
-from swift.data.encodings.embedding import prompt_text_of, prompted
-from swift.data.encodings.reranker import pair_of, text_of
 from swift.data.formats import RowReader
 from swift.data.rendering import render_prompt
 from swift.errors import DataError
@@ -33,6 +30,7 @@ from swift.models.pair_template import renders_pairs
 from swift.models.sentence_files import stored_prompts
 from swift.terminal import progress
 from swift.untrusted import json_kind
+from swift_objectives import pair_of, pair_text, prompt_text_of, prompted, whole_text
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
@@ -208,7 +206,7 @@ def tokens_of(
     roles = [message["role"] for message in messages]
     if roles == ["query", "document"] and not renders_pairs(str(tokenizer.chat_template)):
         query, document = (str(message["content"]) for message in messages)
-        text = text_of(query, document, found.location.objective.get("instruction"))
+        text = pair_text(query, document, found.location.objective.get("instruction"))
         ids = list(tokenizer(text)["input_ids"])
         end = tokenizer.eos_token_id
         return ids if end is None or ids[-1:] == [end] else [*ids, end]

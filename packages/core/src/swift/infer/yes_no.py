@@ -10,14 +10,11 @@ from swift.contracts import ImagePrompt
 from swift.data.conversation import Unusable, prompt_only
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import Sample
-from swift.data.encodings.reranker import pair_of
 from swift.data.pipeline import media_tokens
-from swift.data.template import ChatTemplate
-from swift.errors import DataError, ModelError
+from swift.errors import DataError
 from swift.infer.find import GENERATIVE, is_generative_reranker
 from swift.models.media_processor import MediaProcessor
-from swift.models.pair_template import renders_pairs, with_pairs
-from swift.objectives.reranker import GenerativeReranker, GenerativeRerankerOptions
+from swift_objectives import GenerativeReranker, GenerativeRerankerOptions, pair_of
 
 if TYPE_CHECKING:
     from swift.infer.chat_engine import FoundModel
@@ -57,23 +54,3 @@ def options_of(trained: Mapping[str, Any]) -> GenerativeRerankerOptions:
     """Return the options of the run that decide the prompt: instruction, yes and no tokens."""
     kept = ("instruction", "positive_token", "negative_token") if trained.get("name") == GENERATIVE else ()
     return GenerativeRerankerOptions.model_validate({name: trained[name] for name in kept if name in trained})
-
-
-def yes_no_tokens(reranker: GenerativeReranker, tokenizer: Any) -> tuple[str, str]:
-    """Return the yes and no tokens, as strings of the vocabulary."""
-    yes, no = tokenizer.convert_ids_to_tokens(list(reranker.for_tokenizer(tokenizer).candidates))
-    return str(yes), str(no)
-
-
-def pair_template_of(reranker: GenerativeReranker, tokenizer: Any, system: str | None) -> str:
-    """Return the tokenizer's chat template, extended so that it renders a query with a document."""
-    template = tokenizer.chat_template
-    if template is None:
-        raise ModelError(
-            "A generative reranker needs a chat template, but the tokenizer has none.",
-            hint="Add a chat_template.jinja to its folder.",
-        )
-    if renders_pairs(str(template)):
-        return str(template)
-    around = reranker.encoding.around(ChatTemplate(tokenizer, {}), system)
-    return with_pairs(str(template), reranker.options.instruction, around)

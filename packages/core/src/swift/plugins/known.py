@@ -6,7 +6,11 @@ KNOWN: dict[str, dict[str, str]] = {
     "swift.backends": {"fsdp": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron"},
     "swift.exporters": {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
     "swift.engines": {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
-    "swift.objectives": {"gkd": "rl", "grpo": "rl", "ppo": "rl"},
+    "swift.objectives": {
+        **dict.fromkeys(("dpo", "cpo", "simpo", "orpo", "kto", "rm", "prm"), "objectives"),
+        **dict.fromkeys(("embedding", "reranker", "generative_reranker", "seq_cls"), "objectives"),
+        **dict.fromkeys(("gkd", "grpo", "ppo"), "rl"),
+    },
     "swift.optimizers": {"muon": "tuning", "lion": "tuning", "sgd": "tuning"},
     "swift.planners": {"plan": "plan"},
     "swift.observers": {

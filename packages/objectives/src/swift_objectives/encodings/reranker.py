@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swift.config.media import KINDS
 from swift.data.conversation import (
     Conversation,
     Message,
@@ -17,25 +16,26 @@ from swift.data.conversation import (
     parts_of,
     prompt_only,
     raw_text,
+    text_of,
     text_part,
 )
-from swift.data.conversation import text_of as said_in
-from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
-from swift.data.encodings.embedding import prompt_text_of, with_media
+from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
 from swift.data.formats import MESSAGES, NEGATIVE, POSITIVE, RowReader, Sample
 from swift.data.samples import Encoded, Segment
 from swift.data.text import Raw, Rendered, Span, Steps, Text
 from swift.errors import ModelError
 from swift.untrusted import json_kind
+from swift_objectives.encodings.embedding import prompt_text_of, with_media
 
 if TYPE_CHECKING:
-    from swift.data.conversation_tokens import ConversationEncoder
-    from swift.data.template import ChatTemplate
+    from swift.data import ChatTemplate
+    from swift.data.encodings import ConversationEncoder
 
 QUERY = ("query", "question", "anchor")
 INSTRUCTION = ("instruction", "prompt")
 DOCUMENT = ("document", "doc", "passage", "response")
 DOCUMENTS = ("documents", "docs", "passages")
+DOCUMENT_COLUMNS = (*DOCUMENT, *DOCUMENTS)
 LABELS = ("label", "labels", "score")
 
 JUDGE = (
@@ -69,17 +69,17 @@ def _sample(segments: Sequence[Segment], positives: int) -> Encoded:
     return Encoded(0, tuple(segments), values={"positives": float(positives), "documents": float(len(segments))})
 
 
-def text_of(query: str, document: str, instruction: str | None) -> str:
+def pair_text(query: str, document: str, instruction: str | None) -> str:
     """Return what a reranker reads, in the words of Qwen3-Reranker; without an instruction, no line for it."""
     before, between = _instruction_parts(instruction)
     return f"{before}{query}{between}{document}"
 
 
 def pair_of(query: Conversation, document: Conversation, instruction: str | None) -> Conversation:
-    """Return the text of `text_of`; where query or document hold images, what somebody says who shows them."""
+    """Return the text of `pair_text`; where query or document hold images, what somebody says who shows them."""
     first, shown = query.messages[-1], document.messages[-1]
     if not query.media and not document.media:
-        return raw_text(text_of(said_in(first), said_in(shown), instruction))
+        return raw_text(pair_text(text_of(first), text_of(shown), instruction))
     before, between = _instruction_parts(instruction)
     parts = [text_part(before), *_parts(first), text_part(between), *_parts(shown)]
     joined: list[dict[str, Any]] = []
@@ -100,7 +100,7 @@ def _parts(message: Message) -> list[dict[str, Any]]:
 
 
 class RerankerEncoding(Encoding):
-    """One segment per document: the text of `text_of`, and the token that ends a text.
+    """One segment per document: the text of `pair_text`, and the token that ends a text.
 
     With images in query or document it is what the chat template makes of somebody who says and shows that, up to
     where the answer begins.
@@ -108,7 +108,7 @@ class RerankerEncoding(Encoding):
 
     name = "reranker"
     version = 2
-    media = frozenset(KINDS)
+    media = ALL_MEDIA
     segment_names = ("document",)
     segments_vary = True
     values = ("positives", "documents")
@@ -181,7 +181,7 @@ class GenerativeRerankerEncoding(RerankerEncoding):
         return made
 
     def around(self, template: ChatTemplate, system: str | None) -> tuple[str, str]:
-        """Return what stands before the text of `text_of`, and what between it and the answer."""
+        """Return what stands before the text of `pair_text`, and what between it and the answer."""
         judge = system or JUDGE.format(yes=self._positive, no=self._negative)
         until = _until_completion(template, judge, _TEXT, "A query with a document")
         before, _, after = until.rpartition(_TEXT)
@@ -204,7 +204,7 @@ class GenerativeRerankerEncoding(RerankerEncoding):
 
 
 def _joined_text(pair: Conversation) -> str:
-    return said_in(pair.messages[-1])
+    return text_of(pair.messages[-1])
 
 
 def _until_completion(template: ChatTemplate, judge: str, text: str | list[dict[str, Any]], location: str) -> str:
@@ -228,7 +228,7 @@ def _query(row: RowReader) -> tuple[Conversation, str | None]:
     if query is None:
         raise row.unknown("no query")
     if instruction is not None:
-        instruction = said_in(_text(instruction, "instruction").messages[0])
+        instruction = text_of(_text(instruction, "instruction").messages[0])
     return _text(query, "query"), instruction
 
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swift.config.media import KINDS
 from swift.data.conversation import Conversation, Unusable, parse_json_list
-from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
+from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
 from swift.data.formats import COMPLETION, MESSAGES, QUESTION, RowReader, Sample, finite
 from swift.data.samples import Encoded
 from swift.data.text import Rendered, Span, Steps, Text, Whole
@@ -17,11 +16,11 @@ from swift.errors import DataError, ModelError
 from swift.untrusted import shown
 
 if TYPE_CHECKING:
-    from swift.data.conversation_tokens import ConversationEncoder
-    from swift.data.store import SampleSet
+    from swift.data import SampleSet
+    from swift.data.encodings import ConversationEncoder
 
 LABEL = ("label", "labels")
-SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+SINGLE_LABEL, MULTI_LABEL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 _NAMED = 10
 """Labels that a remark names at most."""
 
@@ -34,14 +33,14 @@ class ClassificationEncoding(Encoding):
     """
 
     name = "classification"
-    media = frozenset(KINDS)
+    media = ALL_MEDIA
     columns = "text; messages; or query with or without response; each with label"
 
     def __init__(self, problem_type: str, names: Sequence[str]) -> None:
         self.problem_type = problem_type
         self.names = tuple(names)
         """Of the labels; empty strings where they have none."""
-        one = problem_type == SINGLE or (problem_type == REGRESSION and len(self.names) == 1)
+        one = problem_type == SINGLE_LABEL or (problem_type == REGRESSION and len(self.names) == 1)
         self.values = ("label",) if one else tuple(f"label_{index}" for index in range(len(self.names)))
 
     def read(self, row: RowReader) -> Sample:
@@ -51,7 +50,8 @@ class ClassificationEncoding(Encoding):
         if label is None or label == "":
             raise Unusable("no label", "the column 'label' is missing or empty")
         try:
-            numbers = {SINGLE: self._single, MULTI: self._multi, REGRESSION: self._numbers}[self.problem_type](label)
+            read = {SINGLE_LABEL: self._single, MULTI_LABEL: self._multi, REGRESSION: self._numbers}[self.problem_type]
+            numbers = read(label)
         except DataError as error:
             raise DataError(f"{row.location}: {error.message}", hint=error.hint) from None
         return Sample(conversation, values=dict(zip(self.values, numbers, strict=True)))
@@ -68,7 +68,7 @@ class ClassificationEncoding(Encoding):
         """Return a line that names the labels without a text, which a model cannot learn."""
         if self.problem_type == REGRESSION:
             return ()
-        if self.problem_type == SINGLE:
+        if self.problem_type == SINGLE_LABEL:
             found = np.bincount(samples.column("label").astype(np.int64), minlength=len(self.names))
         else:
             found = np.array([np.count_nonzero(samples.column(name) > 0) for name in self.values])

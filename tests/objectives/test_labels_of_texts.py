@@ -10,16 +10,20 @@ import pytest
 
 from swift.config.sections import DataSection
 from swift.data.batch import collate
-from swift.data.encodings.classification import MULTI, REGRESSION, SINGLE, ClassificationEncoding
 from swift.data.pipeline import Prepared, prepare_data
 from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError
+from swift_objectives.encodings.classification import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ClassificationEncoding
 
 TOKENIZER = byte_tokenizer()
 
 
 def prepared(
-    rows: Any, problem_type: str = SINGLE, names: tuple[str, ...] = ("", "", ""), cache: Path | None = None, **data: Any
+    rows: Any,
+    problem_type: str = SINGLE_LABEL,
+    names: tuple[str, ...] = ("", "", ""),
+    cache: Path | None = None,
+    **data: Any,
 ) -> Prepared:
     section = DataSection(cache=cache, workers=1, **data)
     given = {} if data.get("train") else {"rows": rows}
@@ -64,18 +68,18 @@ def test_classified_text_is_one_segment(row: dict, text: list | None) -> None:
 @pytest.mark.parametrize(
     ("problem_type", "names", "label", "expected"),
     [
-        (SINGLE, ("", "", ""), 2, [2.0]),
-        (SINGLE, ("", "", ""), "2", [2.0]),
-        (SINGLE, ("", "", ""), 2.0, [2.0]),
-        (SINGLE, ("", ""), True, [1.0]),
-        (SINGLE, ("neg", "pos"), "pos", [1.0]),
-        (SINGLE, ("1", "0"), "0", [1.0]),
-        (MULTI, ("a", "b", "c"), ["c", "a"], [1.0, 0.0, 1.0]),
-        (MULTI, ("", "", ""), [0, 1], [1.0, 1.0, 0.0]),
-        (MULTI, ("", "", ""), "[0, 2]", [1.0, 0.0, 1.0]),
-        (MULTI, ("", "", ""), [], [0.0, 0.0, 0.0]),
-        (MULTI, ("", "", ""), [0.0, 1.0, 0.5], [0.0, 1.0, 0.5]),
-        (MULTI, ("", "", ""), 1, [0.0, 1.0, 0.0]),
+        (SINGLE_LABEL, ("", "", ""), 2, [2.0]),
+        (SINGLE_LABEL, ("", "", ""), "2", [2.0]),
+        (SINGLE_LABEL, ("", "", ""), 2.0, [2.0]),
+        (SINGLE_LABEL, ("", ""), True, [1.0]),
+        (SINGLE_LABEL, ("neg", "pos"), "pos", [1.0]),
+        (SINGLE_LABEL, ("1", "0"), "0", [1.0]),
+        (MULTI_LABEL, ("a", "b", "c"), ["c", "a"], [1.0, 0.0, 1.0]),
+        (MULTI_LABEL, ("", "", ""), [0, 1], [1.0, 1.0, 0.0]),
+        (MULTI_LABEL, ("", "", ""), "[0, 2]", [1.0, 0.0, 1.0]),
+        (MULTI_LABEL, ("", "", ""), [], [0.0, 0.0, 0.0]),
+        (MULTI_LABEL, ("", "", ""), [0.0, 1.0, 0.5], [0.0, 1.0, 0.5]),
+        (MULTI_LABEL, ("", "", ""), 1, [0.0, 1.0, 0.0]),
         (REGRESSION, ("",), "-1.5", [-1.5]),
         (REGRESSION, ("", ""), [1, 2.5], [1.0, 2.5]),
     ],
@@ -90,15 +94,15 @@ def test_labels_are_numbers_names_or_lists(problem_type: str, names: tuple, labe
 @pytest.mark.parametrize(
     ("problem_type", "names", "label", "reason"),
     [
-        (SINGLE, ("", ""), None, "no label"),
-        (SINGLE, ("", ""), "", "no label"),
-        (SINGLE, ("", ""), 2, "label out of range"),
-        (SINGLE, ("", ""), -1, "label out of range"),
-        (SINGLE, ("", ""), 0.5, "malformed label"),
-        (SINGLE, ("", ""), float("nan"), "malformed label"),
-        (SINGLE, ("neg", "pos"), "neutral", "unknown label"),
-        (MULTI, ("", ""), [0, 5], "label out of range"),
-        (MULTI, ("", ""), [0.0, 1.5], "malformed label"),
+        (SINGLE_LABEL, ("", ""), None, "no label"),
+        (SINGLE_LABEL, ("", ""), "", "no label"),
+        (SINGLE_LABEL, ("", ""), 2, "label out of range"),
+        (SINGLE_LABEL, ("", ""), -1, "label out of range"),
+        (SINGLE_LABEL, ("", ""), 0.5, "malformed label"),
+        (SINGLE_LABEL, ("", ""), float("nan"), "malformed label"),
+        (SINGLE_LABEL, ("neg", "pos"), "neutral", "unknown label"),
+        (MULTI_LABEL, ("", ""), [0, 5], "label out of range"),
+        (MULTI_LABEL, ("", ""), [0.0, 1.5], "malformed label"),
         (REGRESSION, ("",), float("nan"), "malformed label"),
         (REGRESSION, ("",), "much", "malformed label"),
         (REGRESSION, ("",), [1, 2], "malformed label"),
@@ -107,7 +111,7 @@ def test_labels_are_numbers_names_or_lists(problem_type: str, names: tuple, labe
 def test_labels_that_cannot_be_used_are_counted_by_reason(
     problem_type: str, names: tuple, label: Any, reason: str
 ) -> None:
-    good = 0 if problem_type == SINGLE else [0] if problem_type == MULTI else 0.0
+    good = 0 if problem_type == SINGLE_LABEL else [0] if problem_type == MULTI_LABEL else 0.0
     train = prepared([{"text": "good one", "label": good}, {"text": "bad", "label": label}], problem_type, names)
     assert {name: rejected.count for name, rejected in train.report.rejected.items()} == {reason: 1}
     assert len(train.samples) == 1
@@ -150,15 +154,15 @@ def test_tokenised_data_of_other_labels_is_not_found_again(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("problem_type", "names", "labels", "missing"),
     [
-        (SINGLE, ("", "", ""), (0, 2, 2), "1 label that no text has, which the model will not learn: 1"),
+        (SINGLE_LABEL, ("", "", ""), (0, 2, 2), "1 label that no text has, which the model will not learn: 1"),
         (
-            SINGLE,
+            SINGLE_LABEL,
             ("bad", "so so", "good"),
             (2,),
             "2 labels that no text has, which the model will not learn: bad, so so",
         ),
-        (MULTI, ("", "", ""), ([0, 2], [0]), "1 label that no text has, which the model will not learn: 1"),
-        (SINGLE, ("", ""), (0, 1), None),
+        (MULTI_LABEL, ("", "", ""), ([0, 2], [0]), "1 label that no text has, which the model will not learn: 1"),
+        (SINGLE_LABEL, ("", ""), (0, 1), None),
         (REGRESSION, ("",), (0.5,), None),
     ],
 )
@@ -169,5 +173,5 @@ def test_labels_that_no_text_has_are_named(
     remarks = ClassificationEncoding(problem_type, names).remarks(train.samples)
     assert list(remarks) == ([] if missing is None else [f"The training set has {missing}"])
     halves = [train.samples.subset([at]) for at in range(len(train.samples))]
-    if problem_type == SINGLE and missing is None:
+    if problem_type == SINGLE_LABEL and missing is None:
         assert [half.column("label").tolist() for half in halves] == [[0.0], [1.0]]

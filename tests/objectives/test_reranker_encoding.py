@@ -10,12 +10,12 @@ from encode_row import encode_row, encoder_of
 
 from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
-from swift.data.encodings.reranker import Documents, GenerativeRerankerEncoding, RerankerEncoding
 from swift.data.pipeline import prepare_data
 from swift.data.samples import Segment
 from swift.data.store import SampleSet
 from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError, ModelError
+from swift_objectives.encodings.reranker import Documents, GenerativeRerankerEncoding, RerankerEncoding
 
 TOKENIZER = byte_tokenizer()
 

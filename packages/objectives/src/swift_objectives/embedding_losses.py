@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from swift.data.global_segments import GlobalSegments
+from swift.data import GlobalSegments
 from swift.objectives.across_rows import Compared
 
 if TYPE_CHECKING:
-    from swift.objectives.embedding_options import EmbeddingOptions
+    from swift_objectives.embedding_options import EmbeddingOptions
 
 
 BLOCK = 1 << 23

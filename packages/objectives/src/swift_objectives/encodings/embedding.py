@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from swift.config.media import KINDS
 from swift.data.conversation import Conversation, Unusable, parse_json, prompt_only, raw_text, text_of, text_part
-from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
+from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
 from swift.data.formats import NEGATIVE, POSITIVE, RowReader, Sample
 from swift.data.samples import Encoded, Segment
 from swift.data.text import Rendered, Span, Steps, Text, Whole
 from swift.untrusted import json_kind
 
 if TYPE_CHECKING:
-    from swift.data.conversation_tokens import ConversationEncoder
+    from swift.data.encodings import ConversationEncoder
 
 QUERIES = ("anchor", "query", "question", "sentence1", "sentence_A", "text1")
 POSITIVES = (*POSITIVE, "answer", "response", "sentence2", "sentence_B", "text2", "document")
@@ -41,7 +40,7 @@ class EmbeddingEncoding(Encoding):
     segment_names = ("query", "document")
     segments_vary = True
     values = ("positives", "label")
-    media = frozenset(KINDS)
+    media = ALL_MEDIA
     columns = (
         "messages with positive_messages (and negative_messages); or strings in "
         f"{', '.join(QUERIES)}, with {', '.join(POSITIVES)}, and {', '.join(NEGATIVES)} or negative_1, ...; "

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
-from swift.data.encodings.steps import STEP_LABELS, StepEncoding
 from swift.objectives.base import BaseObjective, viewed
+from swift_objectives.encodings.steps import STEP_LABELS, StepEncoding
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from swift.contracts import ModelView
 from swift.data.batch import collate
-from swift.objectives.preference import (
+from swift_objectives.preference import (
     Cpo,
     CpoOptions,
     Dpo,

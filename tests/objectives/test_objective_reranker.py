@@ -11,7 +11,7 @@ from swift.contracts import LossSums, ModelView
 from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import ConfigError
-from swift.objectives.reranker import (
+from swift_objectives.reranker import (
     GenerativeReranker,
     GenerativeRerankerOptions,
     Reranker,

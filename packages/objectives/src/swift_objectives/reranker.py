@@ -14,15 +14,16 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
-from swift.errors import ConfigError
+from swift.errors import ConfigError, ModelError
 from swift.objectives.base import BaseObjective, Options, log_sigmoid, viewed
 
 if TYPE_CHECKING:
     import torch
 
+    from swift.contracts import ExportContext
     from swift.data.batch import MicroBatch
-    from swift.data.encodings.reranker import Documents, GenerativeRerankerEncoding, RerankerEncoding
     from swift.data.samples import SampleFacts
+    from swift_objectives.encodings.reranker import Documents, GenerativeRerankerEncoding, RerankerEncoding
 
 
 class RerankerOptions(Section):
@@ -96,7 +97,7 @@ class _Reranker(BaseObjective[Options]):
     @property
     def documents(self) -> Documents:
         """Return which documents of a row make a sample."""
-        from swift.data.encodings.reranker import Documents
+        from swift_objectives.encodings.reranker import Documents
 
         options = self.options
         listwise = options.loss == "listwise"
@@ -139,9 +140,17 @@ class Reranker(_Reranker[RerankerOptions]):
 
     def __init__(self, options: RerankerOptions) -> None:
         super().__init__(options)
-        from swift.data.encodings.reranker import RerankerEncoding
+        from swift_objectives.encodings.reranker import RerankerEncoding
 
         self.encoding = RerankerEncoding(self.documents)
+
+    def finish_export(self, context: ExportContext) -> None:
+        """Let the chat template render a query with a document, as sentence-transformers and vLLM ask for it."""
+        if context.has_model:
+            from swift.models import stored_template, with_pairs, write_pair_template
+
+            template = with_pairs(stored_template(context.folder), self.options.instruction)
+            write_pair_template(context.folder, template)
 
     def scores(self, view: ModelView, batch: MicroBatch) -> torch.Tensor:
         """Return the head's output at the end of each segment."""
@@ -161,7 +170,7 @@ class GenerativeReranker(_Reranker[GenerativeRerankerOptions]):
 
     def __init__(self, options: GenerativeRerankerOptions, candidates: tuple[int, ...] = ()) -> None:
         super().__init__(options)
-        from swift.data.encodings.reranker import GenerativeRerankerEncoding
+        from swift_objectives.encodings.reranker import GenerativeRerankerEncoding
 
         self.encoding = GenerativeRerankerEncoding(self.documents, options.positive_token, options.negative_token)
         self.candidates = candidates
@@ -176,6 +185,38 @@ class GenerativeReranker(_Reranker[GenerativeRerankerOptions]):
         if len(set(tokens.values())) < len(tokens):
             raise ConfigError(f"objective.positive_token and negative_token are both {options.positive_token!r}.")
         return GenerativeReranker(options, tuple(tokens.values()))
+
+    def yes_no_tokens(self, tokenizer: Any) -> tuple[str, str]:
+        """Return the yes and no tokens, as strings of the vocabulary."""
+        yes, no = tokenizer.convert_ids_to_tokens(list(self.for_tokenizer(tokenizer).candidates))
+        return str(yes), str(no)
+
+    def pair_template(self, tokenizer: Any, system: str | None) -> str:
+        """Return the tokenizer's chat template, extended so that it renders a query with a document."""
+        from swift.data import ChatTemplate
+        from swift.models import renders_pairs, with_pairs
+
+        template = tokenizer.chat_template
+        if template is None:
+            raise ModelError(
+                "A generative reranker needs a chat template, but the tokenizer has none.",
+                hint="Add a chat_template.jinja to its folder.",
+            )
+        if renders_pairs(str(template)):
+            return str(template)
+        around = self.encoding.around(ChatTemplate(tokenizer, {}), system)
+        return with_pairs(str(template), self.options.instruction, around)
+
+    def finish_export(self, context: ExportContext) -> None:
+        """Let the chat template ask about a document as training did, and name the tokens that say yes and no."""
+        if context.has_model:
+            from transformers import AutoTokenizer
+
+            from swift.models import write_pair_template
+
+            tokenizer = AutoTokenizer.from_pretrained(context.folder)
+            template = self.pair_template(tokenizer, context.system)
+            write_pair_template(context.folder, template, self.yes_no_tokens(tokenizer))
 
     def scores(self, view: ModelView, batch: MicroBatch) -> torch.Tensor:
         """Return how much rather yes than no: log-probabilities differ by what the logits differ by."""

@@ -16,8 +16,8 @@ from swift.contracts import LossSums, ModelView
 from swift.data.batch import collate
 from swift.data.samples import Encoded
 from swift.errors import ConfigError
-from swift.objectives.classification import SeqCls, SeqClsOptions
-from swift.objectives.reward import RewardModel, RewardModelOptions
+from swift_objectives.classification import SeqCls, SeqClsOptions
+from swift_objectives.reward import RewardModel, RewardModelOptions
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 

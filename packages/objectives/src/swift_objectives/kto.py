@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
 from swift.objectives.base import PerSampleObjective, segment_logps
+from swift_objectives.encodings.kto import KtoEncoding
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +45,7 @@ class KtoBaseline(PerSampleObjective[KtoOptions]):
     """The reference point of KTO: how far the policy has moved on completions that don't belong to their prompts."""
 
     name = "kto_baseline"
-    encoding = "kto"
+    encoding = KtoEncoding()
     needs = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
@@ -63,7 +64,7 @@ class Kto(PerSampleObjective[KtoOptions]):
 
     options_model = KtoOptions
     name = "kto"
-    encoding = "kto"
+    encoding = KtoEncoding()
     needs = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 
     def __init__(self, options: KtoOptions, *, kl: float | None = None) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field, NonNegativeFloat
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
 from swift.objectives.base import PerSampleObjective, log_sigmoid, viewed
+from swift_objectives.encodings.preference import PreferenceEncoding
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,7 @@ class RewardModel(PerSampleObjective[RewardModelOptions]):
     options_model = RewardModelOptions
     name = "rm"
     needs = frozenset({Need.SCORES})
-    encoding = "preference"
+    encoding = PreferenceEncoding()
     task = "reward"
     num_labels = 1
 

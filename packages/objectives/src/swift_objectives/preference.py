@@ -15,6 +15,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
 from swift.objectives.base import Options, PerSampleObjective, log_sigmoid, segment_logps
+from swift_objectives.encodings.preference import PreferenceEncoding
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +80,7 @@ class Judged:
 class PairObjective(PerSampleObjective[Options]):
     """A mean over pairs; a subclass judges them."""
 
-    encoding = "preference"
+    encoding = PreferenceEncoding()
 
     def judge(self, pairs: Pairs) -> Judged:
         """Return the loss of each pair."""

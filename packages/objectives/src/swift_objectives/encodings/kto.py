@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from swift.config.media import KINDS
 from swift.data.conversation import Unusable
-from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
-from swift.data.encodings.preference import compared
+from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
 from swift.data.formats import RowReader, Sample
 from swift.data.text import Steps
+from swift_objectives.encodings.preference import compared
 
 if TYPE_CHECKING:
-    from swift.data.conversation_tokens import ConversationEncoder
+    from swift.data.encodings import ConversationEncoder
 
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -24,7 +23,7 @@ class KtoEncoding(Encoding):
     name = "kto"
     segment_names = ("completion", "completion of another sample")
     values = ("label",)
-    media = frozenset(KINDS)
+    media = ALL_MEDIA
     needs_following = True
 
     def read(self, row: RowReader) -> Sample:

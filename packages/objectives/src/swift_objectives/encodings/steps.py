@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swift.config.media import KINDS
 from swift.data.conversation import Unusable, parse_json
-from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
+from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
 from swift.data.formats import RowReader, Sample
 from swift.data.samples import Encoded, Segment
 from swift.data.text import Rendered, Steps
 from swift.untrusted import json_kind
 
 if TYPE_CHECKING:
-    from swift.data.conversation_tokens import ConversationEncoder
+    from swift.data.encodings import ConversationEncoder
 
 STEPS = ("completions", "steps")
 MARKS = ("labels", "label")
@@ -46,7 +45,7 @@ class StepEncoding(Encoding):
     name = "steps"
     columns = "prompt (or query, or messages that end with the question), completions (a list of steps) and labels"
     token_values = (STEP_LABELS,)
-    media = frozenset(KINDS)
+    media = ALL_MEDIA
 
     def __init__(self, separator: str, *, last_only: bool = False) -> None:
         self.separator = separator

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swift.config.media import KINDS
 from swift.data.conversation import Conversation, Unusable, parse_json
-from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
+from swift.data.encodings import ALL_MEDIA, EncodedRow, Encoding, ReadRow
 from swift.data.formats import MESSAGES, QUESTION, RowReader, Sample
 from swift.data.samples import Encoded, Segment
 from swift.data.text import Steps
 
 if TYPE_CHECKING:
-    from swift.data.conversation_tokens import ConversationEncoder
+    from swift.data.encodings import ConversationEncoder
 
 _WORSE = "rejected"
 """Prefix of the columns of the rejected completion."""
@@ -27,7 +26,7 @@ class PreferenceEncoding(Encoding):
     name = "preference"
     segment_names = ("chosen", "rejected")
     values = ("margin",)
-    media = frozenset(KINDS)
+    media = ALL_MEDIA
 
     def read(self, row: RowReader) -> Sample:
         """Return the better and the worse conversation, which share the prompt."""

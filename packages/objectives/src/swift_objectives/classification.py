@@ -13,20 +13,20 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
 
+from swift.config import problem_type_of
 from swift.config.sections import Section
-from swift.config.tasks import problem_type_of
 from swift.contracts import LossSums, ModelView, Need
-from swift.data.encodings.classification import MULTI, REGRESSION, SINGLE, ClassificationEncoding
 from swift.errors import ConfigError
 from swift.objectives.base import PerSampleObjective, viewed
+from swift_objectives.encodings.classification import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ClassificationEncoding
 
 if TYPE_CHECKING:
     import torch
 
     from swift.config.sections import ModelSection
+    from swift.data import SampleSet
     from swift.data.batch import MicroBatch
     from swift.data.samples import SampleFacts
-    from swift.data.store import SampleSet
 
 BALANCED = "balanced"
 _SHOWN = 20
@@ -74,7 +74,7 @@ class SeqCls(PerSampleObjective[SeqClsOptions]):
     def __init__(
         self,
         options: SeqClsOptions,
-        problem_type: str = SINGLE,
+        problem_type: str = SINGLE_LABEL,
         names: tuple[str, ...] = ("", ""),
         weights: tuple[float, ...] | None = None,
     ) -> None:
@@ -116,7 +116,7 @@ class SeqCls(PerSampleObjective[SeqClsOptions]):
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return the number of texts, or the sum of the weights of their classes."""
         weights = self._weights
-        if not weights or self._problem_type != SINGLE:
+        if not weights or self._problem_type != SINGLE_LABEL:
             return super().row_weight(samples)
         return float(sum(weights[int(sample.values["label"])] for sample in samples if sample.loss_weight > 0))
 
@@ -127,9 +127,8 @@ class SeqCls(PerSampleObjective[SeqClsOptions]):
         scores = viewed(view.scores, Need.SCORES)
         active = (batch.segment_sum(batch.weights) > 0).float()
         labels = torch.stack([batch.values[name] for name in self._columns], dim=1)
-        losses, metrics = {SINGLE: self._single, MULTI: self._multi, REGRESSION: _regression}[self._problem_type](
-            scores, labels, active
-        )
+        judge = {SINGLE_LABEL: self._single, MULTI_LABEL: self._multi, REGRESSION: _regression}[self._problem_type]
+        losses, metrics = judge(scores, labels, active)
         return LossSums(loss=(losses * active).sum(), metrics=metrics, segments=scores.detach())
 
     @property
@@ -168,14 +167,14 @@ class SeqCls(PerSampleObjective[SeqClsOptions]):
 
     def _check(self, problem_type: str, labels: int) -> None:
         options = self.options
-        if problem_type == SINGLE and labels == 1:
+        if problem_type == SINGLE_LABEL and labels == 1:
             raise ConfigError(
                 "model.num_labels is 1, but classification needs at least 2 classes.",
                 hint="Type --num_labels 2, or --problem_type regression (or multi_label_classification)",
             )
-        if problem_type != SINGLE and options.label_smoothing:
+        if problem_type != SINGLE_LABEL and options.label_smoothing:
             raise ConfigError(
-                f"objective.label_smoothing needs problem_type {SINGLE}, not {problem_type}.",
+                f"objective.label_smoothing needs problem_type {SINGLE_LABEL}, not {problem_type}.",
                 hint="Remove it.",
             )
         if options.class_weights and problem_type == REGRESSION:
@@ -187,11 +186,11 @@ class SeqCls(PerSampleObjective[SeqClsOptions]):
                 f"objective.class_weights has {len(options.class_weights)} numbers for {labels} labels.",
                 hint="Pass one number per label.",
             )
-        if problem_type != SINGLE and labels > MOST_COLUMNS:
+        if problem_type != SINGLE_LABEL and labels > MOST_COLUMNS:
             raise ConfigError(
                 f"model.num_labels is {labels}, but problem_type {problem_type} supports at most {MOST_COLUMNS} "
                 "labels.",
-                hint=f"Split the labels over several runs, or type --problem_type {SINGLE}",
+                hint=f"Split the labels over several runs, or type --problem_type {SINGLE_LABEL}",
             )
 
 
@@ -202,7 +201,7 @@ def balanced_weights(samples: SampleSet, problem_type: str, columns: Sequence[st
     """
     with_label: npt.NDArray[Any]
     requested: npt.NDArray[Any]
-    if problem_type == SINGLE:
+    if problem_type == SINGLE_LABEL:
         with_label = np.bincount(samples.column(columns[0]).astype(np.int64), minlength=labels).astype(np.float64)
         requested = np.full(labels, len(samples) / np.count_nonzero(with_label))
     else:

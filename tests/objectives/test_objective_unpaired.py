@@ -9,7 +9,7 @@ import torch
 from made_up_batches import muted, pairs, references, summed_logps, sums_of, view_of
 
 from swift.data.batch import collate
-from swift.objectives.kto import Kto, KtoOptions
+from swift_objectives.kto import Kto, KtoOptions
 
 OPTIONS = KtoOptions(beta=0.3, desirable_weight=1.5, undesirable_weight=0.5)
 

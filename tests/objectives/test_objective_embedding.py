@@ -15,10 +15,10 @@ from swift.data.batch import Batch, collate
 from swift.data.global_segments import GlobalSegments
 from swift.data.samples import Encoded, Segment
 from swift.errors import ConfigError
-from swift.objectives import embedding_losses
 from swift.objectives.across_rows import Compared
-from swift.objectives.embedding import Embedding
-from swift.objectives.embedding_options import EmbeddingOptions
+from swift_objectives import embedding_losses
+from swift_objectives.embedding import Embedding
+from swift_objectives.embedding_options import EmbeddingOptions
 
 Group = tuple[int, int]
 """How many positives and negatives a query has."""

@@ -7,9 +7,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from named_encodings import encoding_of
+
 from swift.config.sections import DataSection
 from swift.data.encode import SampleEncoder
-from swift.data.encodings import Encoding, encoding_of
+from swift.data.encodings import Encoding
 from swift.data.samples import Encoded, Segment
 
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from swift.errors import ConfigError
 from swift.objectives.across_rows import AcrossRows, Compared
-from swift.objectives.embedding_options import EmbeddingOptions
+from swift_objectives.embedding_options import EmbeddingOptions
 
 if TYPE_CHECKING:
     import torch
 
-    from swift.contracts import BatchSchedule, ScheduleContext
-    from swift.data.encodings.embedding import EmbeddingEncoding, Labels
-    from swift.data.global_segments import GlobalSegments
+    from swift.contracts import BatchSchedule, ExportContext, ScheduleContext
+    from swift.data import GlobalSegments
+    from swift_objectives.encodings.embedding import EmbeddingEncoding, Labels
 
 
 _LOOKED_AT = 100
@@ -41,7 +41,7 @@ class Embedding(AcrossRows[EmbeddingOptions]):
     @property
     def encoding(self) -> EmbeddingEncoding:  # type: ignore[override] # the base class has a plain member
         """Return how rows are read: groups for InfoNCE, pairs with labels for the other losses."""
-        from swift.data.encodings.embedding import EmbeddingEncoding
+        from swift_objectives.encodings.embedding import EmbeddingEncoding
 
         options = self.options
         labels: dict[str, Labels] = {"infonce": "none", "cosine_similarity": "similarity"}
@@ -61,6 +61,13 @@ class Embedding(AcrossRows[EmbeddingOptions]):
                 f"objective.matryoshka_dims has {longest}, but the model's embeddings have {size} dimensions.",
                 hint=f"Pass dimensions up to {size}.",
             )
+
+    def finish_export(self, context: ExportContext) -> None:
+        """Store the prompts, and whether vectors have unit length, where sentence-transformers finds them."""
+        from swift.models import add_prompts
+
+        prompts = {"query": self.options.query_prompt, "document": self.options.document_prompt}
+        add_prompts(context.folder, prompts, unit_length=self.options.normalize)
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the usual schedule; refuse one of which a step has nothing to compare."""
@@ -101,7 +108,7 @@ class Embedding(AcrossRows[EmbeddingOptions]):
     def _compare(self, vectors: torch.Tensor, samples: GlobalSegments) -> Compared:
         from torch.nn.functional import normalize
 
-        from swift.objectives.embedding_losses import Roles, infonce, labelled_pairs
+        from swift_objectives.embedding_losses import Roles, infonce, labelled_pairs
 
         options = self.options
         if options.normalize:

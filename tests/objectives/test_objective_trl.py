@@ -13,8 +13,8 @@ import pytest
 import torch
 from made_up_batches import pairs, references, summed_logps, sums_of
 
-from swift.objectives.kto import Kto, KtoOptions
-from swift.objectives.preference import Cpo, CpoOptions, Dpo, DpoOptions, Orpo, OrpoOptions, SimPo, SimPoOptions
+from swift_objectives.kto import Kto, KtoOptions
+from swift_objectives.preference import Cpo, CpoOptions, Dpo, DpoOptions, Orpo, OrpoOptions, SimPo, SimPoOptions
 
 pytest.importorskip("trl")
 
