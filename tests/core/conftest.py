@@ -66,6 +66,12 @@ def without_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def without_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """swift-objectives as if it were not installed, in this process."""
+    _hide("swift-objectives", monkeypatch)
+
+
+@pytest.fixture
 def without_rl(monkeypatch: pytest.MonkeyPatch) -> None:
     """swift-rl as if it were not installed, in this process."""
     _hide("swift-rl", monkeypatch)

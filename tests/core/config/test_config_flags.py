@@ -284,3 +284,12 @@ def test_named_tracker_not_installed_names_install(name: str, extra: str, withou
     with pytest.raises(PluginError, match=f"observer '{name}' is not installed") as caught:
         parsed(f"--report_to {name}")
     assert f'pip install "swift-core[{extra}]"' in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("command", "line"), [("rlhf", ""), ("rlhf", "--rlhf_type kto"), ("sft", "--task_type embedding")]
+)
+def test_missing_objective_names_install(command: str, line: str, without_objectives: None) -> None:
+    with pytest.raises(PluginError, match=r"objective '.*' is not installed") as caught:
+        parsed(line, command)
+    assert 'pip install "swift-core[objectives]"' in (caught.value.hint or "")

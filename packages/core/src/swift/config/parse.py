@@ -36,8 +36,8 @@ from swift.config.values import clipped, coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import failing
 from swift.plugins.discover import list_plugins, only_installed
-from swift.plugins.entry import CORE
 from swift.plugins.hooks import core_settings
+from swift.plugins.known import ONLINE_OBJECTIVES, PACKAGES
 from swift.plugins.load import (
     LoadedPlugin,
     find,
@@ -349,7 +349,7 @@ def _takes_any(plugin: LoadedPlugin) -> bool:
 
 def _of_online_learning(flag: str, plugin: LoadedPlugin) -> ConfigError:
     name = plugin.entry.name
-    if plugin.entry.distribution == CORE:
+    if plugin.entry.distribution in PACKAGES and name not in ONLINE_OBJECTIVES:
         return ConfigError(
             f"{flag} is an option of online learning (grpo, ppo or gkd), but the objective is {name}.",
             hint="Type swift rlhf --rlhf_type grpo or ppo to learn from rewards, --rlhf_type gkd to learn from a "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+ONLINE_OBJECTIVES = ("gkd", "grpo", "ppo")
+"""Objectives that sample completions during training."""
 KNOWN: dict[str, dict[str, str]] = {
     "swift.backends": {"fsdp": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron"},
     "swift.exporters": {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
@@ -9,7 +11,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "swift.objectives": {
         **dict.fromkeys(("dpo", "cpo", "simpo", "orpo", "kto", "rm", "prm"), "objectives"),
         **dict.fromkeys(("embedding", "reranker", "generative_reranker", "seq_cls"), "objectives"),
-        **dict.fromkeys(("gkd", "grpo", "ppo"), "rl"),
+        **dict.fromkeys(ONLINE_OBJECTIVES, "rl"),
     },
     "swift.optimizers": {"muon": "tuning", "lion": "tuning", "sgd": "tuning"},
     "swift.planners": {"plan": "plan"},
