@@ -36,6 +36,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "fsdp": ("sft {small} --backend fsdp",),
     "deepspeed": ("sft {small} --backend deepspeed",),
     "megatron": ("sft {small} --backend megatron",),
+    "objectives": ("sft {small} --task_type embedding",),
     "rl": ("rlhf {small} --rlhf_type grpo --reward_funcs format --num_generations 2 --max_completion_length 8",),
     "tuning": ("sft {small} --optim lion",),
     "plan": ("plan {model} --gpus 8xH100 --backend torch",),

@@ -10,12 +10,12 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
 from swift.objectives.base import PerSampleObjective, segment_logps
-from swift_objectives.encodings.kto import KtoEncoding
 
 if TYPE_CHECKING:
     import torch
 
     from swift.data.batch import MicroBatch
+    from swift_objectives.encodings.kto import KtoEncoding
 
 
 class KtoOptions(Section):
@@ -45,7 +45,6 @@ class KtoBaseline(PerSampleObjective[KtoOptions]):
     """The reference point of KTO: how far the policy has moved on completions that don't belong to their prompts."""
 
     name = "kto_baseline"
-    encoding = KtoEncoding()
     needs = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
@@ -64,13 +63,19 @@ class Kto(PerSampleObjective[KtoOptions]):
 
     options_model = KtoOptions
     name = "kto"
-    encoding = KtoEncoding()
     needs = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 
     def __init__(self, options: KtoOptions, *, kl: float | None = None) -> None:
         super().__init__(options)
         self.baseline = KtoBaseline(options)
         self.kl = kl
+
+    @property
+    def encoding(self) -> KtoEncoding:  # type: ignore[override] # the base class has a plain member
+        """Return how rows are read; help imports no encoding."""
+        from swift_objectives.encodings.kto import KtoEncoding
+
+        return KtoEncoding()
 
     def with_baseline(self, metrics: Mapping[str, float]) -> Kto:
         """Return this objective with its reference point."""

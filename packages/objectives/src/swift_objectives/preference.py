@@ -15,12 +15,12 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
 from swift.objectives.base import Options, PerSampleObjective, log_sigmoid, segment_logps
-from swift_objectives.encodings.preference import PreferenceEncoding
 
 if TYPE_CHECKING:
     import torch
 
     from swift.data.batch import MicroBatch
+    from swift_objectives.encodings.preference import PreferenceEncoding
 
 Smoothing = Annotated[float, Field(ge=0.0, lt=0.5)]
 
@@ -80,7 +80,12 @@ class Judged:
 class PairObjective(PerSampleObjective[Options]):
     """A mean over pairs; a subclass judges them."""
 
-    encoding = PreferenceEncoding()
+    @property
+    def encoding(self) -> PreferenceEncoding:  # type: ignore[override] # the base class has a plain member
+        """Return how rows are read; help imports no encoding."""
+        from swift_objectives.encodings.preference import PreferenceEncoding
+
+        return PreferenceEncoding()
 
     def judge(self, pairs: Pairs) -> Judged:
         """Return the loss of each pair."""

@@ -13,12 +13,12 @@ from pydantic import Field, NonNegativeFloat
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
 from swift.objectives.base import PerSampleObjective, log_sigmoid, viewed
-from swift_objectives.encodings.preference import PreferenceEncoding
 
 if TYPE_CHECKING:
     import torch
 
     from swift.data.batch import MicroBatch
+    from swift_objectives.encodings.preference import PreferenceEncoding
 
 
 class RewardModelOptions(Section):
@@ -38,9 +38,15 @@ class RewardModel(PerSampleObjective[RewardModelOptions]):
     options_model = RewardModelOptions
     name = "rm"
     needs = frozenset({Need.SCORES})
-    encoding = PreferenceEncoding()
     task = "reward"
     num_labels = 1
+
+    @property
+    def encoding(self) -> PreferenceEncoding:  # type: ignore[override] # the base class has a plain member
+        """Return how rows are read; help imports no encoding."""
+        from swift_objectives.encodings.preference import PreferenceEncoding
+
+        return PreferenceEncoding()
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the sum over the micro-batch's pairs, dummies left out."""

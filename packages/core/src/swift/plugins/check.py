@@ -18,7 +18,7 @@ from swift.contracts import HOOK_API, Objective
 from swift.errors import PluginError, did_you_mean
 from swift.hookspecs import KIND_OF_HOOK, SPECS
 from swift.plugins.blame import error_line, upgrade
-from swift.plugins.entry import CORE, normal_name
+from swift.plugins.known import PACKAGES
 from swift.plugins.return_values import ABSENT, check_attributes, check_methods, described
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def check_options(entry: PluginEntry, model: Any, member: str, section: str) -> 
     taken = sorted(model.model_fields.keys() & core_keys(section))
     if taken:
         raise faulty(entry, f"has a field {taken[0]!r} in its {member}, which is core's own", "Rename it")
-    if normal_name(entry.distribution) == CORE:
+    if entry.distribution in PACKAGES:
         return  # a test checks that its defaults are valid, so that help builds no validators
     try:
         list(model_fields(model, section))

@@ -19,7 +19,7 @@ from swift.plugins.check import check_hook_api
 from swift.plugins.discover import ALLOW_LIST, list_plugins
 from swift.plugins.entry import CORE, PluginEntry
 from swift.plugins.kinds import KINDS
-from swift.plugins.known import KNOWN, install_command
+from swift.plugins.known import KNOWN, PACKAGES, install_command
 from swift.version import __version__
 
 if TYPE_CHECKING:
@@ -142,7 +142,8 @@ def waiting_for(entry: PluginEntry, doing: str) -> Iterator[None]:
 
 
 def _check_core_requirement(entry: PluginEntry) -> None:
-    if not entry.requires_core:
+    ours = entry.distribution in PACKAGES and entry.version == __version__  # they share one version
+    if ours or not entry.requires_core:
         return
     from packaging.specifiers import SpecifierSet
 
