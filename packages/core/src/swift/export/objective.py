@@ -36,11 +36,11 @@ def add_files_of_objective(
         return
     plugin = load(entry)
     if plugin.object.finish_export is not Objective.finish_export:
-        made = make_objective(plugin, _options_of(plugin, objective))
+        made = make_objective(plugin, options_of_run(plugin, objective))
         made.finish_export(ExportContext(folder, system))
 
 
-def _options_of(plugin: LoadedPlugin, objective: Mapping[str, Any]) -> Any:
+def options_of_run(plugin: LoadedPlugin, objective: Mapping[str, Any]) -> Any:
     """Return the options of the run, as far as the installed version of the objective knows them."""
     assert plugin.config_model is not None
     known = {name: objective[name] for name in plugin.config_model.model_fields if name in objective}
