@@ -34,6 +34,8 @@ from swift.plugins.kinds import KINDS
 from swift.plugins.load import load
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+LISTED = (CORE, "swift-objectives")
+"""Distributions whose options the page of the configuration lists; the others have pages of their own."""
 GENERATED = "<!-- Written by `make docs` from the code. Do not edit. -->"
 
 
@@ -385,11 +387,11 @@ def _letter(number: int) -> str:
 
 
 def plugin_options(section: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the options that core's own plugins add to a section that is open to them."""
+    """Yield the options that plugins of LISTED add to a section that is open to them."""
     for entry in list_plugins():
         if KINDS[entry.group].section != section:
             continue
-        model = load(entry).config_model if entry.distribution == CORE else None
+        model = load(entry).config_model if entry.distribution in LISTED else None
         if model is not None and set(model.model_fields) - set(Section.model_fields) - {"name"}:
             yield f"With `{section}.{KINDS[entry.group].selected_by}: {entry.name}`", model
 

@@ -7,6 +7,7 @@ builds the documentation. The report is build/release/report.md.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -35,7 +36,7 @@ GENERATED = re.compile(r"(^|/)(PKG-INFO|\.gitignore|hatch_build\.py)$")
 JOBS: dict[str, tuple[str, ...]] = {
     "demo": ("demo --out {work}/demo",),
     "": ("sft {small}", "--help"),
-    "objectives": ("rlhf --help", "plugins --check"),
+    "objectives": ("rlhf {pairs} --rlhf_type orpo",),
     "infer": ("infer {run} --prompt Hello --max_new_tokens 2",),
     "migrate": ("convert {run} --to trainer --out {work}/trainer",),
     "trackers": ("sft {small} --report_to report",),
@@ -43,7 +44,6 @@ JOBS: dict[str, tuple[str, ...]] = {
     "fsdp": ("sft {small} --backend fsdp",),
     "deepspeed": ("sft {small} --backend deepspeed",),
     "megatron": ("sft {small} --backend megatron",),
-    "infer": ("infer {run} --prompt hello --max_new_tokens 4",),
     "rl": ("rlhf {small} --rlhf_type grpo --reward_funcs format --num_generations 2 --max_completion_length 8",),
     "tuning": ("sft {small} --optim lion",),
     "plan": ("plan {model} --gpus 8xH100 --backend torch",),
@@ -53,10 +53,10 @@ JOBS: dict[str, tuple[str, ...]] = {
     "lmdeploy": ("export {run} --to lmdeploy --out {work}/for-lmdeploy",),
 }
 """Extra of swift-core → what is typed in its environment; `demo` comes first: it leaves what the others need."""
-SMALL = (
-    "--model {model} --dataset {work}/demo/train.jsonl --max_steps 1 --max_length 64 --per_device_train_batch_size 2 "
-    "--report_to none --output_dir {work}/runs"
-)
+_STEP = "--model {model} --max_steps 1 --max_length 64 --per_device_train_batch_size 2 --report_to none "
+_STEP += "--output_dir {work}/runs --dataset {work}/"
+SMALL, PAIRS = _STEP + "demo/train.jsonl", _STEP + "pairs.jsonl"
+PAIR = {"prompt": "Say yes", "chosen": "yes", "rejected": "no"}
 
 
 class Wrong(Exception):
@@ -87,6 +87,7 @@ class ReleaseReport:
 def main() -> int:
     shutil.rmtree(WORK, ignore_errors=True)
     DIST.mkdir(parents=True)
+    (WORK / "pairs.jsonl").write_text((json.dumps(PAIR) + "\n") * 4)
     report = ReleaseReport()
     packages = sorted(file.parent for file in ROOT.glob("packages/*/pyproject.toml"))
     report.check("changelog", changelog)
@@ -160,7 +161,8 @@ def installed(extra: str, commands: tuple[str, ...]) -> str:
             raise Wrong(f"{wheel.name} requires {lacking}, which its environment does not have")
     paths = {"work": str(WORK), "model": str(WORK / "demo/model"), "run": str(next(_runs(), WORK))}
     for command in commands:
-        argv = command.format(small=SMALL, **{name: f"{{{name}}}" for name in paths}).format(**paths).split()
+        typed = command.format(small=SMALL, pairs=PAIRS, **{name: f"{{{name}}}" for name in paths})
+        argv = typed.format(**paths).split()
         done = subprocess.run(
             [environment / "bin/swift", *argv], capture_output=True, text=True, cwd=WORK, stdin=subprocess.DEVNULL
         )

@@ -21,12 +21,12 @@ from typing import Any
 
 import chat_templates
 import numpy as np
+from named_encodings import encoding_of
 
 from swift.config.sections import DataSection
 from swift.data.corpus import corpus_of
 from swift.data.encode import SampleEncoder
 from swift.data.encode_corpus import Chunk, encode_rows
-from swift.data.encodings import encoding_of
 from swift.demo.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from swift.errors import SwiftError
 

@@ -272,3 +272,24 @@ def test_contradicting_backends_are_refused() -> None:
         ConfigError, match="One backend trains the whole model: Megatron for the vision encoder and ZeRO 3"
     ):
         parsed("--backend megatron --deepspeed zero3")
+
+
+@pytest.mark.parametrize("line", ["", "--report_to none", "--report_to all"])
+def test_core_alone_reports_to_what_is_installed(line: str, without_trackers: None) -> None:
+    assert parsed(line).config.observers == ("console", "jsonl")
+
+
+@pytest.mark.parametrize(("name", "extra"), [("tensorboard", "tensorboard"), ("report", "trackers"), ("aim", "aim")])
+def test_named_tracker_not_installed_names_install(name: str, extra: str, without_trackers: None) -> None:
+    with pytest.raises(PluginError, match=f"observer '{name}' is not installed") as caught:
+        parsed(f"--report_to {name}")
+    assert f'pip install "swift-core[{extra}]"' in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("command", "line"), [("rlhf", ""), ("rlhf", "--rlhf_type kto"), ("sft", "--task_type embedding")]
+)
+def test_missing_objective_names_install(command: str, line: str, without_objectives: None) -> None:
+    with pytest.raises(PluginError, match=r"objective '.*' is not installed") as caught:
+        parsed(line, command)
+    assert 'pip install "swift-core[objectives]"' in (caught.value.hint or "")

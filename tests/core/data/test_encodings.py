@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from labelled_encoding import LabelledEncoding
+from named_encodings import encoding_of
 from rich.console import Console
 from tokenizers.processors import TemplateProcessing
 
@@ -18,7 +19,7 @@ from swift.config.sections import DataSection
 from swift.data.batch import collate
 from swift.data.corpus import corpus_of
 from swift.data.encode import SampleEncoder
-from swift.data.encodings import EncodedRow, encoding_of
+from swift.data.encodings import EncodedRow
 from swift.data.pipeline import PreparedData, cache_key, prepare_data
 from swift.data.preview import preview
 from swift.data.samples import Encoded
@@ -35,7 +36,7 @@ ROW = {"query": "q", "response": "good", "rejected_response": "bad", "label": Tr
 def prepared(tmp_path: Path, encoding: Any, rows: Any = ROWS, **section: Any) -> PreparedData:
     settings = DataSection(cache=tmp_path / "cache", workers=1, **section)
     given = {"rows": rows} if not section.get("streaming") else {}
-    return prepare_data(settings, byte_tokenizer(), encoding=encoding, seed=1, say=lambda _: None, **given)
+    return prepare_data(settings, byte_tokenizer(), encoding=encoding_of(encoding), seed=1, say=lambda _: None, **given)
 
 
 def test_whatever_decides_about_tokens_is_in_the_cache_key() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from named_encodings import encoding_of
 
 from swift.data.conversation import Conversation, Unusable
-from swift.data.encodings import encoding_of
 from swift.data.formats import rename
 from swift.data.roles import ROLES, RoleTags
 from swift.errors import DataError

@@ -10,8 +10,8 @@ import mask_cases
 import numpy as np
 import pytest
 from encode_row import encode_row, encoder_of
+from named_encodings import encoding_of
 
-from swift.data.encodings import encoding_of
 from swift.demo.tokenizer import CHAT_TEMPLATE
 
 GOLDEN = Path(__file__).parent / "golden" / "masks.npz.xz"

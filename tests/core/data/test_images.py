@@ -13,20 +13,21 @@ import numpy as np
 import pytest
 from datasets import Dataset, Features, Image, Value
 from encode_row import asked, encode_row, encoder_of, media_encoder
+from named_encodings import encoding_of
 from PIL import Image as Pillow
 from rich.console import Console
 from tiny_images import image, image_files, processor_of
 
 from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
-from swift.data.encodings import ConversationEncoder, Encoding, encoding_of
-from swift.data.encodings.classification import ClassificationEncoding
-from swift.data.encodings.embedding import EmbeddingEncoding
+from swift.data.encodings import ConversationEncoder, Encoding
 from swift.data.pipeline import PreparedData, prepare_data
 from swift.data.preview import preview
 from swift.data.samples import Encoded
 from swift.errors import DataError
 from swift.models.media_processor import MediaProcessor
+from swift_objectives.encodings.classification import ClassificationEncoding
+from swift_objectives.encodings.embedding import EmbeddingEncoding
 
 KINDS = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 SIZES = [(56, 56), (90, 61), (28, 140)]

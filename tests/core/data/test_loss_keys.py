@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from encode_row import encode_row, encoder_of, learned_runs
+from named_encodings import encoding_of
 
 from swift.config.sections import DataSection
 from swift.contracts import ModelView
 from swift.data import encode_corpus as tokenise
 from swift.data.batch import Batch
 from swift.data.conversation import Unusable
-from swift.data.encodings import encoding_of
 from swift.data.pipeline import PreparedData, prepare_data
 from swift.data.report import DataReport
 from swift.data.samples import Encoded
@@ -71,7 +71,7 @@ def prepared(tmp_path: Path, rows: list[Any], template: str | None = None, **sec
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = DataSection(train=(str(path),), cache=tmp_path / "cache", **section)
     encoding = "chat"
-    return prepare_data(settings, tokenizer_with(template), encoding=encoding, seed=1, say=lambda _: None)
+    return prepare_data(settings, tokenizer_with(template), encoding=encoding_of(encoding), seed=1, say=lambda _: None)
 
 
 def reported(tmp_path: Path, rows: list[Any], template: str | None = None, **section: Any) -> DataReport:

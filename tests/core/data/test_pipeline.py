@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from named_encodings import encoding_of
 
 from swift.config.sections import DataSection
 from swift.data import encode_corpus as tokenise
 from swift.data import pipeline
 from swift.data.encode import SampleEncoder
-from swift.data.encodings import encoding_of
 from swift.data.pipeline import DataPreparation, Prepared, PreparedData, prepare_data
 from swift.data.samples import Encoded
 from swift.data.store import ReferencedSamples
@@ -39,7 +39,7 @@ def prepare(
 ) -> PreparedData:
     settings = DataSection(train=tuple(map(str, files)), cache=cache, **{"max_length": 80, **section})
     say = said.append if said is not None else lambda line: None
-    return prepare_data(settings, byte_tokenizer(), encoding=encoding, seed=seed, say=say)
+    return prepare_data(settings, byte_tokenizer(), encoding=encoding_of(encoding), seed=seed, say=say)
 
 
 def train_of(data: PreparedData) -> Prepared:

@@ -6,9 +6,9 @@ import io
 from typing import Any
 
 from encode_row import encode_row, encoder_of
+from named_encodings import encoding_of
 from rich.console import Console
 
-from swift.data.encodings import encoding_of
 from swift.data.preview import preview
 from swift.demo.tokenizer import byte_tokenizer
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from named_encodings import encoding_of
 
 from swift.config.sections import DataSection
 from swift.data import store, store_index
 from swift.data.corpus import open_corpus
 from swift.data.encode import SampleEncoder
-from swift.data.encodings import encoding_of
 from swift.data.pipeline import Prepared, prepare_data
 from swift.data.shards import Shard, build_shard, join_shards
 from swift.data.store import SampleSet
@@ -49,7 +49,7 @@ def build(folder: Path, shard: str, encoding: str = "chat", tokenizer: Any = Non
 
 
 def opened(section: DataSection, encoding: str = "chat") -> Prepared:
-    data = prepare_data(section, byte_tokenizer(), encoding=encoding, seed=0, say=lambda line: None)
+    data = prepare_data(section, byte_tokenizer(), encoding=encoding_of(encoding), seed=0, say=lambda line: None)
     assert data.train is not None
     return data.train
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from named_encodings import encoding_of
 
 from swift.config.sections import DataSection
 from swift.data.pipeline import prepare_data
@@ -36,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 
 def schedule(path: Path, *, encoding: str = "chat", strict: bool = False, **changes: Any) -> StreamingSchedule:
     section = DataSection(train=(str(path),), streaming=True, strict=strict)
-    data = prepare_data(section, byte_tokenizer(), encoding=encoding, seed=1, say=print)
+    data = prepare_data(section, byte_tokenizer(), encoding=encoding_of(encoding), seed=1, say=print)
     assert data.train is None
     assert data.stream is not None
     layout = BatchLayout(global_rows=4, micro_rows=1, seed=1, max_length=200, max_steps=12)
@@ -80,7 +81,7 @@ def test_streamed_unpaired_responses_use_next_as_kl(path: Path, tmp_path: Path) 
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     streamed = schedule(path, encoding="kto", shuffle=False)
     section = DataSection(train=(str(path),), cache=tmp_path / "cache")
-    whole = prepare_data(section, byte_tokenizer(), encoding="kto", seed=1, say=print).train
+    whole = prepare_data(section, byte_tokenizer(), encoding=encoding_of("kto"), seed=1, say=print).train
     assert whole is not None
     samples = [sample for step in range(6) for row in streamed.batch(step, 0, 1).rows for sample in row][:23]
     for index, sample in enumerate(samples):

@@ -11,8 +11,9 @@ from tiny import tiny_model
 
 from swift.config.sections import ExportOptions, ModelSection
 from swift.contracts import SchemeFacts
+from swift.data.encodings import encoding_of
 from swift.errors import DataError
-from swift.export.calibration import Calibration, calibration_rows
+from swift.export.calibration import Calibration, _encoding, calibration_rows
 from swift.models.source import open_source
 from swift.plugins.load import load_exporter
 from swift.plugins.schemes import OfferedScheme
@@ -44,3 +45,15 @@ def test_only_a_scheme_that_is_calibrated_needs_samples(tmp_path: Path) -> None:
     assert (len(enough.rows), len(enough.held_out)) == (60, 20)
     assert enough.described == f"{many}: 60 samples, {tokens} tokens"
     assert said[-1] == f"{many} has only 60 calibration samples instead of 128"
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        ({}, "chat"),
+        ({"objective": {"name": "sft"}}, "chat"),
+        ({"objective": {"name": "dpo", "beta": 0.5}}, "preference"),
+    ],
+)
+def test_samples_are_read_as_the_objective_read_them(run: dict[str, Any], name: str) -> None:
+    assert encoding_of(_encoding(run)).name == name

@@ -154,8 +154,8 @@ def test_unusable_samples_stand_in_the_summary(make_run, drive, said):
 
 
 def test_observers_load_without_torch_and_rich():
-    names = ["console", "jsonl", "tensorboard", "report"]
-    imports = "; ".join(f"import swift.observers.{name}" for name in names)
+    names = ["swift.observers.console", "swift.observers.jsonl", "swift_trackers.tensorboard", "swift_trackers.report"]
+    imports = "; ".join(f"import {name}" for name in names)
     heavy = "[name for name in ('torch', 'rich', 'jinja2', 'tensorboard', 'transformers') if name in sys.modules]"
     found = subprocess.run(
         [sys.executable, "-c", f"import sys; {imports}; print({heavy})"], capture_output=True, text=True

@@ -12,10 +12,10 @@ from swift.config.sections import Section
 from swift.contracts import BatchSchedule, RoundWork
 from swift.data.batch import Batch
 from swift.errors import PluginError
-from swift.objectives.kto import Kto, KtoOptions
 from swift.plugins.entry import PluginEntry
 from swift.plugins.load import LoadedPlugin
 from swift.plugins.objective import make_objective
+from swift_objectives.kto import Kto, KtoOptions
 
 ENTRY = PluginEntry("swift.objectives", "made_up", "made-up", "1.0", "made_up:MadeUp", None)
 

@@ -241,7 +241,7 @@ def test_image_kto_starts_at_reference(models: dict[str, Path], folder: Path) ->
 @pytest.mark.parametrize("worse", ["rejected_messages", "rejected_response", "rejected"])
 def test_worse_response_to_other_prompt_is_no_pair(folder: Path, kind: str, other: str, worse: str) -> None:
     from swift.data.conversation import Unusable
-    from swift.data.encodings import PreferenceEncoding
+    from swift_objectives import PreferenceEncoding
 
     said = [{"role": "user", "content": f"<{kind}>What?"}, {"role": "assistant", "content": "red"}]
     blue = {"role": "assistant", "content": "blue"}

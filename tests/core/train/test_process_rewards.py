@@ -17,13 +17,13 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
 from swift.data.encode import SampleEncoder
-from swift.data.encodings.steps import StepEncoding
 from swift.errors import SwiftError
 from swift.models.heads import initial_head
 from swift.terminal import say_nothing
 from swift_infer import open_step_scorer
 from swift_infer.chat_engine import find_model
 from swift_infer.options import ModelOptions
+from swift_objectives.encodings.steps import StepEncoding
 
 STEPS = 5
 ROWS = [

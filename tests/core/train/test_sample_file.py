@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from named_encodings import encoding_of
 from PIL import Image
 from rich.console import Console
 
 from swift.config.sections import DataSection
-from swift.data.encodings import encoding_of
 from swift.data.media import MediaRef
 from swift.data.pipeline import PreparedData, prepare_data
 from swift.data.preview import preview
@@ -29,7 +29,7 @@ TOKENIZER = byte_tokenizer()
 def written(data: Any, encoding: str, folder: Path) -> dict[str, Any]:
     job = SimpleNamespace(
         data=data,
-        objective=SimpleNamespace(encoding=encoding),
+        objective=SimpleNamespace(encoding=encoding_of(encoding)),
         source=SimpleNamespace(tokenizer=TOKENIZER),
         run=SimpleNamespace(folder=folder),
     )
@@ -39,7 +39,8 @@ def written(data: Any, encoding: str, folder: Path) -> dict[str, Any]:
 
 
 def prepared(rows: list[dict[str, Any]], encoding: str, **section: Any) -> PreparedData:
-    return prepare_data(DataSection(**section), TOKENIZER, encoding=encoding, seed=1, say=say_nothing, rows=rows)
+    read = encoding_of(encoding)
+    return prepare_data(DataSection(**section), TOKENIZER, encoding=read, seed=1, say=say_nothing, rows=rows)
 
 
 def in_terminal(encoded: Encoded, encoding: str) -> str:

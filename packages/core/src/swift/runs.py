@@ -8,16 +8,14 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from swift.errors import SwiftError
-from swift.observers.charts import NOT_CHARTED, charts_of
+from swift.observers.charts import NOT_CHARTED, chart_script, charts_of
 from swift.observers.jsonl import FILE_NAME as LOGGING_FILE
 from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SPEED, TIME_PARTS, Line
-from swift.observers.report import FILE_NAME as REPORT_FILE
 from swift.observers.text import count, duration, figure, label
-from swift.train.run_folder import ARGS_FILE, CONFIG_FILE, LOCK_FILE
+from swift.train.run_folder import ARGS_FILE, CONFIG_FILE, LOCK_FILE, REPORT_FILE
 from swift.untrusted import open_regular
 
 __all__ = [
@@ -79,11 +77,6 @@ def holder_of(folder: Path) -> RunHolder | None:
     process, host = int(found["process"]), found["host"]
     here = host == os.uname().nodename
     return RunHolder(process, host, since, _holds(process, path, since) if here else None)
-
-
-def chart_script() -> str:
-    """Return the script of the charts in `report.html` and the dashboard, which defines `swiftCharts`."""
-    return files("swift.observers").joinpath("assets", "charts.js").read_text(encoding="utf-8")
 
 
 def _holds(process: int, path: Path, since: float) -> bool:

@@ -16,7 +16,6 @@ from swift.config.sections import DataSection
 from swift.config.tasks import EMBEDDING
 from swift.contracts import ImagePrompt
 from swift.data import open_parts, prepare_data
-from swift.data.encodings.reranker import DOCUMENT, DOCUMENTS, Documents, RerankerEncoding
 from swift.data.formats import COMPLETION, POSITIVE, rename
 from swift.data.media import number_of
 from swift.errors import UsageError
@@ -26,6 +25,7 @@ from swift_infer.metrics import auc, f1_scores, pearson, ranking, spearman
 from swift_infer.score_rows import prompts_of
 from swift_infer.scorer import Scorer
 from swift_infer.yes_no import YesNo, yes_no_of
+from swift_objectives import DOCUMENT_COLUMNS, Documents, PreferenceEncoding, RerankerEncoding
 
 if TYPE_CHECKING:
     from swift.data.encodings import Encoding
@@ -38,7 +38,7 @@ Outputs = npt.NDArray[np.float32]
 Values = Mapping[str, npt.NDArray[np.float64]]
 """Column of the encoding → its value in each sample."""
 _PAIRS = frozenset({"chosen", "rejected", "rejected_response", "rejected_messages"})
-_RANKED = frozenset({*POSITIVE, "positive_messages", *DOCUMENT, *DOCUMENTS} - {*COMPLETION})
+_RANKED = frozenset({*POSITIVE, "positive_messages", *DOCUMENT_COLUMNS} - {*COMPLETION})
 _LABELLED = frozenset({"label", "score"})
 
 
@@ -99,7 +99,7 @@ def measurement_of(found: FoundModel, section: DataSection, yes_no: YesNo | None
     if found.source.task == EMBEDDING:
         return _of_vectors(found, columns)
     if objective == "rm" or (objective != "reranker" and columns & _PAIRS):
-        return Measurement("preference", _of_pairs, "pairs")
+        return Measurement(PreferenceEncoding(), _of_pairs, "pairs")
     if objective == "reranker" or columns & _RANKED:
         instruction = found.location.objective.get("instruction")
         return _of_rankings(RerankerEncoding(Documents(listwise=False, instruction=instruction)))
@@ -149,13 +149,13 @@ def _of_rankings(encoding: RerankerEncoding) -> Measurement:
 
 
 def _of_labels(found: FoundModel) -> Measurement:
-    from swift.data.encodings.classification import MULTI, REGRESSION, SINGLE, ClassificationEncoding
+    from swift_objectives import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ClassificationEncoding
 
     config = found.source.config
     count = int(config.num_labels)
     names = tuple(str(config.id2label[index]) for index in range(count))
-    kind = found.problem_type or (REGRESSION if count == 1 else SINGLE)
-    measure = {SINGLE: _single, MULTI: _multi, REGRESSION: _regression}[kind]
+    kind = found.problem_type or (REGRESSION if count == 1 else SINGLE_LABEL)
+    measure = {SINGLE_LABEL: _single, MULTI_LABEL: _multi, REGRESSION: _regression}[kind]
     return Measurement(ClassificationEncoding(kind, names), measure, "texts")
 
 
@@ -198,7 +198,7 @@ def _regression(scored: Scored) -> dict[str, float | None]:
 
 
 def _of_vectors(found: FoundModel, columns: frozenset[str]) -> Measurement:
-    from swift.data.encodings.embedding import EmbeddingEncoding
+    from swift_objectives import EmbeddingEncoding
 
     objective = found.location.objective
     query, document = prompts_of(found)

@@ -12,13 +12,13 @@ import numpy.typing as npt
 from swift.config.sections import DataSection
 from swift.data import SampleEncoder
 from swift.data.encodings import Conversation
-from swift.data.encodings.steps import StepEncoding, StepSample
 from swift.errors import ModelError
 from swift.terminal import say_nothing
 from swift_infer.chat_engine import find_model
 from swift_infer.questions import Question
 from swift_infer.score_rows import tokens_of
 from swift_infer.scorer import Scorer
+from swift_objectives import StepEncoding, StepSample
 
 if TYPE_CHECKING:
     from swift.data.samples import Segment

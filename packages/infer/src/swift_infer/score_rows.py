@@ -16,9 +16,6 @@ from swift.config.sections import DataSection
 from swift.config.tasks import EMBEDDING, task_of
 from swift.data import DatasetPart, open_parts, prompt_only
 from swift.data.encodings import Conversation, RowReader, Unusable
-from swift.data.encodings.classification import whole_text
-from swift.data.encodings.embedding import prompt_text_of, prompted
-from swift.data.encodings.reranker import pair_of, text_of
 from swift.data.rendering import render_prompt
 from swift.errors import DataError
 from swift.models import renders_pairs, stored_prompts
@@ -31,6 +28,7 @@ from swift_infer.questions import Question, Questions, read_row, with_system
 from swift_infer.resume_file import ResumeFile
 from swift_infer.scorer import Outputs, Scorer, Tokens
 from swift_infer.yes_no import YesNo, yes_no_of
+from swift_objectives import pair_of, pair_text, prompt_text_of, prompted, whole_text
 
 if TYPE_CHECKING:
     from swift.data import RowData, Text
@@ -205,7 +203,7 @@ def tokens_of(
     roles = [message["role"] for message in messages]
     if roles == ["query", "document"] and not renders_pairs(str(tokenizer.chat_template)):
         query, document = (str(message["content"]) for message in messages)
-        text = text_of(query, document, found.location.objective.get("instruction"))
+        text = pair_text(query, document, found.location.objective.get("instruction"))
         ids = list(tokenizer(text)["input_ids"])
         end = tokenizer.eos_token_id
         return ids if end is None or ids[-1:] == [end] else [*ids, end]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from swift.checkpoint import is_generative_reranker
+from swift.checkpoint import GENERATIVE_RERANKER, is_generative_reranker
 from swift.config.sections import DataSection
 from swift.contracts import ImagePrompt
 from swift.data import SampleEncoder, media_tokens_of, prompt_only
 from swift.data.encodings import Sample, Unusable
-from swift.data.encodings.reranker import pair_of
 from swift.errors import DataError
-from swift.export import generative_reranker_of
 from swift.models import MediaProcessor
+from swift_objectives import GenerativeReranker, GenerativeRerankerOptions, pair_of
 
 if TYPE_CHECKING:
     from swift_infer.chat_engine import FoundModel
@@ -25,7 +25,7 @@ class YesNo:
     """Renders pairs of a query and a document as in training, or else as for Qwen3-Reranker."""
 
     def __init__(self, found: FoundModel, section: DataSection) -> None:
-        reranker = generative_reranker_of(found.location.objective)
+        reranker = reranker_of(found.location.objective)
         self.options = reranker.options
         self.objective = reranker.for_tokenizer(found.source.tokenizer)
         processor = found.source.processor
@@ -47,3 +47,10 @@ class YesNo:
 def yes_no_of(found: FoundModel, task_type: str | None, section: DataSection) -> YesNo | None:
     """Return the renderer of pairs; None if the model is not a generative reranker."""
     return YesNo(found, section) if is_generative_reranker(found.location.objective, task_type) else None
+
+
+def reranker_of(trained: Mapping[str, Any]) -> GenerativeReranker:
+    """Return the objective with the options of the run that decide the prompt: instruction, yes and no tokens."""
+    kept = ("instruction", "positive_token", "negative_token") if trained.get("name") == GENERATIVE_RERANKER else ()
+    options = {name: trained[name] for name in kept if name in trained}
+    return GenerativeReranker(GenerativeRerankerOptions.model_validate(options))

@@ -1,3 +1,3 @@
-"""Where the numbers of a run go beyond the terminal."""
+"""Observers that show a run outside the terminal: TensorBoard, the HTML report and experiment trackers."""
 
 __version__ = "0.1.0"

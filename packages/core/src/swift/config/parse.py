@@ -30,14 +30,14 @@ from swift.config.options import RunsCode
 from swift.config.problems import config_error, subject
 from swift.config.requests import settle, settle_layer
 from swift.config.schedules import check_schedule
-from swift.config.sections import COPIES, Config, OpenSection, Section
+from swift.config.sections import COPIES, DEFAULT_OBSERVERS, Config, OpenSection, Section
 from swift.config.tasks import TRAINED_BY, check_task, for_objective
 from swift.config.values import clipped, coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import failing
-from swift.plugins.discover import list_plugins
-from swift.plugins.entry import CORE
+from swift.plugins.discover import list_plugins, only_installed
 from swift.plugins.hooks import core_settings
+from swift.plugins.known import ONLINE_OBJECTIVES, PACKAGES
 from swift.plugins.load import (
     LoadedPlugin,
     find,
@@ -172,6 +172,7 @@ def _resolve(layers: list[Draft], command: str, nproc: int | None, notes: list[s
     notes = [*notes, *(note for layer in layers for note in layer.notes), *settle(merged)]
     _name_objective(merged, command, notes)
     notes += set_by_environment(merged, os.environ)
+    _name_observers(merged)
 
     source = partial(source_of, merged)
     config = _validated(merged, source)
@@ -212,6 +213,13 @@ def _resolve(layers: list[Draft], command: str, nproc: int | None, notes: list[s
     check_capabilities(backend.capabilities, config, made)
     check_export(config)
     return Parsed(config, backend_options, objective_options, notes, nproc)
+
+
+def _name_observers(merged: dict[str, Assignment]) -> None:
+    """Name those of the default observers that are installed: the report and TensorBoard are not core's."""
+    installed = only_installed("swift.observers", DEFAULT_OBSERVERS)
+    if installed != DEFAULT_OBSERVERS:
+        merged.setdefault("logging.report_to", Assignment(installed, "the installed observers"))
 
 
 def _with_options(section: OpenSection, options: BaseModel) -> OpenSection:
@@ -341,7 +349,7 @@ def _takes_any(plugin: LoadedPlugin) -> bool:
 
 def _of_online_learning(flag: str, plugin: LoadedPlugin) -> ConfigError:
     name = plugin.entry.name
-    if plugin.entry.distribution == CORE:
+    if plugin.entry.distribution in PACKAGES and name not in ONLINE_OBJECTIVES:
         return ConfigError(
             f"{flag} is an option of online learning (grpo, ppo or gkd), but the objective is {name}.",
             hint="Type swift rlhf --rlhf_type grpo or ppo to learn from rewards, --rlhf_type gkd to learn from a "

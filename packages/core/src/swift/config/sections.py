@@ -32,6 +32,7 @@ from swift.errors import UnsupportedLayout
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Options = TypeVar("Options", bound=BaseModel)
+DEFAULT_OBSERVERS = ("console", "jsonl", "tensorboard", "report")
 COPIES = "copies"
 """The observer that `checkpoint.copy_to` adds."""
 
@@ -382,7 +383,8 @@ class LoggingSection(Section):
         "and the slowest process; 0 is off",
     )
     report_to: tuple[Name, ...] = Field(
-        ("console", "jsonl", "tensorboard", "report"), description="Observers, by entry-point name"
+        DEFAULT_OBSERVERS,
+        description="Observers, by entry-point name; by default those of the four that are installed",
     )
     project: Name | None = Field(
         None, description="Project in an experiment tracker; default: the tracker's environment variable, else swift"

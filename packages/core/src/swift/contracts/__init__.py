@@ -33,7 +33,7 @@ from swift.contracts.layout import (
     Traffic,
 )
 from swift.contracts.model import ModelSource, WeightStream
-from swift.contracts.objective import Communication, Objective, OpenRole, ScheduleContext
+from swift.contracts.objective import Communication, ExportContext, Objective, OpenRole, ScheduleContext
 from swift.contracts.observer import RankFacts, RunSummary, StepRecord, StepTimes
 from swift.contracts.optimizer import (
     Matrix,
@@ -83,6 +83,7 @@ __all__ = [
     "Environment",
     "EpisodeStart",
     "ExpectedMemory",
+    "ExportContext",
     "ExportRequest",
     "ForwardResult",
     "ImagePrompt",

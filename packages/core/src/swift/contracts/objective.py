@@ -51,7 +51,7 @@ class Objective(ABC):
     name: str
     needs: frozenset[Need] = frozenset({Need.TOKEN_LOGPS})
     encoding: str | Encoding = "chat"
-    """How rows become samples: 'text', 'chat', 'preference', 'kto', or an `Encoding` of the plugin's own."""
+    """How rows become samples: 'text', 'chat', or an `Encoding` of a plugin."""
     task: str = "causal_lm"
     """`model.task` where the user names none."""
     num_labels: int | None = None
@@ -132,6 +132,28 @@ class Objective(ABC):
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return which samples each step takes; a schedule may make them itself, in rounds."""
         return context.default()
+
+    def finish_export(self, context: ExportContext) -> None:  # noqa: B027 - most models need no more files
+        """Add to an export what programs that load the model must know of its inputs: a chat template, prompts.
+
+        Called on the main process for every export of a model that the objective trained, once the exporter has
+        written its files and before they are verified. The weights must stay as they are.
+        """
+
+
+@dataclass(frozen=True)
+class ExportContext:
+    """Context of `Objective.finish_export`. A field is added now and then: take what you need by name."""
+
+    folder: Path
+    """The export. It is renamed once it is complete and verified."""
+    system: str | None = None
+    """The system message of prompts that have none: `data.system` of the run."""
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the folder has a model with its tokenizer; False for an adapter, which has neither."""
+        return (self.folder / "config.json").is_file()
 
 
 class Communication(Protocol):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from swift.data.corpus import DatasetPart as DatasetPart
     from swift.data.corpus import open_parts as open_parts
     from swift.data.encode import SampleEncoder as SampleEncoder
+    from swift.data.global_segments import GlobalSegments as GlobalSegments
     from swift.data.media_tokens import MediaRules as MediaRules
     from swift.data.media_tokens import MediaTokens as MediaTokens
     from swift.data.offsets import TextEncoder as TextEncoder
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from swift.data.placing import placed as placed
     from swift.data.roles import RoleTags as RoleTags
     from swift.data.sources.rows import RowData as RowData
+    from swift.data.store import SampleSet as SampleSet
     from swift.data.template import ChatTemplate as ChatTemplate
     from swift.data.text import Text as Text
     from swift.data.videos import VideoSampling as VideoSampling
@@ -34,12 +36,14 @@ __getattr__ = lazy_names(
         "conversation": "medium_in parts_of prompt_only",
         "corpus": "DatasetPart open_parts",
         "encode": "SampleEncoder",
+        "global_segments": "GlobalSegments",
         "media_tokens": "MediaRules MediaTokens",
         "offsets": "TextEncoder",
         "pipeline": "Prepared media_tokens_of prepare_data",
         "placing": "placed",
         "roles": "RoleTags",
         "sources.rows": "RowData",
+        "store": "SampleSet",
         "template": "ChatTemplate",
         "text": "Text",
         "videos": "VideoSampling",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -76,10 +76,18 @@ def calibration_rows(
 
 
 def _encoding(config: dict[str, Any]) -> str | Encoding:
+    from swift.export.objective import options_of_run
     from swift.plugins.load import load_objective
+    from swift.plugins.objective import make_objective
 
-    name = config.get("objective", {}).get("name")
-    return "chat" if name is None else getattr(load_objective(name).object, "encoding", "chat")
+    objective = config.get("objective", {})
+    if objective.get("name") is None:
+        return "chat"
+    plugin = load_objective(objective["name"])
+    encoding = plugin.object.encoding
+    if isinstance(encoding, property):
+        encoding = make_objective(plugin, options_of_run(plugin, objective)).encoding
+    return cast("str | Encoding", encoding)
 
 
 def _encoded(section: DataSection, source: ModelSource, encoding: str | Encoding, own: DataSection, say: Say) -> Any:

@@ -6,59 +6,43 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint.checksums import write_json
-from swift.checkpoint.weights_location import GENERATIVE_RERANKER
-from swift.errors import ExportError
-from swift.models.config_file import CONFIG
-from swift.models.pair_template import TOKENS_KEY, with_pairs
-from swift.models.sentence_files import SETTINGS, leave_lengths, stored_prompts, write_prompts
-from swift.models.tokenizer import LARGEST_TEMPLATE, TEMPLATE
-from swift.untrusted import read_json_object, read_text
-
-_RERANKER = "reranker"
-_PROMPTS = {"query": "query_prompt", "document": "document_prompt"}
-"""Name of a prompt for sentence-transformers → option of the objective that it was trained with."""
+from swift.contracts import ExportContext, Objective
+from swift.errors import PluginError
+from swift.models.sentence_files import add_prompts, stored_prompts
+from swift.plugins.blame import failing
+from swift.plugins.load import LoadedPlugin, find, load
+from swift.plugins.objective import make_objective
+from swift.terminal import Say, say_nothing
 
 
 def add_files_of_objective(
-    folder: Path, objective: Mapping[str, Any], *, model: Path | None, system: str | None = None
+    folder: Path,
+    objective: Mapping[str, Any],
+    *,
+    model: Path | None,
+    system: str | None = None,
+    say: Say = say_nothing,
 ) -> None:
-    """Write into an export how its inputs were made in training; those of the `model` folder where no run says it."""
-    if (folder / SETTINGS).is_file():
-        known = {} if objective or model is None else stored_prompts(model)
-        given = {name: str(objective[option]) for name, option in _PROMPTS.items() if objective.get(option)}
-        write_prompts(folder, {**known, **given})
-        if objective.get("normalize") is False:
-            leave_lengths(folder)
-    if objective.get("name") == _RERANKER:
-        _add_pair_template(folder, objective.get("instruction"))
-    if objective.get("name") == GENERATIVE_RERANKER and (folder / CONFIG).is_file():
-        _add_yes_and_no(folder, objective, system)
+    """Let the objective of a run finish the export; without a run, keep the prompts of the `model` folder."""
+    name = objective.get("name")
+    if name is None:
+        if model is not None:
+            add_prompts(folder, stored_prompts(model))
+        return
+    try:
+        entry = find("swift.objectives", name)
+    except PluginError as problem:  # such an export was trained elsewhere, and most objectives add nothing
+        say(f"{problem.message} Files that it adds to an export, such as a chat template, are missing. {problem.hint}")
+        return
+    plugin = load(entry)
+    if plugin.object.finish_export is not Objective.finish_export:
+        made = make_objective(plugin, options_of_run(plugin, objective))
+        made.finish_export(ExportContext(folder, system))
 
 
-def _add_pair_template(folder: Path, instruction: str | None) -> None:
-    """Let the chat template render a query with a document, as sentence-transformers and vLLM ask for it."""
-    if (folder / CONFIG).is_file():  # an adapter has no tokenizer next to it
-        (folder / TEMPLATE).write_text(with_pairs(_template_of(folder), instruction), encoding="utf-8")
-
-
-def _add_yes_and_no(folder: Path, objective: Mapping[str, Any], system: str | None) -> None:
-    """Let the chat template ask a language model about a document as training did, and name its two answers."""
-    from transformers import AutoTokenizer
-
-    from swift.export.generative_reranker import generative_reranker_of, pair_template_of, yes_no_tokens
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    reranker = generative_reranker_of(objective)
-    (folder / TEMPLATE).write_text(pair_template_of(reranker, tokenizer, system), encoding="utf-8")
-    config = read_json_object(folder / CONFIG, ExportError)
-    config[TOKENS_KEY] = list(reversed(yes_no_tokens(reranker, tokenizer)))
-    write_json(folder / CONFIG, config)
-
-
-def _template_of(folder: Path) -> str | None:
-    if (folder / TEMPLATE).is_file():
-        return read_text(folder / TEMPLATE, ExportError, limit=LARGEST_TEMPLATE)
-    settings = folder / "tokenizer_config.json"
-    template = read_json_object(settings, ExportError).get("chat_template") if settings.is_file() else None
-    return template if isinstance(template, str) else None
+def options_of_run(plugin: LoadedPlugin, objective: Mapping[str, Any]) -> Any:
+    """Return the options of the run, as far as the installed version of the objective knows them."""
+    assert plugin.config_model is not None
+    known = {name: objective[name] for name in plugin.config_model.model_fields if name in objective}
+    with failing(plugin.entry, "its options"):
+        return plugin.config_model.model_validate(known)

@@ -74,7 +74,7 @@ def write_and_verify(job: ExportJob, weights: WeightStream) -> None:
 def _export(job: ExportJob, weights: WeightStream) -> None:
     with waiting(f"Writing {job.destination}"):
         job.exporter.swift_export(job.run, weights, job.request)
-    add_files_of_objective(job.temporary, job.objective, model=_folder_of(job.source), system=job.system)
+    add_files_of_objective(job.temporary, job.objective, model=_folder_of(job.source), system=job.system, say=job.say)
 
 
 def _write(job: ExportJob, weights: WeightStream, plain: PlainState) -> Digests:

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from swift.models.pair_template import renders_pairs as renders_pairs
     from swift.models.pair_template import stored_pair_template as stored_pair_template
     from swift.models.pair_template import stored_yes_no_tokens as stored_yes_no_tokens
+    from swift.models.pair_template import template_of_export as template_of_export
+    from swift.models.pair_template import with_pairs as with_pairs
+    from swift.models.pair_template import write_pair_template as write_pair_template
     from swift.models.precision import DTYPES as DTYPES
     from swift.models.precision import resolve_dtype as resolve_dtype
+    from swift.models.sentence_files import add_prompts as add_prompts
     from swift.models.sentence_files import stored_prompts as stored_prompts
     from swift.models.source import HfSource as HfSource
     from swift.models.source import open_source as open_source
@@ -33,16 +37,17 @@ if TYPE_CHECKING:
 __getattr__ = lazy_names(
     __name__,
     {
-        "attention": "FLASH AttentionChoice choose_attention use_attention",
+        "attention": "AttentionChoice FLASH choose_attention use_attention",
         "config_file": "read_config",
         "load_adapter": "attach_adapter",
         "locate": "locate_model",
         "media": "ProcessorReader",
         "media_processor": "MediaProcessor",
         "names": "base_model name_map",
-        "pair_template": "renders_pairs stored_pair_template stored_yes_no_tokens",
+        "pair_template": "renders_pairs stored_pair_template stored_yes_no_tokens template_of_export "
+        "with_pairs write_pair_template",
         "precision": "DTYPES resolve_dtype",
-        "sentence_files": "stored_prompts",
+        "sentence_files": "add_prompts stored_prompts",
         "source": "HfSource open_source",
         "tokenizer": "check_tokenizer",
         "view": "ViewModule",

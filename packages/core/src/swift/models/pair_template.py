@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.errors import ModelError
-from swift.models.tokenizer import TEMPLATE
-from swift.untrusted import read_text
+from swift.errors import ExportError, ModelError
+from swift.models.config_file import CONFIG
+from swift.models.tokenizer import LARGEST_TEMPLATE, TEMPLATE
+from swift.untrusted import read_json_object, read_text
 
 TOKENS_KEY = "classifier_from_token"
 """Key of config.json with the tokens that say no and yes, by vLLM's name."""
@@ -56,6 +57,24 @@ def with_pairs(template: str | None, instruction: str | None, around: tuple[str,
     parts = {"INSTRUCTION": _literal(instruction or ""), "BEFORE": before, "AFTER": after}
     pair = re.sub("|".join(parts), lambda found: parts[found[0]], _PAIR.rstrip())
     return pair + (_NO_TEMPLATE if template is None else template.removesuffix("\n")) + _END
+
+
+def template_of_export(folder: Path) -> str | None:
+    """Return the chat template of an export; None where it has none."""
+    if (folder / TEMPLATE).is_file():
+        return read_text(folder / TEMPLATE, ExportError, limit=LARGEST_TEMPLATE)
+    settings = folder / "tokenizer_config.json"
+    template = read_json_object(settings, ExportError).get("chat_template") if settings.is_file() else None
+    return template if isinstance(template, str) else None
+
+
+def write_pair_template(folder: Path, template: str, tokens: tuple[str, str] | None = None) -> None:
+    """Write the chat template of an export, and the `tokens` that say yes and no for vLLM to find."""
+    (folder / TEMPLATE).write_text(template, encoding="utf-8")
+    if tokens is not None:
+        config = read_json_object(folder / CONFIG, ExportError)
+        config[TOKENS_KEY] = [tokens[1], tokens[0]]
+        (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def stored_pair_template(folder: Path) -> Path | None:

@@ -49,6 +49,18 @@ def write_prompts(folder: Path, prompts: Mapping[str, str]) -> None:
     _write(folder / SETTINGS, {"prompts": every, "default_prompt_name": None, "similarity_fn_name": "cosine"})
 
 
+def add_prompts(folder: Path, prompts: Mapping[str, str], *, unit_length: bool = True) -> None:
+    """Write into an export how its vectors were made in training; nothing where the folder makes no vectors.
+
+    `prompts` has the texts that were put before a `query` and before a `document`. Without `unit_length` vectors are
+    compared by their dot product.
+    """
+    if (folder / SETTINGS).is_file():
+        write_prompts(folder, prompts)
+        if not unit_length:
+            leave_lengths(folder)
+
+
 def leave_lengths(folder: Path) -> None:
     """Take the step to unit length out of a folder: its vectors are compared by their dot product."""
     modules = read_json(folder / MODULES, ModelError)

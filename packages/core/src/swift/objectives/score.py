@@ -19,7 +19,6 @@ class SegmentScore(PerSampleObjective[Section]):
     """
 
     name = "score"
-    encoding = "preference"
 
     def __init__(self, adapters_off: bool) -> None:
         super().__init__(Section())

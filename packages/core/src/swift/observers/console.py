@@ -19,6 +19,7 @@ from swift.observers.facts import next_commands, setup_facts, unusable_samples
 from swift.observers.lines import MEMORY, TIME_PARTS, Line, Meter, evaluation_of
 from swift.observers.text import count, duration, figure, label, plural
 from swift.terminal import can_redraw, shows_work, work_at_hand
+from swift.train.run_folder import REPORT_FILE
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -126,8 +127,8 @@ def summary_lines(run: Run, summary: RunSummary) -> list[str]:
     if left_out:
         reasons = ", ".join(f"{reason} {each.count:,}" for reason, each in left_out.items())
         lines.append(f"Unusable samples: {sum(each.count for each in left_out.values()):,} ({reasons}).")
-    if (run.folder / "report.html").exists():
-        lines.append(f"Curves: {run.folder / 'report.html'}")
+    if (run.folder / REPORT_FILE).exists():
+        lines.append(f"Curves: {run.folder / REPORT_FILE}")
     return lines + [f"{purpose}: {command}" for purpose, command in next_commands(run, summary)]
 
 

@@ -34,6 +34,12 @@ def list_plugins(group: str | None = None) -> list[PluginEntry]:
     return [entry for entry in listed if group in (None, entry.group)]
 
 
+def only_installed(group: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the names whose plugins are installed and allowed."""
+    installed = {entry.name for entry in list_plugins(group) if entry.allowed}
+    return tuple(name for name in names if name in installed)
+
+
 def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[PluginEntry]]:
     """(group, name) → the allowed entries that share it, where there are several."""
     shared: dict[tuple[str, str], list[PluginEntry]] = {}

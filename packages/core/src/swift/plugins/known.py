@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+ONLINE_OBJECTIVES = ("gkd", "grpo", "ppo")
+"""Objectives that sample completions during training."""
 KNOWN: dict[str, dict[str, str]] = {
     "swift.backends": {"fsdp": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron"},
     "swift.exporters": {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
     "swift.engines": {"transformers": "infer", "vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
-    "swift.objectives": {"gkd": "rl", "grpo": "rl", "ppo": "rl"},
+    "swift.objectives": {
+        **dict.fromkeys(("dpo", "cpo", "simpo", "orpo", "kto", "rm", "prm"), "objectives"),
+        **dict.fromkeys(("embedding", "reranker", "generative_reranker", "seq_cls"), "objectives"),
+        **dict.fromkeys(ONLINE_OBJECTIVES, "rl"),
+    },
     "swift.optimizers": {"muon": "tuning", "lion": "tuning", "sgd": "tuning"},
     "swift.planners": {"plan": "plan"},
-    "swift.observers": {"plan": "plan"},
+    "swift.observers": {
+        "plan": "plan",
+        "report": "trackers",
+        **{name: name for name in ("tensorboard", "wandb", "swanlab", "mlflow", "trackio", "aim")},
+    },
     "swift.commands": {
         **dict.fromkeys(("chat", "deploy", "eval", "infer", "serve"), "infer"),
-        "plan": "plan",
         **dict.fromkeys(("rewards", "rollout", "sample"), "rl"),
         **dict.fromkeys(("ui", "watch"), "ui"),
+        "convert": "migrate",
+        "demo": "demo",
+        "plan": "plan",
     },
 }
 """Group → plugin name → the extra of swift-core that brings it."""

@@ -21,6 +21,7 @@ from swift.contracts import LossSums, ModelView, Need
 from swift.objectives.across_rows import AcrossRows, Compared
 from swift.objectives.base import PerSampleObjective, viewed
 from swift.testing.own_schedule import LearnSurprises
+from swift_objectives import PreferenceEncoding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,7 +89,7 @@ class Negatives(AcrossRows[Section]):
     """The first sequence of a pair should be nearer to its second than to the second ones of all other pairs."""
 
     name = "kit-negatives"
-    encoding = "preference"
+    encoding = PreferenceEncoding()
     task = "embedding"
 
     def compare(self, vectors: torch.Tensor, samples: GlobalSegments) -> Compared:

@@ -33,6 +33,8 @@ from swift.version import __version__
 ARGS_FILE = "args.json"
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
+REPORT_FILE = "report.html"
+"""The curves, which the observer `report` of swift-trackers writes."""
 
 _NO_LOCKS_HERE = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP}
 """What file systems mounted without locks answer (Lustre's `noflock`)."""
@@ -184,7 +186,7 @@ def resolved_config(
 
 def check_run_files(folder: Path) -> None:
     """Refuse a folder in which something else than a file has the name of one that a run writes or goes on with."""
-    for name in (CONFIG_FILE, ARGS_FILE, "logging.jsonl", "report.html", "samples.json", "val_dataset.jsonl"):
+    for name in (CONFIG_FILE, ARGS_FILE, "logging.jsonl", REPORT_FILE, "samples.json", "val_dataset.jsonl"):
         if (folder / name).exists() or (folder / name).is_symlink():
             check_regular(folder / name, ConfigError)
 

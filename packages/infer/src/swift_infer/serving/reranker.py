@@ -29,15 +29,15 @@ class YesNoQuestion:
 def yes_no_question(location: WeightsLocation, folder: Path, *, say: Callable[[str], None]) -> YesNoQuestion:
     """Return the prompt of training, of the folder's own template, or else of Qwen3-Reranker."""
     with waiting("Reading the tokenizer"):
-        from swift.export import generative_reranker_of, pair_template_of, yes_no_tokens
         from swift.models import open_source
+        from swift_infer.yes_no import reranker_of
 
         section = location.weights.model_copy(update={"path": str(folder)})
         tokenizer = open_source(section, say=say).tokenizer
-        reranker = generative_reranker_of(location.objective)
-        text = pair_template_of(reranker, tokenizer, location.system)
+        reranker = reranker_of(location.objective)
+        text = reranker.pair_template(tokenizer, location.system)
         stored = None if location.objective else stored_yes_no_tokens(read_config(folder))
-        return YesNoQuestion(_cached(text), stored or yes_no_tokens(reranker, tokenizer))
+        return YesNoQuestion(_cached(text), stored or reranker.yes_no_tokens(tokenizer))
 
 
 def _cached(text: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 from swift.config.draft import Assignment, set_consistently, whole_number
 from swift.config.values import as_switch, literal, quoted
 from swift.errors import ConfigError
-from swift.plugins.known import ENGINE, ENGINE_TITLE, KNOWN, TRANSFORMERS
+from swift.plugins.known import ENGINE, ENGINE_TITLE, ONLINE_OBJECTIVES, TRANSFORMERS
 from swift.untrusted import parse_json
 
 Merged = dict[str, Assignment]
@@ -168,7 +168,7 @@ def _prompts(merged: Merged) -> None:
     if request is None or str(request.value).lower() in ("none", "null"):
         return
     objective = merged.get("objective.name")
-    if objective is None or objective.value not in KNOWN["swift.objectives"]:
+    if objective is None or objective.value not in ONLINE_OBJECTIVES:
         raise ConfigError(
             f"{request.source} is not supported: prompt and completion have one limit together.",
             hint="Type --max_length N",

@@ -20,7 +20,7 @@ from swift.config.flags import Settings, Translation
 from swift.config.sections import Shape
 from swift.config.values import as_number, as_switch, coerce, divided, quoted
 from swift.errors import ConfigError
-from swift.plugins.discover import list_plugins
+from swift.plugins.discover import list_plugins, only_installed
 
 
 def deepspeed(_source: str, value: Any) -> Settings:
@@ -162,8 +162,9 @@ def report_to(_source: str, value: Any) -> Settings:
     names = [name for each in (value if isinstance(value, list | tuple) else [value]) for name in divided(each)]
     if names == ["all"]:
         return {}
-    always = ("console", "jsonl", "report")
-    return {"logging.report_to": (*always, *(name for name in names if name not in ("none", *always)))}
+    named = [name for name in names if name != "none"]
+    always = only_installed("swift.observers", ("console", "jsonl", "report"))
+    return {"logging.report_to": (*always, *(name for name in named if name not in always))}
 
 
 def schedule(source: str, value: Any) -> Settings:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from swift.data.conversation import Conversation, Unusable, raw_text
 from swift.data.conversation_tokens import ConversationEncoder
-from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
+from swift.data.encodings.base import ALL_MEDIA, EncodedRow, Encoding, ReadRow
 from swift.data.encodings.chat import ChatEncoding
-from swift.data.encodings.kto import KtoEncoding
-from swift.data.encodings.preference import PreferenceEncoding
 from swift.data.encodings.text import TextEncoding
 from swift.data.formats import RowReader, Sample
 from swift.data.text import Steps
 from swift.errors import ConfigError
 
 __all__ = [
+    "ALL_MEDIA",
     "BY_NAME",
     "ChatEncoding",
     "Conversation",
     "ConversationEncoder",
     "EncodedRow",
     "Encoding",
-    "KtoEncoding",
-    "PreferenceEncoding",
     "ReadRow",
     "RowReader",
     "Sample",
@@ -32,9 +29,7 @@ __all__ = [
     "raw_text",
 ]
 
-BY_NAME: dict[str, Encoding] = {
-    each.name: each for each in (TextEncoding(), ChatEncoding(), PreferenceEncoding(), KtoEncoding())
-}
+BY_NAME: dict[str, Encoding] = {each.name: each for each in (TextEncoding(), ChatEncoding())}
 """Core's own encodings, which an objective may name."""
 
 

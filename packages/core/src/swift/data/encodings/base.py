@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from swift.data.samples import Encoded
     from swift.data.store import SampleSet
 
+ALL_MEDIA = frozenset(KINDS)
+"""For `Encoding.media`: images, videos and audio."""
+
 
 class ReadRow(NamedTuple):
     """A row that was read, and what else encoding it may take."""

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swift.config.media import KINDS
 from swift.data.conversation import Unusable
-from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
+from swift.data.encodings.base import ALL_MEDIA, EncodedRow, Encoding, ReadRow
 from swift.data.formats import RowReader, Sample
 from swift.data.samples import Encoded
 from swift.data.text import Steps
@@ -23,7 +22,7 @@ class ChatEncoding(Encoding):
 
     name = "chat"
     loss_on: LossOn = "assistant"
-    media = frozenset(KINDS)
+    media = ALL_MEDIA
 
     def read(self, row: RowReader) -> Sample:
         """Return the conversation of the row, without those that KTO marks as rejected."""

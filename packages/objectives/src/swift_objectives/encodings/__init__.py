@@ -1,0 +1,1 @@
+"""Encodings of the objectives: how rows of data sets become samples."""

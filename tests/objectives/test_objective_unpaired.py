@@ -1,0 +1,85 @@
+"""KTO against the formula of its paper."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from made_up_batches import muted, pairs, references, summed_logps, sums_of, view_of
+
+from swift.data.batch import collate
+from swift_objectives.kto import Kto, KtoOptions
+
+OPTIONS = KtoOptions(beta=0.3, desirable_weight=1.5, undesirable_weight=0.5)
+
+
+def reference_point(samples) -> float:
+    logps, _ = summed_logps(samples)
+    return max(0.0, (logps - references(samples))[:, 1].mean().item())
+
+
+def baseline_metrics(objective: Kto, samples) -> dict[str, float]:
+    total, weight = sums_of(objective.baseline, samples).metrics["kl"]
+    return {"kl": float(total / weight)}
+
+
+@pytest.mark.parametrize("shift", [-8.0, 8.0], ids=["reference point clamped", "reference point above zero"])
+def test_the_loss_is_the_papers(shift):
+    samples = pairs()
+    for sample in samples:
+        sample.reference_logps[1] -= shift
+    ratios = (summed_logps(samples)[0] - references(samples))[:, 0].tolist()
+    z0 = reference_point(samples)
+    assert (z0 > 0) == (shift > 0)
+    expected = 0.0
+    for sample, ratio in zip(samples, ratios, strict=True):
+        gain = ratio - z0 if sample.values["label"] else z0 - ratio
+        weight = 1.5 if sample.values["label"] else 0.5
+        expected += weight * (1 - 1 / (1 + math.exp(-0.3 * gain)))
+    objective = Kto(OPTIONS)
+    sums = sums_of(objective.with_baseline(baseline_metrics(objective, samples)), samples)
+    assert sums.loss.item() == pytest.approx(expected, rel=1e-5)
+    assert objective.row_weight(samples) == len(samples)
+
+
+def test_sums_do_not_depend_on_how_the_batch_is_cut():
+    samples = pairs()
+    objective = Kto(OPTIONS).with_baseline({"kl": 0.7})
+    whole = sums_of(objective, samples, flat=True)
+    parts = [sums_of(objective, [sample]) for sample in samples]
+    assert sum(part.loss.item() for part in parts) == pytest.approx(whole.loss.item(), rel=1e-5)
+    for name, (total, weight) in whole.metrics.items():
+        assert sum(float(part.metrics[name][0]) for part in parts) == pytest.approx(float(total), rel=1e-5)
+        assert sum(float(part.metrics[name][1]) for part in parts) == float(weight)
+    baseline = [sums_of(objective.baseline, [sample]).metrics["kl"] for sample in samples]
+    assert sum(float(total) for total, _ in baseline) == pytest.approx(
+        float(sums_of(objective.baseline, samples).metrics["kl"][0]), rel=1e-5
+    )
+
+
+def test_a_stand_in_sample_has_no_loss_no_gradient_and_no_weight():
+    objective = Kto(OPTIONS).with_baseline({"kl": 0.7})
+    batch = muted(pairs(1))
+    view = view_of(batch)
+    sums = objective.loss(view, batch)
+    assert sums.loss.item() == 0
+    assert not torch.autograd.grad(sums.loss, view.token_logps)[0].any()
+    for total, weight in [*sums.metrics.values(), *objective.baseline.loss(view_of(batch), batch).metrics.values()]:
+        assert float(total) == 0
+        assert float(weight) == 0
+
+
+def test_mismatched_completions_get_no_gradient():
+    samples = pairs(1)
+    objective = Kto(OPTIONS).with_baseline({"kl": 0.7})
+    batch = collate(samples, flat=True)
+    view = view_of(batch)
+    (gradient,) = torch.autograd.grad(objective.loss(view, batch).loss, view.token_logps)
+    assert gradient[batch.segment_ids == 0].any()
+    assert not gradient[batch.segment_ids == 1].any()
+
+
+def test_without_its_reference_point_there_is_no_loss():
+    with pytest.raises(ValueError, match="evaluate `baseline`"):
+        sums_of(Kto(OPTIONS), pairs())
