@@ -26,13 +26,16 @@ import site_check
 import wheels
 from packaging.requirements import Requirement
 
+from swift.plugins.known import PACKAGES
+
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "release"
 DIST = WORK / "dist"
 FIELDS = ("Name", "Version", "Summary", "License-Expression", "License-File", "Requires-Python", "Author", "Keywords")
 GENERATED = re.compile(r"(^|/)(PKG-INFO|\.gitignore)$")
 JOBS: dict[str, tuple[str, ...]] = {
-    "": ("demo --out {work}/demo",),
+    "demo": ("demo --out {work}/demo",),
+    "": ("sft {small}",),
     "fsdp": ("sft {small} --backend fsdp",),
     "deepspeed": ("sft {small} --backend deepspeed",),
     "megatron": ("sft {small} --backend megatron",),
@@ -44,7 +47,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "sglang": ("export {run} --to sglang --out {work}/for-sglang",),
     "lmdeploy": ("export {run} --to lmdeploy --out {work}/for-lmdeploy",),
 }
-"""Extra of swift-core → what is typed in its environment; `demo` of the core alone leaves what the others need."""
+"""Extra of swift-core → what is typed in its environment; `demo` comes first, and leaves what the others need."""
 SMALL = (
     "--model {model} --dataset {work}/demo/train.jsonl --max_steps 1 --max_length 64 --per_device_train_batch_size 2 "
     "--report_to none --output_dir {work}/runs"
@@ -84,10 +87,9 @@ def main() -> int:
     report.check("changelog", changelog)
     for package in packages:
         report.check(f"{package.name}: files", lambda package=package: built(package))  # type: ignore[misc]
-    core = tomllib.loads((ROOT / "packages/core/pyproject.toml").read_text())["project"]
     for extra, commands in JOBS.items():
         named = f"swift-core[{extra}]" if extra else "swift-core"
-        report.check(f"pip install {named}", lambda extra=extra, c=commands: installed(extra, c, core))  # type: ignore[misc]
+        report.check(f"pip install {named}", lambda extra=extra, c=commands: installed(extra, c))  # type: ignore[misc]
     report.check("documentation", lambda: site_check.build(WORK / "site"))
     head = "# Release check\n\n| what | | found | |\n|---|---|---|---|\n"
     (WORK / "report.md").write_text(head + "\n".join(report.lines) + "\n")
@@ -138,17 +140,15 @@ def metadata_of(wheel: Path) -> Message:
         return Parser().parsestr(archive.read(file).decode())
 
 
-def installed(extra: str, commands: tuple[str, ...], core: dict[str, object]) -> str:
+def installed(extra: str, commands: tuple[str, ...]) -> str:
     """Install swift-core with one extra from the built files, and do the smallest job of what it brings."""
-    optional = core["optional-dependencies"]
-    assert isinstance(optional, dict)
-    ours = [Requirement(each) for each in optional.get(extra, ())]
-    names = ["swift_core", *(each.name.replace("-", "_") for each in ours)]
+    extras = [extra] if extra else []
+    ours = sorted(lone_environment.declared("swift-core", extras) & PACKAGES)
+    names = [each.replace("-", "_") for each in ours]
     files = [wheel for name in names for wheel in DIST.glob(f"{name}-*.whl")]
     if len(files) != len(names):
         raise Wrong(f"there is no wheel for each of {', '.join(names)}")
     # vLLM for GPUs is not here: its plugin exports without it.
-    extras = [extra] if extra else []
     environment = lone_environment.lone_environment(files, WORK / f"with-{extra or 'core'}", extras)
     for wheel in files:
         for lacking in lacks(wheel, environment):

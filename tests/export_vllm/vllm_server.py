@@ -14,7 +14,7 @@ from imported import interpreter
 
 from swift.errors import ModelError
 from swift.infer import OpenAiServer
-from swift.testing.crew import free_port
+from swift_testing.crew import free_port
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

@@ -14,7 +14,7 @@ import wheels
 from environments import core_environment
 from lone_environment import declared, install, link
 
-from swift.testing.subjects import conversations, write_jsonl, write_model
+from swift_testing.subjects import conversations, write_jsonl, write_model
 
 EXAMPLE = import_rules.ROOT / "examples" / "third-party-backend"
 GAME = import_rules.ROOT / "examples" / "third-party-environment"

@@ -12,8 +12,8 @@ from swift.config.sections import DataSection
 from swift.data.batch import collate
 from swift.data.encodings.classification import MULTI, REGRESSION, SINGLE, ClassificationEncoding
 from swift.data.pipeline import Prepared, prepare_data
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError
+from swift_testing.tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 

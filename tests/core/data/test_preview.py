@@ -10,7 +10,7 @@ from rich.console import Console
 
 from swift.data.encodings import encoding_of
 from swift.data.preview import preview
-from swift.demo.tokenizer import byte_tokenizer
+from swift_testing.tokenizer import byte_tokenizer
 
 
 def shown(row: dict[str, Any], encoding: str) -> str:

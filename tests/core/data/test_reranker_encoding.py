@@ -14,8 +14,8 @@ from swift.data.encodings.reranker import Documents, GenerativeRerankerEncoding,
 from swift.data.pipeline import prepare_data
 from swift.data.samples import Segment
 from swift.data.store import SampleSet
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError, ModelError
+from swift_testing.tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 

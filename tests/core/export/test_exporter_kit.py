@@ -9,8 +9,8 @@ import pytest
 from test_own_format import TorchFile
 
 from swift.contracts import Reloaded
-from swift.testing import ExporterConformance
-from swift.testing import exporter_conformance as kit
+from swift_testing import ExporterConformance
+from swift_testing import exporter_conformance as kit
 
 
 class TestHuggingFace(ExporterConformance):

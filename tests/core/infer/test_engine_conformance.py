@@ -10,7 +10,7 @@ import pytest
 from swift.cli.main import run
 from swift.contracts import Sampling
 from swift.infer.chat_engine import end_tokens
-from swift.testing import EngineConformance
+from swift_testing import EngineConformance
 
 
 class TestTransformers(EngineConformance):

@@ -17,7 +17,7 @@ from swift.cli.main import run
 from swift.contracts import Sampling
 from swift.infer.questions import Question
 from swift.infer.resume_file import ResumeFile
-from swift.testing.subjects import write_model
+from swift_testing.subjects import write_model
 
 ROWS = [{"id": number, "query": f"question {number}" + "?" * (number % 5), "tag": None} for number in range(12)]
 

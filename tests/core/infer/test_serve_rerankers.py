@@ -19,7 +19,7 @@ from swift.infer.yes_no import YesNo
 from swift.serve.options import ServeOptions
 from swift.serve.request import serve_request
 from swift.serve.reranker import yes_no_question
-from swift.testing.subjects import write_model
+from swift_testing.subjects import write_model
 
 RERANKER = "generative_reranker"
 OBJECTIVE = {

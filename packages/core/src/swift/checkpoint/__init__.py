@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from swift.checkpoint.load import check_resume as check_resume
     from swift.checkpoint.load import open_checkpoint as open_checkpoint
     from swift.checkpoint.manifest import Manifest as Manifest
+    from swift.checkpoint.manifest import read_manifest as read_manifest
     from swift.checkpoint.save import PendingSave as PendingSave
     from swift.checkpoint.save import before_update as before_update
     from swift.checkpoint.save import save_checkpoint as save_checkpoint
@@ -30,7 +31,7 @@ __getattr__ = lazy_names(
     {
         "folders": "clean_stale find_checkpoint link prune",
         "load": "check_resume open_checkpoint",
-        "manifest": "Manifest",
+        "manifest": "Manifest read_manifest",
         "save": "PendingSave before_update save_checkpoint wait_for_saves",
         "tensor_slices": "TensorSlices flat_slices part_slices",
     },

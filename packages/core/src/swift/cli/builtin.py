@@ -54,7 +54,6 @@ BUILTIN_COMMANDS = {
         ("doctor", _INSPECT, "Check this machine and suggest fixes", "doctor:run", "DoctorOptions"),
         ("plugins", _INSPECT, "List and check installed plugins", "plugins:run", "PluginsOptions"),
         ("config", _INSPECT, "Show, validate or describe a configuration", "config:run", "ConfigOptions"),
-        ("demo", _INSPECT, "Train, export and evaluate a tiny model in minutes", "demo:run", "DemoOptions"),
     )
 }
 

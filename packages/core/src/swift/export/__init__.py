@@ -1,4 +1,4 @@
-"""Exports: from a checkpoint to a folder that others load. The names here are for exporters of other packages."""
+"""Exports: from a checkpoint to a folder that others load."""
 
 from __future__ import annotations
 
@@ -8,5 +8,12 @@ from swift.lazy import lazy_names
 
 if TYPE_CHECKING:
     from swift.export.plugins import HuggingFaceExporter as HuggingFaceExporter
+    from swift.export.run import export_checkpoint as export_checkpoint
 
-__getattr__ = lazy_names(__name__, {"plugins": "HuggingFaceExporter"})
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "plugins": "HuggingFaceExporter",
+        "run": "export_checkpoint",
+    },
+)

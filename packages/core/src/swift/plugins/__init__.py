@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swift.lazy import lazy_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from swift.plugins.load import LoadedPlugin
+    from swift.plugins.hooks import open_hooks as open_hooks
+    from swift.plugins.inference import open_inference as open_inference
+    from swift.plugins.load import LoadedPlugin as LoadedPlugin
+    from swift.plugins.objective import make_objective as make_objective
 
-__all__ = ["blaming_on", "interrupts", "load_plugin", "plugin_names", "result_alone"]
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "hooks": "open_hooks",
+        "inference": "open_inference",
+        "load": "LoadedPlugin",
+        "objective": "make_objective",
+    },
+)
 
 
 def load_plugin(group: str, name: str) -> LoadedPlugin:

@@ -10,7 +10,15 @@ KNOWN: dict[str, dict[str, str]] = {
     "swift.optimizers": {"muon": "tuning", "lion": "tuning", "sgd": "tuning"},
     "swift.planners": {"plan": "plan"},
     "swift.observers": {"plan": "plan"},
-    "swift.commands": {"rewards": "rl", "rollout": "rl", "sample": "rl", "plan": "plan", "ui": "ui", "watch": "ui"},
+    "swift.commands": {
+        "demo": "demo",
+        "rewards": "rl",
+        "rollout": "rl",
+        "sample": "rl",
+        "plan": "plan",
+        "ui": "ui",
+        "watch": "ui",
+    },
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 PACKAGES = frozenset(

@@ -1,0 +1,24 @@
+"""Training: a run is opened, trained step by step, and closed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from swift.train.job import Job as Job
+    from swift.train.loop import Loop as Loop
+    from swift.train.loop import train as train
+    from swift.train.prepare import open_job as open_job
+    from swift.train.time_breakdown import measured_at_any_cost as measured_at_any_cost
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "job": "Job",
+        "loop": "Loop train",
+        "prepare": "open_job",
+        "time_breakdown": "measured_at_any_cost",
+    },
+)
