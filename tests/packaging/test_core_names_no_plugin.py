@@ -25,7 +25,6 @@ EXCEPTIONS = {
     "models/adapter_file.py": "keys of PEFT's configuration",
     "cli/plugins.py": "an example in the help",
     "cli/serve.py": "the variable that vLLM's users keep their key in",
-    "testing/checks.py": "libraries that importing a plugin must not import",
 }
 """Files and folders that may, and why."""
 

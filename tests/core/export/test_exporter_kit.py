@@ -35,6 +35,6 @@ class OfRemembering(ExporterConformance):
 
 
 def test_kit_finds_exporter_that_reads_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit, "installed_exporter", lambda name: Remembering())
+    monkeypatch.setattr(kit, "_installed", lambda name: Remembering())
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         OfRemembering().test_altered_file_is_found(tmp_path)

@@ -87,8 +87,8 @@ def demo(options: DemoOptions) -> int:
     export(done, exported)
 
     print_title(f"5. Evaluate on questions that it has never seen\n   $ swift eval {exported} --dataset {test_file}")
-    asked = [question(number) for number in split_numbers()[1][:SHOWN]]
-    right = accuracy(open_exported(exported), test_file, asked)
+    questions = [question(number) for number in split_numbers()[1][:SHOWN]]
+    right = accuracy(open_exported(exported), test_file, questions)
 
     print_line(f"\nAccuracy on held-out questions: {right:.0%}. All of it took {time.monotonic() - started:.0f} s.")
     if right < GOAL:
