@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from commands import typed
 
-from swift_demo import vision
+from swift_demo import vision_demo
 from swift_demo.images import CELL, render_number, shuffled, write_image_rows
 
 
@@ -39,8 +39,8 @@ def test_demo_image_splits_do_not_leak(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_untrained_vision_model_fails_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vision, "STEPS", 2)
-    monkeypatch.setattr(vision, "DRAWINGS", 1)
+    monkeypatch.setattr(vision_demo, "STEPS", 2)
+    monkeypatch.setattr(vision_demo, "DRAWINGS", 1)
     ended = typed(["demo", "--task", "vision", "--out", "demo"], tmp_path)
     assert ended.code == 1, ended.output
     assert "Verified by transformers" in ended.output

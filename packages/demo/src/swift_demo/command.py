@@ -13,10 +13,10 @@ from swift.config.limits import FilePath
 from swift.config.options import Section
 from swift.errors import UsageError
 from swift.terminal import print_line
-from swift_demo.online import demo_online
-from swift_demo.scores import demo_scoring
+from swift_demo.online_demo import demo_online
+from swift_demo.scoring_demo import demo_scoring
 from swift_demo.steps import accuracy, export, open_exported, print_title, train_with
-from swift_demo.vision import demo_vision
+from swift_demo.vision_demo import demo_vision
 
 STEPS = 240
 PAUSE = 120
@@ -32,8 +32,7 @@ class DemoOptions(Section):
 
     task: Literal["rm", "seq_cls", "embedding", "reranker", "grpo", "vision"] | None = Field(
         None,
-        description="Train a tiny model for another task: scores, rewards (grpo, needs swift-rl) or images (vision, "
-        "needs Pillow)",
+        description="Train a tiny model for another task: scores, rewards (grpo, needs swift-rl) or images (vision)",
     )
     out: FilePath = Field(Path("output/demo"), description="Folder of the demo; replaced each time")
 

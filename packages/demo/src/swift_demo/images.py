@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift.errors import ModelError
 from swift_demo.task import conversation, split_numbers
 
 if TYPE_CHECKING:
@@ -37,12 +36,8 @@ _DOTS = {
 
 def render_number(number: int, rng: random.Random) -> Image:
     """Return an image of a number in random colours, with each digit a little displaced."""
-    try:
-        from PIL import Image, ImageDraw
-    except ImportError as error:
-        raise ModelError(
-            "Images need the package Pillow, which is not installed.", hint='Run: pip install "swift-core[vision]"'
-        ) from error
+    from PIL import Image, ImageDraw
+
     ink, ground = _colour(rng, 0, 90), _colour(rng, 165, 255)
     image = Image.new("RGB", (CELL * len(str(number)), CELL), ground)
     pen = ImageDraw.Draw(image)
