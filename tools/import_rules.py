@@ -41,8 +41,8 @@ LIGHT = (
     "swift.serve.request",
     "swift.servers",
     "swift.plugins",
-    "swift.runs",
     "swift_demo.command",
+    "swift_ui",
 )
 """Imported, with all that lies in them, without anything of HEAVY."""
 
@@ -83,11 +83,14 @@ PUBLIC = (
     "swift.objectives",
     "swift.objectives.across_rows",
     "swift.objectives.base",
+    "swift.observers",
+    "swift.observers.charts",
+    "swift.observers.lines",
+    "swift.observers.text",
     "swift.optim",
     "swift.optim.selected",
     "swift.planning",
     "swift.plugins",
-    "swift.runs",
     "swift.servers",
     "swift.terminal",
     "swift.toolkit",
@@ -133,7 +136,6 @@ FLOORS = (
     "export",
     "train",
     "observers",
-    "runs",
     "convert",
     "imports",
     "backends",

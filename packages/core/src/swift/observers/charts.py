@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from importlib.resources import files
 from typing import Any
 
 from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SPEED, TIME_PARTS, Line, is_number
@@ -68,6 +69,11 @@ def charts_of(lines: list[Line], peak: float | None = None) -> list[dict[str, An
         if metric == "learning_rate" and peak is not None:
             charts[-1]["reaches"] = peak
     return charts + _time_chart(present)
+
+
+def chart_script() -> str:
+    """Return the script of the charts in `report.html` and the dashboard, which defines `swiftCharts`."""
+    return files("swift.observers").joinpath("assets", "charts.js").read_text(encoding="utf-8")
 
 
 def _time_chart(present: Collection[str]) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from swift.version import __version__
 if TYPE_CHECKING:
     from jinja2 import Template
 
-FILE_NAME = "report.html"
+REPORT_FILE = "report.html"
 
 _DATA_BLOCK = re.compile(r'<script type="application/json" id="run-data">(.*?)</script>', re.DOTALL)
 
@@ -50,7 +50,7 @@ class ReportObserver:
         self._meter = Meter(run.config.logging.steps, mfu=mfu_of(run))
         sections = resolved_config(run.config, run.backend_options)
         self._config = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
-        path = run.folder / FILE_NAME
+        path = run.folder / REPORT_FILE
         if path.exists():
             earlier = read_report(path)
             self._lines, self._checkpoints = earlier["lines"], earlier["checkpoints"]
@@ -83,10 +83,10 @@ class ReportObserver:
     def _write(self, run: Run, summary: RunSummary | None) -> None:
         try:
             page = render_report(run, self._config, self._lines, self._checkpoints, summary)
-            replace_file(run.folder / FILE_NAME, page)
+            replace_file(run.folder / REPORT_FILE, page)
         except OSError as error:
             if not self._failed:
-                run.say(f"Cannot write {run.folder / FILE_NAME}: {error.strerror}. Training continues.")
+                run.say(f"Cannot write {run.folder / REPORT_FILE}: {error.strerror}. Training continues.")
             self._failed = True
 
 

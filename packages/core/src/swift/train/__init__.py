@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from swift.train.loop import Loop as Loop
     from swift.train.loop import train as train
     from swift.train.prepare import open_job as open_job
+    from swift.train.run_folder import ARGS_FILE as ARGS_FILE
+    from swift.train.run_folder import CONFIG_FILE as CONFIG_FILE
+    from swift.train.run_folder import LOCK_FILE as LOCK_FILE
     from swift.train.time_breakdown import measured_at_any_cost as measured_at_any_cost
 
 __getattr__ = lazy_names(
@@ -19,6 +22,7 @@ __getattr__ = lazy_names(
         "job": "Job",
         "loop": "Loop train",
         "prepare": "open_job",
+        "run_folder": "ARGS_FILE CONFIG_FILE LOCK_FILE",
         "time_breakdown": "measured_at_any_cost",
     },
 )

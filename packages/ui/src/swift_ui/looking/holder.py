@@ -1,47 +1,15 @@
-"""State of runs from their folders, for programs that did not start them.
-
-Importing this module does not import torch. Nothing here writes into a run's folder or takes its lock.
-"""
+"""The process that uses a run's folder, from its lock file. Nothing here takes the lock."""
 
 from __future__ import annotations
 
 import os
 import re
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from swift.errors import SwiftError
-from swift.observers.charts import NOT_CHARTED, charts_of
-from swift.observers.jsonl import FILE_NAME as LOGGING_FILE
-from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SPEED, TIME_PARTS, Line
-from swift.observers.report import FILE_NAME as REPORT_FILE
-from swift.observers.text import count, duration, figure, label
-from swift.train.run_folder import ARGS_FILE, CONFIG_FILE, LOCK_FILE
+from swift.train import LOCK_FILE
 from swift.untrusted import open_regular
-
-__all__ = [
-    "ARGS_FILE",
-    "CONFIG_FILE",
-    "EVAL_PREFIX",
-    "LOCK_FILE",
-    "LOGGING_FILE",
-    "MEMORY",
-    "NOT_CHARTED",
-    "PROGRESS",
-    "REPORT_FILE",
-    "SPEED",
-    "TIME_PARTS",
-    "Line",
-    "RunHolder",
-    "chart_script",
-    "charts_of",
-    "count",
-    "duration",
-    "figure",
-    "holder_of",
-    "label",
-]
 
 _HOLDER = re.compile(r"process (?P<process>\d+) on (?P<host>\S+)")
 _LINE = 400
@@ -79,11 +47,6 @@ def holder_of(folder: Path) -> RunHolder | None:
     process, host = int(found["process"]), found["host"]
     here = host == os.uname().nodename
     return RunHolder(process, host, since, _holds(process, path, since) if here else None)
-
-
-def chart_script() -> str:
-    """Return the script of the charts in `report.html` and the dashboard, which defines `swiftCharts`."""
-    return files("swift.observers").joinpath("assets", "charts.js").read_text(encoding="utf-8")
 
 
 def _holds(process: int, path: Path, since: float) -> bool:
