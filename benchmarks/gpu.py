@@ -283,7 +283,7 @@ def make_model(shape: str) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from swift.demo.tokenizer import byte_tokenizer
+    from swift_testing.tokenizer import byte_tokenizer
 
     folder = FOLDER / f"model-{shape}"
     making = folder.with_name(folder.name + ".making")

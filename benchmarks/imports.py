@@ -99,7 +99,7 @@ def steps_of(recipe: Recipe) -> tuple[list[tuple[float, float]], list[tuple[floa
 def inputs(folder: Path, template: str | None) -> None:
     """Write the model's folder and the rows, as each program reads them."""
     script = (
-        "import sys; from pathlib import Path; from swift.demo.model import write_model; write_model(Path('model'))"
+        "import sys; from pathlib import Path; from swift_demo.model import write_model; write_model(Path('model'))"
     )
     _run([sys.executable, "-c", script], folder)
     if template is not None:

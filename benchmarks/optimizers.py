@@ -100,7 +100,7 @@ def _shown(cell: Cell, key: str) -> str:
 
 
 def _in_own_process(job: Callable[[], Cell]) -> Cell:
-    from swift.testing.crew import run_jobs, succeeded
+    from swift_testing.crew import run_jobs, succeeded
 
     ((found,),) = (succeeded(each) for each in run_jobs(1, [job]))
     return found

@@ -75,7 +75,7 @@ class Recipe:
     text: str
     command: str
     template: str | None = None
-    """The chat template of the model's folder; `None` for that of `swift.demo`."""
+    """The chat template of the model's folder; `None` for that of `swift_demo`."""
     same: bool = True
     """Whether the losses of all steps are the same: adapters begin at random, so that theirs are at the first alone."""
     remark: str = ""

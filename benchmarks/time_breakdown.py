@@ -71,8 +71,8 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 def _compared(backend: str, rounds: int) -> dict[str, dict[str, float]]:
     from transformers.models.qwen3 import modeling_qwen3  # noqa: F401  # once, for the processes that are forked
 
-    from swift.testing.crew import run_jobs, succeeded
     from swift.train import loop  # noqa: F401  # the same
+    from swift_testing.crew import run_jobs, succeeded
 
     layouts = LAYOUTS[backend]
     jobs = [partial(_alternate, {"backend.name": backend, **settings}, rounds) for settings in layouts.values()]

@@ -69,7 +69,7 @@ os.fsync = os.fdatasync = lambda handle: None
 # at a fork may have threads, which the fork has not, and would end it with an abort: there it is left alone.
 gc.set_threshold(20_000, 20, 20)
 os.register_at_fork(after_in_child=gc.freeze)
-importlib.import_module("swift.testing.forks")  # for all that is forked here
+importlib.import_module("swift_testing.forks")  # for all that is forked here
 importlib.import_module("swift.models.quiet").import_torchvision()  # if installed: before tests import transformers
 
 

@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from swift.demo.model import write_model
-from swift.demo.task import question, write_data
+from swift_demo.model import write_model
+from swift_demo.task import question, write_data
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"

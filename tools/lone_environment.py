@@ -5,7 +5,6 @@ Third-party packages are linked from the current environment, because copies tak
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import venv
@@ -16,9 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-OWN = re.compile(
-    r"swift-(core|demo|infer|migrate|objectives|plan|rl|testing|trackers|tuning|ui|backend-\w+|export-\w+)"
-)
+from swift.plugins.known import PACKAGES
 
 
 def lone_environment(wheels: Sequence[Path], environment: Path, extras: Iterable[str] = ()) -> Path:
@@ -26,7 +23,7 @@ def lone_environment(wheels: Sequence[Path], environment: Path, extras: Iterable
     venv.create(environment, with_pip=False)
     (packages,) = environment.glob("lib/python*/site-packages")
     for distribution in declared("swift-core", extras):
-        if not OWN.fullmatch(distribution):
+        if distribution not in PACKAGES:
             link(metadata.distribution(distribution), packages)
     for wheel in wheels:
         install(environment, wheel)

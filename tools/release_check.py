@@ -27,6 +27,8 @@ import site_check
 import wheels
 from packaging.requirements import Requirement
 
+from swift.plugins.known import PACKAGES
+
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "release"
 DIST = WORK / "dist"
@@ -149,7 +151,7 @@ def metadata_of(wheel: Path) -> Message:
 def installed(extra: str, commands: tuple[str, ...]) -> str:
     """Install swift-core with one extra from the built files, and do the smallest job of what it brings."""
     extras = [extra] if extra else []
-    needed = sorted(filter(lone_environment.OWN.fullmatch, lone_environment.declared("swift-core", extras)))
+    needed = sorted(PACKAGES.intersection(lone_environment.declared("swift-core", extras)))
     names = [each.replace("-", "_") for each in needed]
     files = [wheel for name in names for wheel in DIST.glob(f"{name}-*.whl")]
     if len(files) != len(names):

@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from swift.demo.model import write_model
+from swift_demo.model import write_model
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGE = ROOT / "docs" / "images" / "run.svg"

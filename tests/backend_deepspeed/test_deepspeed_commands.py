@@ -13,8 +13,8 @@ from processes import on_processes
 from tiny_runs import run_training, write_unreached
 
 from swift.errors import ConfigError, TrainingError, UnsupportedLayout
-from swift.testing.crew import free_port
-from swift.testing.subjects import conversations, write_jsonl, write_model
+from swift_testing.crew import free_port
+from swift_testing.subjects import conversations, write_jsonl, write_model
 
 ARTICLE = {
     "train_batch_size": 16,

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from kit_cases import ALL_CASES, MIXED_IMAGES, all_of_text, chosen, more
 
-from swift.testing import BackendConformance, Layout
+from swift_testing import BackendConformance, Layout
 
 NOT_CUT = frozenset({"dora"})
 """What AutoTP cannot cut."""

@@ -8,8 +8,8 @@ from typing import Any
 from processes import on_processes, succeeded
 from tiny_runs import run_training
 
-from swift.testing.subjects import write_model
 from swift_backend_deepspeed.diagnosis import Spent, findings
+from swift_testing.subjects import write_model
 
 
 def test_a_costly_update_and_uneven_tokens_are_named() -> None:

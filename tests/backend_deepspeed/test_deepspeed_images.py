@@ -28,7 +28,7 @@ from tiny_images import image_model
 
 from swift.contracts import Run
 from swift.data.batch import Batch
-from swift.testing import crew
+from swift_testing import crew
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("deepspeed_on_cpu")]
 

@@ -21,7 +21,7 @@ from swift.checkpoint import open_checkpoint
 from swift.convert.run import convert_checkpoint
 from swift.convert.write import convert_to
 from swift.errors import CheckpointError
-from swift.testing.subjects import conversations, write_jsonl, write_model
+from swift_testing.subjects import conversations, write_jsonl, write_model
 
 STEPS, RANKS, ROWS = 3, 2, 2
 ZERO = {

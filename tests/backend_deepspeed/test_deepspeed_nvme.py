@@ -9,7 +9,7 @@ import pytest
 from processes import on_processes, succeeded
 from tiny_runs import run_training
 
-from swift.testing.subjects import conversations, write_model
+from swift_testing.subjects import conversations, write_model
 
 STEPS = 3
 WIDE = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64, "num_hidden_layers": 2}

@@ -17,7 +17,7 @@ from tiny_runs import Trained, run_training
 from swift.config.sections import ModelSection, TunerSection
 from swift.models.quantize import is_quantised, quantized_build
 from swift.models.source import open_source
-from swift.testing.subjects import write_model
+from swift_testing.subjects import write_model
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
 pytestmark = pytest.mark.usefixtures("deepspeed_on_cpu")

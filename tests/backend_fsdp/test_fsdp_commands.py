@@ -8,7 +8,7 @@ import pytest
 from commands import SWIFT, noise, started, typed_on
 from tiny_runs import write_unreached
 
-from swift.testing.subjects import conversations, write_jsonl, write_model
+from swift_testing.subjects import conversations, write_jsonl, write_model
 
 
 @pytest.fixture

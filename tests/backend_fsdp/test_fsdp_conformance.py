@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kit_cases import ALL_CASES, HEADED_LORA, MIXED_IMAGES, NEGATIVES_LORA, VIT, all_of_text, chosen, more
 
-from swift.testing import BackendConformance, Layout
+from swift_testing import BackendConformance, Layout
 
 NO_DORA = frozenset({"dora"})
 

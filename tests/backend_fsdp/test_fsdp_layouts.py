@@ -11,7 +11,7 @@ from tiny_runs import conversations, run_training
 
 from swift.config.parse import config_from_mapping
 from swift.errors import ModelError, UnsupportedLayout
-from swift.testing.subjects import write_model
+from swift_testing.subjects import write_model
 
 ROWS = conversations(9)
 LORA = {"tuner.kind": "lora", "tuner.dropout": 0.0}

@@ -12,10 +12,10 @@ import psutil
 def train_and_save(folder: Path) -> None:
     """Runs on every process."""
     from swift.config.parse import config_from_mapping
-    from swift.testing.subjects import conversations
     from swift.train.loop import Loop
     from swift.train.prepare import open_job
     from swift_backend_megatron import megatron_runtime
+    from swift_testing.subjects import conversations
 
     settings = json.loads((folder / "settings.json").read_text())
     with open_job(config_from_mapping(settings), rows=conversations(13)) as job:

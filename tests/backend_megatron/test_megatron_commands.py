@@ -9,7 +9,7 @@ import megatron_imported  # noqa: F401
 import pytest
 from commands import forked, noise, typed_on
 
-from swift.testing.subjects import conversations, write_jsonl, write_model
+from swift_testing.subjects import conversations, write_jsonl, write_model
 
 PLAN = "--parallel_method megatron --tensor_parallel_size 2 --pipeline_parallel_size 2 --sequence_parallel_size 2"
 SCRIPT = """

@@ -9,11 +9,11 @@ import pytest
 from kit_cases import ALL_CASES, HEADED_LORA, IMAGES_LORA, OF_TEXT, OTHER_OPTIMIZER, VIT, all_of_text, chosen
 
 from swift.plugins.load import load_backend
-from swift.testing import BackendConformance, Layout
-from swift.testing.cases import BY_NAME
-from swift.testing.checks import Checks
-from swift.testing.subjects import Subject
-from swift.testing.trials import Trials
+from swift_testing import BackendConformance, Layout
+from swift_testing.cases import BY_NAME
+from swift_testing.checks import Checks
+from swift_testing.subjects import Subject
+from swift_testing.trials import Trials
 
 OVERLAP = {"backend.overlap": True}
 PLAIN = {"backend.use_distributed_optimizer": False}

@@ -12,9 +12,9 @@ from processes import on_processes, succeeded
 from tiny_runs import BASE, pairs
 
 from swift.config.parse import config_from_mapping
-from swift.testing.objectives import install_objectives
-from swift.testing.subjects import write_model
 from swift.train.prepare import open_job
+from swift_testing.objectives import install_objectives
+from swift_testing.subjects import write_model
 
 ROWS = pairs(12)
 PLANS: dict[str, dict[str, Any]] = {"tensors": {"parallel.tp": 2}, "stages": {"parallel.pp": 2, "parallel.vpp": 2}}

@@ -15,9 +15,9 @@ from tiny_runs import Trained, conversations, run_training
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from swift.testing.reference import samples_of
-from swift.testing.subjects import write_model
 from swift_backend_megatron.experts import mark_experts
+from swift_testing.reference import samples_of
+from swift_testing.subjects import write_model
 
 ROWS = conversations(8)
 BALANCED = {"backend.moe_aux_loss": 0.1, "backend.moe_z_loss": 0.01}

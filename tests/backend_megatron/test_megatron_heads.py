@@ -14,9 +14,9 @@ from processes import on_processes, succeeded
 from tiny_runs import BASE, conversations, run_training
 
 from swift.config.parse import config_from_mapping
-from swift.testing.objectives import install_objectives
-from swift.testing.subjects import write_model
 from swift.train.prepare import open_job
+from swift_testing.objectives import install_objectives
+from swift_testing.subjects import write_model
 
 ROWS = conversations(8)
 SCORES: dict[str, Any] = {

@@ -20,8 +20,8 @@ from swift.config.parse import config_from_mapping
 from swift.config.sections import Config, ParallelSection
 from swift.contracts import Run
 from swift.errors import ModelError, UnsupportedLayout
-from swift.testing.subjects import write_model
 from swift_backend_megatron.architectures import check_architecture
+from swift_testing.subjects import write_model
 
 ROWS = conversations(9)
 MEGATRON = {"backend.name": "megatron"}

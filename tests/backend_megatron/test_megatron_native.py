@@ -25,9 +25,9 @@ from swift.config.parse import config_from_mapping
 from swift.convert.run import convert_checkpoint
 from swift.convert.write import convert_to
 from swift.errors import CheckpointError
-from swift.testing.subjects import conversations, write_model
 from swift.train.prepare import open_job
 from swift_backend_megatron import megatron_runtime
+from swift_testing.subjects import conversations, write_model
 
 TIED = {"tie_word_embeddings": True}
 SAVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

@@ -20,7 +20,6 @@ from tiny_runs import conversations
 
 from swift.config.parse import config_from_mapping
 from swift.errors import UnsupportedLayout
-from swift.testing.subjects import SHAPE, write_model
 from swift.toolkit import auto_class, name_map
 from swift_backend_megatron import model as megatron_model
 from swift_backend_megatron import self_check as megatron_check
@@ -35,6 +34,7 @@ from swift_backend_megatron.architectures import (
 )
 from swift_backend_megatron.probe_model import HIDDEN, VOCABULARY, WIDTH, WINDOW, probe_config
 from swift_backend_megatron.self_check import excess_of, self_check
+from swift_testing.subjects import SHAPE, write_model
 
 Shape = tuple[str, Mapping[str, Any]]
 """Of a model: its architecture, and what its configuration has beside the kit's."""

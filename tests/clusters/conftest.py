@@ -24,7 +24,7 @@ PLACE = Path(sys.prefix) / "clusters" / "bin"
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, and conversations beside it."""
-    from swift.testing.subjects import conversations, write_jsonl, write_model
+    from swift_testing.subjects import conversations, write_jsonl, write_model
 
     folder = tmp_path_factory.mktemp("models")
     write_jsonl(folder / "data.jsonl", conversations(16))

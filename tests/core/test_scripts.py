@@ -11,7 +11,7 @@ import pytest
 
 from swift import Swift, TrainerConfig, UnsupportedLayout
 from swift.script import reworded
-from swift.testing.subjects import conversations, write_jsonl, write_model
+from swift_testing.subjects import conversations, write_jsonl, write_model
 
 SCRIPT = """
 from swift import Swift, TrainerConfig

@@ -12,7 +12,7 @@ from pages import DOCS, Command, blocks, commands
 from reader import Reader
 
 from swift.cli.main import run
-from swift.demo.model import write_model
+from swift_demo.model import write_model
 
 PAGE = DOCS / "how-to" / "commands-from-articles.md"
 LAUNCHER = "deepspeed --num_gpus=8 train.py "

@@ -11,7 +11,7 @@ from kit_cases import WHOLE_KIT
 from pages import DOCS, Command, blocks, commands
 from reader import Reader
 
-from swift.demo.model import write_model
+from swift_demo.model import write_model
 
 pytestmark = pytest.mark.skipif(not WHOLE_KIT, reason="takes minutes: make conformance")
 

@@ -11,7 +11,7 @@ import pytest
 from pages import DOCS, blocks, commands, missing
 from reader import Reader
 
-from swift.demo.model import write_model
+from swift_demo.model import write_model
 
 PAGES = (
     "how-to/write-an-observer.md",

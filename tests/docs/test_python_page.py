@@ -12,7 +12,7 @@ PARTS = """
 import json
 from pathlib import Path
 
-from swift.demo.model import write_model
+from swift_demo.model import write_model
 
 write_model(Path("tiny"), hidden=32, layers=1)
 with open("alphabet.jsonl", "w") as file:

@@ -13,7 +13,7 @@ from commands import SWIFT, Run, started
 from pages import DOCS, Command, blocks, commands, missing
 from reader import Reader
 
-from swift.testing.crew import free_port
+from swift_testing.crew import free_port
 
 FIRST_MODEL = DOCS / "tutorial" / "first-model.md"
 TO_PIPELINE = DOCS / "tutorial" / "prototype-to-pipeline.md"

@@ -9,9 +9,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from swift.testing import Layout
-from swift.testing.cases import BY_NAME
-from swift.testing.subjects import Subject
+from swift_testing import Layout
+from swift_testing.cases import BY_NAME
+from swift_testing.subjects import Subject
 
 WHOLE = bool(os.environ.get("SWIFT_WHOLE_MATRIX"))
 """Every ordered pair, as `make matrix` asks for; otherwise each place writes and reads once."""

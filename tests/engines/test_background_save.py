@@ -15,11 +15,11 @@ from tiers import tiered
 from swift.checkpoint import host_copies, open_checkpoint
 from swift.checkpoint.save import PendingSave
 from swift.config.parse import config_from_mapping
-from swift.testing import Layout, crew
-from swift.testing.cases import CHATS
-from swift.testing.subjects import Subject, shared_model
 from swift.train.loop import Loop
 from swift.train.prepare import open_job
+from swift_testing import Layout, crew
+from swift_testing.cases import CHATS
+from swift_testing.subjects import Subject, shared_model
 
 PLACES = (
     Place("torch", TORCH, Layout(1)),

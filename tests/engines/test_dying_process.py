@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import noise, sabotage, sft, started
 
-from swift.testing.subjects import conversations, write_jsonl, write_model
+from swift_testing.subjects import conversations, write_jsonl, write_model
 
 ENGINES = {
     "fsdp": ("--backend", "fsdp", "--train_type", "full"),

@@ -11,7 +11,7 @@ import pytest
 from processes import on_processes, succeeded
 from tiny_runs import Trained, run_training
 
-from swift.testing.subjects import write_model
+from swift_testing.subjects import write_model
 
 ROWS = [
     {"query": f"find {number}", "pos": [f"here is {number}"], "neg": [f"not {number + 1}"] * (number % 2)}

@@ -18,11 +18,11 @@ from places import DENSE, PLACES, Engine, Pair, Place, pairs
 from tiers import selected, tiered
 
 from swift.checkpoint.manifest import installed_versions
-from swift.testing.cases import BY_NAME, FP32, STEPS
-from swift.testing.crew import Job, succeeded
-from swift.testing.subjects import Subject
-from swift.testing.trial import Outcome
-from swift.testing.trials import KILLED_AT, Trials
+from swift_testing.cases import BY_NAME, FP32, STEPS
+from swift_testing.crew import Job, succeeded
+from swift_testing.subjects import Subject
+from swift_testing.trial import Outcome
+from swift_testing.trials import KILLED_AT, Trials
 
 PAIRS = list(pairs())
 QUICK = [pair for pair in PAIRS if pair.case == "clipped" and pair.subject is DENSE and pair.wrote in PLACES[1:4]]

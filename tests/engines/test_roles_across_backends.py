@@ -16,13 +16,13 @@ from swift.checkpoint.names import owner_of
 from swift.config.sections import ExportSection
 from swift.export.run import export_checkpoint
 from swift.models.files import SafetensorsFolder
-from swift.testing import Layout
-from swift.testing.cases import BY_NAME, FP32, SAVED_AT, STEPS
-from swift.testing.checks import near
-from swift.testing.crew import succeeded
-from swift.testing.roles import CRITIC, train_both
-from swift.testing.subjects import Subject
-from swift.testing.trials import Trials
+from swift_testing import Layout
+from swift_testing.cases import BY_NAME, FP32, SAVED_AT, STEPS
+from swift_testing.checks import near
+from swift_testing.crew import succeeded
+from swift_testing.roles import CRITIC, train_both
+from swift_testing.subjects import Subject
+from swift_testing.trials import Trials
 
 CASE = BY_NAME["clipped"]
 SUBJECT = Subject(blocks=2)

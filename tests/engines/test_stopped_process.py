@@ -14,11 +14,11 @@ from places import DEEPSPEED, FSDP, MEGATRON, TORCH, Engine, Place
 from tiers import tiered
 
 from swift.config.parse import config_from_mapping
-from swift.testing import Layout, crew
-from swift.testing.cases import CHATS
-from swift.testing.subjects import Subject, shared_model
 from swift.train.loop import Loop
 from swift.train.prepare import open_job
+from swift_testing import Layout, crew
+from swift_testing.cases import CHATS
+from swift_testing.subjects import Subject, shared_model
 
 PLACES = (
     Place("torch", TORCH, Layout(2)),

@@ -14,7 +14,7 @@ import psutil
 from commands import SWIFT, Run, started
 from imported import interpreter
 
-from swift.testing.crew import free_port
+from swift_testing.crew import free_port
 
 ENVIRONMENT = {"VLLM_PLUGINS": "", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 ENGINE_WORKS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

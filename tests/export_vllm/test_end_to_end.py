@@ -27,9 +27,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift.cli.main import run as swift
 from swift.config.parse import parse
-from swift.demo.model import write_model
-from swift.demo.task import write_data
 from swift.train.loop import train
+from swift_demo.model import write_model
+from swift_demo.task import write_data
 
 pytestmark = pytest.mark.usefixtures("imported")
 

@@ -23,8 +23,11 @@ from swift.cli.main import run
 from swift.config.parse import config_from_mapping
 from swift.contracts import InferenceEngine, Sampling
 from swift.errors import UsageError
-from swift.testing.crew import run_jobs, succeeded
-from swift.testing.engine_checks import (
+from swift.train.loop import Loop
+from swift.train.prepare import open_job
+from swift_infer import open_engine
+from swift_testing.crew import run_jobs, succeeded
+from swift_testing.engine_checks import (
     CHECKS,
     NARROW,
     Check,
@@ -32,11 +35,8 @@ from swift.testing.engine_checks import (
     log_probabilities_are_the_model_s_own,
     sampled_log_probabilities_are_those_of_transformers,
 )
-from swift.testing.engine_conformance import request_of
-from swift.testing.subjects import write_jsonl, write_model
-from swift.train.loop import Loop
-from swift.train.prepare import open_job
-from swift_infer import open_engine
+from swift_testing.engine_conformance import request_of
+from swift_testing.subjects import write_jsonl, write_model
 
 ANSWERS = {"colour?": "blue", "number?": "forty-two", "animal?": "otter", "a longer question?": "a dog"}
 ROWS = [{"query": question, "response": answer} for question, answer in ANSWERS.items()]

@@ -18,9 +18,9 @@ from trained_demo import Trained
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift.config.sections import ExportOptions
-from swift.demo.task import question
 from swift.errors import DataError, ExportError, UsageError
 from swift.export.run import export_checkpoint
+from swift_demo.task import question
 from swift_export_vllm.quantise.schemes import SCHEMES
 
 torch.set_num_threads(1)

@@ -55,7 +55,7 @@ def measured(few: str, many: str, data: str, out: str, answer: Any) -> None:
 
 def peaks_of(folder: Path, few: Path, many: Path) -> tuple[int, int]:
     """Most memory that quantising the one and the other takes."""
-    from swift.demo.task import write_data
+    from swift_demo.task import write_data
 
     data, _ = write_data(folder)
     context = get_context("spawn")
@@ -70,7 +70,7 @@ def peaks_of(folder: Path, few: Path, many: Path) -> tuple[int, int]:
 @pytest.mark.rare
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")
 def test_memory_does_not_grow_with_the_number_of_blocks(tmp_path: Path) -> None:
-    from swift.demo.model import write_model
+    from swift_demo.model import write_model
 
     models = [write_model(tmp_path / str(layers), hidden=WIDTH, layers=layers) for layers in (FEW, MANY)]
     small, large = ((model / "model.safetensors").stat().st_size for model in models)

@@ -24,10 +24,10 @@ from tiny_runs import Trained, run_training, write_model
 
 from swift.contracts import Sampling
 from swift.errors import SwiftError
-from swift.testing.crew import free_port, run_jobs, succeeded
 from swift_export_vllm import rollout, weights_folder
 from swift_infer import OpenAiServer, open_engine
 from swift_rl.rounds.files import read_round
+from swift_testing.crew import free_port, run_jobs, succeeded
 
 ROWS = [{"messages": [{"role": "user", "content": f"Say {word}."}]} for word in "abcdefghijkl"]
 ROUNDS = 2

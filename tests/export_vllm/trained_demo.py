@@ -19,10 +19,10 @@ def train_demo(folder: Path) -> Trained:
     """Trained for as long as its answers take to become right."""
     from swift.config.parse import parse
     from swift.config.sections import ExportSection
-    from swift.demo.model import write_model
-    from swift.demo.task import write_data
     from swift.export.run import export_checkpoint
     from swift.train.loop import train
+    from swift_demo.model import write_model
+    from swift_demo.task import write_data
 
     model = write_model(folder / "model", hidden=128)
     data, _ = write_data(folder)

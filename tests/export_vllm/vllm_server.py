@@ -13,8 +13,8 @@ from pathlib import Path
 from imported import interpreter
 
 from swift.errors import ModelError
-from swift.testing.crew import free_port
 from swift_infer import OpenAiServer
+from swift_testing.crew import free_port
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

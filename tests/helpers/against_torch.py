@@ -13,7 +13,7 @@ import pytest
 from processes import on_processes, succeeded
 from tiny_runs import Trained, conversations, run_training
 
-from swift.testing.subjects import write_model
+from swift_testing.subjects import write_model
 
 ROWS = conversations(13)
 COMMON = {"train.global_batch": 8, "train.micro_batch": 4, "train.max_steps": 4, "optim.eps": 1e-6}

@@ -64,7 +64,7 @@ def forked(
     processes: int, program: Callable[[], object], folder: Path, environment: Mapping[str, str] | None = None
 ) -> Ended:
     """Runs a function as `typed_on` runs a command; its answer is the exit code where it is a number."""
-    from swift.testing.crew import free_port
+    from swift_testing.crew import free_port
 
     shared = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
     shared |= {"MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}

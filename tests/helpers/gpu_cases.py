@@ -60,7 +60,7 @@ CASES = (
         "compiled blocks against the same without",
         (*FULL, *BF16, "--train.compile", "true"),
         (*FULL, *BF16),
-        "tests/core/testing/test_torch_conformance.py",
+        "tests/testing/test_torch_conformance.py",
         only_gpu=("--train.compile", "true"),
     ),
     Case(

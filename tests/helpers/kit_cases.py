@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 
-from swift.testing import CASES, Layout
-from swift.testing.cases import LORA_DROPOUT
 from swift_rl import testing as online
+from swift_testing import CASES, Layout
+from swift_testing.cases import LORA_DROPOUT
 
 ALL_CASES = (*CASES, *online.CASES)
 """With those of online learning."""

@@ -27,8 +27,8 @@ from swift.config.sections import DataSection
 from swift.data.corpus import corpus_of
 from swift.data.encode import SampleEncoder
 from swift.data.encode_corpus import Chunk, encode_rows
-from swift.demo.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from swift.errors import SwiftError
+from swift_testing.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 
 Row = dict[str, Any]
 

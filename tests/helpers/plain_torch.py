@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_cosine_schedule_with_warmup
 
-from swift.testing import reference
-from swift.testing.reference import Tokens, response_logp
+from swift_testing import reference
+from swift_testing.reference import Tokens, response_logp
 
 __all__ = [
     "PlainTrainer",

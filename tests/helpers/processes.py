@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from swift.testing.crew import run_jobs, succeeded
+from swift_testing.crew import run_jobs, succeeded
 
 __all__ = ["on_processes", "succeeded"]
 

@@ -36,7 +36,7 @@ from swift.data.samples import Encoded
 from swift.errors import ModelError
 from swift.models.attention import choose_attention
 from swift.models.media import ProcessorReader
-from swift.models.media_processor import MediaProcessor, for_images_alone
+from swift.models.media_processor import MediaProcessor, without_video_processor
 from swift.models.view import ViewModule
 
 PINS = [[56, 112], [112, 56], [112, 112]]
@@ -196,7 +196,7 @@ def _llava_onevision() -> Parts:
         video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
     )  # fmt: skip
     images = transformers.LlavaOnevisionImageProcessorPil(size=_SIDE, image_grid_pinpoints=PINS)
-    processor = for_images_alone(transformers.LlavaOnevisionProcessor)(
+    processor = without_video_processor(transformers.LlavaOnevisionProcessor)(
         images, tokenizer, num_image_tokens=16, vision_aspect_ratio="anyres_max_9",
         chat_template=chat_template("<image>"), **_FULL,
     )  # fmt: skip
@@ -220,7 +220,7 @@ def _internvl() -> Parts:
         image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
     )  # fmt: skip
     images = transformers.GotOcr2ImageProcessorPil(size=_SIDE, crop_to_patches=True, max_patches=4)
-    processor = for_images_alone(transformers.InternVLProcessor)(
+    processor = without_video_processor(transformers.InternVLProcessor)(
         images, tokenizer, image_seq_length=4, chat_template=chat_template("<IMG_CONTEXT>\n")
     )
     return config, transformers.InternVLForConditionalGeneration, processor
@@ -288,7 +288,7 @@ def _glm4v() -> Parts:
         patch_size=14, size={"shortest_edge": 28 * 28, "longest_edge": 2 * 112 * 112}
     )
     template = chat_template("<|begin_of_image|><|image|><|end_of_image|>")
-    processor = for_images_alone(transformers.Glm4vProcessor)(images, tokenizer, chat_template=template)
+    processor = without_video_processor(transformers.Glm4vProcessor)(images, tokenizer, chat_template=template)
     return config, transformers.Glm4vForConditionalGeneration, processor
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from swift.models.media_processor import for_images_alone
+from swift.models.media_processor import without_video_processor
 
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _QWEN = {
@@ -111,7 +111,7 @@ def _processor(kind: str) -> Any:
             chat_template=chat_template("", "<|audio_bos|><|AUDIO|><|audio_eos|>"),
         )
     if kind == OMNI:
-        return for_images_alone(transformers.Qwen2_5OmniProcessor)(
+        return without_video_processor(transformers.Qwen2_5OmniProcessor)(
             _images_of_qwen(),
             feature_extractor=transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=4),
             tokenizer=tokenizer_with(tuple(_OMNI.values()), _OMNI),

@@ -12,8 +12,8 @@ import torch
 
 from swift.config.parse import config_from_mapping
 from swift.contracts import RunSummary
-from swift.testing.subjects import conversations, pairs, verdicts, write_jsonl, write_model
 from swift.train.loop import train
+from swift_testing.subjects import conversations, pairs, verdicts, write_jsonl, write_model
 
 __all__ = [
     "BASE",

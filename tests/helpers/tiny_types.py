@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.dbrx.configuration_dbrx import DbrxAttentionConfig, DbrxFFNConfig
 
-from swift.demo.tokenizer import byte_tokenizer
+from swift_testing.tokenizer import byte_tokenizer
 
 LAYERS = 4
 WINDOW, CHUNK, TOP_K = 12, 16, 16

@@ -27,7 +27,7 @@ from swift.config.parse import config_from_mapping
 from swift.errors import PluginError, SwiftError
 from swift.models.peft_targets import named_modules_kept
 from swift.models.tuners import initial_adapter
-from swift.testing.crew import Lost, run_jobs
+from swift_testing.crew import Lost, run_jobs
 
 ROWS = conversations(8, seed=3, lengths=[2, 11, 23, 31, 36, 49, 57, 64])
 STEPS = 2

@@ -247,7 +247,7 @@ def test_text_only_engine_gets_no_images() -> None:
 
 
 def test_text_model_refuses_image(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from swift.demo.model import write_model
+    from swift_demo.model import write_model
 
     write_model(tmp_path / "model")
     assert swift(["infer", str(tmp_path / "model"), "--prompt", "What?", "--image", str(folder / "0.png")]) == 2

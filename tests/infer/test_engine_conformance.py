@@ -9,8 +9,8 @@ import pytest
 
 from swift.cli.main import run
 from swift.contracts import Sampling
-from swift.testing import EngineConformance
 from swift_infer.chat_engine import end_tokens
+from swift_testing import EngineConformance
 
 
 class TestTransformers(EngineConformance):

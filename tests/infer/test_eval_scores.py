@@ -14,7 +14,7 @@ from commands import typed
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from swift.models.sentence_files import write_prompts, write_sentence_files
-from swift.testing.subjects import write_jsonl, write_model
+from swift_testing.subjects import write_jsonl, write_model
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from tiny_runs import write_jsonl
 
 from swift.cli.main import run
 from swift.contracts import Sampling
-from swift.testing.subjects import write_model
 from swift_infer.questions import Question
 from swift_infer.resume_file import ResumeFile
+from swift_testing.subjects import write_model
 
 ROWS = [{"id": number, "query": f"question {number}" + "?" * (number % 5), "tag": None} for number in range(12)]
 

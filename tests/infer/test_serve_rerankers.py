@@ -15,11 +15,11 @@ from swift.checkpoint.weights_location import WeightsLocation
 from swift.config.sections import DataSection, ModelSection
 from swift.errors import ModelError, UsageError
 from swift.export.objective import add_files_of_objective
-from swift.testing.subjects import write_model
 from swift_infer.serving.options import ServeOptions
 from swift_infer.serving.request import serve_request
 from swift_infer.serving.reranker import yes_no_question
 from swift_infer.yes_no import YesNo
+from swift_testing.subjects import write_model
 
 RERANKER = "generative_reranker"
 OBJECTIVE = {

@@ -16,8 +16,8 @@ from tiny_runs import write_jsonl
 
 from swift.cli.main import run
 from swift.errors import SwiftError
-from swift.testing.crew import free_port
 from swift_infer import OpenAiServer, at_once
+from swift_testing.crew import free_port
 
 
 class Strange(BaseHTTPRequestHandler):

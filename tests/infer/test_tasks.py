@@ -13,7 +13,7 @@ import pytest
 from tiny_runs import write_jsonl
 
 from swift.cli.main import run
-from swift.testing.subjects import write_model
+from swift_testing.subjects import write_model
 
 CHOICE = """
 task: tiny_choice

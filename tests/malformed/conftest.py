@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model and a good data set; cases get copies."""
-    from swift.testing.subjects import conversations, write_jsonl, write_model  # imports torch
+    from swift_testing.subjects import conversations, write_jsonl, write_model  # imports torch
 
     folder = tmp_path_factory.mktemp("template")
     write_model(folder / "model")

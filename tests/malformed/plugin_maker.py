@@ -45,8 +45,8 @@ from swift.contracts.planner import ChosenPlan, ExpectedMemory
 GOOD = {
     "backend": "from swift.backends.torch.plugin import DataParallelBackend as Base",
     "objective": "from swift.objectives.likelihood import Sft as Base",
-    "optimizer": "from swift.testing.third_party import Momentum as Base",
-    "tuner": "from swift.testing.third_party import EverySecond as Base",
+    "optimizer": "from swift_testing.third_party import Momentum as Base",
+    "tuner": "from swift_testing.third_party import EverySecond as Base",
     "exporter": "from swift.export.plugins import HuggingFaceExporter as Base",
     "observer": """
         class Base:

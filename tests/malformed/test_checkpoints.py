@@ -324,7 +324,7 @@ TENSORS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 def _other_model(folder: Path) -> None:
-    from swift.testing.subjects import write_model
+    from swift_testing.subjects import write_model
 
     shutil.rmtree(folder / "model")
     write_model(folder / "model", hidden_size=32, num_hidden_layers=1)

@@ -10,9 +10,9 @@ from encode_row import encode_row, encoder_of
 
 from swift.config.sections import DataSection
 from swift.data.pipeline import PreparedData, prepare_data
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError
 from swift_objectives.encodings.embedding import EmbeddingEncoding
+from swift_testing.tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 QUERY, GOOD, BAD = "a question", "the answer", "nonsense"

@@ -11,9 +11,9 @@ import pytest
 from swift.config.sections import DataSection
 from swift.data.batch import collate
 from swift.data.pipeline import Prepared, prepare_data
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError
 from swift_objectives.encodings.classification import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ClassificationEncoding
+from swift_testing.tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 

@@ -13,9 +13,9 @@ from swift.data.conversation import Unusable
 from swift.data.pipeline import prepare_data
 from swift.data.samples import Segment
 from swift.data.store import SampleSet
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError, ModelError
 from swift_objectives.encodings.reranker import Documents, GenerativeRerankerEncoding, RerankerEncoding
+from swift_testing.tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 

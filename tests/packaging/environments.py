@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import wheels
-from lone_environment import lone_environment
+from lone_environment import declared, lone_environment
+
+from swift.plugins.known import PACKAGES
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +24,8 @@ def alone(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return core_environment(built, tmp_path_factory.mktemp("alone"))
 
 
-def core_environment(built: Path, environment: Path) -> Path:
-    (wheel,) = built.glob("swift_core-*.whl")
-    return lone_environment([wheel], environment)
+def core_environment(built: Path, environment: Path, *extras: str) -> Path:
+    """Install swift-core's wheel with extras, those of the packages that they need included."""
+    packages = declared("swift-core", extras) & PACKAGES
+    files = [wheel for name in packages for wheel in built.glob(f"{name.replace('-', '_')}-*.whl")]
+    return lone_environment(files, environment, extras)

@@ -1,20 +1,19 @@
-"""The example of a third party's backend: built, installed beside core's wheel alone, found, used, and certified."""
+"""The example of a third party's backend: built, installed beside core and the kit, found, used, and certified."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from importlib import metadata
 from pathlib import Path
 
 import import_rules
 import pytest
 import wheels
 from environments import core_environment
-from lone_environment import declared, install, link
+from lone_environment import install
 
-from swift.testing.subjects import conversations, write_jsonl, write_model
+from swift_testing.subjects import conversations, write_jsonl, write_model
 
 EXAMPLE = import_rules.ROOT / "examples" / "third-party-backend"
 GAME = import_rules.ROOT / "examples" / "third-party-environment"
@@ -23,11 +22,8 @@ PAGE = import_rules.ROOT / "docs" / "plugins" / "write-a-backend.md"
 
 @pytest.fixture(scope="module")
 def environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """swift-core from its wheel, what its kit needs, and the example and an environment from theirs."""
-    environment = core_environment(built, tmp_path_factory.mktemp("third-party"))
-    (packages,) = environment.glob("lib/python*/site-packages")
-    for distribution in declared("pytest") | declared("pillow"):
-        link(metadata.distribution(distribution), packages)
+    """swift-core and the conformance kit from their wheels, and the example and an environment from theirs."""
+    environment = core_environment(built, tmp_path_factory.mktemp("third-party"), "testing")
     for source in (EXAMPLE, GAME):
         wheels.build(source, environment)
     for wheel in environment.glob("swift_*.whl"):

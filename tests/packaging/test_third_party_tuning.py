@@ -14,7 +14,7 @@ from environments import core_environment
 from lone_environment import install
 from safetensors.torch import load_file
 
-from swift.testing.subjects import conversations, write_jsonl, write_model
+from swift_testing.subjects import conversations, write_jsonl, write_model
 
 ROOT = import_rules.ROOT
 EXAMPLES = {

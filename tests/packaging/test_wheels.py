@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import zipfile
@@ -15,7 +16,8 @@ PACKAGES = import_rules.ROOT / "packages"
 
 def swift(environment: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(environment / "bin" / "swift"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=environment)
+    alone = {**os.environ, "PYTHONPATH": ""}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=environment, env=alone)
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES.iterdir()), ids=lambda package: package.name)
@@ -45,6 +47,14 @@ def test_core_alone_names_megatron_install(alone: Path) -> None:
     assert 'pip install "swift-core[megatron]"' in asked.stdout + asked.stderr
     assert "Traceback" not in asked.stderr
     assert not (alone / "output").exists()
+
+
+def test_core_alone_names_kit_and_demo_install(alone: Path) -> None:
+    for arguments, extra in ((("plugins", "--try", "torch"), "testing"), (("demo",), "demo")):
+        asked = swift(alone, *arguments)
+        assert asked.returncode in (2, 3)
+        assert f'pip install "swift-core[{extra}]"' in asked.stdout + asked.stderr
+        assert "Traceback" not in asked.stderr
 
 
 def test_every_entry_point_of_core_alone_can_be_loaded(alone: Path) -> None:

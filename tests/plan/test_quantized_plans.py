@@ -18,11 +18,11 @@ from swift.models.build import build_view, decoder_blocks
 from swift.models.quantize import is_quantised
 from swift.models.source import open_source
 from swift.planning import PlannedBackend, model_config, planned_backends
-from swift.testing.subjects import write_model
 from swift_plan.memory import Activations, StagesOf
 from swift_plan.shape import ModelShape, shape_of
 from swift_plan.tracing import Trace
 from swift_plan.workload import TrainedCount, Workload
+from swift_testing.subjects import write_model
 
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 DENSE_FIRST = {**MIXTURE, "mlp_only_layers": [0]}

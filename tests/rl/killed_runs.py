@@ -9,10 +9,10 @@ from typing import Any
 
 from processes import on_processes
 
-from swift.testing.crew import Lost
 from swift_rl.rounds import schedule as plan_module
 from swift_rl.rounds.files import RolloutLog
 from swift_rl.rounds.scoring import RewardScorer
+from swift_testing.crew import Lost
 
 PHASES: dict[str, tuple[object, str, int, bool]] = {
     "drawing": (RolloutLog, "add", 21, False),

@@ -11,8 +11,8 @@ from commands import typed
 from kit_cases import WHOLE_KIT
 
 from swift.cli import demo_online
-from swift.demo.model import write_model
-from swift.demo.tokenizer import byte_tokenizer
+from swift_demo.model import write_model
+from swift_testing.tokenizer import byte_tokenizer
 
 pytestmark = pytest.mark.skipif(not WHOLE_KIT, reason="takes minutes: make conformance")
 

@@ -9,7 +9,7 @@ import pytest
 from tiers import tiered
 from tiny_runs import run_training
 
-from swift.demo.model import write_model
+from swift_demo.model import write_model
 from swift_rl.rounds.files import read_round
 
 TOKEN = 64

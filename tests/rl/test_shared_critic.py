@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM
 from swift.checkpoint import open_checkpoint
 from swift.errors import SwiftError
 from swift.models.files import SafetensorsFolder
-from swift.testing import Layout
-from swift.testing.checks import near
-from swift.testing.trials import Trials
 from swift_rl.testing import CASES
+from swift_testing import Layout
+from swift_testing.checks import near
+from swift_testing.trials import Trials
 
 SHARED = {"objective.critic": "shared", "objective.vf_coef": 0.5, "optim.warmup_steps": 0}
 HEAD = "model.value_head.weight"

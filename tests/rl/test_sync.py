@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swift.contracts import Completion, Sampling, Score, WeightStream
-from swift.testing.subjects import write_model
 from swift_infer import open_engine
 from swift_rl.mismatch import mismatch
 from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 from swift_rl.sync import Probe, ProbeResult, SyncError, VerifiedEngine, checksum
+from swift_testing.subjects import write_model
 
 TEXTS = [[5, 9, 11, 40, 41], [7, 7, 3, 200, 1, 2, 90]]
 FIRST, SECOND = "model.layers.1.self_attn.k_proj.weight", "model.layers.1.self_attn.v_proj.weight"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from swift.cli.main import run
-from swift.testing.subjects import conversations, write_jsonl, write_model
+from swift_testing.subjects import conversations, write_jsonl, write_model
 
 TRACKERS = ("wandb", "swanlab", "mlflow", "trackio", "aim")
 PYTHON = Path(sys.prefix) / "trackers" / "bin" / "python"

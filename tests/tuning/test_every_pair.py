@@ -30,7 +30,7 @@ from swift.config.parse import config_from_mapping
 from swift.config.sections import ExportSection
 from swift.errors import ConfigError, UnsupportedLayout
 from swift.export.run import export_checkpoint
-from swift.testing.crew import Lost
+from swift_testing.crew import Lost
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "tuning-pairs.json"
 RESULTS = os.environ.get("SWIFT_PAIRS_RESULTS")

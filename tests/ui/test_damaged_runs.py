@@ -14,13 +14,13 @@ from commands import typed
 from run_folders import add_lines, line_of, summary_of, write_run
 
 from swift.errors import SwiftError
-from swift.runs import holder_of
 from swift.untrusted import time_limit
 from swift_ui.acting.jobs import JOBS_FOLDER, JobStore
 from swift_ui.acting.runs import RunActions
 from swift_ui.acting.sessions import view_of
 from swift_ui.looking import lines as of_lines
 from swift_ui.looking.events import RunEvents
+from swift_ui.looking.holder import holder_of
 from swift_ui.looking.lines import RunLines
 from swift_ui.looking.state import StateReader
 

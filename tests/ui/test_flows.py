@@ -20,7 +20,7 @@ from browsing import PATIENCE, Dashboard, fill, launch, opened_browser, reaches,
 from commands import typed
 from run_folders import add_lines, line_of, write_run
 
-from swift.demo.task import completion, question
+from swift_demo.task import completion, question
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -38,7 +38,7 @@ def settings(name: str, **more: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    from swift.demo.model import write_model
+    from swift_demo.model import write_model
 
     folder = tmp_path_factory.mktemp("dashboard")
     write_model(folder / "tiny", hidden=32, layers=1)
@@ -269,7 +269,7 @@ def test_checkpoint_is_served_from_page_and_stopped(dashboard: Dashboard, page: 
 def test_vision_model_reads_image(dashboard: Dashboard, page: Page) -> None:
     from PIL import Image
 
-    from swift.demo.vision_model import write_vision_model
+    from swift_demo.vision_model import write_vision_model
 
     write_vision_model(dashboard.folder / "sees", hidden=32, seed=3, spread=0.4)
     Image.linear_gradient("L").resize((56, 56)).convert("RGB").save(dashboard.folder / "seen.png")

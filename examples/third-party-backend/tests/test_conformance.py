@@ -1,6 +1,6 @@
 """Whether the backend is right: the conformance kit, on two and on four processes."""
 
-from swift.testing import BackendConformance, Layout
+from swift_testing import BackendConformance, Layout
 
 
 class TestZeroRedundancy(BackendConformance):

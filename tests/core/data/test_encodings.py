@@ -23,8 +23,8 @@ from swift.data.encodings import EncodedRow
 from swift.data.pipeline import PreparedData, cache_key, prepare_data
 from swift.data.preview import preview
 from swift.data.samples import Encoded
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError, PluginError
+from swift_testing.tokenizer import byte_tokenizer
 
 ROWS: list[dict[str, Any]] = [
     {"text": f"text {index}", "label": index % 3, "source": "made up", **({"difficulty": 0.5} if index % 2 else {})}

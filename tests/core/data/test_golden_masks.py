@@ -12,7 +12,7 @@ import pytest
 from encode_row import encode_row, encoder_of
 from named_encodings import encoding_of
 
-from swift.demo.tokenizer import CHAT_TEMPLATE
+from swift_testing.tokenizer import CHAT_TEMPLATE
 
 GOLDEN = Path(__file__).parent / "golden" / "masks.npz.xz"
 

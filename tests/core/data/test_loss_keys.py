@@ -21,9 +21,9 @@ from swift.data.pipeline import PreparedData, prepare_data
 from swift.data.report import DataReport
 from swift.data.samples import Encoded
 from swift.data.schedules import BatchLayout, EpochSchedule
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError
 from swift.objectives.likelihood import LikelihoodOptions, Sft
+from swift_testing.tokenizer import byte_tokenizer
 
 THINKS = (
     "{% set ns = namespace(last=0) %}"

@@ -11,8 +11,8 @@ from encode_row import encode_row, encoder_of, learned_runs
 
 from swift.data.conversation import Unusable
 from swift.data.samples import Encoded, Segment
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import ConfigError, DataError, ModelError
+from swift_testing.tokenizer import byte_tokenizer
 
 
 def tokenizer_with(template: str | None) -> Any:

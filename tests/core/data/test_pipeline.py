@@ -18,8 +18,8 @@ from swift.data.encode import SampleEncoder
 from swift.data.pipeline import DataPreparation, Prepared, PreparedData, prepare_data
 from swift.data.samples import Encoded
 from swift.data.store import ReferencedSamples
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import ConfigError, DataError, UsageError
+from swift_testing.tokenizer import byte_tokenizer
 
 GOOD = [{"prompt": f"question {i}", "completion": "x" * (i % 7 + 1), "id": i} for i in range(20)]
 BAD: list[dict[str, Any]] = [

@@ -10,7 +10,7 @@ from named_encodings import encoding_of
 from rich.console import Console
 
 from swift.data.preview import preview
-from swift.demo.tokenizer import byte_tokenizer
+from swift_testing.tokenizer import byte_tokenizer
 
 
 def shown(row: dict[str, Any], encoding: str) -> str:

@@ -17,8 +17,8 @@ from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
 from swift.data.pipeline import Prepared, prepare_data
 from swift.data.shards import Shard, build_shard, join_shards
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError
+from swift_testing.tokenizer import byte_tokenizer
 
 ROWS = [{"prompt": f"question {i}", "completion": "x" * (i % 7 + 1)} for i in range(20)]
 

@@ -19,8 +19,8 @@ from swift.data.encode import SampleEncoder
 from swift.data.pipeline import Prepared, prepare_data
 from swift.data.shards import Shard, build_shard, join_shards
 from swift.data.store import SampleSet
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import ConfigError, DataError, UsageError
+from swift_testing.tokenizer import byte_tokenizer
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": f"question {i}", "completion": "x" * (i % 7), "rejected_response": "y" * (i % 5 + 1), "margin": i / 4}

@@ -15,8 +15,8 @@ from swift.config.sections import DataSection
 from swift.data.pipeline import prepare_data
 from swift.data.samples import SampleFacts
 from swift.data.schedules import BatchLayout, StreamingSchedule
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import ConfigError, DataError
+from swift_testing.tokenizer import byte_tokenizer
 
 
 class TokenMean:

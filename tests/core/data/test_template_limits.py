@@ -16,9 +16,9 @@ from swift.data import encode_corpus as tokenise
 from swift.data import rendering
 from swift.data.pipeline import prepare_data
 from swift.data.rendering import render_chat
-from swift.demo.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from swift.errors import DataError
 from swift.untrusted import time_limit
+from swift_testing.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 
 AT_BOOM = "{% if messages[0].content == 'boom' %}BODY{% endif %}" + CHAT_TEMPLATE
 LOOP = (

@@ -15,8 +15,8 @@ from swift.config.sections import DataSection
 from swift.data import encode_corpus as tokenise
 from swift.data.encode import SampleEncoder
 from swift.data.pipeline import prepare_data
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError
+from swift_testing.tokenizer import byte_tokenizer
 
 pytestmark = pytest.mark.full
 
@@ -25,7 +25,7 @@ import json, resource, sys
 from pathlib import Path
 from swift.config.sections import DataSection
 from swift.data.pipeline import prepare_data
-from swift.demo.tokenizer import byte_tokenizer
+from swift_testing.tokenizer import byte_tokenizer
 section = DataSection(train=(sys.argv[1],), cache=Path(sys.argv[2]), workers=2)
 prepare_data(section, byte_tokenizer(), encoding="chat", seed=0, say=lambda line: None)
 peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -8,7 +8,7 @@ import mask_cases
 import pytest
 
 from swift.data.rendering import Renderer
-from swift.demo.tokenizer import byte_tokenizer
+from swift_testing.tokenizer import byte_tokenizer
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},

@@ -23,8 +23,8 @@ from swift.export.plugins import HuggingFaceExporter
 from swift.export.run import export_checkpoint
 from swift.hookspecs import ExporterHooks
 from swift.models.sentence_files import stored_pooling, stored_prompts, write_sentence_files
-from swift.testing.objectives import install_objectives
 from swift_export_vllm.supported import check_task
+from swift_testing.objectives import install_objectives
 
 OBJECTIVES = {"reward": "kit-scores", "seq_cls": "kit-scores", "value": "kit-values", "embedding": "kit-vectors"}
 TOKENS = torch.arange(5, 35)[None]

@@ -9,8 +9,8 @@ import pytest
 from test_own_format import TorchFile
 
 from swift.contracts import Reloaded
-from swift.testing import ExporterConformance
-from swift.testing import exporter_conformance as kit
+from swift_testing import ExporterConformance
+from swift_testing import exporter_conformance as kit
 
 
 class TestHuggingFace(ExporterConformance):
@@ -35,6 +35,6 @@ class OfRemembering(ExporterConformance):
 
 
 def test_kit_finds_exporter_that_reads_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit, "installed_exporter", lambda name: Remembering())
+    monkeypatch.setattr(kit, "_installed", lambda name: Remembering())
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         OfRemembering().test_altered_file_is_found(tmp_path)

@@ -21,8 +21,8 @@ from swift.models.attention import choose_attention
 from swift.models.heads import HEAD
 from swift.models.source import HfSource, open_source
 from swift.models.view import ViewModule
-from swift.testing.objectives import install_objectives
-from swift.testing.subjects import write_model
+from swift_testing.objectives import install_objectives
+from swift_testing.subjects import write_model
 
 DECODERS: dict[str, dict[str, Any]] = {
     "Qwen3": {"tie_word_embeddings": True},

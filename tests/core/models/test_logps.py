@@ -16,7 +16,7 @@ from swift.data.batch import Batch
 from swift.data.samples import Encoded, Segment
 from swift.models.logits import LogitTransform, VocabularyShard
 from swift.models.logps import at_positions, token_logps, token_logps_of_module
-from swift.testing import crew
+from swift_testing import crew
 
 torch.set_num_threads(1)
 

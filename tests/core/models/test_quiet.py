@@ -13,7 +13,7 @@ from swift.models.quiet import quiet_libraries
 
 SCRIPT = """
 from pathlib import Path
-from swift.demo.model import write_model
+from swift_demo.model import write_model
 write_model(Path("tiny"), hidden=32, layers=1)
 import deepspeed
 deepspeed.get_accelerator()

@@ -13,10 +13,10 @@ from tiny_runs import run_training
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from swift.config.sections import ExportOptions
-from swift.demo.tokenizer import byte_tokenizer
 from swift.export.run import export_checkpoint
 from swift.models.score_padding import padding_of_scores, with_padding
-from swift.testing.subjects import write_model
+from swift_testing.subjects import write_model
+from swift_testing.tokenizer import byte_tokenizer
 
 END = "<|im_end|>"
 TEXTS = ["ab", f"cd{END}", "a longer text", f"{END}{END}"]

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from swift.config.sections import ModelSection
 from swift.models.source import open_source
-from swift.testing.subjects import write_model
+from swift_testing.subjects import write_model
 
 MERGES = [
     ("h", "e"),

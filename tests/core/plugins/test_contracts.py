@@ -11,7 +11,7 @@ from swift.errors import PluginError
 from swift.plugins.entry import PluginEntry
 from swift.plugins.kinds import KINDS
 from swift.plugins.return_values import mismatch
-from swift.testing.third_party import EverySecond, Momentum
+from swift_testing.third_party import EverySecond, Momentum
 
 
 class Game:

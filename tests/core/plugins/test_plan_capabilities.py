@@ -15,7 +15,7 @@ from swift.config.sections import Config, Section
 from swift.contracts import Capabilities, Need
 from swift.errors import UnsupportedLayout
 from swift.objectives.base import PerSampleObjective
-from swift.testing import third_party
+from swift_testing import third_party
 
 
 class Thoughtful(PerSampleObjective[Section]):

@@ -11,7 +11,7 @@ from swift.config.parse import config_from_mapping
 from swift.config.sections import Config
 from swift.errors import PluginError, UnsupportedLayout
 from swift.plugins.load import load_exporter
-from swift.testing.objectives import install_objectives
+from swift_testing.objectives import install_objectives
 
 
 def ends_with(exporter: str, task: str) -> Config:

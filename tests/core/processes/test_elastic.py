@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from commands import Run, forked, sft, started
 
-from swift.testing.crew import free_port
+from swift_testing.crew import free_port
 
 STEPS = 40
 FLAGS = ("--max_steps", str(STEPS), "--save_steps", "3", "--global_batch_size", "4", "--logging.run_name", "run")

@@ -17,7 +17,7 @@ from swift.contracts import World
 from swift.processes import machines
 from swift.processes.comms import Comms
 from swift.processes.watchdog import Watchdog
-from swift.testing.crew import free_port
+from swift_testing.crew import free_port
 
 
 def ended(folder: Path, in_order: bool) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from commands import Run, forked, noise, sabotage, sft, started
 
-from swift.testing.crew import free_port
+from swift_testing.crew import free_port
 
 ROOT = Path(__file__).parents[3]
 MEETING = r"Backend +torch, (\d+) process"

@@ -21,9 +21,9 @@ from tiny_runs import BASE, conversations, run_training
 from swift.checkpoint import open_checkpoint
 from swift.checkpoint.folders import whole_checkpoints
 from swift.config.parse import config_from_mapping
-from swift.testing.crew import free_port
 from swift.train.loop import Loop, train
 from swift.train.prepare import open_job
+from swift_testing.crew import free_port
 
 ROWS = conversations(26)
 ENOUGH = 10_000

@@ -10,9 +10,9 @@ import torch
 from tiny_runs import Trained, run_training
 
 from swift.config.sections import ExportSection
-from swift.demo.model import write_model
-from swift.demo.scoring import embedding_rows
 from swift.export.run import export_checkpoint
+from swift_demo.model import write_model
+from swift_demo.scoring import embedding_rows
 
 
 def recall_at_1(model: Path, rows: list[dict[str, str]]) -> float:

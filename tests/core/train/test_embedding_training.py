@@ -12,7 +12,7 @@ from processes import on_processes, succeeded
 from tiny_runs import Trained, run_training
 
 from swift.errors import ConfigError
-from swift.testing.subjects import write_model as write_tiny
+from swift_testing.subjects import write_model as write_tiny
 
 ROWS = [
     {"query": f"find {number}", "pos": [f"here is {number}"] * 1 + [f"or {number}"] * (number % 3 == 0),

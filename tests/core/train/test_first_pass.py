@@ -16,9 +16,9 @@ from swift.data.batch import Batch
 from swift.data.global_segments import GlobalSegments
 from swift.data.samples import Encoded, Segment
 from swift.processes.comms import Comms
-from swift.testing.objectives import TEMPERATURE, Negatives, install_objectives
 from swift.train.first_pass import completed, is_whole
 from swift.train.sums import GlobalSums
+from swift_testing.objectives import TEMPERATURE, Negatives, install_objectives
 
 PAIRS, SIZE = 5, 6
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from tiny_runs import conversations, run_training, write_jsonl, write_model
 
 from swift.config.sections import Config
-from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import TrainingError
 from swift.train.failures import resume_advice
+from swift_testing.tokenizer import byte_tokenizer
 
 ROWS = conversations(12)
 ROWS[9]["messages"][1]["content"] += "Z"

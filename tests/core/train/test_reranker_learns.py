@@ -9,8 +9,8 @@ import pytest
 from tiers import tiered
 from tiny_runs import run_training
 
-from swift.demo.model import write_model
-from swift.demo.scoring import SPREAD, reranker_rows
+from swift_demo.model import write_model
+from swift_demo.scoring import DIGITS_SPREAD, reranker_rows
 
 COMMON: dict[str, Any] = {
     "data.shuffle": True, "data.packing": True, "data.max_length": 1024, "train.micro_batch": 2, "optim.lr": 2e-3,
@@ -50,7 +50,7 @@ def ranked(folder: Path, kind: str, *, random_labels: bool = False, seed: int = 
     settings, learned, enough = KINDS[kind]
     steps = steps or enough
     rows, held_out = reranker_rows(**learned, random_labels=random_labels, seed=seed, document=str)
-    model = write_model(folder / "demo", spread=SPREAD, seed=seed)
+    model = write_model(folder / "demo", spread=DIGITS_SPREAD, seed=seed)
     changes = {"train.max_steps": steps, "train.eval_steps": steps, "train.seed": seed}
     trained = run_training(model, folder, rows, COMMON | changes | settings, validation=held_out)
     return float(trained.lines[steps]["eval_mrr"])

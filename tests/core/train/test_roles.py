@@ -19,7 +19,7 @@ from swift.config.sections import ModelSection, OptimSection, TunerSection
 from swift.contracts import Capabilities, ModelRole, Need, Reads
 from swift.errors import CheckpointError, SwiftError, UnsupportedLayout
 from swift.objectives.score import SegmentScore
-from swift.testing import Loop, open_job
+from swift.train import Loop, open_job
 
 ROWS = conversations(9)
 

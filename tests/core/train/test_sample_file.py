@@ -19,9 +19,9 @@ from swift.data.media import MediaRef
 from swift.data.pipeline import PreparedData, prepare_data
 from swift.data.preview import preview
 from swift.data.samples import Encoded, Segment
-from swift.demo.tokenizer import byte_tokenizer
 from swift.terminal import say_nothing
 from swift.train.sample_file import MOST_TOKENS, SAMPLES_FILE, SHOWN, write_samples
+from swift_testing.tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 

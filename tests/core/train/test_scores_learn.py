@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tiny_runs import run_training
 
-from swift.demo.model import write_model
-from swift.demo.scoring import SPREAD, class_rows, reward_rows
+from swift_demo.model import write_model
+from swift_demo.scoring import DIGITS_SPREAD, class_rows, reward_rows
 
 COMMON: dict[str, Any] = {
     "data.shuffle": True, "data.packing": True, "data.max_length": 1024, "train.micro_batch": 2, "optim.lr": 3e-3,
@@ -52,7 +52,7 @@ def test_the_digits_that_occur_and_their_mean_are_learned(tmp_path: Path) -> Non
 def test_reward_model_separates_right_from_wrong(tmp_path: Path) -> None:
     """A reward model tells a right completion from one with a wrong digit."""
     settings = {"objective.name": "rm", "optim.lr": 2e-3}
-    write_model(tmp_path / "demo", spread=SPREAD)
+    write_model(tmp_path / "demo", spread=DIGITS_SPREAD)
     rows = reward_rows(pairs=6000)
     assert learned(tmp_path, rows, 250, "rm", **settings)["eval_reward_accuracy"] >= 0.97
     control = learned(tmp_path, reward_rows(random_labels=True), 60, "swapped", **settings)

@@ -16,9 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from swift.contracts import RankFacts, StepTimes
 from swift.observers.lines import TIME_PARTS
 from swift.processes.traces import length_within, uncovered, waits_of
-from swift.testing.subjects import Subject, shared_model
 from swift.train import time_breakdown
 from swift.train.time_breakdown import StepMeter, _SlowProcess
+from swift_testing.subjects import Subject, shared_model
 
 CPU, CUDA = torch._C._autograd.DeviceType.CPU, torch._C._autograd.DeviceType.CUDA
 SLEEP = 0.2

@@ -10,6 +10,7 @@ from swift.lazy import lazy_names
 
 if TYPE_CHECKING:
     from swift.contracts import InferenceEngine, ModelSource
+    from swift_infer.batch import response_strings as response_strings
     from swift_infer.chat_engine import open_chat_engine as open_chat_engine
     from swift_infer.commands.common import check_model as check_model
     from swift_infer.commands.common import check_result as check_result
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from swift_infer.options import SamplingOptions as SamplingOptions
     from swift_infer.questions import Question as Question
     from swift_infer.questions import read_questions as read_questions
+    from swift_infer.response import ChatEngine as ChatEngine
     from swift_infer.response import Response as Response
     from swift_infer.resume_file import ResumeFile as ResumeFile
     from swift_infer.resume_file import read_lines as read_lines
@@ -64,6 +66,7 @@ def open_engine(
     """
     from swift.plugins import ENGINE
     from swift.terminal import say_nothing
+    from swift_infer.batch import response_strings as response_strings
     from swift_infer.chat_engine import find_model, open_local
     from swift_infer.options import ModelOptions, is_address
 
@@ -95,6 +98,7 @@ def find_source(
     They are those that `open_engine` opens under this name; no weights are loaded.
     """
     from swift.terminal import say_nothing
+    from swift_infer.batch import response_strings as response_strings
     from swift_infer.chat_engine import find_model
     from swift_infer.options import ModelOptions
 
@@ -137,6 +141,7 @@ def open_step_scorer(
 __getattr__ = lazy_names(
     __name__,
     {
+        "batch": "response_strings",
         "chat_engine": "open_chat_engine",
         "commands.common": "check_model check_result quiet_libraries write_responses_to",
         "http_client": "BROKEN RequestRefused opener_without_redirects read_response",
@@ -145,7 +150,7 @@ __getattr__ = lazy_names(
         "openai_server": "OpenAiServer at_once",
         "options": "InferenceOptions ModelOptions SamplingOptions",
         "questions": "Question read_questions",
-        "response": "Response",
+        "response": "ChatEngine Response",
         "resume_file": "ResumeFile read_lines",
         "reward_models": "ConversationScorer StepScorer",
         "sampling": "sample_tokens",

@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from swift.errors import SwiftError
-from swift.runs import chart_script
+from swift.observers import chart_script
 from swift_ui import __version__
 from swift_ui.acting.api import routes as action_routes
 from swift_ui.guard import PageGuard

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from swift.errors import SwiftError
-from swift.runs import EVAL_PREFIX, MEMORY, count, duration, figure, label
+from swift.observers.lines import EVAL_PREFIX, MEMORY
+from swift.observers.text import count, duration, figure, label
 from swift_ui.braille import curve
 from swift_ui.looking.lines import RunLines, number
 from swift_ui.looking.log import log_part

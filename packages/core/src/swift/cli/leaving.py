@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from swift.cli import convert, demo
+from swift.cli import convert
 
 
 class Convert:
@@ -17,15 +15,3 @@ class Convert:
 
     def run(self, args: list[str]) -> int:
         return convert.run("convert", args)
-
-
-class Demo:
-    """Implements `swift.contracts.Command`."""
-
-    group = "Inspect"
-    summary = "Train, export and evaluate a tiny model in minutes"
-    options_model: Any = demo.DemoOptions
-    parses_args = True
-
-    def run(self, args: list[str]) -> int:
-        return demo.run("demo", args)

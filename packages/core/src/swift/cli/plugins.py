@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -37,7 +38,7 @@ class Row:
 class PluginsOptions(Section):
     """List plugins of every kind with their distributions. Exit 3 if --check finds a broken one.
 
-    --try runs a short form of the conformance kit; the whole kit is swift.testing.BackendConformance.
+    --try runs a short form of the conformance kit, swift-testing; the whole kit is swift_testing.BackendConformance.
     """
 
     examples = ("swift plugins --check", "swift plugins --try fsdp --nproc 2")
@@ -80,8 +81,7 @@ def _try(backend: str, processes: int) -> int:
     from swift.models.quiet import quiet_libraries
 
     quiet_libraries()
-    from swift.testing.short import short_form
-
+    short_form = _conformance_kit().short_form
     print_line(f"{backend} on {processes} processes, compared with plain torch on one:")
     problems = 0
     for finding in short_form(backend, processes):
@@ -91,6 +91,18 @@ def _try(backend: str, processes: int) -> int:
         if finding.problem:
             print_line(f"             {finding.problem}")
     return PluginError.exit_code if problems else 0
+
+
+def _conformance_kit() -> Any:
+    try:
+        return import_module("swift_testing")
+    except ModuleNotFoundError as error:
+        if error.name != "swift_testing":
+            raise
+        raise PluginError(
+            "--try needs the conformance kit, swift-testing, which is not installed.",
+            hint='Type: pip install "swift-core[testing]"',
+        ) from error
 
 
 def plugin_rows(*, check: bool) -> list[Row]:

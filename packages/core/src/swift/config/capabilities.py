@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from swift.config.sections import Config
     from swift.contracts import Objective
 
-SWITCHES: Mapping[str, tuple[Any, str]] = {
+FEATURE_SWITCHES: Mapping[str, tuple[Any, str]] = {
     "train.compile": (True, "false"),
     "train.gradient_checkpointing": (True, "false"),
     "train.neftune_alpha": (5.0, "0"),
@@ -130,7 +130,7 @@ def _requirements(config: Config, objective: Objective | None) -> Iterator[Requi
     if config.checkpoint.asynchronous:
         item = "checkpoint.asynchronous"
         yield Requirement(item, "async_checkpoint", item, f"--{item} false")
-    for switch, (_, off) in SWITCHES.items():
+    for switch, (_, off) in FEATURE_SWITCHES.items():
         section, _, key = switch.partition(".")
         if getattr(getattr(config, section), key):
             yield Requirement(switch, "features", switch, f"--{switch} {off}")

@@ -8,10 +8,12 @@ from swift.lazy import lazy_names
 
 if TYPE_CHECKING:
     from swift.export.plugins import HuggingFaceExporter as HuggingFaceExporter
+    from swift.export.run import export_checkpoint as export_checkpoint
 
 __getattr__ = lazy_names(
     __name__,
     {
         "plugins": "HuggingFaceExporter",
+        "run": "export_checkpoint",
     },
 )

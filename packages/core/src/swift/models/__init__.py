@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from swift.models.locate import locate_model as locate_model
     from swift.models.media import ProcessorReader as ProcessorReader
     from swift.models.media_processor import MediaProcessor as MediaProcessor
+    from swift.models.media_processor import without_video_processor as without_video_processor
     from swift.models.names import base_model as base_model
     from swift.models.names import name_map as name_map
     from swift.models.pair_template import renders_pairs as renders_pairs
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from swift.models.source import HfSource as HfSource
     from swift.models.source import open_source as open_source
     from swift.models.tokenizer import check_tokenizer as check_tokenizer
+    from swift.models.tuners import initial_adapter as initial_adapter
     from swift.models.view import ViewModule as ViewModule
     from swift.models.weights_check import check_weights as check_weights
 
@@ -42,7 +44,7 @@ __getattr__ = lazy_names(
         "load_adapter": "attach_adapter",
         "locate": "locate_model",
         "media": "ProcessorReader",
-        "media_processor": "MediaProcessor",
+        "media_processor": "MediaProcessor without_video_processor",
         "names": "base_model name_map",
         "pair_template": "renders_pairs stored_pair_template stored_yes_no_tokens template_of_export "
         "with_pairs write_pair_template",
@@ -50,6 +52,7 @@ __getattr__ = lazy_names(
         "sentence_files": "add_prompts stored_prompts",
         "source": "HfSource open_source",
         "tokenizer": "check_tokenizer",
+        "tuners": "initial_adapter",
         "view": "ViewModule",
         "weights_check": "check_weights",
     },

@@ -403,7 +403,7 @@ def _processor_class(config: Any, folder: Path) -> Any:
     if kind is None or not _MAKERS & set(kind.get_attributes()):
         return None
     if _OF_VIDEOS in kind.get_attributes() and not (is_torchvision_available() and _tells_of_videos(folder)):
-        return for_images_alone(kind)
+        return without_video_processor(kind)
     return kind
 
 
@@ -415,7 +415,7 @@ def _tells_of_videos(folder: Path) -> bool:
     return whole.is_file() and _OF_VIDEOS in read_json_object(whole, ModelError)
 
 
-def for_images_alone(kind: Any) -> Any:
+def without_video_processor(kind: Any) -> Any:
     """Return a processor's class without its part for videos, which transformers makes by torchvision alone."""
     from transformers import ProcessorMixin
 

@@ -14,7 +14,7 @@ from swift.observers.facts import unusable_samples
 from swift.observers.lines import Line, Meter, line_before
 from swift.observers.mfu import mfu_of
 
-FILE_NAME = "logging.jsonl"
+LOGGING_FILE = "logging.jsonl"
 
 
 class JsonlObserver:
@@ -33,7 +33,7 @@ class JsonlObserver:
 
     @hookimpl
     def swift_step_end(self, run: Run, record: StepRecord) -> None:
-        path = run.folder / FILE_NAME
+        path = run.folder / LOGGING_FILE
         line = self._meter.take(record)
         try:
             if not self._begun:
@@ -51,7 +51,7 @@ class JsonlObserver:
 
     @hookimpl
     def swift_run_end(self, run: Run, summary: RunSummary) -> None:
-        path = run.folder / FILE_NAME
+        path = run.folder / LOGGING_FILE
         line = self._meter.rest()
         try:
             if line is not None:

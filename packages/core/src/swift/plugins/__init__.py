@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from swift.plugins.hooks import open_hooks as open_hooks
     from swift.plugins.inference import open_inference as open_inference
     from swift.plugins.inference import serve_model as serve_model
     from swift.plugins.known import ENGINE as ENGINE
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from swift.plugins.known import TRANSFORMERS as TRANSFORMERS
     from swift.plugins.load import LoadedPlugin as LoadedPlugin
     from swift.plugins.load import load_engine as load_engine
+    from swift.plugins.objective import make_objective as make_objective
 
 
 def load_plugin(group: str, name: str) -> LoadedPlugin:
@@ -60,8 +62,10 @@ def result_alone() -> AbstractContextManager[Callable[[str], None]]:
 __getattr__ = lazy_names(
     __name__,
     {
+        "hooks": "open_hooks",
         "inference": "open_inference serve_model",
         "known": "ENGINE ENGINE_TITLE TRANSFORMERS",
         "load": "LoadedPlugin load_engine",
+        "objective": "make_objective",
     },
 )

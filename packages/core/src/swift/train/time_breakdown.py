@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 FIRST = 3
 """The step of a session that is measured first: those before it allocate, compile and fill caches."""
-COST = 0.005
+_cost = 0.005
 """The part of all time that reading traces may take: where it would take more, fewer steps are measured."""
 SLOWER = 1.1
 """Times the median process's own time: who takes longer is slow."""
@@ -92,6 +92,17 @@ class _Row:
     def values(self) -> list[float]:
         """Return the fields, in their order."""
         return [float(getattr(self, each.name)) for each in fields(self)]
+
+
+@contextmanager
+def measured_at_any_cost() -> Iterator[None]:
+    """Measure every step that is due in the block, however much time it takes: for tests."""
+    global _cost
+    before, _cost = _cost, math.inf
+    try:
+        yield
+    finally:
+        _cost = before
 
 
 class StepMeter:
@@ -174,7 +185,7 @@ class StepMeter:
         step = min(row.seconds / row.steps for row in rows)
         if samples and step:
             cost = max(row.cost for row in rows) / samples
-            self._affordable = max(1, math.ceil(cost / (COST * step)))
+            self._affordable = max(1, math.ceil(cost / (_cost * step)))
         self._interval = self._affordable if self._slow.is_suspected else max(self._every, self._affordable)
 
     def _facts(self, rows: Sequence[_Row]) -> list[RankFacts]:

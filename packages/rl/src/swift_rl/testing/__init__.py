@@ -1,6 +1,6 @@
 """Cases of online learning for the conformance kit of backends.
 
-    from swift.testing import CASES, BackendConformance
+    from swift_testing import CASES, BackendConformance
     from swift_rl import testing
 
     class TestMine(BackendConformance):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from swift.contracts import Need
-from swift.testing import CASES as KIT
-from swift.testing import Case
 from swift_rl.testing import reference
 from swift_rl.testing.objectives import StoredGkd, StoredGrpo, StoredPpo
+from swift_testing import CASES as KIT
+from swift_testing import Case
 
 _UNEVALUATED: dict[str, Any] = {
     "train.eval_steps": None,

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from swift.testing import Expected, Recipe, run_reference
 from swift_rl.testing.numbers import TEMPERATURE, taught, values_of
+from swift_testing import Expected, Recipe, run_reference
 
 BETA, LOW, HIGH, DUAL, DRIFT = 0.1, 0.2, 0.28, 1.5, 0.1
 """Of grpo: the KL term's coefficient, the clip's ranges, the dual clip's bound, and how far a completion may drift."""

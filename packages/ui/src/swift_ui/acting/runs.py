@@ -8,8 +8,9 @@ from pathlib import Path
 
 from swift.errors import SwiftError, UsageError
 from swift.forms import resume_argv
-from swift.runs import CONFIG_FILE, holder_of
+from swift.train import CONFIG_FILE
 from swift_ui.acting.jobs import JobStore, RunningJob, end_process
+from swift_ui.looking.holder import holder_of
 from swift_ui.looking.view import arguments, configuration
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")

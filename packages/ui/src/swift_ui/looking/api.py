@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from swift.runs import REPORT_FILE, charts_of
+from swift.observers import charts_of
+from swift.train import REPORT_FILE
 from swift_ui.looking import rounds, view
 from swift_ui.looking.events import RunEvents
 from swift_ui.looking.index import NotFound, RunIndex, file_in

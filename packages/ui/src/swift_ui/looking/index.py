@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from swift.errors import SwiftError
-from swift.runs import ARGS_FILE, LOCK_FILE, LOGGING_FILE, holder_of
+from swift.observers import LOGGING_FILE
+from swift.train import ARGS_FILE, LOCK_FILE
 from swift.untrusted import inside
+from swift_ui.looking.holder import holder_of
 
 T = TypeVar("T")
 

@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, cast
 
 from pydantic_core import from_json
 
-from swift.runs import LOGGING_FILE, MEMORY, NOT_CHARTED, TIME_PARTS, Line, charts_of
+from swift.observers import LOGGING_FILE, NOT_CHARTED, charts_of
+from swift.observers.lines import MEMORY, TIME_PARTS, Line
 from swift.untrusted import open_regular
 from swift_ui.looking.index import NotFound, file_in
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import SwiftError
-from swift.runs import LOGGING_FILE, PROGRESS, Line, RunHolder, holder_of
+from swift.observers import LOGGING_FILE
+from swift.observers.lines import PROGRESS, Line
 from swift.untrusted import open_regular
 from swift_ui.acting.job_runner import out_of_memory_kills
+from swift_ui.looking.holder import RunHolder, holder_of
 from swift_ui.looking.index import NotFound, file_in
 from swift_ui.looking.lines import parsed
 

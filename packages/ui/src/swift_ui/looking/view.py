@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from swift.errors import SwiftError
-from swift.runs import ARGS_FILE, CONFIG_FILE, REPORT_FILE
+from swift.train import ARGS_FILE, CONFIG_FILE, REPORT_FILE
 from swift.untrusted import read_json_object, read_text
 from swift_ui.looking.index import NotFound, file_in
 from swift_ui.looking.state import LOG_FILE, RunState
