@@ -18,10 +18,10 @@ from tiers import tiered
 from torch import nn
 
 from swift.checkpoint import open_checkpoint
-from swift.convert.run import convert_checkpoint
-from swift.convert.write import convert_to
 from swift.errors import CheckpointError
 from swift.testing.subjects import conversations, write_jsonl, write_model
+from swift_migrate.convert.run import convert_checkpoint
+from swift_migrate.convert.write import convert_to
 
 STEPS, RANKS, ROWS = 3, 2, 2
 ZERO = {

@@ -22,12 +22,12 @@ from tiers import tiered
 from swift.checkpoint import open_checkpoint
 from swift.checkpoint.save import save_checkpoint
 from swift.config.parse import config_from_mapping
-from swift.convert.run import convert_checkpoint
-from swift.convert.write import convert_to
 from swift.errors import CheckpointError
 from swift.testing.subjects import conversations, write_model
 from swift.train.prepare import open_job
 from swift_backend_megatron import megatron_runtime
+from swift_migrate.convert.run import convert_checkpoint
+from swift_migrate.convert.write import convert_to
 
 TIED = {"tie_word_embeddings": True}
 SAVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

@@ -11,7 +11,6 @@ import pytest
 
 from swift.cli.builtin import BUILTIN_COMMANDS, TRAINING, training_command
 from swift.cli.config import ConfigOptions
-from swift.cli.convert import ConvertOptions
 from swift.cli.eval import EvalOptions
 from swift.cli.export import ExportCommandOptions, MergeLoraOptions
 from swift.cli.infer import InferOptions
@@ -20,6 +19,7 @@ from swift.cli.plugins import PluginsOptions
 from swift.cli.serve import ServeCommandOptions
 from swift.config.options import Section
 from swift.errors import UsageError
+from swift_migrate.convert.command import ConvertOptions
 
 
 def read(options: type[Section], line: str) -> dict[str, Any]:

@@ -45,7 +45,6 @@ BUILTIN_COMMANDS = {
         ("data", _TRAIN, "Tokenize a data set in advance, on many machines", "data:run", "DataOptions"),
         ("export", _USE, "Write a checkpoint as a model folder, and check it", "export:run", "ExportCommandOptions"),
         ("merge-lora", _USE, "Merge adapters into the model's weights", "export:run", "MergeLoraOptions"),
-        ("convert", _USE, "Convert checkpoints from and to third-party formats", "convert:run", "ConvertOptions"),
         ("infer", _USE, "Generate responses to prompts from a file or the keyboard", "infer:run", "InferOptions"),
         ("chat", _USE, "Chat with a model", "infer:run_chat", "ChatOptions"),
         ("serve", _USE, "Serve a model to OpenAI clients, with its adapters", "serve:run", "ServeCommandOptions"),

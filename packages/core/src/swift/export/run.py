@@ -24,8 +24,9 @@ from swift.export.quantised import requested_scheme, scratch, write_quantised
 from swift.export.state import export_state
 from swift.export.stored import base_of, stored_weights
 from swift.hookspecs import ExporterHooks
-from swift.infer.find import check_finished, check_weights_of, settings_of_folder
+from swift.infer.find import check_finished, check_weights_of
 from swift.models.config_file import read_config
+from swift.models.stored_task import settings_of_folder
 from swift.terminal import Say, waiting
 from swift.untrusted import typed_path
 

