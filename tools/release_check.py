@@ -40,7 +40,6 @@ JOBS: dict[str, tuple[str, ...]] = {
     "": ("sft {small}", "--help"),
     "objectives": ("rlhf {pairs} --rlhf_type orpo",),
     "infer": ("infer {run} --prompt Hello --max_new_tokens 2",),
-    "migrate": ("convert {run} --to trainer --out {work}/trainer",),
     "trackers": ("sft {small} --report_to report",),
     "testing": ("plugins --try torch --nproc 2",),
     "fsdp": ("sft {small} --backend fsdp",),
@@ -48,6 +47,10 @@ JOBS: dict[str, tuple[str, ...]] = {
     "megatron": ("sft {small} --backend megatron",),
     "rl": ("rlhf {small} --rlhf_type grpo --reward_funcs format --num_generations 2 --max_completion_length 8",),
     "tuning": ("sft {small} --optim lion",),
+    "migrate": (
+        "config import trl sft --model_name_or_path {model} --dataset_name rows",
+        "convert {model} --out {work}/in",
+    ),
     "plan": ("plan {model} --gpus 8xH100 --backend torch",),
     "ui": ("watch {work}/demo/runs --once true", "ui --help"),
     "vllm": ("export {run} --to vllm --out {work}/for-vllm",),

@@ -18,9 +18,9 @@ from tiers import tiered
 from torch import nn
 
 from swift.checkpoint import open_checkpoint
-from swift.convert.run import convert_checkpoint
-from swift.convert.write import convert_to
 from swift.errors import CheckpointError
+from swift_migrate.convert.run import convert_checkpoint
+from swift_migrate.convert.write import convert_to
 from swift_testing.subjects import conversations, write_jsonl, write_model
 
 STEPS, RANKS, ROWS = 3, 2, 2

@@ -22,11 +22,11 @@ from tiers import tiered
 from swift.checkpoint import open_checkpoint
 from swift.checkpoint.save import save_checkpoint
 from swift.config.parse import config_from_mapping
-from swift.convert.run import convert_checkpoint
-from swift.convert.write import convert_to
 from swift.errors import CheckpointError
 from swift.train.prepare import open_job
 from swift_backend_megatron import megatron_runtime
+from swift_migrate.convert.run import convert_checkpoint
+from swift_migrate.convert.write import convert_to
 from swift_testing.subjects import conversations, write_model
 
 TIED = {"tie_word_embeddings": True}

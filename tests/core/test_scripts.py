@@ -77,17 +77,6 @@ def test_flags_become_keywords_outside_commands(text: str, expected: str) -> Non
     assert reworded(text) == expected
 
 
-@pytest.mark.parametrize("name", ["TrainingArguments", "Seq2SeqTrainer", "sft_main", "PtEngine", "get_model_tokenizer"])
-def test_third_party_names_have_replacements(name: str) -> None:
-    with pytest.raises(ImportError, match=rf"swift has no {name}\. .*(Trainer|swift infer)"):
-        exec(f"from swift import {name}")
-
-
-def test_ms_swift_import_names_replacement() -> None:
-    with pytest.raises(ImportError, match="from swift import Swift, TrainerConfig"):
-        import swift.llm  # noqa: F401
-
-
 def test_unknown_import_is_unchanged() -> None:
     import swift
 

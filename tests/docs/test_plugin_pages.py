@@ -24,6 +24,7 @@ PAGES = (
     "tutorial/guessing-game.md",
     "plugins/write-an-engine.md",
     "plugins/write-an-exporter.md",
+    "plugins/write-a-vocabulary.md",
 )
 
 

@@ -15,8 +15,6 @@ EXCEPTIONS = {
     "plugins/known.py": "what this project publishes, for advice where it is not installed",
     "config/aliases.py": "third-party flags, which name these libraries",
     "config/compat/": "the same: the meaning of each flag",
-    "imports/": "third-party configurations, which name these libraries",
-    "ms_swift_names.py": "names that ms-swift exports",
     "models/quiet.py": "a message of a library that transformers imports by itself",
     "config/requests.py": "ms-swift's --sequence_parallel_size means another thing with Megatron",
     "api.py": "ms-swift's class MegatronArguments",

@@ -11,7 +11,6 @@ import pytest
 
 from swift.cli.commands import TRAINING, commands, training_command
 from swift.cli.config import ConfigOptions
-from swift.cli.convert import ConvertOptions
 from swift.cli.export import ExportCommandOptions, MergeLoraOptions
 from swift.cli.options import flag_table, options_of, read_options
 from swift.cli.plugins import PluginsOptions
@@ -20,6 +19,7 @@ from swift.errors import UsageError
 from swift_infer.commands.eval import EvalOptions
 from swift_infer.commands.infer import InferOptions
 from swift_infer.commands.serve import ServeCommandOptions
+from swift_migrate.convert.command import ConvertOptions
 
 
 def read(options: type[Section], line: str) -> dict[str, Any]:

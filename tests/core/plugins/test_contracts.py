@@ -64,6 +64,7 @@ def test_plugin_with_all_members_passes(group: str) -> None:
         ("optimizers", type("Slots", (Momentum,), {"slots": ("exp_avg",)})(), "declares slots[0] as the str"),
         ("tuners", type("Adapter", (EverySecond,), {"adapter": "yes"})(), "declares adapter as the str 'yes'"),
         ("planners", object(), "lacks choose"),
+        ("vocabularies", object(), "Name a subclass of swift.contracts.Vocabulary"),
     ],
 )
 def test_wrong_member_names_plugin_and_type(group: str, plugin: Any, message: str) -> None:

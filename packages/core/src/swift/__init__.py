@@ -6,6 +6,7 @@ Public names are imported when they are first used, so that `import swift` stays
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from swift.version import __version__ as __version__
@@ -51,12 +52,22 @@ __all__ = [*_HOME_OF, "__version__"]
 def __getattr__(name: str) -> Any:
     module = _HOME_OF.get(name)
     if module is None:
-        from swift.ms_swift_names import advice
-
-        if instead := advice(name):
+        if (instead := _advice(name)) is not None:
             raise ImportError(instead)  # `from swift import ...` would replace the message of an AttributeError
         raise AttributeError(f"module 'swift' has no attribute {name!r}")
     return getattr(importlib.import_module(module), name)
+
+
+def _advice(name: str) -> str | None:
+    """Return what to write instead of a name of a third-party program; None for an unknown one.
+
+    Python asks for each module of swift here before it imports it, also while plugins are being found.
+    """
+    if name.startswith("_") or importlib.util.find_spec(f"swift.{name}") is not None:
+        return None
+    from swift.plugins.vocabularies import advice
+
+    return advice(name)
 
 
 def __dir__() -> list[str]:

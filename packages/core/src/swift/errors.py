@@ -38,6 +38,10 @@ class ConfigError(UsageError):
     """A configuration value that is unknown, malformed or contradicts another."""
 
 
+class NotTrainable(UsageError):
+    """A configuration or command of a third-party program that swift cannot train, such as one for inference."""
+
+
 class DataError(UsageError):
     """A data set that is missing, malformed or has no usable rows."""
 

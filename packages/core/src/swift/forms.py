@@ -206,7 +206,7 @@ def _check_run(command: str, args: list[str], expect: bool) -> CheckedCommand:
     from swift.cli.planner_choice import chosen
     from swift.cli.preflight import check_here, check_run
     from swift.config.parse import parse
-    from swift.imports.sources import check_is_own
+    from swift.plugins.vocabularies import check_is_own
     from swift.processes.group import processes_in_all
 
     check_is_own(args)

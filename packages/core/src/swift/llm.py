@@ -1,7 +1,5 @@
-"""Module of ms-swift; importing it raises an error that names the replacements."""
+"""Module that only a third-party program has; importing it raises an error that names what to write instead."""
 
-raise ImportError(
-    "swift.llm is a module of ms-swift. Import Swift, Trainer, TrainerConfig and SwiftModel from `swift`. "
-    'For example: from swift import Swift, TrainerConfig; Swift.from_config(TrainerConfig(model="...", dataset="...", '
-    "learning_rate=1e-5)).train(). For other commands use the command line: swift --help"
-)
+from swift.plugins.vocabularies import advice, programs_missing
+
+raise ImportError(advice(__name__) or f"There is no {__name__}. {programs_missing()}".rstrip())

@@ -92,8 +92,8 @@ def find_model(options: ModelOptions, *, generates: bool = True, say: Callable[[
         from swift.models.quiet import quiet_libraries
 
         quiet_libraries()  # before any module that imports transformers
-        from swift.checkpoint import find_weights, holds_head
-        from swift.models import open_source
+        from swift.checkpoint import find_weights
+        from swift.models import holds_head, open_source
 
     engine = load_engine(options.engine)
     location = find_weights(name, adapter=options.adapters, trust_remote_code=options.trust_remote_code)

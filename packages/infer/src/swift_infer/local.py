@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from swift.checkpoint import settings_of_folder
 from swift.config.sections import DataSection, ModelSection
 from swift.config.tasks import CAUSAL_LM, EMBEDDING
 from swift.contracts import Completion, EngineRequest, ImagePrompt, Need, Sampling, Score, WeightStream
@@ -33,6 +32,7 @@ from swift.models import (
     name_map,
     open_source,
     resolve_dtype,
+    settings_of_folder,
     use_attention,
 )
 from swift.models.positions import check_text

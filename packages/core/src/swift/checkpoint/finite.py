@@ -9,7 +9,7 @@ import torch
 
 from swift.checkpoint.names import model_name
 
-WHAT = "invalid values (NaN, inf, negative second moments or invalid step counts)"
+INVALID_VALUES = "invalid values (NaN, inf, negative second moments or invalid step counts)"
 _BLOCK = 1 << 24
 """Elements checked at a time, to limit memory."""
 _MOST_UPDATES = 1 << 40

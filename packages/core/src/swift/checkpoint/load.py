@@ -11,7 +11,7 @@ import torch
 from swift.checkpoint.checksums import hash_file
 from swift.checkpoint.coordination import agree, comms_for
 from swift.checkpoint.dcp_planners import fill
-from swift.checkpoint.finite import WHAT, invalid_tensors
+from swift.checkpoint.finite import INVALID_VALUES, invalid_tensors
 from swift.checkpoint.folders import earlier_checkpoint
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.checkpoint.names import owned_name, owner_of
@@ -101,7 +101,7 @@ class Checkpoint:
         names = [owned_name(self._owner, name) for name in invalid_tensors(tensors)]
         if names:
             raise CheckpointError(
-                f"{self.folder} holds {WHAT}, in {listed(names)}: training diverged, or the file is damaged.",
+                f"{self.folder} holds {INVALID_VALUES}, in {listed(names)}: training diverged, or the file is damaged.",
                 hint=_instead_of(self.folder),
             )
 

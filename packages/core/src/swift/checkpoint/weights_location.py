@@ -17,19 +17,14 @@ from swift.checkpoint.folders import LAST, find_checkpoint, whole_checkpoints
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.config.media import LIMITS
 from swift.config.sections import ModelSection
-from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of_config
 from swift.errors import CheckpointError, ModelError
-from swift.models.adapter_file import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
-from swift.models.config_file import CONFIG, read_config
-from swift.models.files import SafetensorsFolder
-from swift.models.sentence_files import stored_pooling
+from swift.models.adapter_file import ADAPTER_CONFIG, read_adapter_config
+from swift.models.config_file import CONFIG
+from swift.models.stored_task import settings_of_adapter, settings_of_folder
 from swift.models.trust import section_from_file
 from swift.terminal import waiting
 from swift.untrusted import check_regular, typed_path
 
-_HEAD = ".score.weight"
-_TASKS = {"SEQ_CLS": "seq_cls", "FEATURE_EXTRACTION": EMBEDDING}
-"""PEFT's `task_type` of an adapter → the task of the model."""
 _UNFINISHED = re.compile(r"(checkpoint-\d+)(?:\.\w+)?\.tmp")
 """Name of a checkpoint until it is complete, and while it is being replaced or removed."""
 
@@ -82,46 +77,6 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
 def is_generative_reranker(objective: Mapping[str, Any], task_type: str | None) -> bool:
     """Return whether a language model is used as a reranker, by its training or by --task_type."""
     return GENERATIVE_RERANKER in (task_type, objective.get("name"))
-
-
-def settings_of_folder(path: Path) -> dict[str, Any]:
-    """Return the task of a model's folder and its pooling, as settings of the `model` section."""
-    return _with_pooling(path, task_of_config(read_config(path)))
-
-
-def _with_pooling(path: Path, task: str) -> dict[str, Any]:
-    pooling = stored_pooling(path) if task == EMBEDDING else None
-    return {"task": task} | ({} if pooling is None else {"pooling": pooling})
-
-
-def settings_of_adapter(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the task of an adapter's model, as settings of the `model` section."""
-    task = _TASKS.get(str(config.get("task_type")), CAUSAL_LM)
-    head = _head(path) if task in HEADED else None
-    return _with_pooling(path, task) | ({} if head is None else {"num_labels": _rows(*head)})
-
-
-def holds_head(adapter: Path) -> bool:
-    """Return whether an adapter includes the score head of its model."""
-    return _head(adapter) is not None
-
-
-def _head(adapter: Path) -> tuple[SafetensorsFolder, str] | None:
-    """Return the weights of an adapter, and the name of its score head; None if it has none."""
-    if not (adapter / ADAPTER_WEIGHTS).is_file():
-        return None
-    weights = SafetensorsFolder(adapter, file=ADAPTER_WEIGHTS)
-    return next(((weights, name) for name in weights.names() if name.endswith(_HEAD)), None)
-
-
-def _rows(weights: SafetensorsFolder, head: str) -> int:
-    shape = weights.shape(head)
-    if len(shape) != 2 or not shape[0]:
-        raise ModelError(
-            f"{head} in {weights.folder / ADAPTER_WEIGHTS} has the invalid shape {shape}; expected (labels, width).",
-            hint="Copy the adapter again.",
-        )
-    return shape[0]
 
 
 def display_name(name: str) -> str:

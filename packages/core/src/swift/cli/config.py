@@ -97,7 +97,7 @@ def configure(args: list[str]) -> int:
     from swift.cli.planner_choice import chosen
     from swift.cli.preflight import check_anywhere, check_here, check_layout, check_run
     from swift.config.parse import parse
-    from swift.imports.sources import check_is_own
+    from swift.plugins.vocabularies import check_is_own
 
     check_is_own(typed.positional)
     with result_alone() as say:

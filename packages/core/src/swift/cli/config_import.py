@@ -15,7 +15,7 @@ from swift.errors import ConfigError, UsageError
 from swift.terminal import print_line
 
 if TYPE_CHECKING:
-    from swift.imports.recipe import Remark
+    from swift.contracts import Remark
 
 SUMMARY = "Convert a configuration of LLaMA-Factory, axolotl, TRL, ms-swift, the Trainer, torchtune or NeMo"
 _NUMBER = Annotated[int, Field(ge=1, le=10_000)]
@@ -48,7 +48,7 @@ def import_configuration(args: list[str]) -> int:
         show_help("config import", SUMMARY, ImportOptions)
         return 0
     options = import_options(args)
-    from swift.imports.run import imported, is_there, read_runs
+    from swift.cli.imported_run import imported, is_there, read_runs
 
     if is_there(Path(options.source), folder=True):
         return _folder(Path(options.source))
@@ -81,10 +81,10 @@ def import_options(args: list[str]) -> ImportOptions:
 
 def _quoted(args: list[str]) -> list[str]:
     """Return the arguments with an unquoted command joined into one."""
-    from swift.imports.commands import starts_program
+    from swift.plugins.vocabularies import starts_command
 
     for at, arg in enumerate(args):
-        if starts_program(arg) and len(args) > at + 1:
+        if starts_command(arg) and len(args) > at + 1:
             # No known program has a flag --out.
             end = args.index("--out", at) if "--out" in args[at:] else len(args)
             return [*args[:at], shlex.join(args[at:end]), *args[end:]]
@@ -103,7 +103,7 @@ def _write(path: Path, text: str, *, replace: bool) -> None:
 
 def _report(lost: list[Remark], command: str, *, written: bool) -> None:
     """Print what is not imported and what to type to standard error: standard output may go to a file."""
-    from swift.imports.write import written_remark
+    from swift.cli.imported_text import written_remark
 
     for remark in lost:
         sys.stderr.write(f"Not imported: {written_remark(remark)}\n")
@@ -112,7 +112,7 @@ def _report(lost: list[Remark], command: str, *, written: bool) -> None:
 
 
 def _folder(folder: Path) -> int:
-    from swift.imports.run import summary
+    from swift.cli.imported_run import summary
 
     rows = summary(folder)
     if not rows:

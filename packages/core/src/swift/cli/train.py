@@ -57,7 +57,7 @@ def train(command: str, args: list[str]) -> int:
     from swift.cli.planner_choice import chosen, foreseen
     from swift.cli.preflight import check_here, check_run
     from swift.config.parse import parse
-    from swift.imports.sources import check_is_own
+    from swift.plugins.vocabularies import check_is_own
     from swift.processes.group import processes_in_all
     from swift.processes.signals import is_worker
     from swift.terminal import print_note, say_nothing

@@ -15,7 +15,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from swift.config.values import clipped
 from swift.errors import ConfigError
-from swift.untrusted import read_text, shown
+from swift.untrusted import read_json_object, read_text, shown
 
 LIMIT = 1 << 20
 """Maximum size of a configuration file, in bytes."""
@@ -28,6 +28,17 @@ _MERGE = _PREFIX + "merge"
 _NUMBERS = {_PREFIX + "int", _PREFIX + "float"}
 _DIGITS = 30
 _OCTAL = re.compile(r"[-+]?0[0-7_]+")
+
+
+def read_settings(path: Path) -> dict[str, Any] | None:
+    """Return the mapping in a YAML or JSON file; None for what is no such file."""
+    try:
+        found = path.suffix in (".yaml", ".yml", ".json") and path.is_file()
+    except (OSError, ValueError):  # too long for a name, or with a null byte
+        found = False
+    if not found:
+        return None
+    return read_json_object(path, ConfigError, limit=LIMIT) if path.suffix == ".json" else read_yaml(path)[0]
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

@@ -126,3 +126,10 @@ def _json(text: str, shape: type, source: str, example: str) -> Any:
     if not isinstance(value, shape):
         raise ConfigError(f"{source} must be a JSON {expected}, not {quoted(text)}.", hint=f"For example: {example}")
     return value
+
+
+def names_in(value: Any) -> list[str]:
+    """Return the names in a list, or in a string separated by commas or spaces."""
+    if isinstance(value, list | tuple):
+        return [str(item) for item in value]
+    return str(value).replace(",", " ").split()

@@ -54,6 +54,14 @@ from swift.contracts.run import Run, Topology, World
 from swift.contracts.schedule import BatchSchedule
 from swift.contracts.tuner import Acts, Trains, Tuner, TunerContext
 from swift.contracts.views import EVERY_VIEW, LossSums, ModelView, Need
+from swift.contracts.vocabulary import (
+    Remark,
+    ThirdPartyRun,
+    TrainingCommand,
+    TranslatedRun,
+    TranslatedValue,
+    Vocabulary,
+)
 
 __all__ = [
     "AFTERWARDS",
@@ -111,6 +119,7 @@ __all__ = [
     "Reads",
     "RejectedSamples",
     "Reloaded",
+    "Remark",
     "Reward",
     "RewardItem",
     "RoundWork",
@@ -130,15 +139,20 @@ __all__ = [
     "StoresMatrixSlots",
     "StoresSlots",
     "ThirdPartyCheckpoint",
+    "ThirdPartyRun",
     "Topology",
     "Traffic",
     "TrainState",
     "TrainedState",
+    "TrainingCommand",
     "Trains",
+    "TranslatedRun",
+    "TranslatedValue",
     "Tuner",
     "TunerContext",
     "Turn",
     "UsesGradientView",
+    "Vocabulary",
     "WeightStream",
     "World",
     "fitting_roles",

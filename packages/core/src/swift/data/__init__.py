@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from swift.data.pipeline import prepare_data as prepare_data
     from swift.data.placing import placed as placed
     from swift.data.roles import RoleTags as RoleTags
+    from swift.data.sources.dataset_info import DATASET_INFO_FILE as DATASET_INFO_FILE
     from swift.data.sources.rows import RowData as RowData
     from swift.data.store import SampleSet as SampleSet
     from swift.data.template import ChatTemplate as ChatTemplate
@@ -42,6 +43,7 @@ __getattr__ = lazy_names(
         "pipeline": "Prepared media_tokens_of prepare_data",
         "placing": "placed",
         "roles": "RoleTags",
+        "sources.dataset_info": "DATASET_INFO_FILE",
         "sources.rows": "RowData",
         "store": "SampleSet",
         "template": "ChatTemplate",

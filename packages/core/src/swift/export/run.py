@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from swift.checkpoint.coordination import write_failure
 from swift.checkpoint.folders import find_checkpoint, is_checkpoint
 from swift.checkpoint.load import Checkpoint, open_checkpoint
-from swift.checkpoint.weights_location import check_finished, check_weights_of, settings_of_folder
+from swift.checkpoint.weights_location import check_finished, check_weights_of
 from swift.config.sections import ExportOptions, ExportSection, ModelSection
 from swift.config.tasks import CAUSAL_LM, task_of
 from swift.contracts import WeightStream
@@ -26,6 +26,7 @@ from swift.export.state import export_state
 from swift.export.stored import base_of, stored_weights
 from swift.hookspecs import ExporterHooks
 from swift.models.config_file import read_config
+from swift.models.stored_task import settings_of_folder
 from swift.terminal import Say, waiting
 from swift.untrusted import typed_path
 

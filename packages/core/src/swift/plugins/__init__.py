@@ -10,12 +10,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from swift.plugins.hooks import implements as implements
     from swift.plugins.hooks import open_hooks as open_hooks
+    from swift.plugins.hooks import read_third_party as read_third_party
+    from swift.plugins.hooks import write_third_party as write_third_party
     from swift.plugins.inference import open_inference as open_inference
     from swift.plugins.inference import serve_model as serve_model
+    from swift.plugins.known import CHECKPOINT_MARKS as CHECKPOINT_MARKS
     from swift.plugins.known import ENGINE as ENGINE
     from swift.plugins.known import ENGINE_TITLE as ENGINE_TITLE
     from swift.plugins.known import TRANSFORMERS as TRANSFORMERS
+    from swift.plugins.known import install_command as install_command
     from swift.plugins.load import LoadedPlugin as LoadedPlugin
     from swift.plugins.load import load_engine as load_engine
     from swift.plugins.objective import make_objective as make_objective
@@ -62,9 +67,9 @@ def result_alone() -> AbstractContextManager[Callable[[str], None]]:
 __getattr__ = lazy_names(
     __name__,
     {
-        "hooks": "open_hooks",
+        "hooks": "implements open_hooks read_third_party write_third_party",
         "inference": "open_inference serve_model",
-        "known": "ENGINE ENGINE_TITLE TRANSFORMERS",
+        "known": "CHECKPOINT_MARKS ENGINE ENGINE_TITLE TRANSFORMERS install_command",
         "load": "LoadedPlugin load_engine",
         "objective": "make_objective",
     },

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from swift.contracts import HOOK_API, Objective
+from swift.contracts import HOOK_API, Objective, Vocabulary
 from swift.errors import PluginError, did_you_mean
 from swift.hookspecs import KIND_OF_HOOK, SPECS
 from swift.plugins.blame import error_line, upgrade
@@ -165,6 +165,12 @@ def check_objective(entry: PluginEntry, objective: Any) -> None:
     elif encoding not in list(BY_NAME):
         remedy = f"Name one of {', '.join(BY_NAME)}, or give a swift.data.encodings.Encoding"
         raise faulty(entry, f"has the encoding {encoding!r}", remedy)
+
+
+def check_vocabulary(entry: PluginEntry, plugin: Any) -> None:
+    """Refuse what is not derived from the class whose methods a vocabulary overrides."""
+    if not isinstance(plugin, Vocabulary):
+        raise faulty(entry, f"names {described(plugin)}", f"Name a subclass of {_home(Vocabulary)}")
 
 
 def check_class(entry: PluginEntry, target: Any) -> None:

@@ -19,6 +19,7 @@ GROUPS = (
     "swift.environments",
     "swift.planners",
     "swift.commands",
+    "swift.vocabularies",
 )
 """Groups of entry points, in the order in which kinds of plugins are listed: the keys of `swift.plugins.kinds.KINDS`,
 which need more imports than finding plugins does."""
@@ -50,7 +51,7 @@ class PluginEntry:
     @property
     def kind(self) -> str:
         """Return 'backend', 'exporter', ...: the kind's name, which its group has in the plural."""
-        return self.group.removeprefix("swift.").removesuffix("s")
+        return re.sub("ies$", "y", self.group.removeprefix("swift.")).removesuffix("s")
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r} ({self.distribution} {self.version})"

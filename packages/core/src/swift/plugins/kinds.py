@@ -50,6 +50,11 @@ class Kind:
     """Whether a plain function serves as well."""
 
     @property
+    def group(self) -> str:
+        """Return the group of entry points: the name in the plural."""
+        return f"swift.{self.name.removesuffix('y')}ies" if self.name.endswith("y") else f"swift.{self.name}s"
+
+    @property
     def has_hooks(self) -> bool:
         """Return whether plugins of this kind implement hooks."""
         return self.contract.__module__ == hookspecs.__name__
@@ -82,7 +87,7 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    f"swift.{kind.name}s": kind
+    kind.group: kind
     for kind in (
         Kind(
             "backend",
@@ -141,6 +146,13 @@ KINDS: dict[str, Kind] = {
         ),
         Kind("planner", "chooses backend and layout (`--backend auto`)", contracts.Planner),
         Kind("command", "adds a command (`swift NAME`)", contracts.Command, adapt=as_command),
+        Kind(
+            "vocabulary",
+            "knows the configuration files and names of a third-party program (`swift config import FILE`)",
+            contracts.Vocabulary,
+            optional=("program_of", "read", "translate", "advice"),
+            further=check.check_vocabulary,
+        ),
     )
 }
 """Entry-point group → the kind of plugin that is registered in it."""

@@ -28,6 +28,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "demo": "demo",
         "plan": "plan",
     },
+    "swift.vocabularies": {"programs": "migrate"},
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 PACKAGES = frozenset(
@@ -45,7 +46,7 @@ TRANSFORMERS = "transformers"
 """The inference engine in the process itself, of swift-infer."""
 ENGINE_EXTRAS = ("vllm", "vllm-cpu")
 """Extras of swift-core that bring it, for GPUs and for the CPU, to name where its plugin is not installed."""
-MARKS: dict[str, tuple[str, ...]] = {
+CHECKPOINT_MARKS: dict[str, tuple[str, ...]] = {
     "deepspeed": ("latest", "latest_universal", "global_step*"),
     "megatron": ("iter_*",),
 }

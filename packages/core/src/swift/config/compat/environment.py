@@ -12,7 +12,7 @@ _RERANKER = {
     "MAX_POSITIVE_SAMPLES": "max_positives",
     "MAX_NEGATIVE_SAMPLES": "max_negatives",
 }
-OPTIONS_OF: dict[str, dict[str, str]] = {
+VARIABLES_OF_OBJECTIVE: dict[str, dict[str, str]] = {
     "embedding": {
         "INFONCE_TEMPERATURE": "temperature",
         "INFONCE_USE_BATCH": "in_batch_negatives",
@@ -30,14 +30,14 @@ OPTIONS_OF: dict[str, dict[str, str]] = {
     },
 }
 """Objective → variable → the option that it sets."""
-MEDIA = {
+MEDIA_VARIABLES = {
     "MAX_PIXELS": "data.max_pixels",
     "MIN_PIXELS": "data.min_pixels",
     "FPS": "data.video_fps",
     "FPS_MAX_FRAMES": "data.video_max_frames",
 }
 """Variable → the key that it sets for any objective."""
-IGNORED_MEDIA = {
+IGNORED_MEDIA_VARIABLES = {
     **dict.fromkeys(
         ("VIDEO_MAX_PIXELS", "VIDEO_MIN_PIXELS", "VIDEO_TOTAL_PIXELS", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM"),
         "--max_pixels and --min_pixels limit images and frames",
@@ -53,9 +53,13 @@ _SMALLEST_GROUP = "LISTWISE_RERANKER_MIN_GROUP_SIZE"
 def set_by_environment(merged: dict[str, Assignment], environment: Mapping[str, str]) -> list[str]:
     """Set the keys of variables that neither flags nor files set; return a note for each variable."""
     objective, loss = merged.get("objective.name"), merged.get("objective.loss")
-    notes = [_set(merged, environment, variable, key) for variable, key in MEDIA.items() if environment.get(variable)]
-    notes += [f"{name} has no effect: {why}." for name, why in IGNORED_MEDIA.items() if environment.get(name)]
-    options = OPTIONS_OF.get("" if objective is None else str(objective.value), {})
+    notes = [
+        _set(merged, environment, variable, key)
+        for variable, key in MEDIA_VARIABLES.items()
+        if environment.get(variable)
+    ]
+    notes += [f"{name} has no effect: {why}." for name, why in IGNORED_MEDIA_VARIABLES.items() if environment.get(name)]
+    options = VARIABLES_OF_OBJECTIVE.get("" if objective is None else str(objective.value), {})
     if "LISTWISE_RERANKER_TEMPERATURE" in options and environment.get(_SMALLEST_GROUP, "2") not in ("", "2"):
         raise ConfigError(
             f"{_SMALLEST_GROUP} {environment[_SMALLEST_GROUP]} is not supported: every query with at least two "

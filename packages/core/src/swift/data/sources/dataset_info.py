@@ -11,7 +11,7 @@ from swift.data.sources.rows import Source
 from swift.errors import DataError
 from swift.untrusted import inside, json_kind, read_json_object, shown
 
-FILE = "dataset_info.json"
+DATASET_INFO_FILE = "dataset_info.json"
 
 _ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "history": "history"}
 _SHAREGPT = {"messages": "messages"}
@@ -40,7 +40,7 @@ def find_entry(name: str, folder: Path) -> Source | None:
     path = Path(name)
     siblings = [(folder / path.parent, path.name)] if path.parent != Path() else []
     for directory, key in [(folder, name), (folder / "data", name), *siblings]:
-        entries = _read(directory / FILE)
+        entries = _read(directory / DATASET_INFO_FILE)
         if key in entries:
             return _entry(key, entries[key], directory)
     return None
@@ -48,13 +48,13 @@ def find_entry(name: str, folder: Path) -> Source | None:
 
 def entry_names(folder: Path) -> list[str]:
     """Return the names of data sets in the folder's own file; none where the file is another kind of index."""
-    entries = _read(folder / FILE)
+    entries = _read(folder / DATASET_INFO_FILE)
     return [name for name, entry in entries.items() if any(isinstance(entry.get(key), str) for key in _WHERE)]
 
 
 def known_names(folder: Path) -> list[str]:
     """Return all names that `find_entry` would find without a folder in front."""
-    return [name for directory in (folder, folder / "data") for name in _read(directory / FILE)]
+    return [name for directory in (folder, folder / "data") for name in _read(directory / DATASET_INFO_FILE)]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _entry(name: str, entry: Mapping[str, Any], directory: Path) -> Source:
-    where = f"The entry '{shown(name)}' of {shown(directory / FILE)}"
+    where = f"The entry '{shown(name)}' of {shown(directory / DATASET_INFO_FILE)}"
     _check_types(where, entry)
     formatting = entry.get("formatting") or "alpaca"
     if formatting not in _DEFAULTS:

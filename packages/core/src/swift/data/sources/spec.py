@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from swift.data.sources.dataset_info import FILE, entry_names, find_entry, known_names
+from swift.data.sources.dataset_info import DATASET_INFO_FILE, entry_names, find_entry, known_names
 from swift.data.sources.rows import Source
 from swift.errors import DataError, did_you_mean, listed
 from swift.remote.urls import is_remote
@@ -74,7 +74,7 @@ def by_index(source: Source) -> Source:
         return source
     if len(names) > 1:
         raise DataError(
-            f"'{shown(source.text)}' has a {FILE} with {len(names)} data sets, and one has to be named.",
+            f"'{shown(source.text)}' has a {DATASET_INFO_FILE} with {len(names)} data sets, and one has to be named.",
             hint=f"Type --dataset {_typed(source.text)}/NAME. It has: {_listed(names)}.",
         )
     entry = find_entry(names[0], folder)
@@ -95,7 +95,7 @@ def _refuse_unknown_entry(body: str, folder: Path) -> None:
     if not found:
         return
     names = [each for own in found.values() for each in own]
-    indexes = " or ".join(shown(str(candidate / FILE)) for candidate in found)
+    indexes = " or ".join(shown(str(candidate / DATASET_INFO_FILE)) for candidate in found)
     at_hub = f" From the Hugging Face hub: --dataset hf::{body}" if _HUB_ID.fullmatch(body.partition(":")[0]) else ""
     raise DataError(
         f"There is no data set '{shown(name)}' in {indexes}.{did_you_mean(name, names)}",
@@ -133,7 +133,7 @@ def _inside(text: str, base: Path, subset: str, limit: int | None) -> Source:
     path = inside(base, subset, DataError, source=f"The data set '{shown(text)}'") if subset else base
     if subset in entry_names(base):
         raise DataError(
-            f"'{shown(subset)}' is a name of {shown(str(base / FILE))}, which follows a slash.",
+            f"'{shown(subset)}' is a name of {shown(str(base / DATASET_INFO_FILE))}, which follows a slash.",
             hint=f"Did you mean --dataset {_typed(text).removesuffix(':' + subset)}/{shown(subset)}?",
         )
     if not subset or not _exists(base, subset):

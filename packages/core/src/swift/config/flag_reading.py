@@ -1,0 +1,76 @@
+"""Meanings of single flags, for those who translate configurations of third-party programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from swift.config.aliases import aliases
+from swift.config.compat import online
+from swift.config.compat.meanings import NotNeeded, Refused
+from swift.config.compat.table import third_party_flag
+from swift.config.draft import NOTE
+from swift.config.values import names_in
+from swift.errors import SwiftError
+
+
+@dataclass(frozen=True)
+class FlagReading:
+    """What a flag means with a value: what it sets, why it is not needed, or why it is refused."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Key → value. A flag whose meaning depends on the rest of the configuration stays as it is."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The same for keys that nothing else sets."""
+    not_needed: str = ""
+    """Why, as the end of a sentence; empty otherwise."""
+    refused: str = ""
+    """Why, as a sentence; empty otherwise."""
+    secret: bool = False
+    """Whether the value must not be shown."""
+
+
+def read_flag(name: str, value: Any) -> FlagReading | None:
+    """Return the meaning of a flag that swift has besides the names of keys; None where it has none."""
+    alias = aliases().get(name.replace("-", "_"))
+    if alias is None:
+        return None
+    if alias.arity == "list":
+        value = tuple(names_in(value))
+    elif alias.arity == "value" and isinstance(value, bool):
+        value = str(value).lower()
+    try:
+        settings = alias.translate(name, value)
+    except SwiftError as error:
+        return FlagReading(refused=error.message)
+    note = settings.pop(NOTE, "")
+    plain = {key: list(meant) if isinstance(meant, tuple) else meant for key, meant in settings.items()}
+    return FlagReading(
+        # A request (`@...`) is resolved once the whole configuration is known.
+        {name if key.startswith("@") else key: meant for key, meant in plain.items() if not key.startswith("?")},
+        {key[1:]: meant for key, meant in plain.items() if key.startswith("?")},
+        not_needed=str(note),
+    )
+
+
+def read_third_party_flag(name: str, value: Any) -> FlagReading | None:
+    """Return the meaning of a flag of a third-party program that swift does not have; None for an unknown one."""
+    meaning = third_party_flag(name.replace("-", "_"))
+    if meaning is None:
+        return None
+    if isinstance(meaning, NotNeeded):
+        return FlagReading(not_needed=meaning.note)
+    try:
+        meaning.check(name, value)
+    except SwiftError:
+        secret = isinstance(meaning, Refused) and meaning.secret
+        return FlagReading(refused=meaning.reason, secret=secret)
+    return FlagReading(not_needed="matches what swift does")
+
+
+def flags_of_rewards() -> frozenset[str]:
+    """Return the flags of objectives that learn from rewards."""
+    return frozenset(
+        flag for rows in ((flags for flags, *_ in online.FLAGS), online.ROWS) for flags in rows for flag in flags
+    )

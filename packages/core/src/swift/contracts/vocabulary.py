@@ -1,0 +1,133 @@
+"""Interface of vocabularies: what swift understands of a third-party training program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+TrainingCommand = Literal["pt", "sft", "rlhf", "train"]
+
+
+@dataclass(frozen=True)
+class ThirdPartyRun:
+    """The settings of one training run of a third-party program, as they were read."""
+
+    program: str
+    """The program's name, for messages."""
+    values: dict[str, Any]
+    source: str
+    """The file, with the line of the command if there are several, or the command itself."""
+    command: str = ""
+    """The program's command; empty where the settings determine it."""
+    folder: Path = field(default_factory=Path)
+    """A folder that relative paths may start from, besides the working folder."""
+    processes: int = 1
+    remarks: tuple[tuple[str, Any, str], ...] = ()
+    """(key, value, reason) of settings that could not be read, and change the run."""
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A setting that was not imported unchanged, and why."""
+
+    key: str
+    value: Any
+    text: str
+    kind: Literal["lost", "changed", "unneeded"]
+
+
+@dataclass(frozen=True)
+class TranslatedValue:
+    """The value of a key of swift, and the setting that it comes from."""
+
+    value: Any
+    origin: str
+
+
+class TranslatedRun:
+    """A run of a third-party program in swift's keys: what is set, and a remark about every other setting."""
+
+    def __init__(self, recipe: ThirdPartyRun) -> None:
+        self.recipe = recipe
+        self.command: TrainingCommand = "sft"
+        self.settings: dict[str, TranslatedValue] = {}
+        self.remarks: list[Remark] = []
+        self.processes = recipe.processes
+        self.flags: list[str] = []
+        """Flags to type after the file, for keys that a file cannot set."""
+        self.empty: list[str] = []
+        """Settings that are empty or off, which mean nothing."""
+        for key, value, text in recipe.remarks:
+            self.lose(key, value, text)
+
+    def set(self, key: str, value: Any, origin: str) -> None:
+        """Set a key of swift, or one of its flags; `origin` is the third-party setting."""
+        self.settings[key] = TranslatedValue(value, origin)
+
+    def lose(self, key: str, value: Any, text: str) -> None:
+        """Note a setting that is not imported and would change the run."""
+        self.remarks.append(Remark(key, value, text, "lost"))
+
+    def changed(self, key: str, value: Any, text: str) -> None:
+        """Note a setting that has another meaning here, or is left to swift."""
+        self.remarks.append(Remark(key, value, text, "changed"))
+
+    def unneeded(self, key: str, value: Any, text: str) -> None:
+        """Note a setting that does not change the training."""
+        self.remarks.append(Remark(key, value, text, "unneeded"))
+
+    @property
+    def lost(self) -> list[Remark]:
+        """Return the remarks about settings that are not imported."""
+        return [remark for remark in self.remarks if remark.kind == "lost"]
+
+    @property
+    def read_with_others(self) -> list[str]:
+        """Return the settings that were read together with others, and appear in no key or remark."""
+        named = {each.origin for each in self.settings.values()} | {remark.key for remark in self.remarks}
+        return [key for key in self.recipe.values if key not in named and key not in self.empty]
+
+
+class Vocabulary:
+    """One vocabulary. The entry point in `swift.vocabularies` names a subclass, which is made without arguments.
+
+    Override what the program has: configuration files (`program_of`, `translate`), command lines and other files
+    (`starts`, `read`), a Python API (`advice`). Do not import torch.
+    """
+
+    starts: tuple[str, ...] = ()
+    """Words that a command line of the program begins with, so that `swift config import` takes it without quotes."""
+
+    def program_of(self, values: Mapping[str, Any]) -> str | None:
+        """Return the program whose configuration file has these values, which `swift sft FILE` refuses.
+
+        Return None for files of swift, for those of programs that the vocabulary does not know, and for those whose
+        keys are all flags of swift.
+        """
+        return None
+
+    def read(self, source: str) -> Sequence[ThirdPartyRun] | None:
+        """Return the training runs of a file, or of a command line; None for what the vocabulary does not know.
+
+        Without an override, YAML and JSON files that `program_of` knows have one run. Raise `swift.errors.NotTrainable`
+        for a file of the program that trains nothing.
+        """
+        from swift.config.files import read_settings
+
+        path = Path(source)
+        values = read_settings(path)
+        program = None if values is None else self.program_of(values)
+        return None if values is None or program is None else [ThirdPartyRun(program, values, source)]
+
+    def translate(self, run: ThirdPartyRun) -> TranslatedRun:
+        """Return a run that `read` returned in swift's keys. A remark names each setting that has none."""
+        raise NotImplementedError(f"{type(self).__name__} reads runs of {run.program}, and has no `translate`")
+
+    def advice(self, name: str) -> str | None:
+        """Return what to write instead of importing a name of the program from `swift`; None for unknown names.
+
+        A module of `swift` that only the program has is a name with a dot: `swift.llm`.
+        """
+        return None

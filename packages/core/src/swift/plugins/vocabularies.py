@@ -1,0 +1,124 @@
+"""Vocabularies as core calls them: errors name the vocabulary, and results are checked."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swift.contracts.vocabulary import ThirdPartyRun, TranslatedRun, Vocabulary
+from swift.errors import ConfigError, NotTrainable, PluginError, SwiftError
+from swift.plugins.blame import failing
+from swift.plugins.discover import ALLOW_LIST, list_plugins
+from swift.plugins.entry import PluginEntry
+from swift.plugins.known import install_command
+from swift.plugins.load import load
+from swift.plugins.return_values import returned
+from swift.untrusted import shown
+
+GROUP = "swift.vocabularies"
+PROGRAMS = "programs"
+"""The vocabulary of this project, to name what installs it."""
+PROGRAMS_TITLE = "ms-swift, the Trainer, LLaMA-Factory, axolotl, TRL, torchtune and NeMo"
+
+
+@dataclass(frozen=True)
+class ReadRun:
+    """A run of a third-party program, and the vocabulary that read it."""
+
+    run: ThirdPartyRun
+    _entry: PluginEntry
+    _vocabulary: Vocabulary
+
+    def translated(self) -> TranslatedRun:
+        """Return the run in swift's keys."""
+        with failing(self._entry, "translate"):
+            came = self._vocabulary.translate(self.run)
+        translated: TranslatedRun = returned(self._entry, "translate", came, TranslatedRun)
+        return translated
+
+
+def check_is_own(args: Iterable[str]) -> None:
+    """Raise `ConfigError` for a configuration file of a third-party program in the arguments of a command."""
+    from swift.config.files import read_yaml
+
+    for arg in args:
+        path = Path(arg)
+        if path.suffix not in (".yaml", ".yml") or not path.is_file():
+            continue
+        values = read_yaml(path)[0]
+        for entry, vocabulary in _vocabularies():
+            with failing(entry, "program_of"):
+                came = vocabulary.program_of(values)
+            program: str | None = returned(entry, "program_of", came, str | None)
+            if program is not None:
+                raise ConfigError(
+                    f"{shown(path)} is a configuration of {program}, not of swift.",
+                    hint=f"Type: swift config import {shlex.quote(arg)} --out run.yaml",
+                )
+
+
+def read_runs(source: str) -> list[ReadRun]:
+    """Return the training runs in a file or command line, from the first vocabulary that knows it."""
+    refusals: list[SwiftError] = []
+    for entry, vocabulary in _vocabularies():
+        try:
+            with failing(entry, "read"):
+                came = vocabulary.read(source)
+            runs: Sequence[ThirdPartyRun] | None = returned(entry, "read", came, Sequence[ThirdPartyRun] | None)
+        except PluginError:
+            raise
+        except SwiftError as error:  # another vocabulary may know it
+            refusals.append(error)
+            continue
+        if runs:
+            return [ReadRun(run, entry, vocabulary) for run in runs]
+    if refusals:
+        raise refusals[0]
+    raise NotTrainable(
+        f"No installed plugin knows {shown(source)} as a configuration or command of a third-party program.",
+        hint=programs_missing() or "See: swift plugins",
+    )
+
+
+def starts_command(word: str) -> bool:
+    """Return whether a word begins a command line of a third-party program, or sets a variable for it."""
+    if re.fullmatch(r"[A-Z_]+=\S*", word):
+        return True
+    return any(word in vocabulary.starts for _, vocabulary in _vocabularies())
+
+
+def advice(name: str) -> str | None:
+    """Return what to write instead of importing a name of a third-party program; None for an unknown one.
+
+    A vocabulary that fails here is passed over: `swift plugins --check` reports it.
+    """
+    for entry in _allowed():
+        try:
+            with failing(entry, "advice"):
+                instead = load(entry).object.advice(name)
+            if instead is not None:
+                return str(returned(entry, "advice", instead, str))
+        except SwiftError:
+            continue
+    return None
+
+
+def programs_missing() -> str:
+    """Return what brings the vocabulary of this project; empty where it is used."""
+    installed = [entry for entry in list_plugins(GROUP) if entry.name == PROGRAMS]
+    if any(entry.allowed for entry in installed):
+        return ""
+    if installed:
+        return f"{installed[0]} is installed, but {ALLOW_LIST} leaves it out."
+    return f"For {PROGRAMS_TITLE}, type: {install_command(GROUP, PROGRAMS)}"
+
+
+def _vocabularies() -> Iterator[tuple[PluginEntry, Vocabulary]]:
+    return ((entry, load(entry).object) for entry in _allowed())
+
+
+def _allowed() -> list[PluginEntry]:
+    return [entry for entry in list_plugins(GROUP) if entry.allowed]
