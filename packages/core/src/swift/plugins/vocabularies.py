@@ -84,7 +84,7 @@ def read_runs(source: str) -> list[ReadRun]:
 
 
 def starts_command(word: str) -> bool:
-    """Return whether a word begins a command line of a third-party program: its name, a launcher, a variable assignment."""
+    """Return whether a word begins a third-party command line: a program, a launcher, a variable assignment."""
     if re.fullmatch(r"[A-Z_]+=\S*", word):
         return True
     return any(word in vocabulary.starts for _, vocabulary in _vocabularies())
