@@ -43,6 +43,8 @@ LIGHT = (
     "swift_migrate.convert.command",
     "swift_migrate.imports",
     "swift_migrate.vocabulary",
+    "swift_rl.flags",
+    "swift_rl.vocabulary",
 )
 """Imported, with all that lies in them, without anything of HEAVY."""
 

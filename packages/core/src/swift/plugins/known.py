@@ -19,7 +19,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "ui": "ui",
         "watch": "ui",
     },
-    "swift.vocabularies": {"programs": "migrate"},
+    "swift.vocabularies": {"online": "rl", "programs": "migrate"},
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 PACKAGES = frozenset(

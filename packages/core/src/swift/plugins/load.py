@@ -142,7 +142,7 @@ def waiting_for(entry: PluginEntry, doing: str) -> Iterator[None]:
 
 
 def _check_core_requirement(entry: PluginEntry) -> None:
-    if not entry.requires_core:
+    if not entry.requires_core or entry.requires_core == f"=={__version__}":
         return
     from packaging.specifiers import SpecifierSet
 
