@@ -190,6 +190,15 @@ def test_without_vocabulary_package_is_named(monkeypatch: pytest.MonkeyPatch, tm
         import swift.llm  # noqa: F401
 
 
+@pytest.mark.usefixtures("without_migrate")
+@pytest.mark.parametrize("line", ["convert checkpoint-500 --out x", "config import trl sft --dataset_name d"])
+def test_missing_commands_name_package(line: str, tmp_path: Path) -> None:
+    """Without swift-migrate its commands name what to install."""
+    done = typed(line.split(), tmp_path)
+    assert done.code == 2
+    assert 'pip install "swift-core[migrate]"' in done.output
+
+
 def test_broken_file_of_arguments_is_refused(tmp_path: Path) -> None:
     """A file that is no YAML is refused before any vocabulary sees it."""
     (tmp_path / "broken.yaml").write_text("a: [")

@@ -264,7 +264,9 @@ def _aliases(brought: tuple[FlagTopic, ...]) -> dict[str, Alias]:
     for flags, key, arity, translate in _TRANSLATED:
         table.update({flag: Alias(flag, key, arity, translate) for flag in flags})
     for topic in brought:
-        added = {flag: Alias(flag, key, *how) for flags, key, *how in topic.flags for flag in flags}
+        added = {
+            flag: Alias(flag, key, arity, translate) for flags, key, arity, translate in topic.flags for flag in flags
+        }
         _check_new(topic, {*added, *(flag for flags in topic.meanings for flag in flags)}, table)
         table.update(added)
     return table
