@@ -24,7 +24,7 @@ from swift.cli.options import options_of
 from swift.config.aliases import flags_of
 from swift.config.compat.commands import TOPICS as COMMAND_TOPICS
 from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused
-from swift.config.compat.table import TOPICS
+from swift.config.compat.table import topics
 from swift.config.fields import Field, model_fields
 from swift.config.options import examples_of
 from swift.config.sections import Config, Section
@@ -32,6 +32,7 @@ from swift.plugins.discover import list_plugins
 from swift.plugins.entry import CORE
 from swift.plugins.kinds import KINDS
 from swift.plugins.load import load
+from swift.plugins.vocabularies import flag_topics
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 LISTED = (CORE, "swift-objectives")
@@ -139,7 +140,7 @@ def third_party_flags_page() -> str:
         "swift prints a note and ignores it. Otherwise swift refuses it and names what to type instead. The same "
         "applies to keys of a YAML file and to keyword arguments in Python.",
     ]
-    for topic, rows in {**TOPICS, **COMMAND_TOPICS}.items():
+    for topic, rows in {**topics(flag_topics()), **COMMAND_TOPICS}.items():
         parts += [f"## {topic}", "\n".join(["| flag | swift |", "|---|---|", *map(_third_party, rows, rows.values())])]
     return "\n\n".join(parts) + "\n"
 

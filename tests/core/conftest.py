@@ -71,6 +71,12 @@ def without_rl(monkeypatch: pytest.MonkeyPatch) -> None:
     _hide("swift-rl", monkeypatch)
 
 
+@pytest.fixture
+def without_migrate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """swift-migrate as if it were not installed, in this process."""
+    _hide("swift-migrate", monkeypatch)
+
+
 def _hide(distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
     discover = Distribution.discover
 

@@ -29,6 +29,7 @@ OF_PLUGINS = {
     "write-an-optimizer.md",
     "write-a-tuner.md",
     "write-a-command.md",
+    "write-a-vocabulary.md",
     "write-a-reward.md",
     "rollouts.md",
 }

@@ -27,7 +27,10 @@ class Grpo(PerSampleObjective):
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make it the only objective besides core's, until the patches are undone."""
+    """Make it the only objective besides core's, until the patches are undone.
+
+    Of swift-rl, whose objective may be installed, only the vocabulary `online` is allowed.
+    """
     info = folder / "stand_in_for_rl-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stand-in-for-rl\nVersion: 1.0\n")

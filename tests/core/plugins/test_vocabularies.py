@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from commands import typed
 
+from swift.config.parse import config_from_mapping, parse
 from swift.errors import ConfigError, PluginError, UsageError
 from swift.plugins import vocabularies
 
 ACME = """
-from swift.contracts import TranslatedRun, Vocabulary
+from swift.config import Refused, renamed, request
+from swift.contracts import FlagTopic, TranslatedRun, Vocabulary
 
 KEYS = {"checkpoint": "model.path", "rows": "dataset", "rate": "optim.lr"}
 
@@ -35,6 +37,31 @@ class Acme(Vocabulary):
 
     def advice(self, name):
         return "Write: from swift import Trainer" if name == "AcmeTrainer" else None
+
+
+class WithFlags(Acme):
+    def flags(self):
+        return FlagTopic(
+            "Acme",
+            flags=(
+                (("acme_rate", "rate_of_acme"), "optim.lr", "value", renamed("optim.lr")),
+                (("acme_epochs",), "train.epochs", "value", request("acme_epochs")),
+            ),
+            meanings={("acme_colour",): Refused("swift has one color.", "Leave it out.")},
+            losses={"acme_loss": {"objective.loss": "infonce"}},
+            settle=settle,
+        )
+
+
+def settle(merged, notes):
+    if (request := merged.pop("@acme_epochs", None)) is not None:
+        merged["train.epochs"] = request
+        notes.append(f"{request.source} counts from one.")
+
+
+class Rival(Acme):
+    def flags(self):
+        return FlagTopic("Acme", flags=((("learning_rate",), "optim.lr", "value", renamed("optim.lr")),))
 
 
 class Untyped(Acme):
@@ -114,6 +141,39 @@ def test_wrong_vocabulary_is_blamed(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         vocabularies.check_is_own([str(file)])
 
 
+def test_flags_of_vocabulary_set_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Flags, requests and values of a vocabulary are those of every command that trains, and no longer without it."""
+    with pytest.raises(ConfigError, match="Unknown flag --acme-rate"):
+        parse(["--acme-rate", "0.5"], "sft", complete=False)
+    install(monkeypatch, tmp_path, "WithFlags")
+    parsed = parse(["--acme-rate", "0.5", "--acme_epochs", "3"], "sft", complete=False)
+    assert (parsed.config.optim.lr, parsed.config.train.epochs) == (0.5, 3)
+    assert "--acme_epochs counts from one." in parsed.notes
+    assert config_from_mapping({"rate_of_acme": 0.25}, "sft").config.optim.lr == 0.25
+    with pytest.raises(ConfigError, match=r"--acme_colour red is not supported: swift has one color.\nLeave it out."):
+        parse(["--acme_colour", "red"], "sft", complete=False)
+    embedding = parse(["--task_type", "embedding", "--loss_type", "acme_loss"], "sft", complete=False)
+    assert embedding.objective_options.model_dump()["loss"] == "infonce"
+
+
+def test_flag_that_swift_has_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A vocabulary cannot change the meaning of a flag."""
+    install(monkeypatch, tmp_path, "Rival")
+    with pytest.raises(PluginError, match="adds the flag --learning_rate, which swift has already"):
+        parse(["--max_steps", "1"], "sft", complete=False)
+
+
+@pytest.mark.usefixtures("without_rl")
+def test_missing_objective_is_named_before_its_flags(tmp_path: Path) -> None:
+    """Without the package of an objective, its flags are unknown: the error names the package, not the flag."""
+    with pytest.raises(PluginError, match=r'grpo.* is not installed.\n.*"swift-core\[rl\]"'):
+        parse(["--num_generations", "4", "--rlhf_type", "grpo"], "rlhf", complete=False)
+    file = tmp_path / "grpo.yaml"
+    file.write_text("rlhf_type: grpo\nnum_generations: 4\n")
+    with pytest.raises(PluginError, match=r'grpo.* is not installed.\n.*"swift-core\[rl\]"'):
+        parse([str(file)], "rlhf", complete=False)
+
+
 def test_without_vocabulary_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without swift-migrate, an import says what to install, or that SWIFT_PLUGINS leaves it out."""
     file = install(monkeypatch, tmp_path, "Acme")
@@ -128,6 +188,15 @@ def test_without_vocabulary_package_is_named(monkeypatch: pytest.MonkeyPatch, tm
     vocabularies.check_is_own([str(file)])
     with pytest.raises(ImportError, match=r"swift-core\[migrate\]"):
         import swift.llm  # noqa: F401
+
+
+@pytest.mark.usefixtures("without_migrate")
+@pytest.mark.parametrize("line", ["convert checkpoint-500 --out x", "config import trl sft --dataset_name d"])
+def test_missing_commands_name_package(line: str, tmp_path: Path) -> None:
+    """Without swift-migrate its commands name what to install."""
+    done = typed(line.split(), tmp_path)
+    assert done.code == 2
+    assert 'pip install "swift-core[migrate]"' in done.output
 
 
 def test_broken_file_of_arguments_is_refused(tmp_path: Path) -> None:

@@ -76,7 +76,13 @@ def import_options(args: list[str]) -> ImportOptions:
     """Return the options of an import; a third-party command may be quoted or not."""
     from swift.cli.options import read_options
 
-    return read_options("config import", _quoted(args), ImportOptions).options
+    try:
+        return read_options("config import", _quoted(args), ImportOptions).options
+    except UsageError as error:  # a command whose program no vocabulary knows
+        from swift.plugins.vocabularies import programs_missing
+
+        error.hint = programs_missing() or error.hint
+        raise
 
 
 def _quoted(args: list[str]) -> list[str]:

@@ -11,25 +11,48 @@ if TYPE_CHECKING:
     from swift.config.compat.environment import IGNORED_MEDIA_VARIABLES as IGNORED_MEDIA_VARIABLES
     from swift.config.compat.environment import MEDIA_VARIABLES as MEDIA_VARIABLES
     from swift.config.compat.environment import VARIABLES_OF_OBJECTIVE as VARIABLES_OF_OBJECTIVE
+    from swift.config.compat.meanings import Default as Default
+    from swift.config.compat.meanings import Meaning as Meaning
+    from swift.config.compat.meanings import NotNeeded as NotNeeded
+    from swift.config.compat.meanings import Refused as Refused
+    from swift.config.compat.meanings import off as off
     from swift.config.compat.unsupported import ENGINE_OPTIONS as ENGINE_OPTIONS
+    from swift.config.compat.usual import renamed as renamed
+    from swift.config.compat.usual import request as request
+    from swift.config.compat.usual import switch as switch
+    from swift.config.draft import NOTE as NOTE
+    from swift.config.draft import Assignment as Assignment
+    from swift.config.draft import set_consistently as set_consistently
+    from swift.config.draft import whole_number as whole_number
     from swift.config.fields import core_fields as core_fields
     from swift.config.files import read_yaml as read_yaml
-    from swift.config.flag_reading import flags_of_rewards as flags_of_rewards
+    from swift.config.flag_reading import flags_of_plugins as flags_of_plugins
     from swift.config.flag_reading import read_flag as read_flag
     from swift.config.flag_reading import read_third_party_flag as read_third_party_flag
+    from swift.config.flags import Arity as Arity
+    from swift.config.flags import Settings as Settings
+    from swift.config.flags import TranslatedFlags as TranslatedFlags
+    from swift.config.flags import Translation as Translation
     from swift.config.tasks import problem_type_of as problem_type_of
+    from swift.config.values import as_switch as as_switch
+    from swift.config.values import literal as literal
     from swift.config.values import names_in as names_in
+    from swift.config.values import quoted as quoted
 
 __getattr__ = lazy_names(
     __name__,
     {
         "capabilities": "FEATURE_SWITCHES",
         "compat.environment": "IGNORED_MEDIA_VARIABLES MEDIA_VARIABLES VARIABLES_OF_OBJECTIVE",
+        "compat.meanings": "Default Meaning NotNeeded Refused off",
         "compat.unsupported": "ENGINE_OPTIONS",
+        "compat.usual": "renamed request switch",
+        "draft": "Assignment NOTE set_consistently whole_number",
         "fields": "core_fields",
         "files": "read_yaml",
-        "flag_reading": "flags_of_rewards read_flag read_third_party_flag",
+        "flag_reading": "flags_of_plugins read_flag read_third_party_flag",
+        "flags": "Arity Settings TranslatedFlags Translation",
         "tasks": "problem_type_of",
-        "values": "names_in",
+        "values": "as_switch literal names_in quoted",
     },
 )

@@ -8,15 +8,22 @@ begins with `?` is a default: it applies unless the same command or file sets th
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from swift.config.compat import fsdp, megatron, online, quantisation
+from swift.config.compat import fsdp, megatron, quantisation
 from swift.config.compat import translations as to
 from swift.config.compat.table import third_party_flags
 from swift.config.compat.unsupported import UNSUPPORTED_ATTENTION, UNSUPPORTED_DEVICES, UNSUPPORTED_LOSS_SCALES
 from swift.config.compat.usual import choice, renamed, request, switch, when_on
 from swift.config.fields import core_fields
 from swift.config.flags import Alias, Arity, FlagTable, TranslatedFlags
+from swift.config.plugin_flags import flag_topics
+from swift.errors import PluginError
+
+if TYPE_CHECKING:
+    from swift.contracts import FlagTopic
 
 _WITHOUT_SECTION: dict[str, tuple[str, ...]] = {
     "model": ("random_weights", "chat_template", "trust_remote_code", "num_labels", "labels", "problem_type"),
@@ -159,6 +166,11 @@ _TRANSLATED: TranslatedFlags = (
     (("trainable_parameters",), "tuner.train_only", "list", to.patterns("@trainable_parameters")),
     (("use_peft",), "tuner.kind", "switch", when_on({"tuner.kind": "lora"}, {"tuner.kind": "full"})),
     (("loss_type",), "objective.loss", "value", to.loss_type),
+    (("temperature",), "objective.temperature", "value", renamed("objective.temperature")),
+    (("gamma",), "objective.gamma", "value", renamed("objective.gamma")),
+    (("disable_dropout",), "tuner.dropout", "switch", to.no_dropout),
+    (("shuffle_dataset",), "data.shuffle", "switch", switch("data.shuffle")),
+    (("max_prompt_length",), "data.max_length", "value", request("max_prompt_length")),
     (("loss_scale",), "data.loss_on", "value", choice(to.LOSS_SCALES, UNSUPPORTED_LOSS_SCALES)),
     (("train_type", "tuner_type", "sft_type", "finetuning_type"), "tuner.kind", "value", to.tuner),
     (("optimizer", "optim"), "optim.name", "value", to.optimizer),
@@ -198,7 +210,6 @@ _TRANSLATED: TranslatedFlags = (
     *fsdp.FLAGS,
     *megatron.FLAGS,
     *quantisation.FLAGS,
-    *online.FLAGS,
     (("merge_lora",), "export.to", "switch", when_on({"export.to": "hf"})),
 )
 
@@ -217,9 +228,13 @@ ABOUT_COMMAND: dict[str, Arity] = dict.fromkeys(("config", "nproc", "nproc_per_n
 """Flags that configure the command instead of the run."""
 
 
-@cache
 def training_flags() -> FlagTable:
     """Return the flags of the commands that train."""
+    return _training_flags(flag_topics())
+
+
+@lru_cache(maxsize=16)
+def _training_flags(_brought: tuple[FlagTopic, ...]) -> FlagTable:
     return FlagTable(
         fields=core_fields(),
         aliases=aliases(),
@@ -233,9 +248,13 @@ def training_flags() -> FlagTable:
     )
 
 
-@cache
 def aliases() -> dict[str, Alias]:
     """Flag → alias."""
+    return _aliases(flag_topics())
+
+
+@lru_cache(maxsize=16)
+def _aliases(brought: tuple[FlagTopic, ...]) -> dict[str, Alias]:
     table = {}
     by_name = ((f"{section}.{name}", (name,)) for section, names in _WITHOUT_SECTION.items() for name in names)
     for key, flags in (*by_name, *_RENAMED.items()):
@@ -244,10 +263,32 @@ def aliases() -> dict[str, Alias]:
             table[flag] = Alias(flag, key, field.kind if field else "any", renamed(key), renames=True)
     for flags, key, arity, translate in _TRANSLATED:
         table.update({flag: Alias(flag, key, arity, translate) for flag in flags})
+    for topic in brought:
+        added = {
+            flag: Alias(flag, key, arity, translate) for flags, key, arity, translate in topic.flags for flag in flags
+        }
+        _check_new(topic, {*added, *(flag for flags in topic.meanings for flag in flags)}, table)
+        table.update(added)
     return table
 
 
-@cache
+def _check_new(topic: FlagTopic, added: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a flag of a vocabulary that swift has already."""
+    if taken := sorted({*known, *core_fields(), *ABOUT_COMMAND} & {*added}):
+        raise PluginError(
+            f"The vocabulary of {topic.title!r} adds the flag --{taken[0]}, which swift has already.",
+            hint="Leave it out of the vocabulary. If that is not yours, uninstall its package: see swift plugins",
+        )
+
+
 def flags_of(key: str) -> tuple[str, ...]:
     """Return the aliases that help shows next to a key."""
-    return tuple(flag for flag, alias in aliases().items() if alias.key == key)
+    return _by_key(flag_topics()).get(key, ())
+
+
+@lru_cache(maxsize=16)
+def _by_key(brought: tuple[FlagTopic, ...]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for flag, alias in _aliases(brought).items():
+        found.setdefault(alias.key, []).append(flag)
+    return {key: tuple(flags) for key, flags in found.items()}

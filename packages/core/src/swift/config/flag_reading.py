@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swift.config.aliases import aliases
-from swift.config.compat import online
 from swift.config.compat.meanings import NotNeeded, Refused
 from swift.config.compat.table import third_party_flag
 from swift.config.draft import NOTE
+from swift.config.plugin_flags import flag_topics
 from swift.config.values import names_in
 from swift.errors import SwiftError
 
@@ -69,8 +69,7 @@ def read_third_party_flag(name: str, value: Any) -> FlagReading | None:
     return FlagReading(not_needed="matches what swift does")
 
 
-def flags_of_rewards() -> frozenset[str]:
-    """Return the flags of objectives that learn from rewards."""
-    return frozenset(
-        flag for rows in ((flags for flags, *_ in online.FLAGS), online.ROWS) for flags in rows for flag in flags
-    )
+def flags_of_plugins() -> frozenset[str]:
+    """Return the flags that vocabularies of plugins add, those that they refuse included."""
+    rows = [names for topic in flag_topics() for names in (*(flags for flags, *_ in topic.flags), *topic.meanings)]
+    return frozenset(flag for names in rows for flag in names)

@@ -16,10 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from swift.config.aliases import COMMAND_OBJECTIVES, MACHINES, training_flags
+from swift.config.aliases import MACHINES, training_flags
 from swift.config.capabilities import check_capabilities, check_export
 from swift.config.compat.environment import set_by_environment
-from swift.config.compat.online import OWN_OPTIONS
 from swift.config.draft import Assignment, Draft, contradiction, merge, nest, source_of
 from swift.config.fields import core_fields, core_keys, default_options, model_fields, plugins_with
 from swift.config.files import read_yaml
@@ -27,17 +26,18 @@ from swift.config.flags import Flag, read_flags
 from swift.config.limits import MOST_PROCESSES
 from swift.config.objective_defaults import set_defaults
 from swift.config.options import RunsCode
+from swift.config.plugin_flags import flag_topics
 from swift.config.problems import config_error, subject
 from swift.config.requests import settle, settle_layer
 from swift.config.schedules import check_schedule
 from swift.config.sections import COPIES, DEFAULT_OBSERVERS, Config, OpenSection, Section
-from swift.config.tasks import TRAINED_BY, check_task, for_objective
+from swift.config.tasks import check_task, for_objective
 from swift.config.values import clipped, coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import failing
 from swift.plugins.discover import list_plugins, only_installed
 from swift.plugins.hooks import core_settings
-from swift.plugins.known import ONLINE_OBJECTIVES, PACKAGES
+from swift.plugins.known import KNOWN, PACKAGES
 from swift.plugins.load import (
     LoadedPlugin,
     find,
@@ -74,7 +74,11 @@ class Parsed:
 def parse(argv: Sequence[str], command: str, *, complete: bool = True) -> Parsed:
     """Return the run of `swift COMMAND ARGV`; `complete` requires a model and a data set."""
     table = training_flags()
-    line = read_flags(argv, table)
+    try:
+        line = read_flags(argv, table)
+    except ConfigError:
+        _check_owner(dict(zip((word.lstrip("-") for word in argv), argv[1:], strict=False)))
+        raise
     layer = Draft(table)
     for name, flag in line.flags.items():
         if name not in table.about_command:
@@ -117,11 +121,22 @@ def _config_file(flag: Flag | None, positional: list[str]) -> Path | None:
     return Path(files[0]) if files else None
 
 
+def _check_owner(settings: Mapping[str, Any]) -> None:
+    """Raise `PluginError` where the settings name a known objective that is not installed: it may own a flag."""
+    for flag in ("rlhf_type", "objective", "objective.name"):
+        if settings.get(flag) in KNOWN["swift.objectives"]:
+            find("swift.objectives", settings[flag])
+
+
 def _file_layer(path: Path | None) -> Draft:
     layer = Draft(training_flags())
     if path is not None:
         content, lines = read_yaml(path)
-        layer.add_mapping(content, {key: f"{path}:{line}" for key, line in lines.items()}, str(path))
+        try:
+            layer.add_mapping(content, {key: f"{path}:{line}" for key, line in lines.items()}, str(path))
+        except ConfigError:
+            _check_owner(content)
+            raise
     return layer
 
 
@@ -314,8 +329,8 @@ def _check_third_party(plugin: LoadedPlugin, section: str, values: BaseModel, so
     known = plugin.config_model.model_fields.keys() if plugin.config_model else set()
     for name in (values.model_extra or {}).keys() - known:
         key = f"{section}.{name}"
-        if section == "objective" and name in OWN_OPTIONS and not _takes_any(plugin):
-            raise _of_online_learning(subject(source(key), key), plugin)
+        if section == "objective" and not _takes_any(plugin):
+            _check_misplaced(name, subject(source(key), key), plugin)
         available_in = plugins_with(section, name) if key in core_fields() else _backends_with(section, name)
         if available_in:
             chosen = f"{section}.name" if "name" in core_keys(section) else f"{section}.kind"
@@ -342,23 +357,16 @@ def _backends_with(section: str, option: str) -> list[str]:
     return found
 
 
+def _check_misplaced(name: str, flag: str, plugin: LoadedPlugin) -> None:
+    """Refuse an option of the objectives that a vocabulary belongs to, with its hint."""
+    for topic in flag_topics():
+        if name in topic.options and topic.misplaced is not None:
+            raise topic.misplaced(flag, plugin.entry.name, plugin.entry.distribution in PACKAGES)
+
+
 def _takes_any(plugin: LoadedPlugin) -> bool:
     """Return whether the options of a plugin may have any name."""
     return plugin.config_model is not None and plugin.config_model.model_config.get("extra") == "allow"
-
-
-def _of_online_learning(flag: str, plugin: LoadedPlugin) -> ConfigError:
-    name = plugin.entry.name
-    if plugin.entry.distribution in PACKAGES and name not in ONLINE_OBJECTIVES:
-        return ConfigError(
-            f"{flag} is an option of online learning (grpo, ppo or gkd), but the objective is {name}.",
-            hint="Type swift rlhf --rlhf_type grpo or ppo to learn from rewards, --rlhf_type gkd to learn from a "
-            "teacher, or leave it out.",
-        )
-    return ConfigError(
-        f"{flag} is not an option of the objective {name}.",
-        hint="Type --rlhf_type grpo for rewards, environments of several turns and teachers, or leave it out.",
-    )
 
 
 def _name_objective(merged: dict[str, Assignment], command: str, notes: list[str]) -> None:

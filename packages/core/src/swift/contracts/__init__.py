@@ -55,6 +55,7 @@ from swift.contracts.schedule import BatchSchedule
 from swift.contracts.tuner import Acts, Trains, Tuner, TunerContext
 from swift.contracts.views import EVERY_VIEW, LossSums, ModelView, Need
 from swift.contracts.vocabulary import (
+    FlagTopic,
     Remark,
     ThirdPartyRun,
     TrainingCommand,
@@ -93,6 +94,7 @@ __all__ = [
     "ExpectedMemory",
     "ExportContext",
     "ExportRequest",
+    "FlagTopic",
     "ForwardResult",
     "ImagePrompt",
     "InferenceEngine",

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from swift.config.compat.meanings import Meaning
+    from swift.config.draft import Assignment
+    from swift.config.flags import Settings, TranslatedFlags
+    from swift.errors import ConfigError
 
 TrainingCommand = Literal["pt", "sft", "rlhf", "train"]
 
@@ -90,11 +96,34 @@ class TranslatedRun:
         return [key for key in self.recipe.values if key not in named and key not in self.empty]
 
 
+@dataclass(frozen=True, eq=False)
+class FlagTopic:
+    """Flags that a vocabulary adds to those of the commands that train.
+
+    `swift.config` has what its tables are made of: `renamed`, `switch`, `request`, `NotNeeded`, `Refused` and others.
+    """
+
+    title: str
+    """The heading in the documentation."""
+    flags: TranslatedFlags = ()
+    """Flags that set keys: (names, the key under which help lists them, how many values they take, translation)."""
+    meanings: Mapping[tuple[str, ...], Meaning] = field(default_factory=dict)
+    """Third-party flags without a key: not needed, accepted with some values, or refused."""
+    losses: Mapping[str, Settings | Meaning] = field(default_factory=dict)
+    """Further value of `--loss_type` → what it sets, or why it is refused."""
+    settle: Callable[[dict[str, Assignment], list[str]], None] | None = None
+    """Replaces requests (keys that begin with `@`) by keys once all settings are known, and adds notes for the user."""
+    options: frozenset[str] = frozenset()
+    """Options of the vocabulary's own objectives that no objective of core has."""
+    misplaced: Callable[[str, str, bool], ConfigError] | None = None
+    """(flag, name of the objective, whether it is swift's own) → the error for an option of `options` elsewhere."""
+
+
 class Vocabulary:
     """One vocabulary. The entry point in `swift.vocabularies` names a subclass, which is made without arguments.
 
     Override what the program has: configuration files (`program_of`, `translate`), command lines and other files
-    (`starts`, `read`), a Python API (`advice`). Do not import torch.
+    (`starts`, `read`), flags (`flags`), a Python API (`advice`). Do not import torch.
     """
 
     starts: tuple[str, ...] = ()
@@ -124,6 +153,10 @@ class Vocabulary:
     def translate(self, run: ThirdPartyRun) -> TranslatedRun:
         """Return a run that `read` returned in swift's keys. A remark names each setting that has none."""
         raise NotImplementedError(f"{type(self).__name__} reads runs of {run.program}, and has no `translate`")
+
+    def flags(self) -> FlagTopic | None:
+        """Return the flags that the vocabulary adds; None for none. Called for each command that trains."""
+        return None
 
     def advice(self, name: str) -> str | None:
         """Return what to write instead of importing a name of the program from `swift`; None for unknown names.

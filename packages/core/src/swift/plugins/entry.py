@@ -24,6 +24,7 @@ GROUPS = (
 """Groups of entry points, in the order in which kinds of plugins are listed: the keys of `swift.plugins.kinds.KINDS`,
 which need more imports than finding plugins does."""
 CORE = "swift-core"
+_PINNED = re.compile(rf"{CORE}(==[\d.]+)")
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,13 @@ def normal_name(name: str) -> str:
 
 
 def _requires_core(requirements: Iterable[str]) -> str | None:
+    on_core = [text for text in requirements if normal_name(text).startswith(CORE)]
+    if len(on_core) == 1 and (pinned := _PINNED.fullmatch(on_core[0])):
+        return pinned[1]  # as this project's packages do; reading other requirements takes long
     from packaging.requirements import InvalidRequirement, Requirement
 
     specifiers = []
-    for text in requirements:
-        if not normal_name(text).startswith(CORE):
-            continue
+    for text in on_core:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:

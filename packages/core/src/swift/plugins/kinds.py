@@ -148,9 +148,9 @@ KINDS: dict[str, Kind] = {
         Kind("command", "adds a command (`swift NAME`)", contracts.Command, adapt=as_command),
         Kind(
             "vocabulary",
-            "knows the configuration files and names of a third-party program (`swift config import FILE`)",
+            "knows third-party files (`swift config import FILE`), flags and names",
             contracts.Vocabulary,
-            optional=("program_of", "read", "translate", "advice"),
+            optional=("program_of", "read", "translate", "flags", "advice"),
             further=check.check_vocabulary,
         ),
     )

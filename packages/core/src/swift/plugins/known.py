@@ -28,7 +28,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "demo": "demo",
         "plan": "plan",
     },
-    "swift.vocabularies": {"programs": "migrate"},
+    "swift.vocabularies": {"online": "rl", "programs": "migrate"},
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 PACKAGES = frozenset(

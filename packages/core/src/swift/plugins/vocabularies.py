@@ -6,9 +6,10 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from swift.contracts.vocabulary import ThirdPartyRun, TranslatedRun, Vocabulary
+from swift.contracts.vocabulary import FlagTopic, ThirdPartyRun, TranslatedRun, Vocabulary
 from swift.errors import ConfigError, NotTrainable, PluginError, SwiftError
 from swift.plugins.blame import failing
 from swift.plugins.discover import ALLOW_LIST, list_plugins
@@ -88,6 +89,24 @@ def starts_command(word: str) -> bool:
     if re.fullmatch(r"[A-Z_]+=\S*", word):
         return True
     return any(word in vocabulary.starts for _, vocabulary in _vocabularies())
+
+
+def flag_topics() -> tuple[FlagTopic, ...]:
+    """Return the flags that vocabularies add, by the names of the vocabularies."""
+    return _flag_topics(tuple(_allowed()))
+
+
+@lru_cache(maxsize=16)
+def _flag_topics(entries: tuple[PluginEntry, ...]) -> tuple[FlagTopic, ...]:
+    found = []
+    for entry in entries:
+        vocabulary = load(entry).object
+        with failing(entry, "flags"):
+            came = vocabulary.flags()
+        topic: FlagTopic | None = returned(entry, "flags", came, FlagTopic | None)
+        if topic is not None:
+            found.append(topic)
+    return tuple(found)
 
 
 def advice(name: str) -> str | None:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from swift.config import flags_of_rewards, names_in
+from swift.config import flags_of_plugins, names_in
 from swift_migrate.imports.recipe import RecipeImport, is_off
 from swift_migrate.imports.rules import Rule, Table, absent, apply, to, unneeded
 
@@ -97,7 +97,7 @@ def _begin(run: RecipeImport, origin: str) -> None:
 
 def apply_flags(run: RecipeImport, table: Table) -> None:
     """Read the rest of a recipe by its table, and flags of online learning as flags."""
-    own = flags_of_rewards()
+    own = flags_of_plugins()
     rules: dict[str, Rule] = {name: rule for name, rule in table.items() if name not in own}
     apply(run, {**rules, **TABLE})
 

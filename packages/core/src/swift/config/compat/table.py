@@ -16,12 +16,17 @@ raises `ConfigError`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from swift.config.compat import megatron, online
+from swift.config.compat import megatron
 from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
 from swift.config.compat.unsupported import IN_BACKWARD, LITTLE_STATE
+from swift.config.plugin_flags import flag_topics
+
+if TYPE_CHECKING:
+    from swift.contracts import FlagTopic
 
 Rows = Mapping[tuple[str, ...], Meaning]
 
@@ -315,17 +320,25 @@ TOPICS: Mapping[str, Rows] = {
     "Model": MODEL,
     "Tuners": TUNERS,
     "Megatron": megatron.ROWS,
-    "Online learning": online.ROWS,
     "Output, checkpoints and the hub": RESULTS,
     "Processes": PROCESSES,
 }
-"""Heading in the documentation → rows."""
+"""Heading in the documentation → rows of core."""
 
 
-@cache
+def topics(brought: Iterable[FlagTopic]) -> dict[str, Rows]:
+    """Return heading → rows, of core and of vocabularies."""
+    return {**TOPICS, **{topic.title: topic.meanings for topic in brought}}
+
+
 def third_party_flags() -> dict[str, Meaning]:
     """Return flag → meaning for all rows."""
-    return {flag: meaning for rows in TOPICS.values() for flags, meaning in rows.items() for flag in flags}
+    return _third_party_flags(flag_topics())
+
+
+@lru_cache(maxsize=16)
+def _third_party_flags(brought: tuple[FlagTopic, ...]) -> dict[str, Meaning]:
+    return {flag: meaning for rows in topics(brought).values() for flags, meaning in rows.items() for flag in flags}
 
 
 def third_party_flag(flag: str) -> Meaning | None:

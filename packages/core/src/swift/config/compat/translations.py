@@ -9,14 +9,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from swift.config.compat.online import LOSSES as LOSSES_OF_GRPO
-from swift.config.compat.online import UNSUPPORTED_LOSSES as UNSUPPORTED_LOSSES_OF_GRPO
 from swift.config.compat.table import third_party_flags
 from swift.config.compat.unsupported import UNSUPPORTED_OPTIMIZERS, UNSUPPORTED_TUNERS
 from swift.config.compat.usual import choice
 from swift.config.draft import NOTE
 from swift.config.fields import core_fields
 from swift.config.flags import Settings, Translation
+from swift.config.plugin_flags import flag_topics
 from swift.config.sections import Shape
 from swift.config.values import as_number, as_switch, coerce, divided, quoted
 from swift.errors import ConfigError
@@ -93,11 +92,20 @@ def loss_type(source: str, value: Any) -> Settings:
         return {NOTE: "is not needed: it is the loss of sft and pt."}
     if str(value).lower() == "dft":
         third_party_flags()["use_dft_loss"].check(source, value)
-    if (name := str(value).lower()) in LOSSES_OF_GRPO:
-        return {"objective.loss_type": name}
-    if name in UNSUPPORTED_LOSSES_OF_GRPO:
-        UNSUPPORTED_LOSSES_OF_GRPO[name].check(source, value)
+    name = str(value).lower()
+    for topic in flag_topics():
+        if (meant := topic.losses.get(name)) is not None:
+            if isinstance(meant, Mapping):
+                return dict(meant)
+            return {NOTE: meant.check(source, value)}
     return LOSSES_OF_RERANKERS.get(name, {"objective.loss": value})
+
+
+def no_dropout(source: str, value: Any) -> Settings:
+    """Turn off the dropout of adapters."""
+    if not as_switch(value, source):
+        return {}
+    return {"tuner.dropout": 0.0, NOTE: "sets tuner.dropout to 0; the model's own dropout comes from its config.json."}
 
 
 def truncation(_source: str, value: Any) -> Settings:

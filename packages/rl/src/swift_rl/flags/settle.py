@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from swift.config.draft import Assignment, set_consistently, whole_number
-from swift.config.values import as_switch, literal, quoted
+from swift.config import Assignment, as_switch, literal, quoted, set_consistently, whole_number
 from swift.errors import ConfigError
-from swift.plugins.known import ENGINE, ENGINE_TITLE, ONLINE_OBJECTIVES, TRANSFORMERS
 from swift.untrusted import parse_json
 
+_VLLM, _VLLM_TITLE, _TRANSFORMERS = "vllm", "vLLM", "transformers"
 Merged = dict[str, Assignment]
 _ENVIRONMENT = "objective.environment"
 _ROLLOUT_ENGINE, _STEPS = "objective.rollout_engine", "objective.steps_per_generation"
@@ -26,7 +25,6 @@ def settle_online(merged: Merged, notes: list[str]) -> None:
     _engine(merged, notes)
     _engine_settings(merged, notes)
     _steps(merged, notes)
-    _prompts(merged)
 
 
 def _environment(merged: Merged, notes: list[str]) -> None:
@@ -57,7 +55,7 @@ def _engine(merged: Merged, notes: list[str]) -> None:
     if use is None and mode is None and not servers:
         return
     if use is not None and not as_switch(use.value, use.source):
-        merged.setdefault(_ROLLOUT_ENGINE, Assignment(TRANSFORMERS, use.source))
+        merged.setdefault(_ROLLOUT_ENGINE, Assignment(_TRANSFORMERS, use.source))
         others = [each.source for each in (mode, *servers.values()) if each is not None]
         if others:
             notes.append(f"{_named(others)} no effect: {use.source} is false.")
@@ -68,10 +66,10 @@ def _engine(merged: Merged, notes: list[str]) -> None:
         assert mode is not None
         raise ConfigError(f"{mode.source} must be colocate or server, not {quoted(mode.value)}.")
     on_servers = name == "server" or (name in (None, "none") and bool(servers.keys() - {"port"}))
-    engine = ",".join(_addresses(servers)) if on_servers else ENGINE
+    engine = ",".join(_addresses(servers)) if on_servers else _VLLM
     if servers and not on_servers:
         typed = _named(each.source for each in servers.values())
-        notes.append(f"{typed} no effect: --vllm_mode colocate runs {ENGINE_TITLE} in the process that trains.")
+        notes.append(f"{typed} no effect: --vllm_mode colocate runs {_VLLM_TITLE} in the process that trains.")
     set_consistently(merged, _ROLLOUT_ENGINE, engine, request.source)
 
 
@@ -108,12 +106,12 @@ def _engine_settings(merged: Merged, notes: list[str]) -> None:
             raise ConfigError(f"{whole.source} must be a JSON object, not {quoted(whole.value)}.")
         requests |= {str(name): Assignment(value, whole.source) for name, value in content.items()}
     engine = merged.get(_ROLLOUT_ENGINE)
-    if engine is not None and str(engine.value) == ENGINE:
+    if engine is not None and str(engine.value) == _VLLM:
         for name, each in requests.items():
             set_consistently(merged, f"objective.rollout_options.{name}", literal(each.value), each.source)
     elif requests:
         typed = _named(each.source for each in requests.values())
-        notes.append(f"{typed} no effect: {ENGINE_TITLE} does not run in this process (--use_vllm true).")
+        notes.append(f"{typed} no effect: {_VLLM_TITLE} does not run in this process (--use_vllm true).")
 
 
 def _steps(merged: Merged, notes: list[str]) -> None:
@@ -160,21 +158,6 @@ def _rows(merged: Merged, request: Assignment) -> int:
             hint=f"Type --global_batch_size N, or --{_STEPS} N for a round of N optimizer steps.",
         )
     return whole_number(rows)
-
-
-def _prompts(merged: Merged) -> None:
-    """Read the limit of prompts as `data.max_length` for objectives that read prompts."""
-    request = merged.pop("@max_prompt_length", None)
-    if request is None or str(request.value).lower() in ("none", "null"):
-        return
-    objective = merged.get("objective.name")
-    if objective is None or objective.value not in ONLINE_OBJECTIVES:
-        raise ConfigError(
-            f"{request.source} is not supported: prompt and completion have one limit together.",
-            hint="Type --max_length N",
-        )
-    set_consistently(merged, "data.max_length", request.value, request.source)
-    merged.setdefault("data.truncation", Assignment("left", request.source))
 
 
 def _named(sources: Iterable[str]) -> str:

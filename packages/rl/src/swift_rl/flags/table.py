@@ -8,12 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
-from swift.config.compat.unsupported import ENGINE_OPTIONS
-from swift.config.compat.usual import renamed, request, switch
-from swift.config.draft import NOTE
-from swift.config.flags import Arity, Settings, TranslatedFlags, Translation
-from swift.config.values import as_switch, quoted
+from swift.config import (
+    ENGINE_OPTIONS,
+    NOTE,
+    Arity,
+    Default,
+    Meaning,
+    NotNeeded,
+    Refused,
+    Settings,
+    TranslatedFlags,
+    Translation,
+    as_switch,
+    off,
+    quoted,
+    renamed,
+    request,
+    switch,
+)
 from swift.errors import ConfigError
 
 OPTIONS: Mapping[str, Arity] = {
@@ -23,7 +35,7 @@ OPTIONS: Mapping[str, Arity] = {
             "delta", "cispo_bound", "sapo_temperature_pos", "sapo_temperature_neg", "advantage_eps", "kl_estimator",
             "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold",
             "off_policy_sequence_mask_delta", "top_entropy_quantile", "num_generations", "num_generations_eval",
-            "max_completion_length", "temperature", "eval_temperature", "top_p", "rollout_engine", "rollout_staleness",
+            "max_completion_length", "eval_temperature", "top_p", "rollout_engine", "rollout_staleness",
             "rollout_batch_size", "rollout_tolerance", "max_idle_rounds",
             "cosine_min_len_value_wrong", "cosine_max_len_value_wrong",
             "cosine_min_len_value_correct", "cosine_max_len_value_correct", "cosine_max_len", "repetition_n_grams",
@@ -34,7 +46,7 @@ OPTIONS: Mapping[str, Arity] = {
             "rollout_importance_sampling_min", "rollout_importance_sampling_aggregate", "environment",
             "environment_weight", "max_turns", "completion_length_limit_scope", "environment_timeout",
             "episode_timeout", "template_drift",
-            "num_ppo_epochs", "num_mini_batches", "gamma", "lam", "kl_coef", "kl_target", "kl_horizon",
+            "num_ppo_epochs", "num_mini_batches", "lam", "kl_coef", "kl_target", "kl_horizon",
             "missing_eos_penalty", "cliprange", "cliprange_value", "vf_coef", "critic_model", "critic_lr",
             "critic_warmup", "critic", "ref_model_mixup_alpha", "ref_model_sync_steps",
             "teacher_model", "teacher_adapters", "teacher_engine", "teacher_dtype", "teacher_device",
@@ -80,7 +92,6 @@ OWN_OPTIONS = frozenset(
         "teacher_model_server",
         "gkd_logits_topk",
     }
-    - {"temperature", "gamma"}
 )
 """Options of online learning that no objective of core has."""
 LOSSES = ("dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo", "bnpo")
@@ -144,12 +155,6 @@ def _staleness(source: str, value: Any) -> Settings:
     return {"objective.rollout_staleness": 1 if as_switch(value, source) else 0}
 
 
-def _no_dropout(source: str, value: Any) -> Settings:
-    if not as_switch(value, source):
-        return {}
-    return {"tuner.dropout": 0.0, NOTE: "sets tuner.dropout to 0; the model's own dropout comes from its config.json."}
-
-
 def _scheduler(_source: str, value: Any) -> Settings:
     """Read a multi-turn scheduler as the environment; `gym_scheduler` only requires one."""
     return {"@gym_scheduler" if value == "gym_scheduler" else "objective.environment": value}
@@ -169,9 +174,6 @@ FLAGS: TranslatedFlags = (
     (("teacher_model_server",), "objective.teacher_model_server", "list", _addresses),
     (("vllm_importance_sampling_correction",), "objective.rollout_importance_sampling_mode", "switch", _correction),
     (("async_generate",), "objective.rollout_staleness", "switch", _staleness),
-    (("disable_dropout",), "tuner.dropout", "switch", _no_dropout),
-    (("shuffle_dataset",), "data.shuffle", "switch", switch("data.shuffle")),
-    (("max_prompt_length",), "data.max_length", "value", request("max_prompt_length")),
     *(((name,), _OF_NO_KEY, "value", request(name)) for name in ("steps_per_generation", "generation_batch_size")),
     (("multi_turn_scheduler",), "objective.environment", "value", _scheduler),
     (("use_gym_env",), "objective.environment", "switch", request("use_gym_env")),
