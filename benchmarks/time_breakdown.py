@@ -109,10 +109,9 @@ def _alternate(settings: Mapping[str, Any], rounds: int) -> Turns:
 
     torch.set_num_threads(1)
     os.environ["KINETO_LOG_LEVEL"] = "99"
-    time_breakdown.COST = float("inf")
     time_breakdown.FIRST = len(TURNS)
     first = len(TURNS)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, time_breakdown.measured_at_any_cost():
         run = {
             "model.path": str(MODEL), "data.train": str(CHATS), "tuner.kind": "full", "train.micro_batch": 8,
             "train.max_steps": first + len(TURNS) * rounds, "train.eval_strategy": "no", "checkpoint.save_last": False,

@@ -43,6 +43,24 @@ def test_lazy_and_type_checking_imports_break_nothing(workspace: Path) -> None:
     assert import_rules.main(workspace) == 0
 
 
+@pytest.mark.parametrize(("extras", "broken"), [('kit = ["swift-backend-fsdp==1"]', 0), ("", 1)])
+def test_packages_may_import_what_extras_bring(
+    extras: str, broken: int, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_rules, "PUBLIC", ("swift.errors", "swift_backend_fsdp"))
+    declares = f'[project]\ndependencies = ["swift-core==1"]\n[project.optional-dependencies]\n{extras}\n'
+    (workspace / "packages" / "swift_backend_megatron" / "pyproject.toml").write_text(declares)
+    write(workspace, "swift_backend_megatron", kit="import swift_backend_fsdp\n")
+    assert import_rules.main(workspace) == broken
+
+
+def test_extras_of_core_allow_no_import(workspace: Path) -> None:
+    declares = '[project]\ndependencies = []\n[project.optional-dependencies]\nfsdp = ["swift-backend-fsdp==1"]\n'
+    (workspace / "packages" / "swift" / "pyproject.toml").write_text(declares)
+    write(workspace, "swift", engine="import swift_backend_fsdp\n")
+    assert import_rules.main(workspace) == 1
+
+
 PUBLIC_ONLY = "may import only the public modules of swift"
 AT_ONCE = "torch is imported at once by"
 FORBIDDEN = [

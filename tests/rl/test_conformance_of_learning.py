@@ -10,7 +10,7 @@ import pytest
 from commands import typed
 from kit_cases import WHOLE_KIT
 
-from swift.cli import demo_online
+from swift_demo import online_demo
 from swift_demo.model import write_model
 from swift_testing.tokenizer import byte_tokenizer
 
@@ -38,8 +38,8 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of `swift demo --task grpo`, whose model goes on talking after the number seven times in ten."""
     out = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo_online, "REWARD_STEPS", 1)
-        patch.setattr(demo_online, "GOAL", 0.0)
+        patch.setattr(online_demo, "REWARD_STEPS", 1)
+        patch.setattr(online_demo, "GOAL", 0.0)
         ended = typed(["demo", "--task", "grpo", "--out", str(out / "demo")], out)
     assert ended.code == 0, ended.output
     file = out / "demo" / "reward.py"
@@ -53,7 +53,7 @@ def test_ppo_learns_rewarded_numbers_not_noise(
     talker: Path, tmp_path: Path, reward: str, steps: int, least: float, most: float
 ) -> None:
     """PPO learns the numbers that are rewarded, and none from noise."""
-    (learned,) = (talker / "runs").glob(f"*/examples/checkpoint-{demo_online.EXAMPLE_STEPS}")
+    (learned,) = (talker / "runs").glob(f"*/examples/checkpoint-{online_demo.EXAMPLE_STEPS}")
     told = (
         f"ppo --model {learned} --dataset {talker}/prompts.jsonl --val_dataset {talker}/held_out.jsonl --reward_funcs "
         f"{talker}/reward.py:digits {talker}/reward.py:noise --reward_weights {int(reward == 'digits')} "

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from commands import typed
 
-from swift.cli import demo_online
+from swift_demo import online_demo
 
 
 @pytest.mark.full
 def test_the_demo_shows_how_a_reward_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of the demo's steps, and the better part of what it reaches."""
-    monkeypatch.setattr(demo_online, "EXAMPLE_STEPS", 120)
-    monkeypatch.setattr(demo_online, "REWARD_STEPS", 12)
-    monkeypatch.setattr(demo_online, "GOAL", 0.65)
+    monkeypatch.setattr(online_demo, "EXAMPLE_STEPS", 120)
+    monkeypatch.setattr(online_demo, "REWARD_STEPS", 12)
+    monkeypatch.setattr(online_demo, "GOAL", 0.65)
     ended = typed(["demo", "--task", "grpo", "--out", str(tmp_path / "demo")], tmp_path)
     assert ended.code == 0, ended.output
     (said,) = re.findall(r"Reward on held-out prompts: ([\d.]+) before, ([\d.]+) after", ended.output)
