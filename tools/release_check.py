@@ -46,7 +46,6 @@ JOBS: dict[str, tuple[str, ...]] = {
     "deepspeed": ("sft {small} --backend deepspeed",),
     "megatron": ("sft {small} --backend megatron",),
     "rl": ("rlhf {small} --rlhf_type grpo --reward_funcs format --num_generations 2 --max_completion_length 8",),
-    "testing": ("plugins --try torch --nproc 1",),
     "tuning": ("sft {small} --optim lion",),
     "migrate": (
         "config import trl sft --model_name_or_path {model} --dataset_name rows",

@@ -22,7 +22,6 @@ EXCEPTIONS = {
     "models/merge.py": "keys of PEFT's configuration",
     "models/adapter_file.py": "keys of PEFT's configuration",
     "cli/plugins.py": "an example in the help",
-    "testing/checks.py": "libraries that importing a plugin must not import",
 }
 """Files and folders that may, and why."""
 

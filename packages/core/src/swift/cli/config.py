@@ -52,7 +52,7 @@ class ConfigOptions(Section):
     )
 
 
-class Configuration:
+class ConfigCommand:
     """Implements `swift.contracts.Command`."""
 
     group = "Inspect"
@@ -74,7 +74,7 @@ def configure(args: list[str]) -> int:
         show_training_help(args[1], args[2:])
         return 0
     if not args or asks_for_help(args):
-        show_help("config", Configuration.summary, ConfigOptions)
+        show_help("config", ConfigCommand.summary, ConfigOptions)
         return 0
     action, rest = args[0], args[1:]
     from swift.cli import show

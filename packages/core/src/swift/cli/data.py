@@ -63,7 +63,7 @@ class Join:
     folder: Path
 
 
-class Data:
+class DataCommand:
     """Implements `swift.contracts.Command`."""
 
     group = "Train"

@@ -72,7 +72,7 @@ class DoctorOptions(Section):
     as_json: bool = Field(False, alias="json", description="Print JSON")
 
 
-class Doctor:
+class DoctorCommand:
     """Implements `swift.contracts.Command`."""
 
     group = "Inspect"

@@ -52,7 +52,7 @@ class MergeLoraOptions(ExportCommandOptions):
     to: Literal["hf"] = Field("hf", description="Format of the merged weights")
 
 
-class Export:
+class ExportCommand:
     """Implements `swift.contracts.Command`."""
 
     group = "Use the result"
@@ -68,7 +68,7 @@ class Export:
         return export(read_options("export", args, options).options)
 
 
-class MergeLora:
+class MergeLoraCommand:
     """Implements `swift.contracts.Command`."""
 
     group = "Use the result"

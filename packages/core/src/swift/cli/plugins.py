@@ -50,7 +50,7 @@ class PluginsOptions(Section):
     nproc: Annotated[int, Field(ge=1, le=1024)] = Field(2, description="Processes for --try")
 
 
-class Plugins:
+class PluginsCommand:
     """Implements `swift.contracts.Command`."""
 
     group = "Inspect"

@@ -8,7 +8,7 @@ import sys
 from swift.cli.help import asks_for_help, show_training_help
 
 
-class Pt:
+class PtCommand:
     """Implements `swift.contracts.Command`."""
 
     group = "Train"
@@ -18,7 +18,7 @@ class Pt:
         return train("pt", args)
 
 
-class Sft:
+class SftCommand:
     """Implements `swift.contracts.Command`."""
 
     group = "Train"
@@ -28,7 +28,7 @@ class Sft:
         return train("sft", args)
 
 
-class Rlhf:
+class RlhfCommand:
     """Implements `swift.contracts.Command`."""
 
     group = "Train"
@@ -38,7 +38,7 @@ class Rlhf:
         return train("rlhf", args)
 
 
-class Train:
+class TrainCommand:
     """Implements `swift.contracts.Command`."""
 
     group = "Train"

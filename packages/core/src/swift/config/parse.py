@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from swift.config.aliases import MACHINES, training_flags
+from swift.config.aliases import COMMAND_OBJECTIVES, MACHINES, training_flags
 from swift.config.capabilities import check_capabilities, check_export
 from swift.config.compat.environment import set_by_environment
 from swift.config.draft import Assignment, Draft, contradiction, merge, nest, source_of
@@ -31,7 +31,7 @@ from swift.config.problems import config_error, subject
 from swift.config.requests import settle, settle_layer
 from swift.config.schedules import check_schedule
 from swift.config.sections import COPIES, DEFAULT_OBSERVERS, Config, OpenSection, Section
-from swift.config.tasks import check_task, for_objective
+from swift.config.tasks import TRAINED_BY, check_task, for_objective
 from swift.config.values import clipped, coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import failing
