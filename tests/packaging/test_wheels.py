@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import import_rules
 import pytest
+
+from swift_demo import write_model
 
 PACKAGES = import_rules.ROOT / "packages"
 
@@ -65,3 +68,20 @@ def test_every_entry_point_of_core_alone_can_be_loaded(alone: Path) -> None:
     )
     done = subprocess.run([alone / "bin" / "python", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.full
+def test_core_alone_trains_and_exports(alone: Path, tmp_path: Path) -> None:
+    """Core alone trains adapters and exports them, without a report or a complaint that there is none."""
+    write_model(tmp_path / "model")
+    rows = [{"messages": [{"role": "user", "content": "Say yes"}, {"role": "assistant", "content": "yes"}]}] * 4
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = f"--model {tmp_path}/model --dataset {tmp_path}/rows.jsonl --max_steps 2 --export.to hf"
+    done = swift(
+        alone, "sft", *flags.split(), "--output_dir", str(tmp_path / "runs"), "--export.out", str(tmp_path / "hf")
+    )
+    assert done.returncode == 0, done.stderr
+    assert "not installed" not in done.stdout + done.stderr
+    assert (tmp_path / "hf" / "model.safetensors").is_file()
+    assert list(tmp_path.rglob("logging.jsonl"))
+    assert not list(tmp_path.rglob("report.html"))

@@ -91,10 +91,12 @@ def overview(*, styled: bool) -> str:
     lines += [
         "",
         f"{bold}For example{plain}",
-        "  swift demo",
+        *(["  swift demo"] if "demo" in found else []),
         "  swift sft --model qwen3-0.6b --dataset data.jsonl",
         "  swift sft --help",
     ]
+    if "infer" not in found:
+        lines += ["", 'More commands, to infer, evaluate and serve: pip install "swift-core[standard]"']
     return "\n".join(lines) + "\n"
 
 
