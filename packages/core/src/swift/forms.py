@@ -239,7 +239,8 @@ def _run_folder(parsed: Parsed) -> Path | None:
 def _code_of(parsed: Parsed) -> tuple[str, ...]:
     """Return the third-party code that the run would execute."""
     found = ["model.trust_remote_code"] if parsed.config.model.trust_remote_code else []
-    return (*found, *_files_of(parsed.objective_options))
+    objective = RunsCode.files(parsed.config.objective.name)
+    return (*found, *objective, *_files_of(parsed.objective_options))
 
 
 def _files_of(options: BaseModel) -> list[str]:

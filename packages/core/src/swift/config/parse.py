@@ -48,6 +48,7 @@ from swift.plugins.load import (
     load_tuner,
 )
 from swift.plugins.objective import make_objective
+from swift.plugins.python_files import absolute, is_in_file
 from swift.plugins.return_values import wrong
 from swift.remote.urls import check_protocol
 
@@ -86,6 +87,7 @@ def parse(argv: Sequence[str], command: str, *, complete: bool = True) -> Parsed
     file = _file_layer(_config_file(line.flags.get("config"), line.positional))
     _check_trust(file, layer)
     nproc = line.flags.get("nproc") or line.flags.get("nproc_per_node")
+    _check_objective(file, layer)
     parsed = _resolve([file, layer], command, _count(nproc.value, nproc.typed) if nproc else None, line.notes)
     _check_code(file, layer, type(parsed.objective_options))
     if complete:
@@ -153,6 +155,22 @@ def _check_trust(file: Draft, flags: Draft) -> None:
         )
 
 
+def _check_objective(file: Draft, flags: Draft) -> None:
+    """Refuse a file that names a Python file with the objective, unless a flag names it too."""
+    requested = file.assignments.get("objective.name")
+    if requested is not None and "objective.name" not in flags.assignments and RunsCode.files(requested.value):
+        raise _code_in_file(requested, "objective.name", "objective")
+
+
+def _code_in_file(requested: Assignment, key: str, flag: str) -> ConfigError:
+    named = requested.value if isinstance(requested.value, list | tuple) else [requested.value]
+    return ConfigError(
+        f"{requested.source} sets {key}, which would run {', '.join(RunsCode.files(requested.value))}. A file "
+        "cannot allow that.",
+        hint=f"If you trust the author of the code, add --{flag} {' '.join(map(str, named))}",
+    )
+
+
 def _check_code(file: Draft, flags: Draft, options: type[BaseModel]) -> None:
     """Refuse a file that names Python files for the objective to run, unless a flag names them too."""
     for name, field_info in options.model_fields.items():
@@ -161,12 +179,7 @@ def _check_code(file: Draft, flags: Draft, options: type[BaseModel]) -> None:
         marked = any(isinstance(each, RunsCode) for each in field_info.metadata)
         if requested is None or key in flags.assignments or not marked or not RunsCode.files(requested.value):
             continue
-        named = requested.value if isinstance(requested.value, list | tuple) else [requested.value]
-        raise ConfigError(
-            f"{requested.source} sets {key}, which would run {', '.join(RunsCode.files(requested.value))}. A file "
-            "cannot allow that.",
-            hint=f"If you trust the author of the code, add --{name} {' '.join(map(str, named))}",
-        )
+        raise _code_in_file(requested, key, name)
 
 
 def _count(value: Any, source: str) -> int:
@@ -186,6 +199,9 @@ def _resolve(layers: list[Draft], command: str, nproc: int | None, notes: list[s
     merged = merge(layers)
     notes = [*notes, *(note for layer in layers for note in layer.notes), *settle(merged)]
     _name_objective(merged, command, notes)
+    named = merged.get("objective.name")
+    if named is not None and is_in_file("swift.objectives", named.value):
+        merged["objective.name"] = replace(named, value=absolute(named.value))
     notes += set_by_environment(merged, os.environ)
     _name_observers(merged)
 

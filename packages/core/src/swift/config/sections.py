@@ -186,7 +186,7 @@ class ObjectiveSection(OpenSection):
     name: Name = Field(
         "sft",
         description="pt, sft, dpo, kto, orpo, simpo, cpo, rm, prm, grpo, ppo, gkd, seq_cls, embedding, reranker, "
-        "generative_reranker, or an installed plugin's",
+        "generative_reranker, an installed plugin's, or your own: FILE.py:NAME",
     )
 
 

@@ -12,6 +12,7 @@ from swift.models.sentence_files import add_prompts, stored_prompts
 from swift.plugins.blame import failing
 from swift.plugins.load import LoadedPlugin, find, load
 from swift.plugins.objective import make_objective
+from swift.plugins.python_files import is_imported, is_in_file
 from swift.terminal import Say, say_nothing
 
 
@@ -28,6 +29,9 @@ def add_files_of_objective(
     if name is None:
         if model is not None:
             add_prompts(folder, stored_prompts(model))
+        return
+    if is_in_file("swift.objectives", name) and not is_imported(name):  # a checkpoint must not name code to run
+        say(f"{name} is not run for an export. Files that the objective adds, such as a chat template, are missing.")
         return
     try:
         entry = find("swift.objectives", name)

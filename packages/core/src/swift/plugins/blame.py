@@ -123,6 +123,8 @@ def failure_of(blame: Blame, cause: BaseException) -> PluginError:
 
 def if_not_yours(entry: PluginEntry) -> str:
     """Return the hint for a user of a plugin that someone else wrote, or of one of this project's own."""
+    if not entry.distribution:
+        return f"Correct {entry.target}."
     if normal_name(entry.distribution) in PACKAGES:
         return "This is an internal error of swift: report it to its developers, with the command and this message."
     return f"Report it to the authors of {entry.distribution}, or upgrade it: {upgrade(entry)}"

@@ -34,6 +34,7 @@ class PluginEntry:
     group: str
     name: str
     distribution: str
+    """Empty for a class in a Python file (`swift.plugins.python_files`)."""
     version: str
     target: str
     """`module:attribute`."""
@@ -55,7 +56,8 @@ class PluginEntry:
         return re.sub("ies$", "y", self.group.removeprefix("swift.")).removesuffix("s")
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name!r} ({self.distribution} {self.version})"
+        source = f" ({self.distribution} {self.version})" if self.distribution else ""
+        return f"{self.kind} {self.name!r}{source}"
 
 
 def printable(text: str) -> str:

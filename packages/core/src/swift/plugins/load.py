@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import HOOK_API, Capabilities
@@ -20,6 +21,7 @@ from swift.plugins.discover import ALLOW_LIST, list_plugins
 from swift.plugins.entry import CORE, PluginEntry
 from swift.plugins.kinds import KINDS
 from swift.plugins.known import KNOWN, install_command
+from swift.plugins.python_files import entry_of, import_file, is_in_file
 from swift.version import __version__
 
 if TYPE_CHECKING:
@@ -80,7 +82,9 @@ def _of_planners() -> list[str]:
 
 
 def find(group: str, name: str) -> PluginEntry:
-    """Return the one installed and allowed plugin of that name."""
+    """Return the one installed and allowed plugin of that name, or of a Python file (`FILE.py:NAME`)."""
+    if is_in_file(group, name):
+        return entry_of(group, name)
     installed = list_plugins(group)
     same = [entry for entry in installed if entry.name == name]
     allowed = [entry for entry in same if entry.allowed]
@@ -154,15 +158,16 @@ def _check_core_requirement(entry: PluginEntry) -> None:
 
 
 def _import(entry: PluginEntry) -> Any:
-    module, _, attribute = entry.target.partition(":")
+    module, _, attribute = entry.target.rpartition(":") if not entry.distribution else entry.target.partition(":")
     try:
-        target: Any = importlib.import_module(module.strip())
+        target: Any = import_file(Path(module)) if not entry.distribution else importlib.import_module(module.strip())
         for part in filter(None, attribute.split("[")[0].strip().split(".")):
             target = getattr(target, part)
     except BaseException as cause:  # whatever a plugin's code raises when it is imported
         if issubclass(type(cause), SwiftError) or interrupts(cause):
             raise
-        raise _failed(entry, "could not be imported", cause, f"Run: {_fix_for_import(entry, cause)}") from cause
+        hint = f"Run: {_fix_for_import(entry, cause)}" if entry.distribution else f"Correct {module}."
+        raise _failed(entry, "could not be imported", cause, hint) from cause
     return target
 
 
