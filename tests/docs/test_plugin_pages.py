@@ -60,7 +60,7 @@ def test_plugin_of_page_is_built_and_used(name: str, model: Path, tmp_path: Path
     assert ran
     if name.endswith("write-an-objective.md"):
         logs = sorted(work.glob("output/tiny/*/logging.jsonl"), key=lambda log: log.stat().st_mtime_ns)
-        assert len(logs) == 3
+        assert len(logs) == 4
         first = json.loads(logs[0].read_text().splitlines()[0])
         # Tokens that are not learned yet count almost as in plain fine-tuning; gamma only reduces the loss.
         assert 0 < first["loss"] < first["nll"]

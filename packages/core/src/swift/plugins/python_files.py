@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
+from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,21 +46,38 @@ def is_imported(name: str) -> bool:
 
 
 def import_file(file: Path) -> ModuleType:
-    """Import a Python file as a module of its name, which processes that this one starts find too."""
-    if not file.stem.isidentifier():
-        raise ImportError(f"{file.name} is not the name of a Python module")
+    """Import a Python file, as a module of its name unless another one has it.
+
+    Processes that this one starts find it by that name, and the files next to it are found by theirs.
+    """
     if (module := _imported(file)) is not None:
         return module
     if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))
+        sys.path.append(str(file.parent))  # last: nothing that is installed is replaced
     importlib.invalidate_caches()
-    module = importlib.import_module(file.stem)
-    if Path(module.__file__ or "").resolve() != file.resolve():
-        raise ImportError(f"another module is called {file.stem} ({module.__file__}): rename {file.name}")
+    found = importlib.util.find_spec(file.stem) if file.stem.isidentifier() else None
+    if found is not None and found.origin is not None and Path(found.origin).resolve() == file.resolve():
+        return importlib.import_module(file.stem)
+    name = _own_name(file)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
 def _imported(file: Path) -> ModuleType | None:
-    module = sys.modules.get(file.stem)
-    same = module is not None and Path(getattr(module, "__file__", None) or "").resolve() == file.resolve()
-    return module if same else None
+    for name in (file.stem, _own_name(file)):
+        module = sys.modules.get(name)
+        if module is not None and Path(getattr(module, "__file__", None) or "").resolve() == file.resolve():
+            return module
+    return None
+
+
+def _own_name(file: Path) -> str:
+    return f"swift_file_{blake2b(str(file.resolve()).encode(), digest_size=6).hexdigest()}"
