@@ -60,6 +60,16 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def without_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    _hide("swift-trackers", monkeypatch)
+
+
+@pytest.fixture
+def without_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    _hide("swift-objectives", monkeypatch)
+
+
+@pytest.fixture
 def without_infer(monkeypatch: pytest.MonkeyPatch) -> None:
     """swift-infer as if it were not installed, in this process."""
     _hide("swift-infer", monkeypatch)

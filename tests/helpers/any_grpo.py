@@ -37,7 +37,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (info / "entry_points.txt").write_text("[swift.objectives]\ngrpo = stand_in_for_rl:Grpo\n")
     (folder / "stand_in_for_rl.py").write_text(_SOURCE)
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("SWIFT_PLUGINS", "swift-core,swift-objectives,stand-in-for-rl")  # the real one may be installed
+    monkeypatch.setenv("SWIFT_PLUGINS", "swift-core,swift-migrate,swift-objectives,online,stand-in-for-rl")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,18 +134,20 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_tells_directions_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from swift.cli.plugin_command import run
+    from swift.cli.plugin_command import run as run_command
+    from swift.plugins.load import find
 
+    run = partial(run_command, [find("swift.commands", "convert")])
     model = write_model(tmp_path / "model")
-    assert run("convert", [str(model), "--out", str(tmp_path / "in")]) == 0
+    assert run([str(model), "--out", str(tmp_path / "in")]) == 0
     stored = tmp_path / "in" / "checkpoint-0"
     assert f"--train_type full --dataset DATA --resume_from_checkpoint {stored}" in capsys.readouterr().out
     with pytest.raises(UsageError, match=r"is already a checkpoint of swift.\n?.*"):
-        run("convert", [str(stored), "--out", str(tmp_path / "out")])
+        run([str(stored), "--out", str(tmp_path / "out")])
     with pytest.raises(UsageError, match="--to needs a checkpoint of swift"):
-        run("convert", [str(model), "--to", "trainer", "--out", str(tmp_path / "out")])
+        run([str(model), "--to", "trainer", "--out", str(tmp_path / "out")])
     with pytest.raises(UsageError, match="--to takes no other options"):
-        run("convert", [str(stored), "--to", "trainer", "--model", str(model), "--out", str(tmp_path / "out")])
-    assert run("convert", [str(stored), "--to", "trainer", "--out", str(tmp_path / "out")]) == 0
+        run([str(stored), "--to", "trainer", "--model", str(model), "--out", str(tmp_path / "out")])
+    assert run([str(stored), "--to", "trainer", "--out", str(tmp_path / "out")]) == 0
     assert "has no AdamW state" in capsys.readouterr().out
     assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -85,7 +85,7 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, *, alone: 
     (folder / "site" / f"acme_words_{name.lower()}.py").write_text(ACME)
     monkeypatch.syspath_prepend(str(folder / "site"))
     if alone:
-        monkeypatch.setenv("SWIFT_PLUGINS", "swift-acme-words")
+        monkeypatch.setenv("SWIFT_PLUGINS", "swift-acme-words,swift-objectives")
     (folder / "acme.yaml").write_text(FILE)
     return folder / "acme.yaml"
 
