@@ -17,7 +17,7 @@ def renamed(key: str) -> Translation:
 
 
 def request(name: str) -> Translation:
-    """Return a translation that leaves the value to `swift.config.requests`."""
+    """Return a translation that leaves the value to `swift.config.requests`, or to `settle` of a vocabulary."""
     return renamed(f"@{name}")
 
 
