@@ -10,6 +10,9 @@
     class TestMyExporter(ExporterConformance):
         exporter = "mine"
 
+    class TestMyObjective(TrainingConformance):
+        settings = {"objective.name": "mine"}
+
 A test of one's own looks on while a run trains:
 
     with open_job(config_from_mapping({"backend.name": "mine", ...}), rows=rows) as job:
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from swift_testing.tokenizer import VISION_CHAT_TEMPLATE as VISION_CHAT_TEMPLATE
     from swift_testing.tokenizer import VISION_TOKENS as VISION_TOKENS
     from swift_testing.tokenizer import byte_tokenizer as byte_tokenizer
+    from swift_testing.training_conformance import TrainingConformance as TrainingConformance
 
 __version__ = "0.1.0"
 
@@ -59,5 +63,6 @@ __getattr__ = lazy_names(
         "reference": "Expected Recipe run_reference",
         "short": "short_form",
         "tokenizer": "CHAT_TEMPLATE VISION_CHAT_TEMPLATE VISION_TOKENS byte_tokenizer",
+        "training_conformance": "TrainingConformance",
     },
 )
