@@ -64,7 +64,7 @@ def kit_of(**settings: Any) -> TrainingConformance:
     ],
 )
 def test_broken_objective_is_caught(tmp_path: Path, test: str, weight: str, loss: str, message: str) -> None:
-    """A mean instead of a sum, a wrong weight, a loss of the clock, one that counts calls, and one without a gradient."""
+    """A mean, a wrong weight, a loss of the clock, one that counts calls, and one without a gradient."""
     (tmp_path / "mine.py").write_text(SOURCE.format(weight=weight, loss=loss))
     kit = kit_of(**{"objective.name": f"{tmp_path}/mine.py:Mine", "tuner.kind": "full"})
     with pytest.raises(AssertionError, match=message):
