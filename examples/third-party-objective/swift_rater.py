@@ -1,4 +1,4 @@
-"""An objective that grades texts: one number for each, learned from people's grades."""
+"""An objective that grades documents: one number for each, learned from people's grades."""
 
 import json
 
@@ -13,7 +13,7 @@ BEST = 5.0
 
 
 class GradedText(Encoding):
-    """A text with a grade from 0 to 5."""
+    """A document with a grade from 0 to 5."""
 
     name = "graded_text"
     segment_names = ("text",)
@@ -39,7 +39,7 @@ class RaterOptions(Section):
 
 
 class Rater(PerSampleObjective):
-    """The mean over texts of the Huber loss between the model's one score and the grade."""
+    """The mean over documents of the Huber loss between the model's one score and the grade."""
 
     name = "rater"
     task = "reward"
