@@ -1,10 +1,12 @@
 """An objective that grades documents: one number for each, learned from people's grades."""
 
 import json
+from typing import Annotated
 
 from pydantic import Field, PositiveFloat
 
 from swift import LossSums, Need, Section
+from swift.config.options import Aliases
 from swift.data.encodings import EncodedRow, Encoding, Sample, Unusable, raw_text
 from swift.data.samples import Encoded
 from swift.objectives.base import PerSampleObjective
@@ -35,7 +37,9 @@ class GradedText(Encoding):
 class RaterOptions(Section):
     """Options of `rater`; each is a flag."""
 
-    outlier: PositiveFloat = Field(1.0, description="Difference from which a wrong grade counts linearly, not squared")
+    outlier: Annotated[PositiveFloat, Aliases("outlier")] = Field(
+        1.0, description="Difference from which a wrong grade counts linearly, not squared"
+    )
 
 
 class Rater(PerSampleObjective):

@@ -56,7 +56,7 @@ def losses(work: Path, name: str, flags: str = "", processes: int = 1) -> list[f
     swift(
         work,
         "train --objective rater --model model --dataset rows.jsonl --output_dir runs --train_type full --lr 1e-3 "
-        f"--objective.outlier 0.5 --max_steps {STEPS} --global_batch_size 4 --logging_steps 1 "
+        f"--outlier 0.5 --max_steps {STEPS} --global_batch_size 4 --logging_steps 1 "
         f"--report_to none --run_name {name} {flags}",
         processes,
     )

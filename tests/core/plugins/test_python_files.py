@@ -18,14 +18,17 @@ from swift.export.objective import add_files_of_objective
 from swift.plugins.load import find
 
 FOCAL = """
+from typing import Annotated
+
 from pydantic import NonNegativeFloat
 
 from swift import LossSums, Section
+from swift.config.options import Aliases
 from swift.objectives.base import BaseObjective
 
 
 class FocalOptions(Section):
-    gamma: NonNegativeFloat = 2.0
+    sharpness: Annotated[NonNegativeFloat, Aliases("focus", "learning_rate")] = 2.0
 
 
 class Focal(BaseObjective):
@@ -37,11 +40,11 @@ class Focal(BaseObjective):
 
     def loss(self, view, batch):
         logps = view.token_logps
-        losses = -((1 - logps.exp()) ** self.options.gamma) * logps
+        losses = -((1 - logps.exp()) ** self.options.sharpness) * logps
         return LossSums(loss=(losses * batch.weights).sum())
 
     def finish_export(self, context):
-        (context.folder / "focal.txt").write_text(str(self.options.gamma))
+        (context.folder / "focal.txt").write_text(str(self.options.sharpness))
 """
 
 
@@ -64,7 +67,7 @@ def test_objective_in_a_file_trains_with_its_options(folder: Path) -> None:
     rows = conversations(8)
     losses = {}
     for gamma in (None, 0.0, 2.0):
-        own = {} if gamma is None else {"objective.name": "focal_loss.py:Focal", "objective.gamma": gamma}
+        own = {} if gamma is None else {"objective.name": "focal_loss.py:Focal", "objective.sharpness": gamma}
         done = run_training(folder / "model", folder / f"runs-{gamma}", rows, {"train.max_steps": 2, **own})
         losses[gamma] = done.losses
     assert losses[0.0] == losses[None]
@@ -73,9 +76,27 @@ def test_objective_in_a_file_trains_with_its_options(folder: Path) -> None:
 
 def test_objective_in_a_file_is_named_by_its_whole_path(folder: Path) -> None:
     """The configuration means the same in every folder."""
-    parsed = parse(["--objective", "focal_loss.py:Focal", "--objective.gamma", "1"], "train", complete=False)
+    parsed = parse(["--objective", "focal_loss.py:Focal", "--objective.sharpness", "1"], "train", complete=False)
     assert parsed.config.objective.name == f"{folder}/focal_loss.py:Focal"
-    assert parsed.objective_options.gamma == 1.0
+    assert parsed.objective_options.sharpness == 1.0
+
+
+@pytest.mark.parametrize("flags", [["--focus", "1"], ["--focus=1"], ["--objective.sharpness", "1"]])
+@pytest.mark.parametrize("first", [True, False])
+def test_options_of_plugins_have_aliases(folder: Path, flags: list[str], first: bool) -> None:
+    """They are found wherever the plugin is named, and take no flag from core."""
+    named = ["--objective", "focal_loss.py:Focal"]
+    parsed = parse([*flags, *named] if first else [*named, *flags], "train", complete=False)
+    assert parsed.objective_options.sharpness == 1.0
+    parsed = parse([*named, *flags, "--learning_rate", "3"], "train", complete=False)
+    assert (parsed.config.learning_rate, parsed.objective_options.sharpness) == (3.0, 1.0)
+    with pytest.raises(ConfigError, match="Unknown flag --focus"):
+        parse(["--focus", "1"], "train", complete=False)
+
+
+def test_help_shows_aliases_of_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--objective", "focal_loss.py:Focal", "--help"]) == 0
+    assert "--focus" in capsys.readouterr().out
 
 
 def test_configuration_file_cannot_name_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +115,7 @@ def test_configuration_file_cannot_name_code(folder: Path, capsys: pytest.Captur
 def test_checkpoint_cannot_name_code(folder: Path) -> None:
     """The export of a checkpoint imports no file that it names, and says what is missing."""
     said: list[str] = []
-    stored = {"name": f"{folder}/focal_loss.py:Focal", "gamma": 1.0}
+    stored = {"name": f"{folder}/focal_loss.py:Focal", "sharpness": 1.0}
     add_files_of_objective(folder, stored, model=None, say=said.append)
     assert "focal_loss" not in sys.modules
     assert "is not run for an export" in said[0]
@@ -127,8 +148,8 @@ def test_unusable_file_is_one_message(
 def test_file_may_have_any_name(folder: Path, file: str) -> None:
     """A file replaces no module of the same name, and need not be a module's."""
     (folder / file).write_text(FOCAL)
-    parsed = parse(["--objective", f"{file}:Focal", "--objective.gamma", "1"], "train", complete=False)
-    assert parsed.objective_options.gamma == 1.0
+    parsed = parse(["--objective", f"{file}:Focal", "--objective.sharpness", "1"], "train", complete=False)
+    assert parsed.objective_options.sharpness == 1.0
     assert sys.modules["json"] is json
 
 

@@ -136,7 +136,7 @@ def _friendly(title: str, summary: str, fields: Iterable[Field]) -> FlagGroup:
     ordered = sorted(fields, key=lambda field: position.get(field.key, len(position)))
     names, others = [], []
     for field in ordered:
-        flags = flags_of(field.key)
+        flags = flags_of(field.key) or field.aliases
         every = (field.key, *flags) if field.key in _NARROWER or not flags else (*flags, field.key)
         names.append(f"--{every[0]}")
         others.append(every[1:])

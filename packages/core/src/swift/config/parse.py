@@ -22,11 +22,11 @@ from swift.config.compat.environment import set_by_environment
 from swift.config.draft import Assignment, Draft, contradiction, merge, nest, source_of
 from swift.config.fields import core_fields, core_keys, default_options, model_fields, plugins_with
 from swift.config.files import read_yaml
-from swift.config.flags import Flag, read_flags
+from swift.config.flags import Flag, FlagTable, read_flags
 from swift.config.limits import MOST_PROCESSES
 from swift.config.objective_defaults import set_defaults
 from swift.config.options import RunsCode
-from swift.config.plugin_flags import flag_topics
+from swift.config.plugin_flags import flag_topics, with_aliases_of_options
 from swift.config.problems import config_error, subject
 from swift.config.requests import settle, settle_layer
 from swift.config.schedules import check_schedule
@@ -79,12 +79,13 @@ def parse(argv: Sequence[str], command: str, *, complete: bool = True) -> Parsed
         line = read_flags(argv, table)
     except ConfigError:
         _check_owner(dict(zip((word.lstrip("-") for word in argv), argv[1:], strict=False)))
-        raise
+        table = with_aliases_of_options(table, argv)
+        line = read_flags(argv, table)
     layer = Draft(table)
     for name, flag in line.flags.items():
         if name not in table.about_command:
             layer.add_flag(flag)
-    file = _file_layer(_config_file(line.flags.get("config"), line.positional))
+    file = _file_layer(_config_file(line.flags.get("config"), line.positional), table)
     _check_trust(file, layer)
     nproc = line.flags.get("nproc") or line.flags.get("nproc_per_node")
     _check_objective(file, layer)
@@ -130,8 +131,8 @@ def _check_owner(settings: Mapping[str, Any]) -> None:
             find("swift.objectives", settings[flag])
 
 
-def _file_layer(path: Path | None) -> Draft:
-    layer = Draft(training_flags())
+def _file_layer(path: Path | None, table: FlagTable) -> Draft:
+    layer = Draft(table)
     if path is not None:
         content, lines = read_yaml(path)
         try:
