@@ -1,6 +1,6 @@
 // Navigation. A view is a module with mount(root, params) -> unmount; an address is #/name/part/part?key=value.
 import { ApiError, get, post } from "./api.js";
-import { element } from "./dom.js";
+import { element, problem } from "./dom.js";
 
 // name -> [title in the bar or null, module]. To add a view, add a line and a file.
 const VIEWS = {
@@ -23,9 +23,6 @@ const parsed = () => {
 };
 
 export const go = (hash) => { location.hash = hash; };
-
-export const problem = (error) =>
-  element("div", { class: "problem", role: "alert" }, element("p", {}, error.message), error.hint ? element("p", { class: "hint" }, error.hint) : null);
 
 const show = async () => {
   const mine = ++generation;

@@ -11,3 +11,6 @@ export const element = (name, attributes = {}, ...children) => {
   made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return made;
 };
+
+export const problem = (error) =>
+  element("div", { class: "problem", role: "alert" }, element("p", {}, error.message), error.hint ? element("p", { class: "hint" }, error.hint) : null);

@@ -1,7 +1,6 @@
 // One run: facts, state and tabs. A tab is a module with mount(root, run, live) -> unmount.
 import { get, listen } from "../api.js";
-import { problem } from "../app.js";
-import { element } from "../dom.js";
+import { element, problem } from "../dom.js";
 import { count, duration, figure, known } from "../format.js";
 import { mountActions } from "./actions.js";
 

@@ -1,7 +1,6 @@
 // List of runs, newest first; selected runs can be compared.
 import { get } from "../api.js";
-import { problem } from "../app.js";
-import { element } from "../dom.js";
+import { element, problem } from "../dom.js";
 import { ago, count, duration, figure, known } from "../format.js";
 
 const EVERY = 2000;

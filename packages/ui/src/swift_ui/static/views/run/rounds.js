@@ -1,7 +1,6 @@
 // Rounds: prompts, completions and their rewards.
 import { get } from "../../api.js";
-import { problem } from "../../app.js";
-import { element } from "../../dom.js";
+import { element, problem } from "../../dom.js";
 import { figure, known } from "../../format.js";
 
 const completionOf = (line) => element("div", { class: "completion" },
