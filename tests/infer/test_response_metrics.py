@@ -81,7 +81,7 @@ def test_long_texts_count_for_more_than_short_ones() -> None:
 @pytest.mark.full
 def test_four_tasks_of_page_are_trained_and_measured(tmp_path: Path) -> None:
     """The four tasks of the page are learned from and measured."""
-    page = Path(__file__).parents[3] / "docs" / "how-to" / "images.md"
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "images.md"
     rows = page.read_text(encoding="utf-8").partition("```json tasks.jsonl\n")[2].partition("```")[0].splitlines()
     assert len(rows) == 4
     image_files(tmp_path, [(56, 56)] * 4)

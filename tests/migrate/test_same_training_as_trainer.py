@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from commands import typed
-from tiny_runs import conversations, run_training, write_jsonl
+from tiny_runs import conversations, run_training, write_jsonl, write_model
 
 pytestmark = pytest.mark.full
 
@@ -43,11 +43,11 @@ def _flat(configuration: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("case", ARGUMENTS)
-def test_trainer_arguments_give_same_loss_and_lr(case: str, tiny: Path, tmp_path: Path) -> None:
+def test_trainer_arguments_give_same_loss_and_lr(case: str, tmp_path: Path) -> None:
     """Arguments of the trainer give its first loss and its learning rates."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
-    rows = conversations(12)
+    rows, tiny = conversations(12), write_model(tmp_path / "tiny")
     arguments = TrainingArguments(
         output_dir=str(tmp_path / "theirs"), logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True,
         train_sampling_strategy="sequential", save_strategy="no", **ARGUMENTS[case],
