@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from swift.cli.commands import commands
-from swift.cli.help import asks_for_help, show_help
 from swift.config.compat.commands import flags_of_command
 from swift.config.compat.usual import renamed, when_on
 from swift.config.fields import model_fields
@@ -34,14 +33,6 @@ class Typed(Generic[S]):
     """Unknown flags, for a command that passes them on."""
     positional: tuple[str, ...]
     """Other positional arguments, for a command that passes them on."""
-
-
-def run_command(command: str, args: Sequence[str], options: type[S], work: Callable[[S], int]) -> int:
-    """Print the help of a command, or run it with the typed options; return the exit code."""
-    if asks_for_help(args):
-        show_help(command, commands()[command].summary, options)
-        return 0
-    return work(read_options(command, args, options).options)
 
 
 def read_options(command: str, args: Sequence[str], options: type[S], *, passes_on: bool = False) -> Typed[S]:
