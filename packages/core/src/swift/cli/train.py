@@ -4,48 +4,50 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import ClassVar
 
 from swift.cli.help import asks_for_help, show_training_help
 
 
-class PtCommand:
+class _Training:
     """Implements `swift.contracts.Command`."""
 
+    name: ClassVar[str]
+
+    def run(self, args: list[str]) -> int:
+        return train(self.name, args)
+
+
+class PtCommand(_Training):
+    """`swift pt`."""
+
+    name = "pt"
     group = "Train"
     summary = "Continue pre-training on plain text"
 
-    def run(self, args: list[str]) -> int:
-        return train("pt", args)
 
+class SftCommand(_Training):
+    """`swift sft`."""
 
-class SftCommand:
-    """Implements `swift.contracts.Command`."""
-
+    name = "sft"
     group = "Train"
     summary = "Fine-tune on conversations or instructions"
 
-    def run(self, args: list[str]) -> int:
-        return train("sft", args)
 
+class RlhfCommand(_Training):
+    """`swift rlhf`."""
 
-class RlhfCommand:
-    """Implements `swift.contracts.Command`."""
-
+    name = "rlhf"
     group = "Train"
     summary = "Learn from preferences (dpo, kto, orpo, simpo, cpo, rm, prm), rewards (grpo, ppo) or a teacher (gkd)"
 
-    def run(self, args: list[str]) -> int:
-        return train("rlhf", args)
 
+class TrainCommand(_Training):
+    """`swift train`."""
 
-class TrainCommand:
-    """Implements `swift.contracts.Command`."""
-
+    name = "train"
     group = "Train"
     summary = "Any objective, named by --train_type or --objective"
-
-    def run(self, args: list[str]) -> int:
-        return train("train", args)
 
 
 def train(command: str, args: list[str]) -> int:
