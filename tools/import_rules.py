@@ -210,7 +210,7 @@ def dependencies(folder: Path) -> set[str]:
     project = tomllib.loads(file.read_text())["project"] if file.is_file() else {}
     extras = {} if folder.name == CORE else project.get("optional-dependencies", {})
     declared = [*project.get("dependencies", ["swift-core"]), *(each for extra in extras.values() for each in extra)]
-    names = {re.match(r"[\w.-]+", each)[0] for each in declared}  # type: ignore[index]
+    names = {re.split(r"[^\w.-]", each)[0] for each in declared}
     return {CORE if name == "swift-core" else name.replace("-", "_") for name in names}
 
 
