@@ -12,7 +12,7 @@ from swift.errors import ConfigError, PluginError, UsageError
 from swift.plugins import vocabularies
 
 ACME = """
-from swift.config import Refused, renamed, request
+from swift.config import Refused, Set, renamed, request
 from swift.contracts import FlagTopic, TranslatedRun, Vocabulary
 
 KEYS = {"checkpoint": "model.path", "rows": "dataset", "rate": "optim.lr"}
@@ -48,15 +48,15 @@ class WithFlags(Acme):
                 (("acme_epochs",), "train.epochs", "value", request("acme_epochs")),
             ),
             meanings={("acme_colour",): Refused("swift has one color.", "Leave it out.")},
-            losses={"acme_loss": {"objective.loss": "infonce"}},
+            losses={"acme_loss": (Set("objective.loss", "infonce"),)},
             settle=settle,
         )
 
 
-def settle(merged, notes):
-    if (request := merged.pop("@acme_epochs", None)) is not None:
-        merged["train.epochs"] = request
-        notes.append(f"{request.source} counts from one.")
+def settle(draft):
+    if (request := draft.take("acme_epochs")) is not None:
+        draft.set("train.epochs", request.value, request.source)
+        draft.note(f"{request.source} counts from one.")
 
 
 class Rival(Acme):

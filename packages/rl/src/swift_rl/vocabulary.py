@@ -14,10 +14,11 @@ class OnlineLearning(Vocabulary):
 
     def flags(self) -> FlagTopic:
         """Return the flags of online learning."""
+        from swift.config import Set
         from swift_rl.flags.settle import settle_online
         from swift_rl.flags.table import FLAGS, LOSSES, OWN_OPTIONS, ROWS, UNSUPPORTED_LOSSES
 
-        losses = {name: {"objective.loss_type": name} for name in LOSSES}
+        losses = {name: (Set("objective.loss_type", name),) for name in LOSSES}
         return FlagTopic(
             "Online learning",
             FLAGS,

@@ -104,12 +104,14 @@ def configure(args: list[str]) -> int:
         argv = chosen([*typed.positional, *typed.passed_on], trained, print_note)
         parsed = parse(argv, trained, complete=samples > 0 or action == "validate")
         if action == "validate":
-            check_anywhere(parsed.config)
-            check_layout(parsed)
+            with parsed.naming_sources():
+                check_anywhere(parsed.config)
+                check_layout(parsed)
             say("The configuration is valid.")
             return 0
-        check_here(parsed.config)
-        check_run(parsed, show.processes_of(parsed))
+        with parsed.naming_sources():
+            check_here(parsed.config)
+            check_run(parsed, show.processes_of(parsed))
         say((show.resolved_yaml(parsed) + show.layout(parsed)).rstrip("\n"))
     if samples:
         show.print_samples(parsed, samples)

@@ -154,13 +154,13 @@ def flag_named(key: str) -> str:
 def _chosen(section: str, command: str, args: Sequence[str]) -> str:
     """Return the plugin that the arguments besides `--help` select, or the default."""
     from swift.config.aliases import COMMAND_OBJECTIVES, training_flags
-    from swift.config.draft import Draft
+    from swift.config.draft import Layer
     from swift.config.flags import read_flags
     from swift.config.tasks import TRAINED_BY
     from swift.plugins.kinds import KINDS
 
     table = training_flags()
-    draft = Draft(table)
+    draft = Layer(table)
     with suppress(ConfigError):  # help must work in spite of invalid flags
         for name, flag in read_flags([arg for arg in args if arg not in HELP], table).flags.items():
             if name not in table.about_command:
@@ -168,11 +168,11 @@ def _chosen(section: str, command: str, args: Sequence[str]) -> str:
     group = _group_of(section)
     assert group is not None
     selected = f"{section}.{KINDS[group].selected_by}"
-    requested = draft.assignments.get(selected)
+    requested = draft.get(selected)
     if requested is not None:
         return str(requested.value)
     if section == "objective":
-        task = draft.assignments.get("model.task")
+        task = draft.get("model.task")
         default = COMMAND_OBJECTIVES.get(command, ("dpo" if command == "rlhf" else "sft",))[0]
         return default if task is None else TRAINED_BY.get(task.value, default)
     return str(core_fields()[selected].default)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from swift.cli.commands import commands
@@ -14,12 +14,13 @@ from swift.config.compat.usual import renamed, when_on
 from swift.config.fields import model_fields
 from swift.config.flags import Alias, CommandLine, Flag, FlagTable, read_flags
 from swift.config.options import examples_of
+from swift.config.settings import Set
 from swift.errors import UsageError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from swift.config.draft import Draft
+    from swift.config.draft import Layer
 
 S = TypeVar("S", bound="BaseModel")
 
@@ -64,16 +65,15 @@ def options_of(command: str) -> type[BaseModel] | None:
     return options
 
 
-def _validated(options: type[S], layer: Draft, table: FlagTable) -> S:
+def _validated(options: type[S], layer: Layer, table: FlagTable) -> S:
     from pydantic import ValidationError
 
-    from swift.config.draft import nest, source_of
     from swift.config.problems import config_error
 
     try:
-        return options.model_validate(nest(layer.assignments))
+        return options.model_validate(layer.nested())
     except ValidationError as problem:
-        raise config_error(problem, partial(source_of, layer.assignments), table.fields) from None
+        raise config_error(problem, layer.source, table.fields) from None
 
 
 @cache
@@ -87,7 +87,7 @@ def flag_table(command: str, options: type[BaseModel], passes_on: bool = False) 
                 flag, key, "optional" if field.bare is not None else field.kind, renamed(key), renames=True
             )
         for short in field.shorthands:
-            aliases[short.flag] = Alias(short.flag, key, "switch", when_on({key: short.value}))
+            aliases[short.flag] = Alias(short.flag, key, "switch", when_on(Set(key, short.value)))
         for flag, part in field.parts:
             aliases[flag] = Alias(flag, f"{key}.{part}", "optional", renamed(f"{key}.{part}"))
     takes_positional = passes_on or any(field.argument for field in fields.values())
@@ -103,15 +103,15 @@ def flag_table(command: str, options: type[BaseModel], passes_on: bool = False) 
     )
 
 
-def _assigned(line: CommandLine, table: FlagTable) -> Draft:
+def _assigned(line: CommandLine, table: FlagTable) -> Layer:
     """Return the keys that flags and arguments set; other positional arguments stay in `line`."""
-    from swift.config.draft import Draft
+    from swift.config.draft import Layer
 
     given = {table.aliases[name].key if name in table.aliases else name for name in line.flags}
     free = [field for field in table.fields.values() if field.argument and field.key not in given]
     if free and not line.positional and line.extra is not None:
         _free_last_value(line, *line.extra)
-    layer = Draft(table)
+    layer = Layer(table)
     for flag in line.flags.values():
         layer.add_flag(flag)
     for field in [each for each in table.fields.values() if each.argument]:

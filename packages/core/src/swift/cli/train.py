@@ -69,10 +69,12 @@ def train(command: str, args: list[str]) -> int:
         args = chosen(args, command, say_nothing if is_worker() else print_note)
         parsed = parse(args, command)
         if not is_worker():
-            check_here(parsed.config)
+            with parsed.naming_sources():
+                check_here(parsed.config)
         if "RANK" not in os.environ:  # with RANK a launcher has started it, perhaps again
             processes = processes_in_all({**os.environ, **parsed.machines}, parsed.nproc)
-            check_run(parsed, processes)
+            with parsed.naming_sources():
+                check_run(parsed, processes)
             if (warning := foreseen(parsed, processes, args, command)) is not None:
                 parsed.notes.append(warning)
     first_of_its_launcher = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from swift.config.compat.usual import renamed as renamed
     from swift.config.compat.usual import request as request
     from swift.config.compat.usual import switch as switch
-    from swift.config.draft import NOTE as NOTE
     from swift.config.draft import Assignment as Assignment
-    from swift.config.draft import set_consistently as set_consistently
+    from swift.config.draft import Draft as Draft
     from swift.config.draft import whole_number as whole_number
     from swift.config.fields import core_fields as core_fields
     from swift.config.files import read_yaml as read_yaml
@@ -30,9 +29,13 @@ if TYPE_CHECKING:
     from swift.config.flag_reading import read_flag as read_flag
     from swift.config.flag_reading import read_third_party_flag as read_third_party_flag
     from swift.config.flags import Arity as Arity
-    from swift.config.flags import Settings as Settings
     from swift.config.flags import TranslatedFlags as TranslatedFlags
     from swift.config.flags import Translation as Translation
+    from swift.config.settings import Fallback as Fallback
+    from swift.config.settings import Note as Note
+    from swift.config.settings import Request as Request
+    from swift.config.settings import Set as Set
+    from swift.config.settings import Settings as Settings
     from swift.config.tasks import problem_type_of as problem_type_of
     from swift.config.values import as_switch as as_switch
     from swift.config.values import literal as literal
@@ -47,11 +50,12 @@ __getattr__ = lazy_names(
         "compat.meanings": "Default Meaning NotNeeded Refused off",
         "compat.unsupported": "ENGINE_OPTIONS",
         "compat.usual": "renamed request switch",
-        "draft": "Assignment NOTE set_consistently whole_number",
+        "draft": "Assignment Draft whole_number",
         "fields": "core_fields",
         "files": "read_yaml",
         "flag_reading": "flags_of_plugins read_flag read_third_party_flag",
-        "flags": "Arity Settings TranslatedFlags Translation",
+        "flags": "Arity TranslatedFlags Translation",
+        "settings": "Fallback Note Request Set Settings",
         "tasks": "problem_type_of",
         "values": "as_switch literal names_in quoted",
     },

@@ -1,9 +1,8 @@
 """Flags that users of ms-swift and the Hugging Face Trainer know, and the keys that they set.
 
 Flags are spelled with `_`; `-` means the same. Most flags rename one key. The others translate their value: `--bf16`
-sets `model.dtype`, `--deepspeed zero3` chooses a backend and configures it. A setting that begins with `@` is not a key
-but a request, which `swift.config.requests` turns into keys once the whole configuration is known. A setting that
-begins with `?` is a default: it applies unless the same command or file sets the key.
+sets `model.dtype`, `--deepspeed zero3` chooses a backend and configures it. `swift.config.settings` has what a flag may
+mean; requests become keys in `swift.config.requests`.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from swift.config.compat.usual import choice, renamed, request, switch, when_on
 from swift.config.fields import core_fields
 from swift.config.flags import Alias, Arity, FlagTable, TranslatedFlags
 from swift.config.plugin_flags import flag_topics
+from swift.config.settings import Fallback, Request, Set
 from swift.errors import PluginError
 
 if TYPE_CHECKING:
@@ -140,16 +140,16 @@ _RENAMED: dict[str, tuple[str, ...]] = {
 }
 """Key → further flags that set it to their value unchanged."""
 
-_ALL_UNLESS_SET = {"?data.loss_on": "all"}
+_ALL_UNLESS_SET = Fallback("data.loss_on", "all")
 _TRANSLATED: TranslatedFlags = (
     (("model_type",), "model.path", "value", request("model_type")),
     (("task_type",), "model.task", "value", choice(to.TASKS)),
     (("torch_dtype", "dtype"), "model.dtype", "value", choice(to.DTYPES)),
-    (("bf16",), "model.dtype", "switch", when_on({"model.dtype": "bfloat16"}, {"@no_bf16": True})),
-    (("fp16", "use_fp16"), "model.dtype", "switch", when_on({"model.dtype": "float16"}, {"@no_fp16": True})),
+    (("bf16",), "model.dtype", "switch", when_on(Set("model.dtype", "bfloat16"), Request("no_bf16", True))),
+    (("fp16", "use_fp16"), "model.dtype", "switch", when_on(Set("model.dtype", "float16"), Request("no_fp16", True))),
     (("attn_impl", "attn_implementation"), "model.attention", "value", choice(to.ATTENTION, UNSUPPORTED_ATTENTION)),
     (("use_flash_attn", "flash_attn"), "model.attention", "optional", choice(to.FLASH, UNSUPPORTED_ATTENTION)),
-    (("use_cpu", "no_cuda"), "backend.device", "switch", when_on({"backend.device": "cpu"})),
+    (("use_cpu", "no_cuda"), "backend.device", "switch", when_on(Set("backend.device", "cpu"))),
     (("device",), "backend.device", "value", choice(to.DEVICES, UNSUPPORTED_DEVICES)),
     (("cutoff_len",), "data.max_length", "value", to.cutoff),
     (("truncation_strategy",), "data.truncation", "value", to.truncation),
@@ -158,13 +158,13 @@ _TRANSLATED: TranslatedFlags = (
     (("max_samples",), "data.train", "value", request("max_samples")),
     (("dataset_text_field",), "data.columns", "value", to.text_field),
     (("enable_thinking",), "data.template_kwargs", "switch", switch("data.template_kwargs.enable_thinking")),
-    (("completion_only_loss",), "data.loss_on", "switch", when_on({"data.loss_on": "last_round"}, _ALL_UNLESS_SET)),
-    (("assistant_only_loss",), "data.loss_on", "switch", when_on({"data.loss_on": "assistant"}, _ALL_UNLESS_SET)),
-    (("train_on_inputs", "train_on_prompt"), "data.loss_on", "switch", when_on({"data.loss_on": "all"})),
-    (("mask_history",), "data.loss_on", "switch", when_on({"data.loss_on": "last_round"})),
-    (("freeze_parameters",), "tuner.freeze", "list", to.patterns("tuner.freeze")),
-    (("trainable_parameters",), "tuner.train_only", "list", to.patterns("@trainable_parameters")),
-    (("use_peft",), "tuner.kind", "switch", when_on({"tuner.kind": "lora"}, {"tuner.kind": "full"})),
+    (("completion_only_loss",), "data.loss_on", "switch", when_on(Set("data.loss_on", "last_round"), _ALL_UNLESS_SET)),
+    (("assistant_only_loss",), "data.loss_on", "switch", when_on(Set("data.loss_on", "assistant"), _ALL_UNLESS_SET)),
+    (("train_on_inputs", "train_on_prompt"), "data.loss_on", "switch", when_on(Set("data.loss_on", "all"))),
+    (("mask_history",), "data.loss_on", "switch", when_on(Set("data.loss_on", "last_round"))),
+    (("freeze_parameters",), "tuner.freeze", "list", to.freeze),
+    (("trainable_parameters",), "tuner.train_only", "list", to.trainable_parameters),
+    (("use_peft",), "tuner.kind", "switch", when_on(Set("tuner.kind", "lora"), Set("tuner.kind", "full"))),
     (("loss_type",), "objective.loss", "value", to.loss_type),
     (("temperature",), "objective.temperature", "value", renamed("objective.temperature")),
     (("gamma",), "objective.gamma", "value", renamed("objective.gamma")),
@@ -193,7 +193,7 @@ _TRANSLATED: TranslatedFlags = (
         ("save_only_model", "no_save_optim"),
         "checkpoint.optimizer_state",
         "switch",
-        when_on({"checkpoint.optimizer_state": False}),
+        when_on(Set("checkpoint.optimizer_state", False)),
     ),
     (("resume_only_model",), "checkpoint.resume", "switch", request("resume_only_model")),
     (("load_best_model_at_end",), "train.metric_for_best", "switch", request("load_best_model_at_end")),
@@ -210,7 +210,7 @@ _TRANSLATED: TranslatedFlags = (
     *fsdp.FLAGS,
     *megatron.FLAGS,
     *quantisation.FLAGS,
-    (("merge_lora",), "export.to", "switch", when_on({"export.to": "hf"})),
+    (("merge_lora",), "export.to", "switch", when_on(Set("export.to", "hf"))),
 )
 
 _IGNORED = ("local_rank",)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-
-from swift.config.draft import Assignment
+from swift.config.draft import Assignment, Draft
 from swift.config.values import as_number, quoted
 from swift.errors import ConfigError
 
@@ -17,10 +15,10 @@ _STRATEGIES = (
 )
 
 
-def settle_cadence(merged: MutableMapping[str, Assignment], notes: list[str]) -> None:
-    """Make each strategy and its interval consistent, in place, and note settings without effect."""
+def settle_cadence(draft: Draft) -> None:
+    """Make each strategy and its interval consistent, and note settings without effect."""
     for strategy_key, steps_key, steps_flag, strategy_flag in _STRATEGIES:
-        strategy, steps = merged.get(strategy_key), merged.get(steps_key)
+        strategy, steps = draft.get(strategy_key), draft.get(steps_key)
         if steps is not None and steps.value is not None:
             _check_steps(steps, steps_flag, strategy_flag)
         name = "" if strategy is None or strategy.value is None else str(strategy.value).lower()
@@ -28,11 +26,11 @@ def settle_cadence(merged: MutableMapping[str, Assignment], notes: list[str]) ->
             continue
         given = steps is not None and steps.value is not None
         if name == "steps" and not given and steps_key != "logging.steps":
-            _fill_in(merged, strategy, steps_key, notes)
+            _fill_in(draft, strategy, steps_key)
         elif name in ("epoch", "best", "no") and given:
             assert steps is not None
-            del merged[steps_key]
-            notes.append(f"{steps.source} {steps.value} has no effect: {strategy.source} is {name}.")
+            draft.drop(steps_key)
+            draft.note(f"{steps.source} {steps.value} has no effect: {strategy.source} is {name}.")
 
 
 def _check_steps(steps: Assignment, steps_flag: str, strategy_flag: str) -> None:
@@ -45,11 +43,11 @@ def _check_steps(steps: Assignment, steps_flag: str, strategy_flag: str) -> None
         )
 
 
-def _fill_in(merged: MutableMapping[str, Assignment], strategy: Assignment, steps_key: str, notes: list[str]) -> None:
+def _fill_in(draft: Draft, strategy: Assignment, steps_key: str) -> None:
     """Set a missing interval: for evaluation that of saving, else the Trainer's default."""
-    saving = merged.get("checkpoint.save_steps")
+    saving = draft.get("checkpoint.save_steps")
     known = steps_key == "train.eval_steps" and saving is not None and saving.value is not None
     steps = saving.value if known and saving is not None else DEFAULT_STEPS
-    merged[steps_key] = Assignment(steps, strategy.source)
+    draft.replace(steps_key, steps, strategy.source)
     as_saving = ", the same as checkpoint.save_steps" if known else ""
-    notes.append(f"{strategy.source} steps has no interval: {steps_key} is {steps}{as_saving}.")
+    draft.note(f"{strategy.source} steps has no interval: {steps_key} is {steps}{as_saving}.")

@@ -1,19 +1,20 @@
-"""A configuration before validation: each key, its value, and the flag or line of a file that set it."""
+"""A configuration before validation: keys, requests and notes, each with its source.
+
+Each source (a file, the flags, the keywords of a call) fills a `Layer`. `merge` makes one `Draft` of all layers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swift.config.flags import Flag, FlagTable, Settings, nearest_flag
+from swift.config.flags import Flag, FlagTable, nearest_flag
 from swift.config.problems import subject
+from swift.config.settings import Fallback, Note, Request, Setting
 from swift.config.values import coerce, literal, quoted
 from swift.errors import ConfigError
 from swift.plugins.known import MIXES
-
-NOTE = "@note"
-"""In settings: not a key but a note for the user about the flag, as the end of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -22,25 +23,17 @@ class Assignment:
 
     value: Any
     source: str
-    """The flag as typed, the line of a file, or the call."""
+    """The flag as typed, the line of a file, the environment variable, the plugin, or the call."""
 
 
 def contradiction(key: str, earlier: Assignment, later: Assignment) -> ConfigError:
     """Return the error for two assignments of a key that disagree."""
     both = frozenset((str(earlier.value), str(later.value)))
     return ConfigError(
-        f"{earlier.source} and {later.source} contradict each other: {key.lstrip('@')} cannot be both "
+        f"{earlier.source} and {later.source} contradict each other: {key} cannot be both "
         f"{quoted(earlier.value)} and {quoted(later.value)}.",
         hint=MIXES.get((key, both), "Keep one of them."),
     )
-
-
-def set_consistently(merged: MutableMapping[str, Assignment], key: str, value: Any, source: str) -> None:
-    """Set a key; raise `ConfigError` where it has another value."""
-    earlier, later = merged.get(key), Assignment(value, source)
-    if earlier is not None and str(earlier.value).lower() != str(value).lower():
-        raise contradiction(key, earlier, later)
-    merged[key] = later
 
 
 def whole_number(assignment: Assignment) -> int:
@@ -55,59 +48,137 @@ def whole_number(assignment: Assignment) -> int:
 
 
 class Draft:
-    """Assignments of one layer: a file, the flags, or the keywords of a call."""
+    """Values of keys with their sources, requests that are still open, and notes for the user."""
+
+    def __init__(self) -> None:
+        self.assignments: dict[str, Assignment] = {}
+        self.requests: dict[str, Assignment] = {}
+        self.notes: list[str] = []
+
+    def get(self, key: str) -> Assignment | None:
+        """Return the value of a key with its source; None where nothing sets it."""
+        return self.assignments.get(key)
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, or the default where nothing sets it."""
+        found = self.assignments.get(key)
+        return default if found is None else found.value
+
+    def set(self, key: str, value: Any, source: str) -> None:
+        """Set a key; raise `ConfigError` where it has another value."""
+        earlier, later = self.assignments.get(key), Assignment(value, source)
+        if earlier is not None and _comparable(earlier.value) != _comparable(value):
+            raise contradiction(key, earlier, later)
+        self.assignments.setdefault(key, later)
+
+    def replace(self, key: str, value: Any, source: str) -> None:
+        """Set a key, whatever it was."""
+        self.assignments[key] = Assignment(value, source)
+
+    def default(self, key: str, value: Any, source: str) -> Assignment:
+        """Set a key that nothing sets; return what it is."""
+        return self.assignments.setdefault(key, Assignment(value, source))
+
+    def drop(self, key: str) -> Assignment | None:
+        """Unset a key; return what it was."""
+        return self.assignments.pop(key, None)
+
+    def take(self, request: str) -> Assignment | None:
+        """Return an open request and close it; None where nothing requests it."""
+        return self.requests.pop(request, None)
+
+    def take_all(self, prefix: str) -> dict[str, Assignment]:
+        """Return the open requests whose names begin with a prefix, by the rest of their names, and close them."""
+        names = [name for name in self.requests if name.startswith(prefix)]
+        return {name.removeprefix(prefix): self.requests.pop(name) for name in names}
+
+    def note(self, text: str) -> None:
+        """Add a note for the user: a sentence."""
+        self.notes.append(text)
+
+    def source(self, key: str) -> str:
+        """Return where a key, a key inside it, or the nearest mapping around it was set."""
+        inside = next((other for other in self.assignments if other.startswith(f"{key}.")), None)
+        if key not in self.assignments and inside is not None:
+            return self.assignments[inside].source
+        while key and key not in self.assignments:
+            key = key.rpartition(".")[0]
+        return self.assignments[key].source if key else "configuration"
+
+    def nested(self) -> dict[str, Any]:
+        """Return `{'optim.lr': 1}` as `{'optim': {'lr': 1}}`."""
+        nested: dict[str, Any] = {}
+        for key in sorted(self.assignments, key=lambda key: key.count(".")):
+            *parents, leaf = key.split(".")
+            inside = nested
+            for parent in parents:
+                inner = inside.setdefault(parent, {})
+                if not isinstance(inner, dict):
+                    raise ConfigError(
+                        f"{self.assignments[key].source} sets a key inside {quoted(parent)}, which is also set to "
+                        f"{quoted(inner)}."
+                    )
+                inside = inner
+            value = self.assignments[key].value
+            inside[leaf] = dict(value) if isinstance(value, Mapping) else value
+        return nested
+
+
+class Layer(Draft):
+    """The draft of one source, in terms of the flags and keys of a command."""
 
     def __init__(self, table: FlagTable) -> None:
-        self.assignments: dict[str, Assignment] = {}
-        self.notes: list[str] = []
-        """Notes for the user about flags that set nothing."""
-        self._unless_set: dict[str, Assignment] = {}
+        super().__init__()
+        self._fallbacks: dict[str, Assignment] = {}
         self._table = table
 
     def set(self, key: str, value: Any, source: str) -> None:
-        """Set one key; raise `ConfigError` where the layer has set it to another value."""
+        """Set a key to a value in the shape of its field; raise `ConfigError` where it has another value."""
         field = self._table.fields.get(key)
         if field is not None:
             bare = field.bare is not None and value is True
             value = coerce(field, field.bare if bare else value, subject(source, key))
         elif self._table.mapping_of(key):
             value = literal(value)
-        earlier = self.assignments.get(key)
-        if earlier is not None and _comparable(earlier.value) != _comparable(value):
-            raise contradiction(key, earlier, Assignment(value, source))
-        self.assignments.setdefault(key, Assignment(value, source))
+        super().set(key, value, source)
 
-    def apply(self, settings: Settings, source: str) -> None:
-        """Apply the settings of one flag: keys, defaults (`?`) and notes."""
-        for key, value in settings.items():
-            if key == NOTE:
-                self.notes.append(f"{source} {value}")
-            elif key.startswith("?"):
-                self._unless_set[key.removeprefix("?")] = Assignment(value, source)
-            else:
-                self.set(key, value, source)
+    def apply(self, settings: Iterable[Setting], source: str) -> None:
+        """Apply the settings of one flag."""
+        for setting in settings:
+            match setting:
+                case Note():
+                    self.note(f"{source} {setting.text}")
+                case Fallback():
+                    self._fallbacks[setting.key] = Assignment(setting.value, source)
+                case Request():
+                    earlier, later = self.requests.get(setting.name), Assignment(setting.value, source)
+                    if earlier is not None and _comparable(earlier.value) != _comparable(later.value):
+                        raise contradiction(setting.name, earlier, later)
+                    self.requests.setdefault(setting.name, later)
+                case _:
+                    self.set(setting.key, setting.value, source)
 
     def finish(self) -> None:
-        """Apply the defaults that flags imply for keys that this layer does not set."""
-        for key, implied in self._unless_set.items():
+        """Apply the fallbacks of keys that this layer does not set."""
+        for key, implied in self._fallbacks.items():
             if key not in self.assignments:
                 self.set(key, implied.value, implied.source)
-                self.notes.append(f"{implied.source}: {key} is {implied.value}, unless you set it.")
-        self._unless_set.clear()
+                self.note(f"{implied.source}: {key} is {implied.value}, unless you set it.")
+        self._fallbacks.clear()
 
     def add_flag(self, flag: Flag) -> None:
         """Add one flag of the command line, an alias or a key; lists from several flags of one key are joined."""
         if flag.arity == "rest" or flag.name in self._table.third_party_arity:
-            self.notes.append(self._table.third_party[flag.name].check(flag.typed, flag.value))
+            self.note(self._table.third_party[flag.name].check(flag.typed, flag.value))
             return
         if flag.arity == "switch" and self._left_open(flag.name, flag.value):
-            self.notes.append(f"{flag.typed} {flag.value} sets nothing.")
+            self.note(f"{flag.typed} {flag.value} sets nothing.")
             return
         alias = self._table.aliases.get(flag.name)
         key = alias.key if alias is not None else flag.name
         earlier = self.assignments.get(key)
         if earlier is not None and flag.arity == "list" and (alias is None or alias.renames):
-            self.assignments[key] = Assignment((*earlier.value, *flag.value), flag.typed)
+            self.replace(key, (*earlier.value, *flag.value), flag.typed)
         elif alias is not None:
             self.apply(alias.translate(flag.typed, flag.value), flag.typed)
         else:
@@ -140,7 +211,7 @@ class Draft:
             self.apply(alias.translate(subject(source, name), value), source)
         elif key in table.third_party:
             if value is not None:
-                self.notes.append(table.third_party[key].check(subject(source, name), value))
+                self.note(table.third_party[key].check(subject(source, name), value))
         elif key in table.fields or key.partition(".")[0] in table.open_sections or table.mapping_of(key):
             self.set(key, value, source)
         else:
@@ -155,47 +226,24 @@ class Draft:
         return str(value).lower() in ("none", "null") and not (field is not None and field.optional)
 
 
-def source_of(assignments: Mapping[str, Assignment], key: str) -> str:
-    """Return where a key, a key inside it, or the nearest mapping around it was set."""
-    inside = next((other for other in assignments if other.startswith(f"{key}.")), None)
-    if key not in assignments and inside is not None:
-        return assignments[inside].source
-    while key and key not in assignments:
-        key = key.rpartition(".")[0]
-    return assignments[key].source if key else "configuration"
-
-
-def merge(layers: list[Draft]) -> dict[str, Assignment]:
-    """Return the assignments of all layers; later layers take precedence."""
-    merged: dict[str, Assignment] = {}
+def merge(layers: Iterable[Draft]) -> Draft:
+    """Return the draft of all layers; later layers take precedence."""
+    merged = Draft()
     for layer in layers:
         for key, assignment in layer.assignments.items():
             # A mapping set as a whole replaces the keys that an earlier layer set inside it.
-            for inner in [other for other in merged if other.startswith(f"{key}.")]:
-                del merged[inner]
-            merged[key] = assignment
+            for inner in [other for other in merged.assignments if other.startswith(f"{key}.")]:
+                merged.drop(inner)
+            merged.assignments[key] = assignment
+        merged.requests |= layer.requests
+        merged.notes += layer.notes
     return merged
 
 
-def nest(assignments: Mapping[str, Assignment]) -> dict[str, Any]:
-    """Return `{'optim.lr': 1}` as `{'optim': {'lr': 1}}`."""
-    nested: dict[str, Any] = {}
-    for key in sorted(assignments, key=lambda key: key.count(".")):
-        *parents, leaf = key.split(".")
-        inside = nested
-        for parent in parents:
-            inner = inside.setdefault(parent, {})
-            if not isinstance(inner, dict):
-                source = assignments[key].source
-                raise ConfigError(f"{source} sets a key inside {quoted(parent)}, which is also set to {quoted(inner)}.")
-            inside = inner
-        value = assignments[key].value
-        inside[leaf] = dict(value) if isinstance(value, Mapping) else value
-    return nested
-
-
 def _comparable(value: Any) -> str:
-    """Return a value in a form for comparing flags with files: '1e-5' and 1e-05 are equal."""
+    """Return a value in a form for comparing flags with files: '1e-5' and 1e-05 are equal, and so are true and True."""
+    if isinstance(value, bool) or str(value) in ("true", "false", "True", "False"):
+        return str(value).lower()
     try:
         return repr(float(value))
     except (TypeError, ValueError, OverflowError):

@@ -9,8 +9,8 @@ from typing import Any
 from swift.config.aliases import aliases
 from swift.config.compat.meanings import NotNeeded, Refused
 from swift.config.compat.table import third_party_flag
-from swift.config.draft import NOTE
 from swift.config.plugin_flags import flag_topics
+from swift.config.settings import Fallback, Note, Request
 from swift.config.values import names_in
 from swift.errors import SwiftError
 
@@ -41,17 +41,17 @@ def read_flag(name: str, value: Any) -> FlagReading | None:
     elif alias.arity == "value" and isinstance(value, bool):
         value = str(value).lower()
     try:
-        settings = alias.translate(name, value)
+        settings = tuple(alias.translate(name, value))
     except SwiftError as error:
         return FlagReading(refused=error.message)
-    note = settings.pop(NOTE, "")
-    plain = {key: list(meant) if isinstance(meant, tuple) else meant for key, meant in settings.items()}
-    return FlagReading(
-        # A request (`@...`) is resolved once the whole configuration is known.
-        {name if key.startswith("@") else key: meant for key, meant in plain.items() if not key.startswith("?")},
-        {key[1:]: meant for key, meant in plain.items() if key.startswith("?")},
-        not_needed=str(note),
-    )
+    sets: dict[str, Any] = {}
+    fallbacks: dict[str, Any] = {}
+    for setting in settings:
+        if not isinstance(setting, Note):
+            read = fallbacks if isinstance(setting, Fallback) else sets
+            key = name if isinstance(setting, Request) else setting.key
+            read[key] = list(setting.value) if isinstance(setting.value, tuple) else setting.value
+    return FlagReading(sets, fallbacks, not_needed="".join(each.text for each in settings if isinstance(each, Note)))
 
 
 def read_third_party_flag(name: str, value: Any) -> FlagReading | None:

@@ -18,9 +18,10 @@ from swift.errors import ConfigError
 if TYPE_CHECKING:
     from swift.config.compat.meanings import Meaning
     from swift.config.fields import Field
+    from swift.config.settings import Settings
 
-Settings = dict[str, Any]
-Translation = Callable[[str, Any], Settings]
+Translation = Callable[[str, Any], "Settings"]
+"""(flag as typed, value) → what it sets."""
 Arity = Literal["switch", "list", "mapping", "value", "optional", "any", "rest"]
 """How many values a flag takes: 'optional' is none or one, 'any' leaves it to the plugin that owns the key, and 'rest'
 takes all that follow, for a third-party flag."""
@@ -37,7 +38,6 @@ class Alias:
     """The key under which help lists it."""
     arity: Arity
     translate: Translation
-    """(flag as typed, value) → settings."""
     renames: bool = False
     """Whether it sets its key to its value unchanged."""
 

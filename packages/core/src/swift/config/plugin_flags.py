@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from swift.config.compat.usual import renamed
 from swift.config.fields import model_fields
 from swift.config.flags import Alias, FlagTable
+from swift.config.settings import Set
 from swift.errors import SwiftError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def _named(key: str, argv: Sequence[str], table: FlagTable) -> Iterator[str]:
             continue
         given = value if joined else following
         with suppress(SwiftError):
-            settings = {key: given} if alias is None else alias.translate(typed, given)
-            if isinstance(found := settings.get(key), str):
-                yield found
+            settings = (Set(key, given),) if alias is None else alias.translate(typed, given)
+            for setting in settings:
+                if isinstance(setting, Set) and setting.key == key and isinstance(setting.value, str):
+                    yield setting.value

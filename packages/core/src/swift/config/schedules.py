@@ -42,9 +42,15 @@ def check_schedule(optim: OptimSection, peak: float) -> None:
     floor = floor_of(optim, peak)
     if floor > peak or (shape == "polynomial" and floor == peak):
         raise ConfigError(
-            f"The final learning rate {floor:g} is not below the peak {peak:g}.",
+            f"The final learning rate{_set_by(optim)} {floor:g} is not below the peak, optim.lr {peak:g}.",
             hint="Type a smaller --min_lr, or a larger --learning_rate.",
         )
+
+
+def _set_by(optim: OptimSection) -> str:
+    """Return the key that sets the final learning rate, behind a comma."""
+    key = next((name for name in ("min_lr", "min_lr_ratio") if getattr(optim, name) is not None), None)
+    return "" if key is None else f", optim.{key}"
 
 
 def floor_of(optim: OptimSection, peak: float) -> float:

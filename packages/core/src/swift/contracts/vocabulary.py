@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from swift.config.compat.meanings import Meaning
-    from swift.config.draft import Assignment
-    from swift.config.flags import Settings, TranslatedFlags
+    from swift.config.draft import Draft
+    from swift.config.flags import TranslatedFlags
+    from swift.config.settings import Settings
     from swift.errors import ConfigError
 
 TrainingCommand = Literal["pt", "sft", "rlhf", "train"]
@@ -111,8 +112,8 @@ class FlagTopic:
     """Third-party flags without a key: not needed, accepted with some values, or refused."""
     losses: Mapping[str, Settings | Meaning] = field(default_factory=dict)
     """Further value of `--loss_type` → what it sets, or why it is refused."""
-    settle: Callable[[dict[str, Assignment], list[str]], None] | None = None
-    """Replaces requests (keys that begin with `@`) by keys once all settings are known, and adds notes for the user."""
+    settle: Callable[[Draft], None] | None = None
+    """Takes the requests of the flags from the draft, once it has all settings, and sets keys instead."""
     options: frozenset[str] = frozenset()
     """Options of the vocabulary's own objectives that no objective of core has."""
     misplaced: Callable[[str, str, bool], ConfigError] | None = None

@@ -55,9 +55,14 @@ class PluginEntry:
         """Return 'backend', 'exporter', ...: the kind's name, which its group has in the plural."""
         return re.sub("ies$", "y", self.group.removeprefix("swift.")).removesuffix("s")
 
+    @property
+    def title(self) -> str:
+        """Return the kind and the name: "backend 'torch'"."""
+        return f"{self.kind} {self.name!r}"
+
     def __str__(self) -> str:
         source = f" ({self.distribution} {self.version})" if self.distribution else ""
-        return f"{self.kind} {self.name!r}{source}"
+        return f"{self.title}{source}"
 
 
 def printable(text: str) -> str:

@@ -106,6 +106,14 @@ def open_job(
     `rows` and `validation_rows` are data sets in memory, used instead of those that the configuration names. `roles`
     are models that the run holds besides its policy, opened after it.
     """
+    with parsed.naming_sources(), _opened(parsed, rows, validation_rows, roles) as job:
+        yield job
+
+
+@contextmanager
+def _opened(
+    parsed: Parsed, rows: Sequence[Any] | None, validation_rows: Sequence[Any] | None, roles: Sequence[ModelRole]
+) -> Iterator[Job]:
     config = parsed.config
     hooks = open_hooks(load_backend(config.backend.name), observers=observers_of(config))
     world = current_world()

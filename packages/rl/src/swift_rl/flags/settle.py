@@ -5,60 +5,59 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from swift.config import Assignment, as_switch, literal, quoted, set_consistently, whole_number
+from swift.config import Assignment, Draft, as_switch, literal, quoted, whole_number
 from swift.errors import ConfigError
 from swift.untrusted import parse_json
 
 _VLLM, _VLLM_TITLE, _TRANSFORMERS = "vllm", "vLLM", "transformers"
-Merged = dict[str, Assignment]
 _ENVIRONMENT = "objective.environment"
 _ROLLOUT_ENGINE, _STEPS = "objective.rollout_engine", "objective.steps_per_generation"
-_ENGINE_SETTING = "@engine."
+_ENGINE_SETTING = "engine."
 _ANY_ADDRESS = ("0.0.0.0", "::")
 """Addresses that a server may listen on, and no client can connect to."""
 _PORT = 8000
 
 
-def settle_online(merged: Merged, notes: list[str]) -> None:
-    """Replace requests about rollouts by keys, in place."""
-    _environment(merged, notes)
-    _engine(merged, notes)
-    _engine_settings(merged, notes)
-    _steps(merged, notes)
+def settle_online(draft: Draft) -> None:
+    """Replace requests about rollouts by keys."""
+    _environment(draft)
+    _engine(draft)
+    _engine_settings(draft)
+    _steps(draft)
 
 
-def _environment(merged: Merged, notes: list[str]) -> None:
+def _environment(draft: Draft) -> None:
     """Check that an environment is named where one is requested."""
-    scheduler = merged.pop("@gym_scheduler", None)
-    if scheduler is not None and merged.setdefault(_ENVIRONMENT, scheduler) is not scheduler:
-        notes.append(f"{scheduler.source} is not needed: {merged[_ENVIRONMENT].source} selects the environment.")
-    use = merged.pop("@use_gym_env", None)
+    scheduler = draft.take("gym_scheduler")
+    if scheduler is not None and draft.get(_ENVIRONMENT) is not None:
+        draft.note(f"{scheduler.source} is not needed: {draft.source(_ENVIRONMENT)} selects the environment.")
+    elif scheduler is not None:
+        draft.set(_ENVIRONMENT, scheduler.value, scheduler.source)
+    use = draft.take("use_gym_env")
     if use is None:
         return
-    named = merged.get(_ENVIRONMENT)
+    named = draft.get(_ENVIRONMENT)
     if as_switch(use.value, use.source):
         if named is None or named.value is None:
             raise ConfigError(
                 f"{use.source} needs an environment.", hint="Type --gym_env NAME; a row's env_config may name another."
             )
     elif named is not None:
-        del merged[_ENVIRONMENT]
-        notes.append(f"{named.source} has no effect: {use.source} is false.")
+        draft.drop(_ENVIRONMENT)
+        draft.note(f"{named.source} has no effect: {use.source} is false.")
 
 
-def _engine(merged: Merged, notes: list[str]) -> None:
+def _engine(draft: Draft) -> None:
     """Select the inference engine: vLLM in this process, servers by address, or transformers."""
-    use, mode = merged.pop("@use_vllm", None), merged.pop("@vllm_mode", None)
-    servers = {
-        name: found for name in ("base_url", "host", "port") if (found := merged.pop(f"@vllm_server_{name}", None))
-    }
+    use, mode = draft.take("use_vllm"), draft.take("vllm_mode")
+    servers = draft.take_all("vllm_server_")
     if use is None and mode is None and not servers:
         return
     if use is not None and not as_switch(use.value, use.source):
-        merged.setdefault(_ROLLOUT_ENGINE, Assignment(_TRANSFORMERS, use.source))
+        draft.default(_ROLLOUT_ENGINE, _TRANSFORMERS, use.source)
         others = [each.source for each in (mode, *servers.values()) if each is not None]
         if others:
-            notes.append(f"{_named(others)} no effect: {use.source} is false.")
+            draft.note(f"{_named(others)} no effect: {use.source} is false.")
         return
     request = next(each for each in (use, mode, *servers.values()) if each is not None)
     name = None if mode is None else str(mode.value).lower()
@@ -69,8 +68,8 @@ def _engine(merged: Merged, notes: list[str]) -> None:
     engine = ",".join(_addresses(servers)) if on_servers else _VLLM
     if servers and not on_servers:
         typed = _named(each.source for each in servers.values())
-        notes.append(f"{typed} no effect: --vllm_mode colocate runs {_VLLM_TITLE} in the process that trains.")
-    set_consistently(merged, _ROLLOUT_ENGINE, engine, request.source)
+        draft.note(f"{typed} no effect: --vllm_mode colocate runs {_VLLM_TITLE} in the process that trains.")
+    draft.set(_ROLLOUT_ENGINE, engine, request.source)
 
 
 def _addresses(servers: Mapping[str, Assignment]) -> list[str]:
@@ -94,29 +93,27 @@ def _listed(assignment: Assignment) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _engine_settings(merged: Merged, notes: list[str]) -> None:
+def _engine_settings(draft: Draft) -> None:
     """Pass settings of vLLM to the engine where it is vLLM in this process; otherwise note that they have no effect."""
-    requests = {
-        key.removeprefix(_ENGINE_SETTING): merged.pop(key) for key in list(merged) if key.startswith(_ENGINE_SETTING)
-    }
-    whole = merged.pop("@engine_kwargs", None)
+    requests = draft.take_all(_ENGINE_SETTING)
+    whole = draft.take("engine_kwargs")
     if whole is not None and whole.value not in (None, "", "none"):
         content = parse_json(whole.value, whole.source, ConfigError) if isinstance(whole.value, str) else whole.value
         if not isinstance(content, Mapping):
             raise ConfigError(f"{whole.source} must be a JSON object, not {quoted(whole.value)}.")
         requests |= {str(name): Assignment(value, whole.source) for name, value in content.items()}
-    engine = merged.get(_ROLLOUT_ENGINE)
+    engine = draft.get(_ROLLOUT_ENGINE)
     if engine is not None and str(engine.value) == _VLLM:
         for name, each in requests.items():
-            set_consistently(merged, f"objective.rollout_options.{name}", literal(each.value), each.source)
+            draft.set(f"objective.rollout_options.{name}", literal(each.value), each.source)
     elif requests:
         typed = _named(each.source for each in requests.values())
-        notes.append(f"{typed} no effect: {_VLLM_TITLE} does not run in this process (--use_vllm true).")
+        draft.note(f"{typed} no effect: {_VLLM_TITLE} does not run in this process (--use_vllm true).")
 
 
-def _steps(merged: Merged, notes: list[str]) -> None:
+def _steps(draft: Draft) -> None:
     """Convert the length of a round to optimizer steps; TRL and ms-swift count micro-batches, or completions."""
-    micro, completions = merged.pop("@steps_per_generation", None), merged.pop("@generation_batch_size", None)
+    micro, completions = draft.take("steps_per_generation"), draft.take("generation_batch_size")
     if micro is not None and completions is not None:
         raise ConfigError(
             f"{micro.source} and {completions.source} both set the length of a round.", hint="Keep one of them."
@@ -126,32 +123,32 @@ def _steps(merged: Merged, notes: list[str]) -> None:
         return
     count = whole_number(request)
     if micro is not None:
-        part, unit = _accumulation(merged), "micro-batches"
+        part, unit = _accumulation(draft), "micro-batches"
     else:
-        part, unit = _rows(merged, request), "completions"
+        part, unit = _rows(draft, request), "completions"
     if count % part:
         raise ConfigError(
             f"{request.source} {count} is not a multiple of the {part} {unit} of an optimizer step.",
             hint=f"Type a multiple of {part}, or --{_STEPS} N for N optimizer steps.",
         )
-    set_consistently(merged, _STEPS, count // part, request.source)
+    draft.set(_STEPS, count // part, request.source)
     if part > 1:
         steps = "one optimizer step" if count == part else f"{count // part} optimizer steps"
-        notes.append(f"{request.source} counts {unit}, {part} per step: a round lasts {steps} ({_STEPS}).")
+        draft.note(f"{request.source} counts {unit}, {part} per step: a round lasts {steps} ({_STEPS}).")
 
 
-def _accumulation(merged: Merged) -> int:
+def _accumulation(draft: Draft) -> int:
     """Return the micro-batches of an optimizer step.
 
     With a global batch and no accumulation the flag is Megatron-SWIFT's, which counts optimizer steps.
     """
-    accumulation = merged.get("train.accumulation")
+    accumulation = draft.get("train.accumulation")
     return 1 if accumulation is None else whole_number(accumulation)
 
 
-def _rows(merged: Merged, request: Assignment) -> int:
+def _rows(draft: Draft, request: Assignment) -> int:
     """Return the completions of an optimizer step."""
-    rows = merged.get("train.global_batch")
+    rows = draft.get("train.global_batch")
     if rows is None:
         raise ConfigError(
             f"{request.source} needs train.global_batch, the completions of an optimizer step over all processes.",

@@ -10,12 +10,14 @@ from typing import Any
 
 from swift.config import (
     ENGINE_OPTIONS,
-    NOTE,
     Arity,
     Default,
     Meaning,
+    Note,
     NotNeeded,
     Refused,
+    Request,
+    Set,
     Settings,
     TranslatedFlags,
     Translation,
@@ -121,43 +123,43 @@ def _option(name: str) -> Translation:
 
 def _scale(_source: str, value: Any) -> Settings:
     name = str(value).lower()
-    return {"objective.scale_rewards": _SCALES.get(name, name)}
+    return (Set("objective.scale_rewards", _SCALES.get(name, name)),)
 
 
 def _aggregation(source: str, value: Any) -> Settings:
     """Read TRL's name for GDPO, which normalizes each reward before adding them."""
     if value == "normalize_then_sum":
-        return {"objective.scale_rewards": "gdpo"}
+        return (Set("objective.scale_rewards", "gdpo"),)
     if value != "sum_then_normalize":
         raise ConfigError(f"{source} must be sum_then_normalize or normalize_then_sum, not {quoted(value)}.")
-    return {NOTE: "sum_then_normalize is not needed: it is the default."}
+    return (Note("sum_then_normalize is not needed: it is the default."),)
 
 
 def _top_k(_source: str, value: Any) -> Settings:
-    return {"objective.top_k": 0 if str(value).lower() in ("-1", "none", "null") else value}
+    return (Set("objective.top_k", 0 if str(value).lower() in ("-1", "none", "null") else value),)
 
 
 def _top_tokens(_source: str, value: Any) -> Settings:
-    return {"objective.gkd_logits_topk": 0 if str(value).lower() in ("none", "null") else value}
+    return (Set("objective.gkd_logits_topk", 0 if str(value).lower() in ("none", "null") else value),)
 
 
 def _addresses(_source: str, value: Any) -> Settings:
-    return {"objective.teacher_model_server": ",".join(str(each) for each in value)}
+    return (Set("objective.teacher_model_server", ",".join(str(each) for each in value)),)
 
 
 def _correction(source: str, value: Any) -> Settings:
     if as_switch(value, source):
-        return {NOTE: "is not needed: separate engines are corrected by token_truncate by default."}
-    return {"objective.rollout_importance_sampling_mode": "off"}
+        return (Note("is not needed: separate engines are corrected by token_truncate by default."),)
+    return (Set("objective.rollout_importance_sampling_mode", "off"),)
 
 
 def _staleness(source: str, value: Any) -> Settings:
-    return {"objective.rollout_staleness": 1 if as_switch(value, source) else 0}
+    return (Set("objective.rollout_staleness", 1 if as_switch(value, source) else 0),)
 
 
 def _scheduler(_source: str, value: Any) -> Settings:
     """Read a multi-turn scheduler as the environment; `gym_scheduler` only requires one."""
-    return {"@gym_scheduler" if value == "gym_scheduler" else "objective.environment": value}
+    return (Request(value, value) if value == "gym_scheduler" else Set("objective.environment", value),)
 
 
 _OF_NO_KEY = ""

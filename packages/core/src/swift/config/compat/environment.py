@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from swift.config.draft import Assignment
+from swift.config.draft import Draft
 from swift.errors import ConfigError
 
 _RERANKER = {
@@ -50,36 +50,35 @@ IGNORED_MEDIA_VARIABLES = {
 _SMALLEST_GROUP = "LISTWISE_RERANKER_MIN_GROUP_SIZE"
 
 
-def set_by_environment(merged: dict[str, Assignment], environment: Mapping[str, str]) -> list[str]:
-    """Set the keys of variables that neither flags nor files set; return a note for each variable."""
-    objective, loss = merged.get("objective.name"), merged.get("objective.loss")
-    notes = [
-        _set(merged, environment, variable, key)
-        for variable, key in MEDIA_VARIABLES.items()
-        if environment.get(variable)
-    ]
-    notes += [f"{name} has no effect: {why}." for name, why in IGNORED_MEDIA_VARIABLES.items() if environment.get(name)]
-    options = VARIABLES_OF_OBJECTIVE.get("" if objective is None else str(objective.value), {})
+def set_by_environment(draft: Draft, environment: Mapping[str, str]) -> None:
+    """Set the keys of variables that neither flags nor files set, with a note for each variable."""
+    for variable, key in MEDIA_VARIABLES.items():
+        _set(draft, environment, variable, key)
+    for name, reason in IGNORED_MEDIA_VARIABLES.items():
+        if environment.get(name):
+            draft.note(f"{name} has no effect: {reason}.")
+    options = VARIABLES_OF_OBJECTIVE.get(str(draft.value("objective.name", "")), {})
     if "LISTWISE_RERANKER_TEMPERATURE" in options and environment.get(_SMALLEST_GROUP, "2") not in ("", "2"):
         raise ConfigError(
             f"{_SMALLEST_GROUP} {environment[_SMALLEST_GROUP]} is not supported: every query with at least two "
             "documents is used.",
             hint="Unset it, and remove queries with fewer documents from the data set.",
         )
+    loss = draft.value("objective.loss", "infonce")
     for variable, option in options.items():
-        value, key = environment.get(variable, ""), f"objective.{option}"
-        if not value:
-            continue
-        if variable.startswith("INFONCE_") and loss is not None and loss.value != "infonce":
-            notes.append(f"{variable} has no effect: the loss is {loss.value}.")
+        if variable.startswith("INFONCE_") and loss != "infonce" and environment.get(variable):
+            draft.note(f"{variable} has no effect: the loss is {loss}.")
         else:
-            notes.append(_set(merged, environment, variable, key))
-    return notes
+            _set(draft, environment, variable, f"objective.{option}")
 
 
-def _set(merged: dict[str, Assignment], environment: Mapping[str, str], variable: str, key: str) -> str:
-    """Set a key from a variable unless it is already set; return the note."""
-    if key in merged:
-        return f"{variable} has no effect: {merged[key].source} sets {key}."
-    merged[key] = Assignment(environment[variable], f"the environment variable {variable}")
-    return f"The environment variable {variable} sets --{key} {environment[variable]}."
+def _set(draft: Draft, environment: Mapping[str, str], variable: str, key: str) -> None:
+    """Set a key from a variable, unless it is already set."""
+    value, earlier = environment.get(variable), draft.get(key)
+    if not value:
+        return
+    if earlier is not None:
+        draft.note(f"{variable} has no effect: {earlier.source} sets {key}.")
+        return
+    draft.set(key, value, f"the environment variable {variable}")
+    draft.note(f"The environment variable {variable} sets --{key} {value}.")

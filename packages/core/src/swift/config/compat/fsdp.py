@@ -7,28 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from swift.config.compat.meanings import Meaning, NotNeeded, Refused, off
-from swift.config.compat.usual import renamed, unknown_value
-from swift.config.draft import Assignment, set_consistently
-from swift.config.flags import Settings, TranslatedFlags
+from swift.config.compat.usual import request, unknown_value
+from swift.config.draft import Assignment, Draft
+from swift.config.flags import TranslatedFlags
+from swift.config.settings import Request, Set, Settings
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError, did_you_mean
 from swift.untrusted import parse_json, read_json_object
 
-_OFFLOAD: Settings = {"backend.offload": True}
-_HYBRID: Settings = {"backend.hybrid": True}
-_GATHERED: Settings = {"backend.reshard_after_forward": False}
-_STRATEGIES: dict[str, Settings] = {
-    "full_shard": {},
+_OFFLOAD = (Set("backend.offload", True),)
+_HYBRID = (Set("backend.hybrid", True),)
+_GATHERED = (Set("backend.reshard_after_forward", False),)
+_STRATEGIES: dict[str, tuple[Set, ...]] = {
+    "full_shard": (),
     "shard_grad_op": _GATHERED,
     "hybrid_shard": _HYBRID,
-    "hybrid_shard_zero2": {**_HYBRID, **_GATHERED},
+    "hybrid_shard_zero2": (*_HYBRID, *_GATHERED),
 }
 _MODES: dict[str, Settings] = {
     **_STRATEGIES,
-    "true": {},
-    "fsdp": {},
-    "fsdp2": {},
-    "auto_wrap": {},
+    **dict.fromkeys(("true", "fsdp", "fsdp2", "auto_wrap"), ()),
     "offload": _OFFLOAD,
     "fsdp_offload": _OFFLOAD,
     "hsdp": _HYBRID,
@@ -61,7 +59,7 @@ _SWITCHES = {
 """Key → the key here that true sets; false sets nothing."""
 _OWN = ("reshard_after_forward", "sharding_strategy", *_SWITCHES)
 _KEYS = (*_MEANINGS, *_OWN)
-_REQUEST = "@fsdp."
+_REQUEST = "fsdp."
 
 
 def _mode(source: str, value: Any) -> Settings:
@@ -71,14 +69,14 @@ def _mode(source: str, value: Any) -> Settings:
     if not modes:
         raise ConfigError(f"{source} needs a value.", hint=f"Valid values: {', '.join(_MODES)}")
     if modes in (["false"], ["none"]):
-        return {}
-    settings: Settings = {"backend.name": "fsdp"}
+        return ()
+    settings: Settings = (Set("backend.name", "fsdp"),)
     for mode in modes:
         if mode in ("no_shard", "false"):
             raise ConfigError(f"{source} {mode} would shard nothing.", hint="Type: --backend torch")
         if mode not in _MODES:
             raise unknown_value(source, mode, _MODES)
-        settings |= _MODES[mode]
+        settings += _MODES[mode]
     return settings
 
 
@@ -97,13 +95,13 @@ def _config(source: str, value: Any) -> Settings:
         content = read_json_object(file, ConfigError)
     if not isinstance(content, Mapping):
         raise ConfigError(f"{source} must be a JSON object or a JSON file, not {quoted(value)}.")
-    settings: Settings = {}
+    settings: Settings = ()
     for key, inner in content.items():
         name = _name(str(key))
         if name not in _KEYS:
             raise ConfigError(f"{source}: unknown key {quoted(key)}.{did_you_mean(name, _KEYS)}")
         if inner is not None:
-            settings[_REQUEST + name] = inner
+            settings += (Request(_REQUEST + name, inner),)
     return settings
 
 
@@ -115,28 +113,28 @@ def _name(key: str) -> str:
 FLAGS: TranslatedFlags = (
     (("fsdp",), "backend.name", "optional", _mode),
     (("fsdp_config",), "backend.name", "value", _config),
-    *(((f"fsdp_{key}",), "backend.name", "optional", renamed(_REQUEST + key)) for key in _KEYS),
+    *(((f"fsdp_{key}",), "backend.name", "optional", request(_REQUEST + key)) for key in _KEYS),
 )
 
 
-def settle_fsdp(merged: dict[str, Assignment], notes: list[str]) -> None:
+def settle_fsdp(draft: Draft) -> None:
     """Apply, note or refuse the requests about FSDP, key by key."""
-    requests = {key.removeprefix(_REQUEST): merged.pop(key) for key in list(merged) if key.startswith(_REQUEST)}
+    requests = draft.take_all(_REQUEST)
     if not requests:
         return
     first = next(iter(requests.values())).source
-    backend = merged.setdefault("backend.name", Assignment("fsdp", first))
+    backend = draft.default("backend.name", "fsdp", first)
     if backend.value != "fsdp":
         raise ConfigError(
             f"{first} needs the fsdp backend, but {backend.source} selects the {backend.value} backend.",
             hint="Type: --backend fsdp, or leave it out.",
         )
-    for key, request in requests.items():
+    for key, requested in requests.items():
         if key in _MEANINGS:
-            notes.append(_MEANINGS[key].check(_typed(request.source, key), request.value))
+            draft.note(_MEANINGS[key].check(_typed(requested.source, key), requested.value))
             continue
-        for target, value in _settings(key, request).items():
-            set_consistently(merged, target, value, request.source)
+        for setting in _settings(key, requested):
+            draft.set(setting.key, setting.value, requested.source)
 
 
 def _typed(source: str, key: str) -> str:
@@ -144,17 +142,17 @@ def _typed(source: str, key: str) -> str:
     return source if source.lower().replace("-", "_").endswith(key) else f"{source}: {key}"
 
 
-def _settings(key: str, request: Assignment) -> Settings:
+def _settings(key: str, request: Assignment) -> tuple[Set, ...]:
     source = _typed(request.source, key)
     if key in _SWITCHES:
-        return {_SWITCHES[key]: True} if as_switch(request.value, source) else {}
+        return (Set(_SWITCHES[key], True),) if as_switch(request.value, source) else ()
     given = str(request.value).lower()
     if given in _STRATEGIES or key == "sharding_strategy":
         return _of_strategy(source, given)
-    return {"backend.reshard_after_forward": as_switch(request.value, source)}
+    return (Set("backend.reshard_after_forward", as_switch(request.value, source)),)
 
 
-def _of_strategy(source: str, given: str) -> Settings:
+def _of_strategy(source: str, given: str) -> tuple[Set, ...]:
     """Return the settings of a strategy of FSDP1, given by name or by accelerate's number."""
     numbers = {"1": "full_shard", "2": "shard_grad_op", "4": "hybrid_shard", "5": "hybrid_shard_zero2"}
     name = numbers.get(given, given)

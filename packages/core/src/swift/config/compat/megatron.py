@@ -7,8 +7,9 @@ from typing import Any
 
 from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
 from swift.config.compat.usual import choice, renamed, request, switch
-from swift.config.draft import Assignment
-from swift.config.flags import Arity, Settings, TranslatedFlags, Translation
+from swift.config.draft import Draft
+from swift.config.flags import Arity, TranslatedFlags, Translation
+from swift.config.settings import Set, Settings, sets
 from swift.config.values import quoted
 from swift.errors import ConfigError
 
@@ -40,26 +41,26 @@ _ARITIES: dict[str, Arity] = {
     "backend.overlap": "switch",
 }
 _ATTENTION: dict[str, Settings] = {
-    "auto": {"model.attention": "auto"},
-    "flash": {"model.attention": "flash_attention_2"},
-    "fused": {"model.attention": "sdpa"},
-    "unfused": {"model.attention": "eager"},
+    "auto": (Set("model.attention", "auto"),),
+    "flash": (Set("model.attention", "flash_attention_2"),),
+    "fused": (Set("model.attention", "sdpa"),),
+    "unfused": (Set("model.attention", "eager"),),
 }
 
 
 def _recompute(source: str, value: Any) -> Settings:
     mode = str(value).lower()
     if mode == "none":
-        return {"train.gradient_checkpointing": False}
+        return (Set("train.gradient_checkpointing", False),)
     if mode not in ("full", "selective"):
         raise ConfigError(f"{source} must be full, selective or none, not {quoted(value)}.")
-    return {"train.gradient_checkpointing": True, "backend.recompute": mode}
+    return sets({"train.gradient_checkpointing": True, "backend.recompute": mode})
 
 
 def _fp8(source: str, value: Any) -> Settings:
     if str(value).lower() in ("true", "1", "yes"):
         raise ConfigError(f"{source} must be 'hybrid' or 'e4m3', not {quoted(value)}.", hint=f"Type: {source} hybrid")
-    return {"backend.fp8": "none" if str(value).lower() == "false" else value}
+    return (Set("backend.fp8", "none" if str(value).lower() == "false" else value),)
 
 
 def _translation(key: str) -> Translation:
@@ -156,22 +157,21 @@ ROWS: Mapping[tuple[str, ...], Meaning] = {
 """Flags that set no key."""
 
 
-def settle_megatron(merged: dict[str, Assignment], notes: list[str]) -> None:
+def settle_megatron(draft: Draft) -> None:
     """Refuse Megatron's flags with another backend, except a balancing loss of 0, which matches the others."""
-    chosen = merged.get("backend.name")
-    backend = "torch" if chosen is None else chosen.value
-    request = merged.pop("@moe_aux_loss", None)
+    backend = draft.value("backend.name", "torch")
+    request = draft.take("moe_aux_loss")
     if request is not None and backend == "megatron":
-        merged["backend.moe_aux_loss"] = request
+        draft.replace("backend.moe_aux_loss", request.value, request.source)
     elif request is not None and str(request.value) in ("0", "0.0", "None", "none"):
-        notes.append(f"{request.source} {request.value} is not needed: the {backend} backend has no balancing loss.")
+        draft.note(f"{request.source} {request.value} is not needed: the {backend} backend has no balancing loss.")
     elif request is not None:
         raise ConfigError(
             f"{request.source} {request.value}: the auxiliary loss of experts needs the megatron backend.",
             hint=f"Type: --backend megatron, or {request.source} 0",
         )
     for key, flags in (*RENAMED.items(), ("backend.recompute", ("recompute_granularity",))):
-        source = merged[key].source if key in merged and key.startswith("backend.") else ""
+        source = draft.source(key) if key in draft.assignments and key.startswith("backend.") else ""
         if backend != "megatron" and key not in _SHARED and source.lstrip("-").replace("-", "_") in flags:
             raise ConfigError(
                 f"{source} needs the megatron backend, and the backend is {backend}.",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from swift.config.compat.usual import request, when_on
-from swift.config.draft import Assignment, contradiction
-from swift.config.flags import Settings, TranslatedFlags
+from swift.config.draft import Assignment, Draft
+from swift.config.flags import TranslatedFlags
+from swift.config.settings import Request, Settings
 from swift.config.values import quoted
 from swift.errors import ConfigError
 
@@ -20,7 +21,7 @@ def _bits(source: str, value: Any) -> Settings:
     name = str(value).lower()
     if name not in _BITS:
         raise ConfigError(f"{source} must be 4 or 8, not {quoted(value)}.", hint="For example: --quant_bits 4")
-    return {} if _BITS[name] is None else {"@quant_bits": _BITS[name]}
+    return () if _BITS[name] is None else (Request("quant_bits", _BITS[name]),)
 
 
 def _method(source: str, value: Any) -> Settings:
@@ -36,20 +37,20 @@ def _method(source: str, value: Any) -> Settings:
             f"Unknown value {quoted(value)} for {source}. Valid values: bnb, torchao.",
             hint="Type: --quant_method bnb --quant_bits 4",
         )
-    return {"@quant_method": _METHODS[name]}
+    return (Request("quant_method", _METHODS[name]),)
 
 
 def _quant_type(source: str, value: Any) -> Settings:
     name = str(value).lower()
     if name not in ("nf4", "fp4"):
         raise ConfigError(f"{source} must be nf4 or fp4, not {quoted(value)}.")
-    return {"@bnb_4bit_quant_type": name}
+    return (Request("bnb_4bit_quant_type", name),)
 
 
 FLAGS: TranslatedFlags = (
     (("quant_bits", "quantization_bit"), "tuner.quantize", "value", _bits),
-    (("load_in_4bit",), "tuner.quantize", "switch", when_on({"@quant_bits": 4})),
-    (("load_in_8bit",), "tuner.quantize", "switch", when_on({"@quant_bits": 8})),
+    (("load_in_4bit",), "tuner.quantize", "switch", when_on(Request("quant_bits", 4))),
+    (("load_in_8bit",), "tuner.quantize", "switch", when_on(Request("quant_bits", 8))),
     (("quant_method", "quantization_method"), "tuner.quantize", "value", _method),
     (("bnb_4bit_quant_type", "quantization_type"), "tuner.quantize", "value", _quant_type),
     (("bnb_4bit_compute_dtype",), "model.dtype", "value", request("bnb_4bit_compute_dtype")),
@@ -57,32 +58,32 @@ FLAGS: TranslatedFlags = (
 )
 
 
-def settle_quantisation(merged: dict[str, Assignment], notes: list[str]) -> None:
+def settle_quantisation(draft: Draft) -> None:
     """Set `tuner.quantize` from all flags about it; raise `ConfigError` where they contradict each other."""
     bits, method, kind, compute, storage = (
-        merged.pop(f"@{name}", None)
+        draft.take(name)
         for name in (
             "quant_bits", "quant_method", "bnb_4bit_quant_type", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage",
         )
     )  # fmt: skip
-    chosen = merged.get("tuner.quantize")
+    chosen = draft.get("tuner.quantize")
     if method is not None and bits is None and chosen is None:
         raise ConfigError(f"{method.source} {method.value} needs a number of bits.", hint="Add --quant_bits 4")
     scheme = chosen.value if chosen is not None and bits is None else _scheme(bits, method, kind)
     if bits is not None:
-        refines = bits.value == 4 and chosen is not None and chosen.value == "bnb-nf4"
-        if chosen is not None and chosen.value != scheme and not refines:
-            raise contradiction("tuner.quantize", chosen, Assignment(scheme, bits.source))
-        merged["tuner.quantize"] = Assignment(scheme, bits.source)
+        if bits.value == 4 and chosen is not None and chosen.value == "bnb-nf4":  # the other flags refine it
+            draft.drop("tuner.quantize")
+        draft.set("tuner.quantize", scheme, bits.source)
     elif kind is not None and scheme == "bnb-nf4" and kind.value == "fp4":
-        merged["tuner.quantize"] = Assignment("bnb-fp4", kind.source)
+        draft.replace("tuner.quantize", "bnb-fp4", kind.source)
     four = scheme in ("bnb-nf4", "bnb-fp4")
     idle = [each.source for each in (kind, compute, storage) if each is not None and not four]
-    notes += [f"{source} has no effect without 4-bit weights (--quant_bits 4)." for source in idle]
+    for source in idle:
+        draft.note(f"{source} has no effect without 4-bit weights (--quant_bits 4).")
     if four and storage is not None:
-        notes.append(f"{storage.source} is not needed: it does not change the result.")
+        draft.note(f"{storage.source} is not needed: it does not change the result.")
     if four and compute is not None:
-        _compute_in(merged, compute)
+        _compute_in(draft, compute)
 
 
 def _scheme(bits: Assignment | None, method: Assignment | None, kind: Assignment | None) -> str:
@@ -90,19 +91,21 @@ def _scheme(bits: Assignment | None, method: Assignment | None, kind: Assignment
         return "none"
     library = "bnb" if method is None else method.value
     if bits.value == 8:
-        if library != "bnb":
-            raise ConfigError(f"{library} supports 4 bits, not 8.", hint="Type: --quant_method bnb")
+        if method is not None and library != "bnb":
+            raise ConfigError(
+                f"{method.source} {library} supports 4 bits, not 8 ({bits.source}).", hint="Type: --quant_method bnb"
+            )
         return "bnb-int8"
     return f"{library}-{'nf4' if kind is None else kind.value}"
 
 
-def _compute_in(merged: dict[str, Assignment], compute: Assignment) -> None:
+def _compute_in(draft: Draft, compute: Assignment) -> None:
     """Read the compute precision as the model's, which 4-bit weights use."""
     name = str(compute.value).lower().removeprefix("torch.")
     dtype = _DTYPES.get(name, name)
-    model = merged.get("model.dtype")
+    model = draft.get("model.dtype")
     if model is None or model.value == "auto":
-        merged["model.dtype"] = Assignment(dtype, compute.source)
+        draft.replace("model.dtype", dtype, compute.source)
     elif model.value != dtype:
         raise ConfigError(
             f"{compute.source} {compute.value} and {model.source} {model.value} differ, but 4-bit weights are computed "

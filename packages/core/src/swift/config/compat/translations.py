@@ -12,11 +12,11 @@ from typing import Any, get_args
 from swift.config.compat.table import third_party_flags
 from swift.config.compat.unsupported import UNSUPPORTED_OPTIMIZERS, UNSUPPORTED_TUNERS
 from swift.config.compat.usual import choice
-from swift.config.draft import NOTE
 from swift.config.fields import core_fields
-from swift.config.flags import Settings, Translation
+from swift.config.flags import Translation
 from swift.config.plugin_flags import flag_topics
 from swift.config.sections import Shape
+from swift.config.settings import Fallback, Note, Request, Set, Settings, sets
 from swift.config.values import as_number, as_switch, coerce, divided, quoted
 from swift.errors import ConfigError
 from swift.plugins.discover import list_plugins, only_installed
@@ -24,17 +24,23 @@ from swift.plugins.discover import list_plugins, only_installed
 
 def deepspeed(_source: str, value: Any) -> Settings:
     """Select DeepSpeed with a file, or a preset by its name in ms-swift or LLaMA-Factory."""
-    return {"backend.name": "deepspeed", "backend.config": DEEPSPEED_PRESETS.get(str(value), value)}
+    return sets({"backend.name": "deepspeed", "backend.config": DEEPSPEED_PRESETS.get(str(value), value)})
 
 
-def patterns(key: str) -> Translation:
-    """Return a translation that reads a name without `*` as a prefix, as ms-swift does."""
+def freeze(_source: str, value: Any) -> Settings:
+    """Read names of weights to freeze."""
+    return (Set("tuner.freeze", _patterns(value)),)
 
-    def translate(_source: str, value: Any) -> Settings:
-        names = value if isinstance(value, list | tuple) else (value,)
-        return {key: tuple(name if "*" in str(name) else f"{name}*" for name in names)}
 
-    return translate
+def trainable_parameters(_source: str, value: Any) -> Settings:
+    """Read names of weights to train, whose meaning depends on what is frozen."""
+    return (Request("trainable_parameters", _patterns(value)),)
+
+
+def _patterns(value: Any) -> tuple[str, ...]:
+    """Read a name without `*` as a prefix, as ms-swift does."""
+    names = value if isinstance(value, list | tuple) else (value,)
+    return tuple(name if "*" in str(name) else f"{name}*" for name in names)
 
 
 def optimizer(source: str, value: Any) -> Settings:
@@ -42,14 +48,14 @@ def optimizer(source: str, value: Any) -> Settings:
     name = str(value).lower()
     if name in OPTIMIZERS or not any(entry.name == str(value) for entry in list_plugins("swift.optimizers")):
         return choice(OPTIMIZERS, UNSUPPORTED_OPTIMIZERS)(source, value)
-    return {"optim.name": value}
+    return (Set("optim.name", value),)
 
 
 def optimizer_by_switch(name: str) -> Translation:
     """Return a translation that selects an optimizer by a switch; off changes nothing."""
 
     def translate(source: str, value: Any) -> Settings:
-        return {"optim.name": name} if as_switch(value, source) else {NOTE: "is not needed: it is off by default."}
+        return (Set("optim.name", name) if as_switch(value, source) else Note("is not needed: it is off by default."),)
 
     return translate
 
@@ -58,12 +64,12 @@ def targets_of_optimizer(_source: str, value: Any) -> Settings:
     """Read names of modules; names for all linear modules are the default."""
     names = value if isinstance(value, list | tuple) else (value,)
     every = any(str(name).lower().replace("_", "-") in ("all", "all-linear") for name in names)
-    return {NOTE: "is not needed: all linear layers are the default."} if every else {"optim.targets": names}
+    return (Note("is not needed: all linear layers are the default.") if every else Set("optim.targets", names),)
 
 
 def optimizer_arguments(source: str, value: Any) -> Settings:
     """Read the Trainer's `rank=64, scale=0.25` as options of the optimizer."""
-    settings: Settings = {}
+    settings: Settings = ()
     for pair in str(value).split(","):
         key, _, text = (part.strip() for part in pair.partition("="))
         if (key, text) == ("proj", "random"):  # the only projection of APOLLO
@@ -74,7 +80,7 @@ def optimizer_arguments(source: str, value: Any) -> Settings:
                 hint="For AdamW type --adam_beta1 0.9 --adam_beta2 0.95 --adam_epsilon 1e-8, for others "
                 "--optim.KEY VALUE.",
             )
-        settings[f"optim.{key}"] = text
+        settings += (Set(f"optim.{key}", text),)
     return settings
 
 
@@ -83,39 +89,42 @@ def tuner(source: str, value: Any) -> Settings:
     name = str(value).lower()
     if name in TRAIN_TYPES or not any(entry.name == str(value) for entry in list_plugins("swift.tuners")):
         return choice(TRAIN_TYPES, UNSUPPORTED_TUNERS)(source, value)
-    return {"tuner.kind": value}
+    return (Set("tuner.kind", value),)
 
 
 def loss_type(source: str, value: Any) -> Settings:
     """Set the objective's loss by name; cross entropy is the loss of sft and pt."""
     if str(value).lower() in ("cross_entropy", "nll"):
-        return {NOTE: "is not needed: it is the loss of sft and pt."}
+        return (Note("is not needed: it is the loss of sft and pt."),)
     if str(value).lower() == "dft":
         third_party_flags()["use_dft_loss"].check(source, value)
     name = str(value).lower()
     for topic in flag_topics():
         if (meant := topic.losses.get(name)) is not None:
-            if isinstance(meant, Mapping):
-                return dict(meant)
-            return {NOTE: meant.check(source, value)}
-    return LOSSES_OF_RERANKERS.get(name, {"objective.loss": value})
+            return meant if isinstance(meant, tuple) else (Note(meant.check(source, value)),)
+    return LOSSES_OF_RERANKERS.get(name, (Set("objective.loss", value),))
 
 
 def no_dropout(source: str, value: Any) -> Settings:
     """Turn off the dropout of adapters."""
     if not as_switch(value, source):
-        return {}
-    return {"tuner.dropout": 0.0, NOTE: "sets tuner.dropout to 0; the model's own dropout comes from its config.json."}
+        return ()
+    return (
+        Set("tuner.dropout", 0.0),
+        Note("sets tuner.dropout to 0; the model's own dropout comes from its config.json."),
+    )
 
 
 def truncation(_source: str, value: Any) -> Settings:
     """Read ms-swift's `raise` as `data.strict`, which fails on samples that are too long."""
-    return {"data.truncation": "delete", "data.strict": True} if value == "raise" else {"data.truncation": value}
+    if value == "raise":
+        return sets({"data.truncation": "delete", "data.strict": True})
+    return (Set("data.truncation", value),)
 
 
 def cutoff(_source: str, value: Any) -> Settings:
     """Truncate longer samples, as LLaMA-Factory does, unless the user sets data.truncation."""
-    return {"data.max_length": value, "?data.truncation": "right"}
+    return Set("data.max_length", value), Fallback("data.truncation", "right")
 
 
 def val_size(source: str, value: Any) -> Settings:
@@ -125,7 +134,7 @@ def val_size(source: str, value: Any) -> Settings:
     except (TypeError, ValueError, OverflowError):
         part = math.nan
     if 0 <= part < 1:
-        return {"data.split_ratio": value}
+        return (Set("data.split_ratio", value),)
     raise ConfigError(
         f"{source} must be a fraction of the data from 0 to less than 1, not {quoted(value)}.",
         hint="For example: --val_size 0.1, or a separate file: --val_dataset FILE",
@@ -134,19 +143,19 @@ def val_size(source: str, value: Any) -> Settings:
 
 def text_field(_source: str, value: Any) -> Settings:
     """Rename the column that holds plain text."""
-    return (
-        {NOTE: "is not needed: 'text' is the default column."} if value == "text" else {f"data.columns.{value}": "text"}
-    )
+    if value == "text":
+        return (Note("is not needed: 'text' is the default column."),)
+    return (Set(f"data.columns.{value}", "text"),)
 
 
 def max_steps(_source: str, value: Any) -> Settings:
     """Read -1 as no limit."""
-    return {} if str(value) == "-1" else {"train.max_steps": value}
+    return () if str(value) == "-1" else (Set("train.max_steps", value),)
 
 
 def keep(_source: str, value: Any) -> Settings:
     """Read the Trainer's values for no limit."""
-    return {"checkpoint.keep": None if str(value).lower() in ("all", "none", "null", "0", "-1") else value}
+    return (Set("checkpoint.keep", None if str(value).lower() in ("all", "none", "null", "0", "-1") else value),)
 
 
 def timeout(source: str, value: Any) -> Settings:
@@ -156,23 +165,23 @@ def timeout(source: str, value: Any) -> Settings:
         raise ConfigError(
             f"{source} must be a number of seconds, not {quoted(value)}.", hint=f"For example: {source} 1800"
         )
-    return {"train.timeout_minutes": seconds / 60}
+    return (Set("train.timeout_minutes", seconds / 60),)
 
 
 def resume(_source: str, value: Any) -> Settings:
     """Read a folder, or a switch for the newest run."""
     newest = {"true": "last", "false": None}
-    return {"checkpoint.resume": newest.get(str(value).lower(), value)}
+    return (Set("checkpoint.resume", newest.get(str(value).lower(), value)),)
 
 
 def report_to(_source: str, value: Any) -> Settings:
     """Add observers to those of every run; `none` adds none."""
     names = [name for each in (value if isinstance(value, list | tuple) else [value]) for name in divided(each)]
     if names == ["all"]:
-        return {}
+        return ()
     named = [name for name in names if name != "none"]
     always = only_installed("swift.observers", ("console", "jsonl", "report"))
-    return {"logging.report_to": (*always, *(name for name in named if name not in always))}
+    return (Set("logging.report_to", (*always, *(name for name in named if name not in always))),)
 
 
 def schedule(source: str, value: Any) -> Settings:
@@ -194,12 +203,12 @@ def schedule_options(source: str, value: Any) -> Settings:
     floors |= dict.fromkeys(("min_lr_rate", "min_lr_ratio"), "optim.min_lr_ratio")
     settings = {key: options[name] for name, key in floors.items() if options.get(name) is not None}
     rest = {name: option for name, option in options.items() if name not in floors}
-    return {**settings, **({"optim.schedule_options": rest} if rest else {})}
+    return sets(settings | ({"optim.schedule_options": rest} if rest else {}))
 
 
 def _each(key: str, *names: str, value: str = "") -> dict[str, Settings]:
     """Return each name with the setting of a key to `value`; default: to the name."""
-    return {name: {key: value or name} for name in names}
+    return {name: (Set(key, value or name),) for name in names}
 
 
 DEEPSPEED_PRESETS = {
@@ -208,9 +217,9 @@ DEEPSPEED_PRESETS = {
 }
 TRAIN_TYPES: dict[str, Settings] = {
     **_each("tuner.kind", "full", "lora"),
-    "qlora": {"tuner.kind": "lora", "tuner.quantize": "bnb-nf4"},
-    "dora": {"tuner.kind": "lora", "tuner.dora": True},
-    "rslora": {"tuner.kind": "lora", "tuner.rslora": True},
+    "qlora": sets({"tuner.kind": "lora", "tuner.quantize": "bnb-nf4"}),
+    "dora": sets({"tuner.kind": "lora", "tuner.dora": True}),
+    "rslora": sets({"tuner.kind": "lora", "tuner.rslora": True}),
     **_each("tuner.kind", "miss", "oft", "hira", "loha", "lokr"),
     **_each("objective.name", "pt", "cpt", value="pt"),
     **_each("objective.name", "sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm", "prm", "grpo", "ppo", "gkd"),
@@ -221,10 +230,10 @@ TASKS: dict[str, Settings] = {
 }
 """ms-swift's reranker and prm tasks are objectives here, for a model of another task."""
 LOSSES_OF_RERANKERS: dict[str, Settings] = {
-    "pointwise_reranker": {"?objective.name": "reranker", "objective.loss": "pointwise"},
-    "listwise_reranker": {"?objective.name": "reranker", "objective.loss": "listwise"},
-    "generative_reranker": {"objective.name": "generative_reranker", "objective.loss": "pointwise"},
-    "listwise_generative_reranker": {"objective.name": "generative_reranker", "objective.loss": "listwise"},
+    "pointwise_reranker": (Fallback("objective.name", "reranker"), Set("objective.loss", "pointwise")),
+    "listwise_reranker": (Fallback("objective.name", "reranker"), Set("objective.loss", "listwise")),
+    "generative_reranker": sets({"objective.name": "generative_reranker", "objective.loss": "pointwise"}),
+    "listwise_generative_reranker": sets({"objective.name": "generative_reranker", "objective.loss": "listwise"}),
 }
 """ms-swift's names of losses; the last two also select the objective."""
 DTYPES: dict[str, Settings] = {
@@ -244,23 +253,26 @@ FLASH: dict[str, Settings] = {
     "disabled": ATTENTION["eager"],
 }
 """Values of `--flash_attn`, a switch in ms-swift and the name of a kernel in LLaMA-Factory."""
-DEVICES: dict[str, Settings] = {**_each("backend.device", "auto", "cpu", "cuda"), "gpu": {"backend.device": "cuda"}}
+DEVICES: dict[str, Settings] = {
+    **_each("backend.device", "auto", "cpu", "cuda"),
+    "gpu": (Set("backend.device", "cuda"),),
+}
 METHODS: dict[str, Settings] = {
     **_each("backend.name", "megatron", "deepspeed", "torch", "fsdp"),
-    "fsdp_offload": {"backend.name": "fsdp", "backend.offload": True},
-    "hsdp": {"backend.name": "fsdp", "backend.hybrid": True},
-    "ddp": {"backend.name": "torch"},
-    "fsdp2": {"backend.name": "fsdp"},
-    "zero": {"backend.name": "deepspeed"},
+    "fsdp_offload": sets({"backend.name": "fsdp", "backend.offload": True}),
+    "hsdp": sets({"backend.name": "fsdp", "backend.hybrid": True}),
+    **_each("backend.name", "ddp", value="torch"),
+    **_each("backend.name", "fsdp2", value="fsdp"),
+    **_each("backend.name", "zero", value="deepspeed"),
 }
 SCHEDULES: dict[str, Settings] = {
     **_each("optim.schedule", *get_args(Shape)),
-    "constant_with_warmup": {"optim.schedule": "constant"},
-    "cosine_with_min_lr": {"optim.schedule": "cosine", "@min_lr": "cosine_with_min_lr"},
+    **_each("optim.schedule", "constant_with_warmup", value="constant"),
+    "cosine_with_min_lr": (Set("optim.schedule", "cosine"), Request("min_lr", "cosine_with_min_lr")),
 }
 DECAY_STYLES: dict[str, Settings] = {
     **_each("optim.schedule", "cosine", "linear", "constant", "wsd"),
-    "inverse-square-root": {"optim.schedule": "inverse_sqrt"},
+    **_each("optim.schedule", "inverse-square-root", value="inverse_sqrt"),
 }
 STATEFUL = ("reduce_lr_on_plateau", "greedy")
 """Schedules of transformers that depend on the loss."""
@@ -271,9 +283,9 @@ OPTIMIZERS: dict[str, Settings] = {
     **_each("optim.name", "lion", "lion_32bit", value="lion"),
     **_each("optim.name", "adafactor", "muon", "schedule_free", "sgd"),
     **_each("optim.name", "galore", "q_galore", "apollo", "apollo_mini", "adam_mini"),
-    "galore_adamw": {"optim.name": "galore"},
-    "q_galore_adamw8bit": {"optim.name": "q_galore"},
-    "apollo_adamw": {"optim.name": "apollo"},
+    **_each("optim.name", "galore_adamw", value="galore"),
+    **_each("optim.name", "q_galore_adamw8bit", value="q_galore"),
+    **_each("optim.name", "apollo_adamw", value="apollo"),
     **_each("optim.name", "schedule_free_adamw", "adamw_schedule_free", value="schedule_free"),
 }
 OPTIMIZERS_BY_SWITCH = ("galore", "apollo", "adam_mini", "muon")
@@ -283,7 +295,6 @@ _ARGUMENTS = frozenset(
 )
 """Keys of `--optim_args` that are options of optimizers here."""
 LOSS_SCALES: dict[str, Settings] = {
-    "default": {"data.loss_on": "assistant"},
-    "all": {"data.loss_on": "all"},
-    "last_round": {"data.loss_on": "last_round"},
+    **_each("data.loss_on", "default", value="assistant"),
+    **_each("data.loss_on", "all", "last_round"),
 }

@@ -6,29 +6,30 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from swift.config.compat.meanings import Refused
-from swift.config.flags import Settings, Translation
+from swift.config.flags import Translation
+from swift.config.settings import Request, Set, Setting, Settings
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError, did_you_mean
 
 
 def renamed(key: str) -> Translation:
     """Return a translation that sets a key to the value unchanged."""
-    return lambda _, value: {key: value}
+    return lambda _, value: (Set(key, value),)
 
 
 def request(name: str) -> Translation:
     """Return a translation that leaves the value to `swift.config.requests`, or to `settle` of a vocabulary."""
-    return renamed(f"@{name}")
+    return lambda _, value: (Request(name, value),)
 
 
 def switch(key: str) -> Translation:
     """Return a translation that sets a key to true or false."""
-    return lambda source, value: {key: as_switch(value, source)}
+    return lambda source, value: (Set(key, as_switch(value, source)),)
 
 
-def when_on(settings: Settings, otherwise: Settings | None = None) -> Translation:
-    """Return a translation of a switch: its settings when it is on, and when it is off."""
-    return lambda source, value: dict(settings if as_switch(value, source) else otherwise or {})
+def when_on(setting: Setting, *otherwise: Setting) -> Translation:
+    """Return a translation of a switch: its setting when it is on, and the others when it is off."""
+    return lambda source, value: (setting,) if as_switch(value, source) else otherwise
 
 
 def choice(choices: Mapping[str, Settings], refused: Mapping[str, Refused] | None = None) -> Translation:
@@ -40,7 +41,7 @@ def choice(choices: Mapping[str, Settings], refused: Mapping[str, Refused] | Non
             refused[name].check(source, value)
         if name not in choices:
             raise unknown_value(source, value, choices)
-        return dict(choices[name])
+        return choices[name]
 
     return translate
 

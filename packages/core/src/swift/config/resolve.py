@@ -1,0 +1,343 @@
+"""From the drafts of all sources to a validated configuration, in five stages.
+
+1. `settle`: the drafts become one, whose requests are keys, and which names all plugins.
+2. `select`: the plugins are loaded.
+3. `complete`: each plugin validates its own options, and sets defaults elsewhere.
+4. `validate`: the configuration is validated, once.
+5. `check`: the parts are compared with each other and with what the backend supports.
+
+Every value has its source, so that notes and errors name the flag, the line of a file, the variable or the plugin.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from swift.config.aliases import COMMAND_OBJECTIVES
+from swift.config.capabilities import check_capabilities, check_export
+from swift.config.compat.environment import set_by_environment
+from swift.config.draft import Draft, Layer, merge
+from swift.config.fields import core_fields, core_keys, default_options, model_fields, plugins_with
+from swift.config.objective_defaults import set_defaults
+from swift.config.options import Section
+from swift.config.plugin_flags import flag_topics
+from swift.config.problems import config_error, subject
+from swift.config.requests import settle_layer, settle_requests
+from swift.config.schedules import check_schedule
+from swift.config.sections import COPIES, DEFAULT_OBSERVERS, Config, OpenSection
+from swift.config.sources import naming_sources
+from swift.config.tasks import TRAINED_BY, check_task, for_objective
+from swift.config.values import coerce, quoted
+from swift.contracts import Objective
+from swift.errors import ConfigError, SwiftError
+from swift.plugins.blame import failing
+from swift.plugins.discover import list_plugins, only_installed
+from swift.plugins.hooks import core_settings
+from swift.plugins.known import PACKAGES
+from swift.plugins.load import (
+    LoadedPlugin,
+    find,
+    load_backend,
+    load_exporter,
+    load_objective,
+    load_optimizer,
+    load_tuner,
+)
+from swift.plugins.objective import make_objective
+from swift.plugins.python_files import absolute, is_in_file
+from swift.plugins.return_values import wrong
+from swift.remote.urls import check_protocol
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A validated run."""
+
+    config: Config
+    """With the own options of the selected plugins filled in."""
+    backend_options: BaseModel
+    objective_options: BaseModel
+    notes: list[str] = field(default_factory=list)
+    """Notes for the user before the run."""
+    nproc: int | None = None
+    """Processes to start on this machine; None when no flag sets it."""
+    machines: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables about the other machines of the run that flags set, such as NNODES."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Key → what set it: a flag, the line of a file, a variable, a plugin. Defaults are left out."""
+
+    def naming_sources(self) -> AbstractContextManager[None]:
+        """Add to errors where each key that they name was set."""
+        return naming_sources(self.config, self.sources)
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The plugins that a configuration selects."""
+
+    backend: LoadedPlugin
+    objective: LoadedPlugin
+    tuner: LoadedPlugin
+    optimizer: LoadedPlugin
+    exporter: LoadedPlugin | None
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A draft that all plugins have completed: their options by section, and the objective."""
+
+    draft: Draft
+    options: Mapping[str, BaseModel]
+    objective: Objective
+
+
+def resolve(layers: Iterable[Layer], command: str, nproc: int | None, notes: Iterable[str]) -> Parsed:
+    """Return the run of a command."""
+    draft = settle(layers, command)
+    selected = select(draft)
+    completed = complete(draft, selected)
+    config = validate(completed)
+    sources = {key: assignment.source for key, assignment in draft.assignments.items()}
+    with naming_sources(config, sources):
+        config = check(config, completed.objective, selected)
+    options = completed.options
+    return Parsed(
+        config, options["backend"], options["objective"], [*notes, *draft.notes], nproc=nproc, sources=sources
+    )
+
+
+def settle(layers: Iterable[Layer], command: str) -> Draft:
+    """Return the draft of all layers: requests have become keys, and all plugins are named."""
+    finished = list(layers)
+    for layer in finished:
+        layer.finish()
+        settle_layer(layer)
+    draft = merge(finished)
+    settle_requests(draft)
+    _name_objective(draft, command)
+    named = draft.get("objective.name")
+    if named is not None and is_in_file("swift.objectives", named.value):
+        draft.replace("objective.name", absolute(named.value), named.source)
+    set_by_environment(draft, os.environ)
+    installed = only_installed("swift.observers", DEFAULT_OBSERVERS)
+    if installed != DEFAULT_OBSERVERS:  # the report and TensorBoard are not core's
+        draft.default("logging.report_to", installed, "the installed observers")
+    return draft
+
+
+def select(draft: Draft) -> Selected:
+    """Load the plugins that the draft names."""
+    exporter = _name(draft, "export.to")
+    return Selected(
+        load_backend(_name(draft, "backend.name")),
+        load_objective(_name(draft, "objective.name")),
+        load_tuner(_name(draft, "tuner.kind")),
+        load_optimizer(_name(draft, "optim.name")),
+        None if exporter is None else load_exporter(exporter),
+    )
+
+
+def complete(draft: Draft, selected: Selected) -> Completed:
+    """Validate the options of all plugins, and let backend and objective set keys that the user leaves open."""
+    options = {"backend": _own_options(draft, selected.backend, "backend")}
+    for key, (value, source) in core_settings(selected.backend, options["backend"]).items():
+        draft.set(key, value, source)
+    for plugin, section in ((selected.tuner, "tuner"), (selected.optimizer, "optim")):
+        _leave_out(draft, plugin, section)
+    set_defaults(draft, selected.objective, {"tuner": selected.tuner, "optim": selected.optimizer})
+    options["objective"] = _own_options(draft, selected.objective, "objective")
+    options["tuner"] = _own_options(draft, selected.tuner, "tuner")
+    options["optim"] = _own_options(draft, selected.optimizer, "optim")
+    if selected.exporter is not None:
+        options["export"] = _own_options(draft, selected.exporter, "export")
+    elif own := _own_keys(draft, "export"):
+        key = f"export.{next(iter(own))}"
+        raise ConfigError(
+            f"{subject(draft.source(key), key)} has no effect without export.to.", hint="Add --export.to NAME"
+        )
+    if draft.value("optim.lr") is None:
+        draft.replace("optim.lr", selected.tuner.object.learning_rate, f"the {selected.tuner.entry.title}")
+    return Completed(draft, options, make_objective(selected.objective, options["objective"]))
+
+
+def validate(completed: Completed) -> Config:
+    """Return the configuration, with the validated options of all plugins."""
+    draft, open_sections = completed.draft, completed.options
+    content = draft.nested()
+    for section in open_sections.keys() & content.keys():
+        content[section] = {key: value for key, value in content[section].items() if key in core_keys(section)}
+    try:
+        config = Config.model_validate(content)
+    except ValidationError as problem:
+        raise config_error(problem, draft.source, core_fields()) from None
+    return config.model_copy(
+        update={section: _with_options(getattr(config, section), own) for section, own in open_sections.items()}
+    )
+
+
+def check(config: Config, objective: Objective, selected: Selected) -> Config:
+    """Compare the parts with each other and with what the backend supports; return the model section settled."""
+    _check_names(config)
+    check_schedule(config.optim, config.learning_rate)
+    config = config.model_copy(update={"model": for_objective(config.model, objective)})
+    check_task(config.model, objective)
+    assert selected.backend.capabilities is not None
+    check_capabilities(selected.backend.capabilities, config, objective.for_model(config.model))
+    check_export(config)
+    return config
+
+
+def _name(draft: Draft, key: str) -> Any:
+    """Return the plugin that a key names, or its default."""
+    name = draft.value(key, core_fields()[key].default)
+    if isinstance(name, str) or (name is None and core_fields()[key].optional):
+        return name
+    raise ConfigError(f"{subject(draft.source(key), key)} must be a string, not {quoted(name)}.")
+
+
+def _own_keys(draft: Draft, section: str) -> dict[str, Any]:
+    """Return the keys of a section that core does not know."""
+    content = draft.nested().get(section, {})
+    return {name: value for name, value in content.items() if name not in core_keys(section)}
+
+
+def _with_options(section: OpenSection, options: BaseModel) -> OpenSection:
+    """Return a section with its plugin's validated options."""
+    core = {name: getattr(section, name) for name in type(section).model_fields}
+    fields_set = section.model_fields_set | options.model_fields_set
+    return type(section).model_construct(_fields_set=fields_set, **core, **dict(options))
+
+
+def _leave_out(draft: Draft, plugin: LoadedPlugin, section: str) -> None:
+    """Remove keys of the section's default plugin that the selected plugin lacks, with a note for each.
+
+    Third-party commands set them in any case: `--lora_rank` for full training, `--adam_beta1` for Adafactor.
+    """
+    assert plugin.config_model is not None
+    for name in sorted(default_options(section) - plugin.config_model.model_fields.keys()):
+        dropped = draft.drop(f"{section}.{name}")
+        if dropped is not None:
+            draft.note(f"{dropped.source} has no effect: the {plugin.entry.title} has no such option.")
+
+
+def _own_options(draft: Draft, plugin: LoadedPlugin, section: str) -> BaseModel:
+    """Validate the keys of a section that core does not know with the plugin's model."""
+    model = plugin.config_model or Section  # an exporter need not have options
+    own = {field.key: field for field in model_fields(model, section)}
+    fields = own | {key: field for key, field in core_fields().items() if key.startswith(f"{section}.")}
+    values = _own_keys(draft, section)
+    _check_third_party(draft, plugin, section, values)
+    typed = {}
+    for name, value in values.items():
+        known = fields.get(f"{section}.{name}")
+        typed[name] = coerce(known, value, draft.source(f"{section}.{name}")) if known else value
+    function = f"{model.__name__}, which validates the section {section!r}"
+    with failing(plugin.entry, function):
+        try:
+            options = model.model_validate(typed)
+        except ValidationError as problem:
+            raise config_error(problem, draft.source, fields, section=section, owner=plugin.entry.title) from None
+        if not isinstance(options, model):
+            raise wrong(plugin.entry, function, f"a {model.__name__}", options)
+        return options
+
+
+def _check_third_party(draft: Draft, plugin: LoadedPlugin, section: str, values: Iterable[str]) -> None:
+    """Refuse keys of another plugin, such as `tuner.freeze` for adapters, and name that plugin."""
+    known = plugin.config_model.model_fields.keys() if plugin.config_model else set()
+    for name in set(values) - known:
+        key = f"{section}.{name}"
+        if section == "objective" and not _takes_any(plugin):
+            _check_misplaced(name, subject(draft.source(key), key), plugin)
+        available_in = plugins_with(section, name) if key in core_fields() else _backends_with(section, name)
+        if available_in:
+            chosen = f"{section}.name" if "name" in core_keys(section) else f"{section}.kind"
+            flag, own = subject(draft.source(key), key), plugin.entry
+            others = (
+                f" (also of {', '.join(map(repr, available_in[1:]))})"
+                if section == "backend" and available_in[1:]
+                else ""
+            )
+            raise ConfigError(
+                f"{flag} is an option of the {own.kind} {available_in[0]!r}{others}, but {chosen} is {own.name}.",
+                hint=f"Type --{chosen} {available_in[0]}, or leave it out.",
+            )
+
+
+def _backends_with(section: str, option: str) -> list[str]:
+    """Return the installed backends that have an option of this name."""
+    found = []
+    for entry in list_plugins("swift.backends") if section == "backend" else ():
+        with suppress(SwiftError):  # one that cannot be loaded has no options
+            model = load_backend(entry.name).config_model if entry.allowed else None
+            if model is not None and option in model.model_fields:
+                found.append(entry.name)
+    return found
+
+
+def _check_misplaced(name: str, flag: str, plugin: LoadedPlugin) -> None:
+    """Refuse an option of the objectives that a vocabulary belongs to, with its hint."""
+    for topic in flag_topics():
+        if name in topic.options and topic.misplaced is not None:
+            raise topic.misplaced(flag, plugin.entry.name, plugin.entry.distribution in PACKAGES)
+
+
+def _takes_any(plugin: LoadedPlugin) -> bool:
+    """Return whether the options of a plugin may have any name."""
+    return plugin.config_model is not None and plugin.config_model.model_config.get("extra") == "allow"
+
+
+def _check_names(config: Config) -> None:
+    """Check that plugins which are needed later exist: a run should not train for hours and then fail to export."""
+    if COPIES in config.logging.report_to:
+        raise ConfigError(
+            f"logging.report_to cannot name {COPIES!r}: it copies checkpoints, and needs a URL.",
+            hint="Type: --checkpoint.copy_to s3://bucket/runs",
+        )
+    for name in config.observers:
+        find("swift.observers", name)
+    if config.checkpoint.copy_to is not None:
+        check_protocol(
+            config.checkpoint.copy_to, error=ConfigError, hint="For example: --checkpoint.copy_to s3://bucket/runs"
+        )
+    if config.export.to is not None:
+        find("swift.exporters", config.export.to)
+
+
+def _name_objective(draft: Draft, command: str) -> None:
+    """Set the objective that the command or the model's task implies; refuse one that the command does not train."""
+    task = draft.get("model.task")
+    if task is not None and isinstance(task.value, str) and task.value in TRAINED_BY:
+        draft.default("objective.name", TRAINED_BY[task.value], task.source)
+    requested = draft.get("objective.name")
+    trained = COMMAND_OBJECTIVES.get(command)
+    if trained is not None:
+        if requested is not None and requested.value not in trained:
+            raise ConfigError(
+                f"swift {command} does not train the objective {quoted(requested.value)} ({requested.source}).",
+                hint=f"Type: swift {_command_of(requested.value) or f'train --objective {requested.value}'}",
+            )
+        draft.default("objective.name", trained[0], f"swift {command}")
+    elif command == "rlhf":
+        if requested is None:
+            draft.set("objective.name", "dpo", "swift rlhf")
+            draft.note("The objective is dpo, the default; --rlhf_type selects another.")
+        elif _command_of(requested.value):
+            raise ConfigError(
+                f"swift rlhf does not train the objective {quoted(requested.value)} ({requested.source}).",
+                hint=f"Type: swift {_command_of(requested.value)}",
+            )
+
+
+def _command_of(objective: Any) -> str | None:
+    """Return the arguments after `swift` that train an objective; None where it has no command of its own."""
+    command = next((command for command, objectives in COMMAND_OBJECTIVES.items() if objective in objectives), None)
+    if command is None or objective == COMMAND_OBJECTIVES[command][0]:
+        return command
+    return f"{command} --task_type {objective}"
