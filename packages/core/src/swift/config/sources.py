@@ -46,8 +46,8 @@ def with_sources(message: str, config: Config, sources: Mapping[str, str]) -> st
 
 def _mention(key: str, value: Any, message: str) -> re.Match[str] | None:
     """Find a key in a message, with its value if that follows, or what else errors name it by."""
-    texts = {str(value), repr(value), str(value).lower(), f"{value:g}" if isinstance(value, float) else str(value)}
-    shown = "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))
+    forms = {str(value), repr(value), str(value).lower(), f"{value:g}" if isinstance(value, float) else str(value)}
+    shown = "|".join(re.escape(text) for text in sorted(forms, key=len, reverse=True))
     by_key = re.search(rf"(?<![\w.\-/]){re.escape(key)}(?: is)?(?: (?:{shown}))?(?![\w.]\w|\w)", message)
     if by_key is not None:
         return by_key
