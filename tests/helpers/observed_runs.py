@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from screen import on_a_terminal
 
 from swift.config.sections import Config
-from swift.contracts import RankFacts, Run, RunSummary, StepRecord, StepResult, StepTimes, Topology, World
+from swift.contracts import RankFacts, RequestedRun, Run, RunSummary, StepRecord, StepResult, StepTimes, Topology, World
 from swift.optim.schedule import Schedule
 
 
@@ -35,14 +35,14 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 @pytest.fixture
 def make_run(tmp_path: Path, said: list[str]) -> Callable[..., Run]:
-    def make(steps: int = 5, total_steps: int = 12, **sections: Any) -> Run:
+    def make(steps: int = 5, total_steps: int = 12, data_size: int = 1, **sections: Any) -> Run:
         values = {"model": {"path": "Qwen/Qwen3-0.6B"}, "logging": {"steps": steps}, **sections}
         folder = tmp_path / "Qwen3-0.6B" / "v0-20260101-000000"
         folder.mkdir(parents=True, exist_ok=True)
-        run = Run(Config.model_validate(values), NoOptions(), folder, World(), said.append, total_steps=total_steps)
-        run.topology = Topology(World(), 0, 1)
-        run.schedule = Schedule.from_config(run.config.optim, run.config.learning_rate, total_steps)
-        return run
+        config = Config.model_validate(values)
+        schedule = Schedule.from_config(config.optim, config.learning_rate, total_steps)
+        run = RequestedRun(config, NoOptions(), folder, World(), said.append)
+        return run.opened(Topology(World(), 0, data_size)).prepared(total_steps, schedule)
 
     return make
 

@@ -49,8 +49,8 @@ def _shape(folder: Path) -> ModelShape:
 
 
 def _built(backend: PlannedBackend, folder: Path, **train: Any) -> Any:
-    run = backend.run({}, 1, **train)
-    run.topology = Topology(run.world, 0, 1)
+    requested = backend.run({}, 1, **train)
+    run = requested.opened(Topology(requested.world, 0, 1)).prepared(0, lambda _: 0.0)
     return build_view(run, open_source(ModelSection(path=str(folder)), say=lambda _: None)).train()
 
 

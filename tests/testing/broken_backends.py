@@ -434,12 +434,8 @@ class DecaysNothing(DataParallelBackend):
 class SchedulesOneStepLate(DataParallelBackend):
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
-        real = run.schedule
-        run.schedule = lambda at: real(max(0, at - 1))
-        try:
-            return step(run, state, batch, objective)
-        finally:
-            run.schedule = real
+        late = dataclasses.replace(run, schedule=lambda at: run.schedule(max(0, at - 1)))
+        return step(late, state, batch, objective)
 
 
 @caught_by("trajectory", "packed")
@@ -740,11 +736,8 @@ class UpdatesWhateverComes(DataParallelBackend):
         from swift.errors import TrainingError
 
         quiet = run.config.train.model_copy(update={"detect_nan": False})
-        real, run.config = run.config, run.config.model_copy(update={"train": quiet})
-        try:
-            result = step(run, state, batch, objective)
-        finally:
-            run.config = real
+        unaware = dataclasses.replace(run, config=run.config.model_copy(update={"train": quiet}))
+        result = step(unaware, state, batch, objective)
         if not math.isfinite(result.loss):
             raise TrainingError("not finite")
         return result
@@ -848,12 +841,9 @@ class LearnsAtTheRateOfThePolicy(DataParallelBackend):
 
     @hookimpl
     def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
-        real, is_critic = run.schedule, run.config.model.task == "value"
-        run.schedule = (lambda at: run.config.optim.lr / 2) if is_critic else real
-        try:
-            return step(run, state, batch, objective)
-        finally:
-            run.schedule = real
+        if run.config.model.task == "value":
+            run = dataclasses.replace(run, schedule=lambda at: run.config.optim.lr / 2)
+        return step(run, state, batch, objective)
 
 
 @caught_by("trajectory", "gkd on fixed candidates")

@@ -13,7 +13,6 @@ import pytest
 
 from swift.contracts import DataFacts, RejectedSamples
 from swift.observers.jsonl import JsonlObserver, read_lines
-from swift.optim.schedule import Schedule
 from swift_trackers.report import ReportObserver, read_report
 
 VOID = {"meta", "input", "br", "hr", "img", "link"}
@@ -168,7 +167,6 @@ def test_the_heading_names_the_objective_the_model_and_the_run(make_run, drive):
 def test_axis_labels_differ_and_lr_axis_reaches_peak(make_run, make_record):
     """Labels of an axis differ and the axis of learning rates reaches the peak."""
     run = make_run(steps=2, total_steps=20, optim={"lr": 3.3e-5, "warmup_steps": 4})
-    run.schedule = Schedule.from_config(run.config.optim, run.config.learning_rate, 20)
     observer = ReportObserver()
     observer.swift_run_start(run)
     for step in range(1, 21):
@@ -192,7 +190,7 @@ HOSTILE = "</script><script>alert(1)</script><b>&\"'"
 
 def test_what_users_bring_is_shown_and_never_run(make_run, drive, make_summary):
     run = make_run(model={"path": HOSTILE}, data={"system": HOSTILE})
-    run.facts |= {"kernels": HOSTILE}
+    run.facts["kernels"] = HOSTILE
     run.facts.data = DataFacts(1, 1, {HOSTILE: RejectedSamples(1, HOSTILE)})
     failed = make_summary("failed", 3, message=HOSTILE)
     drive(ReportObserver(), run, range(1, 4), summary=failed, save_at={2}, metrics={HOSTILE: 1.0})

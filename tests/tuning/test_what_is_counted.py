@@ -10,7 +10,7 @@ import torch
 from peft import PeftConfig, inject_adapter_in_model
 
 from swift.config.parse import config_from_mapping
-from swift.contracts import Matrix, Placement, Run, World
+from swift.contracts import Matrix, Placement, RequestedRun, World
 from swift.models.quiet import without_bitsandbytes
 from swift.planning import PlannedBackend
 from swift.plugins.load import load_optimizer, load_tuner
@@ -31,7 +31,9 @@ TUNERS: dict[str, dict[str, Any]] = {
 
 def planned(changes: dict[str, Any]) -> PlannedBackend:
     parsed = config_from_mapping({"model.path": "m", "backend.device": "cpu", **changes})
-    return PlannedBackend.of_run(Run(parsed.config, parsed.backend_options, Path(), World(size=1), say_nothing))
+    return PlannedBackend.of_run(
+        RequestedRun(parsed.config, parsed.backend_options, Path(), World(size=1), say_nothing)
+    )
 
 
 @pytest.mark.parametrize("kind", TUNERS)

@@ -59,12 +59,12 @@ def test_layout_for_other_world_size_is_refused(plan: dict[str, int], world: int
 @pytest.mark.parametrize("backend", ["fsdp", "deepspeed", "megatron"])
 def test_missing_replicas_are_refused(backend: str, tmp_path: Path) -> None:
     from swift.config.parse import config_from_mapping
-    from swift.contracts import Run, World
+    from swift.contracts import RequestedRun, World
     from swift.plugins.hooks import open_hooks
     from swift.plugins.load import load_backend
 
     pytest.importorskip(f"swift_backend_{backend}")
     parsed = config_from_mapping({"backend.name": backend, "tuner.kind": "full", "parallel.dp_replicate": 4})
-    asked = Run(parsed.config, parsed.backend_options, tmp_path, World(0, 0, 2), say=lambda _: None)
+    asked = RequestedRun(parsed.config, parsed.backend_options, tmp_path, World(0, 0, 2), say=lambda _: None)
     with pytest.raises(UnsupportedLayout, match="dp_replicate 4 needs 4 processes, but 2 were started"):
         open_hooks(load_backend(backend)).swift_check_layout(asked)

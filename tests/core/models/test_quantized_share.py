@@ -78,22 +78,22 @@ def test_strict_refuses_experts_that_stay_whole(
     pytest.importorskip("bitsandbytes")
     source = _source(tmp_path, architecture)
     words = ["--model", str(tmp_path), "--backend", "torch", "--train_type", "qlora", "--strict", strict]
-    run = planned_backends([*words, "--torch_dtype", "float32"], "sft")[0][0].run({}, 1)
-    run.topology = Topology(run.world, 0, 1)
+    requested = planned_backends([*words, "--torch_dtype", "float32"], "sft")[0][0].run({}, 1)
+    run = requested.opened(Topology(requested.world, 0, 1)).prepared(0, lambda _: 0.0)
     if strict == "true" and architecture == "qwen3-moe":
         monkeypatch.setattr(source, "read", None)
         with pytest.raises(ConfigError, match=r"data\.strict true refuses: .*the experts, .* MiB, stay in float32"):
             build_view(run, source)
         return
     build_view(run, source)
-    assert run.model_facts is not None
-    assert run.model_facts.quantized is not None
-    assert run.model_facts.quantized.complete == (architecture == "qwen3")
+    assert run.facts.model is not None
+    assert run.facts.model.quantized is not None
+    assert run.facts.model.quantized.complete == (architecture == "qwen3")
 
 
 def test_header_names_the_experts_that_stay_whole() -> None:
     run = planned_backends(["--model", "x", "--backend", "torch", "--train_type", "qlora"], "sft")[0][0].run({}, 1)
-    run.model_facts = ModelFacts("bfloat16", parameters=31_100_000, trainable=100_000, quantized=MIXTURE)
+    run.facts.model = ModelFacts("bfloat16", parameters=31_100_000, trainable=100_000, quantized=MIXTURE)
     sentence = "bnb-nf4: 3 % of the frozen weights; the experts, 55 MiB, stay in bfloat16"
     assert tuner(run) == f"lora, rank 8, alpha 32, on all-linear, {sentence}"
 

@@ -6,10 +6,9 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from swift.contracts import DataFacts, Decision, ModelFacts, RejectedSamples, Topology, World
+from swift.contracts import DataFacts, Decision, ModelFacts, RejectedSamples
 from swift.observers import console
 from swift.observers.console import ConsoleObserver
-from swift.optim.schedule import Schedule
 from swift.terminal import can_redraw, print_line, waiting
 
 
@@ -79,7 +78,7 @@ def test_header_shows_model_backend_and_facts(make_run, drive, said):
     run.facts.attention = Decision("sdpa", "flash-attn is not installed")
     run.facts.data = DataFacts(samples=1200, tokens=90_000)
     run.facts["kernels"] = "made by hand"  # a fact of the backend's own
-    run.model_facts = ModelFacts("float32", parameters=5_000_000, trainable=1_000_000)
+    run.facts.model = ModelFacts("float32", parameters=5_000_000, trainable=1_000_000)
     drive(ConsoleObserver(), run, range(1, 2))
     header = "\n".join(text for text in said if text.startswith("  "))
     assert "Qwen/Qwen3-0.6B" in header
@@ -98,9 +97,8 @@ def test_header_shows_training_duration_and_batches(make_run, drive, said):
         tuner={"kind": "lora", "rank": 16, "targets": ["q_proj", "v_proj"]},
         optim={"lr": 2e-5, "schedule": "linear", "warmup_steps": 5},
         objective={"name": "dpo"},
+        data_size=2,
     )
-    run.topology = Topology(World(), 0, 2)
-    run.schedule = Schedule.from_config(run.config.optim, run.config.learning_rate, 12)
     run.facts.data = DataFacts(samples=26, tokens=1300, held_out=5)
     drive(ConsoleObserver(), run, range(1, 2))
     header = dict(text.strip().split("  ", 1) for text in said if text.startswith("  "))

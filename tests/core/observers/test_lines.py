@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -102,8 +101,8 @@ def h200_run(make_run, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     run = make_run(tuner={"kind": "full"}, model={"dtype": "bfloat16"})
-    run.topology = SimpleNamespace(device="cuda:0", layout={})
-    run.model_facts = ModelFacts("bfloat16", parameters=10**9, trainable=10**9)
+    run = replace(run, topology=replace(run.topology, device="cuda:0"))
+    run.facts.model = ModelFacts("bfloat16", parameters=10**9, trainable=10**9)
     return run
 
 
@@ -113,11 +112,11 @@ def test_full_training_costs_six_flops_per_weight_and_token(h200_run):
 
 
 def test_frozen_weights_cost_no_weight_gradient(h200_run):
-    h200_run.model_facts = replace(h200_run.model_facts, trainable=0)
+    h200_run.facts.model = replace(h200_run.facts.model, trainable=0)
     assert mfu_of(h200_run)(164_833) == pytest.approx(4 / 6, rel=1e-4)
 
 
 def test_no_mfu_is_given_where_the_peak_is_not_known(make_run, h200_run):
-    h200_run.model_facts = replace(h200_run.model_facts, precision="float32")
+    h200_run.facts.model = replace(h200_run.facts.model, precision="float32")
     assert mfu_of(h200_run)(1000.0) is None
     assert mfu_of(make_run())(1000.0) is None

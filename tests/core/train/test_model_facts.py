@@ -31,8 +31,7 @@ def test_mfu_is_shown_for_adapters_as_for_whole_models(
     with open_job(config_from_mapping(settings), rows=conversations(8)) as job:
         state: Any = job.state
         counts = [(parameter.numel(), parameter.requires_grad) for parameter in state.view.model.parameters()]
-        job.run.topology = replace(job.run.topology, device="cuda:0")
-        share = mfu_of(job.run)(1e6)
+        share = mfu_of(replace(job.run, topology=replace(job.run.topology, device="cuda:0")))(1e6)
     flops = sum((6 if trained else 4) * count for count, trained in counts)
     assert share == pytest.approx(1e6 * flops / 989e12, rel=1e-9)
 
@@ -43,7 +42,7 @@ def silent_backend(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @hookimpl(wrapper=True)
     def swift_shard(_: JsonlObserver, run: Run) -> Iterator[None]:
-        run.model_facts = None
+        run.facts.model = None
         run.facts.clear()
         return (yield)
 

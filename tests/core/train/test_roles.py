@@ -83,7 +83,7 @@ def test_adapter_role_has_own_options_and_lr(tiny: Path, tmp_path: Path) -> None
     with opened(tiny, tmp_path, [critic], **{"tuner.kind": "full"}) as job:
         role = job.roles["critic"]
         result = role.train_step(job.batch_schedule.batch(0, 0, 1), job.objective)
-        assert (job.run.adapter_config, role.run.adapter_config["r"]) == (None, 2)
+        assert (job.run.facts.adapter, role.run.facts.adapter["r"]) == (None, 2)
         assert result.learning_rate == pytest.approx(1e-4)
         assert sorted({group["lr"] for group in role.state.optimizer.param_groups}) == pytest.approx([1e-4, 3e-4])
         trained = {name: tensor.clone() for name, tensor in role.iter_weights()}

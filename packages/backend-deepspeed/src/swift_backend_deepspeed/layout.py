@@ -16,7 +16,7 @@ from swift_backend_deepspeed.ds_json import check_batch, is_on, offload_device, 
 
 if TYPE_CHECKING:
     from swift.config.sections import TunerSection
-    from swift.contracts import Run
+    from swift.contracts import RequestedRun
 
 
 _CHANGE_BITS = (
@@ -27,13 +27,13 @@ _CHANGE_BITS = (
 """Keys under which what is gathered is equal as numbers, and not as bits."""
 
 
-def data_size(run: Run) -> int:
+def data_size(run: RequestedRun) -> int:
     """Return the number of processes that train on samples of their own."""
     replicate, shard = run.config.parallel.data_parallel(run.world.size)
     return replicate * shard
 
 
-def check_plan(run: Run) -> None:
+def check_plan(run: RequestedRun) -> None:
     """Refuse what sizes, stage, tuner or machine rule out."""
     config, world = run.config, run.world.size
     parallel, tuner = config.parallel, config.tuner
@@ -68,7 +68,7 @@ def _check_quantised(content: dict[str, Any], tuner: TunerSection) -> None:
         )
 
 
-def _check_slots(run: Run) -> None:
+def _check_slots(run: RequestedRun) -> None:
     """Refuse optimizers whose state cannot be found again in flat shards."""
     name = run.config.optim.name
     slots = slots_of(run.config.optim).values()
@@ -80,7 +80,7 @@ def _check_slots(run: Run) -> None:
         )
 
 
-def _check_tensor_parallel(run: Run, stage: int) -> None:
+def _check_tensor_parallel(run: RequestedRun, stage: int) -> None:
     tuner = run.config.tuner
     if stage == 3:
         raise UnsupportedLayout(
@@ -99,7 +99,7 @@ def _check_tensor_parallel(run: Run, stage: int) -> None:
         )
 
 
-def _check_offload(run: Run) -> None:
+def _check_offload(run: RequestedRun) -> None:
     content = run.options(DeepSpeedOptions).content
     stage = stage_of(content)
     if offload_device(content, "offload_optimizer") != "none" and stage == 0:
@@ -116,7 +116,7 @@ def _check_offload(run: Run) -> None:
         _check_nvme(run, content["zero_optimization"]["offload_optimizer"], stage)
 
 
-def _check_nvme(run: Run, section: Mapping[str, Any], stage: int) -> None:
+def _check_nvme(run: RequestedRun, section: Mapping[str, Any], stage: int) -> None:
     if stage != 3:
         raise UnsupportedLayout(
             f"ZeRO {stage} keeps the optimizer's state in memory: only stage 3 swaps it to nvme.",
@@ -153,7 +153,7 @@ def _check_nvme(run: Run, section: Mapping[str, Any], stage: int) -> None:
         ) from None
 
 
-def check_model(run: Run, model_config: Any) -> None:
+def check_model(run: RequestedRun, model_config: Any) -> None:
     """Refuse a model whose sizes the plan does not divide."""
     check_heads(model_config, run.config.parallel.tp)
     check_widths(model_config, run.config.parallel.tp)

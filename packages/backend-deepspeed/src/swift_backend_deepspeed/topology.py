@@ -22,7 +22,7 @@ from swift_backend_deepspeed.layout import data_size
 if TYPE_CHECKING:
     import torch
 
-    from swift.contracts import Run, World
+    from swift.contracts import RequestedRun, Run, World
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Session:
     """This process's folders of optimizer state on a disk."""
 
     @classmethod
-    def of(cls, run: Run) -> Session:
+    def of(cls, run: RequestedRun) -> Session:
         """Return the session that `setup` began."""
         assert isinstance(run.backend_state, cls)
         return run.backend_state
@@ -50,9 +50,10 @@ class Session:
         os.environ[name] = value
 
 
-def setup(run: Run) -> Topology:
+def setup(run: RequestedRun) -> Topology:
     """Join the group, tell DeepSpeed of it, and cut it into groups that share samples (neighbours)."""
-    session = run.backend_state = Session()
+    session = Session()
+    run.keep(session)
     options, parallel, world = run.options(DeepSpeedOptions), run.config.parallel, run.world
     device = choose_device(options.device, world, cpu_threads=options.cpu_threads)
     precision, _ = resolve_dtype(run.config.model.dtype, str(device))
@@ -127,11 +128,12 @@ def quiet_deepspeed() -> Any:
     return deepspeed
 
 
-def teardown(run: Run) -> None:
+def teardown(run: RequestedRun) -> None:
     """Leave the groups, and DeepSpeed as it was found."""
     import deepspeed
 
-    session, run.backend_state = Session.of(run), None
+    session = Session.of(run)
+    run.keep(None)
     while session.engines:
         _take_apart(session.engines.pop())
     _forget_groups()

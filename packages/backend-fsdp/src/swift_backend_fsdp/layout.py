@@ -13,7 +13,7 @@ from swift.models.sizes import check_heads, check_widths
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
-    from swift.contracts import Run
+    from swift.contracts import RequestedRun
 
 
 def layout_of(config: Config, processes: int) -> ProcessLayout:
@@ -28,12 +28,12 @@ def layout_of(config: Config, processes: int) -> ProcessLayout:
     return ProcessLayout.of(config.parallel, processes, replicas=replicas)
 
 
-def sizes_of(run: Run) -> ProcessLayout:
+def sizes_of(run: RequestedRun) -> ProcessLayout:
     """Return the sizes of a run."""
     return layout_of(run.config, run.world.size)
 
 
-def check_plan(run: Run) -> None:
+def check_plan(run: RequestedRun) -> None:
     """Refuse what the sizes or the tuner rule out, before anything is set up."""
     config = run.config
     parallel, tuner = config.parallel, config.tuner
@@ -55,7 +55,7 @@ def check_plan(run: Run) -> None:
         raise UnsupportedLayout(f"{what}, which tensor parallel shards.", hint="Type --parallel.tp 1")
 
 
-def check_model(run: Run, model_config: Any) -> None:
+def check_model(run: RequestedRun, model_config: Any) -> None:
     """Refuse a model whose sizes the plan does not divide."""
     check_heads(model_config, run.config.parallel.tp)
     check_widths(model_config, run.config.parallel.tp)

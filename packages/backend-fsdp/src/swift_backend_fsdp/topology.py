@@ -15,7 +15,7 @@ from swift_backend_fsdp.config import FsdpConfig
 from swift_backend_fsdp.layout import sizes_of
 
 if TYPE_CHECKING:
-    from swift.contracts import Run
+    from swift.contracts import RequestedRun, Run
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def meshes_of(run: Run) -> Meshes:
     return run.backend_state
 
 
-def setup(run: Run) -> Topology:
+def setup(run: RequestedRun) -> Topology:
     """Join the group, and cut it into meshes. Neighbours share tensors first, then sequences, then data."""
     options = run.options(FsdpConfig)
     device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)
@@ -53,7 +53,7 @@ def setup(run: Run) -> Topology:
     root = init_device_mesh(device.type, (sizes.replicate, sizes.shard, sizes.sequence, sizes.tp), mesh_dim_names=names)
     shard = root["data", "sequence"]._flatten("shard")
     slices = root["replicate", "data"]._flatten("slices")
-    run.backend_state = Meshes(
+    meshes = Meshes(
         sizes=sizes,
         fsdp=root["replicate", "shard"] if sizes.replicate > 1 else shard,
         tp=root["tp"],
@@ -62,6 +62,7 @@ def setup(run: Run) -> Topology:
         shards=shard.get_group(),
         parts=(root["data", "sequence", "tp"]._flatten("parts") if sizes.tp > 1 else shard).get_group(),
     )
+    run.keep(meshes)
     return Topology(
         world=run.world,
         data_rank=slices.get_local_rank(),
@@ -71,9 +72,9 @@ def setup(run: Run) -> Topology:
     )
 
 
-def teardown(run: Run) -> None:
+def teardown(run: RequestedRun) -> None:
     """Leave all groups."""
-    run.backend_state = None
+    run.keep(None)
     _forget_meshes()
     leave_group()
 

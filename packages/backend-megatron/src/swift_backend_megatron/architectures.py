@@ -16,7 +16,7 @@ from swift.errors import UnsupportedLayout, did_you_mean
 from swift.models.positions import rope_by_length
 
 if TYPE_CHECKING:
-    from swift.contracts import Run
+    from swift.contracts import RequestedRun
 
 TRAINED = (
     *("deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "glm4", "glm4_moe", "glm4_moe_lite", "hy_v3", "llama"),
@@ -49,7 +49,7 @@ _REASONS = (
 _LAYER = re.compile(r"\blayers\.(\d+)\.(.+)")
 
 
-def check_architecture(run: Run, model_config: Any) -> None:
+def check_architecture(run: RequestedRun, model_config: Any) -> None:
     """Refuse an architecture of transformers that Megatron does not train; the bridge decides about other code."""
     kind = model_config.get_text_config().model_type
     if kind in REFUSED:

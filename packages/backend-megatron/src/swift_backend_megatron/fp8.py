@@ -14,7 +14,7 @@ from packaging.version import Version
 from swift.errors import UnsupportedLayout
 
 if TYPE_CHECKING:
-    from swift.contracts import Run
+    from swift.contracts import RequestedRun
     from swift_backend_megatron.config import MegatronConfig
 
 MULTIPLE = 16
@@ -36,7 +36,7 @@ def tokens_multiple(options: MegatronConfig) -> int:
     return 1 if options.fp8 == "none" else MULTIPLE
 
 
-def check_fp8(run: Run, options: MegatronConfig) -> None:
+def check_fp8(run: RequestedRun, options: MegatronConfig) -> None:
     """Refuse it on machines and in precisions without it, before anything is set up."""
     if options.fp8 == "none":
         return

@@ -15,10 +15,10 @@ from swift_backend_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
     from swift.config.sections import Config, ParallelSection
-    from swift.contracts import Run
+    from swift.contracts import RequestedRun
 
 
-def options_of(run: Run) -> MegatronConfig:
+def options_of(run: RequestedRun) -> MegatronConfig:
     """Return the backend's own section."""
     return run.options(MegatronConfig)
 
@@ -36,12 +36,12 @@ def layout_of(config: Config, processes: int) -> ProcessLayout:
     return own
 
 
-def sizes_of(run: Run) -> ProcessLayout:
+def sizes_of(run: RequestedRun) -> ProcessLayout:
     """Return the sizes of a run."""
     return layout_of(run.config, run.world.size)
 
 
-def shards_optimizer(run: Run) -> bool:
+def shards_optimizer(run: RequestedRun) -> bool:
     """Return whether Megatron's distributed optimizer is used: where there is something to shard over."""
     sizes = sizes_of(run)
     return options_of(run).use_distributed_optimizer and sizes.shard * sizes.cp > 1
@@ -65,7 +65,7 @@ def describe(config: Config, processes: int) -> list[str]:
     return lines
 
 
-def check_plan(run: Run) -> None:
+def check_plan(run: RequestedRun) -> None:
     """Refuse what sizes, options or tuner rule out, before anything is set up."""
     config, options = run.config, options_of(run)
     parallel = config.parallel
@@ -158,7 +158,7 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def check_model(run: Run, model_config: Any) -> None:
+def check_model(run: RequestedRun, model_config: Any) -> None:
     """Refuse a model whose sizes the plan does not divide, before weights are read."""
     check_architecture(run, model_config)
     parallel, options = run.config.parallel, options_of(run)

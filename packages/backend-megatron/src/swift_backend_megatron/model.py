@@ -247,8 +247,8 @@ def _tune(run: Run, built: MegatronModel) -> None:
         return
     # Transformers and PEFT themselves decide, on a model without weights.
     meta_copy = apply_tuner(meta_model(built.source, torch.float32), tuner, seed=run.config.train.seed, say=run.say)
-    run.adapter_config = adapter_config(meta_copy)
-    run.adapter_start = read_initialization(run, built.source, meta_copy)
+    run.facts.adapter = adapter_config(meta_copy)
+    run.adapter_start.update(read_initialization(run, built.source, meta_copy))
     _note_weights(run, *weight_counts(meta_copy))
     if built.towered:
         built.sees = trains_on_images(run, meta_copy)
@@ -265,7 +265,7 @@ def _note_weights(run: Run, trained: int, total: int) -> None:
     precision, _ = resolve_dtype(run.config.model.dtype, run.topology.device)
     fp8 = options_of(run).fp8
     run.facts["trainable"] = summary_of(trained, total)
-    run.model_facts = ModelFacts(precision if fp8 == "none" else f"{precision} fp8 {fp8}", total, trained)
+    run.facts.model = ModelFacts(precision if fp8 == "none" else f"{precision} fp8 {fp8}", total, trained)
 
 
 def _freeze(built: MegatronModel, meta_copy: torch.nn.Module) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.config.sections import Config
-from swift.contracts import Run, World
+from swift.contracts import RequestedRun, World
 from swift.errors import UnsupportedLayout
 from swift_backend_megatron import megatron_runtime, topology
 from swift_backend_megatron.architectures import WITH_ENCODERS
@@ -73,8 +73,8 @@ def learn(source: ModelSource) -> SavedModel:
     config = Config.model_validate(
         {"model": {"task": task}, "tuner": {"kind": "full"}, "backend": {"name": "megatron"}}
     )
-    run = Run(config=config, backend_options=options, folder=Path(), world=World(), say=lambda _: None)
-    run.topology = topology.setup(run)
+    requested = RequestedRun(config=config, backend_options=options, folder=Path(), world=World(), say=lambda _: None)
+    run = requested.opened(topology.setup(requested)).prepared(0, lambda _: 0.0)
     try:
         chunk, tensor_map = map_without_memory(run, source)
         with megatron_runtime.active():

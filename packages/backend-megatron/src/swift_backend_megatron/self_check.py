@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -101,13 +102,11 @@ def excess_of(found: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor
 
 def _probe_run(run: Run, config: Any) -> Run:
     """Return the run as the small model has it: in even stages, recomputing nothing, in no FP8, dropping no token."""
-    probe_run = copy.copy(run)
     model = run.config.model.model_copy(update={"task": "causal_lm", "value_head": False})
     train = run.config.train.model_copy(update={"gradient_checkpointing": False})
-    probe_run.config = run.config.model_copy(update={"model": model, "train": train})
     stages = run.config.parallel.pp * run.config.parallel.vpp
     even, more = divmod(config.get_text_config().num_hidden_layers, stages)
-    probe_run.backend_options = options_of(run).model_copy(
+    options = options_of(run).model_copy(
         update={
             "stages": tuple(even + (n < more) for n in range(stages)) if more else (),
             "first_stage": None,
@@ -117,9 +116,13 @@ def _probe_run(run: Run, config: Any) -> Run:
             "fp8": "none",
         }
     )
-    probe_run.facts = copy.deepcopy(run.facts)
-    probe_run.say = lambda _: None
-    return probe_run
+    return replace(
+        run,
+        config=run.config.model_copy(update={"model": model, "train": train}),
+        backend_options=options,
+        facts=copy.deepcopy(run.facts),
+        say=lambda _: None,
+    )
 
 
 def _ids(config: Any) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.layout import options_of, shards_optimizer, sizes_of
 
 if TYPE_CHECKING:
-    from swift.contracts import Run
+    from swift.contracts import RequestedRun, Run
 
 
 @dataclass
@@ -33,9 +33,9 @@ class MegatronProcess:
     """Chunks in Megatron's data parallel wrapper."""
 
 
-def setup(run: Run) -> Topology:
+def setup(run: RequestedRun) -> Topology:
     """Join the group and let Megatron divide it."""
-    run.backend_state = MegatronProcess(frozenset(name for name in os.environ if name.startswith("NVTE_")))
+    run.keep(MegatronProcess(frozenset(name for name in os.environ if name.startswith("NVTE_"))))
     options, sizes = options_of(run), sizes_of(run)
     device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)
     run.facts["layers by"] = megatron_runtime.prepare(run.say)
@@ -62,7 +62,7 @@ def setup(run: Run) -> Topology:
     )
 
 
-def teardown(run: Run) -> None:
+def teardown(run: RequestedRun) -> None:
     """Leave all groups, and Megatron's modules as they were found."""
     if "megatron.core" in sys.modules:
         with megatron_runtime.active():

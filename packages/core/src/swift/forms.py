@@ -20,7 +20,7 @@ from swift.cli.options import options_of, read_options
 from swift.config.aliases import COMMAND_OBJECTIVES
 from swift.config.fields import Field, core_fields, core_keys, model_fields
 from swift.config.options import RunsCode
-from swift.contracts import ExpectedMemory, Run, World
+from swift.contracts import ExpectedMemory, RequestedRun, World
 from swift.errors import SwiftError
 from swift.observers.facts import resume_argv
 from swift.plugins.discover import list_plugins
@@ -257,7 +257,7 @@ def _expected(parsed: Parsed, processes: int, args: Sequence[str], command: str)
     from swift.plugins import planners
 
     config = parsed.config
-    run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
+    run = RequestedRun(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
     return planners.expected(run, args, command, say=print_note)
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Quantized,
         QuantizeRequest,
         Reloaded,
+        RequestedRun,
         Run,
         RunSummary,
         SchemeFacts,
@@ -75,7 +76,7 @@ class BackendHooks:
     """The keys of the section `backend` that are the backend's own."""
 
     @hookspec(firstresult=True)
-    def swift_check_layout(self, run: Run) -> bool | None:
+    def swift_check_layout(self, run: RequestedRun) -> bool | None:
         """Refuse layouts that the declared capabilities cannot express. Optional.
 
         Called first, before any process group, data or weights. Core has already compared the layout with
@@ -85,7 +86,7 @@ class BackendHooks:
         """
 
     @hookspec(firstresult=True)
-    def swift_check_model(self, run: Run, model_config: Any) -> bool | None:
+    def swift_check_model(self, run: RequestedRun, model_config: Any) -> bool | None:
         """Refuse a model whose sizes do not fit the layout, such as heads that tp does not divide. Optional.
 
         Called with the transformers configuration before any data or weights are read. Raise `UnsupportedLayout` with
@@ -94,7 +95,7 @@ class BackendHooks:
         """
 
     @hookspec(firstresult=True)
-    def swift_setup(self, run: Run) -> Topology:
+    def swift_setup(self, run: RequestedRun) -> Topology:
         """Join the process group and build the mesh.
 
         Called once on every process. The returned `Topology` declares which slice of each global batch this process
@@ -106,7 +107,7 @@ class BackendHooks:
         """Build or adapt the model, and attach the tuner.
 
         Called after `swift_setup`. `source` is lazy: configuration and weights by name. A backend can build on the meta
-        device, or build its own modules. If adapters are trained, set `run.adapter_config`. The return value is passed
+        device, or build its own modules. If adapters are trained, set `run.facts.adapter`. The return value is passed
         to `swift_shard` unchanged.
         """
 
@@ -114,8 +115,7 @@ class BackendHooks:
     def swift_shard(self, run: Run, model: Any) -> TrainState:
         """Distribute the model, and create optimizer and schedule together.
 
-        Called after `swift_wrap_model`, once `run.total_steps` and `run.schedule` are known. The learning rate of
-        optimizer step n (counted from 0) is `run.schedule(n)`.
+        Called after `swift_wrap_model`. The learning rate of optimizer step n (counted from 0) is `run.schedule(n)`.
         """
 
     @hookspec(firstresult=True)
@@ -164,7 +164,7 @@ class BackendHooks:
         """
 
     @hookspec(firstresult=True)
-    def swift_teardown(self, run: Run) -> bool | None:
+    def swift_teardown(self, run: RequestedRun) -> bool | None:
         """Clean up process groups, threads and environment. Called on every process, also after errors."""
 
     @hookspec(firstresult=True)
@@ -190,7 +190,7 @@ class BackendHooks:
         """
 
     @hookspec(firstresult=True)
-    def swift_estimate_memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float] | None:
+    def swift_estimate_memory(self, run: RequestedRun, weights: LocalWeights) -> Mapping[str, float] | None:
         """Return bytes by name that the process with the most memory keeps at the peak of a step. Optional.
 
         For `swift plan`: weights, gradients, optimizer state and buffers, without activations, from `run.config`,
@@ -199,7 +199,9 @@ class BackendHooks:
         """
 
     @hookspec(firstresult=True)
-    def swift_estimate_traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic] | None:
+    def swift_estimate_traffic(
+        self, run: RequestedRun, weights: LocalWeights, micro_batches: int
+    ) -> Sequence[Traffic] | None:
         """Return the messages that synchronize weights and gradients in an optimizer step. Optional.
 
         Without those of sharded layers and sequences (tp, pp, cp, ulysses, ep), which `swift plan` counts itself. Do
@@ -207,7 +209,7 @@ class BackendHooks:
         """
 
     @hookspec(firstresult=True)
-    def swift_estimate_activations(self, run: Run, layer: LayerSizes) -> float | None:
+    def swift_estimate_activations(self, run: RequestedRun, layer: LayerSizes) -> float | None:
         """Return the bytes per token that a layer keeps for its backward pass, without recomputation. Optional.
 
         The default is that of the layers of transformers. Do not import torch.

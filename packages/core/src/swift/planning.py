@@ -27,8 +27,8 @@ from swift.contracts import (
     ModelRole,
     Objective,
     ProcessLayout,
+    RequestedRun,
     RoundWork,
-    Run,
     Traffic,
     World,
     fitting_roles,
@@ -69,7 +69,7 @@ class PlannedBackend:
     parsed: Parsed
 
     @classmethod
-    def of_run(cls, run: Run) -> PlannedBackend:
+    def of_run(cls, run: RequestedRun) -> PlannedBackend:
         """Return the backend of a started run, as configured."""
         options = run.backend_options
         return cls(load_backend(run.config.backend.name), "", (), Parsed(run.config, options, options))
@@ -118,7 +118,9 @@ class PlannedBackend:
         capabilities = self.plugin.capabilities
         return capabilities is not None and "backend.stages" in capabilities.features
 
-    def run(self, parallel: Mapping[str, Any], processes: int, *, stages: Sequence[int] = (), **train: Any) -> Run:
+    def run(
+        self, parallel: Mapping[str, Any], processes: int, *, stages: Sequence[int] = (), **train: Any
+    ) -> RequestedRun:
         """Return the run on `processes`, with other values in the sections `parallel` and `train`."""
         config, options = self.config, self.parsed.backend_options
         update: dict[str, Any] = {"parallel": ParallelSection.model_construct(**{**dict(config.parallel), **parallel})}
@@ -126,16 +128,16 @@ class PlannedBackend:
             update["train"] = config.train.model_copy(update=train)
         if stages:
             options = options.model_copy(update={"stages": tuple(stages)})
-        return Run(
+        return RequestedRun(
             config.model_copy(update=update), options, Path(), World(size=processes), say_nothing, planned_only=True
         )
 
-    def layout(self, run: Run) -> ProcessLayout:
+    def layout(self, run: RequestedRun) -> ProcessLayout:
         """Return the sizes of all parallel dimensions; `UnsupportedLayout` where they do not fit the processes."""
         came: ProcessLayout | None = self._call("swift_layout", config=run.config, processes=run.world.size)
         return came or ProcessLayout.of(run.config.parallel, run.world.size)
 
-    def refusal(self, run: Run) -> SwiftError | None:
+    def refusal(self, run: RequestedRun) -> SwiftError | None:
         """Return the error of core or the backend for this layout with any model; None where it is valid."""
         try:
             if self.plugin.capabilities is not None:
@@ -145,7 +147,7 @@ class PlannedBackend:
             return refused
         return None
 
-    def refusal_of_model(self, run: Run, config: Mapping[str, Any]) -> SwiftError | None:
+    def refusal_of_model(self, run: RequestedRun, config: Mapping[str, Any]) -> SwiftError | None:
         """Return the backend's error for a model, given as its config.json, in this layout; None where it is valid."""
         try:
             self._hooks.swift_check_model(run=run, model_config=StoredConfig(config))
@@ -155,7 +157,7 @@ class PlannedBackend:
             return None  # a missing key, for which transformers has a default
         return None
 
-    def memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float] | None:
+    def memory(self, run: RequestedRun, weights: LocalWeights) -> Mapping[str, float] | None:
         """Return the memory of the fullest process, in bytes by name; None where the backend has no estimate."""
         hook = "swift_estimate_memory"
         came: Mapping[str, float] | None = self._call(hook, run=run, weights=weights)
@@ -166,13 +168,13 @@ class PlannedBackend:
         """Return whether it has its own layers instead of transformers', and estimates their activations."""
         return bool(self._hooks.swift_estimate_activations.get_hookimpls())
 
-    def activations(self, run: Run, layer: LayerSizes) -> float | None:
+    def activations(self, run: RequestedRun, layer: LayerSizes) -> float | None:
         """Return the activations of a layer in bytes per token; None where the backend has no estimate."""
         hook = "swift_estimate_activations"
         came: float | None = self._call(hook, run=run, layer=layer)
         return came if came is None else size(self.plugin.entry, hook, came)
 
-    def traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
+    def traffic(self, run: RequestedRun, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
         """Return the communication of weights and gradients; empty where the backend has no estimate."""
         return self._call("swift_estimate_traffic", run=run, weights=weights, micro_batches=micro_batches) or ()
 

@@ -13,7 +13,7 @@ from swift_plan.shape import ModelShape
 from swift_plan.workload import TrainedCount, Workload
 
 if TYPE_CHECKING:
-    from swift.contracts import Basis, Run
+    from swift.contracts import Basis, RequestedRun
     from swift.planning import PlannedBackend
 
 _KEPT_LOGITS = 64 * 2**20
@@ -273,7 +273,7 @@ class Activations:
     """Bytes that a model's layers and its loss take under one layout."""
 
     def __init__(
-        self, backend: PlannedBackend, run: Run, shape: ModelShape, workload: Workload,
+        self, backend: PlannedBackend, run: RequestedRun, shape: ModelShape, workload: Workload,
         trace: TracedMemory | None = None,
     ) -> None:  # fmt: skip
         layout = backend.layout(run)
@@ -295,7 +295,9 @@ class Activations:
             self.basis = "traced"
         self._layers = counted
 
-    def _counted(self, backend: PlannedBackend, run: Run, layout: ProcessLayout) -> tuple[LayerMemory, LayerMemory]:
+    def _counted(
+        self, backend: PlannedBackend, run: RequestedRun, layout: ProcessLayout
+    ) -> tuple[LayerMemory, LayerMemory]:
         """Return what a layer takes that is computed once, and one that is recomputed."""
         shape, size = self._shape, self._size
         widths = layer_sizes(shape, layout, self._workload, with_experts=bool(shape.experts))

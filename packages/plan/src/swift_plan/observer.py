@@ -92,7 +92,7 @@ class PlanObserver:
             device=this_machine(run.world.size, 1).device.name if device == "cuda" else device,
             level=0,
             layout=dict(run.topology.layout),
-            parameters=run.model_facts.parameters if run.model_facts is not None else 0,
+            parameters=run.facts.model.parameters if run.facts.model is not None else 0,
             predicted_bytes=planned.peak,
             measured_bytes=self._peak,
             predicted_seconds=planned.time.total,
@@ -170,7 +170,7 @@ def _planned(run: Run, tokens: int, level: int = 0) -> Candidate:
     shape = shape_of(config, run.config.model.path or "")
     on_gpu = run.topology.device.startswith("cuda")
     where = this_machine(run.world.size, 1)
-    precision = run.model_facts.precision if run.model_facts is not None else "float32"
+    precision = run.facts.model.precision if run.facts.model is not None else "float32"
     size = 4.0 if precision.startswith("float32") else 2.0
     trace = None
     if level:

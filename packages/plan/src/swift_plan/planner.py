@@ -22,7 +22,7 @@ from swift_plan.workload import Workload
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
-    from swift.contracts import Run
+    from swift.contracts import RequestedRun
     from swift_plan.cluster import Cluster
     from swift_plan.search import Candidate
 
@@ -60,7 +60,7 @@ class Chooser:
             reason.append(behind)
         return ChosenPlan(tuple(plan_flags), "\n".join(reason))
 
-    def foresee(self, run: Run, args: Sequence[str], command_name: str) -> str | None:
+    def foresee(self, run: RequestedRun, args: Sequence[str], command_name: str) -> str | None:
         """Return a warning where a run takes more memory than there is, with the plans that do not."""
         path = run.config.model.path or ""
         where, counted_run = _counted(run)
@@ -76,7 +76,7 @@ class Chooser:
             f"{run.config.data.max_length}, {lacking} more than available. {instead}"
         )
 
-    def expect(self, run: Run, args: Sequence[str], command_name: str) -> ExpectedMemory:
+    def expect(self, run: RequestedRun, args: Sequence[str], command_name: str) -> ExpectedMemory:
         """Return what the fullest process of a run takes, with the bounds that past runs leave of such a figure."""
         where, counted_run = _counted(run)
         on_cpu = where.device.name == CPU  # whose speed is a guess that ranks layouts
@@ -92,7 +92,7 @@ class Chooser:
             seconds=None if on_cpu else counted_run.time.total,
         )
 
-    def lacking(self, run: Run, peak: float) -> str:
+    def lacking(self, run: RequestedRun, peak: float) -> str:
         """Return the estimated memory of a run that ran out of it, by term, and with flags that reduce it."""
         where, planned = _counted(run)
         program = PROGRAM * 1e9 if where.device.name == CPU else 0.0
@@ -128,7 +128,7 @@ def _lighter(config: Config) -> Iterator[tuple[str, Config]]:
         yield typed, config.model_copy(update={"train": train.model_copy(update=changed)})
 
 
-def _counted(run: Run, config_of_run: Config | None = None) -> tuple[Cluster, Candidate]:
+def _counted(run: RequestedRun, config_of_run: Config | None = None) -> tuple[Cluster, Candidate]:
     """Return this machine, and the run, or one configured otherwise, with samples as long as it allows."""
     path = run.config.model.path or ""
     config = config_of(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
@@ -20,7 +19,7 @@ from swift_plan.timing import Speeds, StepTime, Timing
 from swift_plan.workload import TrainedCount, Workload
 
 if TYPE_CHECKING:
-    from swift.contracts import Basis, ProcessLayout, Run
+    from swift.contracts import Basis, ProcessLayout, RequestedRun
     from swift.planning import PlannedBackend
     from swift_plan.shape import ModelShape
 
@@ -86,7 +85,7 @@ class Candidate:
 class _Filled:
     """A layout with a micro-batch, and what its stages hold."""
 
-    runs: dict[bool, Run]
+    runs: dict[bool, RequestedRun]
     """Recomputed and not, as far as anybody has asked."""
     parallel: Mapping[str, Any]
     stages: tuple[int, ...]
@@ -194,7 +193,7 @@ class BackendSearch:
             self.refused = self.refused or refused
         return refused is None
 
-    def layouts(self) -> Iterator[tuple[dict[str, Any], ProcessLayout, Run]]:
+    def layouts(self) -> Iterator[tuple[dict[str, Any], ProcessLayout, RequestedRun]]:
         """Yield the legal layouts, as the `parallel` section and as sizes."""
         for cut in self._cuts():
             for sequence in ("cp", "ulysses"):
@@ -254,7 +253,7 @@ class BackendSearch:
         train = self.backend.config.train
         return {each: train.model_copy(update={"accumulation": 2 if each else 1}) for each in (False, True)}
 
-    def states(self, run: Run, held: Sequence[Stage]) -> list[KeptState] | None:
+    def states(self, run: RequestedRun, held: Sequence[Stage]) -> list[KeptState] | None:
         """Return what the backend keeps on each stage."""
         states = [self.backend.memory(run, stage.weights) for stage in held]
         return None if None in states else [KeptState.of(state) for state in states if state is not None]
@@ -315,11 +314,9 @@ class BackendSearch:
         return (False, True)
 
 
-def _with(run: Run, train: Any) -> Run:
+def _with(run: RequestedRun, train: Any) -> RequestedRun:
     """Return the same run with another section `train`."""
-    other = copy(run)
-    other.config = run.config.model_copy(update={"train": train})
-    return other
+    return replace(run, config=run.config.model_copy(update={"train": train}))
 
 
 def counted(

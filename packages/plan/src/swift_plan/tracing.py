@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -265,11 +265,10 @@ class Trace:
             getattr(run.config.backend, "fp8", "none") != "none"
         ):  # what is rounded for products is kept as it is, at most
             update["backend"] = run.config.backend.model_copy(update={"fp8": "none"})
-        run.config = run.config.model_copy(update=update)
-        run.topology = Topology(run.world, 0, 1)
+        planned = replace(run, config=run.config.model_copy(update=update)).opened(Topology(run.world, 0, 1))
         source: Any = _Source(cut_config(self._text, blocks))
         attention = choose_attention("auto", source.config, flat=False, device="cpu", dtype=self._compute)
-        return build_view(run, source, weights=False, attention=attention).train()
+        return build_view(planned.prepared(0, lambda _: 0.0), source, weights=False, attention=attention).train()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 from swift.checkpoint import read_manifest
 from swift.config import FEATURE_SWITCHES
 from swift.config.parse import config_from_mapping
-from swift.contracts import Run, StepResult, World
+from swift.contracts import RequestedRun, StepResult, World
 from swift.errors import UnsupportedLayout, listed
 from swift.hookspecs import lazy_hooks, resolve_hook
 from swift.plugins import load_plugin, open_hooks
@@ -455,7 +455,7 @@ def unclaimed(capabilities: Any) -> list[dict[str, Any]]:
 def _refusal(trials: Trials, changes: Mapping[str, Any]) -> UnsupportedLayout | None:
     try:
         parsed = config_from_mapping({"backend.name": trials.backend, "tuner.kind": "full", **changes})
-        run = Run(parsed.config, parsed.backend_options, Path(), World(0, 0, 2), say=say_nothing)
+        run = RequestedRun(parsed.config, parsed.backend_options, Path(), World(0, 0, 2), say=say_nothing)
         open_hooks(load_plugin("swift.backends", trials.backend)).swift_check_layout(run)
     except UnsupportedLayout as refusal:
         return refusal

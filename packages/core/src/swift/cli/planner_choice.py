@@ -30,11 +30,11 @@ def chosen(args: Sequence[str], command: str, say: Say) -> list[str]:
 
 def foreseen(parsed: Parsed, processes: int, args: Sequence[str], command: str) -> str | None:
     """Return an installed planner's warning about the run; None without a planner or a warning."""
-    from swift.contracts import Run, World
+    from swift.contracts import RequestedRun, World
     from swift.plugins import planners
 
     config = parsed.config
-    run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
+    run = RequestedRun(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
     return planners.foreseen(run, args, command)
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from swift.config.parse import Parsed
     from swift.config.sections import Config
-    from swift.contracts import Run
+    from swift.contracts import RequestedRun
     from swift.errors import SwiftError
     from swift.models.files import SafetensorsFolder
     from swift.plugins.entry import PluginEntry
@@ -104,7 +104,7 @@ def check_run(parsed: Parsed, processes: int) -> None:
 
     For a model in a local folder, this also checks its config.json and the names of its weights.
     """
-    from swift.contracts import Run, World
+    from swift.contracts import RequestedRun, World
     from swift.plugins.blame import failing
     from swift.plugins.hooks import open_hooks
     from swift.plugins.load import load_backend, load_observers
@@ -113,7 +113,7 @@ def check_run(parsed: Parsed, processes: int) -> None:
     config = parsed.config
     backend = load_backend(config.backend.name)
     hooks = open_hooks(backend, observers=load_observers(config.observers))
-    run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
+    run = RequestedRun(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
     with failing(backend.entry, "swift_check_layout"):
         hooks.swift_check_layout(run)
     slices, rest = divmod(processes, config.parallel.sharing)
@@ -138,7 +138,7 @@ def _check_files(config: Config) -> None:
         check_destination(config.export.out, config.export, out="--export.out", exist_ok="--export.exist_ok true")
 
 
-def _check_model(hooks: Hooks, run: Run, backend: PluginEntry) -> None:
+def _check_model(hooks: Hooks, run: RequestedRun, backend: PluginEntry) -> None:
     """Refuse an invalid model folder, a model that the layout does not divide, and adapters on unknown modules."""
     from swift.models.classes import check_no_encoder
     from swift.models.config_file import StoredConfig, read_config

@@ -50,7 +50,7 @@ from swift.contracts.planner import Basis, ChosenPlan, ExpectedMemory, Planner
 from swift.contracts.reward import Reward, RewardItem
 from swift.contracts.role import POLICY, ModelRole, fitting_roles
 from swift.contracts.rounds import EngineModel, RoundWork
-from swift.contracts.run import Run, Topology, World
+from swift.contracts.run import OpenedRun, RequestedRun, Run, Topology, World
 from swift.contracts.schedule import BatchSchedule
 from swift.contracts.tuner import Acts, Trains, Tuner, TunerContext
 from swift.contracts.views import EVERY_VIEW, LossSums, ModelView, Need
@@ -110,6 +110,7 @@ __all__ = [
     "Objective",
     "Observation",
     "OpenRole",
+    "OpenedRun",
     "Optimizer",
     "Placement",
     "Planner",
@@ -122,6 +123,7 @@ __all__ = [
     "RejectedSamples",
     "Reloaded",
     "Remark",
+    "RequestedRun",
     "Reward",
     "RewardItem",
     "RoundWork",

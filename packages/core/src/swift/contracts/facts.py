@@ -41,7 +41,7 @@ class QuantizedShare:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts of the model in training, for calculations: `Run.model_facts`."""
+    """Facts of the model in training, for calculations: `run.facts.model`."""
 
     precision: str
     """Of the arithmetic: 'float32', 'bfloat16', 'float16', or what a backend calls its own ('bfloat16 fp8 hybrid')."""
@@ -98,3 +98,7 @@ class RunFacts(dict[str, Any]):
         self.precision: Decision | None = None
         """Of the arithmetic."""
         self.attention: Decision | None = None
+        self.model: ModelFacts | None = None
+        """Set by `swift_wrap_model` (`build_view` of the toolkit does); without it no MFU is shown."""
+        self.adapter: dict[str, Any] | None = None
+        """PEFT configuration of the adapters in training, as JSON values; set by `swift_wrap_model`."""

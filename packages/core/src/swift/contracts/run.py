@@ -1,14 +1,14 @@
-"""Facts of a run: its configuration, each process's position, and the decisions made."""
+"""A run, stage by stage: requested, opened, ready for its model. Hooks get the stage that they may rely on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from swift.contracts.facts import ModelFacts, RunFacts
+from swift.contracts.facts import RunFacts
 from swift.contracts.role import POLICY, ModelRole
 
 if TYPE_CHECKING:
@@ -20,29 +20,6 @@ if TYPE_CHECKING:
     from swift.data.batch import MediaReader
 
 T = TypeVar("T")
-
-
-class SetLater(Generic[T]):
-    """A field of a dataclass that becomes known during the run; reading it before is an error that says when it is.
-
-    `getattr(run, name, None)` asks whether it is set.
-    """
-
-    def __init__(self, when: str) -> None:
-        self._when = when
-        self._name = ""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: object | None, owner: type | None = None) -> T:
-        value = None if instance is None else vars(instance).get(self._name)
-        if value is None and instance is not None:
-            raise AttributeError(f"{type(instance).__name__}.{self._name} is not known yet: {self._when}.")
-        return value  # type: ignore[return-value]  # asked of the class: None, the default of the field
-
-    def __set__(self, instance: object, value: T | None) -> None:
-        vars(instance)[self._name] = value
 
 
 @dataclass(frozen=True)
@@ -73,67 +50,51 @@ class Topology:
         return self.world.rank == 0
 
 
-@dataclass(eq=False, repr=False)
-class Run:
-    """Everything about one run that hooks may need. One object per process, made by core."""
+@dataclass
+class _Kept:
+    """What a backend keeps."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RequestedRun:
+    """A run as it was requested: what `swift_check_layout` and `swift_setup` get. One object per process, made by core.
+
+    A run is frozen: at each stage core makes a new object, which has what has become known.
+    """
 
     config: Config
     backend_options: BaseModel
     """The `backend` section, validated by the backend's own model."""
     folder: Path
-    """The run's own, which no other run writes into; in `swift_check_layout` and `swift_setup` still its parent."""
+    """The parent of the run's folder; from `OpenedRun` on the folder itself, which no other run writes into."""
     world: World
     say: Callable[[str], None]
     """Prints a line for the user, on one process only."""
     plugins: Mapping[str, str] = field(default_factory=dict)
     """Plugin → 'distribution version', of those registered."""
-    topology: SetLater[Topology] = SetLater("swift_setup returns it")
-    """Raises before `swift_setup` has returned it."""
-    schedule: SetLater[Callable[[int], float]] = SetLater("it is made once the number of steps is, before swift_shard")
-    """Learning rate by step; raises before it is set, which is before `swift_shard`."""
-    total_steps: int = 0
-    adapter_config: dict[str, Any] | None = None
-    """PEFT configuration of the adapters in training, as JSON values; set by `swift_wrap_model` where there are any."""
-    adapter_start: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What adapters begin with that the weights or the first batches decide, by names on disk. What batches decide is
-    set before `swift_wrap_model`, which keeps it, the rest by it; forgotten after `swift_shard`."""
-    send_weights: Callable[[InferenceEngine | None], None] | None = None
-    """Updates an inference engine to the weights in training, adapters merged in. Called on every process between two
-    steps, each with an engine of its own or None; set once there is a model."""
-    media_reader: MediaReader | None = None
-    """Reads the images of samples; set before `swift_wrap_model` where the data sets have any."""
-    model_facts: ModelFacts | None = None
-    """Set by `swift_wrap_model` (`build_view` of the toolkit does); without it no MFU is shown."""
-    facts: RunFacts = field(default_factory=RunFacts)
-    """Decisions that a reader of the run would want to know."""
-    backend_state: Any = None
-    """The backend's own, from `swift_setup` to `swift_teardown`: process groups, meshes, what is to be taken down. Core
-    never looks at it, and no backend keeps such things in module globals."""
-
+    role: str = POLICY
+    """Which model of the run the hooks are called for. A role other than the policy has a run of its own."""
     planned_only: bool = False
     """Whether the run is only planned, for devices that this machine may lack: `swift_check_layout` ignores devices."""
+    facts: RunFacts = field(default_factory=RunFacts)
+    """What a reader of the run would want to know; core and the backend add to it."""
+    kept: _Kept = field(default_factory=_Kept)
+    """Holds `backend_state`."""
 
-    role: str = POLICY
-    """Which model of the run the hooks are called for. A role other than the policy has a `Run` of its own."""
+    @property
+    def backend_state(self) -> Any:
+        """Return what the backend keeps from `swift_setup` to `swift_teardown`; None where it keeps nothing.
 
-    def for_role(self, role: ModelRole) -> Run:
-        """Return the `Run` that hooks get for another model of the same run.
-
-        Its configuration has the role's sections; model facts, adapter configuration and schedule are its own. Folder,
-        world, topology and `backend_state` are shared.
+        Process groups, meshes, what is to be taken down: core never looks at it, and no backend keeps such things in
+        module globals. All stages and roles of a run share it.
         """
-        return Run(
-            config=role.config(self.config),
-            backend_options=self.backend_options,
-            folder=self.folder,
-            world=self.world,
-            say=self.say,
-            plugins=self.plugins,
-            topology=self.topology,
-            total_steps=self.total_steps,
-            backend_state=self.backend_state,
-            role=role.name,
-        )
+        return self.kept.value
+
+    def keep(self, state: Any) -> None:
+        """Keep the backend's own state; None forgets it."""
+        self.kept.value = state
 
     def options(self, kind: type[T]) -> T:
         """Return the `backend` section as the model that the backend declares (`config_model`)."""
@@ -148,3 +109,46 @@ class Run:
     def timeout(self) -> timedelta:
         """For groups of processes: a collective fails a while after the watchdog would have said who is waited for."""
         return timedelta(minutes=1.5 * self.config.train.timeout_minutes)
+
+    def opened(self, topology: Topology) -> OpenedRun:
+        """Return the run whose processes have met."""
+        return OpenedRun(**vars(self), topology=topology)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class OpenedRun(RequestedRun):
+    """A run whose processes have met: what `swift_check_model` and `swift_teardown` get."""
+
+    topology: Topology
+
+    def for_role(self, role: ModelRole) -> OpenedRun:
+        """Return the run that hooks get for another model of the same run.
+
+        Its configuration has the role's sections, and its facts are its own. Folder, world, topology and
+        `backend_state` are shared.
+        """
+        shared = {each.name: getattr(self, each.name) for each in fields(OpenedRun)}
+        return OpenedRun(**{**shared, "config": role.config(self.config), "role": role.name, "facts": RunFacts()})
+
+    def prepared(
+        self, total_steps: int, schedule: Callable[[int], float], media_reader: MediaReader | None = None
+    ) -> Run:
+        """Return the run that is ready for its model."""
+        return Run(**vars(self), total_steps=total_steps, schedule=schedule, media_reader=media_reader)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Run(OpenedRun):
+    """A run that is ready for its model: what all further hooks get. Its configuration is final."""
+
+    total_steps: int
+    schedule: Callable[[int], float]
+    """Learning rate by step."""
+    media_reader: MediaReader | None = None
+    """Reads the images of samples, where the data sets have any."""
+    adapter_start: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What adapters begin with that the weights or the first batches decide, by names on disk: what batches decide is
+    there before `swift_wrap_model`, which adds the rest. Emptied after `swift_shard`."""
+    send_weights: Callable[[InferenceEngine | None], None] | None = None
+    """Updates an inference engine to the weights in training, adapters merged in. Called on every process between two
+    steps, each with an engine of its own or None. Observers and the loop have it, once there is a model."""

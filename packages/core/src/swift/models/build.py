@@ -71,8 +71,8 @@ def build_view(
     if config.model.liger:
         _apply_liger(model)
     model = apply_tuner(model, config.tuner, seed=config.train.seed, say=run.say)
-    run.adapter_config = adapter_config(model)
-    run.adapter_start = read_initialization(run, source, model)
+    run.facts.adapter = adapter_config(model)
+    run.adapter_start.update(read_initialization(run, source, model))
     if weights:
         keep_starts(model, run.adapter_start, torch.Tensor.copy_)
     use_fp8(run, model, decoder_blocks(model))
@@ -91,7 +91,7 @@ def build_view(
     trained, total = weight_counts(model)
     fp8 = fp8_of(run)
     precision = dtype_name if fp8 is None else f"{dtype_name} fp8 {fp8}"
-    run.model_facts = ModelFacts(precision, total, trained, sizes[0] if sizes else None)
+    run.facts.model = ModelFacts(precision, total, trained, sizes[0] if sizes else None)
     return view
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from swift.contracts import Run
+    from swift.contracts import RequestedRun, Run
 
 MULTIPLE = 16
 """Both sides of a matrix must be a multiple of this, or its layer stays as it is."""
@@ -28,13 +28,13 @@ _OLDEST = (8, 9)
 """The compute capability of the first GPUs with FP8: Ada and Hopper."""
 
 
-def fp8_of(run: Run) -> str | None:
+def fp8_of(run: RequestedRun) -> str | None:
     """Return the format of FP8 in a run whose backend offers it: 'hybrid' or 'e4m3'; None where it is off."""
     kind = getattr(run.config.backend, "fp8", "none")
     return None if kind == "none" else str(kind)
 
 
-def check_fp8(run: Run) -> None:
+def check_fp8(run: RequestedRun) -> None:
     """Refuse FP8 where it cannot be honoured, before anything is set up."""
     if fp8_of(run) is None:
         return
@@ -127,7 +127,7 @@ def without_fp8(model: nn.Module) -> Iterator[None]:
             del layer.forward
 
 
-def _emulated(run: Run) -> bool:
+def _emulated(run: RequestedRun) -> bool:
     return bool(getattr(run.config.backend, "fp8_emulated", False))
 
 

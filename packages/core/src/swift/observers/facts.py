@@ -22,7 +22,7 @@ def unusable_samples(run: Run) -> Mapping[str, RejectedSamples]:
 
 def setup_facts(run: Run) -> dict[str, str]:
     """Return the header of a run by name: model, data, batch, backend and so on, then plugins' facts."""
-    facts, data, model = run.facts, run.facts.data, run.model_facts
+    facts, data, model = run.facts, run.facts.data, run.facts.model
     sentences = {
         "model": run.config.model.path or "",
         "objective": run.config.objective.name,
@@ -51,7 +51,7 @@ def tuner(run: Run) -> str:
         parts += [f"rank {options.rank}", f"alpha {options.alpha:g}", f"on {' '.join(options.targets)}"]
         parts += [name for name, on in (("DoRA", options.dora), ("rsLoRA", options.rslora)) if on]
     if section.quantize != "none":
-        share = run.model_facts.quantized if run.model_facts is not None else None
+        share = run.facts.model.quantized if run.facts.model is not None else None
         parts.append(f"frozen weights in {section.quantize}" if share is None else f"{section.quantize}: {share}")
     return ", ".join(parts)
 

@@ -17,7 +17,7 @@ def mfu_of(run: Run) -> Callable[[float], float | None]:
 
     A token is taken to pass through all weights.
     """
-    model, peak = run.model_facts, _peak_flops(run)
+    model, peak = run.facts.model, _peak_flops(run)
     if model is None or peak is None:
         return lambda tokens_per_second: None
     flops_per_token = 4 * model.parameters + 2 * model.trainable
@@ -27,7 +27,7 @@ def mfu_of(run: Run) -> Callable[[float], float | None]:
 def _peak_flops(run: Run) -> float | None:
     """Return the peak of all processes' devices together; None for unknown hardware or precision."""
     on_gpu = run.topology.device.startswith("cuda")
-    if not on_gpu or run.model_facts is None or run.model_facts.precision not in ("bfloat16", "float16"):
+    if not on_gpu or run.facts.model is None or run.facts.model.precision not in ("bfloat16", "float16"):
         return None
     import torch
 

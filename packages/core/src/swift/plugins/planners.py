@@ -14,7 +14,7 @@ from swift.plugins.load import load
 from swift.plugins.return_values import returned, wrong
 
 if TYPE_CHECKING:
-    from swift.contracts import Run
+    from swift.contracts import RequestedRun
     from swift.plugins.entry import PluginEntry
 
 _GROUP = "swift.planners"
@@ -37,7 +37,7 @@ def choose(argv: Sequence[str], command: str, processes: int, machines: int) -> 
     return came
 
 
-def foreseen(run: Run, argv: Sequence[str], command: str) -> str | None:
+def foreseen(run: RequestedRun, argv: Sequence[str], command: str) -> str | None:
     """Return a planner's warning; of one that fails, its error: that is no reason not to train."""
     try:
         warning: str | None = _first("foresee", str | None, run, list(argv), command)
@@ -49,7 +49,7 @@ def foreseen(run: Run, argv: Sequence[str], command: str) -> str | None:
         return None
 
 
-def lacking(run: Run, peak: float) -> str | None:
+def lacking(run: RequestedRun, peak: float) -> str | None:
     """Return how a planner explains a run that has run out of memory; None where none does, or it fails."""
     try:
         lines: str | None = _first("lacking", str | None, run, peak)
@@ -58,7 +58,7 @@ def lacking(run: Run, peak: float) -> str | None:
         return None
 
 
-def expected(run: Run, argv: Sequence[str], command: str, say: Callable[[str], None]) -> ExpectedMemory | None:
+def expected(run: RequestedRun, argv: Sequence[str], command: str, say: Callable[[str], None]) -> ExpectedMemory | None:
     """Return what a planner expects of a run; None where none does, or it fails, which is printed."""
     try:
         memory: ExpectedMemory | None = _first("expect", ExpectedMemory | None, run, list(argv), command)

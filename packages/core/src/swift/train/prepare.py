@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,17 @@ from swift.config.capabilities import lacking_media
 from swift.config.incompatibilities import uneven_batch
 from swift.config.sections import Config
 from swift.config.tasks import CAUSAL_LM
-from swift.contracts import BatchSchedule, DataFacts, ModelRole, Objective, RejectedSamples, Run, fitting_roles
+from swift.contracts import (
+    BatchSchedule,
+    DataFacts,
+    ModelRole,
+    Objective,
+    OpenedRun,
+    RejectedSamples,
+    RequestedRun,
+    Run,
+    fitting_roles,
+)
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
 from swift.data.media_tokens import MediaRules
@@ -53,7 +63,7 @@ from swift.train.cadence import settle_intervals
 from swift.train.data_driven_initialization import starts_from_data
 from swift.train.evaluate import check_evaluation
 from swift.train.job import Job, in_order
-from swift.train.reference import ScoreCache, reference_mode
+from swift.train.reference import Mode, ScoreCache, reference_mode
 from swift.train.resume import (
     StartPoint,
     check_resumable,
@@ -75,22 +85,58 @@ from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
-    from swift.contracts import InferenceEngine, ModelSource, TrainState
+    from swift.contracts import InferenceEngine, ModelSource, TrainState, WeightStream
     from swift.data.encodings import Encoding
+    from swift.models.source import HfSource
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A run whose processes have met, on its way to the first step."""
+    """A run whose processes have met, and what its preparation uses."""
 
     parsed: Parsed
-    run: Run
+    run: OpenedRun
     hooks: Hooks
     comms: Comms
     start: StartPoint
+    watchdog: Watchdog
     at_end: ExitStack
     """What is to be called when the run is over, and after errors."""
-    roles: tuple[ModelRole, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """The model's files, without weights, and what they decide."""
+
+    setup: Setup
+    source: HfSource
+    objective: Objective
+    """For the model's tokenizer."""
+    roles: tuple[ModelRole, ...]
+    role_sources: Mapping[str, ModelSource]
+    images: MediaProcessor | None
+    """Prepares images for a model that has an encoder of them."""
+
+
+@dataclass(frozen=True)
+class OpenedData:
+    """The data sets, encoded for the model."""
+
+    data: PreparedData
+    objective: Objective
+    """For the training set."""
+    media_reader: ProcessorReader | None
+    reference: Mode
+    samples: SampleSets
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A run whose steps are known: its configuration is final."""
+
+    run: Run
+    schedule: BatchSchedule
+    model: ModelInTraining
 
 
 @contextmanager
@@ -117,7 +163,7 @@ def _opened(
     config = parsed.config
     hooks = open_hooks(load_backend(config.backend.name), observers=observers_of(config))
     world = current_world()
-    run = Run(
+    run: RequestedRun = RequestedRun(
         config=config,
         backend_options=parsed.backend_options,
         folder=config.logging.output,
@@ -133,18 +179,18 @@ def _opened(
     began = False
     try:
         with waiting(f"Starting the {config.backend.name} backend"):
-            run.topology = hooks.swift_setup(run)
+            run = opened = run.opened(hooks.swift_setup(run))
         comms = Comms()
         compare_fingerprints(fingerprint(hooks.plugins), comms.gather)
         limit = timedelta(minutes=config.train.timeout_minutes)
         watchdog = Watchdog(world, limit, comms.broadcast, folder=run.folder)
         start = find_start(config, comms)
-        claim = claim_folder(run, comms, start)
-        watchdog.folder = run.folder
-        with arithmetic(config.train, run.topology.device, run.say), _closed_at_end(run) as at_end:
-            job = _prepare(
-                Setup(parsed, run, hooks, comms, start, at_end, tuple(roles)), watchdog, rows, validation_rows
-            )
+        folder, claim = claim_folder(opened, comms, start)
+        run = opened = replace(opened, folder=folder)
+        watchdog.folder = folder
+        with arithmetic(config.train, opened.topology.device, run.say), _closed_at_end(run) as at_end:
+            setup = Setup(parsed, opened, hooks, comms, start, watchdog, at_end)
+            job = _prepare(setup, roles, rows, validation_rows)
             check_evaluation(job)
             describe_run(job, parsed, start)
             began = True
@@ -157,12 +203,11 @@ def _opened(
         close_comms()
         if comms is not None:
             comms.close()
-        run.send_weights = None
         _finish(run, lambda: hooks.swift_teardown(run))
 
 
 @contextmanager
-def _closed_at_end(run: Run) -> Iterator[ExitStack]:
+def _closed_at_end(run: RequestedRun) -> Iterator[ExitStack]:
     stack = ExitStack()
     try:
         yield stack
@@ -170,7 +215,7 @@ def _closed_at_end(run: Run) -> Iterator[ExitStack]:
         _finish(run, stack.close)
 
 
-def _finish(run: Run, undo: Callable[[], object]) -> None:
+def _finish(run: RequestedRun, undo: Callable[[], object]) -> None:
     """Leave nothing behind; what goes wrong with it must not hide why the run failed."""
     if sys.exc_info()[0] is None:
         undo()
@@ -182,61 +227,104 @@ def _finish(run: Run, undo: Callable[[], object]) -> None:
 
 
 def _prepare(
-    setup: Setup, watchdog: Watchdog, rows: Sequence[Any] | None, validation_rows: Sequence[Any] | None
+    setup: Setup, roles: Sequence[ModelRole], rows: Sequence[Any] | None, validation_rows: Sequence[Any] | None
 ) -> Job:
-    """Take the steps to a job in the order in which a mistake is found cheapest."""
-    run, start = setup.run, setup.start
-    _check_export(run.config)
-    if start.checkpoint is not None:
-        check_resumable(start.checkpoint, run.config)
-    run.config = settle_batch(run.config, start.checkpoint, run.topology.data_size)
-    run.config = settle_keep(run.config, start.checkpoint)
-    _seed(run.config.train.seed)
-    # Kinds of precision that this machine lacks are refused before anything is read.
-    resolve_dtype(run.config.model.dtype, run.topology.device)
+    """Take the steps to a job, in the order in which a mistake is found cheapest."""
+    settled = settle_start(setup)
+    opened = open_model(settled, roles)
+    data = open_training_data(opened, rows, validation_rows)
+    scheduled = make_schedule(opened, data)
+    return load(opened, data, scheduled)
 
+
+def settle_start(setup: Setup) -> Setup:
+    """Settle what the checkpoint and the processes decide, and refuse what this machine lacks: nothing is read yet."""
+    config, start, topology = setup.run.config, setup.start, setup.run.topology
+    _check_export(config)
+    if start.checkpoint is not None:
+        check_resumable(start.checkpoint, config)
+    config = settle_keep(settle_batch(config, start.checkpoint, topology.data_size), start.checkpoint)
+    _seed(config.train.seed)
+    resolve_dtype(config.model.dtype, topology.device)
+    return replace(setup, run=replace(setup.run, config=config))
+
+
+def open_model(setup: Setup, added: Sequence[ModelRole]) -> OpenedModel:
+    """Open the files of the model and of other models of the run, and make the objective for them."""
+    run, hooks = setup.run, setup.hooks
     with waiting(f"Opening {run.config.model.path}"):
         source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
-    setup.hooks.swift_check_model(run, source.config)
-    run.config = settle_padding(run.config, source, setup.hooks.capabilities.features, run.topology.device)
-    plugin = load_objective(run.config.objective.name)
+    hooks.swift_check_model(run, source.config)
+    config = settle_padding(run.config, source, hooks.capabilities.features, run.topology.device)
+    run = replace(run, config=config)
     objective = make_objective(
-        plugin, setup.parsed.objective_options, source.tokenizer, model=run.config.model, config=source.config
+        load_objective(config.objective.name),
+        setup.parsed.objective_options,
+        source.tokenizer,
+        model=config.model,
+        config=source.config,
     )
-    requested = fitting_roles(objective.roles(run.config), setup.hooks.capabilities.roles)
-    roles = (*setup.roles, *requested)
-    check_roles(roles, setup.hooks, run.config)
-    sources = role_sources(requested, run, setup.hooks)
+    requested = fitting_roles(objective.roles(config), hooks.capabilities.roles)
+    roles = (*added, *requested)
+    check_roles(roles, hooks, config)
+    sources = role_sources(requested, run, hooks)
     check_vocabularies(sources, source)
-    sources |= role_sources(setup.roles, run, setup.hooks)
-    images = None if source.processor is None else MediaProcessor(source.processor, run.config.data)
+    sources |= role_sources(added, run, hooks)
+    images = None if source.processor is None else MediaProcessor(source.processor, config.data)
+    return OpenedModel(replace(setup, run=run), source, objective, roles, sources, images)
+
+
+def open_training_data(
+    opened: OpenedModel, rows: Sequence[Any] | None, validation_rows: Sequence[Any] | None
+) -> OpenedData:
+    """Read, encode and check the data sets."""
+    setup, source, images = opened.setup, opened.source, opened.images
+    run, objective = setup.run, opened.objective
     data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows, images=images)
+    reader = None
     if images is not None and (kinds := media_kinds(data)):
-        run.media_reader = reader = ProcessorReader.of(source, images, run.config.data, kinds)
+        reader = ProcessorReader.of(source, images, run.config.data, kinds)
         setup.at_end.callback(reader.close)
-    check_encoder(run, source)
+    check_encoder(run.config, source, has_media=reader is not None)
     check_positions(run, source.config, data)
     objective = objective.for_training_set(None if data.train is None else data.train.samples, run.say)
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
-    samples = SampleSets.of(data, mode)
-    model = ModelInTraining(run, setup.hooks, (role.name for role in roles))
-    schedule = batch_schedule_of(objective, data, samples, source, model, setup.comms)
-    setup.at_end.callback(schedule.close)
-    settle_steps(schedule, run)
-    if start.checkpoint is None:
-        run.adapter_start = starts_from_data(
-            run, source, objective, schedule, None if data.train is None else data.train.samples, mode
-        )
-    state = model.state = load_model(setup, source)
-    if mode == "cached":
-        score_reference(setup, objective, samples, state, source.fingerprint)
-    model.roles = opened = {
-        role.name: open_role(
-            role, run, setup.hooks, sources[role.name], lambda: exported(setup.hooks.swift_iter_weights(run, state))
-        )
-        for role in roles
-    }
+    return OpenedData(data, objective, reader, mode, SampleSets.of(data, mode))
 
+
+def make_schedule(opened: OpenedModel, data: OpenedData) -> Scheduled:
+    """Make the schedule of batches, which decides the number of steps; the run's configuration is final then."""
+    setup = opened.setup
+    model = ModelInTraining(setup.hooks, (role.name for role in opened.roles))
+    schedule = batch_schedule_of(data.objective, data.data, data.samples, opened.source, setup.run, model, setup.comms)
+    setup.at_end.callback(schedule.close)
+    config = settle_best(settle_intervals(setup.run.config, schedule), schedule.evaluation_metrics)
+    planned = Schedule.from_config(config.optim, config.learning_rate, schedule.total_steps)
+    run = replace(setup.run, config=config).prepared(
+        schedule.total_steps, lambda step: schedule.learning_rate(step, planned(step)), data.media_reader
+    )
+    return Scheduled(run, schedule, model)
+
+
+def load(opened: OpenedModel, data: OpenedData, scheduled: Scheduled) -> Job:
+    """Load all models of the run, score the data by the reference if needed, and resume from a checkpoint."""
+    setup, source, objective = opened.setup, opened.source, data.objective
+    run, schedule, start = scheduled.run, scheduled.schedule, setup.start
+    if start.checkpoint is None:
+        train = None if data.data.train is None else data.data.train.samples
+        run.adapter_start.update(starts_from_data(run, source, objective, schedule, train, data.reference))
+    run, state = load_model(setup, run, source)
+    if data.reference == "cached":
+        score_reference(setup, run, objective, data.samples, state, source.fingerprint)
+
+    def policy_weights() -> WeightStream:
+        return exported(setup.hooks.swift_iter_weights(run, state))
+
+    roles = {
+        role.name: open_role(role, run, setup.hooks, opened.role_sources[role.name], policy_weights)
+        for role in opened.roles
+    }
+    scheduled.model.loaded(run, state, roles)
     job = Job(
         run=run,
         hooks=setup.hooks,
@@ -244,14 +332,14 @@ def _prepare(
         source=source,
         objective=objective,
         batch_schedule=schedule,
-        data=data,
-        validation=samples.validation,
+        data=data.data,
+        validation=data.samples.validation,
         state=state,
         best=BestSoFar.from_config(run.config.train),
-        reference=mode,
-        manifest=_manifest(run, source, data, schedule),
-        watchdog=watchdog,
-        roles=opened,
+        reference=data.reference,
+        manifest=_manifest(run, source, data.data, schedule),
+        watchdog=setup.watchdog,
+        roles=roles,
     )
     if start.folder is not None:
         run.say(f"Resuming the run in {start.folder}, on {run.world.size} process{'es' * (run.world.size > 1)}.")
@@ -337,7 +425,7 @@ def open_data(
     return data
 
 
-def check_positions(run: Run, model_config: Any, data: PreparedData) -> None:
+def check_positions(run: OpenedRun, model_config: Any, data: PreparedData) -> None:
     """Refuse samples that are longer than the model has positions; what a stream will bring is not known."""
     name = run.config.model.path or "the model"
     stores = [part.store for part in (data.train, data.validation) if part is not None]
@@ -349,25 +437,19 @@ def check_positions(run: Run, model_config: Any, data: PreparedData) -> None:
         run.say(note)
 
 
-def check_encoder(run: Run, source: ModelSource) -> None:
+def check_encoder(config: Config, source: ModelSource, *, has_media: bool) -> None:
     """Refuse to train an encoder on data without images: nothing would reach it."""
-    tuner = run.config.tuner
-    if run.media_reader is None and has_encoder(source.config) and False in (tuner.freeze_vit, tuner.freeze_aligner):
+    tuner = config.tuner
+    if not has_media and has_encoder(source.config) and False in (tuner.freeze_vit, tuner.freeze_aligner):
         raise ConfigError(
             "tuner.freeze_vit or tuner.freeze_aligner is false, and no row of the data has an image: nothing would "
             "reach what they leave to train.",
             hint="Leave them out, or name a data set with images.",
         )
-    _check_rates(run)
-
-
-def _check_rates(run: Run) -> None:
-    """Refuse a learning rate of its own for a part that is not trained."""
-    tuner = run.config.tuner
     for name, part in (("vit_lr", VIT), ("aligner_lr", ALIGNER)):
-        if getattr(run.config.optim, name) is None:
+        if getattr(config.optim, name) is None:
             continue
-        if run.media_reader is None:
+        if not has_media:
             raise ConfigError(
                 f"optim.{name} is a learning rate for what only images reach, and no row of the data has an image.",
                 hint="Leave it out, or name a data set with images.",
@@ -379,7 +461,7 @@ def _check_rates(run: Run) -> None:
             )
 
 
-def report_data(run: Run, data: PreparedData) -> None:
+def report_data(run: OpenedRun, data: PreparedData) -> None:
     """Print the data report, which of a stream is complete only at the end."""
     for line in data.report.lines():
         run.say(line)
@@ -394,35 +476,25 @@ def report_data(run: Run, data: PreparedData) -> None:
     run.facts.data = DataFacts(data.report.samples, data.report.tokens, rejected, held_out, validation)
 
 
-def settle_steps(schedule: BatchSchedule, run: Run) -> None:
-    """Set the number of steps, the schedule and the metric of the best checkpoint, as the schedule has them."""
-    config = run.config = settle_best(settle_intervals(run.config, schedule), schedule.evaluation_metrics)
-    run.total_steps = schedule.total_steps
-    planned = Schedule.from_config(config.optim, config.learning_rate, schedule.total_steps)
-    run.schedule = lambda step: schedule.learning_rate(step, planned(step))
-
-
-def load_model(setup: Setup, source: ModelSource) -> TrainState:
-    """Let the backend build, distribute and fill the model, and make its weights reachable for inference engines."""
-    run, hooks = setup.run, setup.hooks
+def load_model(setup: Setup, run: Run, source: ModelSource) -> tuple[Run, TrainState]:
+    """Let the backend build, distribute and fill the model; return the run that can send its weights to engines."""
+    hooks = setup.hooks
     with waiting("Loading the model"):
         state = hooks.swift_shard(run, hooks.swift_wrap_model(run, source))
-    run.adapter_start = {}  # the model has them
+    run.adapter_start.clear()  # the model has them
     base = as_trained(as_exported(source), run)
 
     def send(inference: InferenceEngine | None) -> None:
         weights = adapters_as_trained(exported(hooks.swift_iter_weights(run, state)), run)
-        send_weights(inference, weights, source=base, adapter=run.adapter_config, version=state.step)
+        send_weights(inference, weights, source=base, adapter=run.facts.adapter, version=state.step)
 
-    run.send_weights = send
-    return state
+    return replace(run, send_weights=send), state
 
 
 def score_reference(
-    setup: Setup, objective: Objective, samples: SampleSets, state: TrainState, fingerprint: str
+    setup: Setup, run: Run, objective: Objective, samples: SampleSets, state: TrainState, fingerprint: str
 ) -> None:
     """Add the log-probabilities of the model as it is now: read from the cache, or made by one pass."""
-    run = setup.run
     scores = ScoreCache(run, setup.hooks, setup.comms, state, fingerprint)
     for each in (samples.train, samples.validation):
         if isinstance(each, ReferencedSamples):
@@ -454,7 +526,6 @@ def _data_fingerprint(config: Config, data: PreparedData) -> str:
 
 def _manifest(run: Run, source: ModelSource, data: PreparedData, schedule: BatchSchedule) -> Manifest:
     config, topology = run.config, run.topology
-    assert topology is not None
     assert config.train.global_batch is not None
     return Manifest(
         step=0,

@@ -99,8 +99,8 @@ class ScoreCache:
     def _precision(self) -> str:
         """Return the precision of the arithmetic; by default that of the configuration on this device."""
         run = self._run
-        if run.model_facts is not None:
-            return run.model_facts.precision
+        if run.facts.model is not None:
+            return run.facts.model.precision
         return resolve_dtype(run.config.model.dtype, run.topology.device)[0]
 
     def _score(self, dataset: SampleSet, batches: Iterable[Batch]) -> np.ndarray:

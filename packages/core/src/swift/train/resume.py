@@ -33,7 +33,7 @@ from swift.train.scheduling import restore_schedule
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
-    from swift.contracts import Run
+    from swift.contracts import OpenedRun
     from swift.train.job import Job
 
 PATIENCE = 120.0
@@ -145,7 +145,7 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
         model_fingerprint=job.source.fingerprint,
         data_fingerprint=job.manifest.data_fingerprint,
         seed=job.run.config.train.seed,
-        adapter=job.run.adapter_config,
+        adapter=job.run.facts.adapter,
         config=job.manifest.config,
     )
     job.hooks.swift_load_checkpoint(job.run, job.state, checkpoint)
@@ -171,8 +171,8 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
         )
 
 
-def claim_folder(run: Run, comms: Comms, start: StartPoint) -> RunClaim | None:
-    """Make and lock the run's folder on the main process, which gets the claim, and sets `run.folder` on all.
+def claim_folder(run: OpenedRun, comms: Comms, start: StartPoint) -> tuple[Path, RunClaim | None]:
+    """Make and lock the run's folder on the main process; return it everywhere, and the claim there.
 
     A resumed run goes on in its own folder unless later steps lie there.
     """
@@ -191,8 +191,7 @@ def claim_folder(run: Run, comms: Comms, start: StartPoint) -> RunClaim | None:
         if claim is not None:
             claim.discard()
         raise
-    run.folder = comms.broadcast(claim and claim.folder) or run.folder
-    return claim
+    return comms.broadcast(claim and claim.folder) or run.folder, claim
 
 
 def describe_run(job: Job, parsed: Parsed, start: StartPoint) -> None:
@@ -217,7 +216,7 @@ def describe_run(job: Job, parsed: Parsed, start: StartPoint) -> None:
         job.data.validation.write_rows(run.folder / "val_dataset.jsonl")
 
 
-def _claim(run: Run, start: StartPoint) -> RunClaim:
+def _claim(run: OpenedRun, start: StartPoint) -> RunClaim:
     if start.folder is not None:
         # A process of the same run that its launcher has not ended yet still holds the folder.
         return RunClaim(start.folder, lock_run_folder(start.folder, patience=PATIENCE))
@@ -227,7 +226,7 @@ def _claim(run: Run, start: StartPoint) -> RunClaim:
     return claim_new_folder(run.config, run.config.model.path or "model")
 
 
-def _own_folder(run: Run, checkpoint: Path) -> Path | None:
+def _own_folder(run: OpenedRun, checkpoint: Path) -> Path | None:
     """Return the folder that a resumed run continues in; None where it gets a new one."""
     own = checkpoint.parent
     if _names_other_output(run.config, own):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from swift.checkpoint.load import Checkpoint
@@ -12,7 +12,7 @@ from swift.checkpoint.save import before_update
 from swift.checkpoint.writers import owned_writer
 from swift.config.capabilities import check_capabilities
 from swift.config.tasks import check_labels
-from swift.contracts import ForwardResult, ModelRole, Objective, Run, StepResult, TrainState, WeightStream
+from swift.contracts import ForwardResult, ModelRole, Objective, OpenedRun, Run, StepResult, TrainState, WeightStream
 from swift.errors import CheckpointError, ConfigError, SwiftError, UnsupportedLayout
 from swift.models.source import open_source
 from swift.optim.schedule import Schedule
@@ -114,12 +114,12 @@ class RoleModel:
         return RoleRecord(
             step=self.state.step,
             model_fingerprint=self.source.fingerprint,
-            adapter=self.run.adapter_config,
+            adapter=self.run.facts.adapter,
             config=sections,
         )
 
 
-def role_sources(roles: Sequence[ModelRole], policy: Run, hooks: Hooks) -> dict[str, ModelSource]:
+def role_sources(roles: Sequence[ModelRole], policy: OpenedRun, hooks: Hooks) -> dict[str, ModelSource]:
     """Open the models of roles, of which no weights are read yet, and refuse those that the backend cannot hold."""
     sources: dict[str, ModelSource] = {}
     for role in roles:
@@ -151,13 +151,14 @@ def open_role(
     policy_weights: Callable[[], WeightStream] | None = None,
 ) -> RoleModel:
     """Let the backend build, distribute and fill the model of a role, in the processes that hold the policy."""
-    run = policy.for_role(role)
-    hooks.swift_check_layout(run)
-    optim = run.config.optim
+    opened = policy.for_role(role)
+    hooks.swift_check_layout(opened)
+    config, optim = opened.config, opened.config.optim
     if optim.lr is None:  # as for the policy, whose configuration has it filled in
-        optim = optim.model_copy(update={"lr": load_tuner(run.config.tuner.kind).object.learning_rate})
-        run.config = run.config.model_copy(update={"optim": optim})
-    run.schedule = role.schedule or Schedule.from_config(optim, run.config.learning_rate, policy.total_steps)
+        optim = optim.model_copy(update={"lr": load_tuner(config.tuner.kind).object.learning_rate})
+        config = config.model_copy(update={"optim": optim})
+    schedule = role.schedule or Schedule.from_config(optim, config.learning_rate, policy.total_steps)
+    run = replace(opened, config=config).prepared(policy.total_steps, schedule)
     state = hooks.swift_shard(run, hooks.swift_wrap_model(run, source))
-    run.adapter_start = {}  # the model has them
+    run.adapter_start.clear()  # the model has them
     return RoleModel(role, run, hooks, source, state, policy_weights)

@@ -58,7 +58,7 @@ class CheckpointSaver:
         manifest = job.manifest.model_copy(
             update={
                 "step": record.step,
-                "adapter": job.run.adapter_config,
+                "adapter": job.run.facts.adapter,
                 "roles": {role.name: role.record() for role in job.saved_roles},
                 "metrics": metrics,
                 "facts": {
@@ -98,7 +98,7 @@ class CheckpointSaver:
             installed_exporter(options.to),
             options.to,
             as_exported(job.source),
-            job.run.adapter_config,
+            job.run.facts.adapter,
             options,
             options.out or job.run.folder / f"export-{options.to}",
             job.run.say,
@@ -129,7 +129,7 @@ class CheckpointSaver:
         from swift.export.stored import write_model_weights
         from swift.models.source import as_exported
 
-        source, adapter = as_exported(self._job.source), self._job.run.adapter_config
+        source, adapter = as_exported(self._job.source), self._job.run.facts.adapter
         if self._job.is_main and adapter is None and not self._source_is_known:
             # The source keeps what it has to build to answer, and building draws random numbers: not during training.
             export_dtypes(source, "auto")

@@ -12,7 +12,16 @@ from swift.models.adapter_file import kind_of
 from swift.train.reference import Mode, to_be_scored
 
 if TYPE_CHECKING:
-    from swift.contracts import BatchSchedule, ForwardResult, InferenceEngine, Objective, OpenRole, Run, TrainState
+    from swift.contracts import (
+        BatchSchedule,
+        ForwardResult,
+        InferenceEngine,
+        Objective,
+        OpenedRun,
+        OpenRole,
+        Run,
+        TrainState,
+    )
     from swift.data.batch import Batch, Row
     from swift.data.pipeline import PreparedData
     from swift.data.store import SampleSet
@@ -24,41 +33,44 @@ if TYPE_CHECKING:
 class ModelInTraining:
     """The model, for schedules. A schedule is made before there is one; batches are asked for later."""
 
-    def __init__(self, run: Run, hooks: Hooks, roles: Iterable[str] = ()) -> None:
-        self.run = run
+    def __init__(self, hooks: Hooks, roles: Iterable[str] = ()) -> None:
         self.role_names = frozenset(roles)
         self._hooks = hooks
-        self.state: TrainState | None = None
-        """Set once the model is distributed."""
-        self.roles: Mapping[str, OpenRole] | None = None
-        """Set once the other models of the run are, too."""
+        self._loaded: tuple[Run, TrainState, Mapping[str, OpenRole]] | None = None
+
+    def loaded(self, run: Run, state: TrainState, roles: Mapping[str, OpenRole]) -> None:
+        """Set the model and the other models of the run, once they are distributed."""
+        self._loaded = run, state, roles
+
+    def _ready(self, method: str) -> tuple[Run, TrainState, Mapping[str, OpenRole]]:
+        if self._loaded is None:
+            raise RuntimeError(
+                f"{method} of the schedule's context works from the first batch on: no model is loaded yet"
+            )
+        return self._loaded
 
     def forward(self, batch: Batch, objective: Objective) -> ForwardResult:
         """Evaluate an objective with the weights as they are now; called on every process."""
-        if self.state is None:
-            raise _too_early("forward")
-        return self._hooks.swift_forward(self.run, self.state, batch, objective)
+        run, state, _ = self._ready("forward")
+        return self._hooks.swift_forward(run, state, batch, objective)
 
     def send_weights(self, engine: InferenceEngine | None) -> None:
         """Update an inference engine to the weights as they are now; called on every process."""
-        if self.run.send_weights is None:
-            raise _too_early("send_weights")
-        self.run.send_weights(engine)
+        run, *_ = self._ready("send_weights")
+        assert run.send_weights is not None
+        run.send_weights(engine)
 
     def role(self, name: str) -> OpenRole:
         """Return another model of the run."""
-        if self.roles is None:
-            raise _too_early("role")
-        return self.roles[name]
+        return self._ready("role")[2][name]
 
     def adapter(self) -> Mapping[str, Any] | None:
         """Return the PEFT configuration of the LoRA in training, which is what engines take, if there is one.
 
         None too where it is trained on low-bit weights: engines have others, and are sent all of them.
         """
-        if self.state is None:
-            raise _too_early("adapter")
-        config = self.run.adapter_config if self.run.config.tuner.quantize == "none" else None
+        run, *_ = self._ready("adapter")
+        config = run.facts.adapter if run.config.tuner.quantize == "none" else None
         return config if config is not None and kind_of(config) == "LORA" else None
 
 
@@ -83,11 +95,11 @@ def batch_schedule_of(
     data: PreparedData,
     samples: SampleSets,
     source: HfSource,
+    run: OpenedRun,
     model: ModelInTraining,
     comms: Comms,
 ) -> BatchSchedule:
     """Return the schedule that the objective brings, or that of its data: epoch after epoch, or the stream."""
-    run = model.run
     layout = BatchLayout.from_config(run.config)
     in_memory = rows_in_memory(layout, objective)
 
@@ -136,7 +148,3 @@ def restore_schedule(schedule: BatchSchedule, progress: Mapping[str, Any]) -> No
     state = progress.get("batch_schedule") or {}
     if state or isinstance(schedule, EpochSchedule):
         schedule.restore(state)
-
-
-def _too_early(what: str) -> RuntimeError:
-    return RuntimeError(f"{what} of the schedule's context works from the first batch on: there is no model yet")
