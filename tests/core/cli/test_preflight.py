@@ -13,7 +13,10 @@ from swift.config.incompatibilities import no_gpu_to_see
 BASE = ["--model", "m", "--dataset", "d"]
 REFUSED = [
     ("--streaming true", "data.streaming needs train.max_steps"),
-    ("--streaming true --max_steps 5 --split_dataset_ratio 0.1", "data.split_ratio cannot be used with data.streaming"),
+    (
+        "--streaming true --max_steps 5 --split_dataset_ratio 0.1",
+        "data.split_ratio (--split_dataset_ratio) cannot be used with data.streaming,",
+    ),
     ("--optim adamw_8bit --deepspeed zero2", "needs the position of each shard"),
     ("--attn_impl flash_attn --device cpu", "the device is cpu"),
     ("--dataset chats.jsnl data.jsonl", "There is no file or folder 'data.jsonl'"),
@@ -35,8 +38,8 @@ REFUSED = [
     ("--model encoder --task_type embedding", "encoder is an encoder (bert). swift trains decoder-only models"),
     ("--model tiny --target_modules q_porj", "the model has no module 'q_porj'. Did you mean 'q_proj'?"),
     ("--train_type full --export.to adapter", "trains none"),
-    ("--train_type full --tuner.quantize bnb-nf4", "tuner.kind full cannot train weights"),
-    ("--early_stopping_patience 3", "train.early_stopping needs evaluations"),
+    ("--train_type full --tuner.quantize bnb-nf4", "tuner.kind full (--train_type) cannot train weights"),
+    ("--early_stopping_patience 3", "train.early_stopping (--early_stopping_patience) needs evaluations"),
 ]
 
 

@@ -62,7 +62,9 @@ def test_fsdp_accepts_half_precision_adapters(stand_ins: Path) -> None:
 
 
 def test_pipeline_under_zero3_names_other_backends(stand_ins: Path) -> None:
-    with pytest.raises(UnsupportedLayout, match=r"deepspeed backend does not support parallel\.pp 2") as caught:
+    with pytest.raises(
+        UnsupportedLayout, match=r"deepspeed backend \(--deepspeed\) does not support parallel\.pp 2"
+    ) as caught:
         said(f"{MIXED} --dataset d")
     assert "Installed backends that support it: megatron" in str(caught.value)
     mended = said(f"{MIXED.replace(' --pp=2', '')} --dataset d --local_rank=1")

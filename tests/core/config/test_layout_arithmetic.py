@@ -8,6 +8,7 @@ import pytest
 
 from swift.cli.main import run
 from swift.config.sections import ParallelSection
+from swift.contracts import ProcessLayout
 from swift.errors import UnsupportedLayout
 
 
@@ -38,7 +39,8 @@ def test_config_show_reports_indivisible_process_count(capsys: pytest.CaptureFix
     ],
 )
 def test_sharding_takes_remaining_dimension(plan: dict[str, int], world: int, expected: tuple[int, int]) -> None:
-    assert ParallelSection(**plan).data_parallel(world) == expected  # type: ignore[arg-type]  # whole numbers
+    layout = ProcessLayout.of(ParallelSection(**plan), world)  # type: ignore[arg-type]  # whole numbers
+    assert (layout.replicate, layout.shard) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_sharding_takes_remaining_dimension(plan: dict[str, int], world: int, ex
 )
 def test_layout_for_other_world_size_is_refused(plan: dict[str, int], world: int, said: str) -> None:
     with pytest.raises(UnsupportedLayout) as caught:
-        ParallelSection(**plan).data_parallel(world)  # type: ignore[arg-type]  # whole numbers
+        ProcessLayout.of(ParallelSection(**plan), world)  # type: ignore[arg-type]  # whole numbers
     assert caught.value.message == said
     assert caught.value.hint
 

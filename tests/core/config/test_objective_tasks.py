@@ -50,7 +50,7 @@ def test_objective_and_task_imply_each_other(
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("rlhf --rlhf_type rm --num_labels 3", "the objective 'rm' needs 1"),
+        ("rlhf --rlhf_type rm --num_labels 3", "the objective 'rm' (--rlhf_type) needs 1"),
         ("rlhf --rlhf_type rm --task_type causal_lm", "--model.task"),
         ("rlhf --rlhf_type dpo --task_type reward", "--model.task causal_lm"),
         ("sft --task_type reward", "swift train --objective rm"),
@@ -58,7 +58,7 @@ def test_objective_and_task_imply_each_other(
         ("rlhf --task_type seq_cls", "swift sft --task_type seq_cls"),
         ("rlhf --objective sft", "Type: swift sft"),
         ("sft --objective sft --task_type reranker", "contradict"),
-        ("sft --task_type reranker --num_labels 2", "the objective 'reranker' needs 1"),
+        ("sft --task_type reranker --num_labels 2", "the objective 'reranker' (--task_type) needs 1"),
         ("sft --task_type reranker --loss_type generative_reranker", "contradict"),
         ("sft --task_type reranker --loss_type infonce", "pointwise"),
         ("rlhf --loss_type ipo --label_smoothing 0.1", "objective: label_smoothing needs loss sigmoid, not ipo."),

@@ -18,10 +18,11 @@ RUN = ["--model", "m", "--dataset", "d"]
     ("flags", "message"),
     [
         (["--tensor_parallel_size", "2"], "does not support parallel.tp 2 (--tensor_parallel_size)"),
-        (["--num_labels", "3"], "model.num_labels (--num_labels) needs a model with labels"),
+        (["--tp", "2"], "does not support parallel.tp 2."),
+        (["--problem_type", "regression"], "model.problem_type needs model.task seq_cls, not causal_lm"),
         (["--use_galore", "true", "--deepspeed", "zero3"], "The deepspeed backend (--deepspeed) does not support"),
         (["--use_galore", "true", "--deepspeed", "zero3"], "the optimizer 'galore' (--use_galore)"),
-        (["--min_lr", "1"], "optim.min_lr 1 (--min_lr) is not below the peak, optim.lr 0.0001 (the tuner 'lora')"),
+        (["--min_lr", "1"], "optim.min_lr 1 is not below the peak, optim.lr 0.0001 (the tuner 'lora')"),
         (["--packing", "maybe"], "--packing must be true or false"),
         (["--tensor_parallel_size", "x"], "--tensor_parallel_size must be a whole number, not 'x'"),
     ],
@@ -58,12 +59,12 @@ def test_refusal_names_keyword() -> None:
 
 
 def test_source_is_named_once() -> None:
-    """Neither a dotted flag nor a message that names its source gets another one."""
+    """Neither a flag of the key's own name nor a message that names its source gets another one."""
     config = config_from_mapping({"model": "m", "train.max_steps": 3}).config
-    named = {"train.max_steps": "--max_steps", "data.packing": "--data.packing"}
-    message = "--max_steps: train.max_steps and data.packing"
+    named = {"train.max_steps": "--train-iters", "data.packing": "--data.packing", "train.seed": "--seed"}
+    message = "--train-iters: train.max_steps, data.packing and train.seed"
     assert with_sources(message, config, named) == message
-    assert with_sources("train.max_steps 3 ends it", config, named) == "train.max_steps 3 (--max_steps) ends it"
+    assert with_sources("train.max_steps 3 ends it", config, named) == "train.max_steps 3 (--train-iters) ends it"
 
 
 def test_parsed_run_knows_its_sources() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import LoraOptions
+from swift.contracts import ProcessLayout
 from swift.errors import ConfigError, UnsupportedLayout
 from swift.models.sizes import check_heads, check_widths
 from swift.optim.selected import slots_of
@@ -29,8 +30,7 @@ _CHANGE_BITS = (
 
 def data_size(run: RequestedRun) -> int:
     """Return the number of processes that train on samples of their own."""
-    replicate, shard = run.config.parallel.data_parallel(run.world.size)
-    return replicate * shard
+    return ProcessLayout.of(run.config.parallel, run.world.size).data
 
 
 def check_plan(run: RequestedRun) -> None:
@@ -39,7 +39,7 @@ def check_plan(run: RequestedRun) -> None:
     parallel, tuner = config.parallel, config.tuner
     content = run.options(DeepSpeedOptions).content
     stage = stage_of(content)
-    parallel.data_parallel(world)
+    ProcessLayout.of(parallel, world)
     if stage == 3 and tuner.quantize != "none":
         _check_quantised(content, tuner)
     if parallel.tp > 1:

@@ -29,6 +29,7 @@ from swift.config.incompatibilities import (
     unsplit_stream,
 )
 from swift.config.own_options import ALL_LINEAR, LoraOptions
+from swift.contracts import ProcessLayout
 from swift.data.sources.spec import parse_source
 from swift.processes.group import wanted_group
 
@@ -96,7 +97,7 @@ def check_layout(parsed: Parsed) -> None:
     """Raise `UnsupportedLayout` where the layout does not multiply to the typed number of processes."""
     if parsed.nproc is not None:
         here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
-        parsed.config.parallel.data_parallel(here * machines)
+        ProcessLayout.of(parsed.config.parallel, here * machines)
 
 
 def check_run(parsed: Parsed, processes: int) -> None:
@@ -116,7 +117,7 @@ def check_run(parsed: Parsed, processes: int) -> None:
     run = RequestedRun(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
     with failing(backend.entry, "swift_check_layout"):
         hooks.swift_check_layout(run)
-    slices, rest = divmod(processes, config.parallel.sharing)
+    slices, rest = divmod(processes, ProcessLayout.sharing(config.parallel))
     if config.train.global_batch is not None and not rest:
         _raise(uneven_batch(config.train.global_batch, slices))
     _check_files(config)

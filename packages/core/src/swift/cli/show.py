@@ -11,6 +11,7 @@ import yaml
 
 from swift.config.parse import Parsed
 from swift.config.sections import Config
+from swift.contracts import ProcessLayout
 from swift.errors import SwiftError
 from swift.plugins.blame import error_line
 from swift.plugins.discover import list_plugins
@@ -39,7 +40,8 @@ def layout(parsed: Parsed) -> str:
     here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
     processes = here * machines
     where = "on this machine" if machines == 1 else f"on {machines} machines"
-    replicas, rest = divmod(processes, parallel.sharing)
+    sharing = ProcessLayout.sharing(parallel)
+    replicas, rest = divmod(processes, sharing)
     shared = {"tp": parallel.tp, "pp": parallel.pp, "cp": parallel.cp}
     if parallel.ulysses > 1:
         shared["ulysses"] = parallel.ulysses
@@ -47,7 +49,7 @@ def layout(parsed: Parsed) -> str:
     if rest:
         product = " × ".join(shared)
         counted = "1 process" if processes == 1 else f"{processes} processes"
-        lines.append(f"# {counted} {where}: not a multiple of {product} = {parallel.sharing}")
+        lines.append(f"# {counted} {where}: not a multiple of {product} = {sharing}")
     else:
         sizes = " × ".join(f"{name} {size}" for name, size in {"dp": replicas, **shared}.items())
         lines.append(f"# processes {where}: {processes} = {sizes}")

@@ -28,7 +28,6 @@ from swift.config.limits import (
 )
 from swift.config.options import Aliases, Shorthand
 from swift.config.options import Section as Section
-from swift.errors import UnsupportedLayout
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Options = TypeVar("Options", bound=BaseModel)
@@ -260,33 +259,6 @@ class ParallelSection(Section):
     etp: Ways = Field(1, description="Tensor parallel inside the experts")
     sequence_parallel: bool = Field(False, description="Shard activations between tensor parallel regions")
     ulysses: Ways = Field(1, description="Sequence parallel by all-to-all over attention heads")
-
-    @property
-    def sharing(self) -> int:
-        """Return how many processes work on the same samples."""
-        return self.tp * self.pp * self.cp * self.ulysses
-
-    def data_parallel(self, world: int, *, replicas: int | None = None) -> tuple[int, int]:
-        """Return `dp_replicate` and `dp_shard` for `world` processes; an unset `dp_shard` fills the remainder.
-
-        `replicas` is a backend's own default for `dp_replicate`. Raise `UnsupportedLayout` where the sizes do not
-        multiply to `world`.
-        """
-        replicate = self.dp_replicate or replicas or 1
-        shard = self.dp_shard or max(1, world // (self.sharing * replicate))
-        requested = self.sharing * replicate * shard
-        if requested == world:
-            return replicate, shard
-        sizes = {
-            "tp": self.tp, "pp": self.pp, "cp": self.cp, "ulysses": self.ulysses,
-            "dp_replicate": replicate, "dp_shard": shard,
-        }  # fmt: skip
-        product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "dp_shard 1"
-        instead = ", or leave --parallel.dp_shard out." if self.dp_shard else " or a multiple of it."
-        raise UnsupportedLayout(
-            f"The layout {product} needs {requested} processes, but {world} were started.",
-            hint=f"Start with --nproc {requested}{instead}",
-        )
 
 
 class TrainSection(Section):

@@ -35,9 +35,10 @@ def naming_sources(config: Config, sources: Mapping[str, str]) -> Iterator[None]
 def with_sources(message: str, config: Config, sources: Mapping[str, str]) -> str:
     """Return a message with the source behind the first mention of each key, unless it names the source already."""
     for key, source in sources.items():
-        if source in message or key in source or source.startswith("swift "):
-            continue
         section, _, name = key.partition(".")
+        is_key_itself = key in source or source.lstrip("-").replace("-", "_") == name
+        if is_key_itself or source in message or source.startswith("swift "):
+            continue
         mention = _mention(key, getattr(getattr(config, section, None), name, None), message)
         if mention is not None:
             message = f"{message[: mention.end()]} ({source}){message[mention.end() :]}"

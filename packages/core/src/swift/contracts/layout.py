@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from swift.errors import UnsupportedLayout
+
 if TYPE_CHECKING:
     from swift.config.sections import ParallelSection
 
@@ -31,16 +33,34 @@ class ProcessLayout:
 
     @classmethod
     def of(cls, parallel: ParallelSection, world: int, *, replicas: int | None = None) -> ProcessLayout:
-        """Return the layout of so many processes; `dp_shard` takes up what was left open.
+        """Return the layout of so many processes; an unset `dp_shard` fills the remainder.
 
-        `replicas` is for a backend that has a number of its own where `dp_replicate` is left open. Raises
-        `UnsupportedLayout` where the sizes do not multiply to `world`.
+        `replicas` is a backend's own default for `dp_replicate`. Raise `UnsupportedLayout` where the sizes do not
+        multiply to `world`.
         """
-        replicate, shard = parallel.data_parallel(world, replicas=replicas)
-        return cls(
+        replicate = parallel.dp_replicate or replicas or 1
+        shard = parallel.dp_shard or max(1, world // (cls.sharing(parallel) * replicate))
+        layout = cls(
             replicate, shard, parallel.tp, parallel.pp, parallel.vpp, parallel.cp, parallel.ulysses, parallel.ep,
             parallel.etp, parallel.sequence_parallel,
         )  # fmt: skip
+        if layout.world == world:
+            return layout
+        sizes = {
+            "tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ulysses": layout.ulysses,
+            "dp_replicate": replicate, "dp_shard": shard,
+        }  # fmt: skip
+        product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "dp_shard 1"
+        instead = ", or leave --parallel.dp_shard out." if parallel.dp_shard else " or a multiple of it."
+        raise UnsupportedLayout(
+            f"The layout {product} needs {layout.world} processes, but {world} were started.",
+            hint=f"Start with --nproc {layout.world}{instead}",
+        )
+
+    @staticmethod
+    def sharing(parallel: ParallelSection) -> int:
+        """Return how many processes work on the same samples."""
+        return parallel.tp * parallel.pp * parallel.cp * parallel.ulysses
 
     @property
     def data(self) -> int:
