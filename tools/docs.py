@@ -22,10 +22,8 @@ from swift import hookspecs
 from swift.cli.commands import TRAINING, commands
 from swift.cli.options import options_of
 from swift.config.aliases import flags_of
-from swift.config.compat.commands import TOPICS as COMMAND_TOPICS
-from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused
-from swift.config.compat.table import topics
 from swift.config.fields import Field, model_fields
+from swift.config.meanings import Default, Meaning, NotNeeded, Refused
 from swift.config.options import examples_of
 from swift.config.sections import Config, Section
 from swift.plugins.discover import list_plugins
@@ -140,8 +138,11 @@ def third_party_flags_page() -> str:
         "swift prints a note and ignores it. Otherwise swift refuses it and names what to type instead. The same "
         "applies to keys of a YAML file and to keyword arguments in Python.",
     ]
-    for topic, rows in {**topics(flag_topics()), **COMMAND_TOPICS}.items():
-        parts += [f"## {topic}", "\n".join(["| flag | swift |", "|---|---|", *map(_third_party, rows, rows.values())])]
+    for topic in sorted(flag_topics(), key=lambda each: bool(each.commands)):
+        rows = topic.meanings
+        if rows:
+            table = ["| flag | swift |", "|---|---|", *map(_third_party, rows, rows.values())]
+            parts += [f"## {topic.title}", "\n".join(table)]
     return "\n\n".join(parts) + "\n"
 
 

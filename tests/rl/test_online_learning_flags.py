@@ -9,9 +9,9 @@ import pytest
 from any_grpo import any_grpo
 
 from swift.config.aliases import aliases, training_flags
-from swift.config.compat.table import third_party_flag
 from swift.config.flags import read_flags
 from swift.config.parse import Parsed, config_from_mapping, parse
+from swift.config.third_party import third_party_flag
 from swift.errors import ConfigError, SwiftError
 
 TRL = """

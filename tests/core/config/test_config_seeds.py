@@ -63,7 +63,7 @@ def test_fsdp_accepts_half_precision_adapters(stand_ins: Path) -> None:
 
 def test_pipeline_under_zero3_names_other_backends(stand_ins: Path) -> None:
     with pytest.raises(
-        UnsupportedLayout, match=r"deepspeed backend \(--deepspeed\) does not support parallel\.pp 2"
+        UnsupportedLayout, match=r"deepspeed backend \(--deepspeed_config\) does not support parallel\.pp 2"
     ) as caught:
         said(f"{MIXED} --dataset d")
     assert "Installed backends that support it: megatron" in str(caught.value)

@@ -41,16 +41,17 @@ class Acme(Vocabulary):
 
 class WithFlags(Acme):
     def flags(self):
-        return FlagTopic(
+        topic = FlagTopic(
             "Acme",
             flags=(
                 (("acme_rate", "rate_of_acme"), "optim.lr", "value", renamed("optim.lr")),
                 (("acme_epochs",), "train.epochs", "value", request("acme_epochs")),
             ),
             meanings={("acme_colour",): Refused("swift has one color.", "Leave it out.")},
-            losses={"acme_loss": (Set("objective.loss", "infonce"),)},
+            values={"loss_type": {"acme_loss": (Set("objective.loss", "infonce"),)}},
             settle=settle,
         )
+        return [topic]
 
 
 def settle(draft):
@@ -61,7 +62,7 @@ def settle(draft):
 
 class Rival(Acme):
     def flags(self):
-        return FlagTopic("Acme", flags=((("learning_rate",), "optim.lr", "value", renamed("optim.lr")),))
+        return [FlagTopic("Acme", flags=((("learning_rate",), "optim.lr", "value", renamed("optim.lr")),))]
 
 
 class Untyped(Acme):

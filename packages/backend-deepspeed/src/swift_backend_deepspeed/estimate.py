@@ -11,7 +11,7 @@ from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import PRESETS, offload_device, stage_in_force
 
 if TYPE_CHECKING:
-    from swift.contracts import LocalWeights, Run
+    from swift.contracts import LocalWeights, RequestedRun
 
 _MATRICES = 7
 """Of a layer: four of attention, three of the MLP."""
@@ -24,7 +24,7 @@ def variants() -> Mapping[str, Sequence[str]]:
     return {name: ("--deepspeed", name) for name in PRESETS if name != "zero0"}
 
 
-def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
+def estimate_memory(run: RequestedRun, weights: LocalWeights) -> Mapping[str, float]:
     """Weights in the precision of the arithmetic, and fp32 masters and moments cut from stage 1 on."""
     content = run.options(DeepSpeedOptions).content
     stage, over = _stage(content, weights), weights.layout.data * weights.layout.sequence
@@ -73,7 +73,7 @@ def _on_host(kept: Mapping[str, float], *names: str) -> dict[str, float]:
     return {HOST + name if name in names else name: size for name, size in kept.items()}
 
 
-def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
+def estimate_traffic(run: RequestedRun, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
     """Stages 1 and 2 add gradients up and gather updated weights; stage 3 gathers weights for every pass."""
     content = run.options(DeepSpeedOptions).content
     stage, layout = _stage(content, weights), weights.layout

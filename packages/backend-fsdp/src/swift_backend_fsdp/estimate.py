@@ -9,7 +9,7 @@ from swift.contracts import GROWING, HOST, LEAVING, PASSING, Traffic
 from swift_backend_fsdp.config import FsdpConfig
 
 if TYPE_CHECKING:
-    from swift.contracts import LocalWeights, Run
+    from swift.contracts import LocalWeights, RequestedRun
 
 
 def variants() -> Mapping[str, Sequence[str]]:
@@ -17,7 +17,7 @@ def variants() -> Mapping[str, Sequence[str]]:
     return {"fsdp": (), "fsdp early": ("--backend.reduce", "micro_batch")}
 
 
-def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
+def estimate_memory(run: RequestedRun, weights: LocalWeights) -> Mapping[str, float]:
     """Shards of all state; blocks are gathered in the precision of the arithmetic as they are needed."""
     options, layout = run.options(FsdpConfig), weights.layout
     over = layout.shard * layout.sequence
@@ -55,7 +55,7 @@ def _gathered(options: FsdpConfig, weights: LocalWeights, over: int) -> dict[str
     }
 
 
-def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
+def estimate_traffic(run: RequestedRun, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
     """Weights are gathered for each forward and backward pass, gradients cut once a step or after each."""
     options, layout = run.options(FsdpConfig), weights.layout
     over = layout.shard * layout.sequence

@@ -9,10 +9,10 @@ from swift.contracts import AFTERWARDS, Traffic
 from swift_backend_megatron.layout import options_of, shards_optimizer
 
 if TYPE_CHECKING:
-    from swift.contracts import LayerSizes, LocalWeights, Run
+    from swift.contracts import LayerSizes, LocalWeights, RequestedRun
 
 
-def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
+def estimate_memory(run: RequestedRun, weights: LocalWeights) -> Mapping[str, float]:
     """Weights in the precision of the arithmetic, gradients in fp32, and masters and moments cut over the data."""
     layout, compute = weights.layout, weights.compute_bytes
     sharded = shards_optimizer(run)
@@ -36,7 +36,7 @@ def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
     }
 
 
-def estimate_activations(run: Run, layer: LayerSizes) -> float:
+def estimate_activations(run: RequestedRun, layer: LayerSizes) -> float:
     """Count a layer of Megatron's: two norms with their outputs, queries, keys, values, their result, and the MLP.
 
     On the CPU norms are not fused, so that what is normalised stays beside what comes in and goes out.
@@ -63,7 +63,7 @@ def _attention(layer: LayerSizes, normalised: float) -> float:
     return (queries + 2 * keys) + (2 * queries + keys) + of_norms
 
 
-def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
+def estimate_traffic(run: RequestedRun, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
     """Gradients are added up once a step; with the distributed optimizer updated weights are gathered."""
     layout, options = weights.layout, options_of(run)
     dense, experts = weights.trained - weights.trained_experts, weights.trained_experts

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from swift_infer.commands.common import check_result as check_result
     from swift_infer.commands.common import quiet_libraries as quiet_libraries
     from swift_infer.commands.common import write_responses_to as write_responses_to
+    from swift_infer.engine_flags import ENGINE_OPTIONS as ENGINE_OPTIONS
     from swift_infer.http_client import BROKEN as BROKEN
     from swift_infer.http_client import RequestRefused as RequestRefused
     from swift_infer.http_client import opener_without_redirects as opener_without_redirects
@@ -144,6 +145,7 @@ __getattr__ = lazy_names(
         "batch": "response_strings",
         "chat_engine": "open_chat_engine",
         "commands.common": "check_model check_result quiet_libraries write_responses_to",
+        "engine_flags": "ENGINE_OPTIONS",
         "http_client": "BROKEN RequestRefused opener_without_redirects read_response",
         "image_messages": "question_with",
         "json_fields": "json_field json_numbers",

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from swift.config import ENGINE_OPTIONS
 from swift.config.limits import FilePath, Fraction, Name, Rows, Tokens
 from swift.config.media import LIMITS
 from swift.config.options import Aliases, Argument, Parts, Section, Verbatim
 from swift.errors import UsageError, did_you_mean
 from swift.plugins import ENGINE, ENGINE_TITLE, TRANSFORMERS
+from swift_infer.engine_flags import ENGINE_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift.contracts import ThirdPartyRun, TranslatedRun, Vocabulary
+from swift.contracts import FlagTopic, ThirdPartyRun, TranslatedRun, Vocabulary
 
 # Modules are imported where they are used: `from swift import NAME` asks for advice only.
 
@@ -35,6 +35,12 @@ class Programs(Vocabulary):
         from swift_migrate.imports.programs import translated
 
         return translated(run)
+
+    def flags(self) -> Sequence[FlagTopic]:
+        """Return the flags of the programs that swift does not have."""
+        from swift_migrate.flags import commands, training
+
+        return (*training.TOPICS, *commands.TOPICS)
 
     def advice(self, name: str) -> str | None:
         """Return what to write instead of a name of ms-swift or of the Trainer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from swift.contracts import FlagTopic, Vocabulary
 from swift.errors import ConfigError
 
@@ -12,22 +14,23 @@ ONLINE_OBJECTIVES = ("gkd", "grpo", "ppo")
 class OnlineLearning(Vocabulary):
     """Flags of the objectives `grpo`, `ppo` and `gkd`."""
 
-    def flags(self) -> FlagTopic:
+    def flags(self) -> Sequence[FlagTopic]:
         """Return the flags of online learning."""
         from swift.config import Set
         from swift_rl.flags.settle import settle_online
         from swift_rl.flags.table import FLAGS, LOSSES, OWN_OPTIONS, ROWS, UNSUPPORTED_LOSSES
 
         losses = {name: (Set("objective.loss_type", name),) for name in LOSSES}
-        return FlagTopic(
+        topic = FlagTopic(
             "Online learning",
             FLAGS,
             ROWS,
-            losses={**losses, **UNSUPPORTED_LOSSES},
+            values={"loss_type": {**losses, **UNSUPPORTED_LOSSES}},
             settle=settle_online,
             options=OWN_OPTIONS,
             misplaced=_misplaced,
         )
+        return (topic,)
 
 
 def _misplaced(flag: str, objective: str, own: bool) -> ConfigError:

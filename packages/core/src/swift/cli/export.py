@@ -10,10 +10,10 @@ from pydantic import Field
 
 from swift.cli.help import asks_for_help, show_help
 from swift.cli.options import flag_table, read_options
-from swift.config.compat.commands import check_bits
 from swift.config.flags import read_flags
 from swift.config.limits import FilePath, Name
 from swift.config.options import Aliases, Argument
+from swift.config.quantization_flags import check_bits
 from swift.config.sections import Dtype, ExportOptions
 from swift.errors import CheckpointError, UsageError
 from swift.export.destination import check_destination, default_destination

@@ -9,12 +9,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from swift.cli.commands import commands
-from swift.config.compat.commands import flags_of_command
-from swift.config.compat.usual import renamed, when_on
 from swift.config.fields import model_fields
 from swift.config.flags import Alias, CommandLine, Flag, FlagTable, read_flags
 from swift.config.options import examples_of
 from swift.config.settings import Set
+from swift.config.third_party import flags_of_command
+from swift.config.translate import renamed, when_on
 from swift.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,18 +8,6 @@ from swift.lazy import lazy_names
 
 if TYPE_CHECKING:
     from swift.config.capabilities import FEATURE_SWITCHES as FEATURE_SWITCHES
-    from swift.config.compat.environment import IGNORED_MEDIA_VARIABLES as IGNORED_MEDIA_VARIABLES
-    from swift.config.compat.environment import MEDIA_VARIABLES as MEDIA_VARIABLES
-    from swift.config.compat.environment import VARIABLES_OF_OBJECTIVE as VARIABLES_OF_OBJECTIVE
-    from swift.config.compat.meanings import Default as Default
-    from swift.config.compat.meanings import Meaning as Meaning
-    from swift.config.compat.meanings import NotNeeded as NotNeeded
-    from swift.config.compat.meanings import Refused as Refused
-    from swift.config.compat.meanings import off as off
-    from swift.config.compat.unsupported import ENGINE_OPTIONS as ENGINE_OPTIONS
-    from swift.config.compat.usual import renamed as renamed
-    from swift.config.compat.usual import request as request
-    from swift.config.compat.usual import switch as switch
     from swift.config.draft import Assignment as Assignment
     from swift.config.draft import Draft as Draft
     from swift.config.draft import whole_number as whole_number
@@ -31,12 +19,23 @@ if TYPE_CHECKING:
     from swift.config.flags import Arity as Arity
     from swift.config.flags import TranslatedFlags as TranslatedFlags
     from swift.config.flags import Translation as Translation
+    from swift.config.meanings import Default as Default
+    from swift.config.meanings import Meaning as Meaning
+    from swift.config.meanings import NotNeeded as NotNeeded
+    from swift.config.meanings import Refused as Refused
+    from swift.config.meanings import off as off
     from swift.config.settings import Fallback as Fallback
     from swift.config.settings import Note as Note
     from swift.config.settings import Request as Request
     from swift.config.settings import Set as Set
     from swift.config.settings import Settings as Settings
+    from swift.config.settings import sets as sets
     from swift.config.tasks import problem_type_of as problem_type_of
+    from swift.config.translate import choice as choice
+    from swift.config.translate import renamed as renamed
+    from swift.config.translate import request as request
+    from swift.config.translate import switch as switch
+    from swift.config.translate import unknown_value as unknown_value
     from swift.config.values import as_switch as as_switch
     from swift.config.values import literal as literal
     from swift.config.values import names_in as names_in
@@ -46,17 +45,15 @@ __getattr__ = lazy_names(
     __name__,
     {
         "capabilities": "FEATURE_SWITCHES",
-        "compat.environment": "IGNORED_MEDIA_VARIABLES MEDIA_VARIABLES VARIABLES_OF_OBJECTIVE",
-        "compat.meanings": "Default Meaning NotNeeded Refused off",
-        "compat.unsupported": "ENGINE_OPTIONS",
-        "compat.usual": "renamed request switch",
         "draft": "Assignment Draft whole_number",
         "fields": "core_fields",
         "files": "read_yaml",
         "flag_reading": "flags_of_plugins read_flag read_third_party_flag",
         "flags": "Arity TranslatedFlags Translation",
-        "settings": "Fallback Note Request Set Settings",
+        "meanings": "Default Meaning NotNeeded Refused off",
+        "settings": "Fallback Note Request Set Settings sets",
         "tasks": "problem_type_of",
+        "translate": "choice renamed request switch unknown_value",
         "values": "as_switch literal names_in quoted",
     },
 )

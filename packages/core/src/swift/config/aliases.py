@@ -11,15 +11,14 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from swift.config.compat import fsdp, megatron, quantisation
-from swift.config.compat import translations as to
-from swift.config.compat.table import third_party_flags
-from swift.config.compat.unsupported import UNSUPPORTED_ATTENTION, UNSUPPORTED_DEVICES, UNSUPPORTED_LOSS_SCALES
-from swift.config.compat.usual import choice, renamed, request, switch, when_on
+from swift.config import quantization_flags
+from swift.config import translations as to
 from swift.config.fields import core_fields
 from swift.config.flags import Alias, Arity, FlagTable, TranslatedFlags
 from swift.config.plugin_flags import flag_topics
 from swift.config.settings import Fallback, Request, Set
+from swift.config.third_party import third_party_flags
+from swift.config.translate import choice, renamed, request, switch, when_on
 from swift.errors import PluginError
 
 if TYPE_CHECKING:
@@ -147,10 +146,10 @@ _TRANSLATED: TranslatedFlags = (
     (("torch_dtype", "dtype"), "model.dtype", "value", choice(to.DTYPES)),
     (("bf16",), "model.dtype", "switch", when_on(Set("model.dtype", "bfloat16"), Request("no_bf16", True))),
     (("fp16", "use_fp16"), "model.dtype", "switch", when_on(Set("model.dtype", "float16"), Request("no_fp16", True))),
-    (("attn_impl", "attn_implementation"), "model.attention", "value", choice(to.ATTENTION, UNSUPPORTED_ATTENTION)),
-    (("use_flash_attn", "flash_attn"), "model.attention", "optional", choice(to.FLASH, UNSUPPORTED_ATTENTION)),
+    (("attn_impl", "attn_implementation"), "model.attention", "value", choice(to.ATTENTION, "attn_impl")),
+    (("use_flash_attn", "flash_attn"), "model.attention", "optional", choice(to.FLASH, "attn_impl")),
     (("use_cpu", "no_cuda"), "backend.device", "switch", when_on(Set("backend.device", "cpu"))),
-    (("device",), "backend.device", "value", choice(to.DEVICES, UNSUPPORTED_DEVICES)),
+    (("device",), "backend.device", "value", choice(to.DEVICES, "device")),
     (("cutoff_len",), "data.max_length", "value", to.cutoff),
     (("truncation_strategy",), "data.truncation", "value", to.truncation),
     (("packing_length",), "data.max_length", "value", request("packing_length")),
@@ -171,7 +170,7 @@ _TRANSLATED: TranslatedFlags = (
     (("disable_dropout",), "tuner.dropout", "switch", to.no_dropout),
     (("shuffle_dataset",), "data.shuffle", "switch", switch("data.shuffle")),
     (("max_prompt_length",), "data.max_length", "value", request("max_prompt_length")),
-    (("loss_scale",), "data.loss_on", "value", choice(to.LOSS_SCALES, UNSUPPORTED_LOSS_SCALES)),
+    (("loss_scale",), "data.loss_on", "value", choice(to.LOSS_SCALES, "loss_scale")),
     (("train_type", "tuner_type", "sft_type", "finetuning_type"), "tuner.kind", "value", to.tuner),
     (("optimizer", "optim"), "optim.name", "value", to.optimizer),
     *(((f"use_{name}",), "optim.name", "switch", to.optimizer_by_switch(name)) for name in to.OPTIMIZERS_BY_SWITCH),
@@ -207,9 +206,7 @@ _TRANSLATED: TranslatedFlags = (
     (("report_to",), "logging.report_to", "list", to.report_to),
     (("deepspeed", "deepspeed_config"), "backend.name", "value", to.deepspeed),
     (("parallel_method",), "backend.name", "value", choice(to.METHODS)),
-    *fsdp.FLAGS,
-    *megatron.FLAGS,
-    *quantisation.FLAGS,
+    *quantization_flags.FLAGS,
     (("merge_lora",), "export.to", "switch", when_on(Set("export.to", "hf"))),
 )
 
@@ -264,6 +261,8 @@ def _aliases(brought: tuple[FlagTopic, ...]) -> dict[str, Alias]:
     for flags, key, arity, translate in _TRANSLATED:
         table.update({flag: Alias(flag, key, arity, translate) for flag in flags})
     for topic in brought:
+        if topic.commands:
+            continue
         added = {
             flag: Alias(flag, key, arity, translate) for flags, key, arity, translate in topic.flags for flag in flags
         }

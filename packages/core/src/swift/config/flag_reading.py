@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swift.config.aliases import aliases
-from swift.config.compat.meanings import NotNeeded, Refused
-from swift.config.compat.table import third_party_flag
+from swift.config.meanings import NotNeeded, Refused
 from swift.config.plugin_flags import flag_topics
 from swift.config.settings import Fallback, Note, Request
+from swift.config.third_party import third_party_flag
 from swift.config.values import names_in
 from swift.errors import SwiftError
 

@@ -16,8 +16,8 @@ from swift.config.values import as_switch, looks_like_switch, quoted
 from swift.errors import ConfigError
 
 if TYPE_CHECKING:
-    from swift.config.compat.meanings import Meaning
     from swift.config.fields import Field
+    from swift.config.meanings import Meaning
     from swift.config.settings import Settings
 
 Translation = Callable[[str, Any], "Settings"]

@@ -6,7 +6,8 @@ Flags take precedence over a YAML file.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ from swift.config.resolve import resolve
 from swift.config.sections import Config
 from swift.config.values import clipped, quoted
 from swift.errors import ConfigError, UsageError
-from swift.plugins.known import KNOWN
+from swift.plugins.known import FLAGS_OF_BACKENDS, KNOWN
 from swift.plugins.load import (
     find,
 )
+from swift.plugins.vocabularies import programs_missing
 
 TRUST = "model.trust_remote_code"
 """A key that flags and callers may set, and files may not."""
@@ -42,7 +44,8 @@ def parse(argv: Sequence[str], command: str, *, complete: bool = True) -> Parsed
     except ConfigError:
         _check_owner(dict(zip((word.lstrip("-") for word in argv), argv[1:], strict=False)))
         table = with_aliases_of_options(table, argv)
-        line = read_flags(argv, table)
+        with _naming_programs():
+            line = read_flags(argv, table)
     layer = Layer(table)
     for name, flag in line.flags.items():
         if name not in table.about_command:
@@ -86,11 +89,34 @@ def _config_file(flag: Flag | None, positional: list[str]) -> Path | None:
     return Path(files[0]) if files else None
 
 
+@contextmanager
+def _naming_programs() -> Iterator[None]:
+    """Name what brings the flags of third-party programs where a flag is unknown and they are not installed."""
+    try:
+        yield
+    except ConfigError as error:
+        missing = programs_missing()
+        if missing and "nknown " in error.message:
+            error.hint = f"{error.hint}\n{missing}" if error.hint else missing
+        raise
+
+
 def _check_owner(settings: Mapping[str, Any]) -> None:
-    """Raise `PluginError` where the settings name a known objective that is not installed: it may own a flag."""
-    for flag in ("rlhf_type", "objective", "objective.name"):
-        if settings.get(flag) in KNOWN["swift.objectives"]:
-            find("swift.objectives", settings[flag])
+    """Raise `PluginError` where the settings name a known plugin that is not installed: it may own a flag."""
+    for group, flags in _SELECTING.items():
+        for flag in flags:
+            if settings.get(flag) in KNOWN[group]:
+                find(group, settings[flag])
+    for beginning, backend in FLAGS_OF_BACKENDS.items():
+        if any(flag.startswith(beginning) for flag in settings):
+            find("swift.backends", backend)
+
+
+_SELECTING = {
+    "swift.objectives": ("rlhf_type", "objective", "objective.name"),
+    "swift.backends": ("backend", "backend.name", "parallel_method"),
+}
+"""Group → the flags that select one of its plugins."""
 
 
 def _file_layer(path: Path | None, table: FlagTable) -> Layer:
@@ -98,7 +124,8 @@ def _file_layer(path: Path | None, table: FlagTable) -> Layer:
     if path is not None:
         content, lines = read_yaml(path)
         try:
-            layer.add_mapping(content, {key: f"{path}:{line}" for key, line in lines.items()}, str(path))
+            with _naming_programs():
+                layer.add_mapping(content, {key: f"{path}:{line}" for key, line in lines.items()}, str(path))
         except ConfigError:
             _check_owner(content)
             raise

@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from swift.config.compat.usual import renamed
 from swift.config.fields import model_fields
 from swift.config.flags import Alias, FlagTable
 from swift.config.settings import Set
+from swift.config.translate import renamed
 from swift.errors import SwiftError
 
 if TYPE_CHECKING:

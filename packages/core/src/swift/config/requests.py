@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swift.config.cadence import settle_cadence
-from swift.config.compat.fsdp import settle_fsdp
-from swift.config.compat.megatron import settle_megatron
-from swift.config.compat.quantisation import settle_quantisation
 from swift.config.draft import Assignment, Draft, Layer, whole_number
 from swift.config.plugin_flags import flag_topics
+from swift.config.quantization_flags import settle_quantization
 from swift.config.values import as_number, as_switch, quoted
 from swift.errors import ConfigError, PluginError
 from swift.plugins.known import ONLINE_OBJECTIVES
@@ -218,9 +216,7 @@ _SETTLERS = (
     _packing_length,
     _max_samples,
     _trainable_parameters,
-    settle_quantisation,
-    settle_fsdp,
-    settle_megatron,
+    settle_quantization,
     _max_prompt_length,
 )
 _LAST_SETTLERS = (_weights_of_checkpoint, _best_at_the_end, _recomputation, settle_cadence)

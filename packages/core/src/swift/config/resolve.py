@@ -21,7 +21,6 @@ from pydantic import BaseModel, ValidationError
 
 from swift.config.aliases import COMMAND_OBJECTIVES
 from swift.config.capabilities import check_capabilities, check_export
-from swift.config.compat.environment import set_by_environment
 from swift.config.draft import Draft, Layer, merge
 from swift.config.fields import core_fields, core_keys, default_options, model_fields, plugins_with
 from swift.config.objective_defaults import set_defaults
@@ -124,7 +123,9 @@ def settle(layers: Iterable[Layer], command: str) -> Draft:
     named = draft.get("objective.name")
     if named is not None and is_in_file("swift.objectives", named.value):
         draft.replace("objective.name", absolute(named.value), named.source)
-    set_by_environment(draft, os.environ)
+    for topic in flag_topics():
+        if topic.read_environment is not None:
+            topic.read_environment(draft, os.environ)
     installed = only_installed("swift.observers", DEFAULT_OBSERVERS)
     if installed != DEFAULT_OBSERVERS:  # the report and TensorBoard are not core's
         draft.default("logging.report_to", installed, "the installed observers")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from swift.config.compat.meanings import Meaning
     from swift.config.draft import Draft
     from swift.config.flags import TranslatedFlags
+    from swift.config.meanings import Meaning
     from swift.config.settings import Settings
     from swift.errors import ConfigError
 
@@ -99,7 +99,7 @@ class TranslatedRun:
 
 @dataclass(frozen=True, eq=False)
 class FlagTopic:
-    """Flags that a vocabulary adds to those of the commands that train.
+    """Flags that a vocabulary adds to those of swift's commands, and what the documentation lists together.
 
     `swift.config` has what its tables are made of: `renamed`, `switch`, `request`, `NotNeeded`, `Refused` and others.
     """
@@ -110,8 +110,12 @@ class FlagTopic:
     """Flags that set keys: (names, the key under which help lists them, how many values they take, translation)."""
     meanings: Mapping[tuple[str, ...], Meaning] = field(default_factory=dict)
     """Third-party flags without a key: not needed, accepted with some values, or refused."""
-    losses: Mapping[str, Settings | Meaning] = field(default_factory=dict)
-    """Further value of `--loss_type` → what it sets, or why it is refused."""
+    values: Mapping[str, Mapping[str, Settings | Meaning]] = field(default_factory=dict)
+    """Flag of core (`loss_type`, `optimizer`, `train_type` …) → further value → what it sets, or why it is refused."""
+    commands: frozenset[str] = frozenset()
+    """The commands that have these flags, where they are not those that train. They have `meanings` only."""
+    read_environment: Callable[[Draft, Mapping[str, str]], None] | None = None
+    """Sets keys from environment variables, once the objective is known."""
     settle: Callable[[Draft], None] | None = None
     """Takes the requests of the flags from the draft, once it has all settings, and sets keys instead."""
     options: frozenset[str] = frozenset()
@@ -155,9 +159,9 @@ class Vocabulary:
         """Return a run that `read` returned in swift's keys. A remark names each setting that has none."""
         raise NotImplementedError(f"{type(self).__name__} reads runs of {run.program}, and has no `translate`")
 
-    def flags(self) -> FlagTopic | None:
-        """Return the flags that the vocabulary adds; None for none. Called for each command that trains."""
-        return None
+    def flags(self) -> Sequence[FlagTopic]:
+        """Return the flags that the vocabulary adds. Called for most commands."""
+        return ()
 
     def advice(self, name: str) -> str | None:
         """Return what to write instead of importing a name of the program from `swift`; None for unknown names.

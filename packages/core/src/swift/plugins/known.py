@@ -28,9 +28,11 @@ KNOWN: dict[str, dict[str, str]] = {
         "demo": "demo",
         "plan": "plan",
     },
-    "swift.vocabularies": {"online": "rl", "programs": "migrate"},
+    "swift.vocabularies": {"fsdp": "fsdp", "megatron": "megatron", "online": "rl", "programs": "migrate"},
 }
 """Group → plugin name → the extra of swift-core that brings it."""
+FLAGS_OF_BACKENDS = {"fsdp": "fsdp"}
+"""Beginning of flags → the backend that brings them, to name it where it is not installed."""
 PACKAGES = frozenset(
     {*(f"swift-{name}" for name in ("core", "demo", "infer", "migrate", "objectives", "plan")),
      *(f"swift-{name}" for name in ("rl", "testing", "trackers", "tuning", "ui")),

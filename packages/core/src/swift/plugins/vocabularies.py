@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swift.contracts.vocabulary import FlagTopic, ThirdPartyRun, TranslatedRun, Vocabulary
 from swift.errors import ConfigError, NotTrainable, PluginError, SwiftError
@@ -18,6 +19,10 @@ from swift.plugins.known import install_command
 from swift.plugins.load import load
 from swift.plugins.return_values import returned
 from swift.untrusted import shown
+
+if TYPE_CHECKING:
+    from swift.config.meanings import Meaning
+    from swift.config.settings import Settings
 
 GROUP = "swift.vocabularies"
 PROGRAMS = "programs"
@@ -98,15 +103,18 @@ def flag_topics() -> tuple[FlagTopic, ...]:
 
 @lru_cache(maxsize=16)
 def _flag_topics(entries: tuple[PluginEntry, ...]) -> tuple[FlagTopic, ...]:
-    found = []
+    found: list[FlagTopic] = []
     for entry in entries:
         vocabulary = load(entry).object
         with failing(entry, "flags"):
             came = vocabulary.flags()
-        topic: FlagTopic | None = returned(entry, "flags", came, FlagTopic | None)
-        if topic is not None:
-            found.append(topic)
+        found += returned(entry, "flags", came, Sequence[FlagTopic])
     return tuple(found)
+
+
+def meaning_of_value(flag: str, value: str) -> Settings | Meaning | None:
+    """Return what a vocabulary knows of a value of one of core's flags."""
+    return next((topic.values[flag][value] for topic in flag_topics() if value in topic.values.get(flag, ())), None)
 
 
 def advice(name: str) -> str | None:

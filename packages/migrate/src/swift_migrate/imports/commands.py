@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swift.config import IGNORED_MEDIA_VARIABLES, MEDIA_VARIABLES, VARIABLES_OF_OBJECTIVE
 from swift.errors import SwiftError
 from swift.untrusted import parse_json
+from swift_migrate.flags.environment import IGNORED_MEDIA_VARIABLES, MEDIA_VARIABLES, VARIABLES_OF_OBJECTIVE
 from swift_migrate.imports import axolotl, llama_factory, ms_swift, nemo, torchtune, trainer, trl
 from swift_migrate.imports.recipe import number
 from swift_migrate.imports.shell import ShellCommand

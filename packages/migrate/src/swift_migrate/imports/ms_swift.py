@@ -10,8 +10,9 @@ import json
 import math
 from typing import Any, cast
 
-from swift.config import IGNORED_MEDIA_VARIABLES, MEDIA_VARIABLES, VARIABLES_OF_OBJECTIVE, names_in
+from swift.config import names_in
 from swift.contracts import TrainingCommand
+from swift_migrate.flags.environment import IGNORED_MEDIA_VARIABLES, MEDIA_VARIABLES, VARIABLES_OF_OBJECTIVE
 from swift_migrate.imports import gkd, grpo, ppo, trainer
 from swift_migrate.imports.galore import MS_SWIFT, low_rank
 from swift_migrate.imports.recipe import RecipeImport, is_off, number, ratio

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from swift.config import (
-    ENGINE_OPTIONS,
     Arity,
     Default,
     Meaning,
@@ -29,6 +28,7 @@ from swift.config import (
     switch,
 )
 from swift.errors import ConfigError
+from swift_infer import ENGINE_OPTIONS
 
 OPTIONS: Mapping[str, Arity] = {
     **dict.fromkeys(

@@ -9,10 +9,10 @@ from swift.backends.torch.config import TorchConfig
 from swift.contracts.layout import GROWING, Traffic
 
 if TYPE_CHECKING:
-    from swift.contracts import LocalWeights, Run
+    from swift.contracts import LocalWeights, RequestedRun
 
 
-def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
+def estimate_memory(run: RequestedRun, weights: LocalWeights) -> Mapping[str, float]:
     """Every process keeps all of it; autocast keeps copies of weights in the precision of the arithmetic."""
     casts = weights.compute_bytes if weights.compute_bytes < 4 else 0.0
     return {
@@ -24,7 +24,7 @@ def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
     }
 
 
-def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
+def estimate_traffic(run: RequestedRun, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
     """Gradients are added up once a step, in buckets, during the last backward pass."""
     size = 4 * weights.trained
     calls = max(1.0, size / (run.options(TorchConfig).bucket_mb * 2**20))

@@ -8,10 +8,10 @@ from swift.errors import UnsupportedLayout
 from swift.models.fp8 import check_fp8
 
 if TYPE_CHECKING:
-    from swift.contracts import Run
+    from swift.contracts import RequestedRun
 
 
-def check_run(run: Run) -> None:
+def check_run(run: RequestedRun) -> None:
     """Refuse a number of replicas that was not started, and FP8 where it cannot be."""
     check_fp8(run)
     replicas = run.config.parallel.dp_replicate

@@ -9,10 +9,10 @@ from swift.contracts import Topology
 from swift.processes.device import choose_device, join_group
 
 if TYPE_CHECKING:
-    from swift.contracts import Run
+    from swift.contracts import RequestedRun
 
 
-def setup(run: Run) -> Topology:
+def setup(run: RequestedRun) -> Topology:
     """Set up data parallel over all processes."""
     options = run.options(TorchOptions)
     device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)

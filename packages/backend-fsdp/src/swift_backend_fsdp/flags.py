@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swift.config.compat.meanings import Meaning, NotNeeded, Refused, off
-from swift.config.compat.usual import request, unknown_value
-from swift.config.draft import Assignment, Draft
-from swift.config.flags import TranslatedFlags
-from swift.config.settings import Request, Set, Settings
-from swift.config.values import as_switch, quoted
+from swift.config import (
+    Assignment,
+    Draft,
+    Meaning,
+    NotNeeded,
+    Refused,
+    Request,
+    Set,
+    Settings,
+    TranslatedFlags,
+    as_switch,
+    off,
+    quoted,
+    request,
+    unknown_value,
+)
+from swift.contracts import FlagTopic, Vocabulary
 from swift.errors import ConfigError, did_you_mean
 from swift.untrusted import parse_json, read_json_object
 
@@ -161,3 +172,11 @@ def _of_strategy(source: str, given: str) -> tuple[Set, ...]:
     if name not in _STRATEGIES:
         raise unknown_value(source, given, _STRATEGIES)
     return _STRATEGIES[name]
+
+
+class FsdpFlags(Vocabulary):
+    """FSDP flags of the Trainer and accelerate."""
+
+    def flags(self) -> Sequence[FlagTopic]:
+        """Return the flags."""
+        return (FlagTopic("FSDP", FLAGS, settle=settle_fsdp),)

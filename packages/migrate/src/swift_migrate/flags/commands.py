@@ -1,20 +1,13 @@
 """Third-party flags that infer, chat, eval, sample, export and serve accept or refuse with a reason.
 
-`swift.config.compat.table` has those of training, and explains the rows.
+`swift_migrate.flags.training` has those of training, and explains the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-
-from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
-from swift.config.compat.table import Rows
-from swift.config.flags import Arity
-from swift.errors import UsageError
-
-_SCHEMES_OF_BITS = {4: ("w4a16", "gptq", "awq", "bnb"), 8: ("w8a8", "fp8")}
-"""Bits per weight in third-party flags → schemes of `--quant`."""
+from swift.config import Default, NotNeeded, Refused, off
+from swift.contracts import FlagTopic
+from swift_migrate.flags.training import Rows
 
 _ZERO = ("0", "0.0")
 _HUB: Rows = {
@@ -166,70 +159,20 @@ _SAMPLE: Rows = {
     ("stream",): NotNeeded("completions are written to files"),
 }
 
-TOPICS: Mapping[str, Rows] = {
-    "Models and the hub (commands that do not train)": _HUB,
-    "Loading a model (infer, chat, eval)": _LOAD,
-    "Sampling (infer, chat, eval)": _SAMPLING,
-    "Prompts (infer, eval)": _PROMPTS,
-    "swift eval": _EVAL,
-    "swift export and merge-lora": _EXPORT,
-    "swift serve": _SERVE,
-    "swift sample": _SAMPLE,
-}
-"""Heading in the documentation → rows."""
-_HUB_TOPIC, _LOAD_TOPIC, _SAMPLING_TOPIC, _PROMPTS_TOPIC, _EVAL_TOPIC, _EXPORT_TOPIC, _SERVE_TOPIC, _SAMPLE_TOPIC = (
-    TOPICS
+_ASKING = ("infer", "chat", "eval", "sample")
+_EXPORTING = ("export", "merge-lora")
+_SERVING = ("serve", "deploy")
+TOPICS = tuple(
+    FlagTopic(title, meanings=rows, commands=frozenset(commands))
+    for title, rows, commands in (
+        ("Models and the hub (commands that do not train)", _HUB, (*_ASKING, *_EXPORTING, *_SERVING)),
+        ("Loading a model (infer, chat, eval)", _LOAD, _ASKING),
+        ("Sampling (infer, chat, eval)", _SAMPLING, _ASKING),
+        ("Prompts (infer, eval)", _PROMPTS, ("infer", "eval", "sample")),
+        ("swift eval", _EVAL, ("eval",)),
+        ("swift export and merge-lora", _EXPORT, _EXPORTING),
+        ("swift serve", _SERVE, _SERVING),
+        ("swift sample", _SAMPLE, ("sample",)),
+    )
 )
-TOPICS_OF_COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "infer": (_HUB_TOPIC, _LOAD_TOPIC, _SAMPLING_TOPIC, _PROMPTS_TOPIC),
-    "chat": (_HUB_TOPIC, _LOAD_TOPIC, _SAMPLING_TOPIC),
-    "eval": (_HUB_TOPIC, _LOAD_TOPIC, _SAMPLING_TOPIC, _PROMPTS_TOPIC, _EVAL_TOPIC),
-    "sample": (_HUB_TOPIC, _LOAD_TOPIC, _SAMPLING_TOPIC, _PROMPTS_TOPIC, _SAMPLE_TOPIC),
-    "export": (_HUB_TOPIC, _EXPORT_TOPIC),
-    "merge-lora": (_HUB_TOPIC, _EXPORT_TOPIC),
-    "serve": (_HUB_TOPIC, _SERVE_TOPIC),
-    "deploy": (_HUB_TOPIC, _SERVE_TOPIC),
-}
-"""Command → the topics whose flags it knows."""
-
-
-@dataclass(frozen=True)
-class CommandFlags:
-    """Third-party flags that one command knows."""
-
-    meanings: Mapping[str, Meaning]
-    arities: Mapping[str, Arity]
-
-
-def flags_of_command(command: str, *, but: Collection[str] = ()) -> CommandFlags:
-    """Return the third-party flags that a command knows, without its own (`but`)."""
-    meanings = {
-        flag: meaning
-        for topic in TOPICS_OF_COMMANDS.get(command, ())
-        for flags, meaning in TOPICS[topic].items()
-        for flag in flags
-        if flag not in but
-    }
-    return CommandFlags(meanings, {flag: _arity(flag, meaning) for flag, meaning in meanings.items()})
-
-
-_SWITCHES = ("merge_lora", "load_args", "stream")
-
-
-def _arity(flag: str, meaning: Meaning) -> Arity:
-    """Return 'switch' where a positional argument may follow the flag: `swift infer --merge_lora MODEL`."""
-    on_or_off = isinstance(meaning, Default) and bool({"true", "false"} & set(meaning.values))
-    return "switch" if on_or_off or flag in _SWITCHES else "optional"
-
-
-def check_bits(bits: int | None, scheme: str | None) -> None:
-    """Raise `UsageError` where the scheme of an export does not store weights in this many bits."""
-    if bits is None:
-        return
-    if bits not in _SCHEMES_OF_BITS:
-        raise UsageError(f"--quant_bits must be 4 or 8, not {bits}.", hint="Type: --quant w4a16, or w8a8")
-    instead = f"Type: --quant {' or '.join(_SCHEMES_OF_BITS[bits])}"
-    if scheme is None:
-        raise UsageError(f"--quant_bits {bits} needs a scheme (--quant).", hint=instead)
-    if any(scheme in schemes for other, schemes in _SCHEMES_OF_BITS.items() if other != bits):
-        raise UsageError(f"--quant {scheme} does not store weights in {bits} bits.", hint=instead)
+"""In the order of the documentation."""

@@ -10,23 +10,25 @@ silently. They work on the command line, in YAML files and as keywords. To add o
 - `Refused(reason, hint)`: the flag would change the result.
 
 A note is the end of a sentence without a full stop ("... is not needed: NOTE."), a reason is a whole sentence, and a
-hint is what to type. `third_party_flag(flag)` looks up a flag; `meaning.check(source, value)` returns the note, or
-raises `ConfigError`.
+hint is what to type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from swift.config.compat import megatron
-from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
-from swift.config.compat.unsupported import IN_BACKWARD, LITTLE_STATE
-from swift.config.plugin_flags import flag_topics
-
-if TYPE_CHECKING:
-    from swift.contracts import FlagTopic
+from swift.config import Default, Meaning, NotNeeded, Refused, off
+from swift.contracts import FlagTopic
+from swift_migrate.flags.environment import set_by_environment
+from swift_migrate.flags.values import (
+    IN_BACKWARD,
+    LITTLE_STATE,
+    UNSUPPORTED_ATTENTION,
+    UNSUPPORTED_DEVICES,
+    UNSUPPORTED_LOSS_SCALES,
+    UNSUPPORTED_OPTIMIZERS,
+    UNSUPPORTED_TUNERS,
+)
 
 Rows = Mapping[tuple[str, ...], Meaning]
 
@@ -312,35 +314,25 @@ PROCESSES: Rows = {
     ),
 }
 
-TOPICS: Mapping[str, Rows] = {
-    "Training and evaluation": LOOP,
-    "Optimizer": OPTIMIZER,
-    "Data": DATA,
-    "Chat template and loss": TEMPLATE,
-    "Model": MODEL,
-    "Tuners": TUNERS,
-    "Megatron": megatron.ROWS,
-    "Output, checkpoints and the hub": RESULTS,
-    "Processes": PROCESSES,
-}
-"""Heading in the documentation → rows of core."""
-
-
-def topics(brought: Iterable[FlagTopic]) -> dict[str, Rows]:
-    """Return heading → rows, of core and of vocabularies."""
-    return {**TOPICS, **{topic.title: topic.meanings for topic in brought}}
-
-
-def third_party_flags() -> dict[str, Meaning]:
-    """Return flag → meaning for all rows."""
-    return _third_party_flags(flag_topics())
-
-
-@lru_cache(maxsize=16)
-def _third_party_flags(brought: tuple[FlagTopic, ...]) -> dict[str, Meaning]:
-    return {flag: meaning for rows in topics(brought).values() for flags, meaning in rows.items() for flag in flags}
-
-
-def third_party_flag(flag: str) -> Meaning | None:
-    """Return the meaning of a third-party flag; None for an unknown one."""
-    return third_party_flags().get(flag)
+TOPICS = (
+    FlagTopic(
+        "Training and evaluation",
+        meanings=LOOP,
+        values={
+            "attn_impl": UNSUPPORTED_ATTENTION,
+            "device": UNSUPPORTED_DEVICES,
+            "loss_scale": UNSUPPORTED_LOSS_SCALES,
+            "loss_type": {"dft": LOOP["use_dft_loss", "enable_dft_loss"]},
+            "optimizer": UNSUPPORTED_OPTIMIZERS,
+            "train_type": UNSUPPORTED_TUNERS,
+        },
+        read_environment=set_by_environment,
+    ),
+    FlagTopic("Optimizer", meanings=OPTIMIZER),
+    FlagTopic("Data", meanings=DATA),
+    FlagTopic("Chat template and loss", meanings=TEMPLATE),
+    FlagTopic("Model", meanings=MODEL),
+    FlagTopic("Tuners", meanings=TUNERS),
+    FlagTopic("Output, checkpoints and the hub", meanings=RESULTS),
+    FlagTopic("Processes", meanings=PROCESSES),
+)

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from swift.config.aliases import aliases, training_flags
-from swift.config.compat.meanings import Default, NotNeeded, Refused
-from swift.config.compat.table import TOPICS, third_party_flag, third_party_flags
 from swift.config.fields import core_fields
 from swift.config.flags import nearest_flag
+from swift.config.meanings import Default, NotNeeded, Refused
 from swift.config.parse import Parsed, config_from_mapping, parse
+from swift.config.third_party import third_party_flag, third_party_flags
 from swift.errors import SwiftError, UsageError
+from swift.plugins.vocabularies import flag_topics
 
 BASE = "--model m --dataset d"
 
@@ -337,7 +338,7 @@ def test_file_name_with_comma_is_one_data_set(tmp_path: Path, monkeypatch: pytes
 
 
 def test_table_rows_do_not_overlap_aliases() -> None:
-    rows = [flag for rows in TOPICS.values() for flags in rows for flag in flags]
+    rows = [flag for topic in flag_topics() if not topic.commands for flags in topic.meanings for flag in flags]
     assert [flag for flag, count in Counter(rows).items() if count > 1] == []
     assert set(rows) & (aliases().keys() | core_fields().keys() | training_flags().about_command.keys()) == set()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from swift.config.compat.meanings import Refused
 from swift.config.flags import Translation
-from swift.config.settings import Request, Set, Setting, Settings
+from swift.config.settings import Note, Request, Set, Setting, Settings
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError, did_you_mean
 
@@ -32,18 +31,26 @@ def when_on(setting: Setting, *otherwise: Setting) -> Translation:
     return lambda source, value: (setting,) if as_switch(value, source) else otherwise
 
 
-def choice(choices: Mapping[str, Settings], refused: Mapping[str, Refused] | None = None) -> Translation:
-    """Return a translation of names; those in `refused` raise an error with the reason."""
+def choice(choices: Mapping[str, Settings], flag: str = "") -> Translation:
+    """Return a translation of names; vocabularies may know further values of `flag`."""
 
     def translate(source: str, value: Any) -> Settings:
         name = str(value).lower()
-        if refused and name in refused:
-            refused[name].check(source, value)
-        if name not in choices:
-            raise unknown_value(source, value, choices)
-        return choices[name]
+        return choices[name] if name in choices else further_value(flag, source, value, choices)
 
     return translate
+
+
+def further_value(flag: str, source: str, value: Any, valid: Iterable[str]) -> Settings:
+    """Return what a value means that core's flag does not have; raise `ConfigError` where no vocabulary knows it."""
+    from swift.plugins.vocabularies import meaning_of_value
+
+    meant = meaning_of_value(flag, str(value).lower())
+    if meant is None:
+        raise unknown_value(source, value, valid)
+    if isinstance(meant, tuple):
+        return meant
+    return (Note(meant.check(source, value).removeprefix(f"{source} ")),)
 
 
 def unknown_value(source: str, value: Any, valid: Iterable[str]) -> ConfigError:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift.config.compat.meanings import Default, Meaning, NotNeeded, Refused, off
-from swift.config.compat.usual import choice, renamed, request, switch
-from swift.config.draft import Draft
-from swift.config.flags import Arity, TranslatedFlags, Translation
-from swift.config.settings import Set, Settings, sets
-from swift.config.values import quoted
+from swift.config import (
+    Arity,
+    Default,
+    Draft,
+    Meaning,
+    NotNeeded,
+    Refused,
+    Set,
+    Settings,
+    TranslatedFlags,
+    Translation,
+    choice,
+    off,
+    quoted,
+    renamed,
+    request,
+    sets,
+    switch,
+)
+from swift.contracts import FlagTopic, Vocabulary
 from swift.errors import ConfigError
 
 RENAMED: dict[str, tuple[str, ...]] = {
@@ -26,9 +40,6 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "backend.dispatcher": ("moe_token_dispatcher_type",),
     "backend.fp8": ("fp8_format", "fp8"),
     "backend.overlap": ("overlap_grad_reduce", "overlap_param_gather"),
-    "train.eval_steps": ("eval_interval",),
-    "checkpoint.save_steps": ("save_interval",),
-    "logging.steps": ("log_interval",),
     "logging.output": ("save",),
 }
 """Key → flags that set it to their value unchanged."""
@@ -177,3 +188,11 @@ def settle_megatron(draft: Draft) -> None:
                 f"{source} needs the megatron backend, and the backend is {backend}.",
                 hint="Type: --backend megatron, or leave it out.",
             )
+
+
+class MegatronFlags(Vocabulary):
+    """Flags of Megatron-LM and Megatron-SWIFT."""
+
+    def flags(self) -> Sequence[FlagTopic]:
+        """Return the flags."""
+        return (FlagTopic("Megatron", FLAGS, ROWS, settle=settle_megatron),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from swift.config.draft import Draft
+from swift.config import Draft
 from swift.errors import ConfigError
 
 _RERANKER = {

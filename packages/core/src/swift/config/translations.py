@@ -9,17 +9,15 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from swift.config.compat.table import third_party_flags
-from swift.config.compat.unsupported import UNSUPPORTED_OPTIMIZERS, UNSUPPORTED_TUNERS
-from swift.config.compat.usual import choice
 from swift.config.fields import core_fields
 from swift.config.flags import Translation
-from swift.config.plugin_flags import flag_topics
 from swift.config.sections import Shape
 from swift.config.settings import Fallback, Note, Request, Set, Settings, sets
+from swift.config.translate import choice, further_value
 from swift.config.values import as_number, as_switch, coerce, divided, quoted
 from swift.errors import ConfigError
 from swift.plugins.discover import list_plugins, only_installed
+from swift.plugins.vocabularies import meaning_of_value
 
 
 def deepspeed(_source: str, value: Any) -> Settings:
@@ -47,7 +45,7 @@ def optimizer(source: str, value: Any) -> Settings:
     """Accept core's names and those of installed plugins; refuse well-known others with the reason."""
     name = str(value).lower()
     if name in OPTIMIZERS or not any(entry.name == str(value) for entry in list_plugins("swift.optimizers")):
-        return choice(OPTIMIZERS, UNSUPPORTED_OPTIMIZERS)(source, value)
+        return choice(OPTIMIZERS, "optimizer")(source, value)
     return (Set("optim.name", value),)
 
 
@@ -88,7 +86,7 @@ def tuner(source: str, value: Any) -> Settings:
     """Accept core's names and those of installed plugins; refuse well-known others with the reason."""
     name = str(value).lower()
     if name in TRAIN_TYPES or not any(entry.name == str(value) for entry in list_plugins("swift.tuners")):
-        return choice(TRAIN_TYPES, UNSUPPORTED_TUNERS)(source, value)
+        return choice(TRAIN_TYPES, "train_type")(source, value)
     return (Set("tuner.kind", value),)
 
 
@@ -96,12 +94,9 @@ def loss_type(source: str, value: Any) -> Settings:
     """Set the objective's loss by name; cross entropy is the loss of sft and pt."""
     if str(value).lower() in ("cross_entropy", "nll"):
         return (Note("is not needed: it is the loss of sft and pt."),)
-    if str(value).lower() == "dft":
-        third_party_flags()["use_dft_loss"].check(source, value)
     name = str(value).lower()
-    for topic in flag_topics():
-        if (meant := topic.losses.get(name)) is not None:
-            return meant if isinstance(meant, tuple) else (Note(meant.check(source, value)),)
+    if meaning_of_value("loss_type", name) is not None:
+        return further_value("loss_type", source, value, ())
     return LOSSES_OF_RERANKERS.get(name, (Set("objective.loss", value),))
 
 

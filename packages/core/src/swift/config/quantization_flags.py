@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from swift.config.compat.usual import request, when_on
 from swift.config.draft import Assignment, Draft
 from swift.config.flags import TranslatedFlags
 from swift.config.settings import Request, Settings
+from swift.config.translate import request, when_on
 from swift.config.values import quoted
-from swift.errors import ConfigError
+from swift.errors import ConfigError, UsageError
 
 _BITS = {"4": 4, "8": 8, "none": None, "0": None, "null": None}
 _METHODS = {"bnb": "bnb", "bitsandbytes": "bnb", "torchao": "torchao"}
 _AFTERWARDS = ("awq", "gptq", "gptq_v2", "fp8")
+_SCHEMES_OF_BITS = {4: ("w4a16", "gptq", "awq", "bnb"), 8: ("w8a8", "fp8")}
+"""Bits per weight in third-party flags → schemes of `--quant`."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
 
@@ -58,7 +60,7 @@ FLAGS: TranslatedFlags = (
 )
 
 
-def settle_quantisation(draft: Draft) -> None:
+def settle_quantization(draft: Draft) -> None:
     """Set `tuner.quantize` from all flags about it; raise `ConfigError` where they contradict each other."""
     bits, method, kind, compute, storage = (
         draft.take(name)
@@ -112,3 +114,16 @@ def _compute_in(draft: Draft, compute: Assignment) -> None:
             "in the model's precision.",
             hint="Keep one of them.",
         )
+
+
+def check_bits(bits: int | None, scheme: str | None) -> None:
+    """Raise `UsageError` where the scheme of an export does not store weights in this many bits."""
+    if bits is None:
+        return
+    if bits not in _SCHEMES_OF_BITS:
+        raise UsageError(f"--quant_bits must be 4 or 8, not {bits}.", hint="Type: --quant w4a16, or w8a8")
+    instead = f"Type: --quant {' or '.join(_SCHEMES_OF_BITS[bits])}"
+    if scheme is None:
+        raise UsageError(f"--quant_bits {bits} needs a scheme (--quant).", hint=instead)
+    if any(scheme in schemes for other, schemes in _SCHEMES_OF_BITS.items() if other != bits):
+        raise UsageError(f"--quant {scheme} does not store weights in {bits} bits.", hint=instead)

@@ -1,1 +1,0 @@
-"""Third-party flags: the keys that each sets here, and the notes and errors for those without a key."""
