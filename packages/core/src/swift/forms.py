@@ -23,7 +23,7 @@ from swift.config.options import RunsCode
 from swift.contracts import ExpectedMemory, Run, World
 from swift.errors import SwiftError
 from swift.observers.facts import resume_argv
-from swift.plugins.discover import list_plugins
+from swift.plugins.discover import plugin_names
 from swift.plugins.kinds import KINDS
 from swift.plugins.load import find, load
 from swift.remote.urls import is_remote
@@ -143,7 +143,7 @@ def _section_of_run(name: str, selected: Mapping[str, str]) -> FormSection:
     ordered = sorted(fields.values(), key=lambda each: (each.key != selects, position.get(each.key, len(position))))
     made = [_field(each, flag_named(each.key)) for each in ordered]
     if group is not None:
-        names = tuple(dict.fromkeys(entry.name for entry in list_plugins(group) if entry.allowed))
+        names = tuple(plugin_names(group))
         made = [
             replace(each, choices=names, selects=True, often=True) if each.key == selects else each for each in made
         ]

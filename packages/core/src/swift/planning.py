@@ -40,7 +40,7 @@ from swift.models.classes import check_no_encoder
 from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
 from swift.plugins.blame import failing
-from swift.plugins.discover import list_plugins
+from swift.plugins.discover import plugin_names
 from swift.plugins.guard import guarded
 from swift.plugins.hooks import variants
 from swift.plugins.load import LoadedPlugin, load_backend, load_objective, load_optimizer, load_tuner
@@ -260,7 +260,7 @@ def planned_backends(args: Sequence[str], command: str) -> tuple[list[PlannedBac
     named = _named_backend(args, command, typed)
     taken: list[PlannedBackend] = []
     refused: dict[str, SwiftError] = {}
-    for name in [named] if named else [entry.name for entry in list_plugins("swift.backends") if entry.allowed]:
+    for name in [named] if named else plugin_names("swift.backends"):
         try:
             plugin = load_backend(name)
             ways = variants(plugin)

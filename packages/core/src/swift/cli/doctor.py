@@ -171,12 +171,12 @@ def _kernels() -> Iterator[Finding]:
 
 def examine_engines() -> Iterator[Finding]:
     """Examine the libraries of engines by their metadata, since importing them takes many seconds."""
-    from swift.plugins.discover import list_plugins
+    from swift.plugins.discover import plugin_names
     from swift.plugins.known import ENGINE, ENGINE_EXTRAS
     from swift.plugins.load import load_engine
 
     libraries: dict[str, EngineLibrary] = {}
-    names = sorted({entry.name for entry in list_plugins("swift.engines") if entry.allowed})
+    names = plugin_names("swift.engines")
     for name in names:
         with suppress(SwiftError):  # reported with the plugins
             library = getattr(load_engine(name).object, "library", None)
@@ -233,7 +233,6 @@ def _version_of(distribution: str) -> str | None:
 
 
 def _plugins() -> Iterator[Finding]:
-
     from swift.plugins.discover import list_plugins
     from swift.plugins.load import load
 

@@ -55,6 +55,12 @@ def returned(entry: PluginEntry, function: str, value: Any, expected: Any) -> An
         raise wrong(entry, function, found.expected, shown=found.within(value))
 
 
+def called(entry: PluginEntry, function: str, call: Callable[..., Any], expected: Any, *arguments: Any) -> Any:
+    """Return what a plugin's function returns; its errors, and values of another type, are raised as `PluginError`."""
+    with failing(entry, function):
+        return returned(entry, function, call(*arguments), expected)
+
+
 def wrong(
     entry: PluginEntry, function: str, expected: str, came: object = None, *, shown: str | None = None
 ) -> PluginError:
@@ -266,7 +272,7 @@ def streamed(entry: PluginEntry, hook: str, stream: Iterable[Any]) -> Iterator[t
 
 
 def size(entry: PluginEntry, function: str, came: Any) -> float:
-    """Check that a count of bytes or values is one."""
+    """Return a count of bytes or values, checked to be one."""
     with failing(entry, function):
         number = float(came) if hasattr(type(came), "__float__") else math.nan
         if not is_finite(number) or number < 0:
