@@ -83,9 +83,7 @@ class Trials:
     @property
     def capabilities(self) -> Capabilities:
         """Return the capabilities that the backend declares."""
-        loaded = load_plugin("swift.backends", self.backend).capabilities
-        assert loaded is not None
-        return loaded
+        return load_plugin("swift.backends", self.backend).capabilities
 
     def trial(self, case: Case, layout: Layout, name: str = "whole") -> Trial:
         """Return one that has not been run."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+import pluggy
+
 from swift.errors import SHOW_TRACEBACK, PluginError, SwiftError
 from swift.hookspecs import hookimpl
 from swift.plugins.blame import error_line, interrupts, keep_traceback, mark, traceback_text
@@ -55,6 +57,14 @@ class Participation:
             sys.stderr.write(traceback_text(cause))
         keep_traceback(report, folder, name=f"traceback-{self.entry.name}-{rank}")
         return report.message
+
+
+def hooks_of(plugin: LoadedPlugin, spec: type) -> Any:
+    """Return the hooks of one plugin alone, to be called with arguments by name."""
+    manager = pluggy.PluginManager("swift")
+    manager.add_hookspecs(spec)
+    manager.register(guarded(plugin), name=str(plugin.entry))
+    return manager.hook
 
 
 def guarded(plugin: LoadedPlugin, observing: Participation | None = None) -> object:

@@ -67,7 +67,7 @@ class Hooks(BackendHooks, ExporterHooks, ObserverHooks):
         self._relay = manager.hook
         self.plugins = tuple(plugins)
         self._observing = tuple(observing)
-        declared = (plugin.capabilities for plugin in self.plugins if plugin.capabilities is not None)
+        declared = (plugin.capabilities for plugin in self.plugins if plugin.entry.kind == "backend")
         self.capabilities = next(declared, Capabilities())
 
     @property

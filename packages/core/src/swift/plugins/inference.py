@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pluggy
-
 from swift.config.media import NAMES, ONE
 from swift.contracts import (
     Completion,
@@ -24,7 +22,7 @@ from swift.contracts import (
 from swift.errors import DataError, PluginError
 from swift.hookspecs import EngineHooks
 from swift.plugins.blame import failing
-from swift.plugins.guard import guarded
+from swift.plugins.guard import hooks_of
 from swift.plugins.known import ENGINE, TRANSFORMERS
 from swift.plugins.load import LoadedPlugin
 from swift.plugins.return_values import returned, returns, wrong
@@ -53,11 +51,8 @@ def serve_model(engine: LoadedPlugin, request: ServeRequest) -> int:
 
 
 def _call(engine: LoadedPlugin, hook: str, request: Any) -> Any:
-    manager = pluggy.PluginManager("swift")
-    manager.add_hookspecs(EngineHooks)
-    manager.register(guarded(engine), name=str(engine.entry))
     with failing(engine.entry, hook):
-        came = getattr(manager.hook, hook)(request=request)
+        came = getattr(hooks_of(engine, EngineHooks), hook)(request=request)
     if came is None:
         raise PluginError(
             f"{engine.entry} returned nothing from {hook}.", hint="Choose another with --engine, or fix the plugin."

@@ -8,13 +8,14 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import HOOK_API, Capabilities
 from swift.errors import PluginError, SwiftError, did_you_mean
+from swift.hookspecs import BackendHooks
 from swift.plugins.blame import error_line, failing, interrupts, upgrade
 from swift.plugins.check import check_hook_api
 from swift.plugins.discover import ALLOW_LIST, allowed_plugins, list_plugins, plugin_names
@@ -44,7 +45,7 @@ class LoadedPlugin:
     object: Any
     """What is registered: an instance, or a module. For an objective, the class."""
     hook_api: tuple[int, int] = HOOK_API
-    capabilities: Capabilities | None = None
+    capabilities: Capabilities = field(default_factory=Capabilities)
     """Of a backend."""
     config_model: type[BaseModel] | None = None
     """Validates the backend's section, or the objective's options."""
@@ -119,7 +120,7 @@ def load(entry: PluginEntry) -> LoadedPlugin:
             with failing(entry, "its checks"):
                 kind.check(entry, plugin)
             _PASSED[entry] = target
-    capabilities = getattr(plugin, "capabilities", None) if kind.states_api else None
+    capabilities = plugin.capabilities if kind.contract is BackendHooks else Capabilities()
     return LoadedPlugin(entry, plugin, hook_api, capabilities, kind.options_of(plugin))
 
 

@@ -271,8 +271,14 @@ def streamed(entry: PluginEntry, hook: str, stream: Iterable[Any]) -> Iterator[t
             close()
 
 
-def size(entry: PluginEntry, function: str, came: Any) -> float:
-    """Return a count of bytes or values, checked to be one."""
+def size(entry: PluginEntry, function: str, call: Callable[..., Any], *arguments: Any) -> float:
+    """Return the count of bytes or values that a plugin's function returns."""
+    with failing(entry, function):
+        return check_size(entry, function, call(*arguments))
+
+
+def check_size(entry: PluginEntry, function: str, came: Any) -> float:
+    """Check that a count of bytes or values is one."""
     with failing(entry, function):
         number = float(came) if hasattr(type(came), "__float__") else math.nan
         if not is_finite(number) or number < 0:
