@@ -1,4 +1,7 @@
-"""The canonical checkpoint: every process hands over the runs of elements that it updates, as live views."""
+"""The canonical checkpoint: every process hands over the runs of elements that it updates, as live views.
+
+And the canonical stream of weights, of which each is gathered for itself.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.checkpoint import TensorSlices
-from swift.toolkit import Piece, canonical_parameters, model_name, optim_name, part_slices
+from swift.toolkit import Piece, canonical_parameters, canonical_weights, model_name, optim_name, part_slices
 from swift_backend_deepspeed.partitions import Fragment, ZeRO3Nvme, make_slots
 from swift_backend_deepspeed.tensor_parallel import TensorShard, tensor_shard_of
 
 if TYPE_CHECKING:
-    from swift.contracts import CheckpointReader, CheckpointWriter
+    from swift.contracts import CheckpointReader, CheckpointWriter, WeightStream
     from swift_backend_deepspeed.shard import DeepSpeedState
 
 
@@ -86,6 +89,12 @@ def load(state: DeepSpeedState, reader: CheckpointReader) -> None:
     scale = (reader.manifest.get("facts", {}).get("scaler") or {}).get("scale")
     if scale and state.engine.fp16_enabled():
         state.engine.optimizer.loss_scaler.cur_scale = scale
+
+
+def stream(state: DeepSpeedState) -> WeightStream:
+    """Yield every weight. Collective: every process must read the stream to its end."""
+    yield from canonical_weights(state.model, state.gather)
+    state.partitions.release()
 
 
 def _tensors(

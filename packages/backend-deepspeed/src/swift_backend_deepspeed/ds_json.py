@@ -22,15 +22,21 @@ from swift.config.problems import first_problem
 from swift.config.sections import Config
 from swift.errors import ConfigError, UnsupportedLayout, did_you_mean
 from swift.untrusted import is_deeper, json_kind, parse_json, read_text, shown
-from swift_backend_deepspeed.known_keys import DONE_BY_SWIFT, FREE, KNOWN, OLD_NAMES
-from swift_backend_deepspeed.value_kinds import check_kinds, without_nulls
+from swift_backend_deepspeed.known_keys import (
+    AUTO,
+    DONE_BY_SWIFT,
+    FREE,
+    KNOWN,
+    OLD_NAMES,
+    check_kinds,
+    without_nulls,
+)
 
 if TYPE_CHECKING:
     from swift.config.sections import TrainSection
 
 PRESETS = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 STAGES = (0, 1, 2, 3)
-AUTO = "auto"
 
 _PRESETS = f"Presets: {', '.join(PRESETS)}. To begin from one: swift config deepspeed zero3 > ds.json"
 _LIMIT = 1 << 20

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from swift.errors import TrainingError
 from swift.toolkit import NonFiniteStep, accumulate, before_update, score, set_learning_rate, trains_on_images
-from swift_backend_deepspeed.advice import to_save_memory
 from swift_backend_deepspeed.config import DeepSpeedOptions
+from swift_backend_deepspeed.estimate import to_save_memory
 from swift_backend_deepspeed.tensor_parallel import tensor_shard_of
 
 if TYPE_CHECKING:

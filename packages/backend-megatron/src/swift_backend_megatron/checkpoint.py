@@ -123,9 +123,10 @@ def views_of(
 
 def _scaler(state: MegatronState) -> dict[str, Any]:
     """Return the scale of fp16's losses, as torch's own scaler writes it."""
-    scaler = _scaler_of(state)
-    if scaler is None:
+    scalers = _scalers(state)
+    if not scalers:
         return {}
+    scaler = scalers[0]
     return {
         "scale": float(scaler.scale),
         "growth_factor": float(scaler.growth_factor),
@@ -136,13 +137,10 @@ def _scaler(state: MegatronState) -> dict[str, Any]:
 
 
 def _set_scaler(state: MegatronState, saved: dict[str, Any]) -> None:
-    for each in state.masters.optimizers:
-        scaler = getattr(each, "grad_scaler", None)
-        if scaler is not None and state.config.fp16:
-            scaler._scale = torch.full_like(scaler.scale, saved["scale"])
-            scaler._growth_tracker = saved["_growth_tracker"]
+    for scaler in _scalers(state):
+        scaler._scale = torch.full_like(scaler.scale, saved["scale"])
+        scaler._growth_tracker = saved["_growth_tracker"]
 
 
-def _scaler_of(state: MegatronState) -> Any:
-    scalers = [getattr(each, "grad_scaler", None) for each in state.masters.optimizers]
-    return scalers[0] if scalers and state.config.fp16 else None
+def _scalers(state: MegatronState) -> list[Any]:
+    return [each.grad_scaler for each in state.masters.optimizers] if state.config.fp16 else []
