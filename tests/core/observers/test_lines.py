@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from swift.contracts import ModelFacts
-from swift.observers.lines import Meter, scalars_of
-from swift.observers.mfu import mfu_of
+from swift.observers.lines import Meter, mfu_of, scalars_of
 
 
 def logged_steps(meter, make_record, steps, **options):

@@ -109,7 +109,7 @@ def _write(path: Path, text: str, *, replace: bool) -> None:
 
 def _report(lost: list[Remark], command: str, *, written: bool) -> None:
     """Print what is not imported and what to type to standard error: standard output may go to a file."""
-    from swift.cli.imported_text import written_remark
+    from swift.cli.imported_run import written_remark
 
     for remark in lost:
         sys.stderr.write(f"Not imported: {written_remark(remark)}\n")

@@ -99,8 +99,8 @@ def check_layout(parsed: Parsed) -> None:
         parsed.config.parallel.data_parallel(here * machines)
 
 
-def check_run(parsed: Parsed, processes: int) -> None:
-    """Raise the error with which the backend or an observer refuses the run on so many processes.
+def check_run(parsed: Parsed, processes: int) -> Run:
+    """Return the run on so many processes; raise the error with which the backend or an observer refuses it.
 
     For a model in a local folder, this also checks its config.json and the names of its weights.
     """
@@ -122,6 +122,7 @@ def check_run(parsed: Parsed, processes: int) -> None:
     _check_files(config)
     if config.model.path is not None:
         _check_model(hooks, run, backend.entry)
+    return run
 
 
 def _check_files(config: Config) -> None:
