@@ -68,7 +68,7 @@ class Trials:
         install_objectives()
         for case in cases:
             if case.objectives:
-                install_objectives(*case.objectives)  # type: ignore[arg-type]  # classes can be hashed
+                install_objectives(*case.objectives)
         third_party.install()
         self.backend = backend
         self._subject = subject or Subject()
