@@ -22,7 +22,7 @@ from swift_backend_megatron.tensor_map import MappedTensor, Tile
 
 if TYPE_CHECKING:
     from swift.contracts import Run
-    from swift_backend_megatron.built import MegatronModel
+    from swift_backend_megatron.tensor_map import MegatronModel
 
 
 _PREFIX = "base_model.model."

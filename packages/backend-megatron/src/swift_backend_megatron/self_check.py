@@ -34,8 +34,8 @@ from swift_backend_megatron.topology import take_apart
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource, Run
-    from swift_backend_megatron.built import MegatronModel
     from swift_backend_megatron.sequences import MicroBatchSlice
+    from swift_backend_megatron.tensor_map import MegatronModel
 
 LENGTHS = (29, 18)
 """Lengths of the samples: beyond windows (`probe_model.WINDOW`), no multiples of them, and not the same."""

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swift.contracts import Run
-    from swift_backend_megatron.built import MegatronModel
-    from swift_backend_megatron.tensor_map import TensorMap
+    from swift_backend_megatron.tensor_map import MegatronModel, TensorMap
 
 
 @dataclass

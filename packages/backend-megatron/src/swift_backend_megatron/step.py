@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from swift.contracts import Objective, Run
     from swift.data.batch import Batch, MicroBatch
-    from swift_backend_megatron.built import MegatronModel
     from swift_backend_megatron.sequences import MicroBatchSlice
     from swift_backend_megatron.shard import MegatronState
+    from swift_backend_megatron.tensor_map import MegatronModel
 
 
 def train_step(run: Run, state: MegatronState, batch: Batch, objective: Objective) -> StepResult:
