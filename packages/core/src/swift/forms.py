@@ -24,7 +24,7 @@ from swift.contracts import ExpectedMemory
 from swift.errors import SwiftError
 from swift.observers.facts import resume_argv
 from swift.plugins.discover import plugin_names
-from swift.plugins.kinds import KINDS
+from swift.plugins.kinds import KINDS, group_of_section
 from swift.plugins.load import find, load
 from swift.remote.urls import is_remote
 from swift.terminal import print_note, say_nothing
@@ -125,7 +125,7 @@ def form_of(command: str, selected: Mapping[str, str] | None = None) -> list[For
 def _section_of_run(name: str, selected: Mapping[str, str]) -> FormSection:
     from swift.config.sections import Config
 
-    group = next((group for group, kind in KINDS.items() if kind.section == name), None)
+    group = group_of_section(name)
     own = core_keys(name)
     fields = {
         each.key: each for key, each in core_fields().items() if each.section == name and key[len(name) + 1 :] in own

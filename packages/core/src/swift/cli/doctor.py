@@ -80,18 +80,13 @@ class DoctorCommand:
     options_model = DoctorOptions
 
     def run(self, options: DoctorOptions) -> int:
-        return report(options)
-
-
-def report(options: DoctorOptions) -> int:
-    """Print all findings."""
-    with result_alone() as say:
-        findings = list(examine())
-        if options.as_json:
-            say(json.dumps([asdict(finding) for finding in findings], indent=2))
-    if not options.as_json:
-        _print(findings)
-    return 1 if any(finding.verdict == "broken" for finding in findings) else 0
+        with result_alone() as say:
+            findings = list(examine())
+            if options.as_json:
+                say(json.dumps([asdict(finding) for finding in findings], indent=2))
+        if not options.as_json:
+            _print(findings)
+        return 1 if any(finding.verdict == "broken" for finding in findings) else 0
 
 
 def examine() -> Iterator[Finding]:

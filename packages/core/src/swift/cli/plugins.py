@@ -58,20 +58,15 @@ class PluginsCommand:
     options_model = PluginsOptions
 
     def run(self, options: PluginsOptions) -> int:
-        return show(options)
-
-
-def show(options: PluginsOptions) -> int:
-    """List installed plugins, or try one backend."""
-    if options.tried is not None:
-        return _try(options.tried, options.nproc)
-    with result_alone() as say:
-        rows = plugin_rows(check=options.check)
-        if options.as_json:
-            say(json.dumps([_facts(row) for row in rows], indent=2))
-    if not options.as_json:
-        _print_table(rows)
-    return PluginError.exit_code if options.check and any(row.broken for row in rows) else 0
+        if options.tried is not None:
+            return _try(options.tried, options.nproc)
+        with result_alone() as say:
+            rows = plugin_rows(check=options.check)
+            if options.as_json:
+                say(json.dumps([_facts(row) for row in rows], indent=2))
+        if not options.as_json:
+            _print_table(rows)
+        return PluginError.exit_code if options.check and any(row.broken for row in rows) else 0
 
 
 def _try(backend: str, processes: int) -> int:

@@ -25,12 +25,10 @@ from swift.plugins.blame import failing
 from swift.plugins.guard import hooks_of
 from swift.plugins.known import ENGINE, TRANSFORMERS
 from swift.plugins.load import LoadedPlugin
-from swift.plugins.return_values import returned, returns, wrong
+from swift.plugins.return_values import called, items_of, returned, returns, wrong
 
 if TYPE_CHECKING:
     from swift.plugins.entry import PluginEntry
-
-_END = object()
 
 
 def open_inference(engine: LoadedPlugin, request: EngineRequest) -> InferenceEngine:
@@ -186,16 +184,4 @@ class CheckedEngine:
             )
 
     def _each(self, method: str, make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-        with failing(self._entry, method):
-            came = make()
-        iterator = iter(returned(self._entry, method, came, Iterable[Any]))
-        try:
-            while True:
-                with failing(self._entry, method):
-                    item = next(iterator, _END)
-                if item is _END:
-                    return
-                yield item
-        finally:
-            if callable(close := getattr(iterator, "close", None)):
-                close()
+        return items_of(self._entry, method, called(self._entry, method, make, Iterable[Any]), failing)

@@ -11,7 +11,8 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -255,19 +256,29 @@ def _resolved(annotation: Any, module: str) -> Any:
 
 def streamed(entry: PluginEntry, hook: str, stream: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the pairs of a weight stream. Its errors are the plugin's too, and one tensor is held at a time."""
-    pairs = iter(stream)
-    try:
-        while True:
-            with blaming(entry, hook):
-                item = next(pairs, _END)
-            if item is _END:
-                return
+    with closing(items_of(entry, hook, stream, blaming)) as items:
+        for item in items:
             if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and is_tensor(item[1])):
                 raise wrong(entry, hook, "pairs (name, tensor)", item)
             yield item
             del item  # before the next one is made
+
+
+def items_of(
+    entry: PluginEntry, function: str, stream: Iterable[Any], guard: Callable[..., AbstractContextManager[None]]
+) -> Generator[Any]:
+    """Yield what a plugin yields, with `blaming` or `failing` for its errors; close it in the end."""
+    iterator = iter(stream)
+    try:
+        while True:
+            with guard(entry, function):
+                item = next(iterator, _END)
+            if item is _END:
+                return
+            yield item
+            del item  # before the next one is made
     finally:
-        if callable(close := getattr(pairs, "close", None)):
+        if callable(close := getattr(iterator, "close", None)):
             close()
 
 
