@@ -29,7 +29,6 @@ from swift_backend_deepspeed.known_keys import (
     KNOWN,
     OLD_NAMES,
     check_kinds,
-    without_nulls,
 )
 
 if TYPE_CHECKING:
@@ -62,10 +61,10 @@ def read_config(given: Any) -> Json:
     if is_deeper(content, _DEPTH):
         raise ConfigError(f"{name} is nested more than {_DEPTH} levels deep.")
     check_kinds(content, name)
-    numbers: Json = _numbers(without_nulls(content))
-    check(numbers, name)
-    _check_implied(numbers, name)
-    return numbers
+    plain: Json = _plain(content)
+    check(plain, name)
+    _check_implied(plain, name)
+    return plain
 
 
 def _check_implied(content: Json, name: str) -> None:
@@ -308,12 +307,12 @@ def _once(pairs: list[tuple[str, Any]]) -> Json:
     return seen
 
 
-def _numbers(value: Any) -> Any:
-    """5e8 is a whole number where people write it."""
+def _plain(value: Any) -> Any:
+    """Return JSON without keys whose value is null; 5e8 is a whole number where people write it."""
     if isinstance(value, dict):
-        return {key: _numbers(each) for key, each in value.items()}
+        return {key: _plain(each) for key, each in value.items() if each is not None}
     if isinstance(value, list):
-        return [_numbers(each) for each in value]
+        return [_plain(each) for each in value]
     if isinstance(value, float) and value.is_integer() and abs(value) >= 1000:
         return int(value)
     return value

@@ -176,15 +176,6 @@ def check_kinds(content: Mapping[str, Any], name: str, section: str = "") -> Non
             check_kinds(value, name, path)
 
 
-def without_nulls(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the JSON without the keys whose value is null."""
-    return {
-        key: without_nulls(value) if isinstance(value, Mapping) else value
-        for key, value in content.items()
-        if value is not None
-    }
-
-
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import LoraOptions
+from swift.contracts import ProcessLayout
 from swift.errors import ConfigError, UnsupportedLayout
 from swift.models.sizes import check_heads, check_widths
 from swift.optim.selected import slots_of
@@ -29,24 +30,23 @@ _CHANGE_BITS = (
 
 def data_size(run: Run) -> int:
     """Return the number of processes that train on samples of their own."""
-    replicate, shard = run.config.parallel.data_parallel(run.world.size)
-    return replicate * shard
+    return ProcessLayout.of(run.config.parallel, run.world.size).data
 
 
 def check_plan(run: Run) -> None:
     """Refuse what sizes, stage, tuner or machine rule out."""
-    config, world = run.config, run.world.size
+    config = run.config
     parallel, tuner = config.parallel, config.tuner
     content = run.options(DeepSpeedOptions).content
     stage = stage_of(content)
-    parallel.data_parallel(world)
+    slices = data_size(run)
     if stage == 3 and tuner.quantize != "none":
         _check_quantised(content, tuner)
     if parallel.tp > 1:
         _check_tensor_parallel(run, stage)
     _check_slots(run)
     _check_offload(run)
-    check_batch(content, config, data_size(run))
+    check_batch(content, config, slices)
 
 
 def _check_quantised(content: dict[str, Any], tuner: TunerSection) -> None:

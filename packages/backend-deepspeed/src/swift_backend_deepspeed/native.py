@@ -165,20 +165,17 @@ class Sharded(ThirdPartyCheckpoint):
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
         """Pieces of all processes put together."""
         with _damage(self._folder / name):
-            return self._read(name)
-
-    def _read(self, name: str) -> Mapping[str, torch.Tensor]:
-        if name in self._frozen:
-            return {"weight": _together(self._frozen[name])}
-        location = self._locations[name]
-        found = {"weight": self._piece(location, self._weights)}
-        group = _in_groups(self._weights[0], location.start)[0] if self._stage == 3 else location.group
-        state = self._states[0].get(group, {})
-        if MOMENTS[0] in state:
-            for slot in MOMENTS:
-                found[slot] = self._piece(location, [_moments(rank, slot) for rank in self._states])
-            found["step"] = torch.as_tensor(float(state["step"]))
-        return found
+            if name in self._frozen:
+                return {"weight": self._frozen[name].float()}
+            location = self._locations[name]
+            found = {"weight": self._piece(location, self._weights)}
+            group = _in_groups(self._weights[0], location.start)[0] if self._stage == 3 else location.group
+            state = self._states[0].get(group, {})
+            if MOMENTS[0] in state:
+                for slot in MOMENTS:
+                    found[slot] = self._piece(location, [_moments(rank, slot) for rank in self._states])
+                found["step"] = torch.as_tensor(float(state["step"]))
+            return found
 
     def _piece(self, location: _Location, ranks: Sequence[Any]) -> torch.Tensor:
         """`ranks` holds, of each process, flat pieces by group."""
@@ -197,16 +194,16 @@ class Sharded(ThirdPartyCheckpoint):
                 begin += piece.numel()
         return torch.cat(parts)[:numel].float().view(location.shape)
 
-    def _frozen_parameters(self, folder: Path, model: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:
-        """Name → the parts of a parameter that nobody trained."""
+    def _frozen_parameters(self, folder: Path, model: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Name → a parameter that nobody trained."""
         shapes = model.get("frozen_param_shapes") or {}
         if self._stage < 3:
-            return {name: [model["module"][name]] for name in shapes}
+            return {name: model["module"][name] for name in shapes}
         models = [_load(file) for file in sorted(folder.glob(_MODEL), key=_rank)] if shapes else []
         found = {}
         for name, shape in shapes.items():
             whole = torch.cat([each["frozen_param_fragments"][name].view(-1) for each in models])
-            found[name] = [whole[: prod(shape)].view(tuple(shape))]
+            found[name] = whole[: prod(shape)].view(tuple(shape))
         return found
 
 
@@ -230,21 +227,18 @@ class Universal(ThirdPartyCheckpoint):
 
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
         """Its files."""
-        with _damage(self._folder / name):
-            return self._read(name)
-
-    def _read(self, name: str) -> Mapping[str, torch.Tensor]:
         found = {}
-        for slot, file in (("weight", "fp32"), *((slot, slot) for slot in MOMENTS)):
-            path = self._folder / name / f"{file}.pt"
-            if path.is_file():
-                content = _load(path)
-                tensor = content["param"] if isinstance(content, dict) else content
-                found[slot] = tensor.float().view(self._shapes.get(name, tensor.shape))
-        if MOMENTS[0] in found:
-            path = self._folder / name / "step.pt"
-            step = _load(path) if path.is_file() else self._step
-            found["step"] = torch.as_tensor(float(step["param"] if isinstance(step, dict) else step))
+        with _damage(self._folder / name):
+            for slot, file in (("weight", "fp32"), *((slot, slot) for slot in MOMENTS)):
+                path = self._folder / name / f"{file}.pt"
+                if path.is_file():
+                    content = _load(path)
+                    tensor = content["param"] if isinstance(content, dict) else content
+                    found[slot] = tensor.float().view(self._shapes.get(name, tensor.shape))
+            if MOMENTS[0] in found:
+                path = self._folder / name / "step.pt"
+                step = _load(path) if path.is_file() else self._step
+                found["step"] = torch.as_tensor(float(step["param"] if isinstance(step, dict) else step))
         return found
 
 
@@ -317,7 +311,3 @@ def _rows_per_step(model: Mapping[str, Any]) -> int:
     if isinstance(micro, int) and isinstance(steps, int):
         return micro * steps * int(model.get("dp_world_size", 1))
     return 0
-
-
-def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return (parts[0] if len(parts) == 1 else torch.cat(list(parts))).float()

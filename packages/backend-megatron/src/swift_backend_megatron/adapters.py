@@ -8,7 +8,8 @@ module keeps its A and B; the tensor map has the rows of the fused output each B
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -320,15 +321,14 @@ def _outputs(members: list[list[Tile]], outputs: int, device: torch.device) -> A
     return AdapterOutputs(order=torch.tensor(targets, device=device).argsort())
 
 
-def switch(chunks: list[Any], off: bool) -> Callable[[], None]:
-    """Turn all adapters off (or on); return the function that restores them."""
+@contextmanager
+def adapters_off(chunks: list[Any]) -> Iterator[None]:
+    """View the model without its adapters."""
     layers = [module for chunk in chunks for module in chunk.modules() if isinstance(module, AdaptedLinear)]
-    before = [layer.off for layer in layers]
     for layer in layers:
-        layer.off = off
-
-    def restore() -> None:
-        for layer, was in zip(layers, before, strict=True):
-            layer.off = was
-
-    return restore
+        layer.off = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.off = False
