@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def save(state: DeepSpeedState, writer: CheckpointWriter) -> None:
     """Weights and optimizer state under canonical names."""
-    writer.facts({"scaler": _scaler(state.engine)})
+    engine = state.engine
+    writer.facts({"scaler": {"scale": float(engine.optimizer.loss_scale)} if engine.fp16_enabled() else {}})
     if isinstance(state.partitions, ZeRO3Nvme):
         writer.stream(_streamed(state, state.partitions))
         return
@@ -159,7 +160,3 @@ def _frozen(state: DeepSpeedState, pieces: list[Piece], parameter: torch.Tensor)
     """Return a weight that nobody updates, whole: full training with `tuner.freeze`."""
     whole = state.gather(parameter).float()
     return {model_name(piece.name): piece.view_of(whole) for piece in pieces}
-
-
-def _scaler(engine: Any) -> dict[str, Any]:
-    return {"scale": float(engine.optimizer.loss_scale)} if engine.fp16_enabled() else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -102,11 +102,6 @@ class _Nothing:
     """Instead of an object that is of no use here."""
 
 
-def _known_classes() -> AbstractContextManager[Any]:
-    allowed: list[Any] = [(_Nothing, name) for name in _INERT]
-    return torch.serialization.safe_globals([*allowed, (int, _STAGE), (_stage_named, "builtins.getattr")])
-
-
 def _stage_named(kind: Any, name: str) -> int:
     """Return a stage as Python 3.11.0 to 3.11.3 pickles it: getattr(ZeroStageEnum, "gradients"), and no other."""
     if kind is not int:
@@ -115,7 +110,8 @@ def _stage_named(kind: Any, name: str) -> int:
 
 
 def _load(file: Path) -> Any:
-    with _known_classes():
+    allowed: list[Any] = [(_Nothing, name) for name in _INERT]
+    with torch.serialization.safe_globals([*allowed, (int, _STAGE), (_stage_named, "builtins.getattr")]):
         return load_pickle(file, CheckpointError)
 
 
@@ -173,7 +169,8 @@ class Sharded(ThirdPartyCheckpoint):
             state = self._states[0].get(group, {})
             if MOMENTS[0] in state:
                 for slot in MOMENTS:
-                    found[slot] = self._piece(location, [_moments(rank, slot) for rank in self._states])
+                    of_groups = [[rank[group][slot] for group in sorted(rank)] for rank in self._states]
+                    found[slot] = self._piece(location, of_groups)
                 found["step"] = torch.as_tensor(float(state["step"]))
             return found
 
@@ -240,11 +237,6 @@ class Universal(ThirdPartyCheckpoint):
                 step = _load(path) if path.is_file() else self._step
                 found["step"] = torch.as_tensor(float(step["param"] if isinstance(step, dict) else step))
         return found
-
-
-def _moments(state: Mapping[Any, Mapping[str, torch.Tensor]], slot: str) -> list[torch.Tensor]:
-    """Return one of the optimizer's moments, of all groups in their order."""
-    return [state[index][slot] for index in sorted(state)]
 
 
 def _locations_of_2(shapes: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, _Location]:

@@ -227,9 +227,5 @@ def make_slots(partitions: Partitions, fragment: Fragment, declared: Mapping[str
     for name, slot in declared.items():
         if name in slots:
             continue
-        integer = slot.shape == "scalar" and _counts_in_integers(partitions.optimizer)
+        integer = slot.shape == "scalar" and type(partitions.optimizer).__module__.startswith("deepspeed")
         slots[name] = 0 if integer else empty_slot(slot, owner)
-
-
-def _counts_in_integers(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer).__module__.startswith("deepspeed")

@@ -22,7 +22,7 @@ from swift_backend_deepspeed.layout import data_size
 if TYPE_CHECKING:
     import torch
 
-    from swift.contracts import Run, World
+    from swift.contracts import Run
 
 
 @dataclass
@@ -66,7 +66,9 @@ def setup(run: Run) -> Topology:
     slices = data_size(run)
     sharing = world.size // slices
     if parallel.ulysses > 1:
-        session.sequence = _neighbours(world, parallel.ulysses)
+        firsts = range(0, world.size, parallel.ulysses)
+        groups = [dist.new_group(list(range(first, first + parallel.ulysses))) for first in firsts]
+        session.sequence = groups[world.rank // parallel.ulysses]
     for remark in remarks(options.content, run.config, precision=precision):
         run.say(remark)
     layout = {"zero": stage_in_force(options.content, precision), "dp": slices}
@@ -101,12 +103,6 @@ def _start_deepspeed(device: torch.device, precision: str) -> None:
     # All-reduce in shared memory, which training does not use, would be built in C++ first: no operator is compatible.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
-
-
-def _neighbours(world: World, size: int) -> Any:
-    """Make a group of every `size` processes in a row, and return this process's."""
-    groups = [dist.new_group(list(range(first, first + size))) for first in range(0, world.size, size)]
-    return groups[world.rank // size]
 
 
 def sequence_group(run: Run) -> dist.ProcessGroup:

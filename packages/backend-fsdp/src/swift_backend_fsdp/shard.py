@@ -107,7 +107,10 @@ class FsdpState(TorchState):
         )
         self.parts = []
         for group in groups:
-            own = [_trained_shard(name, each) for name, each in zip(group["names"], group["params"], strict=True)]
+            own = [
+                TrainedShard(name, each, nn.Parameter(local_slice(each)[0].detach()))
+                for name, each in zip(group["names"], group["params"], strict=True)
+            ]
             self.parts += own
             group["params"] = [each.local for each in own]
         self._locals = {id(part.parameter): part.local for part in self.parts}
@@ -273,8 +276,3 @@ def _allocate(root: FsdpRoot, device: torch.device | str, *, buffers: str) -> No
     root.to_empty(device=device)
     for (module, name), buffer in computed.items():
         module._buffers[name] = buffer.to(buffers)
-
-
-def _trained_shard(name: str, parameter: nn.Parameter) -> TrainedShard:
-    local, _ = local_slice(parameter)
-    return TrainedShard(name, parameter, nn.Parameter(local.detach()))

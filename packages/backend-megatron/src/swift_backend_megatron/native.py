@@ -67,7 +67,8 @@ class TorchDist(ThirdPartyCheckpoint):
         self._reader = _TorchDistReader(folder)
         self._stored = self._reader.read_metadata().state_dict_metadata
         common = _common(folder)
-        self.step = _whole(common.get("iteration")) or _number(folder)
+        named = re.fullmatch(r"iter_0*([0-9]{1,15})", folder.name)
+        self.step = _whole(common.get("iteration")) or int(named[1] if named else 0)
         self.rows_per_step = _whole(getattr(common.get("args"), "global_batch_size", 0))
         self.description = "Megatron's torch_dist checkpoint"
         if not any(key.startswith(SLOT.format(MOMENTS[0])) for key in self._stored):
@@ -268,8 +269,3 @@ def _size(stored: object) -> tuple[int, ...] | None:
     """Return the shape of a stored tensor; None where it is no tensor."""
     size = getattr(stored, "size", None)
     return tuple(size) if isinstance(size, torch.Size) else None
-
-
-def _number(folder: Path) -> int:
-    found = re.fullmatch(r"iter_0*([0-9]{1,15})", folder.name)
-    return int(found[1]) if found else 0

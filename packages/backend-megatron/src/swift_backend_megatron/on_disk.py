@@ -6,12 +6,9 @@ which shape, and where in it. Other layouts shard the same tensors otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from swift.config.sections import Config
 from swift.contracts import Run, World
@@ -90,7 +87,7 @@ def _saved_shards(chunk: Any) -> tuple[dict[int, list[SavedShard]], dict[str, An
 
     state = chunk.sharded_state_dict()
     apply_factories(state)
-    parameters = {each.untyped_storage()._cdata: each for each in _tensors(chunk)}
+    parameters = {each.untyped_storage()._cdata: each for each in (*chunk.parameters(), *chunk.buffers())}
     shards: dict[int, list[SavedShard]] = {}
     objects: dict[str, Any] = {}
     for each in nested_values(state):
@@ -110,8 +107,3 @@ def _saved_shards(chunk: Any) -> tuple[dict[int, list[SavedShard]], dict[str, An
             )
             shards.setdefault(id(owner), []).append(shard)
     return shards, objects
-
-
-def _tensors(chunk: Any) -> Iterator[torch.Tensor]:
-    yield from chunk.parameters()
-    yield from chunk.buffers()

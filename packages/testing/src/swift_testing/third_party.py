@@ -9,18 +9,17 @@ from __future__ import annotations
 import atexit
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from swift.config.limits import BelowOne
 from swift.config.options import Section
 from swift.contracts import Reads, Slot, Trains, TunerContext
-
-if TYPE_CHECKING:
-    import torch
 
 TUNER = "kit-turns"
 TURN = 3
@@ -51,9 +50,27 @@ class Momentum:
         self, groups: list[dict[str, Any]], options: MomentumOptions, device: torch.device
     ) -> torch.optim.Optimizer:
         """Return the optimizer."""
-        from swift_testing.momentum import TorchMomentum
-
         return TorchMomentum(groups, options.momentum)
+
+
+class TorchMomentum(torch.optim.Optimizer):
+    """Keeps one `velocity` for each weight."""
+
+    def __init__(self, groups: list[dict[str, Any]], momentum: float) -> None:
+        super().__init__(groups, {"momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # no closure here
+        """Update each weight that has a gradient."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if "velocity" not in state:
+                    state["velocity"] = torch.zeros_like(weight)
+                velocity = state["velocity"].mul_(group["momentum"]).add_(weight.grad)
+                weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(velocity, alpha=-group["lr"])
 
 
 class TurnsOptions(Section):

@@ -99,14 +99,11 @@ def groups_of(options: type[BaseModel]) -> list[FlagGroup]:
         by_class.setdefault(owner, []).append(field)
     return [
         FlagGroup("" if owner is options else _first_line(owner), "", own, [field.flags for field in own])
-        for owner, own in sorted(by_class.items(), key=lambda each: -_rank(each[0], options))
+        for owner, own in sorted(
+            by_class.items(), key=lambda each: (each[0] is not options, -options.__mro__.index(each[0]))
+        )
         if own
     ]
-
-
-def _rank(owner: type, options: type[BaseModel]) -> int:
-    """Return the position of a base class in the order of groups."""
-    return len(options.__mro__) if owner is options else options.__mro__.index(owner)
 
 
 def show_training_help(command: str, args: Sequence[str]) -> None:

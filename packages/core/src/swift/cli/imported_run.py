@@ -99,7 +99,8 @@ def _refused(run: TranslatedRun) -> None:
                 return
             refused = run.settings.pop(key)
             add_remark = run.unneeded if key in _FASTER else run.lose
-            add_remark(refused.origin, refused.value, _reason(error, key))
+            reason = error.message.replace(f"this ({key})", key).replace("\n", " ")
+            add_remark(refused.origin, refused.value, reason)
 
 
 def _other_optimizer(run: TranslatedRun, error: SwiftError) -> bool:
@@ -120,10 +121,6 @@ def _blamed(run: TranslatedRun, error: SwiftError) -> str | None:
         return max(named)[1] if "contradict" in error.message else min(named)[1]
     mentioned = [key for key in run.settings if re.search(rf"\b{re.escape(key)}\b", error.message)]
     return mentioned[0] if mentioned else None
-
-
-def _reason(error: SwiftError, key: str) -> str:
-    return error.message.replace(f"this ({key})", key).replace("\n", " ")
 
 
 def summary(folder: Path) -> list[tuple[str, str, str]]:
@@ -182,13 +179,10 @@ def _remarks(run: TranslatedRun) -> Iterable[str]:
 
 def written_remark(remark: Remark) -> str:
     """Return a remark as one line: `key: value (why)`."""
-    value = "" if remark.value in ("", None) else f" {_inline(remark.value)}"
+    inline = str(remark.value).lower() if isinstance(remark.value, bool) else str(remark.value)
+    value = "" if remark.value in ("", None) else f" {inline}"
     name = shown(remark.key, _LISTED)
     return f"{name}:{shown(value, _LISTED)} ({shown(remark.text, 4 * _LISTED)})" if name else f"{value} ({remark.text})"
-
-
-def _inline(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _keys(run: TranslatedRun) -> Iterable[str]:

@@ -143,10 +143,6 @@ def _facts(row: Row) -> dict[str, str | bool | None]:
     }
 
 
-def _shown(name: str) -> str:
-    return name if name.isprintable() else repr(name)
-
-
 def _print_table(rows: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -160,5 +156,6 @@ def _print_table(rows: list[Row]) -> None:
         entry = row.entry
         style = "red" if row.broken else "green" if row.status == OK else "dim"
         status = Text(row.status, style=style)
-        table.add_row(Text(_shown(entry.name), style="bold"), entry.kind, entry.distribution, entry.version, status)
+        name = Text(entry.name if entry.name.isprintable() else repr(entry.name), style="bold")
+        table.add_row(name, entry.kind, entry.distribution, entry.version, status)
     Console().print(table)

@@ -170,7 +170,8 @@ def _of_generic(value: Any, origin: Any, arguments: tuple[Any, ...], path: str) 
         return whole
     if origin is tuple and arguments[-1] is not Ellipsis and len(value) != len(arguments):
         return whole
-    return _first(_elements(value, origin, arguments, path))
+    parts = (mismatch(each, kind, at) for each, kind, at in _elements(value, origin, arguments, path))
+    return next((found for found in parts if found is not None), None)
 
 
 def _elements(value: Any, origin: Any, arguments: tuple[Any, ...], path: str) -> Iterator[tuple[Any, Any, str]]:
@@ -185,10 +186,6 @@ def _elements(value: Any, origin: Any, arguments: tuple[Any, ...], path: str) ->
             return  # thousands of numbers, which need not be looked at one by one
         for at, each in enumerate(value):
             yield each, arguments[at if fixed else 0], f"{path}[{at}]"
-
-
-def _first(parts: Iterable[tuple[Any, Any, str]]) -> Mismatch | None:
-    return next((found for value, kind, path in parts if (found := mismatch(value, kind, path)) is not None), None)
 
 
 def _loose(origin: type) -> Any:
