@@ -21,7 +21,7 @@ from pydantic import Field
 from swift.cli.commands import collision
 from swift.config.options import Section
 from swift.errors import SwiftError
-from swift.plugins import result_alone
+from swift.terminal import result_alone
 from swift.version import __version__
 
 if TYPE_CHECKING:

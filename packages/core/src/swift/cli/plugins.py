@@ -13,8 +13,7 @@ from swift.cli.commands import collision
 from swift.config.limits import Name
 from swift.config.options import Section
 from swift.errors import PluginError, SwiftError
-from swift.plugins import result_alone
-from swift.terminal import print_line
+from swift.terminal import print_line, result_alone
 
 if TYPE_CHECKING:
     from swift.plugins.entry import PluginEntry

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from swift.plugins.load import load_engine as load_engine
     from swift.plugins.load import load_plugin as load_plugin
     from swift.plugins.objective import make_objective as make_objective
-    from swift.plugins.output import result_alone as result_alone
 
 __getattr__ = lazy_names(
     __name__,
@@ -37,6 +36,5 @@ __getattr__ = lazy_names(
         "known": "CHECKPOINT_MARKS ENGINE ENGINE_TITLE TRANSFORMERS install_command",
         "load": "LoadedPlugin load_engine load_plugin",
         "objective": "make_objective",
-        "output": "result_alone",
     },
 )
