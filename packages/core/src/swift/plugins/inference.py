@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +71,7 @@ class CheckedEngine:
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield one completion per prompt, in the order in which they are ready."""
         self._check_media(prompts)
-        make: Callable[[], Iterable[Any]] = lambda: self.engine.generate(prompts, sampling)  # noqa: E731
-        for index, completion in self._indexed("generate", len(prompts), make, Completion):
+        for index, completion in self._indexed("generate", Completion, prompts, sampling):
             if len(completion.logprobs) != len(completion.token_ids):
                 lengths = f"{len(completion.token_ids)} tokens and {len(completion.logprobs)} log-probabilities"
                 raise wrong(self._entry, "generate", "a log-probability for each token", shown=lengths)
@@ -82,7 +81,7 @@ class CheckedEngine:
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Yield the tokens of one completion."""
         self._check_media([prompt])
-        for token in self._each("stream", lambda: self.engine.stream(prompt, sampling)):
+        for token in self._each("stream", prompt, sampling):
             yield returned(self._entry, "stream", token, int)
 
     def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
@@ -94,8 +93,7 @@ class CheckedEngine:
                 hint=f"Choose another engine: {TRANSFORMERS} or {ENGINE}.",
             )
         settings = {"top": top} if top else {}
-        make: Callable[[], Iterable[Any]] = lambda: self.engine.score(prompts, **settings)  # noqa: E731
-        for index, score in self._indexed("score", len(prompts), make, Score):
+        for index, score in self._indexed("score", Score, prompts, **settings):
             count = len(prompts[index]) - 1
             if not len(score.logprobs) == len(score.likeliest) == count:
                 lengths = f"{len(score.logprobs)} log-probabilities and {len(score.likeliest)} choices"
@@ -114,12 +112,12 @@ class CheckedEngine:
 
     def outputs(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[float]]]:
         """Yield the scores of each prompt, or its vector; `PluginError` where the engine returns none."""
-        if not callable(own := getattr(self.engine, "outputs", None)):
+        if not callable(getattr(self.engine, "outputs", None)):
             raise PluginError(
                 f"{self._entry} returns no scores or vectors: it has no method outputs.",
                 hint="Choose another engine with --engine, or fix the plugin.",
             )
-        for index, values in self._indexed("outputs", len(prompts), lambda: own(prompts), list[float]):
+        for index, values in self._indexed("outputs", list[float], prompts):
             if not values:
                 raise wrong(self._entry, "outputs", "a list of numbers", shown="an empty list")
             yield index, values
@@ -163,11 +161,12 @@ class CheckedEngine:
             )
 
     def _indexed(
-        self, method: str, count: int, make: Callable[[], Iterable[Any]], kind: Any
+        self, method: str, kind: Any, prompts: Sequence[Sequence[int]], *arguments: Any, **named: Any
     ) -> Iterator[tuple[int, Any]]:
         """Yield pairs (index of the prompt, value), in which each index comes once."""
+        count = len(prompts)
         left = set(range(count))
-        for item in self._each(method, make):
+        for item in self._each(method, prompts, *arguments, **named):
             index, value = returned(self._entry, method, item, tuple[int, kind])
             if index not in left:
                 again = " again" if 0 <= index < count else ""
@@ -183,5 +182,6 @@ class CheckedEngine:
                 hint="Each prompt must be returned once.",
             )
 
-    def _each(self, method: str, make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-        return items_of(self._entry, method, called(self._entry, method, make, Iterable[Any]), failing)
+    def _each(self, method: str, *arguments: Any, **named: Any) -> Iterator[Any]:
+        came = called(self._entry, method, getattr(self.engine, method), Iterable[Any], *arguments, **named)
+        return items_of(self._entry, method, came, failing)

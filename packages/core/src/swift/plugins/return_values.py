@@ -56,10 +56,12 @@ def returned(entry: PluginEntry, function: str, value: Any, expected: Any) -> An
         raise wrong(entry, function, found.expected, shown=found.within(value))
 
 
-def called(entry: PluginEntry, function: str, call: Callable[..., Any], expected: Any, *arguments: Any) -> Any:
+def called(
+    entry: PluginEntry, function: str, call: Callable[..., Any], expected: Any, *arguments: Any, **named: Any
+) -> Any:
     """Return what a plugin's function returns; its errors, and values of another type, are raised as `PluginError`."""
     with failing(entry, function):
-        return returned(entry, function, call(*arguments), expected)
+        return returned(entry, function, call(*arguments, **named), expected)
 
 
 def wrong(
