@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from swift.checkpoint import TensorSlices
+from swift.contracts import CheckpointReader, CheckpointWriter, WeightStream
 from swift.toolkit import Piece, canonical_parameters, canonical_weights, model_name, optim_name, part_slices
 from swift_backend_deepspeed.partitions import Fragment, ZeRO3Nvme, make_slots
+from swift_backend_deepspeed.shard import DeepSpeedState
 from swift_backend_deepspeed.tensor_parallel import TensorShard, tensor_shard_of
-
-if TYPE_CHECKING:
-    from swift.contracts import CheckpointReader, CheckpointWriter, WeightStream
-    from swift_backend_deepspeed.shard import DeepSpeedState
 
 
 def save(state: DeepSpeedState, writer: CheckpointWriter) -> None:

@@ -13,13 +13,13 @@ import math
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from swift.config.own_options import AdamOptions
 from swift.config.problems import first_problem
-from swift.config.sections import Config
+from swift.config.sections import Config, TrainSection
 from swift.errors import ConfigError, UnsupportedLayout, did_you_mean
 from swift.untrusted import is_deeper, json_kind, parse_json, read_text, shown
 from swift_backend_deepspeed.known_keys import (
@@ -30,9 +30,6 @@ from swift_backend_deepspeed.known_keys import (
     OLD_NAMES,
     check_kinds,
 )
-
-if TYPE_CHECKING:
-    from swift.config.sections import TrainSection
 
 PRESETS = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 STAGES = (0, 1, 2, 3)

@@ -6,15 +6,12 @@ Imports neither torch nor DeepSpeed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from swift.contracts import AFTERWARDS, GROWING, HOST, PASSING, Traffic
+from swift.config.sections import Config
+from swift.contracts import AFTERWARDS, GROWING, HOST, PASSING, LocalWeights, Run, Traffic
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import PRESETS, offload_device, stage_in_force, stage_of
-
-if TYPE_CHECKING:
-    from swift.config.sections import Config
-    from swift.contracts import LocalWeights, Run
 
 DEFAULTS = {
     "reduce_bucket_size": 500_000_000,

@@ -5,20 +5,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift.config.own_options import LoraOptions
-from swift.contracts import ProcessLayout
+from swift.config.sections import TunerSection
+from swift.contracts import ProcessLayout, Run
 from swift.errors import ConfigError, UnsupportedLayout
 from swift.models.sizes import check_heads, check_widths
 from swift.optim.selected import slots_of
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import check_batch, is_on, offload_device, stage_of
-
-if TYPE_CHECKING:
-    from swift.config.sections import TunerSection
-    from swift.contracts import Run
-
 
 _CHANGE_BITS = (
     "zero_quantized_weights",

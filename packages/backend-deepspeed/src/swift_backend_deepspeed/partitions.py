@@ -9,16 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from swift.contracts import Slot
 from swift.toolkit import empty_slot
-
-if TYPE_CHECKING:
-    from swift.contracts import Slot
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's, as DeepSpeed's own checkpoint formats name them."""

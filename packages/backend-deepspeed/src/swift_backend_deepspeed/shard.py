@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from swift.contracts import Run, Slot
 from swift.toolkit import (
     Arithmetic,
     ViewModule,
@@ -39,9 +40,6 @@ from swift_backend_deepspeed.tensor_parallel import (
     tensor_shard_of,
 )
 from swift_backend_deepspeed.topology import Session, engine_config, quiet_deepspeed
-
-if TYPE_CHECKING:
-    from swift.contracts import Run, Slot
 
 
 @dataclass

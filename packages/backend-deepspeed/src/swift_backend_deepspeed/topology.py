@@ -7,22 +7,18 @@ import os
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from swift.contracts import Topology
+from swift.contracts import Run, Topology
 from swift.errors import UnsupportedLayout
 from swift.toolkit import choose_device, join_group, leave_group, resolve_dtype
 from swift_backend_deepspeed import nvme
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import remarks, resolved, stage_in_force
 from swift_backend_deepspeed.layout import data_size
-
-if TYPE_CHECKING:
-    import torch
-
-    from swift.contracts import Run
 
 
 @dataclass
@@ -78,8 +74,6 @@ def setup(run: Run) -> Topology:
 
 def engine_config(run: Run) -> tuple[dict[str, Any], torch.dtype]:
     """Return the JSON that DeepSpeed gets, and the precision of the arithmetic."""
-    import torch
-
     precision, _ = resolve_dtype(run.config.model.dtype, run.topology.device)
     content = run.options(DeepSpeedOptions).content
     config = resolved(content, run.config, precision=precision, world=run.world.size)

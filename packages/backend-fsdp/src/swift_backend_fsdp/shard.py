@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,10 +14,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils import _pytree
 
-from swift.contracts import ModelView, Need
+from swift.contracts import ForwardResult, ModelView, Need, Objective, Run
+from swift.data.batch import Batch, MicroBatch
 from swift.errors import UnsupportedLayout
 from swift.toolkit import (
     Arithmetic,
+    Piece,
     SequenceView,
     TensorSlices,
     TorchState,
@@ -37,11 +39,6 @@ from swift_backend_fsdp.gradients import TrainedShard
 from swift_backend_fsdp.model import MetaModel
 from swift_backend_fsdp.tensor_parallel import shard_tensors
 from swift_backend_fsdp.topology import Meshes, meshes_of
-
-if TYPE_CHECKING:
-    from swift.contracts import ForwardResult, Objective, Run
-    from swift.data.batch import Batch, MicroBatch
-    from swift.toolkit import Piece
 
 # FSDP looks for tensors in what a module returns, and knows only registered dataclasses.
 if ModelView not in _pytree.SUPPORTED_NODES:

@@ -12,19 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from swift.contracts import Run
 from swift.errors import UnsupportedLayout
 from swift.toolkit import ADAPTER, HEAD, START, VALUE_HEAD, adapter_names, base_model, name_map
-from swift_backend_megatron.tensor_map import MappedTensor, Tile
-
-if TYPE_CHECKING:
-    from swift.contracts import Run
-    from swift_backend_megatron.tensor_map import MegatronModel
-
+from swift_backend_megatron.tensor_map import MappedTensor, MegatronModel, Tile
 
 _PREFIX = "base_model.model."
 """Before the names of modules in PEFT's wrapper."""

@@ -6,20 +6,17 @@ And the canonical stream of weights, each of which is assembled from the boxes o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from swift.checkpoint import TensorSlices
+from swift.contracts import CheckpointReader, CheckpointWriter, WeightStream
 from swift.toolkit import as_plain_lora, model_name, optim_name
 from swift_backend_megatron import megatron_runtime
-from swift_backend_megatron.tensor_map import region_of
-
-if TYPE_CHECKING:
-    from swift.contracts import CheckpointReader, CheckpointWriter, WeightStream
-    from swift_backend_megatron.shard import MegatronState
-    from swift_backend_megatron.tensor_map import MappedTensor, Offset, Tile
+from swift_backend_megatron.shard import MegatronState
+from swift_backend_megatron.tensor_map import MappedTensor, Offset, Tile, region_of
 
 Extent = tuple["Offset", "Offset"]
 

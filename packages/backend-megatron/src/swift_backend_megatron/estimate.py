@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from swift.contracts import AFTERWARDS, Traffic
+from swift.contracts import AFTERWARDS, LayerSizes, LocalWeights, Run, Traffic
 from swift_backend_megatron.layout import options_of, shards_optimizer
-
-if TYPE_CHECKING:
-    from swift.contracts import LayerSizes, LocalWeights, Run
 
 
 def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from swift.contracts import ModelView, Need
 from swift.toolkit import VALUE_HEAD_MODULE, VocabularyShard, pooled, pooling_weights, token_logps
 from swift_backend_megatron.images import language_of
-from swift_backend_megatron.sequences import gathered, summed
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
-
-    from swift_backend_megatron.sequences import MicroBatchSlice
-    from swift_backend_megatron.tensor_map import MegatronModel
+from swift_backend_megatron.sequences import MicroBatchSlice, gathered, summed
+from swift_backend_megatron.tensor_map import MegatronModel
 
 
 def view_of(built: MegatronModel, shard: MicroBatchSlice, hidden: torch.Tensor, needs: Collection[Need]) -> ModelView:

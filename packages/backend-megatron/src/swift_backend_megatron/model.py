@@ -8,13 +8,13 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from swift.config.own_options import FullOptions
-from swift.contracts import ModelFacts
+from swift.contracts import ModelFacts, ModelSource, Run
 from swift.errors import UnsupportedLayout
 from swift.toolkit import (
     VALUE_HEAD_MODULE,
@@ -46,9 +46,6 @@ from swift_backend_megatron.fp8 import settings_of as fp8_settings
 from swift_backend_megatron.images import language_of
 from swift_backend_megatron.layout import options_of, sizes_of, stages_of
 from swift_backend_megatron.tensor_map import MegatronModel, TensorMap, map_tensors
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource, Run
 
 _UNEMBEDS, _HEADED = "causal_lm", "seq_cls"
 """The bridge's words for models that end in logits, and for all that have a head of their own instead."""

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from enum import EnumType
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
@@ -27,19 +27,16 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from swift.checkpoint import TensorSlices
-from swift.contracts import ThirdPartyCheckpoint
+from swift.contracts import ModelSource, ThirdPartyCheckpoint
 from swift.errors import CheckpointError
 from swift.toolkit import check_archive
 from swift.untrusted import check_regular, inside, read_bytes
 from swift_backend_megatron.masters import MOMENTS
 from swift_backend_megatron.on_disk import MASTERS, SLOT, SavedShard, learn
+from swift_backend_megatron.tensor_map import TensorMap, Tile
 
 _TABLE = 1 << 30
 """Bytes of a table of contents: that of a large model on thousands of processes has some hundred megabytes."""
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource
-    from swift_backend_megatron.tensor_map import TensorMap, Tile
 
 
 def open_native(folder: Path) -> ThirdPartyCheckpoint | None:

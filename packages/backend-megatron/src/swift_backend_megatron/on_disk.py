@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift.config.sections import Config
-from swift.contracts import Run, World
+from swift.contracts import ModelSource, Run, World
 from swift.errors import UnsupportedLayout
 from swift_backend_megatron import megatron_runtime, topology
 from swift_backend_megatron.architectures import WITH_ENCODERS
 from swift_backend_megatron.config import MegatronConfig
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource
-    from swift_backend_megatron.tensor_map import TensorMap
+from swift_backend_megatron.tensor_map import TensorMap
 
 SLOT = "optimizer.state.{}."
 """Before the key of a parameter, the key of what the optimizer keeps of it."""

@@ -11,28 +11,24 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from swift.contracts import ForwardResult, StepResult
+from swift.contracts import ForwardResult, Objective, Run, StepResult
+from swift.data.batch import Batch, MicroBatch
 from swift.toolkit import GlobalSums, NonFiniteStep, before_update, heartbeat, seed_dropout
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.adapters import adapters_off
 from swift_backend_megatron.head import view_of
 from swift_backend_megatron.images import embedded
 from swift_backend_megatron.layout import options_of
+from swift_backend_megatron.sequences import MicroBatchSlice
+from swift_backend_megatron.shard import MegatronState
+from swift_backend_megatron.tensor_map import MegatronModel
 from swift_backend_megatron.topology import last_stage_rank
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from swift.contracts import Objective, Run
-    from swift.data.batch import Batch, MicroBatch
-    from swift_backend_megatron.sequences import MicroBatchSlice
-    from swift_backend_megatron.shard import MegatronState
-    from swift_backend_megatron.tensor_map import MegatronModel
 
 
 def train_step(run: Run, state: MegatronState, batch: Batch, objective: Objective) -> StepResult:

@@ -15,19 +15,16 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from swift.contracts import ModelSource
 from swift.errors import ModelError, UnsupportedLayout
-from swift.toolkit import VALUE_HEAD, VALUE_HEAD_MODULE, part_slices
+from swift.toolkit import VALUE_HEAD, VALUE_HEAD_MODULE, LogitTransform, part_slices
 from swift_backend_megatron.images import language_of
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource
-    from swift.toolkit import LogitTransform
 
 Offset = tuple[int, ...]
 

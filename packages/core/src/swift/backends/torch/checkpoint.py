@@ -6,20 +6,17 @@ And the canonical stream of weights, one whole tensor at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from swift.backends.torch.state import TorchState
 from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
+from swift.contracts import CheckpointReader, CheckpointWriter, Run, Slot, WeightStream
 from swift.errors import CheckpointError
-from swift.models.names import canonical_parameters, canonical_weights
+from swift.models.names import Piece, canonical_parameters, canonical_weights
 from swift.optim.slots import SlotsToRead, empty_slot, kept, load_slots
-
-if TYPE_CHECKING:
-    from swift.backends.torch.state import TorchState
-    from swift.contracts import CheckpointReader, CheckpointWriter, Run, Slot, WeightStream
-    from swift.models.names import Piece
 
 
 def save(state: TorchState, writer: CheckpointWriter) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -12,19 +13,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swift.backends.torch.config import TorchConfig
 from swift.backends.torch.state import TorchState
+from swift.contracts import Objective, Run
+from swift.data.batch import Batch
 from swift.models.build import decoder_blocks
+from swift.models.media import ProcessorReader
 from swift.models.parts import reaches_trained
 from swift.models.step_copies import use_copies, weights_cast_once
+from swift.models.view import ViewModule
+from swift.train.sums import GlobalSums
 from swift.tuners.selected import tuner_of
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from swift.contracts import Objective, Run
-    from swift.data.batch import Batch
-    from swift.models.media import ProcessorReader
-    from swift.models.view import ViewModule
-    from swift.train.sums import GlobalSums
 
 
 class DataParallelState(TorchState):
