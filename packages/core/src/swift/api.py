@@ -11,14 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift.config.parse import Parsed, config_from_mapping
+from swift.contracts import RunSummary, StepRecord
 from swift.errors import UsageError
 from swift.script import script_errors
-
-if TYPE_CHECKING:
-    from swift.contracts import RunSummary, StepRecord
 
 Rows = Sequence[Any]
 """Rows in memory: a list of mappings, or a `datasets.Dataset`."""

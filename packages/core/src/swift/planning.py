@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
@@ -19,7 +19,7 @@ from swift.config.capabilities import check_capabilities
 from swift.config.flags import read_flags
 from swift.config.incompatibilities import partly_quantized
 from swift.config.parse import Parsed, parse
-from swift.config.sections import ParallelSection
+from swift.config.sections import Config, ParallelSection
 from swift.contracts import (
     EngineModel,
     LayerSizes,
@@ -47,10 +47,6 @@ from swift.plugins.objective import make_objective
 from swift.plugins.return_values import check_size, returned, returns, size
 from swift.processes.group import current_world, processes_here, wanted_group
 from swift.terminal import say_nothing
-
-if TYPE_CHECKING:
-    from swift.config.sections import Config
-
 
 _DEFAULT = "torch"
 _Hook = Callable[[Mapping[str, Any]], Any]

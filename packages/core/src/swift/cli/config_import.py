@@ -5,17 +5,15 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from swift.cli.help import asks_for_help, show_help
 from swift.config.options import Argument, Section
+from swift.contracts import Remark
 from swift.errors import ConfigError, UsageError
 from swift.terminal import print_line
-
-if TYPE_CHECKING:
-    from swift.contracts import Remark
 
 SUMMARY = "Convert a configuration of LLaMA-Factory, axolotl, TRL, ms-swift, the Trainer, torchtune or NeMo"
 _NUMBER = Annotated[int, Field(ge=1, le=10_000)]

@@ -14,18 +14,16 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from swift.cli.commands import collision
 from swift.config.options import Section
+from swift.contracts import EngineLibrary
 from swift.errors import SwiftError
 from swift.terminal import result_alone
 from swift.version import __version__
-
-if TYPE_CHECKING:
-    from swift.contracts import EngineLibrary
 
 CORE = "swift-core"
 

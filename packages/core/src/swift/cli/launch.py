@@ -10,8 +10,9 @@ import gc
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
 
+from swift.config.parse import Parsed
+from swift.contracts import RunSummary
 from swift.processes.group import (
     alone_in_slurm,
     check_port,
@@ -23,10 +24,6 @@ from swift.processes.group import (
 from swift.processes.reports import leave_note_of_stop, reported_errors
 from swift.processes.signals import Stopped, follow_launcher, is_worker, prompt_stop, say_stopped
 from swift.terminal import IMPORTS, waiting
-
-if TYPE_CHECKING:
-    from swift.config.parse import Parsed
-    from swift.contracts import RunSummary
 
 
 def launch(parsed: Parsed, argv: list[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -13,10 +13,8 @@ from swift.cli.commands import collision
 from swift.config.limits import Name
 from swift.config.options import Section
 from swift.errors import PluginError, SwiftError
+from swift.plugins.entry import PluginEntry
 from swift.terminal import print_line, result_alone
-
-if TYPE_CHECKING:
-    from swift.plugins.entry import PluginEntry
 
 OK, FOUND = "ok", "found"
 

@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Callable, Generator
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pluggy
 
@@ -14,12 +15,8 @@ from swift.errors import SHOW_TRACEBACK, PluginError, SwiftError
 from swift.hookspecs import hookimpl
 from swift.plugins.blame import error_line, interrupts, keep_traceback, mark, traceback_text
 from swift.plugins.check import Implementation, implementations
+from swift.plugins.load import LoadedPlugin
 from swift.plugins.return_values import described
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from swift.plugins.load import LoadedPlugin
 
 Hook = Callable[..., Any]
 Around = Generator[None, Any, Any]

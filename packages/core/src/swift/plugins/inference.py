@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift.config.media import NAMES, ONE
 from swift.contracts import (
@@ -22,13 +22,11 @@ from swift.contracts import (
 from swift.errors import DataError, PluginError
 from swift.hookspecs import EngineHooks
 from swift.plugins.blame import failing
+from swift.plugins.entry import PluginEntry
 from swift.plugins.guard import hooks_of
 from swift.plugins.known import ENGINE, TRANSFORMERS
 from swift.plugins.load import LoadedPlugin
 from swift.plugins.return_values import called, items_of, returned, returns, wrong
-
-if TYPE_CHECKING:
-    from swift.plugins.entry import PluginEntry
 
 
 def open_inference(engine: LoadedPlugin, request: EngineRequest) -> InferenceEngine:

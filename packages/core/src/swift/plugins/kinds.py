@@ -8,14 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift import contracts, hookspecs
 from swift.plugins import check
+from swift.plugins.entry import PluginEntry
 from swift.plugins.return_values import methods_of
-
-if TYPE_CHECKING:
-    from swift.plugins.entry import PluginEntry
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swift.contracts import Run
 from swift.contracts.planner import ChosenPlan, ExpectedMemory
 from swift.errors import PluginError, SwiftError, UsageError
 from swift.plugins.blame import keep_traceback
 from swift.plugins.discover import ALLOW_LIST, allowed_plugins
 from swift.plugins.load import load
 from swift.plugins.return_values import called, wrong
-
-if TYPE_CHECKING:
-    from swift.contracts import Run
 
 _GROUP = "swift.planners"
 
