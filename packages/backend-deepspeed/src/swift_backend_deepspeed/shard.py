@@ -168,14 +168,8 @@ def _shard_and_fill(
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
     fill(run, built.view.model, built.source, copy_shard)
-    register_head(root, built.view)
-
-
-def register_head(root: EngineRoot, view: ViewModule) -> None:
-    """EngineRoot uses the head's weight without calling the head: DeepSpeed is told to gather it for root."""
-    from deepspeed import zero
-
-    head = causal_lm_of(view.model).get_output_embeddings()
+    # The root uses the head's weight without calling the head: DeepSpeed is told to gather it for the root.
+    head = causal_lm_of(built.view.model).get_output_embeddings()
     for parameter in head.parameters() if head is not None else ():
         zero.register_external_parameter(root, parameter)
 

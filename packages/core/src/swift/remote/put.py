@@ -31,12 +31,6 @@ def put(folder: Path, url: str) -> None:
     forked(_put, url, folder, error=ExportError)
 
 
-def put_now(folder: Path, url: str) -> None:
-    """Copy a folder to a URL in this process, unless it is a checkpoint that is there already."""
-    if not _has_manifest(url, folder):
-        _put(url, folder)
-
-
 def put_files(files: Sequence[Path], url: str) -> None:
     """Copy the files that still exist to a folder behind a URL, in this process."""
     system, base = open_url(url, error=ExportError)
@@ -110,8 +104,8 @@ def main() -> int:
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        if task["folder"] is not None:
-            put_now(Path(task["folder"]), task["to"])
+        if task["folder"] is not None and not _has_manifest(task["to"], Path(task["folder"])):
+            _put(task["to"], Path(task["folder"]))
         put_files([Path(each) for each in task["files"]], task["files_to"])
         for url in task["gone"]:
             remove(url)
