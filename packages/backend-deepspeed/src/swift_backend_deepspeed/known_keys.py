@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swift.config.limits import fault_of
-from swift.errors import ConfigError
+from swift.errors import ConfigError, did_you_mean
 
 _ZERO_NUMBERS = (
     "allgather_bucket_size", "max_live_parameters", "max_reuse_distance", "model_persistence_threshold",
@@ -137,7 +137,6 @@ _CHECKED = (
 )
 KNOWN: Mapping[str, frozenset[str]] = {section: frozenset(KINDS[section]) for section in _CHECKED}
 """Section → its keys; sections that are not here are DeepSpeed's own business."""
-FREE = frozenset({"params"})
 
 OLD_NAMES: Mapping[str, str] = {
     "stage3_gather_16bit_weights_every_iter": "stage3_gather_16bit_weights_on_model_save",
@@ -162,9 +161,12 @@ DONE_BY_SWIFT: Mapping[str, str] = {
 """Sections whose work swift does itself."""
 
 
-def check_kinds(content: Mapping[str, Any], name: str, section: str = "") -> None:
-    """Refuse values of the wrong kind; `name` is the file's. Null counts as left out, and `"auto"` as anything."""
-    kinds = KINDS.get(section, {})
+def check_keys(content: Mapping[str, Any], name: str, section: str = "") -> None:
+    """Refuse unknown keys and values of the wrong kind; `name` is the file's.
+
+    Null counts as left out, and `"auto"` as anything.
+    """
+    kinds, known = KINDS.get(section, {}), KNOWN.get(section)
     for key, value in content.items():
         path = f"{section}.{key}".lstrip(".")
         expected = kinds.get(key)
@@ -172,8 +174,12 @@ def check_kinds(content: Mapping[str, Any], name: str, section: str = "") -> Non
             raise ConfigError(f"{name}: {path} must be {expected[0]}, not {_short(value)}.")
         if fault := fault_of(key) or (None if isinstance(value, Mapping) else fault_of(value)):
             raise ConfigError(f"{name}: {path} {fault}.")
+        if known is not None and key not in known and value is not None:
+            meant = OLD_NAMES.get(key)
+            suggestion = f" Did you mean {meant!r}?" if meant else did_you_mean(key, known)
+            raise ConfigError(f"{name}: unknown key {path!r}.{suggestion}", hint="Correct it, or leave it out.")
         if isinstance(value, Mapping):
-            check_kinds(value, name, path)
+            check_keys(value, name, path)
 
 
 def _short(value: Any) -> str:
