@@ -15,7 +15,7 @@ from tiny_runs import Trained, conversations, run_training
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from swift_backend_megatron.experts import mark_experts
+from swift_backend_megatron.model import mark_experts
 from swift_testing.reference import samples_of
 from swift_testing.subjects import write_model
 

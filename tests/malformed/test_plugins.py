@@ -49,7 +49,7 @@ RETURNED = {
 }
 """What is returned instead, and how it is described."""
 STEPPING = """
-    from swift_testing.momentum import TorchMomentum
+    from swift_testing.third_party import TorchMomentum
 
     def step(optimizer, closure=None):
         {}

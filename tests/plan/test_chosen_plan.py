@@ -60,20 +60,21 @@ def test_nothing_fitting_shows_nearest_plans(inputs: Path, monkeypatch: pytest.M
 def test_a_run_that_will_lack_memory_is_warned_of(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 
-    from swift.cli.planner_choice import foreseen
+    from swift.cli.preflight import check_run
     from swift.config.parse import parse
+    from swift.plugins.planners import foreseen
 
     words = [*RUN, "--max_length", "60000", "--train_type", "full", "--per_device_train_batch_size", "8"]
     monkeypatch.chdir(inputs)
     parsed = parse(words, "sft")
     little = psutil.virtual_memory()._replace(available=int(1.2e9))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
-    warning = foreseen(parsed, 1, words, "sft")
+    warning = foreseen(check_run(parsed, 1), words, "sft")
     assert warning is not None
     assert "more than available. Plans that fit:" in warning
     assert "--per_device_train_batch_size 1" in warning
     short = parse([*words, "--max_length", "64"], "sft")
-    assert foreseen(short, 1, words, "sft") is None
+    assert foreseen(check_run(short, 1), words, "sft") is None
 
 
 def test_missing_planner_names_install(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

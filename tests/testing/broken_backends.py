@@ -213,7 +213,7 @@ class SwapsNames(DataParallelBackend):
 
     @hookimpl
     def swift_iter_weights(self, state: Any) -> Any:
-        from swift.backends.torch.weights import stream
+        from swift.backends.torch.checkpoint import stream
 
         names = {"k_proj": "v_proj", "v_proj": "k_proj"}
         for name, tensor in stream(state):
@@ -225,7 +225,7 @@ class SwapsNames(DataParallelBackend):
 class StreamsHalfPrecision(DataParallelBackend):
     @hookimpl
     def swift_iter_weights(self, state: Any) -> Any:
-        from swift.backends.torch.weights import stream
+        from swift.backends.torch.checkpoint import stream
 
         return ((name, tensor.bfloat16()) for name, tensor in stream(state))
 
@@ -234,7 +234,7 @@ class StreamsHalfPrecision(DataParallelBackend):
 class StreamsNothingButNamesElsewhere(DataParallelBackend):
     @hookimpl
     def swift_iter_weights(self, run: Any, state: Any) -> Any:
-        from swift.backends.torch.weights import stream
+        from swift.backends.torch.checkpoint import stream
 
         return ((name, tensor if run.topology.is_main else tensor * 0) for name, tensor in stream(state))
 
@@ -243,7 +243,7 @@ class StreamsNothingButNamesElsewhere(DataParallelBackend):
 class StreamsTiedWeightsTwice(DataParallelBackend):
     @hookimpl
     def swift_iter_weights(self, state: Any) -> Any:
-        from swift.backends.torch.weights import stream
+        from swift.backends.torch.checkpoint import stream
 
         for name, tensor in stream(state):
             yield name, tensor
@@ -255,7 +255,7 @@ class StreamsTiedWeightsTwice(DataParallelBackend):
 class GathersEverythingFirst(DataParallelBackend):
     @hookimpl
     def swift_iter_weights(self, state: Any) -> Any:
-        from swift.backends.torch.weights import stream
+        from swift.backends.torch.checkpoint import stream
 
         yield from [(name, tensor.clone()) for name, tensor in stream(state)]
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from swift.contracts import ModelFacts
-from swift.observers.lines import Meter, scalars_of
-from swift.observers.mfu import mfu_of
+from swift.observers.lines import Meter, mfu_of, scalars_of
 
 
 def logged_steps(meter, make_record, steps, **options):

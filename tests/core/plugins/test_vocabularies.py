@@ -184,6 +184,7 @@ def test_without_vocabulary_package_is_named(monkeypatch: pytest.MonkeyPatch, tm
     assert "swift-migrate" in str(caught.value)
     assert "SWIFT_PLUGINS leaves it out" in str(caught.value)
     monkeypatch.setattr(vocabularies, "list_plugins", lambda _: [])
+    monkeypatch.setattr(vocabularies, "allowed_plugins", lambda _: [])
     with pytest.raises(UsageError, match=r'pip install "swift-core\[migrate\]"'):
         vocabularies.read_runs(str(file))
     vocabularies.check_is_own([str(file)])

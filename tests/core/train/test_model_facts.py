@@ -15,7 +15,7 @@ from swift.config.parse import config_from_mapping
 from swift.contracts import Run
 from swift.hookspecs import hookimpl
 from swift.observers.jsonl import JsonlObserver
-from swift.observers.mfu import mfu_of
+from swift.observers.lines import mfu_of
 from swift.train.prepare import open_job
 
 SCORING = "with the reference model, once"

@@ -1,26 +1,28 @@
-"""The canonical checkpoint: every process hands over the runs of elements that it updates, as live views."""
+"""The canonical checkpoint: every process hands over the runs of elements that it updates, as live views.
+
+And the canonical stream of weights, of which each is gathered for itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from swift.checkpoint import TensorSlices
-from swift.toolkit import Piece, canonical_parameters, model_name, optim_name, part_slices
+from swift.contracts import CheckpointReader, CheckpointWriter, WeightStream
+from swift.toolkit import Piece, canonical_parameters, canonical_weights, model_name, optim_name, part_slices
 from swift_backend_deepspeed.partitions import Fragment, ZeRO3Nvme, make_slots
+from swift_backend_deepspeed.shard import DeepSpeedState
 from swift_backend_deepspeed.tensor_parallel import TensorShard, tensor_shard_of
-
-if TYPE_CHECKING:
-    from swift.contracts import CheckpointReader, CheckpointWriter
-    from swift_backend_deepspeed.shard import DeepSpeedState
 
 
 def save(state: DeepSpeedState, writer: CheckpointWriter) -> None:
     """Weights and optimizer state under canonical names."""
-    writer.facts({"scaler": _scaler(state.engine)})
+    engine = state.engine
+    writer.facts({"scaler": {"scale": float(engine.optimizer.loss_scale)} if engine.fp16_enabled() else {}})
     if isinstance(state.partitions, ZeRO3Nvme):
         writer.stream(_streamed(state, state.partitions))
         return
@@ -88,6 +90,12 @@ def load(state: DeepSpeedState, reader: CheckpointReader) -> None:
         state.engine.optimizer.loss_scaler.cur_scale = scale
 
 
+def stream(state: DeepSpeedState) -> WeightStream:
+    """Yield every weight. Collective: every process must read the stream to its end."""
+    yield from canonical_weights(state.model, state.gather)
+    state.partitions.release()
+
+
 def _tensors(
     state: DeepSpeedState,
     pieces: list[Piece],
@@ -150,7 +158,3 @@ def _frozen(state: DeepSpeedState, pieces: list[Piece], parameter: torch.Tensor)
     """Return a weight that nobody updates, whole: full training with `tuner.freeze`."""
     whole = state.gather(parameter).float()
     return {model_name(piece.name): piece.view_of(whole) for piece in pieces}
-
-
-def _scaler(engine: Any) -> dict[str, Any]:
-    return {"scale": float(engine.optimizer.loss_scale)} if engine.fp16_enabled() else {}

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator
 
-from swift.config.limits import Threads
-from swift.config.sections import Section
+from swift import TorchOptions
 from swift_backend_deepspeed.ds_json import implied_settings, read_config
 
 DEFAULT = "zero2"
 
 
-class DeepSpeedOptions(Section):
+class DeepSpeedOptions(TorchOptions):
     """Options of the DeepSpeed backend."""
 
     config: dict[str, Any] | str = Field(
         default_factory=lambda: read_config(DEFAULT),
         description="DeepSpeed's JSON: a file, or zero0, zero1, zero2, zero3, zero2_offload, zero3_offload",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
-    cpu_threads: Threads | None = Field(
-        None, description="Threads per process on the CPU; default: the cores divided by the processes here"
     )
 
     @field_validator("config", mode="before")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swift.data.batch import Batch
+from swift.data.batch import Batch
 
 FROM, UNTIL = 2, 22
 """Steps that are looked at; the first ones set things up."""

@@ -1,18 +1,25 @@
-"""Memory and traffic of a process, counted before anything is built. Imports neither torch nor DeepSpeed."""
+"""Memory and traffic of a process, counted before anything is built, and what to lower where memory does not suffice.
+
+Imports neither torch nor DeepSpeed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from swift.contracts import AFTERWARDS, GROWING, HOST, PASSING, Traffic
-from swift_backend_deepspeed.advice import DEFAULTS
+from swift.config.sections import Config
+from swift.contracts import AFTERWARDS, GROWING, HOST, PASSING, LocalWeights, RequestedRun, Traffic
 from swift_backend_deepspeed.config import DeepSpeedOptions
-from swift_backend_deepspeed.ds_json import PRESETS, offload_device, stage_in_force
+from swift_backend_deepspeed.ds_json import PRESETS, offload_device, stage_in_force, stage_of
 
-if TYPE_CHECKING:
-    from swift.contracts import LocalWeights, RequestedRun
-
+DEFAULTS = {
+    "reduce_bucket_size": 500_000_000,
+    "allgather_bucket_size": 500_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_max_live_parameters": 1_000_000_000,
+}
+"""Elements, as DeepSpeed sets them by itself."""
 _MATRICES = 7
 """Of a layer: four of attention, three of the MLP."""
 _REUSED = 1e9
@@ -146,3 +153,24 @@ def _size(content: dict[str, Any], key: str) -> float:
     """Return a bucket's size in values: what the JSON says, or DeepSpeed's own default."""
     declared = content.get("zero_optimization", {}).get(key)
     return float(declared) if isinstance(declared, int | float) else float(DEFAULTS[key])
+
+
+def to_save_memory(config: Config, content: dict[str, Any]) -> str:
+    """Return one line, cheapest measures first."""
+    return "In force, and to be lowered: " + "; ".join(_measures(config, content)) + "."
+
+
+def _measures(config: Config, content: dict[str, Any]) -> Iterator[str]:
+    train, zero, stage = config.train, content.get("zero_optimization", {}), stage_of(content)
+    if train.micro_batch > 1:
+        yield f"--train.micro_batch {train.micro_batch} (accumulation makes up for it)"
+    if not train.gradient_checkpointing:
+        yield "--gradient_checkpointing false (true recomputes activations)"
+    for name, usual in DEFAULTS.items():
+        if name.startswith("stage3_") == (stage == 3):
+            yield f"{name} {zero.get(name, usual):,}"
+    if stage < 3:
+        yield f"stage {stage} (--deepspeed zero{stage + 1} shards more)"
+    for part in ("offload_optimizer", "offload_param") if stage == 3 else ("offload_optimizer",):
+        if offload_device(content, part) == "none" and stage > 0:
+            yield f"{part} none (cpu takes it out of this device's memory)"

@@ -5,20 +5,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift.config.own_options import LoraOptions
-from swift.contracts import ProcessLayout
+from swift.config.sections import TunerSection
+from swift.contracts import ProcessLayout, RequestedRun
 from swift.errors import ConfigError, UnsupportedLayout
 from swift.models.sizes import check_heads, check_widths
 from swift.optim.selected import slots_of
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import check_batch, is_on, offload_device, stage_of
-
-if TYPE_CHECKING:
-    from swift.config.sections import TunerSection
-    from swift.contracts import RequestedRun
-
 
 _CHANGE_BITS = (
     "zero_quantized_weights",
@@ -35,18 +31,18 @@ def data_size(run: RequestedRun) -> int:
 
 def check_plan(run: RequestedRun) -> None:
     """Refuse what sizes, stage, tuner or machine rule out."""
-    config, world = run.config, run.world.size
+    config = run.config
     parallel, tuner = config.parallel, config.tuner
     content = run.options(DeepSpeedOptions).content
     stage = stage_of(content)
-    ProcessLayout.of(parallel, world)
+    slices = data_size(run)
     if stage == 3 and tuner.quantize != "none":
         _check_quantised(content, tuner)
     if parallel.tp > 1:
         _check_tensor_parallel(run, stage)
     _check_slots(run)
     _check_offload(run)
-    check_batch(content, config, data_size(run))
+    check_batch(content, config, slices)
 
 
 def _check_quantised(content: dict[str, Any], tuner: TunerSection) -> None:

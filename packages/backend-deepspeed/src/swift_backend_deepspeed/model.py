@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from swift.contracts import ModelView, Need
+from swift.contracts import ModelSource, ModelView, Need, Run
+from swift.data.batch import MicroBatch
 from swift.toolkit import SequenceView, ViewModule, build_view, sequence_attention
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import stage_of
 from swift_backend_deepspeed.packed import multiply_gathered, partition_when_read
 from swift_backend_deepspeed.topology import sequence_group
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource, Run
-    from swift.data.batch import MicroBatch
 
 
 @dataclass

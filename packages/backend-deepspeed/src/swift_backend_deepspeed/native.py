@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -102,11 +102,6 @@ class _Nothing:
     """Instead of an object that is of no use here."""
 
 
-def _known_classes() -> AbstractContextManager[Any]:
-    allowed: list[Any] = [(_Nothing, name) for name in _INERT]
-    return torch.serialization.safe_globals([*allowed, (int, _STAGE), (_stage_named, "builtins.getattr")])
-
-
 def _stage_named(kind: Any, name: str) -> int:
     """Return a stage as Python 3.11.0 to 3.11.3 pickles it: getattr(ZeroStageEnum, "gradients"), and no other."""
     if kind is not int:
@@ -115,7 +110,8 @@ def _stage_named(kind: Any, name: str) -> int:
 
 
 def _load(file: Path) -> Any:
-    with _known_classes():
+    allowed: list[Any] = [(_Nothing, name) for name in _INERT]
+    with torch.serialization.safe_globals([*allowed, (int, _STAGE), (_stage_named, "builtins.getattr")]):
         return load_pickle(file, CheckpointError)
 
 
@@ -165,20 +161,18 @@ class Sharded(ThirdPartyCheckpoint):
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
         """Pieces of all processes put together."""
         with _damage(self._folder / name):
-            return self._read(name)
-
-    def _read(self, name: str) -> Mapping[str, torch.Tensor]:
-        if name in self._frozen:
-            return {"weight": _together(self._frozen[name])}
-        location = self._locations[name]
-        found = {"weight": self._piece(location, self._weights)}
-        group = _in_groups(self._weights[0], location.start)[0] if self._stage == 3 else location.group
-        state = self._states[0].get(group, {})
-        if MOMENTS[0] in state:
-            for slot in MOMENTS:
-                found[slot] = self._piece(location, [_moments(rank, slot) for rank in self._states])
-            found["step"] = torch.as_tensor(float(state["step"]))
-        return found
+            if name in self._frozen:
+                return {"weight": self._frozen[name].float()}
+            location = self._locations[name]
+            found = {"weight": self._piece(location, self._weights)}
+            group = _in_groups(self._weights[0], location.start)[0] if self._stage == 3 else location.group
+            state = self._states[0].get(group, {})
+            if MOMENTS[0] in state:
+                for slot in MOMENTS:
+                    of_groups = [[rank[group][slot] for group in sorted(rank)] for rank in self._states]
+                    found[slot] = self._piece(location, of_groups)
+                found["step"] = torch.as_tensor(float(state["step"]))
+            return found
 
     def _piece(self, location: _Location, ranks: Sequence[Any]) -> torch.Tensor:
         """`ranks` holds, of each process, flat pieces by group."""
@@ -197,16 +191,16 @@ class Sharded(ThirdPartyCheckpoint):
                 begin += piece.numel()
         return torch.cat(parts)[:numel].float().view(location.shape)
 
-    def _frozen_parameters(self, folder: Path, model: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:
-        """Name → the parts of a parameter that nobody trained."""
+    def _frozen_parameters(self, folder: Path, model: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Name → a parameter that nobody trained."""
         shapes = model.get("frozen_param_shapes") or {}
         if self._stage < 3:
-            return {name: [model["module"][name]] for name in shapes}
+            return {name: model["module"][name] for name in shapes}
         models = [_load(file) for file in sorted(folder.glob(_MODEL), key=_rank)] if shapes else []
         found = {}
         for name, shape in shapes.items():
             whole = torch.cat([each["frozen_param_fragments"][name].view(-1) for each in models])
-            found[name] = [whole[: prod(shape)].view(tuple(shape))]
+            found[name] = whole[: prod(shape)].view(tuple(shape))
         return found
 
 
@@ -230,27 +224,19 @@ class Universal(ThirdPartyCheckpoint):
 
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
         """Its files."""
-        with _damage(self._folder / name):
-            return self._read(name)
-
-    def _read(self, name: str) -> Mapping[str, torch.Tensor]:
         found = {}
-        for slot, file in (("weight", "fp32"), *((slot, slot) for slot in MOMENTS)):
-            path = self._folder / name / f"{file}.pt"
-            if path.is_file():
-                content = _load(path)
-                tensor = content["param"] if isinstance(content, dict) else content
-                found[slot] = tensor.float().view(self._shapes.get(name, tensor.shape))
-        if MOMENTS[0] in found:
-            path = self._folder / name / "step.pt"
-            step = _load(path) if path.is_file() else self._step
-            found["step"] = torch.as_tensor(float(step["param"] if isinstance(step, dict) else step))
+        with _damage(self._folder / name):
+            for slot, file in (("weight", "fp32"), *((slot, slot) for slot in MOMENTS)):
+                path = self._folder / name / f"{file}.pt"
+                if path.is_file():
+                    content = _load(path)
+                    tensor = content["param"] if isinstance(content, dict) else content
+                    found[slot] = tensor.float().view(self._shapes.get(name, tensor.shape))
+            if MOMENTS[0] in found:
+                path = self._folder / name / "step.pt"
+                step = _load(path) if path.is_file() else self._step
+                found["step"] = torch.as_tensor(float(step["param"] if isinstance(step, dict) else step))
         return found
-
-
-def _moments(state: Mapping[Any, Mapping[str, torch.Tensor]], slot: str) -> list[torch.Tensor]:
-    """Return one of the optimizer's moments, of all groups in their order."""
-    return [state[index][slot] for index in sorted(state)]
 
 
 def _locations_of_2(shapes: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, _Location]:
@@ -317,7 +303,3 @@ def _rows_per_step(model: Mapping[str, Any]) -> int:
     if isinstance(micro, int) and isinstance(steps, int):
         return micro * steps * int(model.get("dp_world_size", 1))
     return 0
-
-
-def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return (parts[0] if len(parts) == 1 else torch.cat(list(parts))).float()

@@ -13,15 +13,12 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from swift.contracts import POLICY
+from swift.contracts import POLICY, Run
 from swift_backend_deepspeed.operators import build_operator
-
-if TYPE_CHECKING:
-    from swift.contracts import Run
 
 _SWAPPER = "deepspeed.runtime.swap_tensor.partitioned_optimizer_swapper"
 

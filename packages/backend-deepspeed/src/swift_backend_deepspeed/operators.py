@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from swift.contracts import Run
+from swift.contracts import Run
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
 

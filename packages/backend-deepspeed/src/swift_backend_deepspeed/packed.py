@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from swift.contracts import Run
 from swift_backend_deepspeed.topology import engine_config
-
-if TYPE_CHECKING:
-    from swift.contracts import Run
 
 
 def partition_when_read(run: Run) -> Callable[[nn.Parameter], None]:

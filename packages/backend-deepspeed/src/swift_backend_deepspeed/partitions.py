@@ -6,18 +6,17 @@ updates a contiguous run of a parameter's elements. Checkpoints, weights and exa
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from swift.contracts import Slot
 from swift.toolkit import empty_slot
-
-if TYPE_CHECKING:
-    from swift.contracts import Slot
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's, as DeepSpeed's own checkpoint formats name them."""
@@ -41,22 +40,27 @@ class Fragment:
         return moment.view(-1).narrow(0, self.at, self.values.numel())
 
 
-class Partitions(Protocol):
+class Partitions(ABC):
     """Partitioning of one ZeRO stage."""
 
-    optimizer: torch.optim.Optimizer
-    """The optimizer that updates fp32 values, inside of whatever DeepSpeed wraps around it."""
+    def __init__(self, zero: Any) -> None:
+        self._zero = zero
+        self.optimizer: torch.optim.Optimizer = zero.optimizer
+        """The optimizer that updates fp32 values, inside of whatever DeepSpeed wraps around it."""
 
+    @abstractmethod
     def fragment(self, parameter: nn.Parameter) -> Fragment | None:
         """Return this process's run of a trained parameter, if it has one."""
 
+    @abstractmethod
     def refresh(self) -> None:
         """Update the working weights after the fp32 ones were written to."""
 
+    @abstractmethod
     def gather(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return the full parameter, gathered from all processes; in fp32 if it is trained."""
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027 - only fragments that are swapped have to be
         """Finish the use of fragments; values written to them are kept for training."""
 
 
@@ -70,7 +74,7 @@ def partitions_of(engine: Any) -> Partitions:
     return ZeRO0(optimizer)
 
 
-class ZeRO0:
+class ZeRO0(Partitions):
     """ZeRO 0: torch's own optimizer over the parameters themselves."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -89,16 +93,9 @@ class ZeRO0:
         """Return the parameter itself."""
         return parameter.detach()
 
-    def release(self) -> None:
-        """Do nothing."""
 
-
-class ZeRO12:
+class ZeRO12(Partitions):
     """ZeRO 1 and 2: working weights are replicated, fp32 ones and the optimizer's state are partitioned."""
-
-    def __init__(self, zero: Any) -> None:
-        self._zero = zero
-        self.optimizer = zero.optimizer
 
     def fragment(self, parameter: nn.Parameter) -> Fragment | None:
         """Return the process's fragment of a parameter according to DeepSpeed's own mapping."""
@@ -126,16 +123,9 @@ class ZeRO12:
         dist.all_reduce(full, group=self._zero.dp_process_group)
         return full
 
-    def release(self) -> None:
-        """Do nothing."""
 
-
-class ZeRO3:
+class ZeRO3(Partitions):
     """ZeRO 3: working weights are partitioned as well."""
-
-    def __init__(self, zero: Any) -> None:
-        self._zero = zero
-        self.optimizer = zero.optimizer
 
     def fragment(self, parameter: nn.Parameter) -> Fragment | None:
         """Return this process's run; all runs are equally long, and the last one ends in padding."""
@@ -190,9 +180,6 @@ class ZeRO3:
         dist.all_gather_into_tensor(parts, own, group=known.ds_process_group)
         return parts[: known.ds_numel].view(tuple(known.ds_shape))
 
-    def release(self) -> None:
-        """Do nothing."""
-
 
 class ZeRO3Nvme(ZeRO3):
     """ZeRO 3 with fp32 weights and optimizer state on a disk, group by group; one group is in memory at a time."""
@@ -238,9 +225,5 @@ def make_slots(partitions: Partitions, fragment: Fragment, declared: Mapping[str
     for name, slot in declared.items():
         if name in slots:
             continue
-        integer = slot.shape == "scalar" and _counts_in_integers(partitions.optimizer)
+        integer = slot.shape == "scalar" and type(partitions.optimizer).__module__.startswith("deepspeed")
         slots[name] = 0 if integer else empty_slot(slot, owner)
-
-
-def _counts_in_integers(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer).__module__.startswith("deepspeed")

@@ -49,7 +49,7 @@ class DeepSpeedBackend:
     swift_forward = lazy_hook("swift_backend_deepspeed.step:forward")
     swift_save_checkpoint = lazy_hook("swift_backend_deepspeed.checkpoint:save")
     swift_load_checkpoint = lazy_hook("swift_backend_deepspeed.checkpoint:load")
-    swift_iter_weights = lazy_hook("swift_backend_deepspeed.weights:stream")
+    swift_iter_weights = lazy_hook("swift_backend_deepspeed.checkpoint:stream")
     swift_teardown = lazy_hook("swift_backend_deepspeed.topology:teardown")
     swift_variants = lazy_hook("swift_backend_deepspeed.estimate:variants")
     swift_estimate_memory = lazy_hook("swift_backend_deepspeed.estimate:estimate_memory")

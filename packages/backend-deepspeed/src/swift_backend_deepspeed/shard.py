@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from swift.contracts import Run, Slot
 from swift.toolkit import (
     Arithmetic,
     ViewModule,
@@ -39,9 +40,6 @@ from swift_backend_deepspeed.tensor_parallel import (
     tensor_shard_of,
 )
 from swift_backend_deepspeed.topology import Session, engine_config, quiet_deepspeed
-
-if TYPE_CHECKING:
-    from swift.contracts import Run, Slot
 
 
 @dataclass
@@ -170,14 +168,8 @@ def _shard_and_fill(
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
     fill(run, built.view.model, built.source, copy_shard)
-    register_head(root, built.view)
-
-
-def register_head(root: EngineRoot, view: ViewModule) -> None:
-    """EngineRoot uses the head's weight without calling the head: DeepSpeed is told to gather it for root."""
-    from deepspeed import zero
-
-    head = causal_lm_of(view.model).get_output_embeddings()
+    # The root uses the head's weight without calling the head: DeepSpeed is told to gather it for the root.
+    head = causal_lm_of(built.view.model).get_output_embeddings()
     for parameter in head.parameters() if head is not None else ():
         zero.register_external_parameter(root, parameter)
 

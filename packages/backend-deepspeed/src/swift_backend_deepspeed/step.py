@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from swift.contracts import ForwardResult, Objective, Run, StepResult
+from swift.data.batch import Batch
 from swift.errors import TrainingError
 from swift.toolkit import NonFiniteStep, accumulate, before_update, score, set_learning_rate, trains_on_images
-from swift_backend_deepspeed.advice import to_save_memory
 from swift_backend_deepspeed.config import DeepSpeedOptions
+from swift_backend_deepspeed.estimate import to_save_memory
+from swift_backend_deepspeed.shard import DeepSpeedState
 from swift_backend_deepspeed.tensor_parallel import tensor_shard_of
-
-if TYPE_CHECKING:
-    from swift.contracts import ForwardResult, Objective, Run, StepResult
-    from swift.data.batch import Batch
-    from swift_backend_deepspeed.shard import DeepSpeedState
 
 
 def train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Objective) -> StepResult:

@@ -6,20 +6,16 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from swift.contracts import Need
 from swift.errors import UnsupportedLayout
 from swift.toolkit import COLUMNS, ViewModule, base_model, tensor_parallel_spec
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from swift_backend_deepspeed.model import EngineView
-
+from swift_backend_deepspeed.model import EngineView
 
 OWN_LAYOUT = ("partition_config", "preset_model")
 """Keys of DeepSpeed's `tensor_parallel` with which users choose the sharding themselves."""

@@ -7,22 +7,18 @@ import os
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from swift.contracts import Topology
+from swift.contracts import RequestedRun, Run, Topology
 from swift.errors import UnsupportedLayout
 from swift.toolkit import choose_device, join_group, leave_group, resolve_dtype
 from swift_backend_deepspeed import nvme
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import remarks, resolved, stage_in_force
 from swift_backend_deepspeed.layout import data_size
-
-if TYPE_CHECKING:
-    import torch
-
-    from swift.contracts import RequestedRun, Run, World
 
 
 @dataclass
@@ -67,7 +63,9 @@ def setup(run: RequestedRun) -> Topology:
     slices = data_size(run)
     sharing = world.size // slices
     if parallel.ulysses > 1:
-        session.sequence = _neighbours(world, parallel.ulysses)
+        firsts = range(0, world.size, parallel.ulysses)
+        groups = [dist.new_group(list(range(first, first + parallel.ulysses))) for first in firsts]
+        session.sequence = groups[world.rank // parallel.ulysses]
     for remark in remarks(options.content, run.config, precision=precision):
         run.say(remark)
     layout = {"zero": stage_in_force(options.content, precision), "dp": slices}
@@ -77,8 +75,6 @@ def setup(run: RequestedRun) -> Topology:
 
 def engine_config(run: Run) -> tuple[dict[str, Any], torch.dtype]:
     """Return the JSON that DeepSpeed gets, and the precision of the arithmetic."""
-    import torch
-
     precision, _ = resolve_dtype(run.config.model.dtype, run.topology.device)
     content = run.options(DeepSpeedOptions).content
     config = resolved(content, run.config, precision=precision, world=run.world.size)
@@ -102,12 +98,6 @@ def _start_deepspeed(device: torch.device, precision: str) -> None:
     # All-reduce in shared memory, which training does not use, would be built in C++ first: no operator is compatible.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
-
-
-def _neighbours(world: World, size: int) -> Any:
-    """Make a group of every `size` processes in a row, and return this process's."""
-    groups = [dist.new_group(list(range(first, first + size))) for first in range(0, world.size, size)]
-    return groups[world.rank // size]
 
 
 def sequence_group(run: Run) -> dist.ProcessGroup:

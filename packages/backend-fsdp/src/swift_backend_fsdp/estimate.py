@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from swift.contracts import GROWING, HOST, LEAVING, PASSING, Traffic
+from swift.contracts import GROWING, HOST, LEAVING, PASSING, LocalWeights, RequestedRun, Traffic
 from swift_backend_fsdp.config import FsdpConfig
-
-if TYPE_CHECKING:
-    from swift.contracts import LocalWeights, RequestedRun
 
 
 def variants() -> Mapping[str, Sequence[str]]:

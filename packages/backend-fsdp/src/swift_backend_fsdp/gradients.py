@@ -1,8 +1,8 @@
-"""Gradients of shards: passed to the optimizer, measured together, and clipped."""
+"""Gradients of shards: measured together, and clipped."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,28 +22,6 @@ class TrainedShard:
     """As FSDP knows it: a DTensor."""
     local: nn.Parameter
     """The shard's memory as a plain tensor, for the optimizer."""
-
-
-def set_gradients(parts: Sequence[TrainedShard], partial: Collection[str], meshes: Meshes) -> None:
-    """Give the optimizer's tensors the gradients that FSDP has left on the parameters.
-
-    Those of `partial` are summed over the tensor parallel processes.
-    """
-    for part in parts:
-        gradient = part.parameter.grad
-        if gradient is None:
-            part.local.grad = None
-            continue
-        part.local.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        if part.name in partial:
-            dist.all_reduce(part.local.grad, group=meshes.tp.get_group())
-
-
-def drop(parts: Sequence[TrainedShard]) -> None:
-    """Drop the gradients of parameters and of their shards."""
-    for part in parts:
-        part.parameter.grad = None
-        part.local.grad = None
 
 
 def norm(parts: Sequence[TrainedShard], meshes: Meshes, device: torch.device) -> float:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift.config.own_options import LoraOptions
-from swift.contracts import ProcessLayout
+from swift.config.sections import Config
+from swift.contracts import ProcessLayout, RequestedRun
 from swift.errors import UnsupportedLayout
 from swift.models.fp8 import check_fp8
 from swift.models.sizes import check_heads, check_widths
-
-if TYPE_CHECKING:
-    from swift.config.sections import Config
-    from swift.contracts import RequestedRun
 
 
 def layout_of(config: Config, processes: int) -> ProcessLayout:

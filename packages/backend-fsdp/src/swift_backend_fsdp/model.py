@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import nn
 
+from swift.contracts import ModelSource, Run
 from swift.errors import ModelError
 from swift.toolkit import (
     SequenceView,
@@ -19,9 +19,6 @@ from swift.toolkit import (
 )
 from swift_backend_fsdp.config import FsdpConfig
 from swift_backend_fsdp.topology import meshes_of
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource, Run
 
 
 @dataclass

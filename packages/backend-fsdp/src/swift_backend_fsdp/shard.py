@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils import _pytree
 
-from swift.contracts import ModelView, Need
+from swift.contracts import ForwardResult, ModelView, Need, Objective, Run
+from swift.data.batch import Batch, MicroBatch
 from swift.errors import UnsupportedLayout
 from swift.toolkit import (
     Arithmetic,
+    Piece,
     SequenceView,
     TensorSlices,
     TorchState,
@@ -33,15 +36,9 @@ from swift.toolkit import (
 from swift_backend_fsdp import gradients
 from swift_backend_fsdp.config import FsdpConfig
 from swift_backend_fsdp.gradients import TrainedShard
-from swift_backend_fsdp.local import keep, local_slice
 from swift_backend_fsdp.model import MetaModel
 from swift_backend_fsdp.tensor_parallel import shard_tensors
 from swift_backend_fsdp.topology import Meshes, meshes_of
-
-if TYPE_CHECKING:
-    from swift.contracts import ForwardResult, Objective, Run
-    from swift.data.batch import Batch, MicroBatch
-    from swift.toolkit import Piece
 
 # FSDP looks for tensors in what a module returns, and knows only registered dataclasses.
 if ModelView not in _pytree.SUPPORTED_NODES:
@@ -90,7 +87,7 @@ class FsdpState(TorchState):
         _fully_shard(root, model.blocks, meshes, options, self.arithmetic)
         if not model.filled:
             _allocate(root, "cpu" if options.offload else self.arithmetic.device, buffers=meshes.fsdp.device_type)
-            fill(run, view.model, model.source, keep)
+            fill(run, view.model, model.source, _keep)
         _check(root, meshes)
         root.reshard_all()  # FSDP has seen all weights that are ever trained by now
         return view
@@ -107,7 +104,10 @@ class FsdpState(TorchState):
         )
         self.parts = []
         for group in groups:
-            own = [_trained_shard(name, each) for name, each in zip(group["names"], group["params"], strict=True)]
+            own = [
+                TrainedShard(name, each, nn.Parameter(local_slice(each)[0].detach()))
+                for name, each in zip(group["names"], group["params"], strict=True)
+            ]
             self.parts += own
             group["params"] = [each.local for each in own]
         self._locals = {id(part.parameter): part.local for part in self.parts}
@@ -138,7 +138,11 @@ class FsdpState(TorchState):
 
     def reduce_gradients(self, run: Run) -> None:
         """Give the optimizer's tensors the gradients that FSDP has reduced and sharded."""
-        gradients.set_gradients(self.parts, self.partial, self.meshes)
+        for part in self.parts:
+            gradient = part.parameter.grad
+            part.local.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            if part.local.grad is not None and part.name in self.partial:
+                dist.all_reduce(part.local.grad, group=self.meshes.tp.get_group())
 
     def unscale(self) -> None:
         """Undo the scale of the loss, and tell all processes about an overflow in one process's shard."""
@@ -157,7 +161,8 @@ class FsdpState(TorchState):
 
     def drop_gradients(self) -> None:
         """Drop the gradients of parameters and of their shards."""
-        gradients.drop(self.parts)
+        for part in self.parts:
+            part.parameter.grad = part.local.grad = None
 
     def all_reduce(self, table: torch.Tensor) -> None:
         """Add a tensor up over the processes that train on other samples."""
@@ -188,15 +193,33 @@ class FsdpState(TorchState):
         return gathered
 
 
+def local_slice(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[slice, ...]]:
+    """Return this process's shard of a tensor, and its location.
+
+    Shards are rectangles. A plain tensor is one whole shard.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor, tuple(slice(0, size) for size in tensor.shape)
+    local: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]  # it stays a DTensor
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    # A process without a part has an offset at the end, or beyond it.
+    starts = [min(start, size) for start, size in zip(offset, tensor.shape, strict=True)]
+    return local, tuple(slice(start, start + size) for start, size in zip(starts, local.shape, strict=True))
+
+
+def _keep(tensor: torch.Tensor, whole: torch.Tensor) -> None:
+    """Copy this process's part of `whole` into its tensor."""
+    local, region = local_slice(tensor)
+    local.copy_(whole[region])
+
+
 @torch.no_grad()
 def _check(root: FsdpRoot, meshes: Meshes) -> None:
     """Let the view check itself, and refuse types whose code cannot be computed in shards."""
     kind = type(base_model(root.view.model)).__name__
     try:
         root(None)
-    except (
-        ValueError
-    ) as error:  # FSDP finds weights that blocks share: it gathers and frees those of each by themselves
+    except ValueError as error:  # FSDP finds weights that blocks share, of which it gathers and frees each block's
         raise UnsupportedLayout(
             f"{kind} cannot be sharded block by block: {error}", hint="Type --backend deepspeed"
         ) from error
@@ -250,8 +273,3 @@ def _allocate(root: FsdpRoot, device: torch.device | str, *, buffers: str) -> No
     root.to_empty(device=device)
     for (module, name), buffer in computed.items():
         module._buffers[name] = buffer.to(buffers)
-
-
-def _trained_shard(name: str, parameter: nn.Parameter) -> TrainedShard:
-    local, _ = local_slice(parameter)
-    return TrainedShard(name, parameter, nn.Parameter(local.detach()))

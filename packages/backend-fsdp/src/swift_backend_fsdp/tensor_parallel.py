@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from swift.contracts import Run
 from swift.toolkit import COLUMNS, ROWS, base_model, cut_modules, tensor_parallel_spec
-
-if TYPE_CHECKING:
-    from swift.contracts import Run
 
 _STYLES: Mapping[str, type[ParallelStyle]] = {COLUMNS: ColwiseParallel, ROWS: RowwiseParallel}
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import _collective_utils, _redistribute, debug
 
-from swift.contracts import ProcessLayout, Topology
+from swift.contracts import ProcessLayout, RequestedRun, Run, Topology
 from swift.toolkit import choose_device, join_group, leave_group
 from swift_backend_fsdp.config import FsdpConfig
 from swift_backend_fsdp.layout import sizes_of
-
-if TYPE_CHECKING:
-    from swift.contracts import RequestedRun, Run
 
 
 @dataclass(frozen=True)

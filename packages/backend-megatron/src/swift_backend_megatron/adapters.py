@@ -8,22 +8,19 @@ module keeps its A and B; the tensor map has the rows of the fused output each B
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from swift.contracts import Run
 from swift.errors import UnsupportedLayout
 from swift.toolkit import ADAPTER, HEAD, START, VALUE_HEAD, adapter_names, base_model, name_map
-from swift_backend_megatron.tensor_map import MappedTensor, Tile
-
-if TYPE_CHECKING:
-    from swift.contracts import Run
-    from swift_backend_megatron.built import MegatronModel
-
+from swift_backend_megatron.tensor_map import MappedTensor, MegatronModel, Tile
 
 _PREFIX = "base_model.model."
 """Before the names of modules in PEFT's wrapper."""
@@ -174,40 +171,31 @@ def adapt(run: Run, built: MegatronModel, meta_copy: nn.Module) -> frozenset[str
 
     Return the names on disk of all of them.
     """
-    specs = {each.weight: each for each in _specs(meta_copy)}
-    found_in = {
-        id(parameter): (chunk, name)
-        for chunk in built.chunks
+    specs = {spec.weight: spec for spec in _specs(meta_copy)}.values()
+    layer_of = {
+        id(parameter): (index, name.rpartition(".")[0])
+        for index, chunk in enumerate(built.chunks)
         for name, parameter in chunk.named_parameters(remove_duplicate=False)
     }
+    layers: dict[tuple[int, str], list[tuple[AdapterSpec, list[Tile]]]] = {}
+    for spec in specs:
+        weight = built.tensor_map[spec.weight]
+        for tensor in {id(tile.tensor): tile.tensor for tile in weight.tiles}.values():
+            tiles = [tile for tile in weight.tiles if tile.tensor is tensor]
+            layers.setdefault(layer_of[id(tensor)], []).append((spec, tiles))
+        outputs, inputs = weight.shape
+        built.tensor_map |= {name: MappedTensor((spec.rank, inputs)) for name in spec.tensors[::2]}
+        built.tensor_map |= {name: MappedTensor((outputs, spec.rank)) for name in spec.tensors[1::2]}
     device = torch.device(run.topology.device)
-    found: dict[tuple[int, str], list[tuple[AdapterSpec, list[Tile]]]] = {}
-    modules: dict[tuple[int, str], Any] = {}
-    for weight, each in specs.items():
-        entry = built.tensor_map[weight]
-        for tensor in {id(tile.tensor): tile.tensor for tile in entry.tiles}.values():
-            chunk, name = found_in[id(tensor)]
-            path = name.rpartition(".")[0]
-            key = (id(chunk), path)
-            modules[key] = chunk
-            tiles = [tile for tile in entry.tiles if tile.tensor is tensor]
-            found.setdefault(key, []).append((each, tiles))
-    _check_linear(found, modules)
-    shapes = {weight: built.tensor_map[weight].shape for weight in specs}
-    for each in specs.values():
-        outputs, inputs = shapes[each.weight]
-        for name in each.tensors[::2]:
-            built.tensor_map[name] = MappedTensor((each.rank, inputs))
-        for name in each.tensors[1::2]:
-            built.tensor_map[name] = MappedTensor((outputs, each.rank))
-    for (_, path), members in found.items():
-        chunk = modules[_, path]
-        layer: Any = chunk.get_submodule(path)
-        own = [_adapter(each, tiles, built, device) for each, tiles in members]
+    for (index, path), members in layers.items():
+        layer: Any = built.chunks[index].get_submodule(path)
+        _check_linear(path, layer, members[0][0])
+        own = [_adapter(spec, tiles, built, device) for spec, tiles in members]
         added = _outputs([tiles for _, tiles in members], layer.weight.shape[0], device)
         parent, _, attribute = path.rpartition(".")
-        setattr(chunk.get_submodule(parent), attribute, AdaptedLinear(layer, own, added, built.config))
-    return frozenset(name for each in specs.values() for name in each.tensors)
+        adapted = AdaptedLinear(layer, own, added, built.config)
+        setattr(built.chunks[index].get_submodule(parent), attribute, adapted)
+    return frozenset(name for spec in specs for name in spec.tensors)
 
 
 def train_head(built: MegatronModel, meta_copy: nn.Module) -> frozenset[str]:
@@ -272,19 +260,14 @@ def _specs(meta_copy: nn.Module) -> list[AdapterSpec]:
     return found
 
 
-def _check_linear(
-    found: dict[tuple[int, str], list[tuple[AdapterSpec, list[Tile]]]],
-    modules: dict[tuple[int, str], Any],
-) -> None:
-    for (key, path), members in found.items():
-        layer = modules[key, path].get_submodule(path)
-        experts = ".experts." in f".{path}."
-        if experts or not hasattr(layer, "in_features") or getattr(layer, "weight", None) is None:
-            raise UnsupportedLayout(
-                f"An adapter on {members[0][0].weight.removesuffix('.weight')} is not offered with Megatron, which "
-                f"computes it in {type(layer).__name__}.",
-                hint="Name the modules: --tuner.targets q_proj k_proj v_proj o_proj, or type --backend fsdp.",
-            )
+def _check_linear(path: str, layer: Any, spec: AdapterSpec) -> None:
+    experts = ".experts." in f".{path}."
+    if experts or not hasattr(layer, "in_features") or getattr(layer, "weight", None) is None:
+        raise UnsupportedLayout(
+            f"An adapter on {spec.weight.removesuffix('.weight')} is not offered with Megatron, which computes it in "
+            f"{type(layer).__name__}.",
+            hint="Name the modules: --tuner.targets q_proj k_proj v_proj o_proj, or type --backend fsdp.",
+        )
 
 
 def _adapter(spec: AdapterSpec, tiles: list[Tile], built: MegatronModel, device: torch.device) -> LoraAdapter:
@@ -320,15 +303,14 @@ def _outputs(members: list[list[Tile]], outputs: int, device: torch.device) -> A
     return AdapterOutputs(order=torch.tensor(targets, device=device).argsort())
 
 
-def switch(chunks: list[Any], off: bool) -> Callable[[], None]:
-    """Turn all adapters off (or on); return the function that restores them."""
+@contextmanager
+def adapters_off(chunks: list[Any]) -> Iterator[None]:
+    """View the model without its adapters."""
     layers = [module for chunk in chunks for module in chunk.modules() if isinstance(module, AdaptedLinear)]
-    before = [layer.off for layer in layers]
     for layer in layers:
-        layer.off = off
-
-    def restore() -> None:
-        for layer, was in zip(layers, before, strict=True):
-            layer.off = was
-
-    return restore
+        layer.off = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.off = False

@@ -10,13 +10,11 @@ import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swift.contracts import RequestedRun
 from swift.errors import UnsupportedLayout, did_you_mean
 from swift.models.positions import rope_by_length
-
-if TYPE_CHECKING:
-    from swift.contracts import RequestedRun
 
 TRAINED = (
     *("deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "glm4", "glm4_moe", "glm4_moe_lite", "hy_v3", "llama"),

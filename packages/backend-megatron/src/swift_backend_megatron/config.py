@@ -6,17 +6,12 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from swift.config.limits import Threads
-from swift.config.sections import Section
+from swift import TorchOptions
 
 
-class MegatronConfig(Section):
+class MegatronConfig(TorchOptions):
     """Options of the Megatron backend."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
-    cpu_threads: Threads | None = Field(
-        None, description="Threads per process on the CPU; default: the cores divided by the processes here"
-    )
     use_distributed_optimizer: bool = Field(
         True, description="Shard optimizer state and fp32 weights over the data parallel processes (ZeRO 1)"
     )

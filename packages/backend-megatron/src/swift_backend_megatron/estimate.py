@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from swift.contracts import AFTERWARDS, Traffic
+from swift.contracts import AFTERWARDS, LayerSizes, LocalWeights, RequestedRun, Traffic
 from swift_backend_megatron.layout import options_of, shards_optimizer
-
-if TYPE_CHECKING:
-    from swift.contracts import LayerSizes, LocalWeights, RequestedRun
 
 
 def estimate_memory(run: RequestedRun, weights: LocalWeights) -> Mapping[str, float]:

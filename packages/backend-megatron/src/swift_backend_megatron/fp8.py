@@ -7,15 +7,13 @@ has to be kept in checkpoints. Weights, master weights and optimizer stay what t
 from __future__ import annotations
 
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.version import Version
 
+from swift.contracts import RequestedRun
 from swift.errors import UnsupportedLayout
-
-if TYPE_CHECKING:
-    from swift.contracts import RequestedRun
-    from swift_backend_megatron.config import MegatronConfig
+from swift_backend_megatron.config import MegatronConfig
 
 MULTIPLE = 16
 """Sides of matrices, and the tokens that a process has of a micro-batch, must be a multiple of this."""

@@ -7,21 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from swift.contracts import ModelView, Need
-from swift.toolkit import VocabularyShard, pooled, pooling_weights, token_logps
+from swift.toolkit import VALUE_HEAD_MODULE, VocabularyShard, pooled, pooling_weights, token_logps
 from swift_backend_megatron.images import language_of
-from swift_backend_megatron.sequences import gathered, summed
-from swift_backend_megatron.value_head import value_head_of
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
-
-    from swift_backend_megatron.built import MegatronModel
-    from swift_backend_megatron.sequences import MicroBatchSlice
+from swift_backend_megatron.sequences import MicroBatchSlice, gathered, summed
+from swift_backend_megatron.tensor_map import MegatronModel
 
 
 def view_of(built: MegatronModel, shard: MicroBatchSlice, hidden: torch.Tensor, needs: Collection[Need]) -> ModelView:
@@ -31,7 +26,7 @@ def view_of(built: MegatronModel, shard: MicroBatchSlice, hidden: torch.Tensor, 
     view = _token_views(built, shard, hidden, weight, needs) if built.unembeds else ModelView()
     whole = frozenset(needs) & {Need.POOLED, Need.SCORES, Need.VALUES}
     if built.unembeds and Need.VALUES in needs:
-        weight = _gathered_weight(value_head_of(chunk))
+        weight = _gathered_weight(getattr(chunk, VALUE_HEAD_MODULE))
     if whole:
         _add_views_of_hidden(built, shard, hidden, weight, whole, view)
     return view

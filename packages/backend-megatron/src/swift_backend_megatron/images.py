@@ -6,12 +6,11 @@ or activations. Every tensor parallel process runs the encoder on the same image
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from swift_backend_megatron.sequences import MicroBatchSlice, WholeRows
+from swift_backend_megatron.sequences import MicroBatchSlice, WholeRows
 
 
 def language_of(chunk: Any) -> Any:

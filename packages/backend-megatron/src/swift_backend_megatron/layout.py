@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift.config.own_options import LoraOptions
-from swift.contracts import ProcessLayout
+from swift.config.sections import Config, ParallelSection
+from swift.contracts import ProcessLayout, RequestedRun
 from swift.errors import UnsupportedLayout
 from swift.models.sizes import check_widths, experts_of
 from swift.optim.selected import slots_of
 from swift_backend_megatron import fp8
 from swift_backend_megatron.architectures import check_architecture
 from swift_backend_megatron.config import MegatronConfig
-
-if TYPE_CHECKING:
-    from swift.config.sections import Config, ParallelSection
-    from swift.contracts import RequestedRun
 
 
 def options_of(run: RequestedRun) -> MegatronConfig:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from swift_backend_megatron.tensor_map import region_of
-
-if TYPE_CHECKING:
-    from swift.contracts import Slot
-    from swift_backend_megatron.tensor_map import Tile
+from swift.contracts import Slot
+from swift_backend_megatron.tensor_map import Tile, region_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's, as Megatron's own checkpoint formats name them."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 from swift.errors import UnsupportedLayout
 from swift_backend_megatron import cpu
 from swift_backend_megatron.cpu.cuda_means_cpu import cuda_on_cpu
 from swift_backend_megatron.cpu.patches import patch_rope
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def prepare(say: Callable[[str], None]) -> str:

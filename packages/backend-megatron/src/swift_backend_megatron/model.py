@@ -6,14 +6,18 @@ import copy
 import logging
 import math
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
+from torch import nn
 
 from swift.config.own_options import FullOptions
-from swift.contracts import ModelFacts
+from swift.contracts import ModelFacts, ModelSource, Run
 from swift.errors import UnsupportedLayout
 from swift.toolkit import (
+    VALUE_HEAD_MODULE,
     adapter_config,
     apply_tuner,
     canonical_parameters,
@@ -38,17 +42,10 @@ from swift_backend_megatron.architectures import (
     not_known,
     settings_of_files,
 )
-from swift_backend_megatron.built import MegatronModel
-from swift_backend_megatron.experts import mark_experts
 from swift_backend_megatron.fp8 import settings_of as fp8_settings
 from swift_backend_megatron.images import language_of
 from swift_backend_megatron.layout import options_of, sizes_of, stages_of
-from swift_backend_megatron.padding_row import mask_padding_row
-from swift_backend_megatron.tensor_map import TensorMap, map_tensors
-from swift_backend_megatron.value_head import add_value_head
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource, Run
+from swift_backend_megatron.tensor_map import MegatronModel, TensorMap, map_tensors
 
 _UNEMBEDS, _HEADED = "causal_lm", "seq_cls"
 """The bridge's words for models that end in logits, and for all that have a head of their own instead."""
@@ -314,3 +311,68 @@ def _attention(run: Run, source: ModelSource, dtype: torch.dtype) -> dict[str, A
     backend = {"flash_attention_2": AttnBackend.flash, "sdpa": AttnBackend.fused, "eager": AttnBackend.unfused}
     run.facts["attention"] = f"Transformer Engine's ({requested})"
     return {"attention_backend": backend.get(requested, AttnBackend.auto)}
+
+
+def mark_experts(models: Iterable[nn.Module], config: Any) -> None:
+    """Mark on every routed expert's weight who reduces its gradient, and that each process has another shard of it.
+
+    Versions of megatron-core before 0.19 set the marks wrongly, with CUDA and without. Under tensor parallelism 0.16.1
+    reduces the gradients of experts over the wrong processes where neither experts nor their tensors are sharded, and
+    counts only some shards in the gradient norm, so that clipping is too weak. Neither shows in the losses.
+
+    To be called with the bare models, before megatron's data parallel wrapper and optimizer read the marks. Shared
+    experts follow the dense layers and are left alone.
+    """
+    expert_tensor = config.expert_tensor_parallel_size or config.tensor_model_parallel_size
+    own_group = config.expert_model_parallel_size > 1 or expert_tensor != config.tensor_model_parallel_size
+    for model in models:
+        for name, parameter in model.named_parameters():
+            if ".experts." not in name:
+                continue
+            row = "linear_fc2" in name
+            if parameter.dim() < 2 and row and expert_tensor > 1:
+                raise NotImplementedError(f"biases of experts with expert tensor parallelism: {name}")
+            marks = {
+                "allreduce": not own_group,
+                "tensor_model_parallel": True,
+                "partition_dim": int(row),
+                "partition_stride": 1,
+            }
+            for mark, value in marks.items():
+                setattr(parameter, mark, value)
+
+
+def add_value_head(chunks: Sequence[Any], config: Any) -> None:
+    """Put the head, whose weight is read later, on the chunk that the model ends with, where this process has it."""
+    for chunk in chunks:
+        if chunk.post_process:
+            like = next(chunk.parameters())
+            head = torch.nn.Linear(config.hidden_size, 1, bias=False, dtype=config.params_dtype, device=like.device)
+            # Its gradient is complete on every tensor parallel process, and must not be summed over them.
+            head.weight.sequence_parallel = False  # type: ignore[attr-defined]  # Megatron's mark
+            chunk.add_module(VALUE_HEAD_MODULE, head)
+
+
+def mask_padding_row(chunks: Sequence[Any], row: int | None) -> None:
+    """Mask the gradient that inputs give this row, in the chunk that embeds, where this process has it.
+
+    It is transformers' `padding_idx`, which Megatron's embedding lacks. The gradient is masked where the embedding's
+    output leaves it, by token: the same on every shard of the vocabulary. The unembedding's share of a tied weight, on
+    whichever stage, stays.
+    """
+    for chunk in chunks:
+        if row is not None and language_of(chunk).pre_process:
+            language_of(chunk).embedding.word_embeddings.register_forward_hook(_mask_of(row))
+
+
+def _mask_of(row: int) -> Any:
+    def mask(embedding: Any, arguments: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        if not output.requires_grad:
+            return
+        held = arguments[0] == row
+        if embedding.reduce_scatter_embeddings:  # the output is this process's part of [tokens, rows, size]
+            held = held.t().chunk(embedding.tp_group.size())[embedding.tp_group.rank()]
+        masked = partial(torch.Tensor.masked_fill, mask=held[..., None], value=0.0)
+        output.register_hook(masked)  # type: ignore[no-untyped-call]  # torch declares no types
+
+    return mask

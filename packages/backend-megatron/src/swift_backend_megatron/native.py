@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from enum import EnumType
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
@@ -27,19 +27,16 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from swift.checkpoint import TensorSlices
-from swift.contracts import ThirdPartyCheckpoint
+from swift.contracts import ModelSource, ThirdPartyCheckpoint
 from swift.errors import CheckpointError
 from swift.toolkit import check_archive
 from swift.untrusted import check_regular, inside, read_bytes
 from swift_backend_megatron.masters import MOMENTS
 from swift_backend_megatron.on_disk import MASTERS, SLOT, SavedShard, learn
+from swift_backend_megatron.tensor_map import TensorMap, Tile
 
 _TABLE = 1 << 30
 """Bytes of a table of contents: that of a large model on thousands of processes has some hundred megabytes."""
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource
-    from swift_backend_megatron.tensor_map import TensorMap, Tile
 
 
 def open_native(folder: Path) -> ThirdPartyCheckpoint | None:
@@ -67,7 +64,8 @@ class TorchDist(ThirdPartyCheckpoint):
         self._reader = _TorchDistReader(folder)
         self._stored = self._reader.read_metadata().state_dict_metadata
         common = _common(folder)
-        self.step = _whole(common.get("iteration")) or _number(folder)
+        named = re.fullmatch(r"iter_0*([0-9]{1,15})", folder.name)
+        self.step = _whole(common.get("iteration")) or int(named[1] if named else 0)
         self.rows_per_step = _whole(getattr(common.get("args"), "global_batch_size", 0))
         self.description = "Megatron's torch_dist checkpoint"
         if not any(key.startswith(SLOT.format(MOMENTS[0])) for key in self._stored):
@@ -268,8 +266,3 @@ def _size(stored: object) -> tuple[int, ...] | None:
     """Return the shape of a stored tensor; None where it is no tensor."""
     size = getattr(stored, "size", None)
     return tuple(size) if isinstance(size, torch.Size) else None
-
-
-def _number(folder: Path) -> int:
-    found = re.fullmatch(r"iter_0*([0-9]{1,15})", folder.name)
-    return int(found[1]) if found else 0

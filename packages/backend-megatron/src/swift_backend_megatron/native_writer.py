@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
@@ -31,16 +31,13 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from swift.config.own_options import AdamOptions
-from swift.config.sections import ScheduleOptions
+from swift.config.sections import OptimSection, ScheduleOptions
+from swift.contracts import TrainedState
 from swift.errors import CheckpointError
 from swift.toolkit import progress
 from swift_backend_megatron.masters import MOMENTS
 from swift_backend_megatron.on_disk import MASTER, SLOT, SavedModel, SavedShard, learn
-
-if TYPE_CHECKING:
-    from swift.config.sections import OptimSection
-    from swift.contracts import TrainedState
-    from swift_backend_megatron.tensor_map import Tile
+from swift_backend_megatron.tensor_map import Tile
 
 _DATA = "__0_0.distcp"
 TRACKER = "latest_checkpointed_iteration.txt"

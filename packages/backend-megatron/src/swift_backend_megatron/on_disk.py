@@ -6,23 +6,17 @@ which shape, and where in it. Other layouts shard the same tensors otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from swift.config.sections import Config
-from swift.contracts import RequestedRun, World
+from swift.contracts import ModelSource, RequestedRun, World
 from swift.errors import UnsupportedLayout
 from swift_backend_megatron import megatron_runtime, topology
 from swift_backend_megatron.architectures import WITH_ENCODERS
 from swift_backend_megatron.config import MegatronConfig
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource
-    from swift_backend_megatron.tensor_map import TensorMap
+from swift_backend_megatron.tensor_map import TensorMap
 
 SLOT = "optimizer.state.{}."
 """Before the key of a parameter, the key of what the optimizer keeps of it."""
@@ -90,7 +84,7 @@ def _saved_shards(chunk: Any) -> tuple[dict[int, list[SavedShard]], dict[str, An
 
     state = chunk.sharded_state_dict()
     apply_factories(state)
-    parameters = {each.untyped_storage()._cdata: each for each in _tensors(chunk)}
+    parameters = {each.untyped_storage()._cdata: each for each in (*chunk.parameters(), *chunk.buffers())}
     shards: dict[int, list[SavedShard]] = {}
     objects: dict[str, Any] = {}
     for each in nested_values(state):
@@ -110,8 +104,3 @@ def _saved_shards(chunk: Any) -> tuple[dict[int, list[SavedShard]], dict[str, An
             )
             shards.setdefault(id(owner), []).append(shard)
     return shards, objects
-
-
-def _tensors(chunk: Any) -> Iterator[torch.Tensor]:
-    yield from chunk.parameters()
-    yield from chunk.buffers()

@@ -39,7 +39,7 @@ class MegatronBackend:
     swift_forward = lazy_hook("swift_backend_megatron.step:forward")
     swift_save_checkpoint = lazy_hook("swift_backend_megatron.checkpoint:save")
     swift_load_checkpoint = lazy_hook("swift_backend_megatron.checkpoint:load")
-    swift_iter_weights = lazy_hook("swift_backend_megatron.weights:stream")
+    swift_iter_weights = lazy_hook("swift_backend_megatron.checkpoint:stream")
     swift_teardown = lazy_hook("swift_backend_megatron.topology:teardown")
     swift_layout = lazy_hook("swift_backend_megatron.layout:layout_of")
     swift_estimate_memory = lazy_hook("swift_backend_megatron.estimate:estimate_memory")

@@ -9,15 +9,13 @@ from __future__ import annotations
 import copy
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from swift.config.sections import ParallelSection
+from swift.contracts import ModelSource
 from swift.toolkit import auto_class, name_map
-
-if TYPE_CHECKING:
-    from swift.config.sections import ParallelSection
-    from swift.contracts import ModelSource
 
 HIDDEN = 256
 """Largest hidden size, where the size of a head does not follow from it."""

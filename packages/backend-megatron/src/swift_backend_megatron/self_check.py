@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from swift.contracts import Need
+from swift.contracts import ModelSource, Need, Run
 from swift.data.batch import collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import UnsupportedLayout
@@ -29,14 +29,11 @@ from swift_backend_megatron.head import view_of
 from swift_backend_megatron.layout import options_of
 from swift_backend_megatron.model import build, megatron_model
 from swift_backend_megatron.probe_model import ProbeModel, probe_config
+from swift_backend_megatron.sequences import MicroBatchSlice
 from swift_backend_megatron.shard import slicer_of
 from swift_backend_megatron.step import forget_router_losses, hidden_of, same_dropout_again
+from swift_backend_megatron.tensor_map import MegatronModel
 from swift_backend_megatron.topology import take_apart
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource, Run
-    from swift_backend_megatron.built import MegatronModel
-    from swift_backend_megatron.sequences import MicroBatchSlice
 
 LENGTHS = (29, 18)
 """Lengths of the samples: beyond windows (`probe_model.WINDOW`), no multiples of them, and not the same."""

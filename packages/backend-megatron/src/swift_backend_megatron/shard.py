@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from swift.config.own_options import AdamOptions, LoraOptions
+from swift.contracts import Run
 from swift.toolkit import build_optimizer, initial_adapter, slots_of
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.fp8 import tokens_multiple
 from swift_backend_megatron.layout import options_of, shards_optimizer, sizes_of
 from swift_backend_megatron.masters import MasterWeights
 from swift_backend_megatron.sequences import SequenceSlicer
+from swift_backend_megatron.tensor_map import MegatronModel, TensorMap
 from swift_backend_megatron.topology import remember
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swift.contracts import Run
-    from swift_backend_megatron.built import MegatronModel
-    from swift_backend_megatron.tensor_map import TensorMap
 
 
 @dataclass

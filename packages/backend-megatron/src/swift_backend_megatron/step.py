@@ -11,28 +11,24 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from swift.contracts import ForwardResult, LossSums, StepResult
+from swift.contracts import ForwardResult, Objective, Run, StepResult
+from swift.data.batch import Batch, MicroBatch
 from swift.toolkit import GlobalSums, NonFiniteStep, before_update, heartbeat, seed_dropout
 from swift_backend_megatron import megatron_runtime
-from swift_backend_megatron.adapters import switch
+from swift_backend_megatron.adapters import adapters_off
 from swift_backend_megatron.head import view_of
 from swift_backend_megatron.images import embedded
 from swift_backend_megatron.layout import options_of
+from swift_backend_megatron.sequences import MicroBatchSlice
+from swift_backend_megatron.shard import MegatronState
+from swift_backend_megatron.tensor_map import MegatronModel
 from swift_backend_megatron.topology import last_stage_rank
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from swift.contracts import Objective, Run
-    from swift.data.batch import Batch, MicroBatch
-    from swift_backend_megatron.built import MegatronModel
-    from swift_backend_megatron.sequences import MicroBatchSlice
-    from swift_backend_megatron.shard import MegatronState
 
 
 def train_step(run: Run, state: MegatronState, batch: Batch, objective: Objective) -> StepResult:
@@ -75,13 +71,11 @@ def forward(run: Run, state: MegatronState, batch: Batch, objective: Objective) 
     with megatron_runtime.active():
         for chunk in state.wrapped:
             chunk.train(batch.dropout)
-        restore = switch(state.built.chunks, True) if objective.adapters_off else None
+        viewed = adapters_off(state.built.chunks) if objective.adapters_off else contextlib.nullcontext()
         try:
-            with same_dropout_again():
+            with viewed, same_dropout_again():
                 totals = _pass(run, state, batch, objective, forward_only=True)
         finally:
-            if restore is not None:
-                restore()
             forget_router_losses()
     return ForwardResult(
         loss=totals.loss / (batch.weight or 1.0),
@@ -113,7 +107,7 @@ def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *,
     tokens = max(1, batch.tokens)
 
     def losses(shard: MicroBatchSlice, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        found = _losses(state, shard, hidden, objective)
+        found = objective.loss(view_of(state.built, shard, hidden, objective.needs), shard.batch)
         if shard.counts:
             sums.add(found, shard.batch)
         share = found.loss * (tokens / (batch.weight or 1.0)) if shard.counts else found.loss * 0.0
@@ -187,11 +181,6 @@ def _padding(state: MegatronState, shard: MicroBatchSlice) -> dict[str, Any] | N
         group = parallel_state.get_tensor_model_parallel_group()
         padding = padding.chunk(group.size(), dim=1)[group.rank()]
     return {"padding_mask": padding.contiguous()}
-
-
-def _losses(state: MegatronState, shard: MicroBatchSlice, hidden: torch.Tensor, objective: Objective) -> LossSums:
-    view = view_of(state.built, shard, hidden, objective.needs)
-    return objective.loss(view, shard.batch)
 
 
 @contextlib.contextmanager

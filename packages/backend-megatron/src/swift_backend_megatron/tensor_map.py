@@ -1,4 +1,4 @@
-"""Where every Hugging Face tensor is stored in Megatron's parameters.
+"""Megatron's model of a run, and where every Hugging Face tensor is stored in its parameters.
 
 Megatron fuses query, key and value, gate and up, distributes experts and shards all of them. mcore-bridge knows how;
 it is asked once, by letting it export addresses instead of values: what comes out at an index of a Hugging Face
@@ -15,19 +15,16 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from swift.contracts import ModelSource
 from swift.errors import ModelError, UnsupportedLayout
-from swift.toolkit import VALUE_HEAD, part_slices
+from swift.toolkit import VALUE_HEAD, VALUE_HEAD_MODULE, LogitTransform, part_slices
 from swift_backend_megatron.images import language_of
-from swift_backend_megatron.value_head import value_head_of
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelSource
 
 Offset = tuple[int, ...]
 
@@ -90,6 +87,37 @@ class MappedTensor:
 
 TensorMap = dict[str, MappedTensor]
 """By the name on disk; every name of the model, also of those that this process has nothing of."""
+
+
+@dataclass
+class MegatronModel:
+    """Chunks of layers without weights, and where each weight belongs in them."""
+
+    chunks: list[Any]
+    """Megatron's GPT models: one, or one per virtual stage."""
+    config: Any
+    """Megatron's configuration of the model."""
+    tensor_map: TensorMap
+    """By names on disk: of the model and, where adapters are trained, of the adapters too."""
+    source: ModelSource
+    dtype: torch.dtype
+    vocabulary: int
+    """Tokens; the embedding's rows beyond them are padding."""
+    transform: LogitTransform
+    unembeds: bool
+    """Whether the model ends in logits over the vocabulary; otherwise in a head of its own, or in none."""
+    pooling: str
+    """Which hidden states make the vector of a segment; see `swift.models.pooling`."""
+    towered: bool = False
+    """Whether chunks have an encoder for images beside the language model."""
+    sees: bool = False
+    """Whether weights are trained that only images reach."""
+    rates: dict[int, float] = field(default_factory=dict)
+    """Factors on the learning rate, by the identity of Megatron's parameters; those that are not in it have 1."""
+    adapter_tensors: frozenset[str] = frozenset()
+    """Names on disk of all adapters, also of those that other processes have; empty where all weights are trained."""
+    saved_with_adapters: dict[str, str] = field(default_factory=dict)
+    """Those of them that are whole weights: name on disk → name of the weight that it starts from."""
 
 
 def map_tensors(chunks: Sequence[torch.nn.Module], bridge: Any, source: ModelSource) -> TensorMap:
@@ -326,7 +354,7 @@ def _map_tied(chunks: Sequence[torch.nn.Module], bridge: Any, memory: _Memory, m
 def _value_head(chunks: Sequence[torch.nn.Module], memory: _Memory, source: ModelSource) -> MappedTensor:
     """Return where the head for values is stored, of which the bridge knows nothing."""
     entry = MappedTensor(source.shape(VALUE_HEAD))
-    for head in filter(None, map(value_head_of, chunks)):
+    for head in filter(None, (getattr(chunk, VALUE_HEAD_MODULE, None) for chunk in chunks)):
         memory.found.add(memory.index(head.weight))
         entry.tiles.append(Tile((0, 0), (entry.shape[0], entry.shape[1]), head.weight, 0))
     return entry

@@ -10,17 +10,14 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
-from swift.contracts import Topology
+from swift.contracts import RequestedRun, Run, Topology
 from swift.toolkit import choose_device, join_group, leave_group
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.layout import options_of, shards_optimizer, sizes_of
-
-if TYPE_CHECKING:
-    from swift.contracts import RequestedRun, Run
 
 
 @dataclass

@@ -11,14 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift.config.parse import Parsed, config_from_mapping
+from swift.contracts import RunSummary, StepRecord
 from swift.errors import UsageError
 from swift.script import script_errors
-
-if TYPE_CHECKING:
-    from swift.contracts import RunSummary, StepRecord
 
 Rows = Sequence[Any]
 """Rows in memory: a list of mappings, or a `datasets.Dataset`."""
@@ -63,8 +61,7 @@ class Swift:
     def train(self) -> RunSummary:
         """Train in this process, or as a member of the group that a launcher started."""
         with script_errors():
-            self._check()
-            _quiet_libraries()
+            self._prepare()
             from swift.train.loop import train
 
             return train(self.parsed, rows=self._rows, validation_rows=self._validation_rows)
@@ -72,14 +69,13 @@ class Swift:
     def steps(self) -> Iterator[StepRecord]:
         """Train as `train` does, and yield a record after each step, once logging, evaluation and saving are done."""
         with script_errors():
-            self._check()
-            _quiet_libraries()
+            self._prepare()
             from swift.train.loop import steps
 
             yield from steps(self.parsed, rows=self._rows, validation_rows=self._validation_rows)
 
-    def _check(self) -> None:
-        """Raise `UsageError` where the model or the data is missing."""
+    def _prepare(self) -> None:
+        """Raise `UsageError` where the model or the data is missing; silence libraries before they are imported."""
         config = self.parsed.config
         if config.model.path is None:
             raise UsageError("No model is given.", hint="Pass model='qwen3-0.6b', or a folder.")
@@ -90,6 +86,9 @@ class Swift:
                 "The Python API trains in the current process, so nproc cannot be greater than 1.",
                 hint=f"Start the script with: torchrun --nproc-per-node {self.parsed.nproc} SCRIPT",
             )
+        from swift.models.quiet import quiet_libraries
+
+        quiet_libraries()
 
 
 @dataclass(frozen=True)
@@ -131,13 +130,6 @@ class Trainer:
     def train(self) -> RunSummary:
         """Train in this process."""
         return self._swift.train()
-
-
-def _quiet_libraries() -> None:
-    """Silence libraries before they are imported, as the command does."""
-    from swift.models.quiet import quiet_libraries
-
-    quiet_libraries()
 
 
 def _rows(dataset: str | os.PathLike[str] | Rows | None, options: dict[str, Any], name: str) -> Rows | None:

@@ -20,11 +20,11 @@ from swift.cli.options import options_of, read_options
 from swift.config.aliases import COMMAND_OBJECTIVES
 from swift.config.fields import Field, core_fields, core_keys, model_fields
 from swift.config.options import RunsCode
-from swift.contracts import ExpectedMemory, RequestedRun, World
+from swift.contracts import ExpectedMemory
 from swift.errors import SwiftError
 from swift.observers.facts import resume_argv
-from swift.plugins.discover import list_plugins
-from swift.plugins.kinds import KINDS
+from swift.plugins.discover import plugin_names
+from swift.plugins.kinds import KINDS, group_of_section
 from swift.plugins.load import find, load
 from swift.remote.urls import is_remote
 from swift.terminal import print_note, say_nothing
@@ -125,7 +125,7 @@ def form_of(command: str, selected: Mapping[str, str] | None = None) -> list[For
 def _section_of_run(name: str, selected: Mapping[str, str]) -> FormSection:
     from swift.config.sections import Config
 
-    group = next((group for group, kind in KINDS.items() if kind.section == name), None)
+    group = group_of_section(name)
     own = core_keys(name)
     fields = {
         each.key: each for key, each in core_fields().items() if each.section == name and key[len(name) + 1 :] in own
@@ -143,7 +143,7 @@ def _section_of_run(name: str, selected: Mapping[str, str]) -> FormSection:
     ordered = sorted(fields.values(), key=lambda each: (each.key != selects, position.get(each.key, len(position))))
     made = [_field(each, flag_named(each.key)) for each in ordered]
     if group is not None:
-        names = tuple(dict.fromkeys(entry.name for entry in list_plugins(group) if entry.allowed))
+        names = tuple(plugin_names(group))
         made = [
             replace(each, choices=names, selects=True, often=True) if each.key == selects else each for each in made
         ]
@@ -206,6 +206,7 @@ def _check_run(command: str, args: list[str], expect: bool) -> CheckedCommand:
     from swift.cli.planner_choice import chosen
     from swift.cli.preflight import check_here, check_run
     from swift.config.parse import parse
+    from swift.plugins import planners
     from swift.plugins.vocabularies import check_is_own
     from swift.processes.group import processes_in_all
 
@@ -214,7 +215,7 @@ def _check_run(command: str, args: list[str], expect: bool) -> CheckedCommand:
     parsed = parse(args, command)
     check_here(parsed.config)
     processes = processes_in_all({**os.environ, **parsed.machines}, parsed.nproc)
-    check_run(parsed, processes)
+    run = check_run(parsed, processes)
     config = parsed.config
     writes = [config.logging.output] + [each for each in (config.export.out,) if each is not None]
     return CheckedCommand(
@@ -225,7 +226,7 @@ def _check_run(command: str, args: list[str], expect: bool) -> CheckedCommand:
         _run_folder(parsed),
         _code_of(parsed),
         sends=tuple(filter(None, [config.checkpoint.copy_to])),
-        expected=_expected(parsed, processes, args, command) if expect else None,
+        expected=planners.expected(run, args, command, say=print_note) if expect else None,
     )
 
 
@@ -250,15 +251,6 @@ def _files_of(options: BaseModel) -> list[str]:
         if any(isinstance(each, RunsCode) for each in info.metadata)
     ]
     return [file for name in marked for file in RunsCode.files(getattr(options, name)) if getattr(options, name)]
-
-
-def _expected(parsed: Parsed, processes: int, args: Sequence[str], command: str) -> ExpectedMemory | None:
-    """Return a planner's estimate; None without a planner, or where it cannot estimate the run."""
-    from swift.plugins import planners
-
-    config = parsed.config
-    run = RequestedRun(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
-    return planners.expected(run, args, command, say=print_note)
 
 
 def _check_other(command: str, args: list[str]) -> CheckedCommand:

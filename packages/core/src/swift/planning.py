@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
@@ -19,7 +19,7 @@ from swift.config.capabilities import check_capabilities
 from swift.config.flags import read_flags
 from swift.config.incompatibilities import partly_quantized
 from swift.config.parse import Parsed, parse
-from swift.config.sections import ParallelSection
+from swift.config.sections import Config, ParallelSection
 from swift.contracts import (
     EngineModel,
     LayerSizes,
@@ -39,19 +39,14 @@ from swift.models.cache_room import row_bytes, rows_at_once
 from swift.models.classes import check_no_encoder
 from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
-from swift.plugins.blame import failing
-from swift.plugins.discover import list_plugins
-from swift.plugins.guard import guarded
+from swift.plugins.discover import plugin_names
+from swift.plugins.guard import hooks_of
 from swift.plugins.hooks import variants
 from swift.plugins.load import LoadedPlugin, load_backend, load_objective, load_optimizer, load_tuner
 from swift.plugins.objective import make_objective
-from swift.plugins.return_values import returned, returns, size
+from swift.plugins.return_values import check_size, returned, returns, size
 from swift.processes.group import current_world, processes_here, wanted_group
 from swift.terminal import say_nothing
-
-if TYPE_CHECKING:
-    from swift.config.sections import Config
-
 
 _DEFAULT = "torch"
 _Hook = Callable[[Mapping[str, Any]], Any]
@@ -87,26 +82,22 @@ class PlannedBackend:
     @property
     def dimensions(self) -> frozenset[str]:
         """Return the fields of the layout that it can set."""
-        capabilities = self.plugin.capabilities
-        return capabilities.parallel if capabilities is not None else frozenset()
+        return self.plugin.capabilities.parallel
 
     @cached_property
     def _hooks(self) -> Any:
-        manager = pluggy.PluginManager("swift")
-        manager.add_hookspecs(BackendHooks)
-        manager.register(guarded(self.plugin), name=str(self.plugin.entry))
-        return manager.hook
+        return hooks_of(self.plugin, BackendHooks)
 
     @cached_property
     def _direct_hooks(self) -> dict[str, _Hook]:
-        return {}
-
-    def _call(self, name: str, **arguments: Any) -> Any:
-        """Call a hook of the backend.
+        """The hooks that `_call` has called.
 
         A search makes tens of thousands of calls to one plugin, so a single implementation is called directly, without
         pluggy's loop over plugins.
         """
+        return {}
+
+    def _call(self, name: str, **arguments: Any) -> Any:
         hook = self._direct_hooks.get(name)
         if hook is None:
             hook = self._direct_hooks[name] = _direct(getattr(self._hooks, name))
@@ -115,8 +106,7 @@ class PlannedBackend:
     @property
     def names_stages(self) -> bool:
         """Return whether the pipeline may have stages of different sizes, set by its option `stages`."""
-        capabilities = self.plugin.capabilities
-        return capabilities is not None and "backend.stages" in capabilities.features
+        return "backend.stages" in self.plugin.capabilities.features
 
     def run(
         self, parallel: Mapping[str, Any], processes: int, *, stages: Sequence[int] = (), **train: Any
@@ -140,8 +130,7 @@ class PlannedBackend:
     def refusal(self, run: RequestedRun) -> SwiftError | None:
         """Return the error of core or the backend for this layout with any model; None where it is valid."""
         try:
-            if self.plugin.capabilities is not None:
-                check_capabilities(self.plugin.capabilities, run.config)
+            check_capabilities(self.plugin.capabilities, run.config)
             self._hooks.swift_check_layout(run=run)
         except SwiftError as refused:
             return refused
@@ -161,7 +150,7 @@ class PlannedBackend:
         """Return the memory of the fullest process, in bytes by name; None where the backend has no estimate."""
         hook = "swift_estimate_memory"
         came: Mapping[str, float] | None = self._call(hook, run=run, weights=weights)
-        return came and {name: size(self.plugin.entry, hook, count) for name, count in came.items()}
+        return came and {name: check_size(self.plugin.entry, hook, count) for name, count in came.items()}
 
     @property
     def own_layers(self) -> bool:
@@ -172,7 +161,7 @@ class PlannedBackend:
         """Return the activations of a layer in bytes per token; None where the backend has no estimate."""
         hook = "swift_estimate_activations"
         came: float | None = self._call(hook, run=run, layer=layer)
-        return came if came is None else size(self.plugin.entry, hook, came)
+        return came if came is None else check_size(self.plugin.entry, hook, came)
 
     def traffic(self, run: RequestedRun, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
         """Return the communication of weights and gradients; empty where the backend has no estimate."""
@@ -187,9 +176,7 @@ class PlannedBackend:
     @cached_property
     def roles(self) -> Sequence[ModelRole]:
         """Return the models that the run has besides its policy, on this backend."""
-        capabilities = self.plugin.capabilities
-        most = capabilities.roles if capabilities is not None else 1
-        return fitting_roles(self._objective.roles(self.config), most)
+        return fitting_roles(self._objective.roles(self.config), self.plugin.capabilities.roles)
 
     def of_role(self, role: ModelRole) -> PlannedBackend:
         """Return the backend with the configuration of a role."""
@@ -212,13 +199,10 @@ class PlannedBackend:
         """Return the optimizer state per value of a weight of this shape, in bytes, with the run's options."""
         optimizer = self._optimizer
         with_options = getattr(optimizer.object, "bytes_with_options", None)
-        if with_options is not None:
-            with failing(optimizer.entry, "bytes_with_options"):
-                came = with_options(shape, self.config.optim.options(optimizer.object.options_model))
-            return size(optimizer.entry, "bytes_with_options", came)
-        with failing(optimizer.entry, "bytes_per_parameter"):
-            came = optimizer.object.bytes_per_parameter(shape)
-        return size(optimizer.entry, "bytes_per_parameter", came)
+        if with_options is None:
+            return size(optimizer.entry, "bytes_per_parameter", optimizer.object.bytes_per_parameter, shape)
+        options = self.config.optim.options(optimizer.object.options_model)
+        return size(optimizer.entry, "bytes_with_options", with_options, shape, options)
 
     @property
     def tuner_options(self) -> Any:
@@ -231,10 +215,8 @@ class PlannedBackend:
         if not tuner.object.adapter:
             return None
         options = self.tuner_options
-        count = getattr(tuner.object, "extra_values", None)
-        with failing(tuner.entry, "extra_values"):
-            came = count(rows, columns, options) if count is not None else _low_rank(rows, columns, options)
-        return size(tuner.entry, "extra_values", came)
+        count = getattr(tuner.object, "extra_values", _low_rank)
+        return size(tuner.entry, "extra_values", count, rows, columns, options)
 
 
 def _direct(hook: pluggy.HookCaller) -> _Hook:
@@ -262,7 +244,7 @@ def planned_backends(args: Sequence[str], command: str) -> tuple[list[PlannedBac
     named = _named_backend(args, command, typed)
     taken: list[PlannedBackend] = []
     refused: dict[str, SwiftError] = {}
-    for name in [named] if named else [entry.name for entry in list_plugins("swift.backends") if entry.allowed]:
+    for name in [named] if named else plugin_names("swift.backends"):
         try:
             plugin = load_backend(name)
             ways = variants(plugin)

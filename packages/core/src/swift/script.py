@@ -37,7 +37,7 @@ def reworded(text: str, *, values: bool = True) -> str:
     command = _COMMAND.search(text)
     prose, commands = (text, "") if command is None else (text[: command.start()], text[command.start() :])
     plain = _FLAG.sub(lambda found: _keyword(found, values), _NPROC.sub(r"\0\1", prose))
-    return re.sub(r"\0(\d+)", rf"torchrun --nproc-per-node \1 {_script()}", plain) + commands
+    return re.sub(r"\0(\d+)", rf"torchrun --nproc-per-node \1 {Path(sys.argv[0]).name or 'SCRIPT'}", plain) + commands
 
 
 def _keyword(found: re.Match[str], values: bool) -> str:
@@ -60,10 +60,6 @@ def _literal(value: str) -> str:
     except ValueError:
         return value if value.startswith(("'", '"')) else f"'{value}'"
     return value
-
-
-def _script() -> str:
-    return Path(sys.argv[0]).name or "SCRIPT"
 
 
 def _show_errors_only() -> None:

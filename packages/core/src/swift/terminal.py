@@ -1,4 +1,4 @@
-"""Terminal output: lines for the user, progress bars, and a status line for what is being waited for."""
+"""Terminal output: lines for the user, progress bars, a status line, and results apart from what plugins print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TextIO, TypeVar
 
 T = TypeVar("T")
@@ -145,6 +145,38 @@ class _Status:
 
 
 _status = _Status()
+
+
+@contextmanager
+def result_alone() -> Iterator[Callable[[str], None]]:
+    """Yield a function that takes lines of a command's result, which programs read: they are printed at the end.
+
+    All else that is printed meanwhile, by plugins, by C code or by processes that are started, goes to standard error.
+    """
+    lines: list[str] = []
+    printed_to = sys.stdout
+    printed_to.flush()
+    with _errors_alone(), redirect_stdout(sys.stderr):
+        yield lines.append
+    printed_to.writelines(f"{line}\n" for line in lines)
+    printed_to.flush()
+
+
+@contextmanager
+def _errors_alone() -> Iterator[None]:
+    """Let the descriptor of standard output be that of standard error."""
+    kept = None
+    with suppress(OSError):  # one of the two is closed
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            with suppress(OSError, ValueError, AttributeError):  # what was written to the stream itself
+                sys.__stdout__.flush()  # type: ignore[union-attr]  # None where a program has none
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def summary_of(trained: int, total: int) -> str:

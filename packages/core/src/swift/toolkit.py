@@ -8,29 +8,23 @@ parts that fit. This module imports torch: import it inside hooks, not at the to
 from __future__ import annotations
 
 from swift.backends.torch.state import TorchState
-from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import before_update
-from swift.checkpoint.tensor_slices import TensorSlices, flat_slices, part_slices
-from swift.models.adapter_initialization import keep_starts, read_initialization
+from swift.checkpoint.tensor_slices import TensorSlices, part_slices
+from swift.models.adapter_initialization import read_initialization
 from swift.models.attention import (
-    FLASH,
-    VARLEN,
-    AttentionChoice,
-    Packing,
     choose_attention,
     packing_of,
-    use_attention,
     varlen_attention,
 )
-from swift.models.build import build_view, compile_blocks, decoder_blocks
+from swift.models.build import build_view, decoder_blocks
 from swift.models.classes import auto_class
 from swift.models.cut_modules import cut_modules
 from swift.models.fill import fill
 from swift.models.heads import HEAD, VALUE_HEAD, VALUE_HEAD_MODULE, apply_head, head_of, initial_head, value_head_of
 from swift.models.logits import LogitTransform, VocabularyShard
 from swift.models.logps import TokenViews, token_logps, tokens_per_chunk
-from swift.models.memory import available_bytes, check_memory, model_bytes
+from swift.models.memory import check_memory
 from swift.models.merge import merged
 from swift.models.meta import meta_model
 from swift.models.names import (
@@ -39,7 +33,6 @@ from swift.models.names import (
     Piece,
     adapter_names,
     base_model,
-    canonical_buffers,
     canonical_parameters,
     canonical_weights,
     generator_of,
@@ -51,19 +44,17 @@ from swift.models.peft_modules import attach_peft, resume_adapter
 from swift.models.plain_lora import as_plain_lora
 from swift.models.pooling import pooled, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
-from swift.models.quantize import layers_to_quantise, quantized_build, quantized_share, stored_bytes
+from swift.models.quantize import layers_to_quantise, quantized_share, stored_bytes
 from swift.models.quiet import without_bitsandbytes
 from swift.models.sequence import SequenceView, sequence_attention
-from swift.models.shrunk import limits_of, shrunk_config, shrunk_model
-from swift.models.sizes import check_heads, check_widths, experts_of
+from swift.models.sizes import check_widths, experts_of
 from swift.models.source import architecture_of
-from swift.models.tp_spec import COLUMNS, ROWS, TensorParallelSpec, tensor_parallel_spec
+from swift.models.tp_spec import COLUMNS, ROWS, tensor_parallel_spec
 from swift.models.tuners import (
     adapter_config,
     adapters_off,
     apply_tuner,
     initial_adapter,
-    trainable_summary,
     weight_counts,
 )
 from swift.models.vera import vera_directions
@@ -73,43 +64,35 @@ from swift.optim.build import build_optimizer, parameter_groups, set_learning_ra
 from swift.optim.matrix_sharding import MatrixSharding
 from swift.optim.placements import add_placements
 from swift.optim.selected import slots_of
-from swift.optim.slots import SlotsToRead, empty_slot, kept, load_slots
-from swift.processes.device import choose_device, join_group, leave_group, share_of_cores
+from swift.optim.slots import empty_slot, kept
+from swift.processes.device import choose_device, join_group, leave_group
 from swift.processes.group import current_world
 from swift.processes.signals import follow_launcher
 from swift.processes.watchdog import heartbeat
 from swift.terminal import print_note, progress, summary_of, waiting
-from swift.train.layer_rotation import LayerRotation
 from swift.train.steps import Arithmetic, accumulate, gradient_view, score, seed_dropout, update
 from swift.train.sums import GlobalSums, NonFiniteStep
-from swift.tuners.selected import ends_when_off, tuner_of
+from swift.tuners.selected import tuner_of
 from swift.untrusted_pickle import check_archive, load_pickle
 
 __all__ = [
     "ADAPTER",
     "COLUMNS",
     "DTYPES",
-    "FLASH",
     "HEAD",
     "ROWS",
     "START",
     "VALUE_HEAD",
     "VALUE_HEAD_MODULE",
-    "VARLEN",
     "AdamStep",
     "Arithmetic",
-    "AttentionChoice",
     "GlobalSums",
-    "LayerRotation",
     "LogitTransform",
     "MatrixSharding",
     "Moments",
     "NonFiniteStep",
-    "Packing",
     "Piece",
     "SequenceView",
-    "SlotsToRead",
-    "TensorParallelSpec",
     "TensorSlices",
     "TokenViews",
     "TorchState",
@@ -126,31 +109,25 @@ __all__ = [
     "as_plain_lora",
     "attach_peft",
     "auto_class",
-    "available_bytes",
     "base_model",
     "before_update",
     "build_optimizer",
     "build_view",
-    "canonical_buffers",
     "canonical_parameters",
     "canonical_weights",
     "causal_lm_of",
     "check_archive",
-    "check_heads",
     "check_memory",
     "check_widths",
     "choose_attention",
     "choose_device",
-    "compile_blocks",
     "current_world",
     "cut_modules",
     "decoder_blocks",
     "eight_bits",
     "empty_slot",
-    "ends_when_off",
     "experts_of",
     "fill",
-    "flat_slices",
     "follow_launcher",
     "generator_of",
     "gradient_view",
@@ -159,18 +136,12 @@ __all__ = [
     "initial_adapter",
     "initial_head",
     "join_group",
-    "keep_starts",
     "kept",
     "layers_to_quantise",
     "leave_group",
-    "limits_of",
-    "load_matrix_slots",
     "load_pickle",
-    "load_slots",
-    "matrix_tensors",
     "merged",
     "meta_model",
-    "model_bytes",
     "model_name",
     "name_map",
     "optim_name",
@@ -181,7 +152,6 @@ __all__ = [
     "pooling_weights",
     "print_note",
     "progress",
-    "quantized_build",
     "quantized_share",
     "rates_of_parts",
     "read_initialization",
@@ -191,21 +161,16 @@ __all__ = [
     "seed_dropout",
     "sequence_attention",
     "set_learning_rate",
-    "share_of_cores",
-    "shrunk_config",
-    "shrunk_model",
     "slots_of",
     "stored_bytes",
     "summary_of",
     "tensor_parallel_spec",
     "token_logps",
     "tokens_per_chunk",
-    "trainable_summary",
     "trains_on_images",
     "transform_of",
     "tuner_of",
     "update",
-    "use_attention",
     "value_head_of",
     "varlen_attention",
     "vera_directions",

@@ -14,7 +14,7 @@ from swift.errors import ModelError, SwiftError, UsageError
 from swift.hardware import DEVICES
 from swift.models.quiet import quiet_libraries
 from swift.planning import PlannedBackend, partly_quantized, planned_backends
-from swift.plugins import result_alone
+from swift.terminal import result_alone
 from swift_plan import ledger
 from swift_plan.cluster import CPU, Cluster, cluster
 from swift_plan.failures import Reliability

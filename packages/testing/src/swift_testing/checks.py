@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -68,12 +68,16 @@ class Checks:
         for each in needed:
             trials.announce(each)
 
+    def _observed(self, case: Case, layout: Layout) -> Iterator[tuple[str, Any]]:
+        """Yield what each process of a whole run has observed, and which it is, for messages."""
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
+            yield f"{case.name} under {layout}, process {rank}", outcome
+
     def trajectory(self, case: Case, layout: Layout) -> None:
         """Loss, gradient norm and learning rate of every step, on every process, are the reference's."""
         expected = self.trials.expected(case)
         of_loss, of_norm = case.tolerance
-        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
-            where = f"{case.name} under {layout}, process {rank}"
+        for where, outcome in self._observed(case, layout):
             assert list(outcome.results) == list(range(1, STEPS + 1)), f"{where}: steps {list(outcome.results)}"
             for step, result in outcome.results.items():
                 at = f"{where}, step {step}"
@@ -96,8 +100,7 @@ class Checks:
     def evaluation(self, case: Case, layout: Layout) -> None:
         """Check that evaluating on held-out samples gives the reference's loss, on every process."""
         expected = self.trials.expected(case)
-        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
-            where = f"{case.name} under {layout}, process {rank}"
+        for where, outcome in self._observed(case, layout):
             assert list(outcome.evaluations) == list(expected.evaluations), f"{where}: {list(outcome.evaluations)}"
             for step, loss in outcome.evaluations.items():
                 at = f"{where}: evaluation after step {step}"
@@ -117,18 +120,17 @@ class Checks:
 
     def first_pass(self, case: Case, layout: Layout) -> None:
         """Check that the pass before a step has the dropout of the step: the vectors of both are the same."""
-        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
+        for where, outcome in self._observed(case, layout):
             for step, result in outcome.results.items():
                 off = result.metrics.get("drift", math.nan)
-                at = f"{case.name} under {layout}, process {rank}, step {step}"
+                at = f"{where}, step {step}"
                 assert off <= SAME_VECTORS, f"{at}: the vectors of the first pass are {off:.1e} from those of the step"
 
     def token_results(self, case: Case, layout: Layout) -> None:
         """`swift_forward` returns the reference's values of the tokens of every sample, on a process that has it."""
         expected = self.trials.expected(case).tokens
         seen: set[int] = set()
-        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
-            where = f"{case.name} under {layout}, process {rank}"
+        for where, outcome in self._observed(case, layout):
             results = outcome.token_results
             for (sample, tokens), (_, vector) in zip(results.tokens, results.segments, strict=True):
                 seen.add(sample)
@@ -173,20 +175,20 @@ class Checks:
 
     def one_tensor_at_a_time(self, case: Case, layout: Layout) -> None:
         """While weights are streamed, no process holds more than two of the largest tensors next to its own state."""
-        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
+        for where, outcome in self._observed(case, layout):
             streamed = outcome.streamed
             allowed = 2 * streamed.largest
             assert allowed < streamed.total, "the model is too small to tell"
             assert streamed.held <= allowed, (
-                f"{case.name} under {layout}, process {rank}: {streamed.held:,} bytes were held while weights were "
+                f"{where}: {streamed.held:,} bytes were held while weights were "
                 f"streamed; the largest tensor has {streamed.largest:,}, all have {streamed.total:,}"
             )
 
     def nothing_is_left_behind(self, case: Case, layout: Layout) -> None:
         """After teardown there is no group, process, thread, listener or variable that was not there before."""
-        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout))):
+        for where, outcome in self._observed(case, layout):
             left = ", ".join(outcome.left_behind)
-            assert not left, f"{case.name} under {layout}, process {rank} left behind: {left}"
+            assert not left, f"{where} left behind: {left}"
 
     def resume(self, case: Case, layout: Layout) -> None:
         """Gone on with under the same layout from a checkpoint: the very steps of the run that saved it on its way."""

@@ -171,7 +171,6 @@ class BackendConformance:
 
     def _claimed(self, cases: Iterable[Case]) -> list[Any]:
         capabilities = load_plugin("swift.backends", self.backend).capabilities
-        assert capabilities is not None
         shown = [case for case in cases if case.applies_to(capabilities) or case.missing(capabilities)]
         tried = [
             pytest.param(layout, case, id=f"{layout}-{case.name}", marks=_left_out(case, capabilities))

@@ -9,6 +9,7 @@ import pytest
 
 from swift.contracts import EngineRequest, InferenceEngine
 from swift.plugins import load_plugin, open_inference
+from swift.terminal import say_nothing
 from swift_testing.engine_checks import CHECKS, Check, TransformersReference
 from swift_testing.subjects import write_model
 
@@ -57,9 +58,5 @@ def request_of(reference: TransformersReference, options: Mapping[str, Any]) -> 
         max_length=256,
         end_tokens=reference.end_tokens,
         options=options,
-        say=_nothing,
+        say=say_nothing,
     )
-
-
-def _nothing(_: str) -> None:
-    pass

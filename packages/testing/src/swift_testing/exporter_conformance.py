@@ -52,8 +52,9 @@ class ExporterConformance:
 
     def test_altered_file_is_found(self, tmp_path: Path) -> None:
         """Change bytes in the largest file after it was written: the export must fail."""
+        exporter = open_hooks(exporter=load_plugin("swift.exporters", self.exporter))
         with pytest.raises(SwiftError):
-            self._exported(write_model(tmp_path / "model"), _Altering(_installed(self.exporter)))
+            self._exported(write_model(tmp_path / "model"), _Altering(exporter))
 
     def _exported(self, source: Path, exporter: ExporterHooks | None = None) -> dict[str, Any]:
         out = source.parent / "exported"
@@ -61,10 +62,6 @@ class ExporterConformance:
         export_checkpoint(source, to=self.exporter, options=options, say=lambda _: None, exporter=exporter)
         report: dict[str, Any] = json.loads((out / "verification.json").read_text(encoding="utf-8"))
         return report
-
-
-def _installed(exporter: str) -> ExporterHooks:
-    return open_hooks(exporter=load_plugin("swift.exporters", exporter))
 
 
 class _Altering(ExporterHooks):

@@ -7,13 +7,7 @@ are installed for the time of a session, as a distribution of their own.
 
 from __future__ import annotations
 
-import atexit
 import math
-import shutil
-import sys
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from swift.config.sections import Section
@@ -22,6 +16,7 @@ from swift.objectives.across_rows import AcrossRows, Compared
 from swift.objectives.base import PerSampleObjective, viewed
 from swift_objectives import PreferenceEncoding
 from swift_testing.own_schedule import LearnSurprises
+from swift_testing.third_party import install_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,18 +112,8 @@ class Negatives(AcrossRows[Section]):
         return sums
 
 
-@cache
 def install_objectives(*more: type[Any]) -> None:
     """Make the kit's objectives, or others, known by name in this process and in those that are forked from it."""
-    site = Path(mkdtemp(prefix="swift-testing-objectives-"))
-    atexit.register(shutil.rmtree, site, ignore_errors=True)
     kinds: tuple[type[Any], ...] = more or (FitScores, FitValues, FitVectors, Negatives, LearnSurprises)
     name = "-".join(["swift-testing", *(each.name for each in more)] if more else ["swift-testing-objectives"])
-    info = site / f"{name.replace('-', '_')}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: swift-core>=0.1\n"
-    )
-    points = (f"{each.name} = {each.__module__}:{each.__name__}\n" for each in kinds)
-    (info / "entry_points.txt").write_text("[swift.objectives]\n" + "".join(points))
-    sys.path.append(str(site))
+    install_plugins(name, *(("swift.objectives", each.name, each) for each in kinds))

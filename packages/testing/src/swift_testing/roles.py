@@ -6,19 +6,14 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from swift.config.sections import ModelSection
-from swift.contracts import ModelRole
-from swift.train import Loop
+from swift.contracts import ModelRole, StepResult
+from swift.train import Job, Loop
 from swift_testing.cases import SAVED_AT
-
-if TYPE_CHECKING:
-    from swift.contracts import StepResult
-    from swift.train import Job
-    from swift_testing.trial import Trial
+from swift_testing.trial import Trial
 
 CRITIC = "critic"
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from swift.train import measured_at_any_cost
-
-if TYPE_CHECKING:
-    from swift.train import Job
+from swift.train import Job, measured_at_any_cost
 
 SLOW_AT = {2: "data", 3: "optimizer", 4: "late"}
 """Steps, counted from 1: one that waits for data, one with a slow update, one to which process 1 comes late."""

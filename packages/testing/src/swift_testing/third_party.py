@@ -6,19 +6,20 @@ weights by whole steps. The tuner trains every second weight for some steps, the
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
 
 from swift.config.limits import BelowOne
 from swift.config.options import Section
 from swift.contracts import Reads, Slot, Trains, TunerContext
-
-if TYPE_CHECKING:
-    import torch
 
 TUNER = "kit-turns"
 TURN = 3
@@ -26,8 +27,6 @@ TURN = 3
 NAME = "kit-momentum"
 CASE = "third party's optimizer"
 MOMENTUM = 0.8
-_KEPT: list[TemporaryDirectory[str]] = []
-"""The distribution's folder, for as long as this process lives."""
 
 
 class MomentumOptions(Section):
@@ -51,9 +50,27 @@ class Momentum:
         self, groups: list[dict[str, Any]], options: MomentumOptions, device: torch.device
     ) -> torch.optim.Optimizer:
         """Return the optimizer."""
-        from swift_testing.momentum import TorchMomentum
-
         return TorchMomentum(groups, options.momentum)
+
+
+class TorchMomentum(torch.optim.Optimizer):
+    """Keeps one `velocity` for each weight."""
+
+    def __init__(self, groups: list[dict[str, Any]], momentum: float) -> None:
+        super().__init__(groups, {"momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # no closure here
+        """Update each weight that has a gradient."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if "velocity" not in state:
+                    state["velocity"] = torch.zeros_like(weight)
+                velocity = state["velocity"].mul_(group["momentum"]).add_(weight.grad)
+                weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(velocity, alpha=-group["lr"])
 
 
 class TurnsOptions(Section):
@@ -92,14 +109,20 @@ def in_turn(names: Sequence[str], step: int) -> Sequence[str]:
     return sorted(names)[step // TURN % 2 :: 2]
 
 
-@cache
 def install() -> None:
     """Make both known to this process and to those that are forked from it."""
-    folder = TemporaryDirectory(prefix="swift-kit-")
-    _KEPT.append(folder)
-    info = Path(folder.name) / "swift_kit_optimizer-1.0.dist-info"
+    install_plugins("swift-kit-optimizer", ("swift.optimizers", NAME, Momentum), ("swift.tuners", TUNER, EverySecond))
+
+
+@cache
+def install_plugins(distribution: str, *plugins: tuple[str, str, type[Any]]) -> None:
+    """Make plugins (group, name, class) known to this process and to those that are forked from it."""
+    site = Path(mkdtemp(prefix="swift-testing-plugins-"))
+    atexit.register(shutil.rmtree, site, ignore_errors=True)
+    info = site / f"{distribution.replace('-', '_')}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: swift-kit-optimizer\nVersion: 1.0\n")
-    points = f"[swift.optimizers]\n{NAME} = {__name__}:Momentum\n[swift.tuners]\n{TUNER} = {__name__}:EverySecond\n"
-    (info / "entry_points.txt").write_text(points)
-    sys.path.append(folder.name)
+    head = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\nRequires-Dist: swift-core>=0.1\n"
+    (info / "METADATA").write_text(head)
+    points = (f"[{group}]\n{name} = {kind.__module__}:{kind.__name__}\n" for group, name, kind in plugins)
+    (info / "entry_points.txt").write_text("".join(points))
+    sys.path.append(str(site))

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from swift.config.sections import Section
-from swift.contracts import LossSums, Need
+from swift.contracts import LossSums, ModelView, Need, Objective
+from swift.data.batch import Batch, MicroBatch, Row
+from swift.data.samples import Encoded, SampleFacts
 from swift.objectives.base import BaseObjective, viewed
 from swift.train import Job
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelView, Objective
-    from swift.data.batch import Batch, MicroBatch, Row
-    from swift.data.samples import Encoded, SampleFacts
-
 
 TEMPERATURE = 0.7
 RATIO, ENTROPY = 0.2, 0.1

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -19,18 +19,14 @@ import torch
 import torch.distributed as dist
 
 from swift.config.parse import config_from_mapping
-from swift.contracts import LossSums
-from swift.train import Loop, open_job
+from swift.contracts import LossSums, ModelRole, ModelView, StepRecord, StepResult
+from swift.data.batch import MicroBatch
+from swift.train import Job, Loop, open_job
 from swift_testing.cases import HELD_OUT, RESUMED, SAVED_AT, Case
 from swift_testing.crew import FinalResult
 from swift_testing.layouts import Layout
 from swift_testing.slow_steps import SLOW_AT, slowed
 from swift_testing.token_trial import TokenJob, TokenResults
-
-if TYPE_CHECKING:
-    from swift.contracts import ModelRole, ModelView, StepRecord, StepResult
-    from swift.data.batch import MicroBatch
-    from swift.train import Job
 
 
 @dataclass

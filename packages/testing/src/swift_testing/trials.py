@@ -68,7 +68,7 @@ class Trials:
         install_objectives()
         for case in cases:
             if case.objectives:
-                install_objectives(*case.objectives)  # type: ignore[arg-type]  # classes can be hashed
+                install_objectives(*case.objectives)
         third_party.install()
         self.backend = backend
         self._subject = subject or Subject()
@@ -83,9 +83,7 @@ class Trials:
     @property
     def capabilities(self) -> Capabilities:
         """Return the capabilities that the backend declares."""
-        loaded = load_plugin("swift.backends", self.backend).capabilities
-        assert loaded is not None
-        return loaded
+        return load_plugin("swift.backends", self.backend).capabilities
 
     def trial(self, case: Case, layout: Layout, name: str = "whole") -> Trial:
         """Return one that has not been run."""

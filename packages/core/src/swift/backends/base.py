@@ -48,5 +48,5 @@ class TorchBackend:
     swift_forward = lazy_hook("swift.backends.torch.step:forward")
     swift_save_checkpoint = lazy_hook("swift.backends.torch.checkpoint:save")
     swift_load_checkpoint = lazy_hook("swift.backends.torch.checkpoint:load")
-    swift_iter_weights = lazy_hook("swift.backends.torch.weights:stream")
+    swift_iter_weights = lazy_hook("swift.backends.torch.checkpoint:stream")
     swift_teardown = lazy_hook("swift.processes.device:leave_group")

@@ -13,7 +13,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-from swift.plugins.discover import list_plugins
+from swift.plugins.discover import allowed_plugins, list_plugins
 from swift.plugins.entry import CORE, PluginEntry
 
 COMMANDS = "swift.commands"
@@ -50,7 +50,7 @@ class CommandInfo:
 
 def commands() -> dict[str, CommandInfo]:
     """Return the commands that may be used: name → what help prints, in the order of help."""
-    found = [info_of(entry) for entry in list_plugins(COMMANDS) if entry.allowed and collision(entry) is None]
+    found = [info_of(entry) for entry in allowed_plugins(COMMANDS) if collision(entry) is None]
     rank = {group: number for number, group in enumerate(GROUPS)}
     order = {name: number for number, name in enumerate(TRAINING)}
     found.sort(key=lambda each: (rank.get(each.group, len(rank)), each.group, order.get(each.name, len(order))))

@@ -14,8 +14,7 @@ from swift.cli.options import read_options
 from swift.config.limits import Rows
 from swift.config.options import Bare, Section
 from swift.errors import UsageError, did_you_mean
-from swift.plugins import result_alone
-from swift.terminal import print_note
+from swift.terminal import print_note, result_alone
 
 USAGE = """\
 swift config show     [pt|sft|rlhf|train] [config.yaml] [flags]   the resolved configuration and layout

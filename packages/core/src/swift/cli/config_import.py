@@ -5,17 +5,15 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from swift.cli.help import asks_for_help, show_help
 from swift.config.options import Argument, Section
+from swift.contracts import Remark
 from swift.errors import ConfigError, UsageError
 from swift.terminal import print_line
-
-if TYPE_CHECKING:
-    from swift.contracts import Remark
 
 SUMMARY = "Convert a configuration of LLaMA-Factory, axolotl, TRL, ms-swift, the Trainer, torchtune or NeMo"
 _NUMBER = Annotated[int, Field(ge=1, le=10_000)]
@@ -109,7 +107,7 @@ def _write(path: Path, text: str, *, replace: bool) -> None:
 
 def _report(lost: list[Remark], command: str, *, written: bool) -> None:
     """Print what is not imported and what to type to standard error: standard output may go to a file."""
-    from swift.cli.imported_text import written_remark
+    from swift.cli.imported_run import written_remark
 
     for remark in lost:
         sys.stderr.write(f"Not imported: {written_remark(remark)}\n")

@@ -49,18 +49,11 @@ class DataOptions(Section):
 
 @dataclass(frozen=True)
 class Build:
-    """Command that tokenizes a data set, or a shard of it."""
+    """A data set, or a shard of it, to be tokenized."""
 
     parsed: Parsed
     out: Path
     shard: Shard | None
-
-
-@dataclass(frozen=True)
-class Join:
-    """Command that joins the shards of a folder."""
-
-    folder: Path
 
 
 class DataCommand:
@@ -76,20 +69,20 @@ class DataCommand:
             show_help("data", self.summary, DataOptions)
             return 0
         match read_command(args):
-            case Build() as build:
-                _build(build.parsed, build.out, build.shard)
-            case Join(folder):
+            case Build(parsed, out, shard):
+                _build(parsed, out, shard)
+            case folder:
                 _join(folder)
         return 0
 
 
-def read_command(args: list[str], *, complete: bool = True) -> Build | Join:
-    """Return the command in the arguments after `swift data`; unless `complete`, model and data may be missing."""
+def read_command(args: list[str], *, complete: bool = True) -> Build | Path:
+    """Return what to build, or the folder of shards to join; unless `complete`, model and data may be missing."""
     action, rest = args[0], args[1:]
     if action == "join":
         if len(rest) != 1 or rest[0].startswith("-"):
             raise UsageError("swift data join takes one argument, the folder with the shards.", hint=USAGE)
-        return Join(Path(rest[0]).expanduser())
+        return Path(rest[0]).expanduser()
     if action != "build":
         raise UsageError(f"There is no `swift data {action}`.{did_you_mean(action, ('build', 'join'))}", hint=USAGE)
     trained, rest = training_command(rest, "sft")

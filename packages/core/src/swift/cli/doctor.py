@@ -14,18 +14,16 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from swift.cli.commands import collision
 from swift.config.options import Section
+from swift.contracts import EngineLibrary
 from swift.errors import SwiftError
-from swift.plugins import result_alone
+from swift.terminal import result_alone
 from swift.version import __version__
-
-if TYPE_CHECKING:
-    from swift.contracts import EngineLibrary
 
 CORE = "swift-core"
 
@@ -80,18 +78,13 @@ class DoctorCommand:
     options_model = DoctorOptions
 
     def run(self, options: DoctorOptions) -> int:
-        return report(options)
-
-
-def report(options: DoctorOptions) -> int:
-    """Print all findings."""
-    with result_alone() as say:
-        findings = list(examine())
-        if options.as_json:
-            say(json.dumps([asdict(finding) for finding in findings], indent=2))
-    if not options.as_json:
-        _print(findings)
-    return 1 if any(finding.verdict == "broken" for finding in findings) else 0
+        with result_alone() as say:
+            findings = list(examine())
+            if options.as_json:
+                say(json.dumps([asdict(finding) for finding in findings], indent=2))
+        if not options.as_json:
+            _print(findings)
+        return 1 if any(finding.verdict == "broken" for finding in findings) else 0
 
 
 def examine() -> Iterator[Finding]:
@@ -171,12 +164,12 @@ def _kernels() -> Iterator[Finding]:
 
 def examine_engines() -> Iterator[Finding]:
     """Examine the libraries of engines by their metadata, since importing them takes many seconds."""
-    from swift.plugins.discover import list_plugins
+    from swift.plugins.discover import plugin_names
     from swift.plugins.known import ENGINE, ENGINE_EXTRAS
     from swift.plugins.load import load_engine
 
     libraries: dict[str, EngineLibrary] = {}
-    names = sorted({entry.name for entry in list_plugins("swift.engines") if entry.allowed})
+    names = plugin_names("swift.engines")
     for name in names:
         with suppress(SwiftError):  # reported with the plugins
             library = getattr(load_engine(name).object, "library", None)
@@ -233,7 +226,6 @@ def _version_of(distribution: str) -> str | None:
 
 
 def _plugins() -> Iterator[Finding]:
-
     from swift.plugins.discover import list_plugins
     from swift.plugins.load import load
 

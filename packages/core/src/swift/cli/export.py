@@ -84,11 +84,11 @@ def _with_own_options(args: Sequence[str]) -> type[ExportCommandOptions]:
     if not any(arg.startswith("--to") for arg in args):
         return ExportCommandOptions  # plugins are not imported for help
     to = read_flags(args, flag_table("export", ExportCommandOptions, passes_on=True)).flags.get("to")
-    from swift.plugins.discover import list_plugins
+    from swift.plugins.discover import plugin_names
     from swift.plugins.load import load_exporter
 
-    names = {entry.name for entry in list_plugins("swift.exporters") if entry.allowed}
-    model = load_exporter(str(to.value)).config_model if to is not None and str(to.value) in names else None
+    name = "" if to is None else str(to.value)
+    model = load_exporter(name).config_model if name in plugin_names("swift.exporters") else None
     if model is None:
         return ExportCommandOptions
     members = {"__doc__": ExportCommandOptions.__doc__, "__module__": __name__}

@@ -99,19 +99,17 @@ def groups_of(options: type[BaseModel]) -> list[FlagGroup]:
         by_class.setdefault(owner, []).append(field)
     return [
         FlagGroup("" if owner is options else _first_line(owner), "", own, [field.flags for field in own])
-        for owner, own in sorted(by_class.items(), key=lambda each: -_rank(each[0], options))
+        for owner, own in sorted(
+            by_class.items(), key=lambda each: (each[0] is not options, -options.__mro__.index(each[0]))
+        )
         if own
     ]
-
-
-def _rank(owner: type, options: type[BaseModel]) -> int:
-    """Return the position of a base class in the order of groups."""
-    return len(options.__mro__) if owner is options else options.__mro__.index(owner)
 
 
 def show_training_help(command: str, args: Sequence[str]) -> None:
     """Print the help of a training command, with the options of the plugins that `args` select."""
     from swift.config.sections import Config
+    from swift.plugins.kinds import group_of_section
 
     _line(f"{_styled(f'swift {command}', 'bold')}: {commands()[command].summary}")
     _line(f"\n  {_TRAINING_EXAMPLES[command]}\n  swift {command} config.yaml --optim.lr 2e-5\n")
@@ -123,9 +121,8 @@ def show_training_help(command: str, args: Sequence[str]) -> None:
         fields = [field for field in core_fields().values() if field.section == name]
         section: Any = info.annotation
         _show_group(_friendly(name, _first_line(section), fields))
-        group = _group_of(name)
-        if group is not None:
-            _show_plugin(group, name, _chosen(name, command, args))
+        if (group := group_of_section(name)) is not None:
+            _show_plugin(group, name, _chosen(group, name, command, args))
 
 
 def _friendly(title: str, summary: str, fields: Iterable[Field]) -> FlagGroup:
@@ -151,7 +148,7 @@ def flag_named(key: str) -> str:
     return key if key in _NARROWER or not usual else usual[0]
 
 
-def _chosen(section: str, command: str, args: Sequence[str]) -> str:
+def _chosen(group: str, section: str, command: str, args: Sequence[str]) -> str:
     """Return the plugin that the arguments besides `--help` select, or the default."""
     from swift.config.aliases import COMMAND_OBJECTIVES, training_flags
     from swift.config.draft import Layer
@@ -165,8 +162,6 @@ def _chosen(section: str, command: str, args: Sequence[str]) -> str:
         for name, flag in read_flags([arg for arg in args if arg not in HELP], table).flags.items():
             if name not in table.about_command:
                 draft.add_flag(flag)
-    group = _group_of(section)
-    assert group is not None
     selected = f"{section}.{KINDS[group].selected_by}"
     requested = draft.get(selected)
     if requested is not None:
@@ -176,13 +171,6 @@ def _chosen(section: str, command: str, args: Sequence[str]) -> str:
         default = COMMAND_OBJECTIVES.get(command, ("dpo" if command == "rlhf" else "sft",))[0]
         return default if task is None else TRAINED_BY.get(task.value, default)
     return str(core_fields()[selected].default)
-
-
-def _group_of(section: str) -> str | None:
-    """Return the entry-point group that a section selects from."""
-    from swift.plugins.kinds import KINDS
-
-    return next((group for group, kind in KINDS.items() if kind.section == section), None)
 
 
 def _show_plugin(group: str, section: str, name: str) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from swift.cli.imported_text import text_of
+import yaml
+
+from swift.config.fields import core_fields
 from swift.config.parse import config_from_mapping
 from swift.contracts import Remark, TranslatedRun, TranslatedValue
 from swift.errors import ConfigError, NotTrainable, SwiftError
@@ -17,6 +21,13 @@ from swift.untrusted import shown
 
 READABLE = (".yaml", ".yml", ".sh", ".bash", ".json")
 """Files that may hold a recipe."""
+_TITLES = {
+    "lost": "NOT imported; this changes the training:",
+    "changed": "Different in swift:",
+    "unneeded": "Not needed; the training is the same:",
+}
+_WIDE = 1 << 20
+_LISTED = 100
 _ATTEMPTS = 40
 _FASTER = ("model.liger",)
 """Keys that change speed alone, so that nothing is lost where a backend refuses them."""
@@ -88,7 +99,8 @@ def _refused(run: TranslatedRun) -> None:
                 return
             refused = run.settings.pop(key)
             add_remark = run.unneeded if key in _FASTER else run.lose
-            add_remark(refused.origin, refused.value, _reason(error, key))
+            reason = error.message.replace(f"this ({key})", key).replace("\n", " ")
+            add_remark(refused.origin, refused.value, reason)
 
 
 def _other_optimizer(run: TranslatedRun, error: SwiftError) -> bool:
@@ -109,10 +121,6 @@ def _blamed(run: TranslatedRun, error: SwiftError) -> str | None:
         return max(named)[1] if "contradict" in error.message else min(named)[1]
     mentioned = [key for key in run.settings if re.search(rf"\b{re.escape(key)}\b", error.message)]
     return mentioned[0] if mentioned else None
-
-
-def _reason(error: SwiftError, key: str) -> str:
-    return error.message.replace(f"this ({key})", key).replace("\n", " ")
 
 
 def summary(folder: Path) -> list[tuple[str, str, str]]:
@@ -139,3 +147,63 @@ def _outcome(read: ReadRun) -> str:
     except SwiftError as error:
         return error.message
     return f"{result.keys} keys set, {result.noted} noted, {len(result.lost)} not imported"
+
+
+def text_of(run: TranslatedRun, command: str) -> str:
+    """Return the YAML file: the command to type, the remarks, then the keys."""
+    lines = [
+        f"# {run.recipe.program}: {shown(run.recipe.source)}, by swift config import",
+        f"# {command}",
+        *_remarks(run),
+        "",
+        *_keys(run),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _remarks(run: TranslatedRun) -> Iterable[str]:
+    for kind, title in _TITLES.items():
+        remarks = [remark for remark in run.remarks if remark.kind == kind]
+        if remarks:
+            yield "#"
+            yield f"# {title}"
+            yield from (f"#   {written_remark(remark)}" for remark in remarks)
+    if run.empty:
+        yield "#"
+        yield f"# Empty or off: {shown(', '.join(run.empty), _LISTED * 20)}"
+    if run.read_with_others:
+        yield "#"
+        names = shown(", ".join(run.read_with_others), _LISTED * 20)
+        yield f"# Read together with other keys, or without effect: {names}"
+
+
+def written_remark(remark: Remark) -> str:
+    """Return a remark as one line: `key: value (why)`."""
+    inline = str(remark.value).lower() if isinstance(remark.value, bool) else str(remark.value)
+    value = "" if remark.value in ("", None) else f" {inline}"
+    name = shown(remark.key, _LISTED)
+    return f"{name}:{shown(value, _LISTED)} ({shown(remark.text, 4 * _LISTED)})" if name else f"{value} ({remark.text})"
+
+
+def _keys(run: TranslatedRun) -> Iterable[str]:
+    """Yield the keys by section, in swift's order."""
+    order = {key: position for position, key in enumerate(core_fields())}
+    loose = sorted(key for key in run.settings if "." not in key)
+    for key in loose:
+        yield f"{key}: {_value(run.settings[key].value)}  # {shown(run.settings[key].origin, _LISTED)}"
+    for section in dict.fromkeys(field.section for field in core_fields().values()):
+        keys = [key for key in run.settings if key.partition(".")[0] == section and "." in key]
+        if not keys:
+            continue
+        yield f"{section}:"
+        for key in sorted(keys, key=lambda key: (order.get(key, len(order)), key)):
+            setting = run.settings[key]
+            name = _value(key.partition(".")[2])
+            yield f"  {name}: {_value(setting.value)}  # {shown(setting.origin, _LISTED)}"
+
+
+def _value(value: Any) -> str:
+    """Return a value as YAML in one line."""
+    style = '"' if isinstance(value, str) and "\n" in value else None
+    text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, width=_WIDE, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")

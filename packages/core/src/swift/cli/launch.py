@@ -10,26 +10,20 @@ import gc
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
 
+from swift.config.parse import Parsed
+from swift.contracts import RunSummary
 from swift.processes.group import (
     alone_in_slurm,
     check_port,
     check_port_is_free,
     current_world,
-    elastic_launcher,
     find_group,
     join,
 )
 from swift.processes.reports import leave_note_of_stop, reported_errors
-from swift.processes.signals import STARTED_BY_SWIFT, Stopped, follow_launcher, is_worker, prompt_stop, say_stopped
+from swift.processes.signals import Stopped, follow_launcher, is_worker, prompt_stop, say_stopped
 from swift.terminal import IMPORTS, waiting
-
-if TYPE_CHECKING:
-    from swift.config.parse import Parsed
-    from swift.contracts import RunSummary
-
-__all__ = ["STARTED_BY_SWIFT", "current_world", "elastic_launcher", "exit_code", "launch", "reported_errors"]
 
 
 def launch(parsed: Parsed, argv: list[str]) -> int:

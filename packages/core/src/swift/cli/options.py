@@ -46,15 +46,10 @@ def read_options(command: str, args: Sequence[str], options: type[S], *, passes_
         needs = " and ".join(f"{field.argument or f'--{field.key}'} ({field.description})" for field in missing)
         raise UsageError(f"swift {command} needs {needs}.", hint=_example(command, options))
     if line.positional and not passes_on:
-        raise unexpected_argument(line.positional[0], command)
+        raise UsageError(f"Unexpected argument {line.positional[0]!r}.", hint=f"All flags: swift {command} --help")
     for note in (*line.notes, *layer.notes):
         sys.stderr.write(f"Note: {note}\n")
     return Typed(_validated(options, layer, table), tuple(line.passed_on), tuple(line.positional))
-
-
-def unexpected_argument(argument: str, command: str) -> UsageError:
-    """Return the error for a positional argument that the command does not take."""
-    return UsageError(f"Unexpected argument {argument!r}.", hint=f"All flags: swift {command} --help")
 
 
 def options_of(command: str) -> type[BaseModel] | None:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from swift.terminal import Say, say_nothing
-
-if TYPE_CHECKING:
-    from swift.config.parse import Parsed
+from swift.terminal import Say
 
 _AUTO = "auto"
 
@@ -26,16 +22,6 @@ def chosen(args: Sequence[str], command: str, say: Say) -> list[str]:
     plan = planners.choose(explicit, command, processes, machines)
     say(plan.reason)
     return [*explicit, *plan.flags]
-
-
-def foreseen(parsed: Parsed, processes: int, args: Sequence[str], command: str) -> str | None:
-    """Return an installed planner's warning about the run; None without a planner or a warning."""
-    from swift.contracts import RequestedRun, World
-    from swift.plugins import planners
-
-    config = parsed.config
-    run = RequestedRun(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
-    return planners.foreseen(run, args, command)
 
 
 def without_auto(args: Sequence[str]) -> list[str]:

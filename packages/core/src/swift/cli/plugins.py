@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -13,11 +13,8 @@ from swift.cli.commands import collision
 from swift.config.limits import Name
 from swift.config.options import Section
 from swift.errors import PluginError, SwiftError
-from swift.plugins import result_alone
-from swift.terminal import print_line
-
-if TYPE_CHECKING:
-    from swift.plugins.entry import PluginEntry
+from swift.plugins.entry import PluginEntry
+from swift.terminal import print_line, result_alone
 
 OK, FOUND = "ok", "found"
 
@@ -58,20 +55,15 @@ class PluginsCommand:
     options_model = PluginsOptions
 
     def run(self, options: PluginsOptions) -> int:
-        return show(options)
-
-
-def show(options: PluginsOptions) -> int:
-    """List installed plugins, or try one backend."""
-    if options.tried is not None:
-        return _try(options.tried, options.nproc)
-    with result_alone() as say:
-        rows = plugin_rows(check=options.check)
-        if options.as_json:
-            say(json.dumps([_facts(row) for row in rows], indent=2))
-    if not options.as_json:
-        _print_table(rows)
-    return PluginError.exit_code if options.check and any(row.broken for row in rows) else 0
+        if options.tried is not None:
+            return _try(options.tried, options.nproc)
+        with result_alone() as say:
+            rows = plugin_rows(check=options.check)
+            if options.as_json:
+                say(json.dumps([_facts(row) for row in rows], indent=2))
+        if not options.as_json:
+            _print_table(rows)
+        return PluginError.exit_code if options.check and any(row.broken for row in rows) else 0
 
 
 def _try(backend: str, processes: int) -> int:
@@ -148,10 +140,6 @@ def _facts(row: Row) -> dict[str, str | bool | None]:
     }
 
 
-def _shown(name: str) -> str:
-    return name if name.isprintable() else repr(name)
-
-
 def _print_table(rows: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -165,5 +153,6 @@ def _print_table(rows: list[Row]) -> None:
         entry = row.entry
         style = "red" if row.broken else "green" if row.status == OK else "dim"
         status = Text(row.status, style=style)
-        table.add_row(Text(_shown(entry.name), style="bold"), entry.kind, entry.distribution, entry.version, status)
+        name = Text(entry.name if entry.name.isprintable() else repr(entry.name), style="bold")
+        table.add_row(name, entry.kind, entry.distribution, entry.version, status)
     Console().print(table)

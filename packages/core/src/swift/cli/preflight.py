@@ -7,10 +7,12 @@ any machine.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import Any
 
+from swift.checkpoint.folders import find_checkpoint
 from swift.config.incompatibilities import (
     adapter_without_lora,
     endless_stream,
@@ -29,21 +31,27 @@ from swift.config.incompatibilities import (
     unsplit_stream,
 )
 from swift.config.own_options import ALL_LINEAR, LoraOptions
-from swift.contracts import ProcessLayout
+from swift.config.parse import Parsed
+from swift.config.sections import Config
+from swift.contracts import ProcessLayout, RequestedRun, World
 from swift.data.sources.spec import parse_source
+from swift.errors import SwiftError
+from swift.export.destination import check_destination
+from swift.models.adapter_file import read_adapter_config
+from swift.models.classes import check_no_encoder
+from swift.models.config_file import StoredConfig, read_config
+from swift.models.files import SafetensorsFolder
+from swift.models.locate import folder_of
+from swift.models.opening import check_files
+from swift.models.sizes import experts_of
+from swift.models.tokenizer import check_has_tokenizer
+from swift.models.weights_check import check_weights
+from swift.plugins.blame import failing
+from swift.plugins.entry import PluginEntry
+from swift.plugins.hooks import Hooks, open_hooks
+from swift.plugins.load import load_backend, load_observers
 from swift.processes.group import wanted_group
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from swift.config.parse import Parsed
-    from swift.config.sections import Config
-    from swift.contracts import RequestedRun
-    from swift.errors import SwiftError
-    from swift.models.files import SafetensorsFolder
-    from swift.plugins.entry import PluginEntry
-    from swift.plugins.hooks import Hooks
+from swift.terminal import say_nothing
 
 _NOT_IN_FILES = frozenset({"lm_head", "score"})
 """Modules that may have no weights in the model's files: tied to others, or created for the task."""
@@ -100,17 +108,11 @@ def check_layout(parsed: Parsed) -> None:
         ProcessLayout.of(parsed.config.parallel, here * machines)
 
 
-def check_run(parsed: Parsed, processes: int) -> None:
-    """Raise the error with which the backend or an observer refuses the run on so many processes.
+def check_run(parsed: Parsed, processes: int) -> RequestedRun:
+    """Return the run on so many processes; raise the error with which the backend or an observer refuses it.
 
     For a model in a local folder, this also checks its config.json and the names of its weights.
     """
-    from swift.contracts import RequestedRun, World
-    from swift.plugins.blame import failing
-    from swift.plugins.hooks import open_hooks
-    from swift.plugins.load import load_backend, load_observers
-    from swift.terminal import say_nothing
-
     config = parsed.config
     backend = load_backend(config.backend.name)
     hooks = open_hooks(backend, observers=load_observers(config.observers))
@@ -123,14 +125,11 @@ def check_run(parsed: Parsed, processes: int) -> None:
     _check_files(config)
     if config.model.path is not None:
         _check_model(hooks, run, backend.entry)
+    return run
 
 
 def _check_files(config: Config) -> None:
     """Refuse a checkpoint or an adapter that does not exist, and an export's destination that does."""
-    from swift.checkpoint.folders import find_checkpoint
-    from swift.export.destination import check_destination
-    from swift.models.adapter_file import read_adapter_config
-
     if config.checkpoint.resume not in (None, "auto"):
         find_checkpoint(config.checkpoint.resume, output=config.logging.output)
     if config.tuner.adapter is not None:
@@ -141,15 +140,6 @@ def _check_files(config: Config) -> None:
 
 def _check_model(hooks: Hooks, run: RequestedRun, backend: PluginEntry) -> None:
     """Refuse an invalid model folder, a model that the layout does not divide, and adapters on unknown modules."""
-    from swift.models.classes import check_no_encoder
-    from swift.models.config_file import StoredConfig, read_config
-    from swift.models.files import SafetensorsFolder
-    from swift.models.locate import folder_of
-    from swift.models.opening import check_files
-    from swift.models.tokenizer import check_has_tokenizer
-    from swift.models.weights_check import check_weights
-    from swift.plugins.blame import failing
-
     section = run.config.model
     folder = folder_of(section.path or "")
     if folder is None:
@@ -170,9 +160,6 @@ def _check_model(hooks: Hooks, run: RequestedRun, backend: PluginEntry) -> None:
 
 def _check_targets(config: Config, content: Mapping[str, Any], files: SafetensorsFolder) -> None:
     """Refuse adapters on modules without weights; models with experts are skipped, which have other names in memory."""
-    from swift.models.config_file import StoredConfig
-    from swift.models.sizes import experts_of
-
     tuner = config.tuner
     if tuner.kind != "lora" or tuner.adapter is not None:
         return

@@ -14,7 +14,7 @@ from swift.config.sections import Config
 from swift.contracts import ProcessLayout
 from swift.errors import SwiftError
 from swift.plugins.blame import error_line
-from swift.plugins.discover import list_plugins
+from swift.plugins.discover import allowed_plugins
 from swift.plugins.hooks import describe_plan
 from swift.plugins.kinds import KINDS
 from swift.plugins.load import load, load_backend, load_objective
@@ -126,9 +126,7 @@ def schema_json() -> str:
         if section is None:
             continue
         branches: list[dict[str, Any]] = []
-        for entry in list_plugins(group):
-            if not entry.allowed:
-                continue
+        for entry in allowed_plugins(group):
             try:
                 model = load(entry).config_model
             except SwiftError:

@@ -55,13 +55,15 @@ def train(command: str, args: list[str]) -> int:
     if asks_for_help(args):
         show_training_help(command, args)
         return 0
-    from swift.cli.launch import STARTED_BY_SWIFT, launch, reported_errors
-    from swift.cli.planner_choice import chosen, foreseen
+    from swift.cli.launch import launch
+    from swift.cli.planner_choice import chosen
     from swift.cli.preflight import check_here, check_run
     from swift.config.parse import parse
+    from swift.plugins import planners
     from swift.plugins.vocabularies import check_is_own
     from swift.processes.group import processes_in_all
-    from swift.processes.signals import is_worker
+    from swift.processes.reports import reported_errors
+    from swift.processes.signals import STARTED_BY_SWIFT, is_worker
     from swift.terminal import print_note, say_nothing
 
     with reported_errors():
@@ -74,8 +76,8 @@ def train(command: str, args: list[str]) -> int:
         if "RANK" not in os.environ:  # with RANK a launcher has started it, perhaps again
             processes = processes_in_all({**os.environ, **parsed.machines}, parsed.nproc)
             with parsed.naming_sources():
-                check_run(parsed, processes)
-            if (warning := foreseen(parsed, processes, args, command)) is not None:
+                run = check_run(parsed, processes)
+            if (warning := planners.foreseen(run, args, command)) is not None:
                 parsed.notes.append(warning)
     first_of_its_launcher = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     if first_of_its_launcher and STARTED_BY_SWIFT not in os.environ:

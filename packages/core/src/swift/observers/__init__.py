@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from swift.observers.facts import setup_facts as setup_facts
     from swift.observers.facts import unusable_samples as unusable_samples
     from swift.observers.jsonl import LOGGING_FILE as LOGGING_FILE
-    from swift.observers.mfu import mfu_of as mfu_of
+    from swift.observers.lines import mfu_of as mfu_of
 
 __getattr__ = lazy_names(
     __name__,
@@ -22,6 +22,6 @@ __getattr__ = lazy_names(
         "charts": "NOT_CHARTED chart_script charts_of",
         "facts": "next_commands setup_facts unusable_samples",
         "jsonl": "LOGGING_FILE",
-        "mfu": "mfu_of",
+        "lines": "mfu_of",
     },
 )

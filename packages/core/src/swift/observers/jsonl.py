@@ -11,8 +11,7 @@ from swift.errors import TrainingError
 from swift.files import replace_file
 from swift.hookspecs import hookimpl
 from swift.observers.facts import unusable_samples
-from swift.observers.lines import Line, Meter, line_before
-from swift.observers.mfu import mfu_of
+from swift.observers.lines import Line, Meter, line_before, mfu_of
 
 LOGGING_FILE = "logging.jsonl"
 
@@ -104,11 +103,14 @@ def _add_to_last(path: Path, line: Line) -> None:
         _append(path, line)
         return
     lines[-1] |= line
-    replace_file(path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in lines))
+    _rewrite(path, lines)
 
 
 def _drop_lines_from(path: Path, step: int) -> None:
     if not path.exists():
         return
-    kept = [line for line in read_lines(path) if line["step"] < step]
-    replace_file(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+    _rewrite(path, [line for line in read_lines(path) if line["step"] < step])
+
+
+def _rewrite(path: Path, lines: list[Line]) -> None:
+    replace_file(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swift.contracts import RankFacts, StepRecord
+from swift.contracts import RankFacts, Run, StepRecord
+from swift.hardware import device_called
 from swift.train.cadence import LoggedSteps
 
 Line = dict[str, Any]
@@ -29,7 +30,7 @@ class Meter:
     """Turns the records of steps that are to be logged into lines.
 
     These are the first step that it sees, every `every`-th, the last, and each that was evaluated.
-    `mfu` turns tokens per second into a fraction of the hardware's peak, or None where that is not known.
+    `mfu` turns tokens per second into a fraction of the hardware's peak, as `mfu_of` returns it.
     """
 
     def __init__(
@@ -154,3 +155,29 @@ def _row(facts: RankFacts) -> Line:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def mfu_of(run: Run) -> Callable[[float], float | None]:
+    """Tokens per second → share of the peak of all devices of the run, or None where something is not known.
+
+    A token costs 2 FLOPs per weight forward, 2 backward for activations, and 2 more for weights that are trained: the
+    usual 6N where all are. It is taken to pass through all weights. Attention's own products and recomputation are left
+    out, as is the custom.
+    """
+    model, peak = run.facts.model, _peak_flops(run)
+    if model is None or peak is None:
+        return lambda tokens_per_second: None
+    flops_per_token = 4 * model.parameters + 2 * model.trainable
+    return lambda tokens_per_second: tokens_per_second * flops_per_token / peak
+
+
+def _peak_flops(run: Run) -> float | None:
+    """Return the peak of all processes' devices together; None for unknown hardware or precision."""
+    on_gpu = run.topology.device.startswith("cuda")
+    if not on_gpu or run.facts.model is None or run.facts.model.precision not in ("bfloat16", "float16"):
+        return None
+    import torch
+
+    device = torch.cuda.get_device_name()
+    facts = device_called(device)
+    return facts.tflops * 1e12 * run.world.size if facts is not None else None

@@ -17,14 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swift.errors import PluginError, SwiftError
-from swift.plugins.entry import normal_name, printable
+from swift.plugins.entry import PluginEntry, normal_name, printable
 from swift.plugins.known import PACKAGES
-
-if TYPE_CHECKING:
-    from swift.plugins.entry import PluginEntry
 
 _MARK = "_swift_blame"
 _LONGEST = 600

@@ -10,7 +10,7 @@ import inspect
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
@@ -18,11 +18,9 @@ from swift.contracts import HOOK_API, Objective, Vocabulary
 from swift.errors import PluginError, did_you_mean
 from swift.hookspecs import KIND_OF_HOOK, SPECS
 from swift.plugins.blame import error_line, upgrade
+from swift.plugins.entry import PluginEntry
 from swift.plugins.known import PACKAGES
 from swift.plugins.return_values import ABSENT, check_attributes, check_methods, described
-
-if TYPE_CHECKING:
-    from swift.plugins.entry import PluginEntry
 
 _ARGUMENTS = {hook: tuple(inspect.signature(spec).parameters)[1:] for hook, spec in SPECS.items()}
 _OF_EVERY_OBJECT = frozenset(dir(type("Any", (), {})))

@@ -34,10 +34,20 @@ def list_plugins(group: str | None = None) -> list[PluginEntry]:
     return [entry for entry in listed if group in (None, entry.group)]
 
 
+def allowed_plugins(group: str) -> list[PluginEntry]:
+    """Return the installed plugins of a kind, such as `swift.rewards`, that may be used; reads metadata alone."""
+    return [entry for entry in list_plugins(group) if entry.allowed]
+
+
 def only_installed(group: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return those of the names whose plugins are installed and allowed."""
-    installed = {entry.name for entry in list_plugins(group) if entry.allowed}
+    installed = plugin_names(group)
     return tuple(name for name in names if name in installed)
+
+
+def plugin_names(group: str) -> list[str]:
+    """Return the names of the installed plugins of a kind that may be used, without importing them."""
+    return sorted({entry.name for entry in allowed_plugins(group)})
 
 
 def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[PluginEntry]]:

@@ -6,26 +6,24 @@ import os
 import sys
 from collections.abc import Callable, Generator
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import pluggy
 
 from swift.errors import SHOW_TRACEBACK, PluginError, SwiftError
 from swift.hookspecs import hookimpl
 from swift.plugins.blame import error_line, interrupts, keep_traceback, mark, traceback_text
 from swift.plugins.check import Implementation, implementations
+from swift.plugins.load import LoadedPlugin
 from swift.plugins.return_values import described
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from swift.plugins.entry import PluginEntry
-    from swift.plugins.load import LoadedPlugin
 
 Hook = Callable[..., Any]
 Around = Generator[None, Any, Any]
 
 
 class Participation:
-    """Whether an observer still takes part in its run: the first error that it raises ends that.
+    """A plugin's part in a run: its errors are marked as its own, and those of an observer end that.
 
     A `SwiftError` does not: with it an observer stops the run on purpose.
     """
@@ -37,10 +35,14 @@ class Participation:
         """Every process of the run knows that it ended."""
         self._failure: tuple[str, BaseException] | None = None
 
-    def end(self, hook: str, cause: BaseException) -> None:
-        """Leave the observer out from now on."""
-        self.ended = True
-        self._failure = (hook, cause)
+    def take(self, hook: str, cause: BaseException) -> None:
+        """Raise an error that a hook raised, or leave the observer out from now on."""
+        if self.entry.kind == "observer" and not isinstance(cause, SwiftError) and not interrupts(cause):
+            self.ended = True
+            self._failure = (hook, cause)
+            return
+        mark(cause, self.entry, hook)
+        raise cause
 
     def report(self, folder: Path | None, rank: int) -> str | None:
         """Return a message for the user, once; None where nothing happened on this process."""
@@ -57,60 +59,50 @@ class Participation:
         return report.message
 
 
-def guarded(plugin: LoadedPlugin, observing: Participation | None = None) -> object:
+def hooks_of(plugin: LoadedPlugin, spec: type) -> Any:
+    """Return the hooks of one plugin alone, to be called with arguments by name."""
+    manager = pluggy.PluginManager("swift")
+    manager.add_hookspecs(spec)
+    manager.register(guarded(plugin, Participation(plugin)), name=str(plugin.entry))
+    return manager.hook
+
+
+def guarded(plugin: LoadedPlugin, participation: Participation) -> object:
     """Return an object to register instead of a plugin, with the same hooks, names and arguments."""
     members: dict[str, Any] = {}
     for found in implementations(plugin.entry, plugin.object):
         method = getattr(plugin.object, found.method)
         guard = _around if found.wrapper else _called
         members[found.method] = staticmethod(
-            hookimpl(**found.options)(wraps(method)(guard(found, method, _Blame(plugin.entry, found.hook, observing))))
+            hookimpl(**found.options)(wraps(method)(guard(found, method, participation)))
         )
     return type("Guarded", (), members)()
 
 
-class _Blame:
-    """Whose hook it is: an observer that fails is left out, and errors of other plugins are marked and raised."""
-
-    def __init__(self, entry: PluginEntry, hook: str, observing: Participation | None) -> None:
-        self._entry, self._hook, self._observing = entry, hook, observing
-
-    @property
-    def left_out(self) -> bool:
-        return self._observing is not None and self._observing.ended
-
-    def take(self, cause: BaseException) -> None:
-        if self._observing is not None and not isinstance(cause, SwiftError) and not interrupts(cause):
-            self._observing.end(self._hook, cause)
-            return
-        mark(cause, self._entry, self._hook)
-        raise cause
-
-
-def _called(found: Implementation, method: Hook, blame: _Blame) -> Hook:
+def _called(found: Implementation, method: Hook, participation: Participation) -> Hook:
     def call(*arguments: Any) -> Any:
-        if blame.left_out:
+        if participation.ended:
             return None
         try:
             return method(*arguments)
         except BaseException as cause:
-            blame.take(cause)
+            participation.take(found.hook, cause)
 
     return call
 
 
-def _around(found: Implementation, method: Hook, blame: _Blame) -> Hook:
+def _around(found: Implementation, method: Hook, participation: Participation) -> Hook:
     """Return a wrapper through which passes what comes from within: only what it raises itself is its own error."""
 
     def around(*arguments: Any) -> Around:
-        if blame.left_out:
+        if participation.ended:
             return (yield)
         passing = _Passing(returns=not found.options.get("hookwrapper"))
         try:
             return (yield from passing.through(method(*arguments)))
         except BaseException as cause:
             if cause is not passing.error:
-                blame.take(cause)
+                participation.take(found.hook, cause)
         if passing.error is not None:
             raise passing.error
         return passing.result if passing.yielded else (yield)

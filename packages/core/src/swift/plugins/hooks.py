@@ -48,8 +48,8 @@ def open_hooks(
         name = f"{plugin.entry.kind}:{plugin.entry.name}"
         if manager.has_plugin(name):
             raise PluginError(f"{plugin.entry} was named twice in one run.", hint="Name each observer once.")
-        participation = Participation(plugin) if plugin.entry.kind == "observer" else None
-        if participation is not None:
+        participation = Participation(plugin)
+        if plugin.entry.kind == "observer":
             observing.append(participation)
         manager.register(guarded(plugin, participation), name=name)
     return Hooks(manager, plugins, observing)
@@ -67,7 +67,7 @@ class Hooks(BackendHooks, ExporterHooks, ObserverHooks):
         self._relay = manager.hook
         self.plugins = tuple(plugins)
         self._observing = tuple(observing)
-        declared = (plugin.capabilities for plugin in self.plugins if plugin.capabilities is not None)
+        declared = (plugin.capabilities for plugin in self.plugins if plugin.entry.kind == "backend")
         self.capabilities = next(declared, Capabilities())
 
     @property

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import pluggy
+from typing import Any
 
 from swift.config.media import NAMES, ONE
 from swift.contracts import (
@@ -24,15 +22,11 @@ from swift.contracts import (
 from swift.errors import DataError, PluginError
 from swift.hookspecs import EngineHooks
 from swift.plugins.blame import failing
-from swift.plugins.guard import guarded
+from swift.plugins.entry import PluginEntry
+from swift.plugins.guard import hooks_of
 from swift.plugins.known import ENGINE, TRANSFORMERS
 from swift.plugins.load import LoadedPlugin
-from swift.plugins.return_values import returned, returns, wrong
-
-if TYPE_CHECKING:
-    from swift.plugins.entry import PluginEntry
-
-_END = object()
+from swift.plugins.return_values import called, items_of, returned, returns, wrong
 
 
 def open_inference(engine: LoadedPlugin, request: EngineRequest) -> InferenceEngine:
@@ -53,11 +47,8 @@ def serve_model(engine: LoadedPlugin, request: ServeRequest) -> int:
 
 
 def _call(engine: LoadedPlugin, hook: str, request: Any) -> Any:
-    manager = pluggy.PluginManager("swift")
-    manager.add_hookspecs(EngineHooks)
-    manager.register(guarded(engine), name=str(engine.entry))
     with failing(engine.entry, hook):
-        came = getattr(manager.hook, hook)(request=request)
+        came = getattr(hooks_of(engine, EngineHooks), hook)(request=request)
     if came is None:
         raise PluginError(
             f"{engine.entry} returned nothing from {hook}.", hint="Choose another with --engine, or fix the plugin."
@@ -78,8 +69,7 @@ class CheckedEngine:
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield one completion per prompt, in the order in which they are ready."""
         self._check_media(prompts)
-        make: Callable[[], Iterable[Any]] = lambda: self.engine.generate(prompts, sampling)  # noqa: E731
-        for index, completion in self._indexed("generate", len(prompts), make, Completion):
+        for index, completion in self._indexed("generate", Completion, prompts, sampling):
             if len(completion.logprobs) != len(completion.token_ids):
                 lengths = f"{len(completion.token_ids)} tokens and {len(completion.logprobs)} log-probabilities"
                 raise wrong(self._entry, "generate", "a log-probability for each token", shown=lengths)
@@ -89,7 +79,7 @@ class CheckedEngine:
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Yield the tokens of one completion."""
         self._check_media([prompt])
-        for token in self._each("stream", lambda: self.engine.stream(prompt, sampling)):
+        for token in self._each("stream", prompt, sampling):
             yield returned(self._entry, "stream", token, int)
 
     def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
@@ -101,8 +91,7 @@ class CheckedEngine:
                 hint=f"Choose another engine: {TRANSFORMERS} or {ENGINE}.",
             )
         settings = {"top": top} if top else {}
-        make: Callable[[], Iterable[Any]] = lambda: self.engine.score(prompts, **settings)  # noqa: E731
-        for index, score in self._indexed("score", len(prompts), make, Score):
+        for index, score in self._indexed("score", Score, prompts, **settings):
             count = len(prompts[index]) - 1
             if not len(score.logprobs) == len(score.likeliest) == count:
                 lengths = f"{len(score.logprobs)} log-probabilities and {len(score.likeliest)} choices"
@@ -121,12 +110,12 @@ class CheckedEngine:
 
     def outputs(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[float]]]:
         """Yield the scores of each prompt, or its vector; `PluginError` where the engine returns none."""
-        if not callable(own := getattr(self.engine, "outputs", None)):
+        if not callable(getattr(self.engine, "outputs", None)):
             raise PluginError(
                 f"{self._entry} returns no scores or vectors: it has no method outputs.",
                 hint="Choose another engine with --engine, or fix the plugin.",
             )
-        for index, values in self._indexed("outputs", len(prompts), lambda: own(prompts), list[float]):
+        for index, values in self._indexed("outputs", list[float], prompts):
             if not values:
                 raise wrong(self._entry, "outputs", "a list of numbers", shown="an empty list")
             yield index, values
@@ -170,11 +159,12 @@ class CheckedEngine:
             )
 
     def _indexed(
-        self, method: str, count: int, make: Callable[[], Iterable[Any]], kind: Any
+        self, method: str, kind: Any, prompts: Sequence[Sequence[int]], *arguments: Any, **named: Any
     ) -> Iterator[tuple[int, Any]]:
         """Yield pairs (index of the prompt, value), in which each index comes once."""
+        count = len(prompts)
         left = set(range(count))
-        for item in self._each(method, make):
+        for item in self._each(method, prompts, *arguments, **named):
             index, value = returned(self._entry, method, item, tuple[int, kind])
             if index not in left:
                 again = " again" if 0 <= index < count else ""
@@ -190,17 +180,6 @@ class CheckedEngine:
                 hint="Each prompt must be returned once.",
             )
 
-    def _each(self, method: str, make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-        with failing(self._entry, method):
-            came = make()
-        iterator = iter(returned(self._entry, method, came, Iterable[Any]))
-        try:
-            while True:
-                with failing(self._entry, method):
-                    item = next(iterator, _END)
-                if item is _END:
-                    return
-                yield item
-        finally:
-            if callable(close := getattr(iterator, "close", None)):
-                close()
+    def _each(self, method: str, *arguments: Any, **named: Any) -> Iterator[Any]:
+        came = called(self._entry, method, getattr(self.engine, method), Iterable[Any], *arguments, **named)
+        return items_of(self._entry, method, came, failing)

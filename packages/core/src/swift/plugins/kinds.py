@@ -5,17 +5,15 @@ To add a kind is to add a row, and its contract to `swift.contracts` or `swift.h
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift import contracts, hookspecs
 from swift.plugins import check
+from swift.plugins.entry import PluginEntry
 from swift.plugins.return_values import methods_of
-from swift.plugins.typer_app import as_command
-
-if TYPE_CHECKING:
-    from swift.plugins.entry import PluginEntry
 
 
 @dataclass(frozen=True)
@@ -84,6 +82,33 @@ class Kind:
     def options_of(self, plugin: Any) -> Any:
         """Return the model of a plugin's options; None where it has none."""
         return getattr(plugin, self.options, None)
+
+
+def as_command(entry: PluginEntry, plugin: Any) -> Any:
+    """Return the command of a plugin: the plugin itself, or an object that runs the Typer app that it names."""
+    typer = sys.modules.get("typer")  # a module with a Typer app has imported it
+    return TyperCommand(entry, plugin) if typer is not None and isinstance(plugin, typer.Typer) else plugin
+
+
+class TyperCommand:
+    """Runs a Typer app, which reads its words and shows its help by itself. Implements `swift.contracts.Command`."""
+
+    options_model = None
+
+    def __init__(self, entry: PluginEntry, app: Any) -> None:
+        from typer.main import get_command
+
+        self._name = entry.name
+        self._command = get_command(app)
+        self.summary = (self._command.help or f"from {entry.distribution} {entry.version}").strip().splitlines()[0]
+
+    def run(self, argv: list[str]) -> int:
+        """Run the app with the words after the command's name and return its exit code."""
+        try:
+            self._command.main(argv, prog_name=f"swift {self._name}")
+        except SystemExit as ended:  # how an app ends, well or not
+            return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        return 0
 
 
 KINDS: dict[str, Kind] = {
@@ -156,3 +181,8 @@ KINDS: dict[str, Kind] = {
     )
 }
 """Entry-point group → the kind of plugin that is registered in it."""
+
+
+def group_of_section(section: str) -> str | None:
+    """Return the entry-point group that a section of the configuration selects from."""
+    return next((group for group, kind in KINDS.items() if kind.section == section), None)

@@ -8,16 +8,17 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import HOOK_API, Capabilities
 from swift.errors import PluginError, SwiftError, did_you_mean
+from swift.hookspecs import BackendHooks
 from swift.plugins.blame import error_line, failing, interrupts, upgrade
 from swift.plugins.check import check_hook_api
-from swift.plugins.discover import ALLOW_LIST, list_plugins
+from swift.plugins.discover import ALLOW_LIST, allowed_plugins, list_plugins, plugin_names
 from swift.plugins.entry import CORE, PluginEntry
 from swift.plugins.kinds import KINDS
 from swift.plugins.known import KNOWN, install_command
@@ -44,29 +45,30 @@ class LoadedPlugin:
     object: Any
     """What is registered: an instance, or a module. For an objective, the class."""
     hook_api: tuple[int, int] = HOOK_API
-    capabilities: Capabilities | None = None
+    capabilities: Capabilities = field(default_factory=Capabilities)
     """Of a backend."""
     config_model: type[BaseModel] | None = None
     """Validates the backend's section, or the objective's options."""
 
 
-def _of_group(group: str, name: str) -> LoadedPlugin:
+def load_plugin(group: str, name: str) -> LoadedPlugin:
+    """Return the installed plugin of a kind, such as `swift.rewards`, and a name; raise `PluginError` without one."""
     return load(find(group, name))
 
 
-load_backend = partial(_of_group, "swift.backends")
-load_exporter = partial(_of_group, "swift.exporters")
-load_engine = partial(_of_group, "swift.engines")
-load_objective = partial(_of_group, "swift.objectives")
-load_optimizer = partial(_of_group, "swift.optimizers")
-load_tuner = partial(_of_group, "swift.tuners")
-load_command = partial(_of_group, "swift.commands")
+load_backend = partial(load_plugin, "swift.backends")
+load_exporter = partial(load_plugin, "swift.exporters")
+load_engine = partial(load_plugin, "swift.engines")
+load_objective = partial(load_plugin, "swift.objectives")
+load_optimizer = partial(load_plugin, "swift.optimizers")
+load_tuner = partial(load_plugin, "swift.tuners")
+load_command = partial(load_plugin, "swift.commands")
 """Each returns the plugin of a name. The `object` of an objective is its class, to be made with options."""
 
 
 def load_observers(names: Iterable[str]) -> list[LoadedPlugin]:
     """Return the observers of these names, in this order."""
-    return [load(find("swift.observers", name)) for name in names]
+    return [load_plugin("swift.observers", name) for name in names]
 
 
 def observers_of(config: Config) -> list[LoadedPlugin]:
@@ -76,17 +78,15 @@ def observers_of(config: Config) -> list[LoadedPlugin]:
 
 def _of_planners() -> list[str]:
     """Return the names of observers that have the name and the distribution of a planner."""
-    planners = {(each.name, each.distribution) for each in list_plugins("swift.planners") if each.allowed}
-    observers = [each for each in list_plugins("swift.observers") if each.allowed]
-    return [each.name for each in observers if (each.name, each.distribution) in planners]
+    planners = {(each.name, each.distribution) for each in allowed_plugins("swift.planners")}
+    return [each.name for each in allowed_plugins("swift.observers") if (each.name, each.distribution) in planners]
 
 
 def find(group: str, name: str) -> PluginEntry:
     """Return the one installed and allowed plugin of that name, or of a Python file (`FILE.py:NAME`)."""
     if is_in_file(group, name):
         return entry_of(group, name)
-    installed = list_plugins(group)
-    same = [entry for entry in installed if entry.name == name]
+    same = [entry for entry in list_plugins(group) if entry.name == name]
     allowed = [entry for entry in same if entry.allowed]
     if len(allowed) == 1:
         return allowed[0]
@@ -97,7 +97,7 @@ def find(group: str, name: str) -> PluginEntry:
             f"{same[0]} is installed, but {ALLOW_LIST} leaves it out.",
             hint=f"Add {same[0].distribution} to {ALLOW_LIST}, or unset it.",
         )
-    raise _not_installed(group, name, installed)
+    raise _not_installed(group, name)
 
 
 def load(entry: PluginEntry) -> LoadedPlugin:
@@ -120,7 +120,7 @@ def load(entry: PluginEntry) -> LoadedPlugin:
             with failing(entry, "its checks"):
                 kind.check(entry, plugin)
             _PASSED[entry] = target
-    capabilities = getattr(plugin, "capabilities", None) if kind.states_api else None
+    capabilities = plugin.capabilities if kind.contract is BackendHooks else Capabilities()
     return LoadedPlugin(entry, plugin, hook_api, capabilities, kind.options_of(plugin))
 
 
@@ -210,12 +210,12 @@ def _ambiguous(rivals: list[PluginEntry]) -> PluginError:
     )
 
 
-def _not_installed(group: str, name: str, installed: list[PluginEntry]) -> PluginError:
+def _not_installed(group: str, name: str) -> PluginError:
     kind = KINDS[group].name
     command = install_command(group, name)
     if command:
         return PluginError(f"The {kind} {name!r} is not installed.", hint=f"Run: {command}")
-    usable = sorted({entry.name for entry in installed if entry.allowed})
+    usable = plugin_names(group)
     known = sorted(set(usable) | set(KNOWN.get(group, ())))
     return PluginError(
         f"There is no {kind} {name!r}.{did_you_mean(name, known)}",

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swift.contracts import RequestedRun
 from swift.contracts.planner import ChosenPlan, ExpectedMemory
 from swift.errors import PluginError, SwiftError, UsageError
-from swift.plugins import discover
-from swift.plugins.blame import failing, keep_traceback
+from swift.plugins.blame import keep_traceback
+from swift.plugins.discover import ALLOW_LIST, allowed_plugins
 from swift.plugins.load import load
-from swift.plugins.return_values import returned, wrong
-
-if TYPE_CHECKING:
-    from swift.contracts import RequestedRun
-    from swift.plugins.entry import PluginEntry
+from swift.plugins.return_values import called, wrong
 
 _GROUP = "swift.planners"
 
 
 def choose(argv: Sequence[str], command: str, processes: int, machines: int) -> ChosenPlan:
     """Return what the one installed planner chooses for a run."""
-    entries = _allowed()
+    entries = allowed_plugins(_GROUP)
     if not entries:
         raise UsageError("No planner is installed.", hint='Run: pip install "swift-core[plan]"')
     if len(entries) > 1:
         raise PluginError(
             f"Several planners are installed: {', '.join(map(str, entries))}.",
-            hint=f"Allow only one of them, and your other plugins: {discover.ALLOW_LIST}={entries[0].distribution},...",
+            hint=f"Allow only one of them, and your other plugins: {ALLOW_LIST}={entries[0].distribution},...",
         )
-    planner = load(entries[0]).object
-    with failing(entries[0], "choose"):
-        came: ChosenPlan = planner.choose(argv, command, processes, machines)
-    returned(entries[0], "choose", came, ChosenPlan)
-    return came
+    choose = load(entries[0]).object.choose
+    plan: ChosenPlan = called(entries[0], "choose", choose, ChosenPlan, argv, command, processes, machines)
+    return plan
 
 
 def foreseen(run: RequestedRun, argv: Sequence[str], command: str) -> str | None:
@@ -70,18 +65,12 @@ def expected(run: RequestedRun, argv: Sequence[str], command: str, say: Callable
     return None
 
 
-def _allowed() -> list[PluginEntry]:
-    return [entry for entry in discover.list_plugins(_GROUP) if entry.allowed]
-
-
 def _first(name: str, kind: Any, *arguments: Any) -> Any:
     """Return what the first planner with an optional method returns; None where there is none."""
-    for entry in _allowed():
+    for entry in allowed_plugins(_GROUP):
         if (method := getattr(load(entry).object, name, None)) is None:
             continue
-        with failing(entry, name):
-            came = method(*arguments)
-        came = returned(entry, name, came, kind)
+        came = called(entry, name, method, kind, *arguments)
         if isinstance(came, ExpectedMemory) and not math.isfinite(came.peak_bytes + came.high_bytes + came.low_bytes):
             raise wrong(entry, name, "finite numbers of bytes", came)
         return came

@@ -11,7 +11,8 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -53,6 +54,14 @@ def returned(entry: PluginEntry, function: str, value: Any, expected: Any) -> An
         if (found := mismatch(value, expected)) is None:
             return value
         raise wrong(entry, function, found.expected, shown=found.within(value))
+
+
+def called(
+    entry: PluginEntry, function: str, call: Callable[..., Any], expected: Any, *arguments: Any, **named: Any
+) -> Any:
+    """Return what a plugin's function returns; its errors, and values of another type, are raised as `PluginError`."""
+    with failing(entry, function):
+        return returned(entry, function, call(*arguments, **named), expected)
 
 
 def wrong(
@@ -163,7 +172,8 @@ def _of_generic(value: Any, origin: Any, arguments: tuple[Any, ...], path: str) 
         return whole
     if origin is tuple and arguments[-1] is not Ellipsis and len(value) != len(arguments):
         return whole
-    return _first(_elements(value, origin, arguments, path))
+    parts = (mismatch(each, kind, at) for each, kind, at in _elements(value, origin, arguments, path))
+    return next((found for found in parts if found is not None), None)
 
 
 def _elements(value: Any, origin: Any, arguments: tuple[Any, ...], path: str) -> Iterator[tuple[Any, Any, str]]:
@@ -178,10 +188,6 @@ def _elements(value: Any, origin: Any, arguments: tuple[Any, ...], path: str) ->
             return  # thousands of numbers, which need not be looked at one by one
         for at, each in enumerate(value):
             yield each, arguments[at if fixed else 0], f"{path}[{at}]"
-
-
-def _first(parts: Iterable[tuple[Any, Any, str]]) -> Mismatch | None:
-    return next((found for value, kind, path in parts if (found := mismatch(value, kind, path)) is not None), None)
 
 
 def _loose(origin: type) -> Any:
@@ -249,23 +255,39 @@ def _resolved(annotation: Any, module: str) -> Any:
 
 def streamed(entry: PluginEntry, hook: str, stream: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the pairs of a weight stream. Its errors are the plugin's too, and one tensor is held at a time."""
-    pairs = iter(stream)
-    try:
-        while True:
-            with blaming(entry, hook):
-                item = next(pairs, _END)
-            if item is _END:
-                return
+    with closing(items_of(entry, hook, stream, blaming)) as items:
+        for item in items:
             if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and is_tensor(item[1])):
                 raise wrong(entry, hook, "pairs (name, tensor)", item)
             yield item
             del item  # before the next one is made
+
+
+def items_of(
+    entry: PluginEntry, function: str, stream: Iterable[Any], guard: Callable[..., AbstractContextManager[None]]
+) -> Generator[Any]:
+    """Yield what a plugin yields, with `blaming` or `failing` for its errors; close it in the end."""
+    iterator = iter(stream)
+    try:
+        while True:
+            with guard(entry, function):
+                item = next(iterator, _END)
+            if item is _END:
+                return
+            yield item
+            del item  # before the next one is made
     finally:
-        if callable(close := getattr(pairs, "close", None)):
+        if callable(close := getattr(iterator, "close", None)):
             close()
 
 
-def size(entry: PluginEntry, function: str, came: Any) -> float:
+def size(entry: PluginEntry, function: str, call: Callable[..., Any], *arguments: Any) -> float:
+    """Return the count of bytes or values that a plugin's function returns."""
+    with failing(entry, function):
+        return check_size(entry, function, call(*arguments))
+
+
+def check_size(entry: PluginEntry, function: str, came: Any) -> float:
     """Check that a count of bytes or values is one."""
     with failing(entry, function):
         number = float(came) if hasattr(type(came), "__float__") else math.nan

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from swift.contracts import SchemeFacts
 from swift.errors import PluginError, SwiftError, UsageError, did_you_mean
-from swift.plugins.discover import ALLOW_LIST, list_plugins
+from swift.plugins.discover import ALLOW_LIST, plugin_names
 from swift.plugins.known import KNOWN, install_command
 from swift.plugins.load import LoadedPlugin, load_exporter
 
@@ -68,7 +68,7 @@ def _offered() -> tuple[list[OfferedScheme], list[SwiftError]]:
     """Return the schemes of all exporters that load, and why the others do not."""
     offered: list[OfferedScheme] = []
     broken: list[SwiftError] = []
-    for name in sorted({entry.name for entry in list_plugins(_GROUP) if entry.allowed}):
+    for name in plugin_names(_GROUP):
         try:
             offered += schemes_of(load_exporter(name))
         except SwiftError as error:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from swift.contracts.vocabulary import FlagTopic, ThirdPartyRun, TranslatedRun, Vocabulary
 from swift.errors import ConfigError, NotTrainable, PluginError, SwiftError
-from swift.plugins.blame import failing
-from swift.plugins.discover import ALLOW_LIST, list_plugins
+from swift.plugins.discover import ALLOW_LIST, allowed_plugins, list_plugins
 from swift.plugins.entry import PluginEntry
 from swift.plugins.known import install_command
 from swift.plugins.load import load
-from swift.plugins.return_values import returned
+from swift.plugins.return_values import Checked
 from swift.untrusted import shown
 
 if TYPE_CHECKING:
@@ -35,15 +35,11 @@ class ReadRun:
     """A run of a third-party program, and the vocabulary that read it."""
 
     run: ThirdPartyRun
-    _entry: PluginEntry
     _vocabulary: Vocabulary
 
     def translated(self) -> TranslatedRun:
         """Return the run in swift's keys."""
-        with failing(self._entry, "translate"):
-            came = self._vocabulary.translate(self.run)
-        translated: TranslatedRun = returned(self._entry, "translate", came, TranslatedRun)
-        return translated
+        return self._vocabulary.translate(self.run)
 
 
 def check_is_own(args: Iterable[str]) -> None:
@@ -55,11 +51,8 @@ def check_is_own(args: Iterable[str]) -> None:
         if path.suffix not in (".yaml", ".yml") or not path.is_file():
             continue
         values = read_yaml(path)[0]
-        for entry, vocabulary in _vocabularies():
-            with failing(entry, "program_of"):
-                came = vocabulary.program_of(values)
-            program: str | None = returned(entry, "program_of", came, str | None)
-            if program is not None:
+        for vocabulary in _vocabularies():
+            if (program := vocabulary.program_of(values)) is not None:
                 raise ConfigError(
                     f"{shown(path)} is a configuration of {program}, not of swift.",
                     hint=f"Type: swift config import {shlex.quote(arg)} --out run.yaml",
@@ -69,18 +62,16 @@ def check_is_own(args: Iterable[str]) -> None:
 def read_runs(source: str) -> list[ReadRun]:
     """Return the training runs in a file or command line, from the first vocabulary that knows it."""
     refusals: list[SwiftError] = []
-    for entry, vocabulary in _vocabularies():
+    for vocabulary in _vocabularies():
         try:
-            with failing(entry, "read"):
-                came = vocabulary.read(source)
-            runs: Sequence[ThirdPartyRun] | None = returned(entry, "read", came, Sequence[ThirdPartyRun] | None)
+            runs = vocabulary.read(source)
         except PluginError:
             raise
         except SwiftError as error:  # another vocabulary may know it
             refusals.append(error)
             continue
         if runs:
-            return [ReadRun(run, entry, vocabulary) for run in runs]
+            return [ReadRun(run, vocabulary) for run in runs]
     if refusals:
         raise refusals[0]
     raise NotTrainable(
@@ -93,23 +84,17 @@ def starts_command(word: str) -> bool:
     """Return whether a word begins a command line of a third-party program, or sets a variable for it."""
     if re.fullmatch(r"[A-Z_]+=\S*", word):
         return True
-    return any(word in vocabulary.starts for _, vocabulary in _vocabularies())
+    return any(word in vocabulary.starts for vocabulary in _vocabularies())
 
 
 def flag_topics() -> tuple[FlagTopic, ...]:
     """Return the flags that vocabularies add, by the names of the vocabularies."""
-    return _flag_topics(tuple(_allowed()))
+    return _flag_topics(tuple(allowed_plugins(GROUP)))
 
 
 @lru_cache(maxsize=16)
 def _flag_topics(entries: tuple[PluginEntry, ...]) -> tuple[FlagTopic, ...]:
-    found: list[FlagTopic] = []
-    for entry in entries:
-        vocabulary = load(entry).object
-        with failing(entry, "flags"):
-            came = vocabulary.flags()
-        found += returned(entry, "flags", came, Sequence[FlagTopic])
-    return tuple(found)
+    return tuple(topic for entry in entries for topic in _checked(entry).flags())
 
 
 def meaning_of_value(flag: str, value: str) -> Settings | Meaning | None:
@@ -122,14 +107,10 @@ def advice(name: str) -> str | None:
 
     A vocabulary that fails here is passed over: `swift plugins --check` reports it.
     """
-    for entry in _allowed():
-        try:
-            with failing(entry, "advice"):
-                instead = load(entry).object.advice(name)
-            if instead is not None:
-                return str(returned(entry, "advice", instead, str))
-        except SwiftError:
-            continue
+    for entry in allowed_plugins(GROUP):
+        with suppress(SwiftError):
+            if (instead := _checked(entry).advice(name)) is not None:
+                return instead
     return None
 
 
@@ -143,9 +124,9 @@ def programs_missing() -> str:
     return f"For {PROGRAMS_TITLE}, type: {install_command(GROUP, PROGRAMS)}"
 
 
-def _vocabularies() -> Iterator[tuple[PluginEntry, Vocabulary]]:
-    return ((entry, load(entry).object) for entry in _allowed())
+def _vocabularies() -> Iterator[Vocabulary]:
+    return map(_checked, allowed_plugins(GROUP))
 
 
-def _allowed() -> list[PluginEntry]:
-    return [entry for entry in list_plugins(GROUP) if entry.allowed]
+def _checked(entry: PluginEntry) -> Vocabulary:
+    return cast(Vocabulary, Checked(entry, load(entry).object, Vocabulary))

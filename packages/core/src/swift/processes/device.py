@@ -25,7 +25,8 @@ def choose_device(requested: str, world: World, *, cpu_threads: int | None = Non
     if requested == "cuda" and not torch.cuda.is_available():
         raise no_cuda()
     if requested == "cpu" or not torch.cuda.is_available():
-        torch.set_num_threads(cpu_threads or share_of_cores())
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(cpu_threads or threads_set() or max(1, cores // processes_here()))
         return torch.device("cpu")
     if world.local_rank >= torch.cuda.device_count():
         raise UnsupportedLayout(
@@ -76,8 +77,3 @@ def leave_group() -> None:
     if _joined and dist.is_initialized():
         dist.destroy_process_group()
     _joined = False
-
-
-def share_of_cores() -> int:
-    """Return the cores of this machine divided by the processes of the run on it."""
-    return threads_set() or max(1, len(os.sched_getaffinity(0)) // processes_here())

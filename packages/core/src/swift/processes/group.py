@@ -268,20 +268,17 @@ def _slurm(environment: Mapping[str, str], nproc: int | None) -> Group | None:
     tasks = _number(environment, "SLURM_STEP_NUM_TASKS", 1)
     if tasks == 1:
         return None
+    machines = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "localhost")
     # A task that sees no other GPU than its own (--gpus-per-task) finds it at 0, wherever it stands on its machine.
     own_gpu = environment.get("CUDA_VISIBLE_DEVICES", "").isdecimal()
     return Group(
         size=tasks,
         rank=_number(environment, "SLURM_PROCID"),
         local_rank=0 if own_gpu else _number(environment, "SLURM_LOCALID", 0),
-        address=environment.get("MASTER_ADDR") or first_machine(_machines(environment)),
+        address=environment.get("MASTER_ADDR") or first_machine(machines),
         port=_port(environment, "MASTER_PORT", _slurm_port(environment)),
         processes=nproc or 1,
     )
-
-
-def _machines(environment: Mapping[str, str]) -> str:
-    return environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "localhost")
 
 
 def first_machine(machines: str) -> str:

@@ -123,14 +123,9 @@ def follow_launcher() -> None:
 
     It may still save; where that takes a new group of processes it fails, since the launcher held their store.
     """
-    follow_parent(signal.SIGTERM)
-
-
-def follow_parent(number: int) -> None:
-    """Let this process get a signal when the process that started it dies."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, number)
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 def say_stopped(number: int) -> None:

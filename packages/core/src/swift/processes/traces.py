@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,16 +25,6 @@ _COMPUTES = re.compile(r"(?!c10d|_c10d|autograd::)\w+::")
 """Names of operators that compute. Those of `autograd::` are spans around others, waiting among them."""
 _COMPILED = "## Call Compiled"
 """The beginning of the name of a span around operators that were compiled into one."""
-
-
-class TraceEvent(Protocol):
-    """One event of a trace, as kineto has it."""
-
-    def name(self) -> str: ...
-    def start_ns(self) -> int: ...
-    def end_ns(self) -> int: ...
-    def device_type(self) -> torch._C._autograd.DeviceType: ...
-    def is_user_annotation(self) -> bool: ...
 
 
 class CollectiveTrace:
@@ -66,8 +56,8 @@ def is_traced() -> bool:
     return bool(torch._C._autograd._profiler_enabled())
 
 
-def waits_of(events: Iterable[TraceEvent], device: str) -> NDArray[np.int64]:
-    """Return the intervals of events in which something is communicated and nothing computed."""
+def waits_of(events: Iterable[Any], device: str) -> NDArray[np.int64]:
+    """Return the intervals of kineto's events in which something is communicated and nothing computed."""
     communication: list[tuple[int, int]] = []
     computation: list[tuple[int, int]] = []
     for event in events:

@@ -40,7 +40,7 @@ def run_workers(group: Group, argv: list[str]) -> int:
         except (DistError, RendezvousError) as error:
             raise ConfigError(
                 f"The {group.size} machines of this run did not meet at {group.address}, port {group.port}: "
-                f"{_first_line(error)}",
+                f"{next(iter(str(error).splitlines()), type(error).__name__)}",
                 hint="MASTER_ADDR must be the first of them, seen from all, and swift must be started on each.",
             ) from error
         stopped = read_note_of_stop(Path(logs))
@@ -72,7 +72,3 @@ def _fail(failure: ChildFailedError, logs: Path, signals: list[int]) -> NoReturn
     if error is None:
         raise Stopped(signals[0]) from None
     raise error from None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

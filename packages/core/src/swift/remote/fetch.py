@@ -44,28 +44,31 @@ def _copied(url: str, cache: Path, *, error: type[SwiftError], last: str, hint: 
         listed.update(f"\0{name}\0{_state(system, about)}".encode())
     folder = cache / "remote" / listed.hexdigest()
     made = folder / PurePosixPath(path).name
-    try:
-        with locked(folder):
-            if not made.exists():
-                _copy(system, files, made)
-    except OSError as problem:
-        raise error(f"'{shown(url)}' cannot be copied to {folder}: {_reason(problem)}.", hint=hint) from None
-    except Exception as problem:  # every file system raises what it likes
-        raise unreachable(url, problem, error=error) from None
+    with _copying(url, folder, error=error, hint=hint), locked(folder):
+        if not made.exists():
+            _copy(system, files, made)
     return str(made)
 
 
 def _copied_into(url: str, folder: Path, *, error: type[SwiftError], last: str) -> str:
     system, _path, files = _found(url, error=error, last=last)
-    try:
-        with locked(folder.parent, LOCK):
-            if not folder.exists():
-                _copy(system, files, folder)
-    except OSError as problem:
-        raise error(f"'{shown(url)}' cannot be copied to {folder}: {_reason(problem)}.") from None
-    except Exception as problem:
-        raise unreachable(url, problem, error=error) from None
+    with _copying(url, folder, error=error), locked(folder.parent, LOCK):
+        if not folder.exists():
+            _copy(system, files, folder)
     return str(folder)
+
+
+@contextmanager
+def _copying(url: str, folder: Path, *, error: type[SwiftError], hint: str = "") -> Iterator[None]:
+    """Raise the error about a copy to a folder that fails inside."""
+    try:
+        yield
+    except OSError as problem:
+        message = str(problem).strip()
+        reason = problem.strerror or (message.splitlines()[0] if message else "")
+        raise error(f"'{shown(url)}' cannot be copied to {folder}: {reason}.", hint=hint) from None
+    except Exception as problem:  # every file system raises what it likes
+        raise unreachable(url, problem, error=error) from None
 
 
 def _found(url: str, *, error: type[SwiftError], last: str) -> tuple[Any, str, list[tuple[str, dict[str, Any]]]]:
@@ -79,11 +82,6 @@ def _found(url: str, *, error: type[SwiftError], last: str) -> tuple[Any, str, l
         raise error(f"'{shown(url)}' does not exist.", hint="Check the URL for spelling mistakes.") from None
     except Exception as problem:
         raise unreachable(url, problem, error=error) from None
-
-
-def _reason(problem: OSError) -> str:
-    message = str(problem).strip()
-    return problem.strerror or (message.splitlines()[0] if message else "")
 
 
 def _files(system: Any, path: str, url: str, *, error: type[SwiftError], last: str) -> list[tuple[str, dict[str, Any]]]:

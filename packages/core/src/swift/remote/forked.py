@@ -9,14 +9,12 @@ from __future__ import annotations
 import gc
 import multiprocessing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
 from swift.errors import SwiftError
 from swift.remote.urls import IN_PROCESS, protocol_of
 from swift.untrusted import shown
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 
 def forked(work: Callable[..., str], url: str, *arguments: Any, error: type[SwiftError]) -> str:

@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,43 +25,37 @@ COMPLETE = ("model.safetensors.index.json", "adapter_config.json", "config.json"
 """Files that loading a folder needs, in the order in which they are written after all others."""
 
 
-def put(folder: Path, url: str, *, error: type[SwiftError] = ExportError) -> None:
+def put(folder: Path, url: str) -> None:
     """Copy a folder to a URL. Until it is complete, other programs cannot load it."""
-    check_protocol(url, error=error, hint="Pass a URL such as s3://BUCKET/FOLDER.")
-    forked(partial(_put, error=error), url, folder, error=error)
+    check_protocol(url, error=ExportError, hint="Pass a URL such as s3://BUCKET/FOLDER.")
+    forked(_put, url, folder, error=ExportError)
 
 
-def put_now(folder: Path, url: str, *, error: type[SwiftError] = ExportError) -> None:
-    """Copy a folder to a URL in this process, unless it is a checkpoint that is there already."""
-    if not _has_manifest(url, folder, error=error):
-        _put(url, folder, error=error)
-
-
-def put_files(files: Sequence[Path], url: str, *, error: type[SwiftError] = ExportError) -> None:
+def put_files(files: Sequence[Path], url: str) -> None:
     """Copy the files that still exist to a folder behind a URL, in this process."""
-    system, base = open_url(url, error=error)
+    system, base = open_url(url, error=ExportError)
     try:
         _make_room(url, system, base)
         for file in files:
             if file.exists():
                 system.put_file(str(file), f"{base.rstrip('/')}/{file.name}")
     except Exception as problem:  # every file system raises what it likes
-        raise unreachable(url, problem, error=error, command="written") from None
+        raise unreachable(url, problem, error=ExportError, command="written") from None
 
 
-def remove(url: str, *, error: type[SwiftError] = ExportError) -> None:
+def remove(url: str) -> None:
     """Remove a folder behind a URL, in this process; the files that make it complete go first."""
-    system, base = open_url(url, error=error)
+    system, base = open_url(url, error=ExportError)
     try:
         _unmark(system, base)
         if system.exists(base):
             system.rm(base, recursive=True)
     except Exception as problem:
-        raise unreachable(url, problem, error=error, command="removed") from None
+        raise unreachable(url, problem, error=ExportError, command="removed") from None
 
 
-def _put(url: str, folder: Path, *, error: type[SwiftError]) -> str:
-    system, base = open_url(url, error=error)
+def _put(url: str, folder: Path) -> str:
+    system, base = open_url(url, error=ExportError)
     names = sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file())
     names.sort(key=lambda name: COMPLETE.index(name) if name in COMPLETE else -1)
     try:
@@ -76,21 +69,21 @@ def _put(url: str, folder: Path, *, error: type[SwiftError]) -> str:
             if size != (folder / name).stat().st_size:
                 raise OSError(f"{target} is incomplete: {size} of {(folder / name).stat().st_size} bytes")
     except Exception as problem:
-        raise unreachable(url, problem, error=error, command="written") from None
+        raise unreachable(url, problem, error=ExportError, command="written") from None
     return url
 
 
-def _has_manifest(url: str, folder: Path, *, error: type[SwiftError]) -> bool:
+def _has_manifest(url: str, folder: Path) -> bool:
     """Return whether the copy there has the same manifest, which is written last."""
     if not (folder / MANIFEST).is_file():
         return False
-    system, base = open_url(url, error=error)
+    system, base = open_url(url, error=ExportError)
     try:
         return bool(system.cat_file(f"{base.rstrip('/')}/{MANIFEST}") == (folder / MANIFEST).read_bytes())
     except FileNotFoundError:
         return False
     except Exception as problem:
-        raise unreachable(url, problem, error=error, command="written") from None
+        raise unreachable(url, problem, error=ExportError, command="written") from None
 
 
 def _make_room(url: str, system: Any, folder: str) -> None:
@@ -111,8 +104,8 @@ def main() -> int:
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        if task["folder"] is not None:
-            put_now(Path(task["folder"]), task["to"])
+        if task["folder"] is not None and not _has_manifest(task["to"], Path(task["folder"])):
+            _put(task["to"], Path(task["folder"]))
         put_files([Path(each) for each in task["files"]], task["files_to"])
         for url in task["gone"]:
             remove(url)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from swift.errors import ConfigError, DataError, PluginError, did_you_mean
-from swift.plugins import blaming_on, load_plugin, plugin_names
+from swift.plugins import failing, load_plugin, plugin_names
 from swift_rl.reward_options import RewardOptions
 from swift_rl.rewards.describe import describe_files
 from swift_rl.rewards.loading import installed
@@ -126,9 +126,9 @@ def _installed(name: str, options: RewardOptions, registered: Sequence[str]) -> 
             files = f"Registered by external_plugins: {', '.join(registered)}. " if registered else ""
             error.hint = f"{error.hint}. {files}For your own function pass --reward_funcs FILE.py:FUNCTION"
         raise
-    with blaming_on(loaded, "its options_model"):
+    with failing(loaded.entry, "its options_model"):
         values = _values(name, loaded.config_model, options)
-    with blaming_on(loaded, "its constructor"):
+    with failing(loaded.entry, "its constructor"):
         reward = installed(loaded.object, values)
     flags = ["--reward_funcs", name]
     if values:

@@ -1,22 +1,22 @@
-"""The canonical checkpoint: fp32 weights and optimizer state under Hugging Face names, as live views."""
+"""The canonical checkpoint: fp32 weights and optimizer state under Hugging Face names, as live views.
+
+And the canonical stream of weights, one whole tensor at a time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from swift.backends.torch.state import TorchState
 from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
+from swift.contracts import CheckpointReader, CheckpointWriter, Run, Slot, WeightStream
 from swift.errors import CheckpointError
-from swift.models.names import canonical_parameters
+from swift.models.names import Piece, canonical_parameters, canonical_weights
 from swift.optim.slots import SlotsToRead, empty_slot, kept, load_slots
-
-if TYPE_CHECKING:
-    from swift.backends.torch.state import TorchState
-    from swift.contracts import CheckpointReader, CheckpointWriter, Run, Slot
-    from swift.models.names import Piece
 
 
 def save(state: TorchState, writer: CheckpointWriter) -> None:
@@ -34,6 +34,11 @@ def load(run: Run, state: TorchState, reader: CheckpointReader) -> None:
     scaler = reader.manifest.get("facts", {}).get("scaler")
     if scaler and state.arithmetic.scaler.is_enabled():
         state.arithmetic.scaler.load_state_dict(scaler)
+
+
+def stream(state: TorchState) -> WeightStream:
+    """Yield every weight, whole. Collective: every process must read the stream to its end."""
+    return canonical_weights(state.model, state.whole)
 
 
 def _keeps_optimizer_state(run: Run, state: TorchState, reader: CheckpointReader) -> bool:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from swift.backends.torch.config import TorchConfig
+from swift.contracts import LocalWeights, RequestedRun
 from swift.contracts.layout import GROWING, Traffic
-
-if TYPE_CHECKING:
-    from swift.contracts import LocalWeights, RequestedRun
 
 
 def estimate_memory(run: RequestedRun, weights: LocalWeights) -> Mapping[str, float]:

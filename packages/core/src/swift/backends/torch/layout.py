@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from swift.contracts import RequestedRun
 from swift.errors import UnsupportedLayout
 from swift.models.fp8 import check_fp8
-
-if TYPE_CHECKING:
-    from swift.contracts import RequestedRun
 
 
 def check_run(run: RequestedRun) -> None:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from swift.backends.torch.config import TorchConfig
-from swift.backends.torch.gradients import add_up
 from swift.backends.torch.state import TorchState
+from swift.contracts import Objective, Run
+from swift.data.batch import Batch
 from swift.models.build import decoder_blocks
+from swift.models.media import ProcessorReader
 from swift.models.parts import reaches_trained
 from swift.models.step_copies import use_copies, weights_cast_once
+from swift.models.view import ViewModule
+from swift.train.sums import GlobalSums
 from swift.tuners.selected import tuner_of
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from swift.contracts import Objective, Run
-    from swift.data.batch import Batch
-    from swift.models.media import ProcessorReader
-    from swift.models.view import ViewModule
-    from swift.train.sums import GlobalSums
 
 
 class DataParallelState(TorchState):
@@ -57,7 +54,7 @@ class DataParallelState(TorchState):
                 gradient_as_bucket_view=True,
                 find_unused_parameters=not reached,  # it would wait for their gradients otherwise
             )
-        module.register_comm_hook(None, add_up)
+        module.register_comm_hook(None, _add_up)
         return module
 
     def accumulate(self, run: Run, batch: Batch, objective: Objective) -> GlobalSums:
@@ -76,3 +73,10 @@ class DataParallelState(TorchState):
         for parameter in self.trained() if self.trains_encoder else ():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+
+
+def _add_up(_, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with types, and these are strings
+    """Add gradients up, where DDP by itself averages: losses are divided by the weight of the global batch before."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda done: done.value()[0])

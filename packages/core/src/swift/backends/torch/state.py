@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from swift.models.names import canonical_parameters
+from swift.contracts import ForwardResult, Objective, Run, Slot
+from swift.data.batch import Batch
+from swift.models.names import Piece, canonical_parameters
 from swift.models.parts import rates_of_parts, trains_on_images
+from swift.models.view import ViewModule
 from swift.optim.build import build_optimizer, parameter_groups
 from swift.optim.clipping import clip
 from swift.optim.placements import add_placements
 from swift.optim.selected import slots_of
 from swift.train.layer_rotation import LayerRotation
 from swift.train.steps import Arithmetic, accumulate, score
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from contextlib import AbstractContextManager
-
-    from swift.contracts import ForwardResult, Objective, Run, Slot
-    from swift.data.batch import Batch
-    from swift.models.names import Piece
-    from swift.models.view import ViewModule
-    from swift.train.sums import GlobalSums
+from swift.train.sums import GlobalSums
 
 
 class TorchState:

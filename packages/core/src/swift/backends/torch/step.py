@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from swift.backends.torch.state import TorchState
+from swift.contracts import ForwardResult, Objective, Run, StepResult
+from swift.data.batch import Batch
 from swift.train.steps import gradient_view, update
-
-if TYPE_CHECKING:
-    from swift.backends.torch.state import TorchState
-    from swift.contracts import ForwardResult, Objective, Run, StepResult
-    from swift.data.batch import Batch
 
 
 def train_step(run: Run, state: TorchState, batch: Batch, objective: Objective) -> StepResult:

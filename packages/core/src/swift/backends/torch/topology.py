@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from swift.backends.base import TorchOptions
-from swift.contracts import Topology
+from swift.contracts import RequestedRun, Topology
 from swift.processes.device import choose_device, join_group
-
-if TYPE_CHECKING:
-    from swift.contracts import RequestedRun
 
 
 def setup(run: RequestedRun) -> Topology:
