@@ -12,6 +12,7 @@ from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import before_update
 from swift.checkpoint.tensor_slices import TensorSlices, flat_slices, part_slices
+from swift.kernels.available import kernels_for
 from swift.models.adapter_initialization import keep_starts, read_initialization
 from swift.models.attention import (
     FLASH,
@@ -68,7 +69,6 @@ from swift.models.tuners import (
 )
 from swift.models.vera import vera_directions
 from swift.models.view import ViewModule, causal_lm_of, transform_of
-from swift.optim.block_codecs import AdamStep, Moments, eight_bits
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
 from swift.optim.matrix_sharding import MatrixSharding
 from swift.optim.placements import add_placements
@@ -96,14 +96,12 @@ __all__ = [
     "VALUE_HEAD",
     "VALUE_HEAD_MODULE",
     "VARLEN",
-    "AdamStep",
     "Arithmetic",
     "AttentionChoice",
     "GlobalSums",
     "LayerRotation",
     "LogitTransform",
     "MatrixSharding",
-    "Moments",
     "NonFiniteStep",
     "Packing",
     "Piece",
@@ -145,7 +143,6 @@ __all__ = [
     "current_world",
     "cut_modules",
     "decoder_blocks",
-    "eight_bits",
     "empty_slot",
     "ends_when_off",
     "experts_of",
@@ -161,6 +158,7 @@ __all__ = [
     "join_group",
     "keep_starts",
     "kept",
+    "kernels_for",
     "layers_to_quantise",
     "leave_group",
     "limits_of",

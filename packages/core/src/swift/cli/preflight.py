@@ -17,7 +17,6 @@ from swift.config.incompatibilities import (
     flash_needs_gpu,
     misfit_of_start,
     never_evaluated,
-    no_bitsandbytes,
     no_cuda,
     no_flash,
     no_gpu_to_see,
@@ -30,6 +29,7 @@ from swift.config.incompatibilities import (
 )
 from swift.config.own_options import ALL_LINEAR, LoraOptions
 from swift.data.sources.spec import parse_source
+from swift.optim.selected import check_packages
 from swift.processes.group import wanted_group
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def _check_packages(config: Config) -> None:
     """Raise the error for a setting whose package is not installed."""
     if config.model.liger and find_spec("liger_kernel") is None:
         raise no_liger()
-    if config.optim.name == "adamw_8bit" and find_spec("bitsandbytes") is None:
-        raise no_bitsandbytes()
+    check_packages(config.optim)
     kind = config.tuner.quantize.partition("-")[0]
     package = {"bnb": "bitsandbytes", "torchao": "torchao"}.get(kind)
     if package is not None and find_spec(package) is None:

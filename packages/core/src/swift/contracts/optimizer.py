@@ -88,6 +88,7 @@ class Optimizer(Protocol):
         """Return how many bytes it keeps for each element of a weight of this shape, with its default options.
 
         A class whose bytes depend on options has `bytes_with_options(shape, options)` too, which `swift plan` asks.
+        One that needs packages which its distribution does not install has `packages`: module → requirement for pip.
         """
 
     def make(self, groups: list[dict[str, Any]], options: BaseModel, device: torch.device) -> torch.optim.Optimizer:
