@@ -70,7 +70,6 @@ from swift.models.tuners import (
 from swift.models.vera import vera_directions
 from swift.models.view import ViewModule, causal_lm_of, transform_of
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
-from swift.optim.matrix_sharding import MatrixSharding
 from swift.optim.placements import add_placements
 from swift.optim.selected import slots_of
 from swift.optim.slots import SlotsToRead, empty_slot, kept, load_slots
@@ -101,7 +100,6 @@ __all__ = [
     "GlobalSums",
     "LayerRotation",
     "LogitTransform",
-    "MatrixSharding",
     "NonFiniteStep",
     "Packing",
     "Piece",

@@ -25,7 +25,7 @@ class Reads(StrEnum):
     """Whole matrices, in one process."""
     PARTS = "parts"
     """Rectangular parts, and where they lie (`Placement`). What it needs of the others it gathers by itself, as
-    `swift.toolkit.MatrixSharding` does."""
+    `swift_tuning.matrix_sharding` does."""
 
 
 @dataclass(frozen=True)
