@@ -63,7 +63,6 @@ from swift.models.tuners import (
     adapter_config,
     adapters_off,
     apply_tuner,
-    initial_adapter,
     trainable_summary,
     weight_counts,
 )
@@ -151,7 +150,6 @@ __all__ = [
     "gradient_view",
     "head_of",
     "heartbeat",
-    "initial_adapter",
     "initial_head",
     "join_group",
     "keep_starts",
