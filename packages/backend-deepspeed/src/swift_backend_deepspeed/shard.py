@@ -15,8 +15,8 @@ from torch import nn
 from swift.toolkit import (
     Arithmetic,
     ViewModule,
+    base_model,
     build_optimizer,
-    causal_lm_of,
     cut_modules,
     fill,
     parameter_groups,
@@ -130,7 +130,7 @@ def shard(run: Run, model: BuiltModel) -> DeepSpeedState:
         record_full_shapes(module)
         cut_modules(run, module, plan, tensor_group())
         after = probe(state.engine_view, tokens, view.comparable)
-        check_same(type(causal_lm_of(module)).__name__, before, after, exact=compute is torch.float32)
+        check_same(type(base_model(module)).__name__, before, after, exact=compute is torch.float32)
     if compute is not torch.float32:
         _exact_masters(run, model, state)
     return state
@@ -177,7 +177,7 @@ def register_head(root: EngineRoot, view: ViewModule) -> None:
     """EngineRoot uses the head's weight without calling the head: DeepSpeed is told to gather it for root."""
     from deepspeed import zero
 
-    head = causal_lm_of(view.model).get_output_embeddings()
+    head = view.causal_lm.get_output_embeddings()
     for parameter in head.parameters() if head is not None else ():
         zero.register_external_parameter(root, parameter)
 

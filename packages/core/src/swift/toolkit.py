@@ -67,7 +67,7 @@ from swift.models.tuners import (
     weight_counts,
 )
 from swift.models.vera import vera_directions
-from swift.models.view import ViewModule, causal_lm_of, transform_of
+from swift.models.view import ViewModule, transform_of
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
 from swift.optim.placements import add_placements
 from swift.optim.selected import slots_of
@@ -129,7 +129,6 @@ __all__ = [
     "canonical_buffers",
     "canonical_parameters",
     "canonical_weights",
-    "causal_lm_of",
     "check_archive",
     "check_heads",
     "check_memory",
