@@ -215,8 +215,8 @@ def _kernels(setup: Setup) -> dict[str, Any]:
     from triton.testing import do_bench
 
     from swift.models import fp8_linear, logps
-    from swift.optim import block_codecs
     from swift.toolkit import token_logps
+    from swift_tuning import block_codecs
 
     def ratio(user: Any, what: Callable[[], object]) -> float:
         own = user.kernels_for

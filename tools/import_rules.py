@@ -105,6 +105,7 @@ PUBLIC = (
     "swift_objectives",
     "swift_testing",
     "swift_trackers",
+    "swift_tuning.matrix_sharding",
 )
 """What other packages may import from; to add a module here is to promise to keep it."""
 

@@ -75,7 +75,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> str:
         return "cuda"
     if find_spec("triton") is None or "TRITON_INTERPRET" not in os.environ:
         pytest.skip("needs Triton's interpreter: make gpu DRY=1, where there is Triton")
-    for user in ("swift.models.logps", "swift.optim.block_codecs"):
+    for user in ("swift.models.logps", "swift_tuning.block_codecs"):
         monkeypatch.setattr(f"{user}.kernels_for", lambda tensor: True)
     return "cpu"
 
@@ -120,7 +120,7 @@ def test_views_by_kernels(views: str, kernels: str) -> None:
 def test_adamw_8bit_by_a_kernel(kernels: str) -> None:
     import torch
 
-    from swift.optim.block_codecs import AdamStep, BlockCodec, eight_bits
+    from swift_tuning.block_codecs import AdamStep, BlockCodec, eight_bits
 
     codec, blocks = eight_bits(), 1001
     torch.manual_seed(0)

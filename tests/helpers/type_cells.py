@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 from swift.config.parse import config_from_mapping
 from swift.errors import PluginError, SwiftError
 from swift.models.peft_targets import named_modules_kept
-from swift.models.tuners import initial_adapter
+from swift.tuners.selected import tuner_of
 from swift_testing.crew import Lost, run_jobs
 
 ROWS = conversations(8, seed=3, lengths=[2, 11, 23, 31, 36, 49, 57, 64])
@@ -225,7 +225,7 @@ def plain_lora(model: Path, tokens: list[Tokens], run: Path, cell: Cell) -> Expe
         for path, parameter in module.named_parameters():
             if ".lora_" in path:
                 name = path.replace(".default", "")
-                parameter.copy_(initial_adapter(name, parameter.shape, tuner, seed=42))
+                parameter.copy_(tuner_of(tuner).initial(name, parameter.shape, 42))
     return Expected(*_trained(module, tokens))
 
 

@@ -180,7 +180,7 @@ def test_optimizer_needing_shard_layout_is_refused_without_it(tmp_path: Path) ->
 
 def test_rows_that_are_cut_inside_of_a_block_are_refused() -> None:
     from swift.contracts import Matrix, Placement
-    from swift.optim.quantised import _in_low_bit
+    from swift_tuning.low_bit_adam import _in_low_bit
 
     cut = Placement("down", (256, 512), (slice(0, 256), slice(0, 128)), (Matrix("down", 0, (256, 512)),))
     with pytest.raises(ConfigError, match="within such a block"):

@@ -11,8 +11,8 @@ from few_layers import Together, assert_equal, layer, of_swift, trained
 from torch.optim import _muon
 
 from swift.contracts import Matrix, Placement
-from swift.optim.block_codecs import EightBits, FourBits
 from swift.plugins.load import load_optimizer
+from swift_tuning.block_codecs import EightBits, FourBits
 
 
 def in_fp32(grad: torch.Tensor, coefficients: tuple[float, ...], steps: int, eps: float) -> torch.Tensor:

@@ -16,7 +16,8 @@ from swift.errors import ConfigError, ModelError
 from swift.models.names import canonical_parameters
 from swift.models.quantize import quantized_build
 from swift.models.source import open_source
-from swift.models.tuners import adapter_config, adapters_off, apply_tuner, initial_adapter, trainable_summary
+from swift.models.tuners import adapter_config, adapters_off, apply_tuner, trainable_summary
+from swift.tuners.selected import tuner_of
 
 torch.set_num_threads(1)
 
@@ -121,7 +122,7 @@ def test_initial_adapters_depend_on_seed_and_name_alone() -> None:
     assert not torch.equal(one[name], one[name.replace("layers.1", "layers.0")])
     fewer = dict(tuned(seed=1, targets=("up_proj",)).named_parameters())
     assert torch.equal(fewer[name], one[name])
-    alone = initial_adapter(name.replace(".default", ""), one[name].shape, TunerSection(), seed=1)
+    alone = tuner_of(TunerSection()).initial(name.replace(".default", ""), one[name].shape, 1)
     assert torch.equal(alone, one[name])
 
 
@@ -141,10 +142,10 @@ def test_initial_adapters_are_spread_as_peft_spreads_them() -> None:
             linear = torch.nn.Sequential(torch.nn.Linear(512, 512))
             config = LoraConfig(r=64, target_modules=["0"], init_lora_weights=init == "default" or "gaussian")
             weights.append(get_peft_model(linear, config).base_model.model[0].lora_A.default.weight)
-        ours = initial_adapter("x.lora_A.weight", (64, 512), TunerSection(rank=64, init=init), seed=0)
+        ours = tuner_of(TunerSection(rank=64, init=init)).initial("x.lora_A.weight", (64, 512), 0)
         assert ours.std().item() == pytest.approx(weights[0].std().item(), rel=0.03)
         assert ours.abs().max().item() == pytest.approx(weights[0].abs().max().item(), rel=0.3)
-        assert not initial_adapter("x.lora_B.weight", (512, 64), TunerSection(rank=64), seed=0).any()
+        assert not tuner_of(TunerSection(rank=64)).initial("x.lora_B.weight", (512, 64), 0).any()
 
 
 def peft_twin(architecture: str, **settings: object) -> torch.nn.Module:
@@ -214,9 +215,9 @@ def test_regex_target_modules_match_peft() -> None:
 
 def test_orthogonal_adapters_start_at_zero_as_peft() -> None:
     """Orthogonal adapters start from nothing and spread as in PEFT."""
-    options = TunerSection(rank=32, init="orthogonal")
-    a = initial_adapter("x.lora_A.weight", (32, 512), options, seed=3)
-    b = initial_adapter("x.lora_B.weight", (384, 32), options, seed=3)
+    tuner = tuner_of(TunerSection(rank=32, init="orthogonal"))
+    a = tuner.initial("x.lora_A.weight", (32, 512), 3)
+    b = tuner.initial("x.lora_B.weight", (384, 32), 3)
     assert a.norm() > 0
     assert b.norm() > 0
     assert (b @ a).abs().max() < 1e-6

@@ -50,8 +50,8 @@ def test_gradient_scaling_optimizer_gets_factor():
 @pytest.mark.parametrize("name", ["adamw_8bit", "adamw_4bit"])
 def test_moments_in_low_bit_see_gradients_that_were_cut(name):
     pytest.importorskip("bitsandbytes")
-    from swift.optim.block_codecs import FourBits, eight_bits
-    from swift.optim.quantised import QuantisedAdamW
+    from swift_tuning.block_codecs import FourBits, eight_bits
+    from swift_tuning.low_bit_adam import QuantisedAdamW
 
     def updated(*, by_the_optimizer: bool) -> list[torch.Tensor]:
         made = weights()[:2]

@@ -16,8 +16,8 @@ from swift.contracts import Run, Slot
 from swift.toolkit import (
     Arithmetic,
     ViewModule,
+    base_model,
     build_optimizer,
-    causal_lm_of,
     cut_modules,
     fill,
     parameter_groups,
@@ -128,7 +128,7 @@ def shard(run: Run, model: BuiltModel) -> DeepSpeedState:
         record_full_shapes(module)
         cut_modules(run, module, plan, tensor_group())
         after = probe(state.engine_view, tokens, view.comparable)
-        check_same(type(causal_lm_of(module)).__name__, before, after, exact=compute is torch.float32)
+        check_same(type(base_model(module)).__name__, before, after, exact=compute is torch.float32)
     if compute is not torch.float32:
         _exact_masters(run, model, state)
     return state
@@ -169,7 +169,7 @@ def _shard_and_fill(
             module._buffers[name] = buffer.to(device)
     fill(run, built.view.model, built.source, copy_shard)
     # The root uses the head's weight without calling the head: DeepSpeed is told to gather it for the root.
-    head = causal_lm_of(built.view.model).get_output_embeddings()
+    head = built.view.causal_lm.get_output_embeddings()
     for parameter in head.parameters() if head is not None else ():
         zero.register_external_parameter(root, parameter)
 

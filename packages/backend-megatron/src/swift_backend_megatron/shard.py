@@ -12,7 +12,7 @@ import torch
 
 from swift.config.own_options import AdamOptions, LoraOptions
 from swift.contracts import Run
-from swift.toolkit import build_optimizer, initial_adapter, slots_of
+from swift.toolkit import build_optimizer, slots_of, tuner_of
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.fp8 import tokens_multiple
 from swift_backend_megatron.layout import options_of, shards_optimizer, sizes_of
@@ -169,7 +169,7 @@ def _has_rate(rates: dict[int, float], factor: float) -> Callable[[torch.nn.Para
 @torch.no_grad()
 def _fill(run: Run, state: MegatronState) -> None:
     """Read each tensor that this process has a shard of, one after the other; only one is in memory at a time."""
-    source, tuner = state.built.source, run.config.tuner
+    source, tuner = state.built.source, tuner_of(run.config.tuner)
     adapters = state.built.adapter_tensors
     given = _given(run)
     for name, mapped in state.tensor_map.items():
@@ -182,7 +182,8 @@ def _fill(run: Run, state: MegatronState) -> None:
         elif name in state.built.saved_with_adapters:
             whole = source.read(state.built.saved_with_adapters[name])
         else:
-            whole = initial_adapter(name, mapped.shape, tuner, seed=run.config.train.seed)
+            first = tuner.initial(name, mapped.shape, run.config.train.seed)
+            whole = torch.zeros(mapped.shape) if first is None else first
         for tile in mapped.tiles:
             shard_values = whole[tile.region]
             state.masters.write(tile, shard_values if not tile.shift else shard_values - tile.shift)

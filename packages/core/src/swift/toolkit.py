@@ -11,6 +11,7 @@ from swift.backends.torch.state import TorchState
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import before_update
 from swift.checkpoint.tensor_slices import TensorSlices, part_slices
+from swift.kernels.available import kernels_for
 from swift.models.adapter_initialization import read_initialization
 from swift.models.attention import (
     choose_attention,
@@ -54,14 +55,11 @@ from swift.models.tuners import (
     adapter_config,
     adapters_off,
     apply_tuner,
-    initial_adapter,
     weight_counts,
 )
 from swift.models.vera import vera_directions
-from swift.models.view import ViewModule, causal_lm_of, transform_of
-from swift.optim.block_codecs import AdamStep, Moments, eight_bits
+from swift.models.view import ViewModule, transform_of
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
-from swift.optim.matrix_sharding import MatrixSharding
 from swift.optim.placements import add_placements
 from swift.optim.selected import slots_of
 from swift.optim.slots import empty_slot, kept
@@ -84,12 +82,9 @@ __all__ = [
     "START",
     "VALUE_HEAD",
     "VALUE_HEAD_MODULE",
-    "AdamStep",
     "Arithmetic",
     "GlobalSums",
     "LogitTransform",
-    "MatrixSharding",
-    "Moments",
     "NonFiniteStep",
     "Piece",
     "SequenceView",
@@ -115,7 +110,6 @@ __all__ = [
     "build_view",
     "canonical_parameters",
     "canonical_weights",
-    "causal_lm_of",
     "check_archive",
     "check_memory",
     "check_widths",
@@ -124,7 +118,6 @@ __all__ = [
     "current_world",
     "cut_modules",
     "decoder_blocks",
-    "eight_bits",
     "empty_slot",
     "experts_of",
     "fill",
@@ -133,10 +126,10 @@ __all__ = [
     "gradient_view",
     "head_of",
     "heartbeat",
-    "initial_adapter",
     "initial_head",
     "join_group",
     "kept",
+    "kernels_for",
     "layers_to_quantise",
     "leave_group",
     "load_pickle",

@@ -24,7 +24,6 @@ from swift.errors import ModelError
 from swift.toolkit import (
     ViewModule,
     build_view,
-    causal_lm_of,
     choose_attention,
     decoder_blocks,
     token_logps,
@@ -197,7 +196,7 @@ class Trace:
 
     def _states(self, view: ViewModule, ids: torch.Tensor) -> torch.Tensor:
         with self._arithmetic():
-            states: torch.Tensor = causal_lm_of(view.model).get_decoder()(input_ids=ids, use_cache=False)[0]
+            states: torch.Tensor = view.causal_lm.get_decoder()(input_ids=ids, use_cache=False)[0]
         return states
 
     def _arithmetic(self) -> torch.autocast:

@@ -82,7 +82,7 @@ class Recipe:
     """Whether to say which weights each step has changed."""
     adapter: dict[str, Any] | None = None
     """Arguments of PEFT's LoraConfig."""
-    adapter_start: Callable[[str, tuple[int, ...]], torch.Tensor] | None = None
+    adapter_start: Callable[[str, tuple[int, ...]], torch.Tensor | None] | None = None
     """Where the adapter matrix of a PEFT name starts."""
     loss: Callable[[Any, Recipe, Sequence[int]], torch.Tensor] | None = None
     """`loss(model, recipe, batch)`, divided by the weight of the batch, of an objective that is not the kit's."""
@@ -415,8 +415,8 @@ def _with_adapter(base: Any, recipe: Recipe) -> Any:
     assert recipe.adapter_start is not None
     start = {}
     for name, value in get_peft_model_state_dict(model, save_embedding_layers=False).items():
-        initial = ".lora_A" in name or ".lora_B" in name
-        start[name] = recipe.adapter_start(name, tuple(value.shape)) if initial else value
+        first = recipe.adapter_start(name, tuple(value.shape))
+        start[name] = value if first is None else first
     assert not set_peft_model_state_dict(model, start).unexpected_keys
     return model
 

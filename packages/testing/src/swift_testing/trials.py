@@ -17,10 +17,10 @@ from swift.config.sections import Config
 from swift.contracts import Capabilities
 from swift.data import prepare_data
 from swift.data.schedules import BatchLayout, EpochSchedule
-from swift.models import MediaProcessor, initial_adapter, open_source
+from swift.models import MediaProcessor, open_source
 from swift.plugins import load_plugin, make_objective
 from swift.terminal import say_nothing
-from swift.toolkit import initial_head
+from swift.toolkit import initial_head, tuner_of
 from swift_testing import third_party
 from swift_testing.cases import CASES, HELD_OUT, STEPS, Case
 from swift_testing.crew import Job, run_jobs, succeeded
@@ -248,7 +248,7 @@ def _recipe(case: Case, model: Path) -> Recipe:
         in_turn=third_party.in_turn if config.tuner.kind == third_party.TUNER else None,
         notes_changes=case.notes_changes,
         adapter=adapter,
-        adapter_start=lambda name, shape: initial_adapter(name, shape, config.tuner, seed=config.train.seed),
+        adapter_start=lambda name, shape: tuner_of(config.tuner).initial(name, shape, config.train.seed),
     )
 
 

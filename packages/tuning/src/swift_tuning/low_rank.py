@@ -15,8 +15,9 @@ import torch
 
 from swift.contracts import Matrix, Placement
 from swift.errors import ConfigError
-from swift.toolkit import MatrixSharding, generator_of
+from swift.toolkit import generator_of
 from swift_tuning.matrices import MatrixOptimizer, is_matrix
+from swift_tuning.matrix_sharding import MatrixSharding
 
 if TYPE_CHECKING:
     from swift_tuning.options import ApolloOptions, GaloreOptions, LowRankOptions

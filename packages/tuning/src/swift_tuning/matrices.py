@@ -11,7 +11,7 @@ from torch.optim.sgd import sgd
 
 from swift.config.own_options import AdamOptions
 from swift.contracts import Placement
-from swift.toolkit import MatrixSharding
+from swift_tuning.matrix_sharding import MatrixSharding
 
 
 class MatrixOptimizer(torch.optim.Optimizer):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.contracts import Matrix
-from swift.toolkit import MatrixSharding
 from swift_tuning.matrices import MatrixOptimizer, at_a_time, is_matrix
+from swift_tuning.matrix_sharding import MatrixSharding
 
 if TYPE_CHECKING:
     from swift_tuning.options import MuonOptions

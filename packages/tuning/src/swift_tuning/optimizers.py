@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from swift.config.own_options import AdamOptions
 from swift.contracts import Reads, Slot
 from swift_tuning.options import (
     AdamMiniOptions,
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     import torch
 
 _ADAM = (Slot("step", "scalar"), Slot("exp_avg"), Slot("exp_avg_sq"))
+_BITSANDBYTES = {"bitsandbytes": "swift-core[qlora]"}
+_LEAST = 4096
+"""Moments of smaller weights are kept in fp32: they take no memory worth saving."""
 _LOW_RANK = (Slot("updates", "matrix"), Slot("projected_avg", "matrix"), Slot("projected_avg_sq", "matrix"))
 
 
@@ -148,6 +153,7 @@ class QGalore(_LowRank):
         Slot("schedule", "matrix"),
     )
     rule = "swift_tuning.q_galore:QGaloreRule"
+    packages = _BITSANDBYTES
     moment, direction = 1 + 4 / 256, 0.5 + 8 / 256
 
 
@@ -176,3 +182,45 @@ class AdamMini(_Optimizer):
     def bytes_per_parameter(self, shape: Sequence[int]) -> float:
         """Return the bytes of a first moment, and of a second one for each row."""
         return 4.0 + (4.0 / shape[-1] if len(shape) > 1 else 0.0)
+
+
+class _LowBitAdamW(_Optimizer):
+    """Base of AdamW with low-bit moments, and a scale for each block of elements."""
+
+    options_model = AdamOptions
+    reads = Reads.PARTS
+    slots = _ADAM
+    made_by = "swift_tuning.low_bit_adam:QuantisedAdamW"
+    codec: str
+    """What encodes the moments."""
+    block: int
+    code_bytes: float
+
+    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
+        """Return the bytes of two codes, and of the scales of two blocks."""
+        return 2 * (self.code_bytes + 4 / self.block) if low_bit(shape, self.block) else 8.0
+
+    def make(self, groups: list[dict[str, Any]], options: AdamOptions, device: torch.device) -> torch.optim.Optimizer:
+        codec, betas = resolve_name(self.codec)(), (options.beta1, options.beta2)
+        optimizer: torch.optim.Optimizer = resolve_name(self.made_by)(groups, codec, betas=betas, eps=options.eps)
+        return optimizer
+
+
+class AdamW8bit(_LowBitAdamW):
+    """AdamW with moments in 8 bits, by bitsandbytes' kernels."""
+
+    codec = "swift_tuning.block_codecs:eight_bits"
+    block, code_bytes = 256, 1.0
+    packages = _BITSANDBYTES
+
+
+class AdamW4bit(_LowBitAdamW):
+    """AdamW with moments in 4 bits."""
+
+    codec = "swift_tuning.block_codecs:FourBits"
+    block, code_bytes = 128, 0.5
+
+
+def low_bit(shape: Sequence[int], block: int) -> bool:
+    """Return whether moments of a weight of this shape are low-bit: its rows are whole blocks."""
+    return len(shape) >= 2 and shape[-1] % block == 0 and math.prod(shape) >= _LEAST

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from swift.contracts import Matrix
-from swift.toolkit import AdamStep, Moments, eight_bits
+from swift_tuning.block_codecs import AdamStep, Moments, eight_bits
 from swift_tuning.low_rank import Kept, LowRankRule, first_singular_vectors
 
 if TYPE_CHECKING:

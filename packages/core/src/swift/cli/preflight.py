@@ -19,7 +19,6 @@ from swift.config.incompatibilities import (
     flash_needs_gpu,
     misfit_of_start,
     never_evaluated,
-    no_bitsandbytes,
     no_cuda,
     no_flash,
     no_gpu_to_see,
@@ -46,6 +45,7 @@ from swift.models.opening import check_files
 from swift.models.sizes import experts_of
 from swift.models.tokenizer import check_has_tokenizer
 from swift.models.weights_check import check_weights
+from swift.optim.selected import check_packages
 from swift.plugins.blame import failing
 from swift.plugins.entry import PluginEntry
 from swift.plugins.hooks import Hooks, open_hooks
@@ -93,8 +93,7 @@ def _check_packages(config: Config) -> None:
     """Raise the error for a setting whose package is not installed."""
     if config.model.liger and find_spec("liger_kernel") is None:
         raise no_liger()
-    if config.optim.name == "adamw_8bit" and find_spec("bitsandbytes") is None:
-        raise no_bitsandbytes()
+    check_packages(config.optim)
     kind = config.tuner.quantize.partition("-")[0]
     package = {"bnb": "bitsandbytes", "torchao": "torchao"}.get(kind)
     if package is not None and find_spec(package) is None:

@@ -49,14 +49,6 @@ def no_liger() -> SwiftError:
     )
 
 
-def no_bitsandbytes() -> SwiftError:
-    """Return the error for the 8-bit optimizer without its package."""
-    return ConfigError(
-        "optim.name adamw_8bit needs bitsandbytes, which is not installed.",
-        hint='Type: pip install "swift-core[qlora]"   or choose --optim.name adamw',
-    )
-
-
 def no_flash(incompatibility: str) -> SwiftError:
     """Return the error for FlashAttention where it cannot be used."""
     return ModelError(

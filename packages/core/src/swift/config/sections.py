@@ -219,7 +219,7 @@ LEARNING_RATE = 1e-4
 class OptimSection(OpenSection):
     """Optimizer and learning-rate schedule. Keys that are not listed here belong to the optimizer."""
 
-    name: Name = Field("adamw", description="adamw, adamw_8bit, adafactor, or an installed plugin's")
+    name: Name = Field("adamw", description="adamw, adafactor, or an installed plugin's, such as adamw_8bit")
     lr: Annotated[float, Field(gt=0.0, le=1e3)] | None = Field(
         None, description="Peak learning rate; default 1e-5 full, 1e-4 LoRA"
     )

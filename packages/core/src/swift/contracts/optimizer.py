@@ -25,7 +25,7 @@ class Reads(StrEnum):
     """Whole matrices, in one process."""
     PARTS = "parts"
     """Rectangular parts, and where they lie (`Placement`). What it needs of the others it gathers by itself, as
-    `swift.toolkit.MatrixSharding` does."""
+    `swift_tuning.matrix_sharding` does."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class Optimizer(Protocol):
         """Return how many bytes it keeps for each element of a weight of this shape, with its default options.
 
         A class whose bytes depend on options has `bytes_with_options(shape, options)` too, which `swift plan` asks.
+        One that needs packages which its distribution does not install has `packages`: module → requirement for pip.
         """
 
     def make(self, groups: list[dict[str, Any]], options: BaseModel, device: torch.device) -> torch.optim.Optimizer:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from swift.models.stored_task import settings_of_folder as settings_of_folder
     from swift.models.tokenizer import check_tokenizer as check_tokenizer
     from swift.models.tokenizer import copy_tokenizer as copy_tokenizer
-    from swift.models.tuners import initial_adapter as initial_adapter
     from swift.models.view import ViewModule as ViewModule
     from swift.models.weights_check import check_finite as check_finite
     from swift.models.weights_check import check_weights as check_weights
@@ -63,7 +62,6 @@ __getattr__ = lazy_names(
         "source": "HfSource open_source",
         "stored_task": "holds_head settings_of_adapter settings_of_folder",
         "tokenizer": "check_tokenizer copy_tokenizer",
-        "tuners": "initial_adapter",
         "view": "ViewModule",
         "weights_check": "check_finite check_weights",
     },

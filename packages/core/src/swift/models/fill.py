@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -81,7 +81,7 @@ def _start_magnitude(model: torch.nn.Module, name: str, whole: torch.Tensor, kee
     """DoRA's magnitudes begin as the norms of the rows of the weight that they scale; B is zero then."""
     module_name = name.removesuffix(".weight")
     try:
-        module: Any = base_model(model).get_submodule(module_name)
+        module = base_model(model).get_submodule(module_name)
     except AttributeError:
         return
     vectors = getattr(module, "lora_magnitude_vector", None)

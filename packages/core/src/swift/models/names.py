@@ -101,12 +101,11 @@ def name_map_of_skeleton(skeleton: PreTrainedModel) -> NameMap:
     return _map_of_copy(skeleton)
 
 
-def base_model(model: torch.nn.Module) -> PreTrainedModel:
+def base_model(model: torch.nn.Module) -> Any:
     """Return the transformers model, taken out of PEFT's wrapper if there is one."""
     # What is inside the wrapper has a `peft_config` too.
     unwrapped: Any = getattr(model, "get_base_model", None)
-    inner: Any = model if unwrapped is None else unwrapped()
-    return inner
+    return model if unwrapped is None else unwrapped()
 
 
 def canonical_parameters(model: torch.nn.Module) -> Iterator[tuple[list[Piece], torch.nn.Parameter]]:

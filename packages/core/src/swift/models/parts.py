@@ -38,7 +38,7 @@ def part_of_modules(model: torch.nn.Module) -> dict[str, str]:
 
     Names are those in the transformers model, without PEFT's wrapper.
     """
-    base: Any = base_model(model)
+    base = base_model(model)
     encoders = _encoders(base)
     if not encoders:
         return {}
@@ -140,7 +140,7 @@ def reaches_trained(view: ViewModule, reader: ProcessorReader | None = None) -> 
         batch = view.probe((7, 4))
     else:
         batch = reader.collated([reader.probe([(56, 56)])], flat=view.attention.flat)
-    model: Any = base_model(view.model)
+    model = view.causal_lm
     heads = [model.get_output_embeddings(), head_of(model), value_head_of(model)]
     found = {id(weight) for head in heads if head is not None for weight in head.parameters()}
     with view.evaluating(), torch.enable_grad():

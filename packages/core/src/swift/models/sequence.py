@@ -25,7 +25,7 @@ from swift.models.collectives import added_up, gathered
 from swift.models.pooling import pooling_weights
 from swift.models.positions import rope_by_length
 from swift.models.sizes import values_of
-from swift.models.view import ViewModule, causal_lm_of
+from swift.models.view import ViewModule
 
 if TYPE_CHECKING:
     from swift.contracts import ModelView, Need, Run
@@ -121,7 +121,7 @@ class SequenceView(ViewModule):
             self._shard = self._whole = None
         if not shard.seen_by:
             raise UnsupportedLayout(
-                f"{type(causal_lm_of(self.model)).__name__} does not pass to its attention that sequences are sharded.",
+                f"{type(self.causal_lm).__name__} does not pass to its attention that sequences are sharded.",
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
             )
 
@@ -142,7 +142,7 @@ class SequenceView(ViewModule):
         if self._shard is None or self._whole is None or batch.media is None:
             return super()._hidden(batch)
         # The encoders' outputs are put into embeddings of whole rows; these are cut at the door of the decoder.
-        decoder = causal_lm_of(self.model).get_decoder()
+        decoder = self.causal_lm.get_decoder()
         cut = partial(_cut_arguments, group=self.group)
         hook = decoder.register_forward_pre_hook(cut, with_kwargs=True)
         try:
@@ -172,8 +172,7 @@ class SequenceView(ViewModule):
         """Check what every view checks, and that sharded sequences with images have the values of whole ones."""
         if self.own_logits:
             raise UnsupportedLayout(
-                f"{type(causal_lm_of(self.model)).__name__} computes the logits of samples with images itself, from "
-                "whole rows.",
+                f"{type(self.causal_lm).__name__} computes the logits of samples with images itself, from whole rows.",
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
             )
         super().check_images(reader)
@@ -187,7 +186,7 @@ class SequenceView(ViewModule):
         parts = getattr(self.forward_sharded(batch, {need}), need.value)
         if not self._agree(parts, whole):
             raise UnsupportedLayout(
-                f"{type(causal_lm_of(self.model)).__name__} computes different results when {what} are sharded.",
+                f"{type(self.causal_lm).__name__} computes different results when {what} are sharded.",
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
             )
 

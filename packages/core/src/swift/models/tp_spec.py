@@ -37,7 +37,7 @@ def tensor_parallel_spec(model: nn.Module, *, ways: int = 1) -> TensorParallelSp
 
     Raises `UnsupportedLayout` for a matrix that cannot be cut into so many equal parts.
     """
-    base: Any = base_model(model)
+    base = base_model(model)
     plan = _plan_of(base)
     cut: dict[str, str] = {}
     partial: set[str] = set()

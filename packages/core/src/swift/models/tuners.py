@@ -3,14 +3,14 @@
 `apply_tuner` takes a transformers model and returns what is trained. Whatever the tuner, what comes out is the same
 for every process and every backend: trainable weights are fp32 masters, and initial adapters are drawn per adapter
 from the seed and the adapter's name, so that they depend on neither rank, order, device nor layout. A backend that
-makes its own adapter modules calls `initial_adapter` and starts from the very same numbers.
+makes its own adapter modules calls `SelectedTuner.initial` and starts from the very same numbers.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
@@ -102,18 +102,15 @@ def weight_counts(model: torch.nn.Module) -> tuple[int, int]:
     return sum(count for count, grad in counts if grad), sum(count for count, _ in counts)
 
 
-def initial_adapter(name: str, shape: Sequence[int], section: TunerSection, *, seed: int) -> torch.Tensor:
-    """Return where LoRA's matrix of this PEFT name starts, by the `tuner` section. For backends with own modules."""
-    return initial_matrix(name, shape, section.options(LoraOptions), seed=seed)
-
-
-def initial_matrix(name: str, shape: Sequence[int], options: LoraOptions, *, seed: int) -> torch.Tensor:
-    """Return where the adapter matrix of this PEFT name starts, in fp32 on the CPU.
+def initial_lora(name: str, shape: Sequence[int], options: LoraOptions, seed: int) -> torch.Tensor | None:
+    """Return where A and B begin; None for magnitudes, biases and whole modules, which begin as the weights.
 
     As in PEFT: A is uniform (`default`: within ±1/√inputs) or normal (`gaussian`: deviation 1/rank), B is zero; with
     `orthogonal`, A and B are both drawn, with rows and columns at right angles, so that B·A is zero. An embedding's A
     is zero and its B standard normal.
     """
+    if not any(part in name for part in (".lora_A", ".lora_B", ".lora_embedding_")):
+        return None
     generator = generator_of(seed, name)
     matrix = torch.zeros(tuple(shape))
     if ".lora_embedding_B" in name:
@@ -200,15 +197,8 @@ def _matches(name: str, patterns: Sequence[str], expression: str | None) -> bool
     return found or (expression is not None and re.search(expression, name) is not None)
 
 
-def attach_adapter(
-    model: torch.nn.Module,
-    options: LoraOptions,
-    seed: int,
-    say: Callable[[str], None],
-    *,
-    frozen: Collection[str] = (),
-) -> torch.nn.Module:
-    """Return the model with new adapters, drawn from the seed and their names; `frozen` modules get none."""
+def attach_lora(model: torch.nn.Module, options: LoraOptions, context: TunerContext) -> torch.nn.Module:
+    """Return the model with new adapters, drawn from the seed and their names."""
     with without_bitsandbytes():
         from peft import LoraConfig
 
@@ -224,18 +214,10 @@ def attach_adapter(
         use_rslora=options.rslora,
         init_lora_weights="gaussian" if options.init == "gaussian" else True,
     )
-    context = TunerContext(seed, say, frozen=frozenset(frozen))
-    tuned = attach_peft(model, options, context, make, partial(initial_lora, options=options, seed=seed))
+    tuned = attach_peft(model, options, context, make, partial(initial_lora, options=options, seed=context.seed))
     if options.init in STARTED:
         add_start(tuned, subtracted=options.init in FACTORED)
     return tuned
-
-
-def initial_lora(name: str, shape: Sequence[int], options: LoraOptions, seed: int) -> torch.Tensor | None:
-    """Return where A and B begin; None for magnitudes, biases and whole modules, which begin as the weights."""
-    if ".lora_A" in name or ".lora_B" in name or ".lora_embedding_" in name:
-        return initial_matrix(name, shape, options, seed=seed)
-    return None
 
 
 def _count(parameter: torch.nn.Parameter) -> int:

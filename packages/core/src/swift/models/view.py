@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from swift.contracts import ModelView, Need
-from swift.data.batch import MicroBatch
+from swift.data.batch import MicroBatch, collate
+from swift.data.samples import Encoded
 from swift.errors import ModelError
-from swift.models.attention import FLASH, VARLEN, AttentionChoice, edges_on, packing_of, use_attention
+from swift.models.attention import FLASH, VARLEN, AttentionChoice, attends_causally, edges_on, packing_of, use_attention
+from swift.models.fp8 import without_fp8
 from swift.models.heads import apply_head, head_of, value_head_of
 from swift.models.logits import LogitTransform
 from swift.models.logps import at_positions, token_logps, token_logps_of_module, tokens_per_chunk
@@ -25,15 +28,27 @@ from swift.models.names import base_model
 from swift.models.neftune import NeftuneNoise
 from swift.models.pooling import pooled, pooling_weights
 from swift.models.sample_rope import use_sample_rope
-from swift.models.view_check import CheckedView
+from swift.models.shrunk import limits_of, shrunk_model
+from swift.models.view_check import (
+    FAR_PROBED,
+    PROBED,
+    head_agrees,
+    of_targets,
+    on_cpu,
+    own_numbers,
+    probe_samples,
+)
 
 HEAD_NEEDS = frozenset(
     {Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS}
 )
 """Views that every causal language model has."""
 
+_NOT_FLAT = "Turn it off: --data.packing false --data.padding_free false"
+_ONE_ROW = "Type --train.micro_batch 1"
 
-class ViewModule(CheckedView):
+
+class ViewModule(nn.Module):
     """A model whose forward pass returns a `ModelView`, so that DDP or FSDP can wrap all of it.
 
     The decoder runs to hidden states; the output head sees, in chunks, only the tokens that count. Both ways are
@@ -63,7 +78,7 @@ class ViewModule(CheckedView):
         """Reads the images of the run, where it has any: then the check looks at samples with images too."""
         self._neftune: NeftuneNoise | None = None
         self._say = say
-        causal_lm = causal_lm_of(model)
+        causal_lm = self.causal_lm
         use_attention(causal_lm, attention)
         self._transform = transform_of(causal_lm.config)
         self._unembeds = causal_lm.get_output_embeddings() is not None
@@ -77,9 +92,14 @@ class ViewModule(CheckedView):
         if checked and not any(parameter.is_meta for parameter in model.parameters()):
             self.self_check()
 
+    @property
+    def causal_lm(self) -> Any:
+        """Return the transformers model, taken out of PEFT's wrapper."""
+        return base_model(self.model)
+
     def add_neftune(self, alpha: float) -> None:
         """Add NEFTune's noise to embeddings from now on, while training."""
-        self._neftune = NeftuneNoise(causal_lm_of(self.model).get_input_embeddings(), alpha)
+        self._neftune = NeftuneNoise(self.causal_lm.get_input_embeddings(), alpha)
 
     def forward(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         """Return the views of `batch`. Tokens without weight are not looked at: their values are zero."""
@@ -99,7 +119,7 @@ class ViewModule(CheckedView):
     def _views(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         if missing := set(needs) - self.provides():
             raise ModelError(f"This model cannot be viewed as {', '.join(sorted(missing))}.")
-        causal_lm = causal_lm_of(self.model)
+        causal_lm = self.causal_lm
         if not self._unembeds:
             return self._without_logits(self._hidden(batch), batch, needs)
         positions = batch.learned()
@@ -132,13 +152,9 @@ class ViewModule(CheckedView):
             view.values = _values(value_head_of(causal_lm), hidden, batch)
         return view
 
-    def _plain_view(self, model: nn.Module, attention: AttentionChoice) -> ViewModule:
-        """Return an unchecked view of another model, for the checks of this one."""
-        return ViewModule(model, attention=attention, checked=False)
-
     def _hidden(self, batch: MicroBatch) -> torch.Tensor:
         """Return the hidden states of all tokens, with images instead of their tokens."""
-        causal_lm = causal_lm_of(self.model)
+        causal_lm = self.causal_lm
         if batch.media is not None and self._unembeds and causal_lm.base_model is causal_lm:
             return _hidden_without_head(causal_lm, **self.inputs(batch), **self._of_media(batch))
         trunk = causal_lm.get_decoder() if batch.media is None else causal_lm.base_model
@@ -149,7 +165,7 @@ class ViewModule(CheckedView):
         """Return what the encoders of the model are given, and which tokens stand for what where it asks for that."""
         if batch.media is None:
             return {}
-        requested = inspect.signature(causal_lm_of(self.model).base_model.forward).parameters
+        requested = inspect.signature(self.causal_lm.base_model.forward).parameters
         kinds = {
             name: batch.media.kinds.long() for name in ("mm_token_type_ids", "token_type_ids") if name in requested
         }
@@ -157,7 +173,7 @@ class ViewModule(CheckedView):
 
     def logits(self, batch: MicroBatch) -> Iterator[torch.Tensor]:
         """Yield the logits of the tokens that count, in order, in fp32 and a chunk of tokens at a time."""
-        causal_lm = causal_lm_of(self.model)
+        causal_lm = self.causal_lm
         positions = batch.learned()
         head, transform = causal_lm.get_output_embeddings(), self._transform
         if self.own_logits:
@@ -183,14 +199,14 @@ class ViewModule(CheckedView):
 
     def _without_logits(self, hidden: torch.Tensor, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         view = ModelView()
-        head = partial(apply_head, head_of(causal_lm_of(self.model)))
+        head = partial(apply_head, head_of(self.causal_lm))
         if Need.POOLED in needs:
             view.pooled = self._pooled(hidden, batch)
         if Need.SCORES in needs:
             ends = self.pooling_weights(batch, "last")
             view.scores = pooled(hidden, batch.segment_ids, ends, batch.segments, head)
         if Need.VALUES in needs:
-            view.values = _values(head_of(causal_lm_of(self.model)), hidden, batch)
+            view.values = _values(head_of(self.causal_lm), hidden, batch)
         return view
 
     def _pooled(self, hidden: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
@@ -231,6 +247,150 @@ class ViewModule(CheckedView):
             own = torch.arange(own.shape[1], device=own.device).expand_as(own)
         return torch.cat([own[None], rows])
 
+    @torch.no_grad()
+    def self_check(self) -> None:
+        """Compare head and layout with the model's own logits on a few tokens, in evaluation mode."""
+        with self.evaluating():
+            self.check()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Compute as in evaluation, and nothing in FP8 or compiled: for a few tokens of shapes that come once."""
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        flash = self.attention.implementation == FLASH  # has no fp32 arithmetic
+        compiled = any(module._compiled_call_impl is not None for module in self.modules())
+        eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        try:
+            with eager, without_fp8(self), torch.autocast(self._device().type, torch.bfloat16, enabled=flash):
+                yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def check(self) -> None:
+        """Do the checks of `self_check`, in evaluation mode; a view with its own computation checks that too."""
+        if self._unembeds:
+            self._check_head()
+        self._check_layout()
+        self._check_limits()
+        if self.reader is not None:
+            self.check_images(self.reader)
+
+    @torch.no_grad()
+    def check_images(self, reader: ProcessorReader) -> None:
+        """Refuse a model that gives other numbers to samples with images in a batch than to each of them alone."""
+        with self.evaluating():
+            samples = self._image_samples(reader)
+            expected = [self._own_numbers(reader.alone(sample).to(self._device())) for sample in samples]
+            flat = self.attention.flat
+            if not self._layout_agrees(reader.collated(samples, flat=flat).to(self._device()), expected):
+                raise ModelError(
+                    f"{type(self.causal_lm).__name__} computes different results when samples with images are "
+                    f"{'packed' if flat else 'padded'}.",
+                    hint=_NOT_FLAT if flat else _ONE_ROW,
+                )
+
+    def _image_samples(self, reader: ProcessorReader) -> list[Encoded]:
+        return [reader.probe([(56, 56)]), reader.probe([(84, 56), (56, 84)])]
+
+    def _own_numbers(self, batch: MicroBatch) -> torch.Tensor:
+        """Return what the model by itself makes of one sample with images."""
+        model = self.causal_lm
+        whole = torch.ones_like(batch.input_ids)  # some find the positions of images by it
+        given = {"input_ids": batch.input_ids, "attention_mask": whole, "use_cache": False, **self._of_media(batch)}
+        if not self._unembeds:
+            hidden: torch.Tensor = model.base_model(**given).last_hidden_state[0]
+            return hidden
+        return of_targets(model(**given).logits[0, :-1], batch.targets[0, :-1])
+
+    @property
+    def comparable(self) -> Need:
+        """Return the view by which one way of computing this model is compared with another."""
+        return Need.TOKEN_LOGPS if self._unembeds else Need.POOLED
+
+    def probe(self, lengths: Sequence[int]) -> MicroBatch:
+        """Return samples of these lengths to check the model with, in the layout of the run."""
+        samples = probe_samples(self.causal_lm, lengths)
+        return collate(samples, flat=self.attention.flat, pad_to_multiple=8).to(self._device())
+
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _check_head(self) -> None:
+        causal_lm = self.causal_lm
+        try:
+            agrees = head_agrees(causal_lm, self._transform)
+        except (AttributeError, TypeError):  # no separate decoder and head, or not with the usual answers
+            agrees = False
+        if not agrees:
+            self.own_logits = True
+            self._say(
+                f"{type(causal_lm).__name__} transforms its logits in a way that swift does not know. They are "
+                "computed all at once by the model itself, which takes more memory."
+            )
+
+    def _check_layout(self) -> None:
+        causal_lm = self.causal_lm
+        batch = self.probe(PROBED)
+        expected = own_numbers(causal_lm, PROBED, unembeds=self._unembeds)
+        name = type(causal_lm).__name__
+        causal = self._unembeds and attends_causally(causal_lm.config.get_text_config())
+        if causal and not self._agree(expected[0][: len(expected[1])], expected[1]):
+            raise ModelError(
+                f"The probability of a token in {name} depends on the tokens after it. "
+                "swift trains only causal language models."
+            )
+        if self._layout_agrees(batch, expected):
+            return
+        if self.attention.flat:
+            raise ModelError(f"{name} mixes samples that are packed into one row.", hint=_NOT_FLAT)
+        self.masks_padding = True
+        if not self._layout_agrees(batch, expected):
+            raise ModelError(f"{name} computes different results when samples are padded.", hint=_ONE_ROW)
+
+    def _check_limits(self) -> None:
+        """Check the layout on a small copy beyond every window, chunk and scale, which this model has at thousands."""
+        config = self.causal_lm.config
+        limits = limits_of(config)
+        if not limits:
+            return
+        name = type(self.causal_lm).__name__
+        layout = "packed" if self.attention.flat else "padded"
+        named = ", ".join(f"{key} {value:,}" for key, value in limits.items())
+        small = shrunk_model(self._class, config)
+        if small is None:
+            if self.attention.flat:
+                raise ModelError(
+                    f"{name} cannot be checked with samples {layout} in rows longer than {named}.", hint=_NOT_FLAT
+                )
+            return
+        view = ViewModule(small, attention=on_cpu(self.attention, config), checked=False)
+        view._has_rows_of_positions, view.masks_padding = self._has_rows_of_positions, self.masks_padding
+        view.own_logits = view._unembeds
+        with torch.autocast("cpu", enabled=False):
+            expected = own_numbers(small, FAR_PROBED, unembeds=view._unembeds)
+            agrees = view._layout_agrees(view.probe(FAR_PROBED), expected)
+        if not agrees:
+            raise ModelError(
+                f"{name} computes different results when samples are {layout} in rows longer than {named}.",
+                hint=_NOT_FLAT if self.attention.flat else _ONE_ROW,
+            )
+
+    def _layout_agrees(self, batch: MicroBatch, expected: list[torch.Tensor]) -> bool:
+        if self._unembeds:
+            logps = self(batch, {Need.TOKEN_LOGPS}).token_logps
+            found = torch.cat([logps[batch.segment_ids == n][:-1] for n in range(batch.segments)])
+        else:
+            hidden = self._hidden(batch)
+            found = torch.cat([hidden[batch.segment_ids == n] for n in range(batch.segments)])
+        return self._agree(found, torch.cat(expected))
+
+    def _agree(self, found: torch.Tensor, reference: torch.Tensor) -> bool:
+        exact = reference.dtype == torch.float32 and not torch.is_autocast_enabled(self._device().type)
+        tolerance = 1e-4 if exact else 0.15
+        return bool(((found.float() - reference.float()).abs() <= tolerance * (1 + reference.float().abs())).all())
+
 
 def _hidden_without_head(causal_lm: Any, **given: Any) -> torch.Tensor:
     """Return the decoder's output in a model with encoders and unembedding in one class, without a body between."""
@@ -259,11 +419,6 @@ def _values(head: Any, hidden: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     rows, columns = batch.weights.nonzero(as_tuple=True)
     values = apply_head(head, hidden[rows, columns])[:, 0]
     return values.new_zeros(batch.weights.shape).index_put((rows, columns), values)
-
-
-def causal_lm_of(model: nn.Module) -> Any:
-    """Return the transformers model, taken out of PEFT's wrapper."""
-    return base_model(model)
 
 
 def transform_of(config: Any) -> LogitTransform:

@@ -16,6 +16,7 @@ import torch
 
 from swift.contracts import Reads
 from swift.models.names import whole_shape
+from swift.optim.selected import check_packages
 from swift.plugins.blame import blaming, failing
 from swift.plugins.load import load_optimizer
 from swift.plugins.return_values import wrong
@@ -70,6 +71,7 @@ def build_optimizer(
     groups: Sequence[dict[str, Any]], optim: OptimSection, lr: float, device: torch.device | str
 ) -> torch.optim.Optimizer:
     """Return the optimizer that the `optim` section names, over `parameter_groups`, at learning rate `lr`."""
+    check_packages(optim)
     loaded = load_optimizer(optim.name)
     assert loaded.config_model is not None
     # Torch reads 'names' as a request of its own (param_names), which other optimizers refuse.

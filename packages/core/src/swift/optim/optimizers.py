@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import AdafactorOptions, AdamOptions
 from swift.contracts.optimizer import Reads, Slot
-from swift.optim.blocks import low_bit
 
 if TYPE_CHECKING:
     import torch
-
-    from swift.optim.block_codecs import BlockCodec
 
 _STEP = Slot("step", "scalar")
 
@@ -38,51 +35,6 @@ class AdamW:
             parameter.device.type == device.type and parameter.is_floating_point() for parameter in parameters
         )
         return torch.optim.AdamW(groups, betas=(options.beta1, options.beta2), eps=options.eps, fused=fused)
-
-
-class _LowBitAdamW:
-    """Base of AdamW with low-bit moments, and a scale for each block of elements."""
-
-    options_model = AdamOptions
-    reads = Reads.PARTS
-    slots = AdamW.slots
-    block: int
-    code_bytes: float
-
-    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
-        """Return the bytes of two codes, and of the scales of two blocks."""
-        return 2 * (self.code_bytes + 4 / self.block) if low_bit(shape, self.block) else 8.0
-
-    def codec(self) -> BlockCodec:
-        """Return what encodes the moments."""
-        raise NotImplementedError
-
-    def make(self, groups: list[dict[str, Any]], options: AdamOptions, device: torch.device) -> torch.optim.Optimizer:
-        from swift.optim.quantised import QuantisedAdamW
-
-        return QuantisedAdamW(groups, self.codec(), betas=(options.beta1, options.beta2), eps=options.eps)
-
-
-class AdamW8bit(_LowBitAdamW):
-    """AdamW with moments in 8 bits, by bitsandbytes' kernels."""
-
-    block, code_bytes = 256, 1.0
-
-    def codec(self) -> BlockCodec:
-        from swift.optim.block_codecs import eight_bits
-
-        return eight_bits()
-
-
-class AdamW4bit(_LowBitAdamW):
-    """AdamW with moments in 4 bits."""
-
-    block, code_bytes = 128, 0.5
-
-    def codec(self) -> BlockCodec:
-        from swift.optim.block_codecs import FourBits
-
-        return FourBits()
 
 
 class Adafactor:

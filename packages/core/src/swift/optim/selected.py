@@ -1,9 +1,11 @@
-"""The selected optimizer, as far as it declares what it keeps. This module does not import torch."""
+"""The selected optimizer, as far as it declares what it keeps and needs. This module does not import torch."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from swift.errors import ConfigError
 from swift.plugins.load import load_optimizer
 
 if TYPE_CHECKING:
@@ -14,3 +16,13 @@ if TYPE_CHECKING:
 def slots_of(optim: OptimSection) -> dict[str, Slot]:
     """Return what the optimizer of the `optim` section keeps for each weight, by name."""
     return {slot.name: slot for slot in load_optimizer(optim.name).object.slots}
+
+
+def check_packages(optim: OptimSection) -> None:
+    """Refuse an optimizer that needs a package which is not installed."""
+    for package, requirement in getattr(load_optimizer(optim.name).object, "packages", {}).items():
+        if find_spec(package) is None:
+            raise ConfigError(
+                f"optim.name {optim.name} needs {package}, which is not installed.",
+                hint=f'Type: pip install "{requirement}"   or choose --optim.name adamw',
+            )

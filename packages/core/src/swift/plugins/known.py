@@ -13,7 +13,25 @@ KNOWN: dict[str, dict[str, str]] = {
         **dict.fromkeys(("embedding", "reranker", "generative_reranker", "seq_cls"), "objectives"),
         **dict.fromkeys(ONLINE_OBJECTIVES, "rl"),
     },
-    "swift.optimizers": {"muon": "tuning", "lion": "tuning", "sgd": "tuning"},
+    "swift.optimizers": dict.fromkeys(
+        (
+            "adam_mini",
+            "adamw_4bit",
+            "adamw_8bit",
+            "apollo",
+            "apollo_mini",
+            "galore",
+            "lion",
+            "muon",
+            "q_galore",
+            "sgd",
+            "schedule_free",
+        ),
+        "tuning",
+    ),
+    "swift.tuners": dict.fromkeys(
+        ("badam", "boft", "gralora", "hira", "ia3", "lisa", "loha", "lokr", "miss", "oft", "vera"), "tuning"
+    ),
     "swift.planners": {"plan": "plan"},
     "swift.observers": {
         "plan": "plan",

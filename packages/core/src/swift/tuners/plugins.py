@@ -64,7 +64,7 @@ class Lora:
     def attach(self, model: torch.nn.Module, options: LoraOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model with adapters: those of a folder, or new ones."""
         from swift.models.peft_modules import resume_adapter
-        from swift.models.tuners import attach_adapter
+        from swift.models.tuners import attach_lora
 
         if (misfit := misfit_of_start(options.init, context.quantize)) is not None:
             raise misfit
@@ -73,7 +73,7 @@ class Lora:
         if context.adapter is not None:
             dropout = options.dropout if "dropout" in options.model_fields_set else None
             return resume_adapter(model, context.adapter, context.say, dropout=dropout)
-        return attach_adapter(model, options, context.seed, context.say, frozen=context.frozen)
+        return attach_lora(model, options, context)
 
     def initial(self, name: str, shape: Sequence[int], options: LoraOptions, seed: int) -> torch.Tensor | None:
         """Return where A and B begin, in PEFT's distributions; magnitudes and whole modules begin as the weights."""

@@ -11,8 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from swift.config.incompatibilities import no_bitsandbytes
-from swift.kernels.available import kernels_for
+from swift.toolkit import kernels_for
 
 _PART = 256 * 1024
 """Elements of a weight that are updated at once where the kernel makes copies in fp32 of all that it is given."""
@@ -143,7 +142,7 @@ class EightBits(BlockCodec):
         """Update a weight and its moments in place, by one fused kernel; on a CPU it is not fused, and takes parts."""
         gradients, weights = grad.reshape(-1), weight.view(-1)
         if kernels_for(weight):  # bitsandbytes' own waits for its search among the codes
-            from swift.kernels.adam_8bit import update
+            from swift_tuning.adam_8bit_kernel import update
 
             levels = _dynamic_levels(True, weight.device), _dynamic_levels(False, weight.device)
             moments = first.quantized, first.scales, second.quantized, second.scales
@@ -177,11 +176,9 @@ class EightBits(BlockCodec):
 
 
 def eight_bits() -> EightBits:
-    """Return the codec of 8 bits; raises `ConfigError` where its kernels are not installed."""
-    try:
-        import bitsandbytes  # noqa: F401  # registers the kernels
-    except ImportError as error:
-        raise no_bitsandbytes() from error
+    """Return the codec of 8 bits."""
+    import bitsandbytes  # noqa: F401  # registers the kernels
+
     return EightBits()
 
 

@@ -14,8 +14,8 @@ import torch
 
 from swift.contracts import Placement
 from swift.errors import ConfigError
-from swift.optim.block_codecs import AdamStep, BlockCodec, Moments, adam
-from swift.optim.blocks import low_bit
+from swift_tuning.block_codecs import AdamStep, BlockCodec, Moments, adam
+from swift_tuning.optimizers import low_bit
 
 _MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
 """Slot, and whether it has negative values."""

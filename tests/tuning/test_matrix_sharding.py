@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from swift.contracts import Matrix
-from swift.optim.matrix_sharding import _Task, _turns
+from swift_tuning.matrix_sharding import _Task, _turns
 
 
 def test_matrix_sharding_by_owner_bounds_memory() -> None:
