@@ -1,9 +1,11 @@
-"""Whether an export may be written to a folder, told without loading anything."""
+"""Where an export is written: whether it may be, told without loading anything, and how it takes its name."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+from swift.checkpoint.checksums import sync
 from swift.config.sections import ExportSection
 from swift.errors import UsageError
 
@@ -36,3 +38,19 @@ def check_destination(
 
 def _is_export(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (VERIFICATION, "config.json", "adapter_config.json"))
+
+
+def put_in_place(temporary: Path, destination: Path) -> None:
+    """Make what was written last, and give it its name at once."""
+    for path in temporary.rglob("*"):
+        sync(path)
+    sync(temporary)
+    if destination.exists():
+        replaced = destination.with_name(f".{destination.name}.replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        destination.rename(replaced)
+        temporary.rename(destination)
+        shutil.rmtree(replaced)
+    else:
+        temporary.rename(destination)
+    sync(destination.parent)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from swift.checkpoint.checksums import write_json
 from swift.checkpoint.manifest import installed_versions
-from swift.config.tasks import CAUSAL_LM, task_of
 from swift.errors import ExportError, listed
-from swift.export.verify.compare import Account, Tolerance, account_of_module, compare, tolerance_of
-from swift.export.verify.reference import PlainState, Reference, module_vectors
-from swift.export.verify.run import BIT_FOR_BIT, VERIFICATION, Digests
+from swift.export.destination import VERIFICATION
+from swift.export.verify.compare import Reference, Tolerance, compare, tolerance_of
+from swift.export.verify.reference import PlainState, module_outputs
+from swift.export.verify.run import BIT_FOR_BIT, Digests
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +49,7 @@ def verify_own_format(
     if reloaded.rounding:
         tolerance = Tolerance(float("inf"), max(tolerance.largest, _LOGP_OF_ROUNDING * reloaded.rounding))
     rounded = "read back" if trained is None else f"within a relative error of {largest:.2g}"
-    account = _account(state, reference, source, f"what {reader} reads back")
+    outputs = module_outputs(state.model, reference.prompts, source)
     report = {
         "verified": True,
         "read_back_by": reader,
@@ -58,7 +57,7 @@ def verify_own_format(
             "compared": len(expected.found),
             "equal": BIT_FOR_BIT if reloaded.rounding == 0 else rounded,
         },
-        **compare(reference, account, tolerance, cause=_CAUSE),
+        **compare(reference, outputs, tolerance, who=f"what {reader} reads back", cause=_CAUSE),
         "media": None,
         "rendering": None,
         "versions": installed_versions(),
@@ -79,10 +78,3 @@ def _error(name: str, tensor: torch.Tensor, trained: torch.Tensor, most: float) 
             hint=_CAUSE,
         )
     return error
-
-
-def _account(state: PlainState, reference: Reference, source: ModelSource, who: str) -> Account:
-    if task_of(source) == CAUSAL_LM:
-        account = account_of_module(state.model, reference.prompts, greedy=reference.greedy is not None)
-        return replace(account, who=who)
-    return Account(who, [], [], vectors=module_vectors(state.model, reference.prompts, source))

@@ -17,9 +17,10 @@ from swift.checkpoint.safetensors_write import tensor_bytes
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
-from swift.export.destination import VERIFICATION as VERIFICATION
-from swift.export.verify.compare import Account, account_of_module, compare, tolerance_of
-from swift.export.verify.reference import Reference, module_vectors
+from swift.export.destination import VERIFICATION
+from swift.export.job import is_adapter, trusted
+from swift.export.verify.compare import Reference, compare, tolerance_of
+from swift.export.verify.reference import module_outputs
 from swift.export.verify.rendering import compare_rendering
 from swift.export.verify.seeing import compare_perceived
 from swift.export.writer import WEIGHTS, WEIGHTS_INDEX
@@ -82,10 +83,7 @@ def verify_export(
     """
     _compare_weights(folder, expected)
     model = reload(folder, source)
-    if reference.vectors is None:
-        account = account_of_module(model, reference.prompts, greedy=reference.greedy is not None)
-    else:
-        account = Account("transformers", [], [], vectors=module_vectors(model, reference.prompts, source))
+    outputs = module_outputs(model, reference.prompts, source)
     tolerance, whole, media = tolerance_of(dtype), not is_adapter(folder), None
     if reference.perceived is not None:
         media = compare_perceived(reference.perceived, model, folder, source, largest=tolerance.largest, whole=whole)
@@ -93,7 +91,7 @@ def verify_export(
     report = {
         "verified": True,
         "weights": {"compared": len(expected), "dtype": dtype, "equal": BIT_FOR_BIT},
-        **compare(reference, account, tolerance, cause=_CONFIGURATION),
+        **compare(reference, outputs, tolerance, who="transformers", cause=_CONFIGURATION),
         "media": media,
         "rendering": None,
         "versions": installed_versions(),
@@ -102,16 +100,6 @@ def verify_export(
         report["rendering"] = compare_rendering(source.tokenizer, folder, trust_remote_code=trusted(source))
     write_json(folder / VERIFICATION, report)
     return report
-
-
-def is_adapter(folder: Path) -> bool:
-    """Return whether this is an adapter alone, which is used with the tokenizer of its base model."""
-    return (folder / ADAPTER_WEIGHTS).is_file()
-
-
-def trusted(source: ModelSource) -> bool:
-    """Return whether Python code that comes with the model may run: when the source was opened with leave to do so."""
-    return bool(getattr(source, "trust_remote_code", False))
 
 
 def _digest(tensor: torch.Tensor) -> str:
