@@ -14,6 +14,7 @@ from swift.data.encodings import EncodedRow, Encoding, ReadRow, Sample
 from swift.data.media_tokens import MediaTokens
 from swift.data.offsets import TextEncoder, check_offsets
 from swift.data.samples import Segment
+from swift.data.store import columns_of
 from swift.data.template import Omissions
 from swift.data.text import CompletionText, Steps, Text
 from swift.errors import ConfigError, PluginError
@@ -45,6 +46,11 @@ class SampleEncoder:
         self._conversations = ConversationEncoder(tokenizer, section, loss_on, images)
         self._tokens = TextEncoder(tokenizer)
         self._limits = self._conversations.limits
+
+    @property
+    def columns(self) -> list[str]:
+        """Return the columns of a store of the samples."""
+        return columns_of(self.encoding.values, self.encoding.token_values, media=self.images is not None)
 
     @property
     def ends_turns(self) -> bool:

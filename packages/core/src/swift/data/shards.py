@@ -88,16 +88,10 @@ def build_shard(corpus: Corpus, encoder: SampleEncoder, out: Path, shard: Shard,
             )
         say(f"{folder} is there already, of the same rows and settings: nothing is done")
         return DataReport.from_dict(_opened(folder).notes["report"])
-    encoding, media = encoder.encoding, encoder.images is not None
-    writer = StoreWriter(folder, encoding.values, encoding.token_values, media=media)
-    try:
-        rows = shard.of(len(corpus))
-        report = encode_corpus(corpus, encoder, writer, workers=encoder.section.workers, say=say, rows=rows)
+    with StoreWriter(folder, encoder.columns) as writer:
+        report = encode_corpus(corpus, encoder, writer, say=say, rows=shard.of(len(corpus)))
         report.check(strict=encoder.section.strict, some=False)
         writer.finish({"build": about, "report": report.as_dict()})
-    except BaseException:
-        writer.discard()
-        raise
     return report
 
 

@@ -27,7 +27,6 @@ class MediaSpan:
     start: int
     end: int
     media: MediaRef
-    """Without its position among the tokens, which is not known yet."""
 
 
 @dataclass(frozen=True)
