@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from swift.checkpoint.manifest import MANIFEST as MANIFEST
     from swift.checkpoint.manifest import Manifest as Manifest
     from swift.checkpoint.manifest import read_manifest as read_manifest
-    from swift.checkpoint.save import PendingSave as PendingSave
     from swift.checkpoint.save import before_update as before_update
     from swift.checkpoint.save import save_checkpoint as save_checkpoint
     from swift.checkpoint.save import wait_for_saves as wait_for_saves
@@ -46,7 +45,7 @@ __getattr__ = lazy_names(
         "folders": "checkpoint_folder clean_stale find_checkpoint is_checkpoint link prune",
         "load": "Checkpoint check_resume open_checkpoint",
         "manifest": "MANIFEST Manifest read_manifest",
-        "save": "PendingSave before_update save_checkpoint wait_for_saves",
+        "save": "before_update save_checkpoint wait_for_saves",
         "storage": "StoredTensors",
         "tensor_slices": "TensorSlices flat_slices part_slices",
         "weights_location": "GENERATIVE_RERANKER WeightsLocation check_weights_of display_name find_weights "

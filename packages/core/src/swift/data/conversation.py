@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.untrusted import DEPTH, is_deeper, is_unicode, json_kind, shown
 
 Message = dict[str, Any]
@@ -42,6 +41,38 @@ _MAY_FOLLOW = {
     "assistant": {"user", "tool"},
     "tool": {"tool", "assistant"},
 }
+
+ROLES: Mapping[str, str] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "chatgpt": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "tool_response": "tool",
+    "function": "tool",
+    "ipython": "tool",
+    "function_call": "call",
+    "tool_call": "call",
+}
+"""Role as written → ours. 'call' is the assistant calling a tool, written as a message of its own."""
+
+
+@dataclass(frozen=True)
+class RoleTags:
+    """How one data set spells its messages."""
+
+    role_keys: tuple[str, ...] = ("role", "from")
+    content_keys: tuple[str, ...] = ("content", "value")
+    roles: Mapping[str, str] = field(default_factory=lambda: ROLES)
+
+
+STANDARD_TAGS = RoleTags()
 
 
 class Unusable(Exception):

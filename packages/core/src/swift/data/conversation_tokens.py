@@ -127,7 +127,12 @@ class ConversationEncoder:
         conversation = self.without_learning(conversation)
         if self._loss_on == "all":
             return [self._whole(self.template, conversation, location)]
-        turns = self._turns(conversation)
+        first = conversation.last_round if self._loss_on == "last_round" else 0
+        turns = [
+            index
+            for index, message in enumerate(conversation.messages)
+            if index >= first and message["role"] == "assistant" and conversation.weights[index] > 0
+        ]
         if not turns:
             raise Unusable("nothing to learn", "the loss of every completion is 0")
         return self.template.render(conversation, turns, location)
@@ -170,14 +175,6 @@ class ConversationEncoder:
             return conversation
         system = {"role": "system", "content": self.section.system}
         return replace(conversation, messages=(system, *conversation.messages), weights=(1.0, *conversation.weights))
-
-    def _turns(self, conversation: Conversation) -> list[int]:
-        first = conversation.last_round if self._loss_on == "last_round" else 0
-        return [
-            index
-            for index, message in enumerate(conversation.messages)
-            if index >= first and message["role"] == "assistant" and conversation.weights[index] > 0
-        ]
 
 
 def _several_sequences(location: str) -> DataError:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from swift.config.sections import DataSection
-from swift.data.conversation import Unusable
+from swift.data.conversation import STANDARD_TAGS, RoleTags, Unusable
 from swift.data.encodings import Encoding
 from swift.data.formats import Sample, check_columns, rename
-from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.data.sources.read import read_path
 from swift.data.sources.rows import ListRows, RowData, Rows, Source, part_of
 from swift.data.sources.spec import by_index, parse_source

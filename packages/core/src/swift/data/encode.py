@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,13 +15,15 @@ from swift.data.encodings import EncodedRow, Encoding, ReadRow, Sample
 from swift.data.media_tokens import MediaTokens
 from swift.data.offsets import TextEncoder, check_offsets
 from swift.data.samples import Segment
-from swift.data.store import columns_of
+from swift.data.store import columns_of, hash_of
 from swift.data.template import Omissions
 from swift.data.text import CompletionText, Steps, Text
 from swift.errors import ConfigError, PluginError
 
-ENCODER_VERSION = 2
+_VERSION = 2
 """Part of the cache's key: raise it when the same row is to be encoded differently."""
+_SETTINGS = ("system", "max_length", "truncation", "loss_on", "template_kwargs")
+"""Keys of the section `data` that decide what a row becomes."""
 
 _CHARACTERS = 1 << 18
 """So many are tokenised at once: enough to make the calls cheap, few enough to be held next to the tokens."""
@@ -46,6 +49,23 @@ class SampleEncoder:
         self._conversations = ConversationEncoder(tokenizer, section, loss_on, images)
         self._tokens = TextEncoder(tokenizer)
         self._limits = self._conversations.limits
+
+    def identity(self) -> dict[str, Any]:
+        """Return all that decides how rows become samples, as JSON, each by a name that a message can say.
+
+        Settings are there by their flags, the rest by hashes.
+        """
+        tokenizer = self.tokenizer
+        special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        settings = self.section.model_dump(mode="json", include=set(_SETTINGS))
+        return {
+            "the encoding": f"{self.encoding.name} {hash_of(self.encoding.cache_key())}",
+            "the tokenizer": hash_of(tokenizer.backend_tokenizer.to_str(), json.dumps(special, sort_keys=True)),
+            "the chat template": hash_of(str(tokenizer.chat_template)),
+            "the rules for images": None if self.images is None else hash_of(self.images.cache_key()),
+            "the version of the encoder": _VERSION,
+            **{f"data.{name}": settings[name] for name in _SETTINGS},
+        }
 
     @property
     def columns(self) -> list[str]:

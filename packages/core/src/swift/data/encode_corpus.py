@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import signal
@@ -21,10 +22,10 @@ from swift.data.conversation import Unusable
 from swift.data.corpus import Corpus
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import ReadRow, Sample
-from swift.data.report import DataReport, SourceCount, merge_columns
+from swift.data.report import DataReport, SourceCount
 from swift.data.samples import Encoded
 from swift.data.sources.rows import first_line
-from swift.data.store import StoreWriter, pack_arrays
+from swift.data.store import StoreWriter, hash_of, pack_arrays
 from swift.errors import DataError, SwiftError
 from swift.terminal import Say
 
@@ -34,6 +35,12 @@ _AHEAD = 4
 """Chunks that are asked of each worker at a time."""
 _IN_PROCESS = 4 * CHUNK
 """Up to so many rows, starting workers takes longer than they save."""
+
+
+def cache_key(corpus: Corpus, encoder: SampleEncoder) -> str:
+    """Return a hash of all that decides which samples there are: content, tokenizer, template and settings."""
+    roots = [] if encoder.images is None else [str(part.root) for part in corpus.parts]
+    return hash_of(corpus.fingerprint(), json.dumps([encoder.identity(), roots], sort_keys=True))
 
 
 @contextmanager
@@ -63,10 +70,8 @@ def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> tuple[di
             rejected[row] = made
             continue
         samples += [(row, encoded) for encoded in made.samples]
-        report.turn_by_turn += made.turn_by_turn
-        if not encoder.encoding.keeps_columns and sample.extras:
-            report.unused_columns = merge_columns(report.unused_columns, sample.extras)
-        report.count_format(sample.format)
+        unused = () if encoder.encoding.keeps_columns else sample.extras
+        report.count_usable(sample.format, unused, turn_by_turn=made.turn_by_turn)
     for row in sorted(rejected):
         report.reject(rejected[row].reason, corpus.location(row), rejected[row].detail)
     omissions = encoder.take_omissions()
@@ -123,7 +128,8 @@ def encode_corpus(
 
 def _parts(corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, rows: range) -> Iterator[DataReport]:
     """Yield the reports on chunks of rows in order, each written to the store."""
-    workers = encoder.section.workers or _cores()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = encoder.section.workers or cores
     ranges = [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
     can_fork = "fork" in multiprocessing.get_all_start_methods()
     if workers == 1 or len(rows) <= _IN_PROCESS or not can_fork:
@@ -160,11 +166,6 @@ def _taken(under_way: deque[Future[tuple[DataReport, Path]]], writer: StoreWrite
     report, spilled = under_way.popleft().result()
     writer.take(spilled)
     return report
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _shared: list[tuple[Corpus, SampleEncoder, StoreWriter]] = []

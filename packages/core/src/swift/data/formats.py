@@ -13,6 +13,7 @@ from swift.data import images
 from swift.data.bounding_boxes import COLUMN, boxed
 from swift.data.conversation import (
     Conversation,
+    RoleTags,
     Unusable,
     checked_text,
     parse_json,
@@ -26,7 +27,6 @@ from swift.data.conversation import (
 )
 from swift.data.media import Medium
 from swift.data.placing import placed
-from swift.data.roles import RoleTags
 from swift.data.sources.rows import RowData
 from swift.errors import DataError, did_you_mean
 from swift.untrusted import json_kind

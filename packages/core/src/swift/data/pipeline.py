@@ -15,9 +15,8 @@ from swift.config.incompatibilities import unsplit_stream
 from swift.config.sections import DataSection
 from swift.data.corpus import Corpus, cache_folder, corpus_of, open_corpus
 from swift.data.encode import SampleEncoder
-from swift.data.encode_corpus import encode_corpus
+from swift.data.encode_corpus import cache_key, encode_corpus
 from swift.data.encodings import Encoding, encoding_of
-from swift.data.identity import cache_key
 from swift.data.media_tokens import MediaRules, MediaTokens
 from swift.data.rendering import template_location
 from swift.data.report import DataReport

@@ -16,7 +16,7 @@ from swift.data.corpus import Corpus, DatasetPart, on_this_machine
 from swift.data.encodings import Encoding
 from swift.data.media import MediaRef
 from swift.data.samples import Encoded
-from swift.data.shards import read_index, sources_of
+from swift.data.shards import read_index
 from swift.data.sources.rows import ListRows, RowData, part_of
 from swift.data.sources.spec import parse_source
 from swift.data.store import Store, StoredSamples
@@ -124,7 +124,8 @@ class TokenisedCorpus(Corpus):
     """Corpus of tokenised data: it knows where each row stood, and has none of them."""
 
     def __init__(self, index: Mapping[str, Any], encoding: Encoding) -> None:
-        parts = [DatasetPart(name, _NotKept(range(rows), name), rows, {}) for name, rows in sources_of(index)]
+        sources = [(str(name), int(rows)) for name, rows in index["sources"]]
+        parts = [DatasetPart(name, _NotKept(range(rows), name), rows, {}) for name, rows in sources]
         super().__init__(parts, encoding, check=False)
 
 

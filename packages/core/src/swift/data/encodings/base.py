@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swift.config.media import KINDS, NAMES
-from swift.data.conversation import Unusable
+from swift.data.conversation import STANDARD_TAGS, RoleTags, Unusable
 from swift.data.conversation_tokens import ConversationEncoder, LossOn
 from swift.data.formats import UNDERSTOOD, UNKNOWN_FORMAT, RowReader, Sample
 from swift.data.images import COLUMNS
-from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.data.samples import Encoded
 from swift.data.sources.rows import RowData
 from swift.data.store import SampleSet
