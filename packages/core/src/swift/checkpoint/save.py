@@ -188,7 +188,7 @@ class _Writer:
 
 
 class _Save:
-    """One save: `collect` while training stands still, `plan` (in the background `copy`, which plans too), and `finish`."""
+    """One save: `collect` while training stands still; `plan`, or `copy`, which plans too; and `finish`."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from swift.data.offsets import TextEncoder, check_offsets
 from swift.data.samples import Segment
 from swift.data.store import columns_of, hash_of
 from swift.data.template import Omissions
-from swift.data.text import CompletionText, Steps, Text
+from swift.data.text import Raw, Steps, Text
 from swift.errors import ConfigError, PluginError
 
 _VERSION = 2
@@ -101,7 +101,8 @@ class SampleEncoder:
                 segments = iter(self._tokens.segments([text for row in group for text in row.requested]))
                 with self._limits():
                     for row in group:
-                        row.resume([next(segments) for _ in row.requested])
+                        if row.made is None:
+                            row.advance([next(segments) for _ in row.requested])
             for row in group:
                 if isinstance(row.made, EncodedRow):
                     self._check(row.made)
@@ -146,22 +147,18 @@ class _RowInProgress:
     """One row that is being encoded: the texts that it waits for, or what became of it."""
 
     def __init__(self, steps: Steps[EncodedRow]) -> None:
-        self._steps = steps
-        self.requested: Sequence[Text] = ()
-        self.made: EncodedRow | Unusable | None = None
         if not isinstance(steps, Generator):
             raise _no_row(steps)
-        self._advance(lambda: next(steps))
+        self._steps: Generator[Sequence[Text], Any, EncodedRow] = steps
+        self.requested: Sequence[Text] = ()
+        self.made: EncodedRow | Unusable | None = None
+        self.advance(None)
 
-    def resume(self, segments: list[Segment]) -> None:
-        """Go on with the tokens of the texts that the row waits for."""
-        if self.made is None:
-            self._advance(lambda: self._steps.send(segments))
-
-    def _advance(self, step: Callable[[], Sequence[Text]]) -> None:
+    def advance(self, segments: list[Segment] | None) -> None:
+        """Go on with the tokens of the texts that the row waits for; begin with none."""
         self.requested = ()
         try:
-            self.requested = step()
+            self.requested = self._steps.send(segments)
         except StopIteration as done:
             if not isinstance(done.value, EncodedRow):
                 raise _no_row(done.value) from None
@@ -171,7 +168,7 @@ class _RowInProgress:
 
 
 def _size(text: Text) -> int:
-    return len(text.text) + (len(text.prompt) if isinstance(text, CompletionText) else 0)
+    return len(text.text) + (len(text.completion or "") if isinstance(text, Raw) else 0)
 
 
 def _no_row(value: object) -> PluginError:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 COLUMNS = {"image": ("images", "image"), "video": ("videos", "video"), "audio": ("audios", "audio")}
 """The columns of a kind."""
-TAGS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
-"""What stands for the next one of a column in a text."""
 _FORMATS = {
     "image/png": b"\x89PNG",
     "image/jpeg": b"\xff\xd8",
