@@ -48,9 +48,8 @@ class TextEncoder:
         rendered = iter(self._rendered([text for text in sequences if isinstance(text, Rendered)]))
         raw = [text for text in sequences if isinstance(text, Raw)]
         starts = iter(self._found([text.text for text in raw], special=True)[0])
-        completions = iter(
-            self._found([each.completion for each in raw if each.completion is not None], special=False)[0]
-        )
+        completed = [text.completion for text in raw if text.completion is not None]
+        completions = iter(self._found(completed, special=False)[0])
 
         def segment(text: Text) -> Segment:
             if isinstance(text, Rendered):

@@ -41,7 +41,7 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Raw:
-    """Text without a template, with the special tokens that the tokenizer adds; of it all is learned, or a completion."""
+    """Text without a template, begun as the tokenizer begins it; all of it is learned, or its completion alone."""
 
     text: str
     completion: str | None = None
