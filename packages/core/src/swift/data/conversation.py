@@ -174,14 +174,6 @@ def prompt_only(content: str | list[dict[str, Any]], system: str | None = None) 
     return Conversation(tuple(messages), (1.0,) * len(messages))
 
 
-def rounds(turns: Sequence[tuple[str, str]], system: str | None) -> Conversation:
-    """Build a conversation from pairs of prompt and completion."""
-    messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    for question, completion in turns:
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": completion}]
-    return checked(Conversation(tuple(messages), (1.0,) * len(messages)))
-
-
 def read_messages(
     written: object,
     *,

@@ -171,6 +171,10 @@ def _open(source: Source, section: DataSection) -> DatasetPart:
         from swift.data.sources.hub import read_hub
 
         rows = read_hub(source)
+    return _part(source, rows, section)
+
+
+def _part(source: Source, rows: Rows, section: DataSection) -> DatasetPart:
     count = min(len(rows), source.limit or len(rows))
     root = section.media_root
     if root is None and source.kind == "path":
@@ -188,8 +192,7 @@ def _check_columns(parts: Sequence[DatasetPart], section: DataSection) -> None:
 def _stream_hub(source: Source, section: DataSection) -> Iterator[tuple[DatasetPart, str, RowData]]:
     from swift.data.sources.hub import stream_hub
 
-    columns = {**source.columns, **section.columns}
-    part = DatasetPart(_shown(source), ListRows([], source.text), 0, columns, source.tags, section.media_root)
+    part = _part(source, ListRows([], source.text), section)
     for index, row in enumerate(stream_hub(source)):
         if index == source.limit:
             return

@@ -24,7 +24,7 @@ from swift.data.schedules.epochs import shuffler
 from swift.data.shards import check_identity
 from swift.data.store import SampleSet, Store, StoredSamples, StoreWriter, open_store
 from swift.data.streaming import SampleStream
-from swift.data.tokenised import JoinedStore, TokenisedCorpus, tokenised_among
+from swift.data.tokenised import JoinedStore, tokenised_among, tokenised_corpus
 from swift.data.videos import VideoSampling
 from swift.errors import ConfigError, DataError, SwiftError, UnsupportedLayout, UsageError
 from swift.terminal import Say
@@ -131,7 +131,7 @@ class DataPreparation:
             )
         report = DataReport.from_dict(store.notes)
         report.check(strict=section.strict)
-        corpus = TokenisedCorpus(store.index, self.encoder.encoding)
+        corpus = tokenised_corpus(store.index, self.encoder.encoding)
         return Prepared(store, report, corpus, range(len(corpus)), store)
 
     def _encode(self, corpus: Corpus) -> Prepared:

@@ -120,13 +120,11 @@ class _NotKept(ListRows):
         )
 
 
-class TokenisedCorpus(Corpus):
-    """Corpus of tokenised data: it knows where each row stood, and has none of them."""
-
-    def __init__(self, index: Mapping[str, Any], encoding: Encoding) -> None:
-        sources = [(str(name), int(rows)) for name, rows in index["sources"]]
-        parts = [DatasetPart(name, _NotKept(range(rows), name), rows, {}) for name, rows in sources]
-        super().__init__(parts, encoding, check=False)
+def tokenised_corpus(index: Mapping[str, Any], encoding: Encoding) -> Corpus:
+    """Return the corpus of tokenised data: it knows where each row stood, and has none of them."""
+    sources = [(str(name), int(rows)) for name, rows in index["sources"]]
+    parts = [DatasetPart(name, _NotKept(range(rows), name), rows, {}) for name, rows in sources]
+    return Corpus(parts, encoding, check=False)
 
 
 def tokenised_among(sources: Sequence[str], section: DataSection) -> Path | None:
