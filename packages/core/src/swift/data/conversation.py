@@ -141,11 +141,15 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
+def texts_of(message: Message) -> list[str]:
+    """Return the texts of a message, between which are its images."""
+    content = message["content"]
+    return [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
+
+
 def text_of(message: Message) -> str:
     """Return the text of a message, without its images."""
-    if isinstance(message["content"], str):
-        return message["content"]
-    return "".join(part["text"] for part in parts_of(message) if part["type"] == "text")
+    return "".join(texts_of(message))
 
 
 def raw_text(text: str) -> Conversation:

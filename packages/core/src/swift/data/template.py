@@ -17,7 +17,16 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from swift.data.conversation import REASONING_KEYS, Conversation, Message, Unusable, media_part, parts_of, text_part
+from swift.data.conversation import (
+    REASONING_KEYS,
+    Conversation,
+    Message,
+    Unusable,
+    media_part,
+    parts_of,
+    text_part,
+    texts_of,
+)
 from swift.data.rendering import RenderedMessages, Renderer
 from swift.data.text import Rendered, Span
 from swift.errors import DataError, SwiftError
@@ -226,8 +235,7 @@ class ChatTemplate:
         for index, message in enumerate(conversation.messages):
             if message["role"] not in ("system", "user"):
                 continue
-            parts = parts_of(message) or [text_part(message["content"])]
-            if any(part["type"] == "text" and part["text"].strip() not in text for part in parts):
+            if any(each.strip() not in text for each in texts_of(message)):
                 raise Unusable(
                     "left out by the template",
                     f"message {index + 1}, the {message['role']}'s, is not in the rendered text",

@@ -47,10 +47,9 @@ class JoinedStore(StoredSamples):
             self.lengths = map_column(folder / "lengths.bin", np.int64)
             self.loss_weights = map_column(folder / "loss_weights.bin", np.float64)
             self.rows = map_column(folder / "rows.bin", np.int64)
-            files = {name: f"{VALUE}{name}.bin" for name in self.values}
             self._values = {
-                name: map_column(inside(folder, file, DataError, source=str(folder)), np.float64)
-                for name, file in files.items()
+                name: map_column(inside(folder, f"{VALUE}{name}.bin", DataError, source=str(folder)), np.float64)
+                for name in self.values
             }
             if {len(each) for each in (self.lengths, self.loss_weights, self.rows, *self._values.values())} != {
                 self._ends[-1]
