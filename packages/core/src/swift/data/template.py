@@ -27,7 +27,7 @@ from swift.data.conversation import (
     text_part,
     texts_of,
 )
-from swift.data.rendering import RenderedMessages, Renderer
+from swift.data.rendering import Beginnings, Renderer
 from swift.data.text import Rendered, Span
 from swift.errors import DataError, SwiftError
 
@@ -79,10 +79,9 @@ class ChatTemplate:
         """Return texts in which the assistant's messages at the indices `turns` can be learned; mostly a single one."""
         self._check_written(conversation)
         with _refusals():
-            rendered = self._renderer.render(self._spelled(conversation.messages), conversation.tools, location)
-            self._check_rendered(conversation, rendered.whole)
-            rest = [self._turn(conversation, index, rendered, location) for index in turns]
-            text = rendered.whole
+            text, until = self._renderer.render(self._spelled(conversation.messages), conversation.tools, location)
+            self._check_rendered(conversation, text)
+            rest = [self._turn(conversation, index, text, until, location) for index in turns]
             learned = {at: until for at, (until, _) in zip(turns, rest, strict=True)}
             self._check_keys(conversation, text, learned, location)
         sequences: list[Rendered] = []
@@ -122,12 +121,12 @@ class ChatTemplate:
         return self._written[kind]
 
     def _turn(
-        self, conversation: Conversation, index: int, rendered: RenderedMessages, location: str
+        self, conversation: Conversation, index: int, whole: str, until: Beginnings, location: str
     ) -> tuple[str, Span]:
         """Return the text up to the end of a turn, and which characters of it are the assistant's."""
-        prompt = rendered.until(index, True)
+        prompt = until(index, True)
         last = index + 1 == len(conversation.messages)
-        text = rendered.whole if last else rendered.until(index + 1, False)
+        text = whole if last else until(index + 1, False)
         if not text.startswith(prompt):
             raise _not_prefix_stable(prompt, text, location)
         end = len(text)
