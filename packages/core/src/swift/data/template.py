@@ -79,9 +79,9 @@ class ChatTemplate:
         """Return texts in which the assistant's messages at the indices `turns` can be learned; mostly a single one."""
         self._check_written(conversation)
         with _refusals():
-            text, until = self._renderer.render(self._spelled(conversation.messages), conversation.tools, location)
+            text, beginning = self._renderer.render(self._spelled(conversation.messages), conversation.tools, location)
             self._check_rendered(conversation, text)
-            rest = [self._turn(conversation, index, text, until, location) for index in turns]
+            rest = [self._turn(conversation, index, text, beginning, location) for index in turns]
             learned = {at: until for at, (until, _) in zip(turns, rest, strict=True)}
             self._check_keys(conversation, text, learned, location)
         sequences: list[Rendered] = []
@@ -121,12 +121,12 @@ class ChatTemplate:
         return self._written[kind]
 
     def _turn(
-        self, conversation: Conversation, index: int, whole: str, until: Beginnings, location: str
+        self, conversation: Conversation, index: int, whole: str, beginning: Beginnings, location: str
     ) -> tuple[str, Span]:
         """Return the text up to the end of a turn, and which characters of it are the assistant's."""
-        prompt = until(index, True)
+        prompt = beginning(index, True)
         last = index + 1 == len(conversation.messages)
-        text = whole if last else until(index + 1, False)
+        text = whole if last else beginning(index + 1, False)
         if not text.startswith(prompt):
             raise _not_prefix_stable(prompt, text, location)
         end = len(text)
