@@ -192,7 +192,7 @@ def test_config_file_cannot_enable_remote_code(trap: Trap, capsys: pytest.Captur
 
 def test_verification_inherits_trust_remote_code() -> None:
     from swift.config.sections import ModelSection
-    from swift.export.verify.run import trusted
+    from swift.export.job import trusted
     from swift.models.source import HfSource
 
     for said in (True, False):

@@ -12,45 +12,43 @@ from tiny import tiny_model
 from swift.config.sections import ExportOptions
 from swift.errors import CheckpointError, ExportError, ModelError, UsageError
 from swift.export.run import export_checkpoint
-from swift.export.verify.compare import Account, Tolerance, compare
-from swift.export.verify.reference import Continuation, Reference
+from swift.export.verify.compare import Outputs, Reference, Tolerance, compare
 from swift.models import memory
 
 REFERENCE = Reference(
     [[5, 6, 7]],
-    [[-1.0, -2.0]],
-    [Continuation(tokens=[10, 11, 12], logps=[-0.1, -0.7, -0.2], margins=[2.0, 0.00005, 3.0])],
+    Outputs([[-1.0, -2.0]], [[10, 11, 12]], [[-0.1, -0.7, -0.2]], [[2.0, 0.00005, 3.0]]),
 )
 TIGHT = Tolerance(1e-4)
 
 
-def account(greedy: list[int]) -> Account:
-    return Account("vLLM", [[-1.0, -2.0]], [greedy], [[-0.1, -0.6, -0.4][: len(greedy)]])
+def outputs(greedy: list[int]) -> Outputs:
+    return Outputs([[-1.0, -2.0]], [greedy], [[-0.1, -0.6, -0.4][: len(greedy)]])
 
 
 def test_greedy_mismatch_names_first_token() -> None:
     """Greedy tokens are compared and the first that differs is named."""
-    told = compare(REFERENCE, account([10, 11, 12]), TIGHT, cause="")
+    told = compare(REFERENCE, outputs([10, 11, 12]), TIGHT, who="vLLM", cause="")
     assert told["greedy"] == {"completions": 1, "tokens_equal": 3, "near_ties": 0, "margin": 2e-4}
     with pytest.raises(
         ExportError, match=r"token 1 of the completion of test prompt 1 is 9 \(-0\.1000\) by vLLM instead of 10"
     ):
-        compare(REFERENCE, account([9, 11, 12]), TIGHT, cause="")
+        compare(REFERENCE, outputs([9, 11, 12]), TIGHT, who="vLLM", cause="")
     with pytest.raises(ExportError, match="token 3 of the completion of test prompt 1 is 13"):
-        compare(REFERENCE, account([10, 11, 13]), TIGHT, cause="")
+        compare(REFERENCE, outputs([10, 11, 13]), TIGHT, who="vLLM", cause="")
 
 
 def test_near_tie_ends_comparison_of_completion() -> None:
     """A near tie may go either way and ends the comparison of that completion."""
-    told = compare(REFERENCE, account([10, 77, 99]), TIGHT, cause="")
+    told = compare(REFERENCE, outputs([10, 77, 99]), TIGHT, who="vLLM", cause="")
     assert (told["greedy"]["tokens_equal"], told["greedy"]["near_ties"]) == (1, 1)
 
 
 def test_means_are_held_to_the_tolerance_too() -> None:
-    off = Account("vLLM", [[-1.0, -2.5]], [[10, 11, 12]])
-    compare(REFERENCE, off, Tolerance(1.0, mean=0.3), cause="")
+    off = Outputs([[-1.0, -2.5]], [[10, 11, 12]])
+    compare(REFERENCE, off, Tolerance(1.0, mean=0.3), who="vLLM", cause="")
     with pytest.raises(ExportError, match=r"differ by 0\.2500 on average"):
-        compare(REFERENCE, off, Tolerance(1.0, mean=0.1), cause="")
+        compare(REFERENCE, off, Tolerance(1.0, mean=0.1), who="vLLM", cause="")
 
 
 def test_an_export_reports_greedy_tokens_and_rendering(tmp_path: Path) -> None:

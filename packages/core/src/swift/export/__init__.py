@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from swift.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from swift.export.in_place import put_in_place as put_in_place
+    from swift.export.destination import put_in_place as put_in_place
     from swift.export.plugins import HuggingFaceExporter as HuggingFaceExporter
     from swift.export.precision import export_dtypes as export_dtypes
     from swift.export.precision import main_dtype as main_dtype
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __getattr__ = lazy_names(
     __name__,
     {
-        "in_place": "put_in_place",
+        "destination": "put_in_place",
         "plugins": "HuggingFaceExporter",
         "precision": "export_dtypes main_dtype",
         "run": "export_checkpoint",

@@ -1,9 +1,11 @@
-"""Whether an export may be written to a folder, told without loading anything."""
+"""Where an export is written: whether it may be, told without loading anything, and how it takes its name."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+from swift.checkpoint.checksums import sync
 from swift.config.sections import ExportSection
 from swift.errors import UsageError
 
@@ -28,11 +30,25 @@ def check_destination(
             f"{destination} already exists.",
             hint=f"Choose another folder with {out}, or add {exist_ok} to replace it.",
         )
-    if not destination.is_dir() or (any(destination.iterdir()) and not _is_export(destination)):
+    known = (VERIFICATION, "config.json", "adapter_config.json")
+    is_export = any((destination / name).is_file() for name in known)
+    if not destination.is_dir() or (any(destination.iterdir()) and not is_export):
         raise UsageError(
             f"{destination} is not an export, so it is not replaced.", hint=f"Choose another folder with {out}."
         )
 
 
-def _is_export(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (VERIFICATION, "config.json", "adapter_config.json"))
+def put_in_place(temporary: Path, destination: Path) -> None:
+    """Make what was written last, and give it its name at once."""
+    for path in temporary.rglob("*"):
+        sync(path)
+    sync(temporary)
+    if destination.exists():
+        replaced = destination.with_name(f".{destination.name}.replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        destination.rename(replaced)
+        temporary.rename(destination)
+        shutil.rmtree(replaced)
+    else:
+        temporary.rename(destination)
+    sync(destination.parent)

@@ -10,6 +10,7 @@ from typing import Any
 from swift.config.sections import ExportSection
 from swift.contracts import ExportRequest, ModelSource, Run
 from swift.hookspecs import ExporterHooks
+from swift.models.adapter_file import ADAPTER_WEIGHTS
 from swift.terminal import Say
 
 
@@ -49,10 +50,28 @@ class ExportJob:
         return ExportRequest(self.temporary, self.source, self.adapter, self.options, own)
 
     @property
+    def base(self) -> Path | None:
+        """Return the folder from which others can load the model that training started from, where there is one."""
+        from swift.models.source import HfSource
+
+        source = self.source
+        return source.folder if isinstance(source, HfSource) and not source.random else None
+
+    @property
     def writer(self) -> str:
         """Return the exporter, with the distribution that it came with where that is known."""
         entries = [plugin.entry for plugin in getattr(self.exporter, "plugins", ())]
         return str(entries[0]) if entries else f"exporter {self.to!r}"
+
+
+def trusted(source: ModelSource) -> bool:
+    """Return whether Python code that comes with the model may run: when the source was opened with leave to do so."""
+    return bool(getattr(source, "trust_remote_code", False))
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether this is an adapter alone, which is used with the tokenizer of its base model."""
+    return (folder / ADAPTER_WEIGHTS).is_file()
 
 
 def installed_exporter(name: str) -> ExporterHooks:

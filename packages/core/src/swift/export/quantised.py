@@ -6,9 +6,7 @@ whole model is on disk for a while. Who writes the quantised form is an exporter
 
 from __future__ import annotations
 
-import shutil
 from contextlib import redirect_stderr
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +17,13 @@ from swift.config.sections import ExportOptions, ModelSection
 from swift.contracts import ModelSource, Quantized, QuantizeRequest
 from swift.errors import ModelError, UsageError
 from swift.export.calibration import Calibration
-from swift.export.job import ExportJob
-from swift.export.verify.compare import Tolerance, account_of_module, compare
-from swift.export.verify.reference import Reference, fixed_prompts
+from swift.export.destination import VERIFICATION
+from swift.export.job import ExportJob, trusted
+from swift.export.verify.compare import Outputs, Reference, Tolerance, compare
+from swift.export.verify.reference import fixed_prompts, module_outputs
 from swift.export.verify.rendering import compare_rendering
-from swift.export.verify.run import VERIFICATION, reload, trusted
-from swift.export.verify.with_engine import compare_by_engine
+from swift.export.verify.run import reload
+from swift.export.verify.with_engine import compare_by_engine, not_compared
 from swift.export.written import check_written
 from swift.models.memory import check_memory, model_bytes
 from swift.plugins.hooks import open_hooks
@@ -86,12 +85,13 @@ def write_quantised(
     check_written(job.temporary, str(exporter.plugins[0].entry))
     if options.verify == "none":
         return
-    expected = _Expected(Reference(prompts, quantised.logps), Tolerance(largest=float("inf"), mean=quantised.tolerance))
+    reference = Reference(prompts, Outputs(quantised.logps))
+    tolerance = Tolerance(largest=float("inf"), mean=quantised.tolerance)
     report: dict[str, Any] = {
         "verified": True,
         "quantised": scheme.name,
-        "transformers": _by_transformers(job, expected, source),
-        ENGINE: _by_engine(job, expected, quantised.dtype, scheme, options),
+        "transformers": _by_transformers(job, reference, tolerance, source),
+        ENGINE: _by_engine(job, reference, tolerance, quantised.dtype, scheme),
         "rendering": compare_rendering(job.source.tokenizer, job.temporary, trust_remote_code=trusted(job.source)),
         "calibration": calibration.described,
         "versions": installed_versions(),
@@ -99,49 +99,33 @@ def write_quantised(
     write_json(job.temporary / VERIFICATION, report)
 
 
-@dataclass(frozen=True)
-class _Expected:
-    """Log-probabilities of the quantised weights, and the tolerance of low-bit arithmetic."""
-
-    reference: Reference
-    tolerance: Tolerance
-
-
-def _by_transformers(job: ExportJob, expected: _Expected, source: ModelSource) -> dict[str, Any]:
+def _by_transformers(job: ExportJob, reference: Reference, tolerance: Tolerance, source: ModelSource) -> dict[str, Any]:
     """Compare the model as transformers decodes it; some formats need libraries that may not be installed."""
     try:
         check_memory(model_bytes(source, 4), "Decoded, the model", hint="")
         with redirect_stderr(StringIO()):  # progress bars of compressed-tensors
             model = reload(job.temporary, source)
-            account = account_of_module(model, expected.reference.prompts, greedy=False)
+            outputs = module_outputs(model, reference.prompts, source, greedy=False)
     except (ImportError, ModelError) as error:
         reason = str(error).splitlines()[0]
         job.say(f"Not compared with transformers: {reason}. To compare with {ENGINE_TITLE}: --verify all")
         return {"compared": False, "reason": reason}
     cause = "transformers reads the format differently. Report it with this model's config.json."
-    found = compare(expected.reference, account, expected.tolerance, cause=cause)
+    found = compare(reference, outputs, tolerance, who="transformers", cause=cause)
     _say_verified("transformers", found, job.say)
     return {"compared": True, "dtype": "float32", **found}
 
 
 def _by_engine(
-    job: ExportJob, expected: _Expected, dtype: str, scheme: OfferedScheme, options: ExportOptions
+    job: ExportJob, reference: Reference, tolerance: Tolerance, dtype: str, scheme: OfferedScheme
 ) -> dict[str, Any]:
     """Compare the model as the inference engine computes it; return why not where it is not asked."""
     unserved = scheme.facts.not_served_by.get(ENGINE)
     if unserved is not None:
-        job.say(f"Not compared with {ENGINE_TITLE}: {unserved}")
-    if options.verify != "all" or unserved is not None:
-        return {"compared": False, "reason": unserved or f"--verify {options.verify}"}
-    found = compare_by_engine(
-        job.temporary,
-        expected.reference,
-        expected.tolerance,
-        dtype=dtype,
-        required=job.to == ENGINE,
-        say=job.say,
-        trust_remote_code=trusted(job.source),
-    )
+        return not_compared(job, unserved)
+    if job.options.verify != "all":
+        return {"compared": False, "reason": f"--verify {job.options.verify}"}
+    found = compare_by_engine(job, reference, tolerance, dtype=dtype)
     if found["compared"]:
         _say_verified(ENGINE_TITLE, found, job.say)
     return found
@@ -150,11 +134,3 @@ def _by_engine(
 def _say_verified(who: str, found: dict[str, Any], say: Say) -> None:
     mean = found["log_probabilities"]["mean_difference"]
     say(f"Verified by {who}: mean difference of log-probabilities {mean:.1e} from the quantised weights")
-
-
-def scratch(destination: Path) -> Path:
-    """Return where the whole model lies meanwhile: on the disk that the export goes to."""
-    folder = destination.with_name(f".{destination.name}.whole")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    return folder

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift.checkpoint.coordination import write_failure
 from swift.checkpoint.folders import find_checkpoint, is_checkpoint
 from swift.checkpoint.load import Checkpoint, open_checkpoint
+from swift.checkpoint.manifest import Manifest
 from swift.checkpoint.weights_location import check_finished, check_weights_of
 from swift.config.sections import ExportOptions, ExportSection, ModelSection
 from swift.config.tasks import CAUSAL_LM, task_of
@@ -18,11 +17,10 @@ from swift.contracts import WeightStream
 from swift.errors import CheckpointError, ExportError, UsageError
 from swift.export.calibration import calibration_rows
 from swift.export.destination import check_destination, default_destination
-from swift.export.in_place import put_in_place
 from swift.export.job import ExportJob, installed_exporter
 from swift.export.push import push
-from swift.export.quantised import requested_scheme, scratch, write_quantised
-from swift.export.state import export_state
+from swift.export.quantised import requested_scheme, write_quantised
+from swift.export.state import complete, export_state
 from swift.export.stored import base_of, stored_weights
 from swift.hookspecs import ExporterHooks
 from swift.models.config_file import read_config
@@ -61,9 +59,11 @@ def export_checkpoint(
     )
     check_destination(destination, options)
     exporter = exporter or installed_exporter(to)
+    facts = origin.facts
+    config: Any = {} if facts is None else facts.config
     job = ExportJob(
-        exporter, to, origin.source, origin.adapter, options, destination, say,
-        objective=origin.objective, system=origin.system,
+        exporter, to, origin.source, facts and facts.adapter, options, destination, say,
+        objective=config.get("objective", {}), system=config.get("data", {}).get("system"),
     )  # fmt: skip
     if scheme is not None:
         _quantise(origin, job, scheme, requested)
@@ -83,26 +83,12 @@ class _Origin:
     checkpoint: Checkpoint | None = None
 
     @property
-    def adapter(self) -> Mapping[str, Any] | None:
-        return None if self.checkpoint is None else self.checkpoint.facts.adapter
-
-    @property
-    def objective(self) -> Mapping[str, Any]:
-        return self._section("objective")
-
-    @property
-    def system(self) -> str | None:
-        return self._section("data").get("system")
-
-    def _section(self, name: str) -> Mapping[str, Any]:
-        """Return a section of the run's configuration; empty where no run is known."""
-        config: Any = {} if self.checkpoint is None else self.checkpoint.facts.config
-        stored: Mapping[str, Any] = config.get(name, {})
-        return stored
+    def facts(self) -> Manifest | None:
+        return None if self.checkpoint is None else self.checkpoint.facts
 
     def weights(self) -> WeightStream:
         if self.checkpoint is not None:
-            return stored_weights(self.checkpoint, self.source, self.adapter)
+            return stored_weights(self.checkpoint, self.source, self.checkpoint.facts.adapter)
         return ((name, self.source.read(name)) for name in self.source.names())
 
 
@@ -144,29 +130,19 @@ def _quantise(origin: _Origin, job: ExportJob, scheme: OfferedScheme, options: E
             f"--quant supports language models only, not models of task {task_of(origin.source)}.",
             hint="Remove --quant; --dtype bfloat16 halves the size.",
         )
-    calibration = calibration_rows(
-        options, scheme, origin.source, None if origin.checkpoint is None else origin.checkpoint.facts, say=job.say
-    )
-    unquantised = scratch(job.destination)
-    shutil.rmtree(job.temporary, ignore_errors=True)
+    calibration = calibration_rows(options, scheme, origin.source, origin.facts, say=job.say)
+    folder, whole = origin.folder, job.destination.with_name(f".{job.destination.name}.whole")
     try:
-        own = origin.checkpoint is None and options.dtype == "auto"
-        if not own:
-            plain = options.model_copy(
-                update={"quant": None, "verify": "none" if options.verify == "none" else "transformers"}
-            )
-            job.say("First exporting the model in full precision, to compare it with the training state")
-            first = replace(job, options=plain, destination=unquantised, intermediate=True)
-            export_state(first, origin.weights(), is_main=True)
-        job.temporary.mkdir(parents=True)
-        write_quantised(
-            origin.folder if own else unquantised, job, calibration=calibration, scheme=scheme, options=options
-        )
-        put_in_place(job.temporary, job.destination)
-    except OSError as error:
-        message, hint = write_failure("The export", job.destination, error)
-        raise ExportError(message, hint=hint and hint.replace("--output_dir", "--out")) from error
+        with complete(job):
+            if origin.checkpoint is not None or options.dtype != "auto":
+                # On the disk that the export goes to.
+                shutil.rmtree(whole, ignore_errors=True)
+                folder, verify = whole, "none" if options.verify == "none" else "transformers"
+                plain = options.model_copy(update={"quant": None, "verify": verify})
+                job.say("First exporting the model in full precision, to compare it with the training state")
+                first = replace(job, options=plain, destination=whole, intermediate=True)
+                export_state(first, origin.weights(), is_main=True)
+            write_quantised(folder, job, calibration=calibration, scheme=scheme, options=options)
     finally:
-        shutil.rmtree(unquantised, ignore_errors=True)
-        shutil.rmtree(job.temporary, ignore_errors=True)
+        shutil.rmtree(whole, ignore_errors=True)
     job.say(f"Exported ({job.to}, {scheme.name}) to {job.destination}")

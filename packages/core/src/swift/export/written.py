@@ -10,7 +10,7 @@ from typing import Any
 from swift.checkpoint.checksums import write_json
 from swift.checkpoint.manifest import installed_versions
 from swift.errors import ExportError
-from swift.export.verify.run import VERIFICATION
+from swift.export.destination import VERIFICATION
 
 _OTHER_FILES = (
     "config.json",

@@ -17,52 +17,32 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from swift.config.tasks import CAUSAL_LM
 from swift.errors import ModelError, SwiftError
+from swift.export.verify.compare import Outputs
 from swift.files import replace_file
 from swift.terminal import waiting
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_")
 """Beginnings of variables by which a process would take itself for one of several."""
 _TAIL = 3
+_SECONDS = 3600.0
 
 
-@dataclass(frozen=True)
-class EngineQuestion:
-    """A model to load, and the prompts to ask it."""
+def ask_engine(engine: str, request: Mapping[str, Any], prompts: Sequence[Sequence[int]], *, most: int) -> Outputs:
+    """Start the engine, ask it about the prompts and for up to `most` more tokens, and stop it.
 
-    engine: str
-    model: str
-    prompts: Sequence[Sequence[int]]
-    max_new_tokens: int
-    adapter: str | None = None
-    dtype: str = "auto"
-    max_length: int | None = None
-    trust_remote_code: bool = False
-    task: str = CAUSAL_LM
-    """A model of another one is asked for its scores or vectors instead."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class EngineOutputs:
-    """One of each per prompt."""
-
-    logps: list[list[float]]
-    greedy: list[list[int]]
-    greedy_logps: list[list[float]]
-    vectors: list[list[float]] = field(default_factory=list)
-
-
-def ask_engine(question: EngineQuestion, *, timeout: float = 3600.0) -> EngineOutputs:
-    """Start the engine, ask, and stop it. `ModelError` where it cannot load the model, with its own reason."""
+    `request` has the fields of an `EngineRequest` as JSON. `ModelError` has the engine's own reason where it cannot
+    load the model.
+    """
     with tempfile.TemporaryDirectory(prefix="swift-ask-") as folder:
         outputs, log = Path(folder, "outputs.json"), Path(folder, "log")
-        with log.open("wb") as output, waiting(f"Asking {question.engine}"):
+        question = {"outputs": str(outputs), "engine": engine, "request": request, "prompts": prompts, "most": most}
+        with log.open("wb") as output, waiting(f"Asking {engine}"):
             process = subprocess.Popen(
                 [sys.executable, "-m", "swift.export.verify.ask"],
                 stdin=subprocess.PIPE,
@@ -72,21 +52,23 @@ def ask_engine(question: EngineQuestion, *, timeout: float = 3600.0) -> EngineOu
                 start_new_session=True,
             )
             try:
-                process.communicate(json.dumps({"outputs": str(outputs), **asdict(question)}).encode(), timeout=timeout)
+                process.communicate(json.dumps(question).encode(), timeout=_SECONDS)
             except subprocess.TimeoutExpired:
                 pass
             finally:
-                _stop(process)
+                with suppress(ProcessLookupError):  # with everything that it has started
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         if not outputs.is_file():
             tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_TAIL:]
             raise ModelError(
-                f"{question.engine} failed (exit code {process.returncode}). Its last lines:\n"
+                f"{engine} failed (exit code {process.returncode}). Its last lines:\n"
                 + "\n".join(f"  {line}" for line in tail)
             )
         returned = json.loads(outputs.read_text(encoding="utf-8"))
     if "error" in returned:
         raise ModelError(returned["error"], hint=returned["hint"])
-    return EngineOutputs(**returned)
+    return Outputs(**returned)
 
 
 def _clean(variables: Mapping[str, str]) -> dict[str, str]:
@@ -96,51 +78,37 @@ def _clean(variables: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End everything that it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def main() -> int:
     """In the child."""
-    request = json.load(sys.stdin)
-    target = Path(request.pop("outputs"))
+    question = json.load(sys.stdin)
+    target = Path(question.pop("outputs"))
     try:
-        returned: dict[str, Any] = asdict(_outputs(EngineQuestion(**request)))
+        returned: dict[str, Any] = asdict(_outputs(**question))
     except SwiftError as error:
         returned = {"error": error.message, "hint": error.hint}
     replace_file(target, json.dumps(returned))
     return 0
 
 
-def _outputs(question: EngineQuestion) -> EngineOutputs:
+def _outputs(engine: str, request: dict[str, Any], prompts: list[list[int]], most: int) -> Outputs:
     from swift.contracts import EngineRequest, Sampling
     from swift.plugins.inference import open_inference, outputs_of
     from swift.plugins.load import load_engine
 
-    request = EngineRequest(
-        model=Path(question.model),
-        adapter=None if question.adapter is None else Path(question.adapter),
-        dtype=question.dtype,
-        max_length=question.max_length,
-        trust_remote_code=question.trust_remote_code,
-        task=question.task,
-        options=question.options,
-    )
-    engine = open_inference(load_engine(question.engine), request)
+    adapter = request.pop("adapter")
+    whole = EngineRequest(Path(request.pop("model")), None if adapter is None else Path(adapter), **request)
+    opened = open_inference(load_engine(engine), whole)
     try:
-        if question.task != CAUSAL_LM:
-            outputs = dict(outputs_of(engine, question.prompts))
-            return EngineOutputs([], [], [], [outputs[index] for index in range(len(question.prompts))])
-        scores = dict(engine.score(question.prompts))
-        generated = dict(engine.generate(question.prompts, Sampling(max_new_tokens=question.max_new_tokens)))
+        if whole.task != CAUSAL_LM:
+            vectors = dict(outputs_of(opened, prompts))
+            return Outputs(vectors=[vectors[index] for index in range(len(prompts))])
+        scores = dict(opened.score(prompts))
+        generated = dict(opened.generate(prompts, Sampling(max_new_tokens=most)))
     finally:
-        engine.close()
-    ordered = [generated[index] for index in range(len(question.prompts))]
-    logps = [scores[index].logprobs for index in range(len(question.prompts))]
-    return EngineOutputs(logps, [each.token_ids for each in ordered], [each.logprobs for each in ordered])
+        opened.close()
+    ordered = [generated[index] for index in range(len(prompts))]
+    logps = [scores[index].logprobs for index in range(len(prompts))]
+    return Outputs(logps, [each.token_ids for each in ordered], [each.logprobs for each in ordered])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compare two accounts of the same prompts, the training state's and an export's.
+"""Compare what two models return for the same prompts, the training state's and an export's.
 
 The training state is compared in log-probabilities, token by token, and in the tokens that it would go on with. Where
 its two most likely tokens are closer to each other than the stated tolerance lets log-probabilities move, either is
@@ -7,12 +7,15 @@ right, and the rest of that completion is not compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift.errors import ExportError
-from swift.export.verify.reference import Continuation, Prompt, Reference
+
+if TYPE_CHECKING:
+    from swift.export.verify.seeing import Perceived
+
+Prompt = list[int]
 
 TOLERANCES = {"float32": 1e-4, "float16": 0.1, "bfloat16": 0.5}
 """Largest difference of a token's log-probability that rounding the weights can explain. Tensors are compared bit for
@@ -20,20 +23,33 @@ bit before, so that this only has to notice a model that is put together wrongly
 
 
 @dataclass(frozen=True)
-class Account:
-    """Outputs of a library that loaded the export."""
+class Outputs:
+    """What a model returns, one of each per prompt; empty where it returns no such thing, or was not asked for it."""
 
-    who: str
-    logps: list[list[float]]
-    greedy: list[list[int]]
-    """Tokens of each completion; it may be shorter if it ended."""
+    logps: list[list[float]] = field(default_factory=list)
+    """Log-probabilities of a prompt's tokens."""
+    greedy: list[list[int]] = field(default_factory=list)
+    """The most likely tokens after a prompt, one after the other; fewer where an engine ends the text."""
     greedy_logps: list[list[float]] = field(default_factory=list)
+    margins: list[list[float]] = field(default_factory=list)
+    """By how much the log-probability of each of them is above that of the next most likely."""
     vectors: list[list[float]] = field(default_factory=list)
+    """The scores of a prompt, or its vector, of a model that is not trained to go on with text."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Prompts, and the training state's outputs for them."""
+
+    prompts: list[Prompt]
+    outputs: Outputs
+    perceived: Perceived | None = None
+    """What it says about a fixed image and audio."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an account may be from the reference."""
+    """How far outputs may be from the reference."""
 
     largest: float
     """Of any token's log-probability; inf where single tokens may be far off."""
@@ -51,54 +67,63 @@ def tolerance_of(dtype: str) -> Tolerance:
     return Tolerance(TOLERANCES.get(dtype, TOLERANCES["bfloat16"]))
 
 
-def compare(reference: Reference, account: Account, tolerance: Tolerance, *, cause: str) -> dict[str, Any]:
-    """Compare and return the report. `ExportError` names the first token that differs; `cause` is its hint."""
-    if reference.vectors is not None:
-        return {"outputs": _compare_vectors(reference.vectors, account, tolerance, cause)}
-    report = {"log_probabilities": _compare_logps(reference, account, tolerance, cause)}
-    if reference.greedy is not None:
-        report["greedy"] = _compare_greedy(reference.greedy, account, tolerance, cause)
+def compare(reference: Reference, got: Outputs, tolerance: Tolerance, *, who: str, cause: str) -> dict[str, Any]:
+    """Compare what `who` returned, and return the report.
+
+    `ExportError` names the first token that differs; `cause` is its hint.
+    """
+    expected = reference.outputs
+    try:
+        if expected.vectors:
+            return {"outputs": _compare_vectors(expected, got, tolerance, who)}
+        report = {"log_probabilities": _compare_logps(reference, got, tolerance, who)}
+        if expected.greedy:
+            report["greedy"] = _compare_greedy(expected, got, tolerance, who)
+    except _Different as difference:
+        raise ExportError(f"The export differs from the training state: {difference}", hint=cause) from None
     return report
 
 
-def _compare_vectors(
-    expected: Sequence[Sequence[float]], account: Account, tolerance: Tolerance, cause: str
-) -> dict[str, Any]:
+class _Different(Exception):
+    """What differs, and by how much."""
+
+
+def _compare_vectors(expected: Outputs, got: Outputs, tolerance: Tolerance, who: str) -> dict[str, Any]:
     largest = 0.0
-    for number, (before, after) in enumerate(zip(expected, account.vectors, strict=True), 1):
+    for number, (before, after) in enumerate(zip(expected.vectors, got.vectors, strict=True), 1):
         for index, (one, other) in enumerate(zip(before, after, strict=True), 1):
             difference = abs(one - other) / (1 + abs(one))
             if not difference <= tolerance.largest:
-                raise ExportError(
-                    f"The export differs from the training state: output {index} of test prompt {number} is "
-                    f"{other:.4f} by {account.who} instead of {one:.4f}, more than {tolerance.largest:g} apart.",
-                    hint=cause,
+                raise _Different(
+                    f"output {index} of test prompt {number} is {other:.4f} by {who} instead of {one:.4f}, "
+                    f"more than {tolerance.largest:g} apart."
                 )
             largest = max(largest, difference)
-    values = sum(map(len, expected))
-    return {"prompts": len(expected), "values": values, "largest_difference": largest, "tolerance": tolerance.largest}
+    return {
+        "prompts": len(expected.vectors),
+        "values": sum(map(len, expected.vectors)),
+        "largest_difference": largest,
+        "tolerance": tolerance.largest,
+    }
 
 
-def _compare_logps(reference: Reference, account: Account, tolerance: Tolerance, cause: str) -> dict[str, Any]:
+def _compare_logps(reference: Reference, got: Outputs, tolerance: Tolerance, who: str) -> dict[str, Any]:
     differences = []
-    for number, (expected, got) in enumerate(zip(reference.logps, account.logps, strict=True)):
-        for position, (before, after) in enumerate(zip(expected, got, strict=True), 1):
+    for number, (expected, logps) in enumerate(zip(reference.outputs.logps, got.logps, strict=True)):
+        for position, (before, after) in enumerate(zip(expected, logps, strict=True), 1):
             difference = abs(before - after)
             if not difference <= tolerance.largest:
-                raise ExportError(
-                    f"The export differs from the training state: token {position} "
-                    f"({reference.prompts[number][position]}) of test prompt {number + 1} has log-probability "
-                    f"{after:.4f} by {account.who} instead "
-                    f"of {before:.4f}, more than {tolerance.largest:g} apart.",
-                    hint=cause,
+                token = reference.prompts[number][position]
+                raise _Different(
+                    f"token {position} ({token}) of test prompt {number + 1} has log-probability {after:.4f} "
+                    f"by {who} instead of {before:.4f}, more than {tolerance.largest:g} apart."
                 )
             differences.append(difference)
     mean = sum(differences) / len(differences)
     if not mean <= tolerance.mean:
-        raise ExportError(
-            f"The export differs from the training state: log-probabilities by {account.who} differ by {mean:.4f} on "
-            f"average, more than the {tolerance.mean:g} that rounding explains.",
-            hint=cause,
+        raise _Different(
+            f"log-probabilities by {who} differ by {mean:.4f} on average, more than the {tolerance.mean:g} that "
+            "rounding explains."
         )
     return {
         "prompts": len(reference.prompts),
@@ -109,37 +134,25 @@ def _compare_logps(reference: Reference, account: Account, tolerance: Tolerance,
     }
 
 
-def _compare_greedy(
-    expected: Sequence[Continuation], account: Account, tolerance: Tolerance, cause: str
-) -> dict[str, Any]:
+def _compare_greedy(expected: Outputs, got: Outputs, tolerance: Tolerance, who: str) -> dict[str, Any]:
     compared = near_ties = 0
-    for number, (ours, got) in enumerate(zip(expected, account.greedy, strict=True), 1):
-        for position, (before, after) in enumerate(zip(ours.tokens, got, strict=False)):
+    for number, (ours, theirs) in enumerate(zip(expected.greedy, got.greedy, strict=True)):
+        logps, margins = expected.greedy_logps[number], expected.margins[number]
+        for position, (before, after) in enumerate(zip(ours, theirs, strict=False)):
             if before == after:
                 compared += 1
                 continue
-            if ours.margins[position] <= tolerance.margin:
+            if margins[position] <= tolerance.margin:
                 near_ties += 1
                 break  # from here on it is another text
-            logps = account.greedy_logps[number - 1] if account.greedy_logps else []
-            logp = f" ({logps[position]:.4f})" if position < len(logps) else ""
-            raise ExportError(
-                f"The export differs from the training state: token {position + 1} of the completion of test prompt "
-                f"{number} is {after}{logp} by {account.who} instead of {before} ({ours.logps[position]:.4f}, which is "
-                f"{ours.margins[position]:.4f} above any other token).",
-                hint=cause,
+            raise _Different(
+                f"token {position + 1} of the completion of test prompt {number + 1} is {after} "
+                f"({got.greedy_logps[number][position]:.4f}) by {who} instead of {before} ({logps[position]:.4f}, "
+                f"which is {margins[position]:.4f} above any other token)."
             )
-    return {"completions": len(expected), "tokens_equal": compared, "near_ties": near_ties, "margin": tolerance.margin}
-
-
-def account_of_module(model: Any, prompts: list[Prompt], *, greedy: bool) -> Account:
-    """Return the outputs of a transformers module."""
-    from swift.export.verify.reference import module_greedy, module_logps
-
-    greedy_completions = module_greedy(model, prompts) if greedy else []
-    return Account(
-        "transformers",
-        module_logps(model, prompts),
-        [each.tokens for each in greedy_completions],
-        [each.logps for each in greedy_completions],
-    )
+    return {
+        "completions": len(expected.greedy),
+        "tokens_equal": compared,
+        "near_ties": near_ties,
+        "margin": tolerance.margin,
+    }

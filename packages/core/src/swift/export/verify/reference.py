@@ -6,7 +6,6 @@ These are the log-probabilities of the prompts' tokens, and the greedy continuat
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,13 +13,12 @@ import torch
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, task_of
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
-from swift.export.verify.seeing import Perceived, perceived
+from swift.export.verify.compare import Outputs, Prompt, Reference
+from swift.export.verify.seeing import perceived, token_logps
 from swift.models.load_adapter import peft_config
 from swift.models.names import name_map
 from swift.models.pooling import pooled, pooling_weights
 from swift.models.quiet import without_bitsandbytes
-
-Prompt = list[int]
 
 _PROMPT_STRINGS = (
     "The quick brown fox jumps over the lazy dog, and then it sleeps until the evening.",
@@ -33,30 +31,6 @@ _COMPLETION = 16
 """How many tokens each prompt is continued by."""
 
 
-@dataclass(frozen=True)
-class Continuation:
-    """The most likely tokens after a prompt, one after the other; the end of the text does not stop it."""
-
-    tokens: list[int]
-    logps: list[float]
-    margins: list[float]
-    """By how much the log-probability of each token is above that of the next most likely."""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Prompts, the training state's log-probabilities of their tokens, and how it goes on after them."""
-
-    prompts: list[Prompt]
-    logps: list[list[float]]
-    greedy: list[Continuation] | None = None
-    """None for quantized weights, of which log-probabilities alone are known."""
-    vectors: list[list[float]] | None = None
-    """The scores of each prompt, or its vector, of a model that is not trained to go on with text."""
-    perceived: Perceived | None = None
-    """What it says about a fixed image and audio."""
-
-
 def fixed_prompts(source: ModelSource) -> list[Prompt]:
     """Prose, code, another script, numbers: the same for every export of a model."""
     vocabulary = source.config.get_text_config().vocab_size
@@ -67,24 +41,26 @@ def fixed_prompts(source: ModelSource) -> list[Prompt]:
     return [prompt for prompt in prompts if len(prompt) > 1]
 
 
-@torch.no_grad()
+def module_outputs(
+    model: torch.nn.Module, prompts: list[Prompt], source: ModelSource, *, greedy: bool = True
+) -> Outputs:
+    """Return the outputs of a transformers module for the source's task, one prompt at a time."""
+    model.eval()
+    if task_of(source) != CAUSAL_LM:
+        return Outputs(vectors=_vectors(model, prompts, source))
+    logps = module_logps(model, prompts)
+    completions = [_completed(model, prompt) for prompt in prompts] if greedy else []
+    return Outputs(logps, *([completion[index] for completion in completions] for index in range(3)))
+
+
 def module_logps(model: torch.nn.Module, prompts: list[Prompt]) -> list[list[float]]:
-    """Return the log-probabilities of a transformers module, one prompt at a time."""
-    model.eval()
-    device = next(model.parameters()).device
-    outputs = []
-    for prompt in prompts:
-        tokens = torch.tensor([prompt], device=device)
-        logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
-        logps = torch.log_softmax(logits, dim=-1).gather(1, tokens[0, 1:, None])[:, 0]
-        outputs.append(logps.tolist())
-    return outputs
+    """Return the log-probabilities of each prompt's tokens."""
+    return [token_logps(model, {"input_ids": torch.tensor([prompt])}) for prompt in prompts]
 
 
 @torch.no_grad()
-def module_vectors(model: torch.nn.Module, prompts: list[Prompt], source: ModelSource) -> list[list[float]]:
+def _vectors(model: torch.nn.Module, prompts: list[Prompt], source: ModelSource) -> list[list[float]]:
     """Return the scores, or the vectors, of a transformers module for another task than `causal_lm`."""
-    model.eval()
     device = next(model.parameters()).device
     how = getattr(source, "pooling", "last")
     outputs = []
@@ -101,24 +77,19 @@ def module_vectors(model: torch.nn.Module, prompts: list[Prompt], source: ModelS
 
 
 @torch.no_grad()
-def module_greedy(model: torch.nn.Module, prompts: list[Prompt]) -> list[Continuation]:
-    """Return how a transformers module goes on after each prompt."""
-    model.eval()
-    device = next(model.parameters()).device
-    outputs = []
-    for prompt in prompts:
-        continuation = Continuation([], [], [])
-        step, cache = torch.tensor([prompt], device=device), None
-        for _ in range(_COMPLETION):
-            output = model(input_ids=step, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            best = torch.log_softmax(output.logits[0, -1].float(), dim=-1).topk(2)
-            continuation.tokens.append(int(best.indices[0]))
-            continuation.logps.append(float(best.values[0]))
-            continuation.margins.append(float(best.values[0] - best.values[1]))
-            step = best.indices[None, :1]
-        outputs.append(continuation)
-    return outputs
+def _completed(model: torch.nn.Module, prompt: Prompt) -> tuple[list[int], list[float], list[float]]:
+    """Return how a transformers module goes on after a prompt: tokens, their log-probabilities, and margins."""
+    tokens, logps, margins = [], [], []
+    step, cache = torch.tensor([prompt], device=next(model.parameters()).device), None
+    for _ in range(_COMPLETION):
+        output = model(input_ids=step, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        best = torch.log_softmax(output.logits[0, -1].float(), dim=-1).topk(2)
+        tokens.append(int(best.indices[0]))
+        logps.append(float(best.values[0]))
+        margins.append(float(best.values[0] - best.values[1]))
+        step = best.indices[None, :1]
+    return tokens, logps, margins
 
 
 class PlainState:
@@ -163,7 +134,5 @@ class PlainState:
 
     def reference(self, prompts: list[Prompt]) -> Reference:
         """Return the outputs of the training state."""
-        if task_of(self._source) == CAUSAL_LM:
-            logps, greedy = module_logps(self.model, prompts), module_greedy(self.model, prompts)
-            return Reference(prompts, logps, greedy, perceived=perceived(self.model, self._source))
-        return Reference(prompts, [], vectors=module_vectors(self.model, prompts, self._source))
+        outputs = module_outputs(self.model, prompts, self._source)
+        return Reference(prompts, outputs, perceived(self.model, self._source))

@@ -17,9 +17,11 @@ from swift.checkpoint.safetensors_write import tensor_bytes
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
-from swift.export.destination import VERIFICATION as VERIFICATION
-from swift.export.verify.compare import Account, account_of_module, compare, tolerance_of
-from swift.export.verify.reference import Reference, module_vectors
+from swift.export.destination import VERIFICATION
+from swift.export.job import ExportJob, is_adapter, trusted
+from swift.export.precision import main_dtype
+from swift.export.verify.compare import Reference, compare, tolerance_of
+from swift.export.verify.reference import module_outputs
 from swift.export.verify.rendering import compare_rendering
 from swift.export.verify.seeing import compare_perceived
 from swift.export.writer import WEIGHTS, WEIGHTS_INDEX
@@ -41,6 +43,11 @@ class Digests:
         self._expected = dtypes
         self.dtypes: dict[str, torch.dtype] = {}
         self.found: dict[str, str] = {}
+
+    @property
+    def dtype(self) -> str:
+        """Return the precision of most tensors."""
+        return main_dtype(self.dtypes.values())
 
     def take(self, name: str, tensor: torch.Tensor) -> None:
         """Note a tensor in the precision that the export gives it; its own where none is given."""
@@ -73,27 +80,20 @@ def can_verify(folder: Path) -> bool:
     return "quantization_config" not in settings
 
 
-def verify_export(
-    folder: Path, *, expected: Mapping[str, str], reference: Reference, source: ModelSource, dtype: str
-) -> dict[str, Any]:
-    """Compare, write `verification.json`, and return its content; `ExportError` names the first difference.
-
-    `expected` are the checksums of all tensors; `dtype` is the precision of the export.
-    """
-    _compare_weights(folder, expected)
+def verify_export(job: ExportJob, expected: Digests, reference: Reference) -> dict[str, Any]:
+    """Compare, write `verification.json`, and return its content; `ExportError` names the first difference."""
+    folder, source = job.temporary, job.source
+    _compare_weights(folder, expected.found)
     model = reload(folder, source)
-    if reference.vectors is None:
-        account = account_of_module(model, reference.prompts, greedy=reference.greedy is not None)
-    else:
-        account = Account("transformers", [], [], vectors=module_vectors(model, reference.prompts, source))
-    tolerance, whole, media = tolerance_of(dtype), not is_adapter(folder), None
+    outputs = module_outputs(model, reference.prompts, source)
+    tolerance, whole, media = tolerance_of(expected.dtype), not is_adapter(folder), None
     if reference.perceived is not None:
         media = compare_perceived(reference.perceived, model, folder, source, largest=tolerance.largest, whole=whole)
     del model
     report = {
         "verified": True,
-        "weights": {"compared": len(expected), "dtype": dtype, "equal": BIT_FOR_BIT},
-        **compare(reference, account, tolerance, cause=_CONFIGURATION),
+        "weights": {"compared": len(expected.found), "dtype": expected.dtype, "equal": BIT_FOR_BIT},
+        **compare(reference, outputs, tolerance, who="transformers", cause=_CONFIGURATION),
         "media": media,
         "rendering": None,
         "versions": installed_versions(),
@@ -102,16 +102,6 @@ def verify_export(
         report["rendering"] = compare_rendering(source.tokenizer, folder, trust_remote_code=trusted(source))
     write_json(folder / VERIFICATION, report)
     return report
-
-
-def is_adapter(folder: Path) -> bool:
-    """Return whether this is an adapter alone, which is used with the tokenizer of its base model."""
-    return (folder / ADAPTER_WEIGHTS).is_file()
-
-
-def trusted(source: ModelSource) -> bool:
-    """Return whether Python code that comes with the model may run: when the source was opened with leave to do so."""
-    return bool(getattr(source, "trust_remote_code", False))
 
 
 def _digest(tensor: torch.Tensor) -> str:

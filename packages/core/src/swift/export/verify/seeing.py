@@ -19,6 +19,7 @@ from swift.config.sections import DataSection
 from swift.config.tasks import CAUSAL_LM, task_of
 from swift.contracts import ModelSource
 from swift.errors import ExportError
+from swift.export.job import trusted
 from swift.models.media_processor import MediaProcessor, load_processor
 
 _QUESTION = "What is it?"
@@ -43,7 +44,7 @@ def perceived(model: torch.nn.Module, source: ModelSource) -> Perceived | None:
     inputs = _inputs(getattr(source, "processor", None)) if task_of(source) == CAUSAL_LM else {}
     if not inputs:
         return None
-    return Perceived(inputs, {kind: _logps(model, each) for kind, each in inputs.items()})
+    return Perceived(inputs, {kind: token_logps(model, each) for kind, each in inputs.items()})
 
 
 def compare_perceived(
@@ -55,13 +56,13 @@ def compare_perceived(
     """
     inputs = expected.inputs
     if whole:
-        trust = bool(getattr(source, "trust_remote_code", False))
+        trust = trusted(source)
         inputs = _inputs(load_processor(folder, source.config, source.tokenizer, trust_remote_code=trust))
         for kind, wanted in expected.inputs.items():
             _compare_inputs(kind, wanted, inputs.get(kind))
     report = {}
     for kind, before in expected.logps.items():
-        after = _logps(model, inputs[kind])
+        after = token_logps(model, inputs[kind])
         difference = max(abs(one - other) for one, other in zip(before, after, strict=True))
         if not difference <= largest:
             raise ExportError(
@@ -119,7 +120,8 @@ def _audio(rate: int) -> np.ndarray:
 
 
 @torch.no_grad()
-def _logps(model: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> list[float]:
+def token_logps(model: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> list[float]:
+    """Return the log-probability of every token after the first by a transformers module."""
     model.eval()
     device = next(model.parameters()).device
     given = {name: each.to(device) for name, each in inputs.items()}
