@@ -82,18 +82,17 @@ class Grpo(BaseObjective[GrpoOptions]):
 
     def rounds(self, config: Config) -> RoundWork:
         """Return the work of rounds besides the policy's steps."""
-        from swift_rl import round_work
-        from swift_rl.roles import TEACHER
+        from swift_rl import roles
 
         options = self.options
-        work = round_work.work_of_rounds(
+        work = roles.work_of_rounds(
             config,
             options,
-            scores=options.evaluates_policy or round_work.corrects(config, options, options),
+            scores=options.evaluates_policy or roles.corrects(config, options, options),
             reference=options.beta > 0,
-            roles=(TEACHER,) if options.teacher_as_role else (),
+            roles=(roles.TEACHER,) if options.teacher_as_role else (),
         )
-        return replace(work, engines=(*work.engines, *round_work.teaching(options)))
+        return replace(work, engines=(*work.engines, *roles.teaching(options)))
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule of rounds of sampled completions."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field, NonNegativeFloat, model_validator
+from typing import Annotated, Literal
 
-from swift_rl.algorithm_options import AlgorithmOptions
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from swift.config.limits import Fraction, Name
+from swift_rl.algorithm_options import AlgorithmOptions, CorrectionOptions, KlOptions
 from swift_rl.distill.options import TeacherOptions
-from swift_rl.environment_options import EnvironmentOptions
 from swift_rl.reward_options import RewardOptions
-from swift_rl.rollout_options import RolloutOptions
+from swift_rl.rollout_options import EnvironmentOptions, RolloutOptions
 
 _OF_TEACHERS = (*TeacherOptions.model_fields, "teacher_kl_coef")
 
@@ -95,3 +97,68 @@ class GrpoOptions(AlgorithmOptions, TeacherOptions, OnlineOptions):
     def passes(self) -> int:
         """Return the number of passes over a round."""
         return self.num_iterations
+
+
+class PpoOptions(KlOptions, CorrectionOptions, OnlineOptions):
+    """Options of `ppo`."""
+
+    _kl_strength = "kl_coef"
+
+    num_generations: Annotated[int, Field(ge=1)] = Field(1, description="Completions per prompt")
+    num_ppo_epochs: Annotated[int, Field(ge=1)] = Field(4, description="How many steps learn from each completion")
+    num_mini_batches: Annotated[int, Field(ge=1)] = Field(
+        1, description="Optimizer steps per round, in each of num_ppo_epochs"
+    )
+    gamma: Fraction = Field(1.0, description="Discount of later rewards")
+    lam: Fraction = Field(0.95, description="λ of generalised advantage estimation: 0 trusts the critic, 1 the rewards")
+    whiten_rewards: bool = Field(False, description="Divide the rewards of all tokens of a round by their deviation")
+    kl_coef: NonNegativeFloat = Field(
+        0.05, description="Strength of the KL divergence from the reference, subtracted from the reward of each token"
+    )
+    kl_target: PositiveFloat | None = Field(
+        None,
+        description="Adapt kl_coef after each round towards this KL divergence in nats per token; default: constant",
+    )
+    kl_horizon: Annotated[int, Field(ge=1)] = Field(
+        10_000, description="Completions over which kl_coef adapts to kl_target; more is slower"
+    )
+    missing_eos_penalty: PositiveFloat | None = Field(
+        None, description="Subtracted from the reward of completions that reached max_completion_length"
+    )
+    cliprange: PositiveFloat = Field(0.2, description="The ratio of the policy is clipped to 1 ± this")
+    cliprange_value: PositiveFloat = Field(
+        0.2, description="Clip values to ± this around those at the beginning of the round"
+    )
+    vf_coef: PositiveFloat = Field(0.1, description="Factor of the critic's loss")
+    critic: Literal["separate", "shared"] = Field(
+        "separate",
+        description="A separate critic model, or a head on the policy's layers (shared), whose loss "
+        "is added to the policy's with vf_coef",
+    )
+    critic_model: Name | None = Field(
+        None,
+        description="Initial model of the critic, such as the reward model; default: the policy's with a new head",
+    )
+    critic_lr: PositiveFloat | None = Field(None, description="Peak learning rate of the critic; default: the policy's")
+    critic_warmup: Annotated[int, Field(ge=0)] = Field(0, description="First steps in which only the critic learns")
+
+    @model_validator(mode="after")
+    def _only_what_applies(self) -> PpoOptions:
+        if self.dynamic_sample:
+            raise ValueError("dynamic_sample has no effect with ppo, which compares no groups")
+        for name in ("critic_model", "critic_lr", "critic_warmup") if self.critic == "shared" else ():
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name} needs critic separate, but critic is shared: leave it out, or choose critic separate"
+                )
+        return self
+
+    @property
+    def steps_per_pass(self) -> int:
+        """Return the number of optimizer steps of a pass over a round."""
+        return self.num_mini_batches
+
+    @property
+    def passes(self) -> int:
+        """Return the number of passes over a round."""
+        return self.num_ppo_epochs

@@ -54,7 +54,7 @@ class Gkd(BaseObjective[GkdOptions]):
 
     def rounds(self, config: Config) -> RoundWork:
         """Return the work of rounds besides the student's steps."""
-        from swift_rl.round_work import work_of_distillation
+        from swift_rl.roles import work_of_distillation
 
         return work_of_distillation(self.options)
 

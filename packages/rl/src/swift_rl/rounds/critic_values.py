@@ -9,8 +9,8 @@ import numpy as np
 
 from swift_rl import gae, kl
 from swift_rl.advantages import GroupStatistics, totals
-from swift_rl.critic import CRITIC, TokenValues, ValueLoss
-from swift_rl.ppo_options import PpoOptions
+from swift_rl.options import PpoOptions
+from swift_rl.ppo import CRITIC, TokenValues, ValueLoss
 from swift_rl.rounds.logps import values_of_completions
 from swift_rl.rounds.reference import RunReference
 from swift_rl.rounds.values import KeptCompletions, Valuer

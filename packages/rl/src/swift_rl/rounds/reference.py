@@ -16,7 +16,7 @@ from swift_rl.rounds.logps import TokenLogps, values_of_completions
 if TYPE_CHECKING:
     from swift.contracts import InferenceEngine, ScheduleContext
     from swift.data.samples import Encoded
-    from swift_rl.policy_options import KlOptions
+    from swift_rl.algorithm_options import KlOptions
     from swift_rl.rounds.values import KeptCompletions
 
 Ask = Callable[[TokenLogps], list[Mapping[str, np.ndarray]]]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swift.contracts import Objective, ScheduleContext
     from swift.data.batch import Batch
     from swift.data.samples import Encoded
-    from swift_rl.policy_options import CorrectionOptions
+    from swift_rl.algorithm_options import CorrectionOptions
     from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
     from swift_rl.sync import ProbeResult
 
