@@ -39,7 +39,7 @@ class KlOptions(Section):
     @model_validator(mode="after")
     def _nothing_follows_in_vain(self) -> KlOptions:
         strength = self._kl_strength
-        if self.sync_ref_model and not getattr(self, strength):
+        if self.sync_ref_model and not self.has_reference:
             raise ValueError(
                 f"sync_ref_model needs a reference, but {strength} is 0: leave it out, or choose a {strength} above 0"
             )
@@ -47,6 +47,11 @@ class KlOptions(Section):
             if not self.sync_ref_model and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} needs sync_ref_model true")
         return self
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether rewards or the loss hold a KL term."""
+        return bool(getattr(self, self._kl_strength))
 
     @property
     def kl_kind(self) -> KlEstimator:

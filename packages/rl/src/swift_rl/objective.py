@@ -77,8 +77,7 @@ class Grpo(BaseObjective[GrpoOptions]):
         """Return the reference, if it is a model of its own, and the teacher, if the run holds it as a role."""
         from swift_rl.roles import reference_roles, teacher_roles
 
-        references = reference_roles(config, self.options) if self.options.beta > 0 else []
-        return [*references, *teacher_roles(config, self.options)]
+        return [*reference_roles(config, self.options), *teacher_roles(config, self.options)]
 
     def rounds(self, config: Config) -> RoundWork:
         """Return the work of rounds besides the policy's steps."""
@@ -88,8 +87,7 @@ class Grpo(BaseObjective[GrpoOptions]):
         work = roles.work_of_rounds(
             config,
             options,
-            scores=options.evaluates_policy or roles.corrects(config, options, options),
-            reference=options.beta > 0,
+            scores=options.evaluates_policy or roles.corrects(config, options),
             roles=(roles.TEACHER,) if options.teacher_as_role else (),
         )
         return replace(work, engines=(*work.engines, *roles.teaching(options)))

@@ -15,7 +15,7 @@ from swift_rl.rollout_options import EnvironmentOptions, RolloutOptions
 _OF_TEACHERS = (*TeacherOptions.model_fields, "teacher_kl_coef")
 
 
-class OnlineOptions(RolloutOptions, EnvironmentOptions, RewardOptions):
+class OnlineOptions(KlOptions, CorrectionOptions, RolloutOptions, EnvironmentOptions, RewardOptions):
     """Options of an objective that rounds read; a subclass adds those of its algorithm."""
 
     @property
@@ -99,7 +99,7 @@ class GrpoOptions(AlgorithmOptions, TeacherOptions, OnlineOptions):
         return self.num_iterations
 
 
-class PpoOptions(KlOptions, CorrectionOptions, OnlineOptions):
+class PpoOptions(OnlineOptions):
     """Options of `ppo`."""
 
     _kl_strength = "kl_coef"

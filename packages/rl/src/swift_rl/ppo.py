@@ -113,14 +113,14 @@ class Ppo(BaseObjective[PpoOptions]):
         from swift_rl.roles import reference_roles
 
         critic = [] if self.options.critic == "shared" else [critic_role(config, self.options)]
-        return [*critic, *(reference_roles(config, self.options) if self.options.kl_coef > 0 else ())]
+        return [*critic, *reference_roles(config, self.options)]
 
     def rounds(self, config: Config) -> RoundWork:
         """Return the work of rounds besides the steps of policy and critic."""
         from swift_rl.roles import work_of_rounds
 
         critic = () if self.options.critic == "shared" else (CRITIC,)
-        return work_of_rounds(config, self.options, scores=True, reference=self.options.kl_coef > 0, roles=critic)
+        return work_of_rounds(config, self.options, scores=True, roles=critic)
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule of rounds of sampled completions."""

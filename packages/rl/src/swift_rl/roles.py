@@ -13,7 +13,7 @@ from swift_rl.reward_options import is_address
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
-    from swift_rl.algorithm_options import CorrectionOptions, KlOptions
+    from swift_rl.algorithm_options import KlOptions
     from swift_rl.distill.options import GkdOptions, TeacherOptions
     from swift_rl.options import OnlineOptions
     from swift_rl.rollout_options import GenerationOptions
@@ -33,14 +33,14 @@ def is_apart(config: Config) -> bool:
 
 
 def reference_roles(config: Config, options: KlOptions) -> list[ModelRole]:
-    """Return the role of the reference, if it is a model of its own: frozen, or following the policy.
+    """Return the role of the reference, if there is one and it is a model of its own: frozen, or following the policy.
 
     The reference of a run that continues from an adapter has that adapter at its beginning; that of a quantized model
     is quantized too.
     """
     if options.sync_ref_model:
         _check_follows(config)
-    if not is_apart(config):
+    if not options.has_reference or not is_apart(config):
         return []
     begun = config.tuner if config.tuner.adapter is not None or config.tuner.quantize != "none" else None
     model = config.model.model_copy(update={"value_head": False})
@@ -70,20 +70,18 @@ def teacher_roles(config: Config, options: TeacherOptions) -> list[ModelRole]:
     return [ModelRole(TEACHER, config.model.model_copy(update=own), trained=False)]
 
 
-def work_of_rounds(
-    config: Config, options: OnlineOptions, *, scores: bool, reference: bool, roles: Iterable[str] = ()
-) -> RoundWork:
+def work_of_rounds(config: Config, options: OnlineOptions, *, scores: bool, roles: Iterable[str] = ()) -> RoundWork:
     """Return the work of an objective that learns from scored completions of its own.
 
-    `scores`: whether the policy is evaluated on the completions before it learns from them; `reference`: whether the
-    reference is; `roles`: other models that are, once a round.
+    `scores`: whether the policy is evaluated on the completions before it learns from them; `roles`: models besides
+    the reference that are, once a round.
     """
     often = 1 / options.passes
     forwards = dict.fromkeys(roles, often)
     scored = often if scores else 0.0
-    if reference and is_apart(config):
+    if options.has_reference and is_apart(config):
         forwards[REFERENCE] = often
-    elif reference:
+    elif options.has_reference:
         scored += often
     judges = [each for each in options.reward_model if not is_address(each)]
     return RoundWork(
@@ -116,9 +114,9 @@ def teaching(options: TeacherOptions) -> Iterator[EngineModel]:
         yield EngineModel("teacher", options.teacher_model, everywhere=options.teacher_engine == IN_PROCESS)
 
 
-def corrects(config: Config, options: CorrectionOptions, sampling: OnlineOptions) -> bool:
+def corrects(config: Config, options: OnlineOptions) -> bool:
     """Return whether tokens get importance weights, on a device whose own precision is not float32."""
-    alike = sampling.rollout_engine == IN_PROCESS and config.model.dtype == "float32" and not sampling.rollout_staleness
+    alike = options.rollout_engine == IN_PROCESS and config.model.dtype == "float32" and not options.rollout_staleness
     return mode_of(options, off_policy=not alike) != "off"
 
 

@@ -71,7 +71,6 @@ class Teacher:
         self._as_role = options.teacher_as_role
         self._temperature = options.divergence_temperature
         self._engine = TeacherEngine(context, options, top=options.gkd_logits_topk or size_of(context.source))
-        self._engine.check_server()
         self._everything = tuple(range(self._engine.shared)) if self._engine.kept == self._engine.shared else ()
         """The compared tokens, if these are all shared ones."""
 

@@ -12,7 +12,6 @@ from swift_rl.advantages import GroupStatistics, totals
 from swift_rl.options import PpoOptions
 from swift_rl.ppo import CRITIC, TokenValues, ValueLoss
 from swift_rl.rounds.logps import values_of_completions
-from swift_rl.rounds.reference import RunReference
 from swift_rl.rounds.values import KeptCompletions, Valuer
 
 if TYPE_CHECKING:
@@ -28,19 +27,7 @@ class CriticValuer(Valuer[PpoOptions]):
 
     def __init__(self, context: ScheduleContext, options: PpoOptions, columns: Sequence[str]) -> None:
         super().__init__(context, options, columns)
-        self._reference = RunReference(context, options.temperature) if options.kl_coef > 0 else None
         self._kl_coef = options.kl_coef
-
-    def close(self) -> None:
-        """End the rewards' processes, and close the reference."""
-        super().close()
-        if self._reference is not None:
-            self._reference.close()
-
-    def before_step(self, step: int) -> None:
-        """Let the reference follow the policy, with `sync_ref_model`."""
-        if self._reference is not None:
-            self._reference.before_step(step, self.options)
 
     def value(self, completions: Sequence[RolloutCompletion]) -> list[float]:
         """Fill in summed rewards; return the spread of each group's rewards in order."""
@@ -54,21 +41,22 @@ class CriticValuer(Valuer[PpoOptions]):
         """Fill in log-probabilities, critic values, and the advantages and returns derived from them."""
         options = self.options
         self.evaluate_policy(kept)
-        divergences = self._divergences(kept)
+        self.evaluate_reference(kept)
+        divergences = None
+        if options.has_reference:
+            divergences = kl.of_completions(kept.all("old_logps"), kept.all("ref_logps"), options)
         values = self._values(kept)
-        masks = [np.full(len(completion.token_ids), completion.learned) for completion in kept.completions]
+        masks = kept.masks
         found = gae.estimate(self._scores(kept), values, divergences, masks, options, kl_coef=self._kl_coef)
-        for completion, advantages, returns, value in zip(
-            kept.completions, found.advantages, found.returns, values, strict=True
-        ):
-            completion.advantages = advantages
+        kept.fill("advantages", found.advantages)
+        for completion, returns, value in zip(kept.completions, found.returns, values, strict=True):
             completion.token_values |= {"returns": returns, "old_values": value}
         return {
             **({} if divergences is None else {"kl": _mean(divergences, masks), "kl_coef": self._kl_coef}),
             "explained_variance": gae.explained_variance(found.returns, values, masks),
             "value": _mean(values, masks),
             "return": _mean(found.returns, masks),
-            **(self.correct(kept, options) if self.corrects(options) else {}),
+            **self.correct(kept),
         }
 
     def begin(self, made: Round) -> None:
@@ -109,14 +97,6 @@ class CriticValuer(Valuer[PpoOptions]):
             self.context, kept.samples, objective, temperature=1.0, forward=forward, batches=kept.batches
         )
         return kept.of_completions([each["values"] for each in values])
-
-    def _divergences(self, kept: KeptCompletions) -> list[np.ndarray] | None:
-        if self._reference is None:
-            return None
-        logps = self._reference.logps(kept, lambda objective: self.evaluate(kept, objective))
-        for completion, each in zip(kept.completions, kept.of_completions(logps), strict=True):
-            completion.ref_logps = each
-        return kl.of_completions(kept.all("old_logps"), kept.all("ref_logps"), self.options)
 
     def _scores(self, kept: KeptCompletions) -> np.ndarray:
         """Return the rewards of completions, less the penalty for those that did not end."""

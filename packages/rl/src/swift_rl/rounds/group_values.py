@@ -9,9 +9,8 @@ import numpy as np
 
 from swift_rl import advantages, kl
 from swift_rl.options import GrpoOptions
-from swift_rl.rounds.reference import RunReference
 from swift_rl.rounds.scoring import CUT_OFF
-from swift_rl.rounds.teacher import RoleTeacher, TokenTeacher, open_teacher
+from swift_rl.rounds.teacher import TokenTeacher
 from swift_rl.rounds.values import KeptCompletions, Valuer
 
 if TYPE_CHECKING:
@@ -27,21 +26,14 @@ class GroupValuer(Valuer[GrpoOptions]):
 
     def __init__(self, context: ScheduleContext, options: GrpoOptions, columns: Sequence[str]) -> None:
         super().__init__(context, options, columns)
-        self._reference = RunReference(context, options.temperature) if options.beta > 0 else None
-        self._teacher = open_teacher(context, options) if options.has_teacher else None
+        self._teacher = TokenTeacher(context, options) if options.has_teacher else None
         self._is_first = False
 
     def close(self) -> None:
         """End the rewards' processes, and close reference and teacher."""
         super().close()
-        for model in (self._reference, self._teacher):
-            if model is not None:
-                model.close()
-
-    def before_step(self, step: int) -> None:
-        """Let the reference follow the policy, with `sync_ref_model`."""
-        if self._reference is not None:
-            self._reference.before_step(step, self.options)
+        if self._teacher is not None:
+            self._teacher.close()
 
     def value(self, completions: Sequence[RolloutCompletion]) -> list[float]:
         """Fill in advantages and summed rewards; return the spread of each group's rewards in order."""
@@ -58,20 +50,17 @@ class GroupValuer(Valuer[GrpoOptions]):
         by_entropy = options.top_entropy_quantile < 1
         if self._evaluates_policy:
             self.evaluate_policy(kept, entropy=by_entropy)
-        if self._reference is not None:
-            logps = self._reference.logps(kept, lambda objective: self.evaluate(kept, objective))
-            for completion, each in zip(kept.completions, kept.of_completions(logps), strict=True):
-                completion.ref_logps = each
-        if options.beta > 0 and options.kl_in_reward:
+        self.evaluate_reference(kept)
+        if options.has_reference and options.kl_in_reward:
             self._value(kept.completions, kl.of_completions(kept.all("old_logps"), kept.all("ref_logps"), options))
         facts = {} if self._teacher is None else self._add_teacher(kept, self._teacher)
         if by_entropy:
             high = advantages.entropy_mask(kept.all("entropies"), options.top_entropy_quantile)
-            for completion, values, high_entropy in zip(kept.completions, kept.all("advantages"), high, strict=True):
-                completion.advantages = np.where(high_entropy, values, 0.0)
-        return {**facts, **(self.correct(kept, options) if self.corrects(options) else {})}
+            values = zip(high, kept.all("advantages"), strict=True)
+            kept.fill("advantages", [np.where(learned, each, 0.0) for learned, each in values])
+        return {**facts, **self.correct(kept)}
 
-    def _add_teacher(self, kept: KeptCompletions, teacher: TokenTeacher | RoleTeacher) -> Mapping[str, float]:
+    def _add_teacher(self, kept: KeptCompletions, teacher: TokenTeacher) -> Mapping[str, float]:
         """Add the difference of the teacher's and the policy's log-probability of each token to its advantage."""
         logps = kept.of_completions(teacher.logps(kept.samples))
         apart = []
@@ -106,5 +95,5 @@ class GroupValuer(Valuer[GrpoOptions]):
         If one step learns from each completion once, its own log-probabilities are the old ones. The first round of a
         run with a reference evaluates the policy anyway, to check that both are the same model.
         """
-        first = self._is_first and self._reference is not None
-        return first or self.options.evaluates_policy or self.corrects(self.options)
+        first = self._is_first and self.reference is not None
+        return first or self.options.evaluates_policy or self.corrects

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import BatchSchedule
-from swift.errors import CheckpointError, ConfigError
-from swift_rl.audit import write_page
+from swift.errors import ConfigError
+from swift.files import replace_file
+from swift_rl.audit import page_of
 from swift_rl.health import Health
-from swift_rl.rounds.batching import indices_of_step, rows_of
+from swift_rl.rounds.base import Rounds
+from swift_rl.rounds.batching import indices_of_step
 from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
-from swift_rl.rounds.files import FOLDER, path_of, read_round, write_round
-from swift_rl.rounds.prompts import Prompts
-from swift_rl.rounds.rollouts import GenerationRequest, PrefetchedRound, Rollouts
+from swift_rl.rounds.files import path_of
+from swift_rl.rounds.rollouts import GenerationRequest, PrefetchedRound
 from swift_rl.rounds.scoring import on_main
-from swift_rl.rounds.settings import check_settings, prompts_per_round
 from swift_rl.rounds.values import Options, Valuer, figures
 
 if TYPE_CHECKING:
     from swift.contracts import ScheduleContext
-    from swift.data.batch import Batch, Row
+    from swift.data.batch import Batch
     from swift_rl.options import OnlineOptions
 
 
@@ -39,12 +35,11 @@ _HARMLESS = (
     *("eval_temperature", "num_generations_eval", "rollout_batch_size", "rollout_tolerance", "log_entropy"),
     *("teacher_batch_size", "teacher_device"),
 )
-"""Options that a resumed run may change without sampling a round again."""
 _SHAPE = ("completion_length", "truncated")
 """Figures of completions besides their rewards."""
 
 
-class RolloutSchedule(BatchSchedule):
+class RolloutSchedule(Rounds):
     """Rounds of completions, each of which serves some steps.
 
     The objective's `valuer` gives tokens the values that the loss reads.
@@ -56,28 +51,23 @@ class RolloutSchedule(BatchSchedule):
         options: Options,
         valuer: Callable[[ScheduleContext, Options, Sequence[str]], Valuer[Options]],
     ) -> None:
-        self._context = context
         self._options: OnlineOptions = options
         if context.data.train is None:
             raise ConfigError("Online learning cannot stream its prompts.", hint="Leave --streaming out.")
-        layout = context.layout
-        self._prompts = Prompts(context.data.train, seed=layout.order_seed, shuffle=layout.shuffle)
-        self._per_round = prompts_per_round(layout.global_rows, options)
-        self._steps_per_round = options.steps_per_round
-        rounds_per_epoch = max(1, len(self._prompts) // self._per_round)
-        self.steps_per_epoch: int | None = rounds_per_epoch * self._steps_per_round
-        self.total_steps = layout.max_steps or max(1, round(layout.epochs * self.steps_per_epoch))
-        self._folder = context.folder / FOLDER
-        self._rollouts = Rollouts(context, options, self._folder, self._prompts)
-        held_out = context.data.validation
-        self._held_out = None if held_out is None else Prompts(held_out, seed=0, shuffle=False)
-        check_settings(context, options, [each.samples.lengths for each in (context.data.train, held_out) if each])
+        super().__init__(
+            context,
+            options,
+            context.data.train,
+            prompts_per_round=_prompts_per_round(context.layout.global_rows, options),
+            steps_per_round=options.steps_per_round,
+            harmless=_HARMLESS,
+        )
+        _check_settings(options)
         self._valuer: Valuer[Any] = valuer(context, options, self._prompts.columns())
         names = self._valuer.names
         self.evaluation_metrics = (
-            () if held_out is None or not names else ("reward", *(f"rewards/{name}" for name in names), *_SHAPE)
+            () if self._held_out is None or not names else ("reward", *(f"rewards/{name}" for name in names), *_SHAPE)
         )
-        self._fingerprint = _fingerprint(options, self._prompts, context)
         self._round: Round | None = None
         self._prefetched: PrefetchedRound | None = None
         self._cursor = 0
@@ -85,23 +75,17 @@ class RolloutSchedule(BatchSchedule):
         self._health = Health(options.max_idle_rounds, context.say)
         for line in options.notes():
             context.say(line)
-        self._first_step = 0
-        """The first step of this process."""
-
-    def epoch_at(self, step: int) -> float:
-        """Return how many passes over the prompts are complete before this step."""
-        return step / self._steps_per_round * self._per_round / len(self._prompts)
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
         """Return one process's slice of the completions that a step learns from."""
         self._valuer.before_step(step)
-        number, within = divmod(step, self._steps_per_round)
+        number, within = self._position(step)
         if self._round is None or self._round.number != number:
             self._round = self._begin(number, step, within)
             self._valuer.begin(self._round)
-        rows = self._rows(self._round, within)
-        batch = replace(self._context.batch(step, rows, data_rank, data_size), temperature=self._options.temperature)
-        return batch if batch.weight else replace(batch, weight=1.0)
+        prompts, completions = self._round.prompts, self._of_step(self._round, within)
+        samples = [self._valuer.sample(prompts[completion.prompt], completion) for completion in completions]
+        return replace(self._batch(step, samples, data_rank, data_size), temperature=self._options.temperature)
 
     def train_roles(self, step: int, batch: Batch) -> Mapping[str, float]:
         """Make the steps of the objective's other models."""
@@ -117,15 +101,10 @@ class RolloutSchedule(BatchSchedule):
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Complete the held-out prompts with the current weights, and return the mean rewards."""
-        assert self._held_out is not None
         if self._prefetched is not None:
             self._prefetched.wait()
-        self._rollouts.sync(step)
         options = self._options
-        sampling = self._rollouts.sampling(self._context.config.train.seed + 1, options.eval_temperature)
-        prompts = self._held_out.all()
-        request = GenerationRequest(-1, step, prompts, options.num_generations_eval, sampling)
-        completions = self._rollouts.generate(request, keep=False)
+        prompts, completions = self._complete_held_out(step, options.eval_temperature, options.num_generations_eval)
         self._valuer.score(prompts, completions)
         self._valuer.value(completions)
         found = figures(completions, self._valuer.names)
@@ -138,19 +117,18 @@ class RolloutSchedule(BatchSchedule):
         if self._round is None:
             return dict(self._resumed)
         return {
+            **super().state(),
             "round": self._round.number,
             "version": self._round.version,
             "cursor": self._cursor,
-            "folder": str(self._folder.absolute()),
             "prefetched": None if self._prefetched is None else self._prefetched.request.version,
             **({"values": dict(values)} if (values := self._valuer.state()) else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
+        super().restore(state)
         self._resumed = dict(state)
-        if before := state.get("folder"):
-            self._rollouts.resumed_from = Path(before)
         self._cursor = int(state.get("cursor", 0))
         self._valuer.restore(state.get("values", {}))
 
@@ -161,7 +139,7 @@ class RolloutSchedule(BatchSchedule):
                 self._prefetched.wait()
         finally:
             self._prefetched = None
-            self._rollouts.close()
+            super().close()
             self._valuer.close()
 
     # Rounds
@@ -169,18 +147,13 @@ class RolloutSchedule(BatchSchedule):
     def _begin(self, number: int, step: int, within: int) -> Round:
         """Return a round, from its files if the run was resumed, else newly made."""
         version = step - within
-        self._first_step = step if self._round is None else self._first_step
-        known = on_main(self._context, lambda: self._written(number, version, within))
+        known = self._written(number, self._version_of(version), within)
         if known is not None:
             self._cursor = known.cursor
             self._prefetch(number, version, synced=bool(within))
             return known
         if within:
-            raise CheckpointError(
-                f"The files of round {number + 1}, which step {step + 1} learns from, are missing under "
-                f"{self._folder}.",
-                hint="Resume from a checkpoint at the end of a round, or restore the run's rollouts folder.",
-            )
+            raise self._lost(number, step)
         begun = time.monotonic()
         made = self._sample(number, version)
         self._prefetch(number, version)
@@ -191,21 +164,7 @@ class RolloutSchedule(BatchSchedule):
         self._health.look(made)
         return made
 
-    def _written(self, number: int, version: int, within: int) -> Round | None:
-        """Return a round that this run, or the run that it resumes, has written.
-
-        Rounds of the other run count only if sampled before this one began: it may have continued differently.
-        """
-        sampled_by = self._version_of(number, version)
-        before = self._rollouts.resumed_from
-        folders = [self._folder, *([before] if before is not None and sampled_by <= self._first_step else ())]
-        for folder in folders:
-            known = read_round(folder, number, None if within else self._fingerprint)
-            if known is not None and known.version == sampled_by:
-                return known
-        return None
-
-    def _version_of(self, number: int, version: int) -> int:
+    def _version_of(self, version: int) -> int:
         """Return the step whose weights sample a round that begins at the step `version`."""
         behind = self._options.rollout_staleness * self._steps_per_round
         return max(0, version - behind)
@@ -217,7 +176,7 @@ class RolloutSchedule(BatchSchedule):
 
     def _sample(self, number: int, step: int) -> Round:
         """Return the scored completions of the next prompts, without values of the model in training."""
-        version = self._version_of(number, step)
+        version = self._version_of(step)
         if self._prefetched is None and version == step:
             self._rollouts.sync(step)
         made = Round(number, version, [], [], cursor=self._cursor)
@@ -255,11 +214,11 @@ class RolloutSchedule(BatchSchedule):
                 made.dropped[first + index] = "all completions have the same reward"
 
     def _keep(self, made: Round) -> None:
-        write_round(self._folder, made, self._fingerprint)
-        self._rollouts.forget(made.number)
+        """Write a round, and its page, on the main process."""
+        super()._keep(made)
         if made.number < ALL_PAGES or made.number % EVERY_PAGE == 0:
             page = path_of(self._folder, made.number, "html")
-            write_page(page, made, pieces=lambda ids: _shown(self._context, ids), trained_by=self._trained_by(made))
+            replace_file(page, page_of(made, self._shown, self._trained_by(made)))
 
     def _trained_by(self, made: Round) -> dict[int, list[int]]:
         """Return the steps, counted from 1, that learn from each completion, by its index."""
@@ -280,12 +239,10 @@ class RolloutSchedule(BatchSchedule):
             return
         if not synced:
             self._rollouts.sync(version)
-        elif on_main(self._context, lambda: self._written(number + 1, version + self._steps_per_round, 0) is not None):
+        elif self._written(number + 1, version, 0) is not None:
             return
         prompts = self._prompts.next(self._cursor, self._per_round)
         self._prefetched = PrefetchedRound(self._rollouts, self._request(number + 1, version, prompts))
-
-    # Rows
 
     def _of_step(self, made: Round, within: int) -> list[RolloutCompletion]:
         """Return the completions that one of a round's steps learns from, the same on every process."""
@@ -294,24 +251,35 @@ class RolloutSchedule(BatchSchedule):
             taken[index] for index in indices_of_step(self._context, self._options, made.number, len(taken), within)
         ]
 
-    def _rows(self, made: Round, within: int) -> list[Row]:
-        """Return the rows of one of a round's steps, the same on every process."""
-        completions = self._of_step(made, within)
-        samples = [self._valuer.sample(made.prompts[completion.prompt], completion) for completion in completions]
-        return [tuple(samples[index] for index in each) for each in rows_of(self._context, samples)]
+    def _shown(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of single tokens."""
+        return [str(self._context.tokenizer.decode([each])) for each in ids]
 
 
-def _shown(context: ScheduleContext, ids: Sequence[int]) -> list[str]:
-    """Return the text of single tokens."""
-    return [str(context.tokenizer.decode([each])) for each in ids]
+def _prompts_per_round(global_rows: int, options: OnlineOptions) -> int:
+    """Return the number of prompts of a round; raise if its rows are not whole groups."""
+    completions = global_rows * options.steps_per_pass
+    prompts, rest = divmod(completions, options.num_generations)
+    if rest:
+        raise ConfigError(
+            f"A round of {completions} completions is not divisible into groups of {options.num_generations} "
+            "(num_generations).",
+            hint=f"Pass --train.global_batch {(prompts + 1) * options.num_generations}, or another --num_generations.",
+        )
+    return prompts
 
 
-def _fingerprint(options: OnlineOptions, prompts: Prompts, context: ScheduleContext) -> str:
-    """Return a hash of everything that determines a round besides the weights."""
-    held = [
-        options.model_dump(mode="json", exclude=set(_HARMLESS)),
-        prompts.fingerprint,
-        context.layout.global_rows,
-        context.config.train.seed,
-    ]
-    return hashlib.sha256(json.dumps(held, sort_keys=True, default=str).encode()).hexdigest()
+def _check_settings(options: OnlineOptions) -> None:
+    """Raise for settings that cannot be learned with, before any weights are loaded."""
+    narrowed = options.top_p < 1 or options.top_k > 0
+    if narrowed and (options.steps_per_round > 1 or options.rollout_staleness):
+        raise ConfigError(
+            "top_p and top_k bias the importance ratios of rounds that serve several steps or are stale.",
+            hint="Leave --top_p and --top_k out.",
+        )
+    if options.rollout_staleness and options.dynamic_sample:
+        raise ConfigError(
+            "rollout_staleness 1 cannot be combined with dynamic_sample: the weights that the first completions were "
+            "sampled with no longer exist when more are needed.",
+            hint="Leave --dynamic_sample or --rollout_staleness out.",
+        )

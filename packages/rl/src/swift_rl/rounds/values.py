@@ -14,6 +14,7 @@ from swift_rl.mismatch import mismatch
 from swift_rl.options import OnlineOptions
 from swift_rl.rounds.batching import indices_of_step
 from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_completions
+from swift_rl.rounds.reference import RunReference
 from swift_rl.rounds.rollouts import computes_alike
 from swift_rl.rounds.scoring import RewardScorer
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from swift.contracts import Objective, ScheduleContext
     from swift.data.batch import Batch
     from swift.data.samples import Encoded
-    from swift_rl.algorithm_options import CorrectionOptions
     from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
     from swift_rl.sync import ProbeResult
 
@@ -53,6 +53,16 @@ class KeptCompletions:
         """Return an attribute of all completions."""
         return [getattr(completion, name) for completion in self.completions]
 
+    @property
+    def masks(self) -> list[np.ndarray]:
+        """The tokens of all completions that are learned."""
+        return [np.full(len(completion.token_ids), completion.learned) for completion in self.completions]
+
+    def fill(self, name: str, values: Sequence[np.ndarray]) -> None:
+        """Set an attribute of all completions."""
+        for completion, value in zip(self.completions, values, strict=True):
+            setattr(completion, name, value)
+
     def of_completions(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the part of the samples' values that belongs to tokens which the model wrote."""
         own = [sample.segments[0].weights > 0 for sample in self.samples]
@@ -79,6 +89,7 @@ class Valuer(ABC, Generic[Options]):
         named = bool(options.reward_funcs or options.reward_model or options.environment)
         needed = self.needs_rewards and not options.learns_without_rewards
         self.scorer = RewardScorer(context, options, columns) if needed or named else None
+        self.reference = RunReference(context, options) if options.has_reference else None
 
     @property
     def names(self) -> list[str]:
@@ -111,6 +122,8 @@ class Valuer(ABC, Generic[Options]):
 
     def before_step(self, step: int) -> None:
         """Update models other than the policy after `step` steps, before a round is made."""
+        if self.reference is not None:
+            self.reference.before_step(step)
 
     def train_roles(self, step: int, batch: Batch) -> Mapping[str, float]:
         """Train models other than the policy, before the policy's step; return metrics to log."""
@@ -143,8 +156,9 @@ class Valuer(ABC, Generic[Options]):
 
     def close(self) -> None:
         """Release resources."""
-        if self.scorer is not None:
-            self.scorer.close()
+        for each in (self.scorer, self.reference):
+            if each is not None:
+                each.close()
 
     # For subclasses
 
@@ -156,31 +170,33 @@ class Valuer(ABC, Generic[Options]):
     def evaluate_policy(self, kept: KeptCompletions, *, entropy: bool = False) -> None:
         """Fill in the old log-probabilities, and on request entropies."""
         scored = self.evaluate(kept, TokenLogps(entropy=entropy))
-        logps = kept.of_completions([values["logps"] for values in scored])
-        for completion, each in zip(kept.completions, logps, strict=True):
-            completion.old_logps = each
+        kept.fill("old_logps", kept.of_completions([values["logps"] for values in scored]))
         if entropy:
-            entropies = kept.of_completions([values["entropies"] for values in scored])
-            for completion, each in zip(kept.completions, entropies, strict=True):
-                completion.entropies = each
+            kept.fill("entropies", kept.of_completions([values["entropies"] for values in scored]))
+
+    def evaluate_reference(self, kept: KeptCompletions) -> None:
+        """Fill in the log-probabilities of the reference, if there is one."""
+        if self.reference is not None:
+            kept.fill("ref_logps", kept.of_completions(self.reference.logps(kept)))
 
     @property
     def is_off_policy(self) -> bool:
         """Whether the engine computes differently from the model in training, or its weights are stale."""
         return not computes_alike(self.context, self.options) or self.options.rollout_staleness > 0
 
-    def corrects(self, options: CorrectionOptions) -> bool:
-        """Return whether tokens get importance weights of the trainer against the engine."""
-        return correction.mode_of(options, off_policy=self.is_off_policy) != "off"
+    @property
+    def corrects(self) -> bool:
+        """Whether tokens get importance weights of the trainer against the engine."""
+        return correction.mode_of(self.options, off_policy=self.is_off_policy) != "off"
 
-    def correct(self, kept: KeptCompletions, options: CorrectionOptions) -> Mapping[str, float]:
-        """Fill in importance weights from the old log-probabilities; return their figures."""
-        masks = [np.full(len(completion.token_ids), completion.learned) for completion in kept.completions]
+    def correct(self, kept: KeptCompletions) -> Mapping[str, float]:
+        """Fill in importance weights from the old log-probabilities, where needed; return their figures."""
+        if not self.corrects:
+            return {}
         found = correction.weights(
-            kept.all("old_logps"), kept.all("logps"), masks, options, off_policy=self.is_off_policy
+            kept.all("old_logps"), kept.all("logps"), kept.masks, self.options, off_policy=self.is_off_policy
         )
-        for completion, weights in zip(kept.completions, found.weights, strict=True):
-            completion.is_weights = weights.astype(np.float32)
+        kept.fill("is_weights", [weights.astype(np.float32) for weights in found.weights])
         return found.facts
 
 
