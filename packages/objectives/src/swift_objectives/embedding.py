@@ -80,12 +80,12 @@ class EmbeddingOptions(Section):
 
     @model_validator(mode="after")
     def _options_fit_the_loss(self) -> EmbeddingOptions:
-        defaults = type(self).model_fields
-        for names, lacking in ((_INFONCE_ONLY, self.loss != "infonce"), (_IN_BATCH_ONLY, not self.in_batch_negatives)):
-            changed = [name for name in names if getattr(self, name) != defaults[name].default]
-            if lacking and changed:
-                needed = "loss infonce" if self.loss != "infonce" else "in_batch_negatives"
-                raise ValueError(f"{changed[0]} needs {needed}")
+        changed = self.model_dump(exclude_defaults=True)
+        other_loss, in_batch = self.loss != "infonce", self.in_batch_negatives
+        unread = _INFONCE_ONLY if other_loss else () if in_batch else _IN_BATCH_ONLY
+        for name in unread:
+            if name in changed:
+                raise ValueError(f"{name} needs {'loss infonce' if other_loss else 'in_batch_negatives'}")
         if self.matryoshka_weights and len(self.matryoshka_weights) != len(self.matryoshka_dims):
             raise ValueError("matryoshka_weights must have as many numbers as matryoshka_dims")
         return self
