@@ -43,8 +43,9 @@ class KlOptions(Section):
             raise ValueError(
                 f"sync_ref_model needs a reference, but {strength} is 0: leave it out, or choose a {strength} above 0"
             )
+        given = self.model_dump(exclude_defaults=True)
         for name in ("ref_model_mixup_alpha", "ref_model_sync_steps"):
-            if not self.sync_ref_model and getattr(self, name) != type(self).model_fields[name].default:
+            if name in given and not self.sync_ref_model:
                 raise ValueError(f"{name} needs sync_ref_model true")
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -12,21 +12,23 @@ from swift_rl.distill.options import TeacherOptions
 from swift_rl.reward_options import RewardOptions
 from swift_rl.rollout_options import EnvironmentOptions, RolloutOptions
 
-_OF_TEACHERS = (*TeacherOptions.model_fields, "teacher_kl_coef")
-
 
 class OnlineOptions(KlOptions, CorrectionOptions, RolloutOptions, EnvironmentOptions, RewardOptions):
     """Options of an objective that rounds read; a subclass adds those of its algorithm."""
 
+    _steps_per_pass: ClassVar[str]
+    _passes: ClassVar[str]
+    """The options that have these numbers."""
+
     @property
     def steps_per_pass(self) -> int:
         """Return the number of optimizer steps of a pass over a round."""
-        return 1
+        return int(getattr(self, self._steps_per_pass))
 
     @property
     def passes(self) -> int:
         """Return the number of passes over a round."""
-        return 1
+        return int(getattr(self, self._passes))
 
     @property
     def learns_without_rewards(self) -> bool:
@@ -46,6 +48,8 @@ class OnlineOptions(KlOptions, CorrectionOptions, RolloutOptions, EnvironmentOpt
 class GrpoOptions(AlgorithmOptions, TeacherOptions, OnlineOptions):
     """Options of `grpo`."""
 
+    _steps_per_pass, _passes = "steps_per_generation", "num_iterations"
+
     teacher_kl_coef: NonNegativeFloat = Field(
         1.0,
         description="With a teacher: add this times log p(teacher) - log p(policy) to the advantage of each token",
@@ -54,16 +58,12 @@ class GrpoOptions(AlgorithmOptions, TeacherOptions, OnlineOptions):
     @model_validator(mode="after")
     def _teachers_are_heard(self) -> GrpoOptions:
         if not self.has_teacher:
-            fields = type(self).model_fields
-            given = [
-                name
-                for name in _OF_TEACHERS
-                if getattr(self, name) != fields[name].get_default(call_default_factory=True)
-            ]
-            if given:
-                raise ValueError(
-                    f"{given[0]} needs a teacher: choose teacher_model or teacher_model_server, or leave it out"
-                )
+            given = self.model_dump(exclude_defaults=True)
+            for name in (*TeacherOptions.model_fields, "teacher_kl_coef"):
+                if name in given:
+                    raise ValueError(
+                        f"{name} needs a teacher: choose teacher_model or teacher_model_server, or leave it out"
+                    )
             return self
         if not self.teacher_kl_coef:
             raise ValueError(
@@ -88,21 +88,12 @@ class GrpoOptions(AlgorithmOptions, TeacherOptions, OnlineOptions):
         in_reward = self.beta > 0 and self.kl_in_reward
         return self.steps_per_round > 1 or in_reward or self.has_teacher or self.top_entropy_quantile < 1
 
-    @property
-    def steps_per_pass(self) -> int:
-        """Return the number of optimizer steps of a pass over a round."""
-        return self.steps_per_generation
-
-    @property
-    def passes(self) -> int:
-        """Return the number of passes over a round."""
-        return self.num_iterations
-
 
 class PpoOptions(OnlineOptions):
     """Options of `ppo`."""
 
     _kl_strength = "kl_coef"
+    _steps_per_pass, _passes = "num_mini_batches", "num_ppo_epochs"
 
     num_generations: Annotated[int, Field(ge=1)] = Field(1, description="Completions per prompt")
     num_ppo_epochs: Annotated[int, Field(ge=1)] = Field(4, description="How many steps learn from each completion")
@@ -152,13 +143,3 @@ class PpoOptions(OnlineOptions):
                     f"{name} needs critic separate, but critic is shared: leave it out, or choose critic separate"
                 )
         return self
-
-    @property
-    def steps_per_pass(self) -> int:
-        """Return the number of optimizer steps of a pass over a round."""
-        return self.num_mini_batches
-
-    @property
-    def passes(self) -> int:
-        """Return the number of passes over a round."""
-        return self.num_ppo_epochs

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from swift.contracts import LossSums, ModelRole, ModelView, Need
-from swift.objectives.base import BaseObjective, PerSampleObjective, viewed
+from swift.objectives.base import PerSampleObjective, PerTokenObjective, viewed
 from swift_rl.objective import POLICY_DEFAULTS, PromptEncoding, counted, movement, token_sums
 from swift_rl.options import PpoOptions
 
@@ -17,23 +17,18 @@ if TYPE_CHECKING:
     from swift.config.sections import Config
     from swift.contracts import BatchSchedule, RoundWork, ScheduleContext
     from swift.data.batch import MicroBatch
-    from swift.data.samples import SampleFacts
 
 
 CRITIC = "critic"
 """The role of the model that estimates values."""
 
 
-class ValueLoss(BaseObjective[PpoOptions]):
+class ValueLoss(PerTokenObjective[PpoOptions]):
     """The critic's loss: the squared error of its values, clipped around those at the beginning of the round."""
 
     name = "ppo_values"
     task = "value"
     needs = frozenset({Need.VALUES})
-
-    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """Return the number of learned tokens."""
-        return learned_tokens(samples)
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the sum over the micro-batch, with the factor `vf_coef`."""
@@ -87,12 +82,7 @@ def critic_role(config: Config, options: PpoOptions) -> ModelRole:
     )
 
 
-def learned_tokens(samples: Iterable[SampleFacts]) -> float:
-    """Return the number of learned tokens, over which both losses of a step are a mean."""
-    return float(sum(sample.loss_weight for sample in samples if sample.loss_weight > 0))
-
-
-class Ppo(BaseObjective[PpoOptions]):
+class Ppo(PerTokenObjective[PpoOptions]):
     """Policy gradients whose baseline is a critic (arXiv 1707.06347): a model of its own, or a head on the policy's.
 
     The schedule gives each token `advantages` and `old_logps`, if needed `is_weights` (what corrects for the
@@ -124,14 +114,9 @@ class Ppo(BaseObjective[PpoOptions]):
 
     def batch_schedule(self, context: ScheduleContext) -> BatchSchedule:
         """Return the schedule of rounds of sampled completions."""
-        from swift_rl.rounds.critic_values import CriticValuer
-        from swift_rl.rounds.schedule import RolloutSchedule
+        from swift_rl.rounds.critic_rounds import CriticRounds
 
-        return RolloutSchedule(context, self.options, CriticValuer)
-
-    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """Return the number of learned tokens."""
-        return learned_tokens(samples)
+        return CriticRounds(context, self.options)
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the sum over the micro-batch of the policy's loss, and metrics of how far the policy has moved."""

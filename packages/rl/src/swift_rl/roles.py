@@ -87,7 +87,7 @@ def work_of_rounds(config: Config, options: OnlineOptions, *, scores: bool, role
     return RoundWork(
         completion_tokens=options.max_completion_length,
         completions=often,
-        sampled_here=_here(options),
+        sampled_here=not is_address(options.rollout_engine),
         at_once=options.rollout_batch_size,
         scored=scored,
         role_forwards=forwards,
@@ -101,7 +101,7 @@ def work_of_distillation(options: GkdOptions) -> RoundWork:
     return RoundWork(
         completion_tokens=options.max_completion_length if options.reads_prompts_alone else 0,
         completions=options.lmbda,
-        sampled_here=_here(options),
+        sampled_here=not is_address(options.rollout_engine),
         at_once=options.rollout_batch_size,
         role_forwards={TEACHER: 1.0} if options.teacher_as_role else {},
         engines=(*(_sampling_engine(options) if samples else ()), *teaching(options)),
@@ -120,10 +120,6 @@ def corrects(config: Config, options: OnlineOptions) -> bool:
     return mode_of(options, off_policy=not alike) != "off"
 
 
-def _here(options: GenerationOptions) -> bool:
-    return not is_address(options.rollout_engine)
-
-
 def _sampling_engine(options: GenerationOptions) -> Iterator[EngineModel]:
-    if _here(options):
+    if not is_address(options.rollout_engine):
         yield EngineModel("rollout engine", everywhere=options.rollout_engine == IN_PROCESS)

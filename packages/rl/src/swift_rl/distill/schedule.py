@@ -34,20 +34,12 @@ _COIN = 0x6B64
 """Separates this random stream from others with the same seed."""
 
 
-def schedule_of(context: ScheduleContext, options: GkdOptions) -> BatchSchedule:
-    """Return the schedule of a run: over the data alone, or in rounds that the student or the teacher generates."""
-    teacher = Teacher(context, options)
-    if options.samples_student or options.seq_kd:
-        return TaughtRounds(context, options, teacher)
-    return TaughtData(context, teacher)
-
-
 class TaughtData(BatchSchedule):
     """The data, epoch after epoch, with the teacher's scores of its completions."""
 
-    def __init__(self, context: ScheduleContext, teacher: Teacher) -> None:
+    def __init__(self, context: ScheduleContext, options: GkdOptions) -> None:
         self._context = context
-        self._teacher = teacher
+        self._teacher = Teacher(context, options)
         self._default = context.default()
         self.total_steps = self._default.total_steps
         self.steps_per_epoch = self._default.steps_per_epoch
@@ -104,7 +96,9 @@ class TaughtRounds(Rounds):
     prompts_model = CompletedPrompts
     _prompts: CompletedPrompts
 
-    def __init__(self, context: ScheduleContext, options: GkdOptions, teacher: Teacher) -> None:
+    def __init__(self, context: ScheduleContext, options: GkdOptions) -> None:
+        self._options = options
+        self._teacher = Teacher(context, options)
         if context.data.train is None:
             raise ConfigError(
                 "Distillation cannot stream its prompts unless it learns from the data's completions alone.",
@@ -118,8 +112,6 @@ class TaughtRounds(Rounds):
             steps_per_round=options.steps_per_generation,
             harmless=_HARMLESS,
         )
-        self._options = options
-        self._teacher = teacher
         self.evaluation_metrics = () if context.validation is None else (*MEASURED,)
         self._number = -1
         self._samples: Sequence[Encoded] = ()
@@ -192,7 +184,7 @@ class TaughtRounds(Rounds):
     def _by_teacher(self, request: GenerationRequest) -> list[RolloutCompletion]:
         numbers = [number for _, _, number in request.numbered()]
         sampling = replace(request.sampling, numbers=numbers, logprobs="model")
-        found = self._teacher.completions([prompt.token_ids.tolist() for prompt in request.prompts], sampling)
+        found = self._teacher.engine.completions([prompt.token_ids.tolist() for prompt in request.prompts], sampling)
         sampled = [Generated(list(each.token_ids), list(each.logprobs), each.finish_reason) for each in found]
         return self._rollouts.gathered(request, dict(zip(numbers, sampled, strict=True)))
 

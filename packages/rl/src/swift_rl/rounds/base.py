@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import BatchSchedule
 from swift.errors import CheckpointError, ConfigError
 from swift_rl.rounds.batching import rows_of
-from swift_rl.rounds.files import FOLDER, read_round, write_round
+from swift_rl.rounds.files import FOLDER, RolloutLog, read_round, write_round
 from swift_rl.rounds.prompts import Prompts
 from swift_rl.rounds.rollouts import GenerationRequest, Rollouts
 from swift_rl.rounds.scoring import on_main
@@ -130,9 +130,9 @@ class Rounds(BatchSchedule):
         )
 
     def _keep(self, made: Round) -> None:
-        """Write a round on the main process."""
+        """Write a round on the main process, and delete its rollout log."""
         write_round(self._folder, made, self._fingerprint)
-        self._rollouts.forget(made.number)
+        RolloutLog(self._folder, made.number, 0, 0).clear()
 
     def _check_room(self, completion: int) -> None:
         """Raise for prompts that leave too few positions of the model for a completion, before weights are loaded."""

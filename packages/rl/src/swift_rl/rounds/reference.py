@@ -11,7 +11,7 @@ from swift.errors import ConfigError
 from swift.toolkit import heartbeat
 from swift_infer import open_engine
 from swift_rl.roles import REFERENCE, is_apart
-from swift_rl.rounds.logps import TokenLogps, values_of_completions
+from swift_rl.rounds.logps import TokenLogps
 
 if TYPE_CHECKING:
     from swift.contracts import InferenceEngine, ScheduleContext
@@ -48,18 +48,12 @@ class RunReference:
             self._context.role(REFERENCE).follow(options.ref_model_mixup_alpha)
 
     def logps(self, kept: KeptCompletions) -> list[np.ndarray]:
-        """Return the log-probabilities of each sample's tokens. Called on every process."""
+        """Return the log-probabilities of the tokens of completions. Called on every process."""
         if self._in_engine:
-            return self._by_engine(kept.samples)
-        scored = values_of_completions(
-            self._context,
-            kept.samples,
-            TokenLogps(adapters_off=not self._in_role),
-            temperature=self._options.temperature,
-            forward=self._context.role(REFERENCE).forward if self._in_role else None,
-            batches=kept.batches,
-        )
-        return [values["logps"] for values in scored]
+            return kept.of_completions(self._by_engine(kept.samples))
+        objective = TokenLogps(adapters_off=not self._in_role)
+        forward = self._context.role(REFERENCE).forward if self._in_role else None
+        return kept.evaluate(objective, temperature=self._options.temperature, forward=forward)["logps"]
 
     def _by_engine(self, samples: Sequence[Encoded]) -> list[np.ndarray]:
         if self._engine is None:

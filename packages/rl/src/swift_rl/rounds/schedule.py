@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from swift.errors import ConfigError
 from swift.files import replace_file
 from swift_rl.audit import page_of
 from swift_rl.health import Health
+from swift_rl.mismatch import mismatch
+from swift_rl.options import OnlineOptions
 from swift_rl.rounds.base import Rounds
 from swift_rl.rounds.batching import indices_of_step
 from swift_rl.rounds.data import Prompt, RolloutCompletion, Round
 from swift_rl.rounds.files import path_of
+from swift_rl.rounds.logps import sample_of
+from swift_rl.rounds.reference import RunReference
 from swift_rl.rounds.rollouts import GenerationRequest, PrefetchedRound
-from swift_rl.rounds.scoring import on_main
-from swift_rl.rounds.values import Options, Valuer, figures
+from swift_rl.rounds.scoring import RewardScorer, on_main
+from swift_rl.rounds.values import KeptCompletions, figures
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from swift.contracts import ScheduleContext
     from swift.data.batch import Batch
-    from swift_rl.options import OnlineOptions
+    from swift.data.samples import Encoded
 
 
 ALL_PAGES = 10
@@ -39,19 +46,23 @@ _SHAPE = ("completion_length", "truncated")
 """Figures of completions besides their rewards."""
 
 
-class RolloutSchedule(Rounds):
+Options = TypeVar("Options", bound=OnlineOptions)
+
+
+class RolloutSchedule(Rounds, Generic[Options]):
     """Rounds of completions, each of which serves some steps.
 
-    The objective's `valuer` gives tokens the values that the loss reads.
+    An objective has a subclass, which computes the values of tokens that its loss reads. `value` is called when
+    completions are sampled and scored, then `fill_in` when the round is complete and the weights are still those at its
+    beginning. Values are stored as attributes of the completions or in their `token_values`. These are written to disk
+    with the round, and read for each step, so that a run can resume in the middle of a round.
     """
 
-    def __init__(
-        self,
-        context: ScheduleContext,
-        options: Options,
-        valuer: Callable[[ScheduleContext, Options, Sequence[str]], Valuer[Options]],
-    ) -> None:
-        self._options: OnlineOptions = options
+    token_columns: ClassVar[tuple[str, ...]]
+    """Attributes and `token_values` of completions that samples get as `MicroBatch.token_values`, where known."""
+
+    def __init__(self, context: ScheduleContext, options: Options) -> None:
+        self.options = options
         if context.data.train is None:
             raise ConfigError("Online learning cannot stream its prompts.", hint="Leave --streaming out.")
         super().__init__(
@@ -63,11 +74,15 @@ class RolloutSchedule(Rounds):
             harmless=_HARMLESS,
         )
         _check_settings(options)
-        self._valuer: Valuer[Any] = valuer(context, options, self._prompts.columns())
-        names = self._valuer.names
-        self.evaluation_metrics = (
-            () if self._held_out is None or not names else ("reward", *(f"rewards/{name}" for name in names), *_SHAPE)
-        )
+        self.scorer: RewardScorer | None = None
+        """None in a run that learns without rewards."""
+        self.evaluation_metrics: Sequence[str] = ()
+        if not options.learns_without_rewards:
+            self.scorer = RewardScorer(context, options, self._prompts.columns())
+            if self._held_out is not None:
+                of_rewards = [f"rewards/{name}" for name in self.scorer.names]
+                self.evaluation_metrics = ("reward", *of_rewards, *_SHAPE)
+        self._reference = RunReference(context, options) if options.has_reference else None
         self._round: Round | None = None
         self._prefetched: PrefetchedRound | None = None
         self._cursor = 0
@@ -78,22 +93,15 @@ class RolloutSchedule(Rounds):
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
         """Return one process's slice of the completions that a step learns from."""
-        self._valuer.before_step(step)
+        if self._reference is not None:
+            self._reference.before_step(step)
         number, within = self._position(step)
         if self._round is None or self._round.number != number:
             self._round = self._begin(number, step, within)
-            self._valuer.begin(self._round)
+            self.begin(self._round)
         prompts, completions = self._round.prompts, self._of_step(self._round, within)
-        samples = [self._valuer.sample(prompts[completion.prompt], completion) for completion in completions]
-        return replace(self._batch(step, samples, data_rank, data_size), temperature=self._options.temperature)
-
-    def train_roles(self, step: int, batch: Batch) -> Mapping[str, float]:
-        """Make the steps of the objective's other models."""
-        return self._valuer.train_roles(step, batch)
-
-    def learning_rate(self, step: int, planned: float) -> float:
-        """Return the policy's learning rate at a step, which the schedule has planned."""
-        return self._valuer.learning_rate(step, planned)
+        samples = [self._sample_of(prompts[completion.prompt], completion) for completion in completions]
+        return replace(self._batch(step, samples, data_rank, data_size), temperature=self.options.temperature)
 
     def metrics(self, step: int) -> Mapping[str, float]:
         """Return the figures of the round that a step belongs to."""
@@ -103,12 +111,11 @@ class RolloutSchedule(Rounds):
         """Complete the held-out prompts with the current weights, and return the mean rewards."""
         if self._prefetched is not None:
             self._prefetched.wait()
-        options = self._options
+        options = self.options
         prompts, completions = self._complete_held_out(step, options.eval_temperature, options.num_generations_eval)
-        self._valuer.score(prompts, completions)
-        self._valuer.value(completions)
-        found = figures(completions, self._valuer.names)
-        return {name: found.get(name, 0.0) for name in self.evaluation_metrics or ()}
+        self._score(prompts, completions)
+        found = figures(completions, self.scorer)
+        return {name: found.get(name, 0.0) for name in self.evaluation_metrics}
 
     def state(self) -> Mapping[str, Any]:
         """Return the run's position in its prompts, once all completions that were begun are in the rollout log."""
@@ -122,7 +129,7 @@ class RolloutSchedule(Rounds):
             "version": self._round.version,
             "cursor": self._cursor,
             "prefetched": None if self._prefetched is None else self._prefetched.request.version,
-            **({"values": dict(values)} if (values := self._valuer.state()) else {}),
+            **({"values": dict(values)} if (values := self.values_state()) else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -130,7 +137,6 @@ class RolloutSchedule(Rounds):
         super().restore(state)
         self._resumed = dict(state)
         self._cursor = int(state.get("cursor", 0))
-        self._valuer.restore(state.get("values", {}))
 
     def close(self) -> None:
         """End engines and the processes of rewards."""
@@ -140,7 +146,31 @@ class RolloutSchedule(Rounds):
         finally:
             self._prefetched = None
             super().close()
-            self._valuer.close()
+            for each in (self.scorer, self._reference):
+                if each is not None:
+                    each.close()
+
+    # What an objective defines
+
+    @abstractmethod
+    def value(self, completions: Sequence[RolloutCompletion]) -> list[float]:
+        """Fill in summed rewards and values derived from them; return the spread of each group's rewards in order."""
+
+    @abstractmethod
+    def fill_in(self, kept: KeptCompletions) -> Mapping[str, float]:
+        """Fill in values that need forward passes, and those derived from them; return figures of the round."""
+
+    def begin(self, made: Round) -> None:
+        """Update state from a round before its steps; a resumed run reads the round from its file."""
+
+    def values_state(self) -> Mapping[str, Any]:
+        """Return JSON values of the objective for checkpoints."""
+        return {}
+
+    def evaluate_reference(self, kept: KeptCompletions) -> None:
+        """Fill in the log-probabilities of the reference, if there is one."""
+        if self._reference is not None:
+            kept.fill("ref_logps", self._reference.logps(kept))
 
     # Rounds
 
@@ -158,21 +188,27 @@ class RolloutSchedule(Rounds):
         made = self._sample(number, version)
         self._prefetch(number, version)
         sampled = time.monotonic()
-        self._valuer.fill(made, version, self._rollouts.probed)
+        self._fill(made, version)
         made.facts |= {"seconds_generating": sampled - begun, "seconds_scoring": time.monotonic() - sampled}
         on_main(self._context, lambda: self._keep(made))
         self._health.look(made)
         return made
 
+    def _fill(self, made: Round, step: int) -> None:
+        """Complete a round with the model in training after `step` steps."""
+        made.facts |= self.fill_in(KeptCompletions.of(made, self._context, self.options))
+        truncated = self.options.top_p < 1 or self.options.top_k > 0
+        made.facts |= mismatch(made, probe=self._rollouts.probed, truncated=truncated, trainer_version=step)
+        made.facts |= {**figures(made.completions, self.scorer), "dropped_groups": float(len(made.dropped))}
+
     def _version_of(self, version: int) -> int:
         """Return the step whose weights sample a round that begins at the step `version`."""
-        behind = self._options.rollout_staleness * self._steps_per_round
+        behind = self.options.rollout_staleness * self._steps_per_round
         return max(0, version - behind)
 
     def _request(self, number: int, version: int, prompts: Sequence[Prompt]) -> GenerationRequest:
-        sampling = self._rollouts.sampling(self._context.config.train.seed, self._options.temperature)
-        given = self._valuer.given(number, prompts)
-        return GenerationRequest(number, version, prompts, self._options.num_generations, sampling, given)
+        sampling = self._rollouts.sampling(self._context.config.train.seed, self.options.temperature)
+        return GenerationRequest(number, version, prompts, self.options.num_generations, sampling)
 
     def _sample(self, number: int, step: int) -> Round:
         """Return the scored completions of the next prompts, without values of the model in training."""
@@ -186,7 +222,7 @@ class RolloutSchedule(Rounds):
         else:
             completions = self._rollouts.generate(request)
         self._add(made, request.prompts, completions)
-        for _ in range(self._options.max_resample_times if self._options.dynamic_sample else 0):
+        for _ in range(self.options.max_resample_times if self.options.dynamic_sample else 0):
             missing = self._per_round - (len(made.prompts) - len(made.dropped))
             if not missing:
                 break
@@ -195,23 +231,39 @@ class RolloutSchedule(Rounds):
         if len(made.dropped) == len(made.prompts):
             made.dropped.clear()  # a step needs rows, even if their advantages are 0
         if len(made.prompts) > self._per_round:  # some estimators compare all completions of a round
-            self._valuer.value([completion for completion in made.completions if completion.prompt not in made.dropped])
+            self.value(made.kept)
         self._cursor = made.cursor
         return made
 
     def _add(self, made: Round, prompts: Sequence[Prompt], completions: Sequence[RolloutCompletion]) -> None:
         """Score completions and add them to a round; with `dynamic_sample`, drop groups of equal rewards."""
-        self._valuer.score(prompts, completions)
-        spreads = self._valuer.value(completions)
+        spreads = self._score(prompts, completions)
         first = len(made.prompts)
         made.prompts += prompts
         made.cursor += len(prompts)
         for completion in completions:
             completion.prompt += first
         made.completions += completions
-        for index, spread in enumerate(spreads if self._options.dynamic_sample else ()):
+        for index, spread in enumerate(spreads if self.options.dynamic_sample else ()):
             if spread <= 0:
                 made.dropped[first + index] = "all completions have the same reward"
+
+    def _score(self, prompts: Sequence[Prompt], completions: Sequence[RolloutCompletion]) -> list[float]:
+        """Fill in rewards, and values derived from them; return the spread of each group's rewards in order."""
+        if self.scorer is not None:
+            self.scorer.score(prompts, completions)
+        return self.value(completions)
+
+    def _sample_of(self, prompt: Prompt, completion: RolloutCompletion) -> Encoded:
+        """Return a row of a step."""
+        values: dict[str, np.ndarray] = {"rollout_logps": completion.logps}
+        for name in self.token_columns:
+            value = completion.token_values.get(name, getattr(completion, name, None))
+            if value is not None:
+                values[name] = value
+        weights = 1.0 if completion.learned else 0.0
+        before, ids, own = completion.layout(prompt)
+        return sample_of(prompt.number, before, ids, values, own=own, weights=weights)
 
     def _keep(self, made: Round) -> None:
         """Write a round, and its page, on the main process."""
@@ -235,7 +287,7 @@ class RolloutSchedule(Rounds):
 
         `synced`: these weights no longer exist, and all completions are in the rollout log.
         """
-        if not self._options.rollout_staleness or (number + 1) * self._steps_per_round >= self.total_steps:
+        if not self.options.rollout_staleness or (number + 1) * self._steps_per_round >= self.total_steps:
             return
         if not synced:
             self._rollouts.sync(version)
@@ -246,10 +298,8 @@ class RolloutSchedule(Rounds):
 
     def _of_step(self, made: Round, within: int) -> list[RolloutCompletion]:
         """Return the completions that one of a round's steps learns from, the same on every process."""
-        taken = [completion for completion in made.completions if completion.prompt not in made.dropped]
-        return [
-            taken[index] for index in indices_of_step(self._context, self._options, made.number, len(taken), within)
-        ]
+        kept = made.kept
+        return [kept[index] for index in indices_of_step(self._context, self.options, made.number, len(kept), within)]
 
     def _shown(self, ids: Sequence[int]) -> list[str]:
         """Return the text of single tokens."""
